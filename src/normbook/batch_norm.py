@@ -1,0 +1,376 @@
+r"""Batch normalization: forward, backward and inference.
+
+The statistics are those of :mod:`normbook.standardize`, taken over every axis but
+the channel axis, which is axis 1: over N for ``(N, D)``, over N, H and W for
+``(N, C, H, W)``. A gain and a bias for each channel follow.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from array_api_compat import array_namespace
+
+from normbook.standardize import (
+    Array,
+    StandardizeCache,
+    accumulation_dtype,
+    check_eps,
+    check_float_array,
+    check_same_shape,
+    standardize_backward,
+    standardize_forward,
+)
+
+__all__ = [
+    "BatchNormCache",
+    "BatchNormGradients",
+    "batch_axes",
+    "batch_norm",
+    "batch_norm_backward",
+    "batch_norm_forward",
+    "batch_norm_inference",
+    "batch_norm_inference_backward",
+]
+
+
+class BatchNormCache(NamedTuple):
+    """What the backward pass needs; statistics have shape ``(1, D)``."""
+
+    x_hat: Array
+    mu: Array
+    var: Array
+    inv_std: Array
+    axes: tuple[int, ...]
+    gamma: Array | None
+
+
+class BatchNormGradients(NamedTuple):
+    """Gradients of the loss; ``dl_dgamma`` and ``dl_dbeta`` have shape ``(D,)``."""
+
+    dl_dx: Array
+    dl_dgamma: Array
+    dl_dbeta: Array
+
+
+def batch_axes(x: Array) -> tuple[int, ...]:
+    """Axes over which batch norm averages: all but axis 1, the channel axis.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> batch_axes(np.zeros((8, 3))), batch_axes(np.zeros((8, 3, 5, 7)))
+    ((0,), (0, 2, 3))
+    """
+    check_float_array("x", x)
+    if x.ndim < 2:
+        raise ValueError(
+            "x must have shape (N, D) or (N, C, ...), got "
+            f"{tuple(x.shape)}; add the missing axis, e.g. x[:, None]."
+        )
+    return (0, *range(2, x.ndim))
+
+
+def batch_norm_forward(
+    x: Array,
+    gamma: Array | None = None,
+    beta: Array | None = None,
+    eps: float = 1e-5,
+) -> tuple[Array, BatchNormCache]:
+    r"""Normalize with the statistics of this batch, and keep them.
+
+    .. math::
+
+        y = \gamma \hat x + \beta, \qquad
+        \hat x = \frac{x - \mu}{\sqrt{\sigma^2 + \epsilon}}
+
+    Parameters
+    ----------
+    x : array of floats, shape (N, D) or (N, C, ...)
+    gamma, beta : arrays, shape (D,) or (C,), optional
+        Gain and bias of each channel; ``None`` stands for 1 and 0.
+    eps : float
+        Added to the variance, inside the root; unit of x squared.
+
+    Returns
+    -------
+    y : array
+        Shape and dtype of ``x``.
+    cache : BatchNormCache
+        Its ``mu`` and ``var`` (biased) keep the reduced axes with length 1.
+
+    Raises
+    ------
+    TypeError
+        If an argument is not an array of real floating-point numbers.
+    ValueError
+        If a shape does not fit, the batch is empty, or eps is negative.
+
+    Notes
+    -----
+    Source: Ioffe and Szegedy (2015), Algorithm 1; book, chapter *Batch
+    normalization*.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> x = np.array([[1.0, 10.0], [3.0, 50.0]])
+    >>> gamma, beta = np.array([2.0, 2.0]), np.array([0.0, 7.0])
+    >>> y, cache = batch_norm_forward(x, gamma, beta, eps=0.0)
+    >>> y
+    array([[-2.,  5.],
+           [ 2.,  9.]])
+    >>> cache.mu, cache.var
+    (array([[ 2., 30.]]), array([[  1., 400.]]))
+    """
+    axes = batch_axes(x)
+    _check_per_channel(x, gamma=gamma, beta=beta)
+    # Half precision is rounded once, at the end: x_hat stays in float32.
+    x_hat, cache = standardize_forward(accumulation_dtype(x), axes, eps)
+    y = _affine(x_hat, gamma, beta)
+    xp = array_namespace(x)
+    return xp.astype(y, x.dtype, copy=False), BatchNormCache(*cache, gamma)
+
+
+def batch_norm(
+    x: Array,
+    gamma: Array | None = None,
+    beta: Array | None = None,
+    eps: float = 1e-5,
+) -> Array:
+    r"""Normalize with the statistics of this batch (training).
+
+    .. math:: y = \gamma (x - \mu) / \sqrt{\sigma^2 + \epsilon} + \beta
+
+    Parameters, errors and source are those of :func:`batch_norm_forward`.
+
+    Returns
+    -------
+    y : array
+        Shape and dtype of ``x``.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> batch_norm(np.array([[1.0], [5.0]]), eps=0.0)
+    array([[-1.],
+           [ 1.]])
+    """
+    return batch_norm_forward(x, gamma, beta, eps)[0]
+
+
+def batch_norm_backward(dl_dy: Array, cache: BatchNormCache) -> BatchNormGradients:
+    r"""Gradients through batch norm, statistics included.
+
+    .. math::
+
+        \frac{\partial\ell}{\partial\gamma} = \sum_b \frac{\partial\ell}{\partial
+        y_b}\,\hat x_b, \qquad
+        \frac{\partial\ell}{\partial\beta} = \sum_b \frac{\partial\ell}{\partial y_b}
+
+    and, with :math:`g = \partial\ell/\partial y` and means over the batch,
+
+    .. math::
+
+        \frac{\partial\ell}{\partial x_b} = \frac{\gamma}{\sqrt{\sigma^2+\epsilon}}
+        \Big(g_b - \bar g - \hat x_b\,\overline{g\hat x}\Big).
+
+    Parameters
+    ----------
+    dl_dy : array
+        Shape of ``y``.
+    cache : BatchNormCache
+        From :func:`batch_norm_forward`.
+
+    Returns
+    -------
+    BatchNormGradients
+        ``dl_dx`` in the shape of x; ``dl_dgamma``, ``dl_dbeta`` of shape (D,),
+        also where gamma and beta were left out.
+
+    Raises
+    ------
+    ValueError
+        If ``dl_dy`` has another shape than ``y``.
+
+    Notes
+    -----
+    Source: derived in the book, chapter *The gradient of batch normalization*.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> x = np.array([[0.0], [3.0], [3.0]])  # mean 2, variance 2
+    >>> _, cache = batch_norm_forward(x, gamma=np.array([2.0]), eps=0.0)
+    >>> dl_dx, dl_dgamma, dl_dbeta = batch_norm_backward(
+    ...     np.array([[0.0], [1.0], [-1.0]]), cache
+    ... )
+    >>> np.round(dl_dx / np.sqrt(2), 9).ravel()  # gamma / sigma is the root of 2
+    array([ 0.,  1., -1.])
+    >>> dl_dgamma, dl_dbeta
+    (array([0.]), array([0.]))
+    """
+    check_float_array("dl_dy", dl_dy)
+    check_same_shape("dl_dy", dl_dy, "y", cache.x_hat)
+    g = accumulation_dtype(dl_dy)
+    dl_dx_hat = _affine(g, cache.gamma, None)
+    dl_dx = standardize_backward(dl_dx_hat, StandardizeCache(*cache[:5]))
+    return _gradients(dl_dy, g, dl_dx, cache.x_hat, cache.axes)
+
+
+def batch_norm_inference(
+    x: Array,
+    running_mean: Array,
+    running_var: Array,
+    gamma: Array | None = None,
+    beta: Array | None = None,
+    eps: float = 1e-5,
+) -> Array:
+    r"""Normalize with given statistics (inference).
+
+    .. math:: y = \gamma (x - m) / \sqrt{v + \epsilon} + \beta
+
+    with m and v constants: an affine function of each value on its own.
+
+    Parameters
+    ----------
+    x : array of floats, shape (N, D) or (N, C, ...)
+    running_mean, running_var : arrays, shape (D,) or (C,)
+        The statistics to use; ``running_var`` is a variance, not a deviation.
+    gamma, beta : arrays, shape (D,) or (C,), optional
+    eps : float
+        Unit of x squared.
+
+    Returns
+    -------
+    y : array
+        Shape and dtype of ``x``. An empty batch gives an empty result.
+
+    Raises
+    ------
+    TypeError
+        If an argument is not an array of real floating-point numbers.
+    ValueError
+        If a shape does not fit, or eps is negative.
+
+    Notes
+    -----
+    Source: Ioffe and Szegedy (2015), Algorithm 2, step 11.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> mean, var = np.array([3.0]), np.array([4.0])
+    >>> batch_norm_inference(np.array([[7.0]]), mean, var, eps=0.0)
+    array([[2.]])
+    """
+    x_hat, _ = _standardize_with(x, running_mean, running_var, eps)
+    _check_per_channel(x, gamma=gamma, beta=beta)
+    xp = array_namespace(x)
+    return xp.astype(_affine(x_hat, gamma, beta), x.dtype, copy=False)
+
+
+def batch_norm_inference_backward(
+    dl_dy: Array,
+    x: Array,
+    running_mean: Array,
+    running_var: Array,
+    gamma: Array | None = None,
+    eps: float = 1e-5,
+) -> BatchNormGradients:
+    r"""Gradients through batch norm in inference mode: one term, not three.
+
+    .. math::
+
+        \frac{\partial\ell}{\partial x_b} =
+        \frac{\gamma}{\sqrt{v + \epsilon}} \frac{\partial\ell}{\partial y_b}
+
+    The statistics are constants, so no example acts on another.
+
+    Parameters
+    ----------
+    dl_dy : array
+        Shape of ``x``.
+    x, running_mean, running_var, gamma, eps
+        As given to :func:`batch_norm_inference`.
+
+    Returns
+    -------
+    BatchNormGradients
+
+    Raises
+    ------
+    TypeError, ValueError
+        As :func:`batch_norm_inference`, and for a ``dl_dy`` of another shape.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> batch_norm_inference_backward(
+    ...     np.array([[1.0]]), np.array([[7.0]]), np.array([3.0]), np.array([4.0]),
+    ...     eps=0.0,
+    ... )
+    BatchNormGradients(dl_dx=array([[0.5]]), dl_dgamma=array([2.]), dl_dbeta=array([1.]))
+    """
+    x_hat, inv_std = _standardize_with(x, running_mean, running_var, eps)
+    _check_per_channel(x, gamma=gamma)
+    check_float_array("dl_dy", dl_dy)
+    check_same_shape("dl_dy", dl_dy, "y", x)
+    g = accumulation_dtype(dl_dy)
+    dl_dx = _affine(g, gamma, None) * inv_std
+    return _gradients(dl_dy, g, dl_dx, x_hat, batch_axes(x))
+
+
+def _standardize_with(
+    x: Array, mean: Array, var: Array, eps: float
+) -> tuple[Array, Array]:
+    batch_axes(x)
+    check_eps(eps)
+    _check_per_channel(x, running_mean=mean, running_var=var)
+    xp = array_namespace(x)
+    inv_std = 1 / xp.sqrt(_per_channel(var, x.ndim) + eps)
+    return (accumulation_dtype(x) - _per_channel(mean, x.ndim)) * inv_std, inv_std
+
+
+def _affine(x_hat: Array, gamma: Array | None, beta: Array | None) -> Array:
+    y = x_hat
+    if gamma is not None:
+        y = y * _per_channel(gamma, x_hat.ndim)
+    if beta is not None:
+        y = y + _per_channel(beta, x_hat.ndim)
+    return y
+
+
+def _gradients(
+    dl_dy: Array, g: Array, dl_dx: Array, x_hat: Array, axes: tuple[int, ...]
+) -> BatchNormGradients:
+    """Sum the affine gradients; g is dl_dy in the precision of the sums."""
+    xp = array_namespace(dl_dy, x_hat)
+    return BatchNormGradients(
+        dl_dx=xp.astype(dl_dx, dl_dy.dtype, copy=False),
+        dl_dgamma=xp.sum(g * x_hat, axis=axes),
+        dl_dbeta=xp.sum(g, axis=axes),
+    )
+
+
+def _per_channel(value: Array, ndim: int) -> Array:
+    """Give a ``(C,)`` array the shape ``(1, C, 1, ...)`` that broadcasts."""
+    xp = array_namespace(value)
+    return xp.reshape(value, (1, -1, *(1,) * (ndim - 2)))
+
+
+def _check_per_channel(x: Array, **values: Array | None) -> None:
+    for name, value in values.items():
+        if value is None:
+            continue
+        check_float_array(name, value)
+        if array_namespace(value) is not array_namespace(x):
+            raise TypeError(
+                f"{name} must be of the kind of x, {type(x).__name__}, got "
+                f"{type(value).__name__}; convert one of them."
+            )
+        if tuple(value.shape) != (x.shape[1],):
+            raise ValueError(
+                f"{name} must have shape (D,) = ({x.shape[1]},), got "
+                f"{tuple(value.shape)}; pass one value per feature."
+            )

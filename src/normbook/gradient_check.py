@@ -1,0 +1,397 @@
+r"""Check a gradient by central differences, and check the check by wrong formulas.
+
+A comparison that agrees proves something only if it would have disagreed with a
+wrong formula. :func:`mutants` makes such formulas: it rewrites a function with one
+sign, coefficient, operator, axis or term changed at a time. A good check rejects
+every one of them.
+"""
+
+from __future__ import annotations
+
+import ast
+import copy
+import inspect
+import textwrap
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+from array_api_compat import array_namespace, device
+
+from normbook.standardize import Array, check_float_array, check_same_shape
+
+__all__ = [
+    "GradientMismatchError",
+    "Mutant",
+    "check_gradient",
+    "mutants",
+    "numerical_gradient",
+    "relative_error",
+    "survivors",
+]
+
+
+class GradientMismatchError(AssertionError):
+    """A gradient differs from the central differences of its function."""
+
+
+def relative_error(a: Array, b: Array) -> float:
+    r"""Largest difference, as a share of the largest value.
+
+    .. math:: \max_i |a_i - b_i| \,/\, \max_i \max(|a_i|, |b_i|)
+
+    One scale for the whole array: an entry that is 0 up to rounding does not
+    count as wrong by 100 %.
+
+    Parameters
+    ----------
+    a, b : arrays of one shape
+        What to compare.
+
+    Returns
+    -------
+    float
+        0.0 if both are equal everywhere; NaN if either holds a NaN.
+
+    Raises
+    ------
+    ValueError
+        If the shapes differ.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> relative_error(np.array([1.0, 0.0]), np.array([1.0, 0.5]))
+    0.5
+    """
+    a, b = _numpy(a), _numpy(b)
+    check_same_shape("a", a, "b", b)
+    if a.size == 0:
+        return 0.0
+    scale = max(np.max(np.abs(a)), np.max(np.abs(b)))
+    worst = np.max(np.abs(a - b))
+    return float(worst / scale) if scale != 0 else 0.0
+
+
+def numerical_gradient(
+    f: Callable[[Array], Array],
+    x: Array,
+    dl_dy: Array | None = None,
+    step: float = 1e-5,
+) -> Array:
+    r"""Gradient of :math:`\ell = \sum_k g_k f_k(x)` by central differences.
+
+    .. math::
+
+        \frac{\partial\ell}{\partial x_i} \approx
+        \frac{\ell(x + h_i e_i) - \ell(x - h_i e_i)}{2 h_i},
+        \qquad h_i = h \max(1, |x_i|)
+
+    The error is of order :math:`h^2` from the formula and of order
+    :math:`10^{-16}/h` from rounding.
+
+    Parameters
+    ----------
+    f : callable
+        Maps an array like ``x`` to an array.
+    x : array of float64, any shape
+        Where to differentiate; left as it is.
+    dl_dy : array, optional
+        g, in the shape of ``f(x)``: the gradient that arrives from above. Left
+        out, it is all ones; that hides errors in a normalization, whose outputs
+        have a constant sum.
+    step : float
+        h, without unit.
+
+    Returns
+    -------
+    array
+        Shape of ``x``.
+
+    Raises
+    ------
+    TypeError
+        If ``x`` is not float64: half the digits of float32 would be noise.
+    ValueError
+        If ``dl_dy`` has another shape than ``f(x)``.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> numerical_gradient(lambda x: x**2, np.array([3.0])).round(6)
+    array([6.])
+    """
+    check_float_array("x", x)
+    xp = array_namespace(x)
+    if x.dtype != xp.float64:
+        raise TypeError(
+            f"x must be float64 for central differences, got {x.dtype}; convert it."
+        )
+    y = _detached(f(x))
+    g = xp.ones_like(y) if dl_dy is None else dl_dy
+    check_same_shape("dl_dy", g, "f(x)", y)
+    start, slopes = _numpy(x).copy(), np.empty(x.shape)
+    for place in np.ndindex(*x.shape):
+        h = step * max(1.0, abs(start[place]))
+        sides = []
+        for sign in (1, -1):
+            moved = start.copy()
+            moved[place] += sign * h
+            moved = xp.asarray(moved, device=device(x))
+            sides.append(float(xp.sum(_detached(f(moved)) * g)))
+        slopes[place] = (sides[0] - sides[1]) / (2 * h)
+    return xp.asarray(slopes, device=device(x))
+
+
+def check_gradient(
+    f: Callable[[Array], Array],
+    x: Array,
+    dl_dx: Array,
+    dl_dy: Array | None = None,
+    *,
+    tolerance: float = 1e-7,
+    step: float = 1e-5,
+) -> float:
+    """Compare a gradient with central differences, and return the relative error.
+
+    Parameters
+    ----------
+    f, x, dl_dy, step
+        As in :func:`numerical_gradient`.
+    dl_dx : array
+        The gradient to check, shape of ``x``.
+    tolerance : float
+        Largest :func:`relative_error` that passes. In float64 the differences
+        themselves err by some 1e-10, a wrong formula by 1e-3 or more: 1e-7 lies
+        far from both.
+
+    Returns
+    -------
+    float
+        The relative error.
+
+    Raises
+    ------
+    GradientMismatchError
+        If it exceeds ``tolerance`` or is NaN; names the worst place.
+    TypeError, ValueError
+        As :func:`numerical_gradient`.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> x = np.array([3.0, 1.0])
+    >>> check_gradient(lambda x: x**2, x, 2 * x) < 1e-9
+    True
+    >>> check_gradient(lambda x: x**2, x, 3 * x)
+    Traceback (most recent call last):
+        ...
+    normbook.gradient_check.GradientMismatchError: the gradient must agree with \
+central differences to 1e-07, got a relative error of 0.333: at index (0,) it is 9, \
+the differences give 6
+    """
+    expected = _numpy(numerical_gradient(f, x, dl_dy, step))
+    given = _numpy(dl_dx)
+    check_same_shape("dl_dx", given, "x", expected)
+    error = relative_error(given, expected)
+    if not error <= tolerance:  # NaN must fail too
+        gap = np.nan_to_num(np.abs(given - expected), nan=np.inf)
+        worst = tuple(int(k) for k in np.unravel_index(np.argmax(gap), gap.shape))
+        raise GradientMismatchError(
+            f"the gradient must agree with central differences to {tolerance:g}, got "
+            f"a relative error of {error:.3g}: at index {worst} it is "
+            f"{given[worst]:.6g}, the differences give {expected[worst]:.6g}"
+        )
+    return error
+
+
+class Mutant(NamedTuple):
+    """A function with one thing changed, and what was changed."""
+
+    description: str
+    function: Callable[..., Any]
+
+
+def mutants(function: Callable[..., Any]) -> list[Mutant]:
+    """Rewrite a function, one change at a time.
+
+    The changes: ``+`` and ``-`` swapped, ``*`` and ``/`` swapped, one side of a
+    sum, difference, product or quotient left out, a minus sign dropped, a number
+    doubled (0 becomes 1, an exponent grows by 1), ``mean`` and ``sum`` swapped.
+    Docstrings, default values and ``raise`` statements are left alone.
+
+    Parameters
+    ----------
+    function : callable
+        A plain Python function whose source can be found (a file or a notebook).
+
+    Returns
+    -------
+    list of Mutant
+        Each behaves as ``function`` with one change.
+
+    Raises
+    ------
+    TypeError
+        If ``function`` is not written with ``def`` or its source is not at hand.
+
+    Examples
+    --------
+    >>> def debias(running, decay):
+    ...     return running / (1 - decay)
+    >>> for mutant in mutants(debias):
+    ...     print(mutant.description, mutant.function(3.0, 0.5))
+    running / (1 - decay) -> running * (1 - decay) 1.5
+    running / (1 - decay) -> running 3.0
+    1 - decay -> 1 + decay 2.0
+    1 - decay -> 1 3.0
+    1 - decay -> -decay -6.0
+    1 -> 2 2.0
+    """
+    definition = _definition(function)
+    found = []
+    for statement in definition.body:
+        for node in _expressions(statement):
+            for new in _changes(node):
+                mutant = _compiled(_replaced(definition, node, new), function)
+                change = f"{ast.unparse(node)} -> {ast.unparse(new)}"
+                found.append(Mutant(change, mutant))
+    return found
+
+
+def survivors(
+    function: Callable[..., Any], check: Callable[[Callable[..., Any]], object]
+) -> list[str]:
+    """Names the mutants of a function that a check lets pass.
+
+    Parameters
+    ----------
+    function : callable
+        As in :func:`mutants`.
+    check : callable
+        Takes a function; raises where it finds it wrong. Any ``Exception`` counts:
+        a mutant that cannot even run has been caught.
+
+    Returns
+    -------
+    list of str
+        Descriptions of the mutants that passed; empty for a sharp check.
+
+    Raises
+    ------
+    Exception
+        What ``check`` raises on ``function`` itself: a check that rejects the
+        right formula says nothing about wrong ones.
+
+    Examples
+    --------
+    >>> def debias(running, decay):
+    ...     return running / (1 - decay)
+    >>> def check(function):
+    ...     assert function(3.0, 0.5) == 6.0
+    >>> survivors(debias, check)
+    []
+    """
+    check(function)
+    passed = []
+    for mutant in mutants(function):
+        try:
+            check(mutant.function)
+        except Exception:  # noqa: BLE001, S112 - whatever it raises, it was caught
+            continue
+        passed.append(mutant.description)
+    return passed
+
+
+_SWAPS: dict[type[ast.operator], type[ast.operator]] = {
+    ast.Add: ast.Sub,
+    ast.Sub: ast.Add,
+    ast.Mult: ast.Div,
+    ast.Div: ast.Mult,
+}
+_REDUCTIONS = {"mean": "sum", "sum": "mean"}
+
+
+def _definition(function: Callable[..., Any]) -> ast.FunctionDef:
+    try:
+        source = textwrap.dedent(inspect.getsource(function))
+        definition = ast.parse(source).body[0]
+    except (OSError, TypeError, SyntaxError):
+        definition = None
+    if not isinstance(definition, ast.FunctionDef):
+        raise TypeError(
+            "function must be written with def and its source be at hand, got "
+            f"{function!r}; define it in a file or a notebook cell."
+        )
+    definition.decorator_list = []
+    return definition
+
+
+def _expressions(node: ast.AST) -> Iterator[ast.expr]:
+    """Every expression below a statement, but for what it raises."""
+    if isinstance(node, ast.Raise):
+        return
+    if isinstance(node, ast.expr):
+        yield node
+    for child in ast.iter_child_nodes(node):
+        yield from _expressions(child)
+
+
+def _changes(node: ast.expr) -> Iterator[ast.expr]:
+    """What to put in the place of an expression."""
+    match node:
+        case ast.BinOp(left, op, right) if type(op) in _SWAPS:
+            yield ast.BinOp(left, _SWAPS[type(op)](), right)
+            yield left
+            if isinstance(op, ast.Sub):
+                yield ast.UnaryOp(ast.USub(), right)
+            elif not isinstance(op, ast.Div):
+                yield right
+        case ast.BinOp(left, ast.Pow() as op, ast.Constant(int(value))):
+            yield ast.BinOp(left, op, ast.Constant(value + 1))
+        case ast.UnaryOp(ast.USub(), operand):
+            yield operand
+        case ast.Constant(bool()):
+            pass
+        case ast.Constant(int(value) | float(value)):
+            yield ast.Constant(2 * value if value else 1)
+        case ast.Attribute(value, name, context) if name in _REDUCTIONS:
+            yield ast.Attribute(value, _REDUCTIONS[name], context)
+
+
+def _replaced(node: ast.AST, old: ast.AST, new: ast.AST) -> Any:
+    """Copy a tree with one node replaced."""
+    if node is old:
+        return new
+    twin = copy.copy(node)
+    for name, value in ast.iter_fields(node):
+        if isinstance(value, ast.AST):
+            setattr(twin, name, _replaced(value, old, new))
+        elif isinstance(value, list):
+            items = [
+                _replaced(v, old, new) if isinstance(v, ast.AST) else v for v in value
+            ]
+            setattr(twin, name, items)
+    return twin
+
+
+def _compiled(
+    definition: ast.FunctionDef, function: Callable[..., Any]
+) -> Callable[..., Any]:
+    module = ast.fix_missing_locations(ast.Module([definition], type_ignores=[]))
+    # The source is that of a function already loaded, with one expression changed.
+    space = dict(inspect.unwrap(function).__globals__)
+    space.update(inspect.getclosurevars(function).nonlocals)
+    exec(compile(module, f"<mutant of {function.__name__}>", "exec"), space)  # noqa: S102
+    mutant: Callable[..., Any] = space[definition.name]
+    return mutant
+
+
+def _detached(y: Array) -> Array:
+    return y.detach() if hasattr(y, "detach") else y
+
+
+def _numpy(a: Array) -> Any:
+    """Bring an array to NumPy, from any device."""
+    a = _detached(a)
+    return np.asarray(a.cpu() if hasattr(a, "cpu") else a)

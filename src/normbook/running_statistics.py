@@ -1,0 +1,492 @@
+r"""Statistics gathered over many batches, for use at inference.
+
+During training each batch brings its own mean and variance. At inference a layer
+needs *one* pair for each channel. Here are the ways to get it: an exponential
+average, a cumulative one, and a second look at the whole data set.
+
+Two conventions name the weight of an exponential average, and they are opposite.
+``momentum`` is the weight of the **new** value (torch). ``decay`` is the weight of
+the **old** one: :math:`\alpha` in the literature, called *momentum* in Keras.
+Every function takes either, by name, and never by position.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from numbers import Integral, Real
+from typing import Literal, NamedTuple
+
+from array_api_compat import array_namespace
+
+from normbook.standardize import Array, Axes, check_float_array, moments
+
+__all__ = [
+    "PopulationStatistics",
+    "RunningStatistics",
+    "cumulative_average",
+    "debias",
+    "exponential_average",
+    "population_statistics",
+    "unbiased",
+]
+
+
+def exponential_average(
+    running: Array,
+    new: Array,
+    *,
+    momentum: float | None = None,
+    decay: float | None = None,
+) -> Array:
+    r"""One step of an exponential moving average.
+
+    .. math:: r_\tau = \alpha\, r_{\tau-1} + (1 - \alpha)\, v_\tau
+
+    Parameters
+    ----------
+    running, new : arrays or numbers of one shape
+        The average so far, and the value to take in.
+    momentum : float, 0 < momentum <= 1
+        Weight of the new value, :math:`1 - \alpha` (torch's convention).
+    decay : float, 0 <= decay < 1
+        Weight of the old value, :math:`\alpha` (Keras calls it momentum).
+
+    Returns
+    -------
+    array or number
+        A new one; ``running`` is left as it was.
+
+    Raises
+    ------
+    TypeError
+        If not exactly one of ``momentum`` and ``decay`` is given.
+    ValueError
+        If it lies outside its range: with momentum 0 nothing is ever learned.
+
+    Notes
+    -----
+    Source: Bishop and Bishop (2024), eq. 7.56; book, chapter *Moving averages*.
+
+    Examples
+    --------
+    >>> exponential_average(0.0, 10.0, momentum=0.1)
+    1.0
+    >>> exponential_average(0.0, 10.0, decay=0.75)
+    2.5
+    """
+    old_weight = _decay(momentum, decay)
+    new_weight = 1 - old_weight if momentum is None else momentum
+    _check_same_shape_or_number(running, new)
+    return old_weight * running + new_weight * new
+
+
+def cumulative_average(running: Array, new: Array, steps: int) -> Array:
+    r"""Plain average of all values so far, without storing them.
+
+    .. math:: r_\tau = r_{\tau-1} + (v_\tau - r_{\tau-1}) / \tau
+
+    Parameters
+    ----------
+    running, new : arrays or numbers of one shape
+        The average of ``steps`` values, and the value to take in.
+    steps : int >= 0
+        How many values ``running`` holds; with 0 it is ignored.
+
+    Returns
+    -------
+    array or number
+        The average of ``steps + 1`` values.
+
+    Raises
+    ------
+    ValueError
+        If ``steps`` is no whole number >= 0.
+
+    Examples
+    --------
+    >>> cumulative_average(2.0, 8.0, steps=2)  # of 2, 2 and 8
+    4.0
+    """
+    _check_steps(steps, least=0)
+    _check_same_shape_or_number(running, new)
+    if steps == 0:
+        return new
+    return running + (new - running) / (steps + 1)
+
+
+def debias(
+    running: Array,
+    *,
+    steps: int,
+    momentum: float | None = None,
+    decay: float | None = None,
+) -> Array:
+    r"""Remove the pull of a start at 0 from an exponential average.
+
+    After :math:`\tau` steps the weights of the values sum to
+    :math:`1 - \alpha^\tau`; dividing by that makes them sum to 1.
+
+    Parameters
+    ----------
+    running : array or number
+        An exponential average that **started at 0**.
+    steps : int >= 1
+        How many values it holds.
+    momentum, decay : float
+        One of them, as in :func:`exponential_average`.
+
+    Returns
+    -------
+    array or number
+        :math:`r_\tau / (1 - \alpha^\tau)`.
+
+    Raises
+    ------
+    TypeError
+        If not exactly one of ``momentum`` and ``decay`` is given.
+    ValueError
+        If it lies outside its range, or ``steps`` is no whole number >= 1.
+
+    Notes
+    -----
+    Source: Kingma and Ba (2015), section 3.
+
+    Examples
+    --------
+    >>> once = exponential_average(0.0, 5.0, decay=0.75)
+    >>> once, debias(once, steps=1, decay=0.75)
+    (1.25, 5.0)
+    """
+    decay = _decay(momentum, decay)
+    _check_steps(steps, least=1)
+    return running / (1 - decay**steps)
+
+
+def unbiased(var: Array, count: int) -> Array:
+    r"""Bessel's correction: from the biased variance to the unbiased one.
+
+    .. math:: \frac{n}{n - 1}\,\sigma^2
+
+    Parameters
+    ----------
+    var : array or number
+        Variance that divides by n.
+    count : int >= 2
+        n, the number of values in each group: N for ``(N, D)``, N H W for
+        ``(N, C, H, W)``.
+
+    Returns
+    -------
+    array or number
+
+    Raises
+    ------
+    ValueError
+        If ``count`` is no whole number >= 2: one value has no spread.
+
+    Examples
+    --------
+    >>> unbiased(3.0, count=4)
+    4.0
+    """
+    if not isinstance(count, Integral) or count < 2:
+        raise ValueError(
+            f"count must be a whole number >= 2, got {count!r}; the unbiased "
+            "variance divides by count - 1, so one value is not enough."
+        )
+    return var * (int(count) / (int(count) - 1))
+
+
+@dataclass(frozen=True)
+class RunningStatistics:
+    r"""Mean and variance gathered batch by batch; ``update`` gives a new one.
+
+    Make the first one with :meth:`start`. Objects do not change, so after an error
+    the old statistics are still whole.
+
+    Attributes
+    ----------
+    mean, var : arrays, shape (D,)
+        What inference should use. Debiased, where that was asked for. ``var`` is
+        a variance also where deviations were averaged (then it is their square).
+    steps : int
+        How many batches have come in.
+
+    Notes
+    -----
+    Source: Ioffe and Szegedy (2015), Algorithm 2, for the unbiased variance; the
+    defaults (momentum 0.1, start at mean 0 and variance 1, unbiased, no debiasing)
+    are those of torch.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> running = RunningStatistics.start(np.zeros(1), momentum=0.5)
+    >>> running = running.update(np.array([4.0]), np.array([3.0]), count=4)
+    >>> running.mean, running.var  # 0.5 * 1 + 0.5 * 3 * 4 / 3
+    (array([2.]), array([2.5]))
+    """
+
+    averaged_mean: Array
+    averaged_spread: Array
+    steps: int
+    decay: float | None
+    is_unbiased: bool
+    averages: Literal["var", "std"]
+    is_debiased: bool
+
+    @classmethod
+    def start(
+        cls,
+        like: Array,
+        *,
+        momentum: float | None = None,
+        decay: float | None = None,
+        is_cumulative: bool = False,
+        is_unbiased: bool = True,
+        averages: Literal["var", "std"] = "var",
+        is_debiased: bool = False,
+    ) -> RunningStatistics:
+        """Begin with mean 0 and variance 1, as torch does; debiased from 0 and 0.
+
+        Parameters
+        ----------
+        like : array of floats, shape (D,)
+            Gives shape, dtype and device; its values are not used.
+        momentum, decay : float, optional
+            One of them, as in :func:`exponential_average`; momentum 0.1 if both
+            are left out.
+        is_cumulative : bool
+            Take the plain average of all batches instead; then neither momentum
+            nor decay may be given (torch: ``momentum=None``).
+        is_unbiased : bool
+            Correct each batch's variance with :func:`unbiased` before averaging.
+        averages : "var" or "std"
+            Average variances, or standard deviations (to show the difference).
+        is_debiased : bool
+            Start from 0 and correct with :func:`debias` on reading.
+
+        Returns
+        -------
+        RunningStatistics
+
+        Raises
+        ------
+        TypeError
+            If ``like`` holds no floats, or the options contradict each other.
+        ValueError
+            If an option lies outside its range.
+        """
+        check_float_array("like", like)
+        if averages not in ("var", "std"):
+            raise ValueError(
+                f'averages must be "var" or "std", got {averages!r}; "var" is what '
+                "the frameworks average."
+            )
+        if is_cumulative:
+            if not momentum is decay is None or is_debiased:
+                raise TypeError(
+                    "a cumulative average has no momentum, no decay and no bias to "
+                    "remove; leave these out, or leave out is_cumulative."
+                )
+        else:
+            if momentum is None and decay is None:
+                momentum = 0.1
+            decay = _decay(momentum, decay)
+        zero = like * 0
+        return cls(
+            averaged_mean=zero,
+            averaged_spread=zero if is_debiased else zero + 1,
+            steps=0,
+            decay=decay,
+            is_unbiased=is_unbiased,
+            averages=averages,
+            is_debiased=is_debiased,
+        )
+
+    @property
+    def mean(self) -> Array:
+        """The mean to use at inference, shape (D,)."""
+        return self._read(self.averaged_mean)
+
+    @property
+    def var(self) -> Array:
+        """The variance to use at inference, shape (D,)."""
+        spread = self._read(self.averaged_spread)
+        return spread**2 if self.averages == "std" else spread
+
+    def _read(self, average: Array) -> Array:
+        if not self.is_debiased:
+            return average
+        if self.steps == 0:
+            raise ValueError(
+                "a debiased average has no value before its first update, got "
+                "steps = 0; call update first."
+            )
+        return debias(average, steps=self.steps, decay=self.decay)
+
+    def update(self, mean: Array, var: Array, count: int) -> RunningStatistics:
+        """Take in the statistics of one batch.
+
+        Parameters
+        ----------
+        mean, var : arrays, shape (D,)
+            Of the batch; ``var`` biased, as :func:`normbook.standardize.moments`
+            and the cache of a forward pass give it (flatten it to (D,) first).
+        count : int
+            Number of values in each group.
+
+        Returns
+        -------
+        RunningStatistics
+            With ``steps`` one higher; this one is left as it was.
+
+        Raises
+        ------
+        ValueError
+            If a shape differs from the one at the start, or one value a group is
+            to give an unbiased variance.
+        """
+        for name, value in (("mean", mean), ("var", var)):
+            if tuple(value.shape) != tuple(self.averaged_mean.shape):
+                raise ValueError(
+                    f"{name} must have shape {tuple(self.averaged_mean.shape)}, as at "
+                    f"the start, got {tuple(value.shape)}; pass one value per channel."
+                )
+        spread = unbiased(var, count) if self.is_unbiased else var
+        if self.averages == "std":
+            spread = array_namespace(var).sqrt(spread)
+        return dataclasses.replace(
+            self,
+            averaged_mean=self._average(self.averaged_mean, mean),
+            averaged_spread=self._average(self.averaged_spread, spread),
+            steps=self.steps + 1,
+        )
+
+    def _average(self, running: Array, new: Array) -> Array:
+        if self.decay is None:
+            return cumulative_average(running, new, self.steps)
+        return exponential_average(running, new, decay=self.decay)
+
+
+class PopulationStatistics(NamedTuple):
+    """Statistics of a whole data set; ``mean`` and ``var`` have shape (D,)."""
+
+    mean: Array
+    var: Array
+    size: int
+
+
+def population_statistics(batches: Iterable[Array], axes: Axes) -> PopulationStatistics:
+    r"""Exact mean and biased variance of all batches together.
+
+    Batches may differ in length. Two parts a and b join without a loss:
+
+    .. math::
+
+        M = M_a + M_b + \delta^2\,\frac{n_a n_b}{n_a + n_b}, \qquad
+        \delta = \mu_b - \mu_a,
+
+    with M the sum of squared deviations.
+
+    Parameters
+    ----------
+    batches : iterable of float arrays
+        Alike but for their length along the reduced axes.
+    axes : int or tuple of int
+        The axes along which one group lies, as in
+        :func:`normbook.standardize.moments`.
+
+    Returns
+    -------
+    PopulationStatistics
+        ``mean``, ``var`` without the reduced axes; ``size`` values in a group.
+
+    Raises
+    ------
+    TypeError, ValueError
+        As :func:`normbook.standardize.moments`, and if there is no batch.
+
+    Notes
+    -----
+    Source: Chan, Golub and LeVeque (1983), eq. 2.1.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> parts = [np.array([[1.0], [3.0]]), np.array([[8.0]])]
+    >>> population_statistics(parts, axes=0)  # of 1, 3 and 8
+    PopulationStatistics(mean=array([4.]), var=array([8.66666667]), size=3)
+    """
+    total: PopulationStatistics | None = None
+    for batch in batches:
+        part = _statistics(batch, axes)
+        total = part if total is None else _join(total, part)
+    if total is None:
+        raise ValueError(
+            "batches must hold at least one batch, got none; an iterator that was "
+            "used before is empty, make a new one."
+        )
+    return total
+
+
+def _statistics(batch: Array, axes: Axes) -> PopulationStatistics:
+    mu, var = moments(batch, axes)
+    reduced = axes if isinstance(axes, tuple) else (axes,)
+    xp = array_namespace(batch)
+    size = math.prod(batch.shape[axis] for axis in reduced)
+    return PopulationStatistics(xp.squeeze(mu, reduced), xp.squeeze(var, reduced), size)
+
+
+def _join(a: PopulationStatistics, b: PopulationStatistics) -> PopulationStatistics:
+    size = a.size + b.size
+    delta = b.mean - a.mean
+    between = delta**2 * (a.size * b.size / size**2)
+    return PopulationStatistics(
+        mean=a.mean + delta * (b.size / size),
+        var=(a.size * a.var + b.size * b.var) / size + between,
+        size=size,
+    )
+
+
+def _decay(momentum: float | None, decay: float | None) -> float:
+    """Turn the two conventions into one, the weight of the old value."""
+    if (momentum is None) == (decay is None):
+        raise TypeError(
+            "exactly one of momentum (weight of the new value) and decay (weight of "
+            f"the old value) must be given, got momentum={momentum!r}, "
+            f"decay={decay!r}; momentum=0.1 and decay=0.9 mean the same."
+        )
+    if decay is None:
+        if not isinstance(momentum, Real) or not 0 < momentum <= 1:
+            raise ValueError(
+                f"momentum must lie in (0, 1], got {momentum!r}; it is the weight of "
+                "the new value, 0.1 is usual."
+            )
+        return 1 - float(momentum)
+    if not isinstance(decay, Real) or not 0 <= decay < 1:
+        raise ValueError(
+            f"decay must lie in [0, 1), got {decay!r}; it is the weight of the old "
+            "value, 0.9 is usual, and with 1 nothing is ever learned."
+        )
+    return float(decay)
+
+
+def _check_steps(steps: int, least: int) -> None:
+    if not isinstance(steps, Integral) or steps < least:
+        raise ValueError(
+            f"steps must be a whole number >= {least}, got {steps!r}; count the "
+            "values that the average holds."
+        )
+
+
+def _check_same_shape_or_number(running: Array, new: Array) -> None:
+    a, b = tuple(getattr(running, "shape", ())), tuple(getattr(new, "shape", ()))
+    if a != b:
+        raise ValueError(
+            f"new must have the shape of running, {a}, got {b}; pass one value for "
+            "each average, since broadcasting would change their number."
+        )
