@@ -1,0 +1,61 @@
+# The steps of CI by name. `make` or `make help` lists them.
+SHELL := bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+.NOTPARALLEL:
+.DELETE_ON_ERROR:
+
+PYTHON ?= python3
+VENV ?= .venv
+VERSIONS ?= pinned
+PORT ?= 8000
+export PYTHON VENV VERSIONS
+BIN := $(VENV)/bin
+
+.PHONY: help setup book test lint types check lab execute serve format coverage clean
+
+help: ## list these steps
+	@echo 'usage: make STEP, where STEP is one of'
+	@sed -nE 's/^([a-z]+):.*## (.*)/  \1\t\2/p' Makefile | expand -t 12
+	@echo 'settings: PYTHON=python3.12  VENV=.venv  VERSIONS=pinned|newest|oldest  PORT=8000'
+
+setup: ## make the environment .venv and install everything (the other steps do it too)
+	@tools/setup.sh
+
+book: setup ## build the site from nothing into _build/html and print where it is
+	rm -rf _build
+	$(BIN)/jupyter-book build . -W -n --keep-going -q
+	@$(BIN)/python -c 'import pathlib; print("The site:", pathlib.Path("_build/html/index.html").resolve().as_uri())'
+
+test: lint types book check ## everything that CI checks
+
+lint: setup ## style of code and notebooks
+	$(BIN)/python -m ruff check .
+	$(BIN)/python -m ruff format --check .
+
+types: setup ## types
+	$(BIN)/python -m mypy
+
+check: setup ## unit tests, doctests, built pages, and every stored output recomputed
+	$(BIN)/python -m pytest -q --nbval
+
+lab: setup ## open the notebooks in JupyterLab
+	$(BIN)/python -m jupyter lab --notebook-dir=book
+
+execute: setup ## re-run notebooks and store their outputs; NOTEBOOK=book/x.ipynb for one
+	$(BIN)/python tools/execute.py $(if $(NOTEBOOK),"$(NOTEBOOK)")
+
+serve: ## show the built site on http://127.0.0.1:8000 (PORT=8000)
+	@test -f _build/html/index.html || { echo 'serve: no site in _build/html; run make book first' >&2; exit 1; }
+	$(PYTHON) -m http.server $(PORT) --bind 127.0.0.1 --directory _build/html
+
+format: setup ## rewrite code and notebooks in the project's style
+	$(BIN)/python -m ruff check --fix .
+	$(BIN)/python -m ruff format .
+
+coverage: setup ## lines and branches of the package that the tests reach
+	$(BIN)/python -m pytest -q --cov=normbook --cov-branch --cov-report=term-missing tests src
+
+clean: ## remove what was built (the environment stays)
+	rm -rf _build .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage
+	find src tests tools book -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,132 @@
+"""Run notebooks and store their outputs: the only way in which outputs change.
+
+    python tools/execute.py                    # every notebook of the book
+    python tools/execute.py book/batch_norm.ipynb
+
+A notebook that fails keeps its old file. The exit status is 1 if any failed.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import nbformat
+from jupyter_client.manager import AsyncKernelManager
+from kernels import TIMEOUT, prepare_environment, unix_socket
+from nbclient import NotebookClient
+from nbclient.exceptions import (
+    CellExecutionError,
+    CellTimeoutError,
+    DeadKernelError,
+)
+from notebook_rules import CELL_METADATA, dumps, normalize, source_digest
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+class UnixSocketKernel(AsyncKernelManager):  # type: ignore[misc]
+    """A kernel that is reached through a Unix socket."""
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**(unix_socket() | kwargs))
+
+
+class ExecutionFailedError(Exception):
+    """A notebook could not be run to its end; says which cell and why."""
+
+
+def execute(path: Path) -> list[str]:
+    """Run one notebook, replace its file at once, and return remarks."""
+    try:
+        notebook = nbformat.read(path, as_version=4)
+    except (OSError, ValueError) as error:
+        raise ExecutionFailedError(f"cannot be read: {error}") from error
+    remarks = dropped_metadata(notebook)
+    position = {"now": -1}
+    client = NotebookClient(
+        notebook,
+        kernel_name="python3",
+        kernel_manager_class=UnixSocketKernel,
+        timeout=TIMEOUT,
+        record_timing=False,
+        resources={"metadata": {"path": str(path.parent)}},
+        on_cell_start=lambda cell, cell_index: position.update(now=cell_index),
+    )
+    try:
+        client.execute()
+    except (CellExecutionError, CellTimeoutError, DeadKernelError) as error:
+        number = position["now"]
+        first = (notebook.cells[number].source.splitlines() or [""])[0]
+        raise ExecutionFailedError(f"cell {number} ({first!r}): {error}") from error
+    for number, cell in enumerate(notebook.cells):
+        if cell.cell_type != "code":
+            continue
+        kinds = [output.output_type for output in cell.outputs]
+        if "raises-exception" in cell.metadata.get("tags", []) and "error" not in kinds:
+            raise ExecutionFailedError(
+                f"cell {number} is tagged raises-exception but raised nothing"
+            )
+        remarks += [
+            f"cell {number} wrote to stderr: {output.text.strip()[:200]}"
+            for output in cell.outputs
+            if output.output_type == "stream" and output.name == "stderr"
+        ]
+    notebook.metadata["normbook"] = {"source_sha256": source_digest(notebook)}
+    result = normalize(notebook, path.stem)
+    nbformat.validate(result)
+    replace(path, dumps(result))
+    return remarks
+
+
+def dropped_metadata(notebook: Any) -> list[str]:
+    """Name what the normal form leaves out, but for an editor's usual marks."""
+    usual = {"collapsed", "editable", "execution", "scrolled", "slideshow", "trusted"}
+    return [
+        f"cell {number}: metadata {key!r} dropped"
+        for number, cell in enumerate(notebook.cells)
+        for key in cell.metadata
+        if key not in CELL_METADATA and key not in usual
+    ]
+
+
+def replace(path: Path, text: str) -> None:
+    """Write a file so that a reader sees the old one or the new one, never a part."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with temporary.open("w", encoding="utf-8", newline="\n") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def main(arguments: list[str]) -> int:
+    """Run the notebooks named, or all; return the exit status."""
+    prepare_environment()
+    paths = [Path(name) for name in arguments]
+    paths = paths or sorted((ROOT / "book").glob("*.ipynb"))
+    failed = 0
+    for path in paths:
+        if path.suffix != ".ipynb":
+            print(f"{path}: not a notebook (.ipynb)", file=sys.stderr)
+            failed += 1
+            continue
+        try:
+            remarks = execute(path.resolve())
+        except ExecutionFailedError as error:
+            print(f"{path}: FAILED, file unchanged: {error}", file=sys.stderr)
+            failed += 1
+            continue
+        for remark in remarks:
+            print(f"{path}: {remark}", file=sys.stderr)
+        print(f"{path}: stored")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

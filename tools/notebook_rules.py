@@ -1,0 +1,403 @@
+"""The rules that every notebook of the book keeps, as functions that list violations.
+
+``tests/test_notebooks.py`` demands that the lists are empty. The site build applies
+`stored_as_run`, so that a page never shows a traceback or an output of other code.
+"""
+
+from __future__ import annotations
+
+import ast
+import copy
+import hashlib
+import itertools
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import nbformat
+
+Notebook: TypeAlias = Any  # nbformat.NotebookNode, which carries no types
+Cell: TypeAlias = Any
+
+KERNEL = {"display_name": "Python 3", "language": "python", "name": "python3"}
+CELL_METADATA = ("mystnb", "reason", "tags")  # everything else differs by editor
+MAX_LINES = 15
+MAX_COLUMNS = 76
+MAX_BYTES = 1_000_000
+MIN_ALT = 40
+SECTIONS = (
+    "You will",
+    "You need",
+    "Setup",
+    "The problem, seen",
+    "Definition",
+    "By hand",
+    "Derivation",
+    "Checks",
+    "Experiment",
+    "What we know",
+    "Takeaways",
+    "Exercises",
+)
+REQUIRED_SECTIONS = ("You will", "Setup", "What we know", "Takeaways", "Exercises")
+GLOBAL_SEEDS = (
+    "np.random.seed",
+    "numpy.random.seed",
+    "torch.manual_seed",
+    "random.seed",
+)
+CLOCKS = (
+    "time.time(",
+    "perf_counter(",
+    "process_time(",
+    "monotonic(",
+    "%time",
+    "%%time",
+)
+
+
+# --- the normal form
+
+
+def source_digest(notebook: Notebook) -> str:
+    """Return the SHA-256 of the code, by which edits after the last run are seen."""
+    sources = [cell.source for cell in notebook.cells if cell.cell_type == "code"]
+    return hashlib.sha256("\0".join(sources).encode()).hexdigest()
+
+
+def normalize(notebook: Notebook, stem: str) -> Notebook:
+    """Return a copy without anything that differs from run to run or by editor."""
+    result = copy.deepcopy(notebook)
+    result.nbformat, result.nbformat_minor = 4, 5
+    digest = notebook.metadata.get("normbook", {}).get("source_sha256", "")
+    result.metadata = nbformat.from_dict(
+        {
+            "kernelspec": KERNEL,
+            "language_info": {"name": "python"},
+            "normbook": {"source_sha256": digest},
+        }
+    )
+    for number, cell in enumerate(result.cells):
+        cell.id = f"{stem}-{number:03d}"[-64:]
+        cell.metadata = nbformat.from_dict(
+            {key: cell.metadata[key] for key in CELL_METADATA if key in cell.metadata}
+        )
+        if cell.cell_type == "code":
+            cell.outputs = merge_streams(cell.outputs)
+    return result
+
+
+def merge_streams(outputs: list[Any]) -> list[Any]:
+    """Join neighbouring pieces of one stream: where they break is chance."""
+    merged: list[Any] = []
+    for output in outputs:
+        last = merged[-1] if merged else None
+        if (
+            last is not None
+            and last.output_type == output.output_type == "stream"
+            and last.name == output.name
+        ):
+            last.text += output.text
+        else:
+            merged.append(output)
+    return merged
+
+
+def dumps(notebook: Notebook) -> str:
+    """Return the text of a notebook's file."""
+    return str(nbformat.writes(notebook)).rstrip("\n") + "\n"
+
+
+# --- the rules: each takes a notebook and yields one sentence per violation
+
+
+def code_cells(notebook: Notebook) -> Iterator[tuple[int, Cell]]:
+    """Yield the code cells with their positions among all cells, from 0."""
+    for position, cell in enumerate(notebook.cells):
+        if cell.cell_type == "code":
+            yield position, cell
+
+
+def tags(cell: Cell) -> list[str]:
+    """Return a cell's tags."""
+    return list(cell.metadata.get("tags", []))
+
+
+def executed_in_order(notebook: Notebook) -> Iterator[str]:
+    """Every code cell has run, from top to bottom, in a fresh kernel."""
+    for count, (position, cell) in enumerate(code_cells(notebook), start=1):
+        if cell.execution_count != count:
+            yield (
+                f"cell {position}: execution count is {cell.execution_count}, "
+                f"must be {count}"
+            )
+
+
+def unchanged_since_run(notebook: Notebook) -> Iterator[str]:
+    """The outputs were computed by the code that stands above them."""
+    stored = notebook.metadata.get("normbook", {}).get("source_sha256")
+    if stored != source_digest(notebook):
+        yield "the code was changed after it was last run"
+
+
+def no_errors_stored(notebook: Notebook) -> Iterator[str]:
+    """No traceback is stored but where a cell announces one, and there it is."""
+    for position, cell in code_cells(notebook):
+        is_stored = any(output.output_type == "error" for output in cell.outputs)
+        is_announced = "raises-exception" in tags(cell)
+        if is_stored and not is_announced:
+            yield f"cell {position}: an error is stored"
+        if is_announced and not is_stored:
+            yield f"cell {position}: tagged raises-exception, but no error is stored"
+
+
+def no_stderr(notebook: Notebook) -> Iterator[str]:
+    """No warning, progress bar or log line is stored."""
+    for position, cell in code_cells(notebook):
+        for output in cell.outputs:
+            if output.output_type == "stream" and output.name == "stderr":
+                yield f"cell {position}: wrote to stderr: {output.text[:60]!r}"
+
+
+def outputs_present(notebook: Notebook) -> Iterator[str]:
+    """A cell that ends on a value shows it, so that there is something to compare."""
+    for position, cell in code_cells(notebook):
+        if ends_on_value(cell.source) and not cell.outputs:
+            yield f"cell {position}: ends on a value, but no output is stored"
+
+
+def ends_on_value(source: str) -> bool:
+    """Tell whether the last statement shows a value or prints one."""
+    try:
+        body = ast.parse(source).body
+    except SyntaxError:  # a magic command; nbval runs it all the same
+        return False
+    if not body or not isinstance(body[-1], ast.Expr):
+        return False
+    value = body[-1].value
+    if isinstance(value, ast.Call):  # f() may return None; these show something
+        name = ast.unparse(value.func)
+        return name in ("print", "plt.show", "display")
+    return not isinstance(value, ast.Constant) or value.value is not None
+
+
+def short_cells(notebook: Notebook) -> Iterator[str]:
+    """A cell fits beside its explanation, on a narrow page."""
+    for position, cell in code_cells(notebook):
+        lines = cell.source.splitlines()
+        filled = sum(1 for line in lines if line.strip())
+        if filled > MAX_LINES:
+            yield f"cell {position}: {filled} lines, at most {MAX_LINES}"
+        for number, line in enumerate(lines, start=1):
+            if len(line) > MAX_COLUMNS:
+                yield (
+                    f"cell {position}, line {number}: {len(line)} columns, "
+                    f"at most {MAX_COLUMNS}"
+                )
+
+
+def nothing_skipped(notebook: Notebook) -> Iterator[str]:
+    """Nbval compares every output, or a reason is written down."""
+    for position, cell in notebook_cells(notebook):
+        marks = {tag.lower().replace("_", "-") for tag in tags(cell)}
+        comments = re.findall(r"(?mi)^#\s*(NBVAL_\w+|PYTEST_\w+)", cell.source)
+        marks |= {comment.lower().replace("_", "-") for comment in comments}
+        if marks & {"nbval-skip", "pytest-validate-ignore-output", "skip-execution"}:
+            yield f"cell {position}: is skipped; a skipped cell is an untested cell"
+        if "nbval-ignore-output" in marks and not cell.metadata.get("reason"):
+            yield (
+                f"cell {position}: its output is not compared and its metadata "
+                'give no "reason"'
+            )
+
+
+def notebook_cells(notebook: Notebook) -> Iterator[tuple[int, Cell]]:
+    """Yield all code cells (nbval looks at no others)."""
+    return code_cells(notebook)
+
+
+def figures_described(notebook: Notebook) -> Iterator[str]:
+    """Every figure has a name, a caption and a text for those who cannot see it."""
+    for position, cell in code_cells(notebook):
+        pictures = sum(
+            any(kind.startswith("image/") for kind in output.get("data", {}))
+            for output in cell.outputs
+        )
+        if pictures == 0:
+            continue
+        if pictures > 1:
+            yield f"cell {position}: {pictures} figures, one a cell"
+        if "remove-cell" in tags(cell) or "remove-output" in tags(cell):
+            yield f"cell {position}: draws a figure that nobody sees"
+        settings = cell.metadata.get("mystnb", {})
+        figure, image = settings.get("figure", {}), settings.get("image", {})
+        caption, alt = figure.get("caption", ""), image.get("alt", "")
+        if not re.fullmatch(r"fig-[a-z0-9-]+", figure.get("name", "")):
+            yield f"cell {position}: the figure has no name of the form fig-depth"
+        if not caption.strip():
+            yield f"cell {position}: the figure has no caption"
+        if len(alt.strip()) < MIN_ALT:
+            yield (
+                f"cell {position}: the figure's text alternative has "
+                f"{len(alt.strip())} characters, at least {MIN_ALT}"
+            )
+        elif alt.strip() == caption.strip():
+            yield f"cell {position}: the figure's text alternative repeats its caption"
+
+
+def steady_source(notebook: Notebook) -> Iterator[str]:
+    """No cell installs, seeds a global generator, ends on `;` or prints the time."""
+    for position, cell in code_cells(notebook):
+        for line in cell.source.splitlines():
+            bare = line.strip()
+            if re.match(r"[!%]\s*(pip|conda|apt)\b|!", bare):
+                yield f"cell {position}: a shell command: {bare!r}"
+            if bare.endswith(";"):
+                yield f"cell {position}: a line ends on `;`: {bare!r}"
+            for seed in GLOBAL_SEEDS:
+                if re.search(rf"(?<![\w.]){re.escape(seed)}\s*\(", bare):
+                    yield f"cell {position}: a global seed: {bare!r}"
+            if any(clock in bare for clock in CLOCKS):
+                reason = cell.metadata.get("reason")
+                if not ("nbval-ignore-output" in tags(cell) and reason):
+                    yield f"cell {position}: reads the clock: {bare!r}"
+
+
+def python3_kernel(notebook: Notebook) -> Iterator[str]:
+    """The kernel's name is the one that every machine has."""
+    name = notebook.metadata.get("kernelspec", {}).get("name")
+    if name != "python3":
+        yield f"the kernel must be python3, is {name}"
+
+
+# --- rules for chapters: their headings and exercises
+
+
+def markdown(notebook: Notebook) -> str:
+    """Return the prose, with fenced code left out."""
+    text = "\n\n".join(c.source for c in notebook.cells if c.cell_type == "markdown")
+    return re.sub(r"(?ms)^(`{3,}).*?^\1\s*$", "", text)
+
+
+def headings(notebook: Notebook) -> list[str]:
+    """Return the second-level headings."""
+    return re.findall(r"(?m)^## +(.*?)\s*$", markdown(notebook))
+
+
+def sections_in_order(notebook: Notebook) -> Iterator[str]:
+    """The known sections stand in the book's order, the required ones are there."""
+    found = []
+    for heading in headings(notebook):
+        name = heading.partition(":")[0]  # "Experiment: placement" is an Experiment
+        if name in SECTIONS:
+            found.append(name)
+    for name in REQUIRED_SECTIONS:
+        if name not in found:
+            yield f'the section "{name}" is missing'
+    for before, after in itertools.pairwise(found):
+        if SECTIONS.index(before) > SECTIONS.index(after):
+            yield f'the section "{after}" must stand before "{before}"'
+
+
+def one_title(notebook: Notebook) -> Iterator[str]:
+    """The first cell holds the only first-level heading."""
+    titles = re.findall(r"(?m)^# +\S.*$", markdown(notebook))
+    if len(titles) != 1:
+        yield f"one first-level heading, found {len(titles)}"
+    elif titles[0] not in notebook.cells[0].source:
+        yield "the title must stand in the first cell"
+
+
+def exercises_solved(notebook: Notebook) -> Iterator[str]:
+    """Every exercise has a folded solution, and one of them is to spot a bug."""
+    text = "\n\n".join(c.source for c in notebook.cells if c.cell_type == "markdown")
+    found = re.findall(
+        r"(?m)^[:`]{3,}\{exercise(?:-start)?\} *(.*)\n:label: *(\S+)", text
+    )
+    if not found:
+        yield "no exercise"
+        return
+    solutions = re.findall(
+        r"(?m)^[:`]{3,}\{solution-start\} *(\S+)\n((?::[\w-]+:.*\n)*)", text
+    )
+    solved = {}
+    for label, options in solutions:
+        solved[label] = options
+        own = re.search(r"(?m)^:label: *(\S+)", options)
+        if own is None or own[1] != re.sub(r"^ex-", "sol-", label):
+            yield f"the solution of {label} must have the label sol-{label[3:]}"
+        if not re.search(r"(?m)^:class: .*\bdropdown\b", options):
+            yield f"the solution of {label} is not folded (:class: dropdown)"
+    for title, label in found:
+        if not label.startswith("ex-"):
+            yield f"the exercise {label!r} ({title}) needs a label of the form ex-name"
+        if label not in solved:
+            yield f"the exercise {label} has no solution"
+    for label in solved.keys() - {label for _, label in found}:
+        yield f"a solution to {label}, which is no exercise here"
+    if not any("spot the bug" in title.lower() for title, _ in found):
+        yield 'no exercise is called "Spot the bug"'
+
+
+Rule: TypeAlias = Callable[[Notebook], Iterator[str]]
+STORED_AS_RUN: tuple[Rule, ...] = (
+    executed_in_order,
+    unchanged_since_run,
+    no_errors_stored,
+    no_stderr,
+)
+NOTEBOOK_RULES: tuple[Rule, ...] = (
+    *STORED_AS_RUN,
+    outputs_present,
+    short_cells,
+    nothing_skipped,
+    figures_described,
+    steady_source,
+    python3_kernel,
+)
+CHAPTER_RULES: tuple[Rule, ...] = (one_title, sections_in_order, exercises_solved)
+
+
+def file_rules(path: Path) -> Iterator[str]:
+    """Check the file itself: its size and its normal form."""
+    size = path.stat().st_size
+    if size >= MAX_BYTES:
+        yield f"{size} bytes, at most {MAX_BYTES}"
+    text = path.read_text(encoding="utf-8")
+    notebook = nbformat.reads(text, as_version=4)
+    if text != dumps(normalize(notebook, path.stem)):
+        yield "not in the form that `make execute` writes"
+
+
+def violations(path: Path) -> list[str]:
+    """Return every violation in one notebook, each with the notebook's name."""
+    notebook = nbformat.read(path, as_version=4)
+    found = [v for rule in (*NOTEBOOK_RULES, *CHAPTER_RULES) for v in rule(notebook)]
+    return [f"{path.name}: {v}" for v in (*found, *file_rules(path))]
+
+
+# --- the extension of the site build
+
+
+def stored_as_run(app: Any) -> None:
+    """Stop the build if a notebook's page would not show what its code computes."""
+    from sphinx.errors import ExtensionError
+
+    found = []
+    for document in sorted(app.project.discover(app.config.exclude_patterns, ["**"])):
+        path = Path(app.env.doc2path(document))
+        if path.suffix == ".ipynb" and document in app.env.external_site_map:
+            notebook = nbformat.read(path, as_version=4)
+            found += [f"{path.name}: {v}" for r in STORED_AS_RUN for v in r(notebook)]
+    if found:
+        raise ExtensionError(
+            "stored outputs are missing, stale or wrong; run `make execute`:\n  "
+            + "\n  ".join(found)
+        )
+
+
+def setup(app: Any) -> dict[str, Any]:
+    """Register the extension."""
+    app.connect("env-before-read-docs", lambda app, env, names: stored_as_run(app))
+    return {"parallel_read_safe": True, "parallel_write_safe": True}
