@@ -14,7 +14,7 @@ from typing import Any, Literal
 import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
+from matplotlib.figure import Figure, SubFigure
 from numpy.typing import ArrayLike
 
 __all__ = ["STYLES", "band", "curves", "depth_profile", "signed_map", "use_style"]
@@ -139,7 +139,7 @@ def signed_map(
     ylabel: str,
     label: str,
     ax: Axes | None = None,
-) -> tuple[Figure, Axes]:
+) -> tuple[Figure | SubFigure, Axes]:
     """Show a matrix of signed numbers: red above 0, blue below, white at 0.
 
     Parameters
@@ -171,9 +171,8 @@ def signed_map(
     image = ax.imshow(values, cmap="RdBu_r", vmin=-most, vmax=most, aspect="auto")
     ax.grid(visible=False)
     ax.set(xlabel=xlabel, ylabel=ylabel)
-    fig = image.get_figure(root=True)
-    fig.colorbar(image, ax=ax, label=label)
-    return fig, ax
+    ax.figure.colorbar(image, ax=ax, label=label)
+    return ax.figure, ax
 
 
 def _style(kind: Kind) -> dict[str, Any]:

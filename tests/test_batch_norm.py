@@ -1,0 +1,265 @@
+"""Batch norm as functions: against torch, against differences, and broken."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.nn.functional import batch_norm as torch_batch_norm
+
+from normbook.batch_norm import (
+    BatchNormGradients,
+    batch_axes,
+    batch_norm,
+    batch_norm_backward,
+    batch_norm_forward,
+    batch_norm_inference,
+    batch_norm_inference_backward,
+)
+from normbook.gradient_check import check_gradient, relative_error, survivors
+
+SHAPES = [(7, 3), (5, 3, 4), (4, 3, 2, 5), (2, 3, 4, 2, 5)]
+EXACT = 1e-10  # of DESIGN: float64 against torch
+Arrays = tuple[np.ndarray[Any, Any], ...]
+
+
+def draw(shape: tuple[int, ...], seed: int = 0) -> Arrays:
+    """Give x, dl_dy, gamma, beta, running mean and running variance."""
+    rng = np.random.default_rng(seed)
+    per_channel = [rng.normal(size=shape[1]) for _ in range(3)]
+    var = rng.uniform(0.5, 2, shape[1])
+    return rng.normal(2, 3, shape), rng.normal(size=shape), *per_channel, var
+
+
+def torch_gradients(
+    f: Callable[..., torch.Tensor], dl_dy: np.ndarray[Any, Any], *arrays: Any
+) -> tuple[torch.Tensor, tuple[torch.Tensor, ...]]:
+    leaves = [torch.tensor(a, requires_grad=True) for a in arrays]
+    y = f(*leaves)
+    return y, torch.autograd.grad(y, leaves, torch.tensor(dl_dy))
+
+
+def assert_gradients(ours: BatchNormGradients, theirs: tuple[Any, ...]) -> None:
+    for name, a, b in zip(ours._fields, ours, theirs, strict=True):
+        assert relative_error(a, b) < EXACT, name
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_training_equals_torch(shape: tuple[int, ...]) -> None:
+    x, dl_dy, gamma, beta, *_ = draw(shape)
+    y, cache = batch_norm_forward(x, gamma, beta, eps=0.1)
+    expected, gradients = torch_gradients(
+        lambda x, g, b: torch_batch_norm(x, None, None, g, b, True, 0.1, 0.1),
+        dl_dy, x, gamma, beta,
+    )  # fmt: skip
+    assert relative_error(y, expected) < EXACT
+    assert_gradients(batch_norm_backward(dl_dy, cache), gradients)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_inference_equals_torch(shape: tuple[int, ...]) -> None:
+    x, dl_dy, gamma, beta, mean, var = draw(shape)
+    y = batch_norm_inference(x, mean, var, gamma, beta, eps=0.1)
+    m, v = torch.tensor(mean), torch.tensor(var)
+    expected, gradients = torch_gradients(
+        lambda x, g, b: torch_batch_norm(x, m, v, g, b, False, 0.1, 0.1),
+        dl_dy, x, gamma, beta,
+    )  # fmt: skip
+    ours = batch_norm_inference_backward(dl_dy, x, mean, var, gamma, eps=0.1)
+    assert relative_error(y, expected) < EXACT
+    assert_gradients(ours, gradients)
+
+
+@pytest.mark.parametrize("shape", SHAPES[:3])
+def test_training_gradient_agrees_with_central_differences(
+    shape: tuple[int, ...],
+) -> None:
+    x, dl_dy, gamma, beta, *_ = draw(shape)
+    _, cache = batch_norm_forward(x, gamma, beta)
+    dl_dx, dl_dgamma, dl_dbeta = batch_norm_backward(dl_dy, cache)
+    check_gradient(lambda x: batch_norm(x, gamma, beta), x, dl_dx, dl_dy)
+    check_gradient(lambda g: batch_norm(x, g, beta), gamma, dl_dgamma, dl_dy)
+    check_gradient(lambda b: batch_norm(x, gamma, b), beta, dl_dbeta, dl_dy)
+
+
+def test_gamma_and_beta_default_to_one_and_zero() -> None:
+    x, dl_dy, *_, mean, var = draw((7, 3))
+    one, zero = np.ones(3), np.zeros(3)
+    y, cache = batch_norm_forward(x)
+    y1, cache1 = batch_norm_forward(x, one, zero)
+    np.testing.assert_array_equal(y, y1)
+    for a, b in zip(
+        batch_norm_backward(dl_dy, cache),
+        batch_norm_backward(dl_dy, cache1),
+        strict=True,
+    ):
+        np.testing.assert_array_equal(a, b)
+    np.testing.assert_array_equal(
+        batch_norm_inference(x, mean, var),
+        batch_norm_inference(x, mean, var, one, zero),
+    )
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_numpy_and_torch_run_the_same_lines(shape: tuple[int, ...]) -> None:
+    x, dl_dy, gamma, beta, *_ = draw(shape)
+    y, cache = batch_norm_forward(x, gamma, beta)
+    t_y, t_cache = batch_norm_forward(*map(torch.tensor, (x, gamma, beta)))
+    assert relative_error(y, t_y) < EXACT
+    theirs = batch_norm_backward(torch.tensor(dl_dy), t_cache)
+    assert_gradients(batch_norm_backward(dl_dy, cache), theirs)
+
+
+def test_the_identity_is_within_reach() -> None:
+    x, *_ = draw((7, 3))
+    _, cache = batch_norm_forward(x)
+    gamma, beta = np.sqrt(cache.var + 1e-5)[0], cache.mu[0]
+    np.testing.assert_allclose(batch_norm(x, gamma, beta), x, rtol=1e-12)
+
+
+def test_inference_with_the_batch_statistics_equals_training() -> None:
+    x, _, gamma, beta, *_ = draw((4, 3, 2, 5))
+    y, cache = batch_norm_forward(x, gamma, beta)
+    again = batch_norm_inference(x, cache.mu.ravel(), cache.var.ravel(), gamma, beta)
+    np.testing.assert_allclose(again, y, atol=1e-12)
+
+
+def test_a_bias_added_to_the_input_gets_no_gradient() -> None:
+    x, dl_dy, gamma, *_ = draw((7, 3))
+    _, cache = batch_norm_forward(x, gamma)
+    np.testing.assert_allclose(
+        batch_norm_backward(dl_dy, cache).dl_dx.sum(0), 0, atol=1e-14
+    )
+
+
+def test_inference_takes_an_empty_batch() -> None:
+    *_, mean, var = draw((7, 3))
+    assert batch_norm_inference(np.zeros((0, 3)), mean, var).shape == (0, 3)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_is_rounded_once(dtype: torch.dtype) -> None:
+    x, dl_dy, gamma, beta, *_ = (torch.tensor(a).float() for a in draw((64, 3)))
+    x, dl_dy = x.to(dtype), dl_dy.to(dtype)
+    y, cache = batch_norm_forward(x, gamma, beta)
+    exact, exact_cache = batch_norm_forward(x.float(), gamma, beta)
+    dl_dx = batch_norm_backward(dl_dy, cache).dl_dx
+    exact_dl_dx = batch_norm_backward(dl_dy.float(), exact_cache).dl_dx
+    assert y.dtype == dl_dx.dtype == dtype
+    assert torch.equal(y, exact.to(dtype))
+    assert torch.equal(dl_dx, exact_dl_dx.to(dtype))
+
+
+def test_half_precision_inference_keeps_its_dtype() -> None:
+    x, _, gamma, beta, mean, var = (torch.tensor(a).float() for a in draw((64, 3)))
+    y = batch_norm_inference(x.half(), mean, var, gamma, beta)
+    assert y.dtype == torch.float16
+    assert torch.equal(
+        y, batch_norm_inference(x.half().float(), mean, var, gamma, beta).half()
+    )
+
+
+def forward_check(function: Any) -> None:
+    x, _, gamma, beta, *_ = draw((5, 3, 4))
+    mu, var = x.mean((0, 2), keepdims=True), x.var((0, 2), keepdims=True)
+    y, cache = function(x, gamma, beta, 0.3)
+    expected = (x - mu) / np.sqrt(var + 0.3) * gamma[:, None] + beta[:, None]
+    np.testing.assert_allclose(y, expected, atol=1e-12)
+    np.testing.assert_allclose(cache.var, var, rtol=1e-12)
+
+
+def backward_check(function: Any) -> None:
+    x, dl_dy, gamma, beta, *_ = draw((5, 3, 4))
+    _, cache = batch_norm_forward(x, gamma, beta, 0.3)
+    dl_dx, dl_dgamma, dl_dbeta = function(dl_dy, cache)
+    check_gradient(lambda x: batch_norm(x, gamma, beta, 0.3), x, dl_dx, dl_dy)
+    check_gradient(lambda g: batch_norm(x, g, beta, 0.3), gamma, dl_dgamma, dl_dy)
+    check_gradient(lambda b: batch_norm(x, gamma, b, 0.3), beta, dl_dbeta, dl_dy)
+
+
+def inference_check(function: Any) -> None:
+    x, dl_dy, gamma, _, mean, var = draw((5, 3, 4))
+    dl_dx, *_ = function(dl_dy, x, mean, var, gamma, 0.3)
+    check_gradient(
+        lambda x: batch_norm_inference(x, mean, var, gamma, eps=0.3), x, dl_dx, dl_dy
+    )
+
+
+def test_every_mutant_is_caught() -> None:
+    assert survivors(batch_norm_forward, forward_check) == []
+    assert survivors(batch_norm_backward, backward_check) == []
+    assert survivors(batch_norm_inference_backward, inference_check) == []
+
+
+X = np.ones((4, 3))
+D = np.ones(3)
+Case = tuple[Callable[[], object], type[Exception], str]
+BAD_CALLS: list[Case] = [
+    (
+        lambda: batch_norm(np.ones(3)),
+        ValueError,
+        r"\(N, D\) or \(N, C, ...\), got \(3,\)",
+    ),
+    (lambda: batch_norm(X.astype(int)), TypeError, "x must hold real floating-point"),
+    (lambda: batch_norm([[1.0]]), TypeError, "got list"),
+    (
+        lambda: batch_norm(X, np.ones(4)),
+        ValueError,
+        r"gamma must have shape \(D,\) = \(3,\)",
+    ),
+    (lambda: batch_norm(X, X), ValueError, r"got \(4, 3\); pass one value per feature"),
+    (lambda: batch_norm(X, D, np.ones((1, 3))), ValueError, "beta must have shape"),
+    (lambda: batch_norm(X, 2.0), TypeError, "gamma must be a NumPy array"),
+    (lambda: batch_norm(X, torch.ones(3)), TypeError, "gamma must be of the kind of x"),
+    (lambda: batch_norm(X, D.astype(int)), TypeError, "gamma must hold real"),
+    (lambda: batch_norm(X, eps=-1.0), ValueError, "eps must be"),
+    (lambda: batch_norm(X[:0]), ValueError, "at least one value in each group"),
+    (
+        lambda: batch_norm_inference(X, np.ones(2), D),
+        ValueError,
+        "running_mean must have",
+    ),
+    (
+        lambda: batch_norm_inference(X, D, np.ones(2)),
+        ValueError,
+        "running_var must have",
+    ),
+    (lambda: batch_norm_inference(X, D, D, eps=-1), ValueError, "eps must be"),
+    (lambda: batch_norm_inference(X, D, D, X), ValueError, "gamma must have"),
+    (lambda: batch_norm_inference(D, D, D), ValueError, r"\(N, D\) or"),
+    (
+        lambda: batch_norm_inference_backward(X[:2], X, D, D),
+        ValueError,
+        r"dl_dy must have the shape of y, \(4, 3\), got \(2, 3\)",
+    ),
+    (
+        lambda: batch_norm_backward(D, batch_norm_forward(X)[1]),
+        ValueError,
+        r"dl_dy must have the shape of y, \(4, 3\), got \(3,\)",
+    ),
+    (
+        lambda: batch_norm_backward(X.astype(int), batch_norm_forward(X)[1]),
+        TypeError,
+        "dl_dy must hold real floating-point",
+    ),
+]
+
+
+@pytest.mark.parametrize(("call", "error", "message"), BAD_CALLS)
+def test_bad_input_is_refused(
+    call: Callable[[], object], error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        call()
+
+
+def test_the_batch_axes_are_all_but_the_channel() -> None:
+    assert [batch_axes(np.zeros(s)) for s in SHAPES] == [
+        (0,),
+        (0, 2),
+        (0, 2, 3),
+        (0, 2, 3, 4),
+    ]
