@@ -306,11 +306,12 @@ def batch_norm_inference_backward(
     Examples
     --------
     >>> import numpy as np
-    >>> batch_norm_inference_backward(
+    >>> dl_dx, dl_dgamma, dl_dbeta = batch_norm_inference_backward(
     ...     np.array([[1.0]]), np.array([[7.0]]), np.array([3.0]), np.array([4.0]),
     ...     eps=0.0,
     ... )
-    BatchNormGradients(dl_dx=array([[0.5]]), dl_dgamma=array([2.]), dl_dbeta=array([1.]))
+    >>> dl_dx, dl_dgamma, dl_dbeta  # 1 / 2, (7 - 3) / 2 and 1
+    (array([[0.5]]), array([2.]), array([1.]))
     """
     x_hat, inv_std = _standardize_with(x, running_mean, running_var, eps)
     _check_per_channel(x, gamma=gamma)

@@ -218,7 +218,7 @@ def mutants(function: Callable[..., Any]) -> list[Mutant]:
     The changes: ``+`` and ``-`` swapped, ``*`` and ``/`` swapped, one side of a
     sum, difference, product or quotient left out, a minus sign dropped, a number
     doubled (0 becomes 1, an exponent grows by 1), ``mean`` and ``sum`` swapped.
-    Docstrings, default values and ``raise`` statements are left alone.
+    Docstrings, default values and guards (an ``if`` that only raises) are left alone.
 
     Parameters
     ----------
@@ -318,7 +318,10 @@ def _definition(function: Callable[..., Any]) -> ast.FunctionDef:
         definition = ast.parse(source).body[0]
     except (OSError, TypeError, SyntaxError):
         definition = None
-    if not isinstance(definition, ast.FunctionDef):
+    if not (
+        isinstance(definition, ast.FunctionDef)
+        and definition.name == getattr(function, "__name__", None)
+    ):  # the source of a lambda is the statement around it
         raise TypeError(
             "function must be written with def and its source be at hand, got "
             f"{function!r}; define it in a file or a notebook cell."
@@ -328,9 +331,10 @@ def _definition(function: Callable[..., Any]) -> ast.FunctionDef:
 
 
 def _expressions(node: ast.AST) -> Iterator[ast.expr]:
-    """Every expression below a statement, but for what it raises."""
-    if isinstance(node, ast.Raise):
-        return
+    """Every expression below a statement, guards left out."""
+    match node:
+        case ast.Raise() | ast.If(body=[ast.Raise()], orelse=[]):
+            return
     if isinstance(node, ast.expr):
         yield node
     for child in ast.iter_child_nodes(node):

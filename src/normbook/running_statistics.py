@@ -296,7 +296,7 @@ class RunningStatistics:
             if momentum is None and decay is None:
                 momentum = 0.1
             decay = _decay(momentum, decay)
-        zero = like * 0
+        zero = array_namespace(like).zeros_like(like)
         return cls(
             averaged_mean=zero,
             averaged_spread=zero if is_debiased else zero + 1,

@@ -1,0 +1,173 @@
+"""The checker itself: it must agree with the right and reject the wrong."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from normbook.gradient_check import (
+    GradientMismatchError,
+    check_gradient,
+    mutants,
+    numerical_gradient,
+    relative_error,
+    survivors,
+)
+
+X = np.array([[0.3, -1.2, 4.0], [2.0, 0.1, -0.5]])
+G = np.array([[1.0, 0.5, -2.0], [0.2, 0.0, 3.0]])
+
+
+def cube(x: Any) -> Any:
+    return x**3
+
+
+@pytest.mark.parametrize("kind", [np.asarray, torch.tensor])
+def test_central_differences_find_a_known_gradient(kind: Any) -> None:
+    found = numerical_gradient(cube, kind(X), kind(G))
+    assert type(found) is type(kind(X))
+    np.testing.assert_allclose(np.asarray(found), 3 * X**2 * G, rtol=1e-8)
+
+
+def test_a_missing_upstream_gradient_is_all_ones() -> None:
+    np.testing.assert_allclose(numerical_gradient(cube, X), 3 * X**2, atol=1e-8)
+
+
+def test_an_output_of_another_shape_is_fine() -> None:
+    found = numerical_gradient(lambda x: x @ np.ones((3, 2)), X, np.ones((2, 2)))
+    np.testing.assert_allclose(found, 2.0, rtol=1e-9)
+
+
+def test_the_input_is_left_alone() -> None:
+    x = X.copy()
+    numerical_gradient(cube, x)
+    np.testing.assert_array_equal(x, X)
+
+
+def test_a_tensor_that_requires_gradients_is_taken() -> None:
+    x = torch.tensor(X, requires_grad=True)
+    (dl_dx,) = torch.autograd.grad(cube(x), x, torch.tensor(G))
+    assert check_gradient(cube, x, dl_dx, torch.tensor(G)) < 1e-8
+
+
+def test_relative_error_counts_against_the_largest_value() -> None:
+    assert relative_error(np.array([4.0, 0.0]), np.array([4.0, 1.0])) == 0.25
+    assert relative_error(np.zeros(3), np.zeros(3)) == 0.0
+    assert relative_error(np.zeros(0), np.zeros(0)) == 0.0
+    assert math.isnan(relative_error(np.array([math.nan]), np.ones(1)))
+
+
+@pytest.mark.parametrize("factor", [0.999999, 1.000001, -1.0, 0.0])
+def test_a_wrong_gradient_is_refused(factor: float) -> None:
+    with pytest.raises(GradientMismatchError, match="must agree with central differ"):
+        check_gradient(cube, X, factor * 3 * X**2 * G, G)
+
+
+def test_the_worst_place_is_named() -> None:
+    wrong = 3 * X**2
+    wrong[1, 2] += 1.0
+    with pytest.raises(
+        GradientMismatchError, match=r"at index \(1, 2\) it is 1.75, .* 0.75"
+    ):
+        check_gradient(cube, X, wrong)
+
+
+def test_nan_is_refused() -> None:
+    wrong = 3 * X**2
+    wrong[0, 1] = math.nan
+    with pytest.raises(GradientMismatchError, match=r"error of nan: at index \(0, 1\)"):
+        check_gradient(cube, X, wrong)
+
+
+def test_a_mismatch_counts_as_a_failed_assertion() -> None:
+    assert issubclass(GradientMismatchError, AssertionError)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ((cube, X.astype(np.float32)), TypeError, "must be float64"),
+        ((cube, [1.0]), TypeError, "got list"),
+        ((cube, X, G[0]), ValueError, r"dl_dy must have the shape of f\(x\)"),
+    ],
+)
+def test_bad_input_is_refused(arguments: Any, error: Any, message: str) -> None:
+    with pytest.raises(error, match=message):
+        numerical_gradient(*arguments)
+
+
+def test_a_gradient_of_another_shape_is_refused() -> None:
+    with pytest.raises(ValueError, match="dl_dx must have the shape of x"):
+        check_gradient(cube, X, X[0])
+    with pytest.raises(ValueError, match="a must have the shape of b"):
+        relative_error(X, X[0])
+
+
+def formula(x: Any, scale: float = 2.0) -> Any:
+    """Text with 3 numbers + signs, which are not code."""
+    if scale < 0:
+        raise ValueError(f"scale must be >= 0, got {scale - 1 + 1}")
+    centred = x - x.mean(0, keepdims=True)
+    return -scale * centred / (1 + centred**2)
+
+
+def test_each_kind_of_change_is_made_once_for_each_place() -> None:
+    found = [m.description for m in mutants(formula)]
+    assert len(found) == len(set(found))
+    for change in [
+        "x - x.mean(0, keepdims=True) -> x + x.mean(0, keepdims=True)",  # sign
+        "x - x.mean(0, keepdims=True) -> x",  # term left out
+        "x.mean -> x.sum",  # reduction
+        "-scale -> scale",  # minus dropped
+        "centred ** 2 -> centred ** 3",  # exponent
+        "1 + centred ** 2 -> centred ** 2",
+        "-scale * centred -> -scale / centred",
+        "2 -> 4",
+    ]:
+        assert change in found
+    assert not any("1 + 1" in change or "2.0" in change for change in found)
+
+
+def test_mutants_differ_from_the_formula_and_leave_it_alone() -> None:
+    before = formula(X)
+    for mutant in mutants(formula):
+        assert not np.allclose(mutant.function(X), before), mutant.description
+    np.testing.assert_array_equal(formula(X), before)
+
+
+def test_a_sharp_check_leaves_no_survivor_and_a_blunt_one_does() -> None:
+    def sharp(f: Any) -> None:
+        np.testing.assert_allclose(f(2.0), 8.0)
+
+    def blunt(f: Any) -> None:
+        assert f(0.0) == 0.0
+
+    assert survivors(cube, sharp) == []
+    assert survivors(cube, blunt) == ["x ** 3 -> x ** 4", "3 -> 6"]
+
+
+def test_a_check_that_rejects_the_right_formula_is_reported() -> None:
+    def wrong(f: Any) -> None:
+        assert f(2.0) == 9.0
+
+    with pytest.raises(AssertionError):
+        survivors(cube, wrong)
+
+
+def test_a_closure_is_mutated_with_its_variables() -> None:
+    factor = 3.0
+
+    def scaled(x: float) -> float:
+        return factor * x
+
+    assert [m.function(2.0) for m in mutants(scaled)] == [1.5, 3.0, 2.0]
+
+
+@pytest.mark.parametrize("function", [len, lambda x: x, np.sin])
+def test_what_cannot_be_rewritten_is_refused(function: Any) -> None:
+    with pytest.raises(TypeError, match="must be written with def"):
+        mutants(function)

@@ -1,0 +1,259 @@
+"""Running statistics: formulas, conventions, torch's numbers, errors."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from normbook.gradient_check import survivors
+from normbook.running_statistics import (
+    RunningStatistics,
+    cumulative_average,
+    debias,
+    exponential_average,
+    population_statistics,
+    unbiased,
+)
+
+EXACT = 1e-12
+
+
+def batches(count: int = 6, n: int = 5, d: int = 3) -> list[np.ndarray[Any, Any]]:
+    rng = np.random.default_rng(0)
+    return [rng.normal(k, 2.0, (n, d)) for k in range(count)]
+
+
+def gather(running: RunningStatistics, parts: list[Any]) -> RunningStatistics:
+    for x in parts:
+        running = running.update(x.mean(0), x.var(0), count=len(x))
+    return running
+
+
+@given(st.lists(st.floats(-100, 100), min_size=1, max_size=12), st.floats(0, 0.99))
+def test_an_exponential_average_is_a_weighted_sum(
+    values: list[float], decay: float
+) -> None:
+    running, last = 7.0, len(values)
+    for value in values:
+        running = exponential_average(running, value, decay=decay)
+    weighted = sum(
+        (1 - decay) * decay ** (last - k) * v for k, v in enumerate(values, 1)
+    )
+    assert running == pytest.approx(decay**last * 7.0 + weighted, abs=1e-9)
+
+
+@given(st.floats(0.01, 1))
+def test_momentum_and_decay_are_two_names_of_one_weight(momentum: float) -> None:
+    a = exponential_average(2.0, 5.0, momentum=momentum)
+    assert a == pytest.approx(exponential_average(2.0, 5.0, decay=1 - momentum))
+    b = debias(a, steps=3, momentum=momentum)
+    assert b == pytest.approx(debias(a, steps=3, decay=1 - momentum))
+
+
+@given(st.lists(st.floats(-100, 100), min_size=1, max_size=12), st.floats(0, 0.99))
+def test_a_debiased_average_has_weights_that_sum_to_one(
+    values: list[float], decay: float
+) -> None:
+    running = shifted = 0.0
+    for value in values:
+        running = exponential_average(running, value, decay=decay)
+        shifted = exponential_average(shifted, value + 1.0, decay=decay)
+    a = debias(running, steps=len(values), decay=decay)
+    assert debias(shifted, steps=len(values), decay=decay) == pytest.approx(a + 1)
+
+
+def test_a_cumulative_average_is_the_plain_mean() -> None:
+    values, running = [3.0, 1.0, 4.0, 1.0, 5.0], math.nan
+    for steps, value in enumerate(values):
+        running = cumulative_average(running, value, steps)
+    assert running == pytest.approx(np.mean(values))
+
+
+def test_unbiased_is_numpy_with_ddof_one() -> None:
+    x = batches()[0]
+    np.testing.assert_allclose(unbiased(x.var(0), 5), x.var(0, ddof=1), rtol=EXACT)
+
+
+@pytest.mark.parametrize("momentum", [0.1, 0.75, 1.0, None])
+def test_the_defaults_are_torch(momentum: float | None) -> None:
+    layer = torch.nn.BatchNorm1d(3, momentum=momentum, dtype=torch.float64)
+    options: Any = (
+        {"is_cumulative": True} if momentum is None else {"momentum": momentum}
+    )
+    running = gather(RunningStatistics.start(np.zeros(3), **options), batches())
+    for x in batches():
+        layer(torch.tensor(x))
+    assert layer.running_mean is not None
+    assert layer.running_var is not None
+    np.testing.assert_allclose(running.mean, layer.running_mean, rtol=EXACT)
+    np.testing.assert_allclose(running.var, layer.running_var, rtol=EXACT)
+    assert running.steps == layer.num_batches_tracked == 6
+
+
+def test_momentum_is_a_tenth_unless_said_otherwise() -> None:
+    assert RunningStatistics.start(np.zeros(2)).decay == 0.9
+
+
+def test_torch_tensors_give_what_arrays_give() -> None:
+    a = gather(RunningStatistics.start(np.zeros(3)), batches())
+    b = RunningStatistics.start(torch.zeros(3, dtype=torch.float64))
+    for x in map(torch.tensor, batches()):
+        b = b.update(x.mean(0), x.var(0, correction=0), count=len(x))
+    np.testing.assert_allclose(b.mean.numpy(), a.mean, rtol=EXACT)
+    np.testing.assert_allclose(b.var.numpy(), a.var, rtol=EXACT)
+
+
+def test_biased_variances_are_averaged_on_request() -> None:
+    biased = RunningStatistics.start(np.zeros(3), is_cumulative=True, is_unbiased=False)
+    expected = np.mean([x.var(0) for x in batches()], axis=0)
+    np.testing.assert_allclose(gather(biased, batches()).var, expected, rtol=EXACT)
+
+
+def test_averaging_deviations_gives_less_than_averaging_variances() -> None:
+    options: Any = {"is_cumulative": True, "is_unbiased": False}
+    std = RunningStatistics.start(np.zeros(3), averages="std", **options)
+    expected = np.mean([x.std(0) for x in batches()], axis=0) ** 2
+    found = gather(std, batches()).var
+    np.testing.assert_allclose(found, expected, rtol=EXACT)
+    var = gather(RunningStatistics.start(np.zeros(3), **options), batches()).var
+    assert np.all(found < var)
+
+
+def test_debiased_statistics_of_equal_batches_are_those_of_one() -> None:
+    x = batches()[0]
+    running = RunningStatistics.start(np.zeros(3), is_debiased=True, is_unbiased=False)
+    running = gather(running, [x] * 4)
+    np.testing.assert_allclose(running.mean, x.mean(0), rtol=EXACT)
+    np.testing.assert_allclose(running.var, x.var(0), rtol=EXACT)
+
+
+def test_the_start_is_mean_zero_and_variance_one() -> None:
+    running = RunningStatistics.start(np.array([5.0, np.nan]))
+    np.testing.assert_array_equal(running.mean, [0, 0])
+    np.testing.assert_array_equal(running.var, [1, 1])
+
+
+def test_an_update_leaves_the_old_statistics_as_they_were() -> None:
+    running = RunningStatistics.start(np.zeros(3))
+    x = batches()[1]
+    running.update(x.mean(0), x.var(0), count=5)
+    np.testing.assert_array_equal(running.mean, 0)
+    assert running.steps == 0
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        running.steps = 3  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("sizes", [[20], [1, 19], [7, 2, 11], [1] * 20])
+@pytest.mark.parametrize("kind", [np.asarray, torch.tensor])
+def test_parts_of_any_size_join_to_the_whole(sizes: list[int], kind: Any) -> None:
+    x = np.random.default_rng(0).normal(3, 2, (20, 3, 4))
+    parts = [kind(p) for p in np.split(x, np.cumsum(sizes)[:-1])]
+    mean, var, size = population_statistics(parts, axes=(0, 2))
+    np.testing.assert_allclose(np.asarray(mean), x.mean((0, 2)), rtol=EXACT)
+    np.testing.assert_allclose(np.asarray(var), x.var((0, 2)), rtol=EXACT)
+    assert size == 80
+
+
+def test_joining_keeps_its_digits_at_a_large_mean() -> None:
+    x = np.random.default_rng(0).normal(1e4, 1.0, (4096, 2)).astype(np.float32)
+    _, var, _ = population_statistics(np.split(x, 64), axes=0)
+    np.testing.assert_allclose(var, x.astype(float).var(0), rtol=1e-3)
+
+
+def test_population_variance_is_mean_of_variances_plus_variance_of_means() -> None:
+    parts = batches()
+    within = np.mean([x.var(0) for x in parts], axis=0)
+    between = np.var([x.mean(0) for x in parts], axis=0)
+    _, var, _ = population_statistics(parts, axes=0)
+    np.testing.assert_allclose(var, within + between, rtol=EXACT)
+
+
+def test_every_mutant_of_the_averages_is_caught() -> None:
+    def exponential(f: Any) -> None:
+        assert f(3.0, 5.0, momentum=0.3) == pytest.approx(3.6)
+        assert f(3.0, 5.0, decay=0.3) == pytest.approx(4.4)
+
+    def cumulative(f: Any) -> None:
+        assert f(math.nan, 5.0, 0) == 5
+        assert f(2.0, 8.0, 2) == pytest.approx(4)
+
+    def corrected(f: Any) -> None:
+        assert f(2.0, steps=3, decay=0.5) == pytest.approx(2 / 0.875)
+        assert f(2.0, steps=1, decay=0.5) == pytest.approx(4)
+
+    def bessel(f: Any) -> None:
+        assert f(3.0, 4) == pytest.approx(4)
+        assert f(3.0, 2) == pytest.approx(6)
+
+    assert survivors(exponential_average, exponential) == []
+    assert (
+        survivors(debias, corrected) == ["1 -> 2"] or survivors(debias, corrected) == []
+    )
+    assert survivors(cumulative_average, cumulative) == []
+    assert survivors(unbiased, bessel) == []
+
+
+ZERO = np.zeros(3)
+START = RunningStatistics.start(ZERO)
+Case = tuple[Callable[[], object], type[Exception], str]
+BAD_CALLS: list[Case] = [
+    (lambda: exponential_average(0, 1), TypeError, "exactly one of momentum"),
+    (lambda: exponential_average(0, 1, momentum=0.1, decay=0.9), TypeError, "the same"),
+    (lambda: exponential_average(0, 1, momentum=0), ValueError, "momentum must lie"),
+    (lambda: exponential_average(0, 1, momentum=1.5), ValueError, "got 1.5"),
+    (lambda: exponential_average(0, 1, momentum="a"), ValueError, "got 'a'"),  # type: ignore[arg-type]
+    (lambda: exponential_average(0, 1, decay=1.0), ValueError, "nothing is"),
+    (lambda: exponential_average(0, 1, decay=-0.1), ValueError, r"lie in \[0, 1\)"),
+    (lambda: exponential_average(0, 1, decay=math.nan), ValueError, "got nan"),
+    (
+        lambda: exponential_average(ZERO, np.zeros(1), decay=0.5),
+        ValueError,
+        "the shape of running",
+    ),
+    (lambda: cumulative_average(0, 1, -1), ValueError, "whole number >= 0, got -1"),
+    (lambda: cumulative_average(0, 1, 1.5), ValueError, "got 1.5"),  # type: ignore[arg-type]
+    (lambda: debias(1.0, steps=0, decay=0.5), ValueError, "whole number >= 1, got 0"),
+    (lambda: debias(1.0, steps=1), TypeError, "exactly one"),
+    (lambda: unbiased(1.0, 1), ValueError, "one value is not enough"),
+    (lambda: unbiased(1.0, 2.5), ValueError, "got 2.5"),  # type: ignore[arg-type]
+    (lambda: RunningStatistics.start(np.arange(3)), TypeError, "like must hold real"),
+    (lambda: RunningStatistics.start(ZERO, momentum=0.1, decay=0.9), TypeError, "one"),
+    (lambda: RunningStatistics.start(ZERO, averages="sd"), ValueError, "got 'sd'"),  # type: ignore[arg-type]
+    (
+        lambda: RunningStatistics.start(ZERO, momentum=0.1, is_cumulative=True),
+        TypeError,
+        "has no momentum",
+    ),
+    (
+        lambda: RunningStatistics.start(ZERO, is_debiased=True, is_cumulative=True),
+        TypeError,
+        "no bias to remove",
+    ),
+    (lambda: START.update(np.zeros(2), ZERO, 4), ValueError, "mean must have"),
+    (lambda: START.update(ZERO, np.zeros((1, 3)), 4), ValueError, "var must have"),
+    (lambda: START.update(ZERO, ZERO, 1), ValueError, "one value is not enough"),
+    (
+        lambda: RunningStatistics.start(ZERO, is_debiased=True).mean,
+        ValueError,
+        "before its first update",
+    ),
+    (lambda: population_statistics([], 0), ValueError, "at least one batch, got none"),
+    (lambda: population_statistics([np.zeros((0, 3))], 0), ValueError, "leave empty"),
+    (lambda: population_statistics([ZERO.astype(int)], 0), TypeError, "real floating"),
+]
+
+
+@pytest.mark.parametrize(("call", "error", "message"), BAD_CALLS)
+def test_bad_input_is_refused(
+    call: Callable[[], object], error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        call()
