@@ -52,6 +52,7 @@ CLOCKS = (
     "perf_counter(",
     "process_time(",
     "monotonic(",
+    "datetime.now(",
     "%time",
     "%%time",
 )

@@ -32,7 +32,7 @@ rm -f "$stamp"
 want=$("$python" -c 'import sys; print(sys.version_info[:2])')
 have=$("$venv/bin/python" -c 'import sys, pip; print(sys.version_info[:2])' 2>/dev/null || true)
 home=$(cat "$venv/.folder" 2>/dev/null || true)
-if [ "$have" != "$want" ] || { [ -n "$home" ] && [ "$home" != "$PWD" ]; }; then
+if [ -z "$have" ] || [ "$have" != "$want" ] || [ "${home:-$PWD}" != "$PWD" ]; then
   rm -rf "$venv"
   "$python" -m venv "$venv" || fail "could not make $venv; is the disk full or the folder read-only?"
 fi

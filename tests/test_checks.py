@@ -1,0 +1,377 @@
+"""The checks are shown to fail: each planted defect turns the real command red."""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import shutil
+import subprocess
+import sys
+import xml.etree.ElementTree as ET
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import nbformat
+import notebook_rules as rules
+import pytest
+from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
+
+ROOT = Path(__file__).resolve().parent.parent
+BIN = Path(sys.executable).parent
+HANG = 5  # seconds until a cell that hangs is given up; 100 in the real run
+
+
+def run(command: list[str], cwd: Path, **environment: str) -> tuple[int, str]:
+    """Run a command; return its exit status and all that it printed."""
+    done = subprocess.run(
+        command,
+        cwd=cwd,
+        env=os.environ | {"PYTHONDONTWRITEBYTECODE": "1"} | environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=200,
+        check=False,
+    )
+    return done.returncode, done.stdout
+
+
+# --- a project of one small chapter, under the settings of the real one
+
+
+def chapter(*cells: tuple[str, list[Any]], text: str = "Prose.") -> Any:
+    """Return a notebook of code cells with their stored outputs."""
+    notebook = new_notebook(metadata={"kernelspec": dict(rules.KERNEL)})
+    notebook.cells = [new_markdown_cell(f"# A small chapter\n\n{text}")]
+    for count, (source, outputs) in enumerate(cells, start=1):
+        cell = new_code_cell(source, outputs=outputs, execution_count=count)
+        notebook.cells.append(cell)
+    notebook.metadata["normbook"] = {"source_sha256": rules.source_digest(notebook)}
+    return notebook
+
+
+def value(text: str) -> list[Any]:
+    return [new_output("execute_result", {"text/plain": text}, execution_count=1)]
+
+
+def error(name: str) -> list[Any]:
+    return [new_output("error", ename=name, evalue="", traceback=[name])]
+
+
+def stripped() -> Any:
+    notebook = chapter(("1 + 2", value("3")))
+    notebook.cells[1].update(outputs=[], execution_count=None)
+    return notebook
+
+
+def project(folder: Path, notebooks: dict[str, Any]) -> Path:
+    """Make a project that holds these notebooks and the real checks."""
+    for name in ("_config.yml", "conftest.py", "pyproject.toml"):
+        shutil.copy(ROOT / name, folder / name)
+    for name in ("tools", "book/_ext", "book/_static"):
+        shutil.copytree(ROOT / name, folder / name)
+    (folder / "tests").mkdir()
+    shutil.copy(ROOT / "tests/sanitize.cfg", folder / "tests")
+    book = folder / "book"
+    shutil.copy(ROOT / "book/references.bib", book)
+    (book / "index.md").write_text("# A small book\n", encoding="utf-8")
+    toc = {
+        "format": "jb-book",
+        "root": "book/index",
+        "chapters": [{"file": f"book/{name}"} for name in notebooks],
+    }
+    (folder / "_toc.yml").write_text(json.dumps(toc), encoding="utf-8")
+    for name, notebook in notebooks.items():
+        text = rules.dumps(rules.normalize(notebook, name))
+        (book / f"{name}.ipynb").write_text(text, encoding="utf-8")
+    return folder
+
+
+# --- outputs
+
+
+NOTEBOOKS = {
+    "sound": chapter(("import os", []), ("1 + 2", value("3"))),
+    "wrong_number": chapter(("1 + 2", value("4"))),
+    "wrong_print": chapter(
+        ("print(1 / 3)", [new_output("stream", name="stdout", text="0.333\n")])
+    ),
+    "output_lost": chapter(("1 + 2", [])),
+    "raises": chapter(("1 / 0", [])),
+    "warns": chapter(("import warnings\nwarnings.warn('careful')", [])),
+    "killed": chapter(("import os\nos.kill(os.getpid(), 9)", []), ("1", value("1"))),
+    "hangs": chapter(("while True:\n    pass", [])),
+}
+
+
+@pytest.fixture(scope="module")
+def verdicts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """Run nbval once over all notebooks; return what it found, '' where nothing."""
+    folder = project(tmp_path_factory.mktemp("nbval"), NOTEBOOKS)
+    command = [sys.executable, "-m", "pytest", "-q", "--nbval", "book"]
+    options = [f"--nbval-cell-timeout={HANG}", "--junitxml=found.xml"]
+    status, printed = run([*command, *options], folder)
+    assert status == 1, printed  # some failed; none was left out
+    found = dict.fromkeys(NOTEBOOKS, "")
+    seen = set()
+    for case in ET.parse(folder / "found.xml").iter("testcase"):  # noqa: S314 - our own
+        name = case.attrib["classname"].removesuffix(".ipynb").split(".")[-1]
+        seen.add(name)
+        for failure in case.iter("failure"):
+            found[name] += failure.attrib["message"] + (failure.text or "")
+    assert seen == set(NOTEBOOKS)
+    return found
+
+
+def test_a_sound_notebook_is_green(verdicts: dict[str, str]) -> None:
+    assert verdicts["sound"] == ""
+
+
+@pytest.mark.parametrize(
+    ("name", "complaint"),
+    [
+        ("wrong_number", "outputs differ"),
+        ("wrong_print", "outputs differ"),
+        ("output_lost", "output"),
+        ("raises", "ZeroDivisionError"),
+        ("warns", "careful"),
+        ("killed", "the kernel died"),
+        ("hangs", f"Timeout of {HANG} seconds"),
+    ],
+)
+def test_nbval_is_red(name: str, complaint: str, verdicts: dict[str, str]) -> None:
+    assert complaint in verdicts[name]
+
+
+def test_the_real_timeout_is_below_two_minutes(pytestconfig: pytest.Config) -> None:
+    assert 10 < float(pytestconfig.getoption("nbval_cell_timeout")) < 120
+
+
+# --- the site
+
+
+def build(folder: Path) -> tuple[int, str]:
+    """Build the site with the command of the Makefile."""
+    command = [str(BIN / "jupyter-book"), "build", ".", "-W", "-n", "--keep-going"]
+    return run(command, folder)
+
+
+def test_a_sound_project_builds(tmp_path: Path) -> None:
+    status, printed = build(project(tmp_path, {"sound": NOTEBOOKS["sound"]}))
+    assert status == 0, printed
+    assert (tmp_path / "_build/html/book/sound.html").exists()
+
+
+def test_a_raising_cell_makes_the_build_red_twice(tmp_path: Path) -> None:
+    raising = chapter(("1 / 0", error("ZeroDivisionError")))
+    edited = chapter(("1 + 2", value("3")))
+    edited.cells[1].source = "1 / 0"  # written after the last run
+    found = {"raising": raising, "stripped": stripped(), "edited": edited}
+    folder = project(tmp_path, found)
+    for _ in ("first", "second"):
+        status, printed = build(folder)
+        assert status != 0
+        assert "raising.ipynb: cell 1: an error is stored" in printed
+        assert "stripped.ipynb: cell 1: execution count is None" in printed
+        assert "edited.ipynb: the code was changed after" in printed
+
+
+def test_a_reference_to_nothing_is_red(tmp_path: Path) -> None:
+    notebook = chapter(("1 + 2", value("3")), text="By {eq}`eq-nowhere`.")
+    status, printed = build(project(tmp_path, {"small": notebook}))
+    assert status != 0
+    assert "eq-nowhere" in printed
+
+
+# --- the mathematics
+
+
+def weaken(source: str) -> str:
+    """Halve the last term of what `standardize_backward` returns."""
+    tree = ast.parse(source)
+    changed = 0
+    for function in tree.body:
+        if isinstance(function, ast.FunctionDef) and function.name.endswith(
+            "_backward"
+        ):
+            (result,) = (n for n in function.body if isinstance(n, ast.Return))
+            for node in ast.walk(result):
+                if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Sub):
+                    half = ast.Constant(0.5)
+                    node.right = ast.BinOp(half, ast.Mult(), node.right)
+                    changed += 1
+    assert changed == 1
+    return ast.unparse(ast.fix_missing_locations(tree))
+
+
+def test_a_wrong_coefficient_in_the_backward_is_red(tmp_path: Path) -> None:
+    copied = tmp_path / "normbook"
+    shutil.copytree(ROOT / "src/normbook", copied)
+    wrong = copied / "standardize.py"
+    wrong.write_text(weaken(wrong.read_text(encoding="utf-8")), encoding="utf-8")
+    tests = ["tests/test_standardize.py", "tests/test_batch_norm.py"]
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *tests]
+    status, printed = run(command, ROOT, PYTHONPATH=str(tmp_path))
+    assert status == 1, printed
+    for name in tests:
+        assert f"FAILED {name}" in printed
+
+
+# --- storing outputs
+
+
+def execute(folder: Path, *names: str) -> tuple[int, str]:
+    return run([sys.executable, "tools/execute.py", *names], folder)
+
+
+@pytest.fixture(scope="module")
+def executed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, int, str]:
+    """Execute a sound and a failing notebook in one go."""
+    good = chapter(("import sys", []), ("print(1); print(2)\n1 + 2", []))
+    good.cells[1].metadata["vscode"] = {"languageId": "python"}
+    folder = project(
+        tmp_path_factory.mktemp("execute"),
+        {
+            "good": good,
+            "fails": chapter(("x = 1", []), ("x / 0", [])),
+            "warns": chapter(("import sys\nprint('hm', file=sys.stderr)", [])),
+        },
+    )
+    text = (folder / "book/good.ipynb").read_text(encoding="utf-8")
+    notebook = json.loads(text)
+    notebook["cells"][1]["metadata"]["vscode"] = {"languageId": "python"}
+    (folder / "book/good.ipynb").write_text(json.dumps(notebook), encoding="utf-8")
+    before = (folder / "book/fails.ipynb").read_bytes()
+    status, printed = execute(folder)
+    assert (folder / "book/fails.ipynb").read_bytes() == before
+    return folder, status, printed
+
+
+def test_a_failing_notebook_is_named_with_its_cell(
+    executed: tuple[Path, int, str],
+) -> None:
+    folder, status, printed = executed
+    assert status == 1
+    assert "fails.ipynb: FAILED, file unchanged: cell 2 ('x / 0')" in printed
+    assert "ZeroDivisionError" in printed
+    assert not list((folder / "book").glob(".*.tmp"))
+
+
+def test_what_is_stored_is_in_normal_form_and_green(
+    executed: tuple[Path, int, str],
+) -> None:
+    path = executed[0] / "book/good.ipynb"
+    assert list(rules.file_rules(path)) == []
+    notebook = nbformat.read(path, as_version=4)
+    assert [v for rule in rules.STORED_AS_RUN for v in rule(notebook)] == []
+    assert notebook.cells[2].outputs[0].text == "1\n2\n"
+
+
+def test_what_is_dropped_or_printed_to_stderr_is_said(
+    executed: tuple[Path, int, str],
+) -> None:
+    assert "good.ipynb: cell 1: metadata 'vscode' dropped" in executed[2]
+    assert "warns.ipynb: cell 1 wrote to stderr: hm" in executed[2]
+
+
+def test_executing_again_changes_nothing_and_refuses_what_is_no_notebook(
+    executed: tuple[Path, int, str],
+) -> None:
+    folder = executed[0]
+    before = (folder / "book/good.ipynb").read_bytes()
+    names = ("book/good.ipynb", "book/gone.ipynb", "book/index.md")
+    status, printed = execute(folder, *names)
+    assert (folder / "book/good.ipynb").read_bytes() == before
+    assert "book/good.ipynb: stored" in printed
+    assert status == 1
+    assert "book/gone.ipynb: FAILED, file unchanged: cannot be read" in printed
+    assert "book/index.md: not a notebook" in printed
+
+
+# --- the commands
+
+
+STUB = """#!/bin/sh
+# Stands for python and jupyter-book: notes its arguments, fails where it is told to.
+echo "$*" >> "$LOG"
+case "$*" in *"$FAIL"*) exit 1;; esac
+"""
+STEPS = [
+    "-m ruff check .",
+    "-m ruff format --check .",
+    "-m mypy",
+    "build .",
+    "-m pytest",
+]
+
+
+@pytest.fixture
+def commands(tmp_path: Path) -> Callable[[str, str], tuple[int, str, str]]:
+    """Return a function that runs a command with stubs in the place of the tools."""
+    folder = tmp_path / "a checkout"
+    shutil.copytree(ROOT / ".ci", folder / ".ci")
+    shutil.copytree(ROOT / "tools", folder / "tools")
+    for name in ("Makefile", "requirements.txt", "constraints.txt", "pyproject.toml"):
+        shutil.copy(ROOT / name, folder / name)
+    for name in ("python", "jupyter-book"):
+        stub = folder / ".venv/bin" / name
+        stub.parent.mkdir(parents=True, exist_ok=True)
+        stub.write_text(STUB, encoding="utf-8")
+        stub.chmod(0o755)
+    summed = "cat requirements.txt constraints.txt pyproject.toml | cksum"
+    key = run(["bash", "-c", f'echo "pinned in $PWD: $({summed})"'], folder)[1]
+    (folder / ".venv/.installed").write_text(key, encoding="utf-8")
+
+    def call(command: str, fail: str) -> tuple[int, str, str]:
+        log = tmp_path / "log"
+        log.write_text("", encoding="utf-8")
+        status, printed = run(
+            ["bash", "-c", command], folder, LOG=str(log), FAIL=fail or "nothing"
+        )
+        return status, printed, log.read_text(encoding="utf-8")
+
+    return call
+
+
+@pytest.mark.parametrize("command", ["make test", ".ci/run"])
+def test_the_test_command_runs_every_step(
+    command: str, commands: Callable[[str, str], tuple[int, str, str]]
+) -> None:
+    status, printed, log = commands(command, "")
+    assert status == 0, printed
+    assert all(step in log for step in STEPS)
+    assert "build . -W -n --keep-going" in log
+    assert "-m pytest -q --nbval\n" in log
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_a_failing_step_fails_the_test_command(
+    step: str, commands: Callable[[str, str], tuple[int, str, str]]
+) -> None:
+    assert commands(".ci/run", step)[0] != 0
+
+
+@pytest.mark.parametrize(
+    ("python", "complaint"),
+    [
+        ("no-such-python", "no Python found as 'no-such-python'; install Python 3.11"),
+        ("exit 1", "Python 3.11 or newer is needed"),
+        ('case "$2" in *venv*) exit 1;; esac', "sudo apt install python3-venv"),
+        ('case "$1 $2" in *"m venv"*) exit 1;; esac', "could not make .venv"),
+    ],
+    ids=["missing", "old", "without venv", "disk full"],
+)
+def test_setup_says_what_is_wrong(python: str, complaint: str, tmp_path: Path) -> None:
+    shutil.copytree(ROOT / "tools", tmp_path / "tools")
+    for name in ("requirements.txt", "constraints.txt", "pyproject.toml"):
+        shutil.copy(ROOT / name, tmp_path / name)
+    if python != "no-such-python":
+        (tmp_path / "python").write_text(f"#!/bin/sh\n{python}\n", encoding="utf-8")
+        (tmp_path / "python").chmod(0o755)
+        python = str(tmp_path / "python")
+    status, printed = run(["tools/setup.sh"], tmp_path, PYTHON=python)
+    assert status == 1
+    assert complaint in printed.splitlines()[-1]
+    assert not (tmp_path / ".venv/.installed").exists()

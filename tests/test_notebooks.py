@@ -1,0 +1,48 @@
+"""Every notebook of the book keeps the rules of `tools/notebook_rules.py`."""
+
+from pathlib import Path
+
+import nbformat
+import notebook_rules
+import pytest
+import yaml
+
+ROOT = Path(__file__).resolve().parent.parent
+NOTEBOOKS = sorted((ROOT / "book").glob("**/*.ipynb"))
+
+
+def test_the_book_has_notebooks() -> None:
+    assert NOTEBOOKS, "without notebooks the rules below check nothing"
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_notebook_keeps_the_rules(path: Path) -> None:
+    assert notebook_rules.violations(path) == []
+
+
+def test_every_notebook_is_a_chapter() -> None:
+    toc = yaml.safe_load((ROOT / "_toc.yml").read_text())
+    listed = {c["file"] for part in toc["parts"] for c in part["chapters"]}
+    found = {path.relative_to(ROOT).with_suffix("").as_posix() for path in NOTEBOOKS}
+    assert found <= listed
+
+
+def test_names_of_figures_are_unique_in_the_book() -> None:
+    names = [
+        cell.metadata["mystnb"]["figure"]["name"]
+        for path in NOTEBOOKS
+        for cell in nbformat.read(path, as_version=4).cells
+        if "figure" in cell.metadata.get("mystnb", {})
+    ]
+    assert len(names) == len(set(names))
+
+
+def test_nbval_compares_nearly_every_output() -> None:
+    cells = [
+        cell
+        for path in NOTEBOOKS
+        for cell in nbformat.read(path, as_version=4).cells
+        if cell.cell_type == "code" and cell.outputs
+    ]
+    ignored = [c for c in cells if "nbval-ignore-output" in notebook_rules.tags(c)]
+    assert len(ignored) <= 0.05 * len(cells)
