@@ -107,9 +107,10 @@ def test_gamma_and_beta_default_to_one_and_zero() -> None:
 def test_numpy_and_torch_run_the_same_lines(shape: tuple[int, ...]) -> None:
     x, dl_dy, gamma, beta, *_ = draw(shape)
     y, cache = batch_norm_forward(x, gamma, beta)
-    t_y, t_cache = batch_norm_forward(*map(torch.tensor, (x, gamma, beta)))
+    t_x, t_gamma, t_beta, t_dl_dy = map(torch.tensor, (x, gamma, beta, dl_dy))
+    t_y, t_cache = batch_norm_forward(t_x, t_gamma, t_beta)
     assert relative_error(y, t_y) < EXACT
-    theirs = batch_norm_backward(torch.tensor(dl_dy), t_cache)
+    theirs = batch_norm_backward(t_dl_dy, t_cache)
     assert_gradients(batch_norm_backward(dl_dy, cache), theirs)
 
 

@@ -194,7 +194,8 @@ def test_non_contiguous_input_gives_the_same() -> None:
 
 def definition_check(function: Any) -> None:
     """Compare a forward pass with the definition, on two shapes."""
-    for axes, shape in itertools.product([0, (0, 2)], [SHAPE, (2, 3, 7)]):
+    choices: list[Any] = [0, (0, 2)]
+    for axes, shape in itertools.product(choices, [SHAPE, (2, 3, 7)]):
         x = draw(shape=shape)
         mu, var = x.mean(axes, keepdims=True), x.var(axes, keepdims=True)
         x_hat, cache = function(x, axes, 0.3)

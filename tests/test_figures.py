@@ -1,0 +1,95 @@
+"""Figures draw the data they are given, in the colours that mean one thing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pytest
+from matplotlib.colors import to_rgb
+
+from normbook import figures
+
+
+@pytest.fixture(autouse=True)
+def _closed() -> Iterator[None]:
+    plt.switch_backend("agg")
+    yield
+    plt.close("all")
+
+
+def luminance(colour: str) -> float:
+    """Relative luminance of WCAG 2."""
+    linear = [
+        c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4
+        for c in to_rgb(colour)
+    ]
+    return float(np.dot([0.2126, 0.7152, 0.0722], linear))
+
+
+@pytest.mark.parametrize("kind", list(figures.STYLES))
+def test_every_colour_can_be_told_from_white(kind: figures.Kind) -> None:
+    contrast = 1.05 / (luminance(figures.STYLES[kind]["color"]) + 0.05)
+    assert contrast >= 3
+
+
+def test_no_two_kinds_share_a_colour_or_a_line_style() -> None:
+    for key in ("color", "linestyle"):
+        assert len({str(style[key]) for style in figures.STYLES.values()}) == 5
+
+
+def test_the_style_cycles_through_the_same_colours() -> None:
+    with plt.rc_context():
+        figures.use_style()
+        cycle = plt.rcParams["axes.prop_cycle"].by_key()["color"]
+    assert cycle == [s["color"] for s in figures.STYLES.values()]
+
+
+def test_a_band_is_the_median_and_the_whole_range() -> None:
+    _, ax = plt.subplots()
+    runs = np.array([[1.0, 5.0], [2.0, 4.0], [9.0, 3.0]])
+    figures.band(ax, [0, 1], runs, kind="batch", label="ours")
+    (line,) = ax.lines
+    np.testing.assert_array_equal(line.get_ydata(), [2, 4])
+    corners = ax.collections[0].get_paths()[0].vertices
+    assert {tuple(v) for v in np.asarray(corners)} >= {(0, 1), (0, 9), (1, 3), (1, 5)}
+    assert line.get_color() == figures.STYLES["batch"]["color"]
+
+
+def test_curves_label_each_method() -> None:
+    runs = {"with": ("batch", np.ones((2, 3))), "without": ("none", np.zeros((2, 3)))}
+    _, ax = figures.curves([1, 2, 3], runs, xlabel="step", ylabel="loss")  # type: ignore[arg-type]
+    legend = ax.get_legend()
+    assert legend is not None
+    assert [t.get_text() for t in legend.get_texts()] == ["with", "without"]
+    assert (ax.get_xlabel(), ax.get_ylabel()) == ("step", "loss")
+
+
+def test_a_depth_profile_has_one_panel_for_each_quantity() -> None:
+    lines = {
+        "batch": ("batch", np.array([1.0, 10.0])),
+        "none": ("none", np.ones((3, 2))),
+    }
+    fig, axes = figures.depth_profile({"forward": lines, "backward": lines})  # type: ignore[dict-item]
+    assert [ax.get_ylabel() for ax in axes] == ["forward", "backward"]
+    np.testing.assert_array_equal(axes[1].lines[0].get_xdata(), [1, 2])
+    assert len(fig.legends[0].get_texts()) == 2
+
+
+def test_a_signed_map_is_symmetric_about_zero() -> None:
+    _, ax = figures.signed_map([[1.0, -3.0]], xlabel="i", ylabel="j", label="value")
+    assert ax.images[0].get_clim() == (-3, 3)
+    _, same = figures.signed_map([[0.0]], xlabel="i", ylabel="j", label="value", ax=ax)
+    assert same is ax
+    assert ax.images[-1].get_clim() == (-1, 1)
+
+
+def test_bad_input_is_refused() -> None:
+    _, ax = plt.subplots()
+    with pytest.raises(ValueError, match=r"runs must have shape \(S, T\).* got \(2,\)"):
+        figures.band(ax, [0, 1], [1.0, 2.0], kind="batch")
+    with pytest.raises(ValueError, match="kind must be one of batch, layer"):
+        figures.band(ax, [0], [[1.0]], kind="blue")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="values must be a matrix"):
+        figures.signed_map([1.0], xlabel="", ylabel="", label="")

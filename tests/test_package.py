@@ -1,0 +1,106 @@
+"""The shape of the package: which way imports point, and what they cost."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import inspect
+import pkgutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import normbook
+
+ROOT = Path(normbook.__file__).parent
+MODULES = sorted(m.name for m in pkgutil.walk_packages([str(ROOT)], "normbook."))
+LIBRARY = [m for m in MODULES if m != "normbook.__main__"]
+
+# Lower layers never import higher ones.
+ORDER = [
+    "standardize",
+    "batch_norm",
+    "running_statistics",
+    "gradient_check",
+    "figures",
+    "device",
+    "data",
+    "layers",
+    "diagnostics",
+    "experiments",
+    "doctor",
+    "__main__",
+]
+MAY_IMPORT = {
+    "torch": {"layers", "fast", "diagnostics", "experiments"},
+    "matplotlib": {"figures"},
+}
+
+
+def imports(module: str) -> set[str]:
+    """Modules imported when the module is loaded, not inside its functions."""
+    spec = importlib.util.find_spec(module)
+    assert spec is not None
+    assert spec.origin is not None
+    found: set[str] = set()
+    for node in ast.parse(Path(spec.origin).read_text()).body:
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            found.add(node.module or "")
+            found |= {f"{node.module}.{alias.name}" for alias in node.names}
+    return found
+
+
+def part(module: str) -> str:
+    return module.split(".")[1]
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_imports_point_one_way(module: str) -> None:
+    rank = ORDER.index(part(module))
+    for name in imports(module):
+        if name.startswith("normbook.") and part(name) != part(module):
+            assert ORDER.index(part(name)) < rank, f"{module} imports {name}"
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_torch_and_matplotlib_are_imported_only_where_they_belong(module: str) -> None:
+    for name in imports(module):
+        allowed = MAY_IMPORT.get(name.split(".")[0])
+        assert allowed is None or part(module) in allowed, f"{module} imports {name}"
+
+
+def test_importing_the_package_loads_nothing_heavy() -> None:
+    code = (
+        "import normbook, sys; print({'numpy', 'torch', 'matplotlib'} & {*sys.modules})"
+    )
+    run = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
+    assert run.stdout.strip() == "set()"
+
+
+def public(module: str) -> list[tuple[str, object]]:
+    loaded = importlib.import_module(module)
+    return [
+        (f"{module}.{name}", value)
+        for name, value in vars(loaded).items()
+        if not name.startswith("_")
+        and getattr(value, "__module__", None) == module
+        and (inspect.isfunction(value) or inspect.isclass(value))
+    ]
+
+
+@pytest.mark.parametrize("module", LIBRARY)
+def test_everything_public_has_a_docstring(module: str) -> None:
+    assert importlib.import_module(module).__doc__
+    assert [name for name, value in public(module) if not inspect.getdoc(value)] == []
+
+
+@pytest.mark.parametrize("module", LIBRARY)
+def test_names_in_all_exist(module: str) -> None:
+    loaded = importlib.import_module(module)
+    assert [n for n in getattr(loaded, "__all__", ()) if not hasattr(loaded, n)] == []
