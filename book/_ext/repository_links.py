@@ -88,7 +88,7 @@ def add_repository(app: Sphinx, config: Config) -> None:
     url = repository_url(os.environ, Path(app.srcdir))
     if url is None:
         return
-    config.html_theme_options |= {
+    options: dict[str, Any] = {
         "repository_url": url,
         "repository_branch": branch(os.environ),
         "path_to_docs": "",
@@ -97,11 +97,12 @@ def add_repository(app: Sphinx, config: Config) -> None:
         "use_issues_button": True,
     }
     if urlsplit(url).hostname == "github.com":  # the two services read from there
-        config.html_theme_options["launch_buttons"] = {
+        options["launch_buttons"] = {
             "notebook_interface": "jupyterlab",
             "binderhub_url": "https://mybinder.org",
             "colab_url": "https://colab.research.google.com",
         }
+    config.html_theme_options.update(options)
 
 
 def setup(app: Sphinx) -> dict[str, Any]:

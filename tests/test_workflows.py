@@ -1,0 +1,71 @@
+"""The workflows hold to what keeps them safe, and run nothing of their own."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).resolve().parent.parent
+WORKFLOWS = sorted((ROOT / ".github/workflows").glob("*.yml"))
+
+
+@pytest.fixture(params=WORKFLOWS, ids=lambda path: path.stem)
+def workflow(request: pytest.FixtureRequest) -> Any:
+    return yaml.safe_load(request.param.read_text(encoding="utf-8"))
+
+
+def jobs(workflow: Any) -> list[Any]:
+    return list(workflow["jobs"].values())
+
+
+def test_there_are_workflows() -> None:
+    assert [path.stem for path in WORKFLOWS] == ["gpu", "publish", "test", "weekly"]
+
+
+def test_every_action_is_pinned_by_its_commit(workflow: Any) -> None:
+    uses = [
+        step["uses"]
+        for job in jobs(workflow)
+        for step in job["steps"]
+        if "uses" in step
+    ]
+    assert uses
+    for action in uses:
+        assert re.fullmatch(r"actions/[\w-]+@[0-9a-f]{40}", action)
+
+
+def test_nothing_is_permitted_but_by_the_job_that_needs_it(workflow: Any) -> None:
+    assert workflow["permissions"] == {}
+    writes = {
+        name
+        for job in jobs(workflow)
+        for name, level in job["permissions"].items()
+        if level == "write"
+    }
+    assert writes <= {"pages", "id-token"}
+
+
+def test_every_job_has_a_timeout(workflow: Any) -> None:
+    assert all(0 < job["timeout-minutes"] <= 45 for job in jobs(workflow))
+
+
+def test_no_checkout_keeps_the_token(workflow: Any) -> None:
+    for job in jobs(workflow):
+        for step in job["steps"]:
+            if step.get("uses", "").startswith("actions/checkout"):
+                assert step["with"]["persist-credentials"] is False
+
+
+def test_code_of_a_pull_request_never_meets_secrets_or_the_gpu() -> None:
+    for path in WORKFLOWS:
+        triggers = yaml.safe_load(path.read_text(encoding="utf-8"))[True]  # "on"
+        assert "pull_request_target" not in triggers
+        assert ("pull_request" in triggers) == (path.stem == "test")
+
+
+def test_the_steps_are_those_of_the_makefile(workflow: Any) -> None:
+    commands = [s["run"] for job in jobs(workflow) for s in job["steps"] if "run" in s]
+    others = [command for command in commands if not command.startswith("make ")]
+    assert all("torch.cuda.is_available" in command for command in others)
