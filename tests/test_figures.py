@@ -85,6 +85,34 @@ def test_a_signed_map_is_symmetric_about_zero() -> None:
     assert ax.images[-1].get_clim() == (-1, 1)
 
 
+def test_a_sweep_has_the_setting_on_a_log_axis() -> None:
+    lines = {"with": ("batch", np.array([[1.0, 2.0, 9.0], [3.0, 4.0, 9.0]]))}
+    fig, axes = figures.sweep(
+        [0.1, 1, 10],
+        {"first (nats)": lines, "second (nats)": lines},  # type: ignore[dict-item]
+        xlabel="learning rate",
+        ylim=(0, 5),
+    )
+    assert [ax.get_ylabel() for ax in axes] == ["first (nats)", "second (nats)"]
+    assert {(ax.get_xscale(), ax.get_ylim()) for ax in axes} == {("log", (0, 5))}
+    assert [t.get_text() for t in axes[0].get_xticklabels()] == ["0.1", "1", "10"]
+    np.testing.assert_array_equal(axes[1].lines[0].get_ydata(), [2, 3, 9])
+    assert len(fig.legends[0].get_texts()) == 1
+
+
+def test_marked_cells_stand_where_their_image_stands() -> None:
+    mask = np.zeros((2, 3, 1, 2), dtype=bool)
+    mask[1, 2, 0, 1] = True
+    _, (ax,) = figures.marked_cells({"one": mask})
+    drawn = np.ma.asarray(ax.collections[0].get_array())
+    # 2 rows of 1 pixel with 1 gap between; 3 columns of 2 pixels with 2 gaps.
+    assert drawn.shape == (3, 8)
+    assert drawn[2, 7] == 1
+    assert drawn.sum() == 1
+    assert drawn.mask.sum() == 3 * 8 - mask.size
+    assert [t.get_text() for t in ax.get_xticklabels()] == ["0", "1", "2"]
+
+
 def test_bad_input_is_refused() -> None:
     _, ax = plt.subplots()
     with pytest.raises(ValueError, match=r"runs must have shape \(S, T\).* got \(2,\)"):
@@ -93,3 +121,5 @@ def test_bad_input_is_refused() -> None:
         figures.band(ax, [0], [[1.0]], kind="blue")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="values must be a matrix"):
         figures.signed_map([1.0], xlabel="", ylabel="", label="")
+    with pytest.raises(ValueError, match=r"masks must have shape .* got \(2, 2\)"):
+        figures.marked_cells({"flat": np.eye(2)})

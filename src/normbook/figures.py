@@ -14,10 +14,20 @@ from typing import Any, Literal
 import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.colors import ListedColormap
 from matplotlib.figure import Figure, SubFigure
 from numpy.typing import ArrayLike
 
-__all__ = ["STYLES", "band", "curves", "depth_profile", "signed_map", "use_style"]
+__all__ = [
+    "STYLES",
+    "band",
+    "curves",
+    "depth_profile",
+    "marked_cells",
+    "signed_map",
+    "sweep",
+    "use_style",
+]
 
 Kind = Literal["batch", "layer", "other", "reference", "none"]
 
@@ -129,6 +139,96 @@ def depth_profile(
         ax.set(xlabel=xlabel, ylabel=ylabel, yscale=yscale)
     handles, labels = axes[0].get_legend_handles_labels()
     fig.legend(handles, labels, loc="outside upper center", ncols=len(labels))
+    return fig, axes
+
+
+def sweep(
+    x: ArrayLike,
+    panels: Mapping[str, Mapping[str, tuple[Kind, ArrayLike]]],
+    *,
+    xlabel: str,
+    yscale: Literal["linear", "log"] = "linear",
+    ylim: tuple[float, float] | None = None,
+) -> tuple[Figure, Sequence[Axes]]:
+    """Draw results against a setting on a log axis, one panel a network or data set.
+
+    Parameters
+    ----------
+    x : array, shape (T,)
+        The values of the setting, positive.
+    panels : mapping from y label to (mapping from label to (kind, runs))
+        ``runs`` has shape (S, T) for S runs; what :func:`band` draws.
+    xlabel : str
+    yscale : "linear" or "log"
+    ylim : pair of floats, optional
+        The same for every panel; what lies outside is not seen, so say so.
+
+    Returns
+    -------
+    fig, axes
+        One axes for each panel; they share the vertical scale.
+    """
+    fig, grid = plt.subplots(1, len(panels), squeeze=False, sharey=True)
+    axes = list(grid[0])
+    for ax, (ylabel, lines) in zip(axes, panels.items(), strict=True):
+        for label, (kind, runs) in lines.items():
+            band(ax, x, runs, kind=kind, label=label)
+        ax.set(xlabel=xlabel, ylabel=ylabel, xscale="log", yscale=yscale, ylim=ylim)
+        ax.set_xticks(np.asarray(x), [f"{value:g}" for value in np.asarray(x)])
+        ax.minorticks_off()
+    handles, labels = axes[0].get_legend_handles_labels()
+    fig.legend(handles, labels, loc="outside upper center", ncols=len(labels))
+    return fig, axes
+
+
+def marked_cells(
+    masks: Mapping[str, ArrayLike], *, kind: Kind = "batch"
+) -> tuple[Figure, Sequence[Axes]]:
+    """Show which values of an array (N, C, H, W) are marked, one panel a mask.
+
+    Each image is a block of H x W squares. The examples stand one below the other,
+    their channels side by side.
+
+    Parameters
+    ----------
+    masks : mapping from label to array of bool, shape (N, C, H, W)
+    kind : key of ``STYLES``
+        The colour of the marked values; the others are light grey.
+
+    Returns
+    -------
+    fig, axes
+        One axes for each mask.
+
+    Raises
+    ------
+    ValueError
+        If a mask does not have four axes, or ``kind`` is unknown.
+    """
+    colours = ListedColormap(["#E4E4E4", _style(kind)["color"]])
+    fig, grid = plt.subplots(1, len(masks), squeeze=False)
+    axes = list(grid[0])
+    for ax, (label, values) in zip(axes, masks.items(), strict=True):
+        mask = np.asarray(values)
+        if mask.ndim != 4:
+            raise ValueError(
+                f"masks must have shape (N, C, H, W), got {mask.shape}; reshape it."
+            )
+        n, c, h, w = mask.shape
+        # One empty row and column after each image, left blank, sets it apart.
+        gaps = ((0, 0), (0, 0), (0, 1), (0, 1))
+        blocks = np.pad(mask.astype(float), gaps, constant_values=np.nan)
+        picture = blocks.transpose(0, 2, 1, 3).reshape(n * (h + 1), c * (w + 1))
+        picture = picture[:-1, :-1]
+        ax.pcolormesh(picture, cmap=colours, vmin=0, vmax=1, edgecolors="white")
+        ax.set_aspect("equal")
+        ax.invert_yaxis()
+        ax.grid(visible=False)
+        ax.spines[:].set_visible(False)
+        ax.tick_params(length=0)
+        ax.set_xticks(np.arange(c) * (w + 1) + w / 2, np.arange(c))
+        ax.set_yticks(np.arange(n) * (h + 1) + h / 2, np.arange(n))
+        ax.set(xlabel=f"channel\n\n{label}", ylabel="example")
     return fig, axes
 
 
