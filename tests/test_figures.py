@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -104,7 +105,7 @@ def test_marked_cells_stand_where_their_image_stands() -> None:
     mask = np.zeros((2, 3, 1, 2), dtype=bool)
     mask[1, 2, 0, 1] = True
     _, (ax,) = figures.marked_cells({"one": mask})
-    drawn = np.ma.asarray(ax.collections[0].get_array())
+    drawn: Any = np.ma.asarray(ax.collections[0].get_array())
     # 2 rows of 1 pixel with 1 gap between; 3 columns of 2 pixels with 2 gaps.
     assert drawn.shape == (3, 8)
     assert drawn[2, 7] == 1
