@@ -1,0 +1,214 @@
+"""The `normbook` command; `python -m normbook` is the same.
+
+Exit codes: 0 done, 1 failed, 2 wrong usage, 130 interrupted with Ctrl-C.
+"""
+
+from __future__ import annotations
+
+# Only what every call needs: `normbook --help` shall come at once. The commands
+# import the rest.
+import argparse
+import io
+import os
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from normbook.data.catalogue import Source
+
+ALL = "all"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line.
+
+    Parameters
+    ----------
+    arguments : sequence of str, optional
+        What follows ``normbook`` on the command line; by default that of this
+        process.
+
+    Returns
+    -------
+    int
+        The exit code.
+
+    Examples
+    --------
+    >>> main(["data", "fetch", "digits"])
+    digits: embedded in scikit-learn, nothing to fetch
+    0
+    """
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # a path may have any letter
+            stream.reconfigure(errors="backslashreplace")
+    try:
+        options = _parser().parse_args(arguments)
+        code: int = options.run(options)
+        sys.stdout.flush()
+    except KeyboardInterrupt:
+        print("normbook: interrupted", file=sys.stderr)
+        return 130
+    except BrokenPipeError:  # `normbook ... | head`: nobody reads on
+        # Python flushes once more at exit, which must not fail again.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    return code
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="normbook",
+        description="Data and checks for the book Normalization in Deep Learning.",
+    )
+    parser.add_argument(
+        "--version", action=_Version, nargs=0, help="show the version and exit"
+    )
+    commands = parser.add_subparsers(metavar="COMMAND", required=True)
+
+    data = commands.add_parser("data", help="list, fetch and verify the data sets")
+    actions = data.add_subparsers(metavar="ACTION", required=True)
+    action = actions.add_parser("list", help="show the data sets and where they are")
+    action.set_defaults(run=_list)
+    action = actions.add_parser("fetch", help="download data sets into the cache")
+    action.add_argument("names", metavar="NAME", nargs="+", type=_sources)
+    action.set_defaults(run=_fetch)
+    action = actions.add_parser("verify", help="check files against their SHA-256")
+    action.add_argument("names", metavar="NAME", nargs="*", type=_sources)
+    action.set_defaults(run=_verify)
+    for name in ("fetch", "verify"):
+        actions.choices[name].epilog = f"NAME is a data set, or {ALL} for all of them."
+
+    doctor = commands.add_parser(
+        "doctor", help="show versions, device and data, and what is missing"
+    )
+    doctor.set_defaults(run=_doctor)
+    return parser
+
+
+class _Version(argparse.Action):
+    """Look the version up only when it is asked for."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
+        from normbook.doctor import version
+
+        print(f"normbook {version('normbook') or '(not installed)'}")
+        parser.exit()
+
+
+def _sources(name: str) -> list[Source]:
+    """Return the data sets that a NAME on the command line stands for."""
+    from normbook.data.catalogue import SOURCES
+
+    if name == ALL:
+        return list(SOURCES.values())
+    source = SOURCES.get(name.lower().replace("_", "-"))
+    if source is None:
+        known = ", ".join((*SOURCES, ALL))
+        raise argparse.ArgumentTypeError(
+            f"must be one of {known}, got {name!r}; see: normbook data list"
+        )
+    return [source]
+
+
+def _named(options: argparse.Namespace) -> list[Source]:
+    """Return the data sets that were named, each once."""
+    sources = [source for names in options.names for source in names]
+    return list({source.name: source for source in sources}.values())
+
+
+def _list(_: argparse.Namespace) -> int:
+    from normbook.data.catalogue import SOURCES
+    from normbook.data.files import whereabouts
+
+    rows = [("name", "size", "licence", "where")]
+    for source in SOURCES.values():
+        size = _megabytes(source.size) if source.files else "embedded"
+        rows.append((source.name, size, source.licence, whereabouts(source)[1]))
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for name, size, licence, where in rows:
+        print(
+            f"{name:{widths[0]}}  {size:>{widths[1]}}  {licence:{widths[2]}}  {where}"
+        )
+    return 0
+
+
+def _fetch(options: argparse.Namespace) -> int:
+    from normbook.data.files import DataError, fetch
+
+    code = 0
+    for source in _named(options):
+        if not source.files:
+            print(f"{source.name}: embedded in {source.package}, nothing to fetch")
+            continue
+        try:
+            paths = fetch(source)
+        except DataError as error:
+            print(f"normbook: {error}", file=sys.stderr)
+            code = 1
+            continue
+        folders = ", ".join(dict.fromkeys(str(path.parent) for path in paths))
+        print(
+            f"{source.name}: {len(paths)} files, {_megabytes(source.size)}, "
+            f"verified, in {folders}"
+        )
+        print(f"  licence  {source.licence}")
+        print(f"  cite     {source.citation}")
+    return code
+
+
+def _verify(options: argparse.Namespace) -> int:
+    """Check each copy; a data set that is wholly absent fails only if named."""
+    from normbook.data.catalogue import SOURCES
+    from normbook.data.files import DataError, copies
+
+    named = _named(options)
+    is_failed = False
+    for source in named or SOURCES.values():
+        if not source.files:
+            print(f"embedded  {source.name} in {source.package}")
+            continue
+        missing = []
+        for file in source.files:
+            try:
+                found = [c for c in copies(source, file) if c.content is not None]
+            except DataError as error:
+                print(f"normbook: {error}", file=sys.stderr)
+                return 1
+            for copy in found:
+                print(
+                    f"ok        {copy.path}"
+                    if copy.is_good
+                    else f"DIFFERS   {copy.path}: {copy.fault}"
+                )
+                is_failed |= copy.is_damaged
+            if not found:
+                missing.append(file)
+        for file in missing:
+            print(f"missing   {source.name}/{file.name}")
+        is_partial = len(missing) < len(source.files)
+        is_failed |= bool(missing) and (is_partial or bool(named))
+    if is_failed:
+        print(
+            "normbook: files differ or are missing; normbook data fetch NAME gets "
+            "those of the cache, those in NORMBOOK_DATA are yours to replace",
+            file=sys.stderr,
+        )
+    return int(is_failed)
+
+
+def _doctor(_: argparse.Namespace) -> int:
+    from normbook.doctor import examine
+
+    report = examine()
+    print("\n".join(report.lines))
+    return 0 if report.can_run else 1
+
+
+def _megabytes(size: int) -> str:
+    return f"{size / 1e6:.1f} MB"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,517 @@
+"""Finding, downloading and checking the files of the data sets.
+
+A file is looked for in this order:
+
+1. the folder named by the environment variable ``NORMBOOK_DATA``, as
+   ``FOLDER/mnist/FILE`` or as ``FOLDER/FILE``; nothing is ever written there;
+2. the cache: the folder named by ``NORMBOOK_CACHE``, or else the user's cache
+   folder of the operating system; as ``FOLDER/mnist/FILE``;
+3. the mirrors, one after the other; what comes is kept in the cache.
+
+Every file is checked against its known size and SHA-256 each time that it is
+read, and no byte of it is used before. A damaged file in ``NORMBOOK_DATA`` is an
+error: the reader chose that folder, so nothing else is taken instead of it. A
+damaged file in the cache is downloaded again, and replaced only by a good one.
+
+Why `requests` and not `pooch`, which would bring a cache and hashes: pooch asks
+a single address for each file, reads whatever comes without a limit of size,
+waits without an end for a server that sends one byte now and then, and leaves
+its temporary file behind when it is killed. Here a download is held in memory
+(the files are small) until it is known to be right, and only then written.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import ipaddress
+import os
+import queue
+import sys
+import threading
+import time
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import urljoin, urlsplit
+
+from normbook.data.catalogue import SOURCES, DataFile, Source
+
+if TYPE_CHECKING:
+    from requests import Response
+
+DATA = "NORMBOOK_DATA"
+CACHE = "NORMBOOK_CACHE"
+
+# Seconds that a mirror may take to send the next piece, the time to connect
+# included: two mirrors that hang cost 20 s before the error comes.
+PATIENCE = 10.0
+# Bytes in a piece. Small, so that a slow line still fills one within PATIENCE.
+PIECE = 4096
+# Redirects that are followed; GitHub needs one.
+REDIRECTS = 5
+# Seconds after which a temporary file is the leftover of a killed process; to
+# write one takes less than a second.
+ABANDONED_AFTER = 3600.0
+
+
+class DataError(RuntimeError):
+    """The data cannot be had; the message says where it was looked for."""
+
+
+class _MirrorError(Exception):
+    """One mirror did not give the file; the message is the reason."""
+
+
+@dataclass(frozen=True)
+class Copy:
+    """A place on this machine where a file may lie, and what lies there.
+
+    Attributes
+    ----------
+    place : str
+        ``"NORMBOOK_DATA"`` or ``"cache"``.
+    path : Path
+        Where the file is, or would be.
+    content : bytes or None
+        What is there, None if there is no such file. To be used only if there
+        is no `fault`.
+    fault : str
+        What is wrong with it; empty if it is the file as published.
+    """
+
+    place: str
+    path: Path
+    content: bytes | None
+    fault: str
+
+    @property
+    def is_good(self) -> bool:
+        """Whether this is the file as published."""
+        return not self.fault
+
+    @property
+    def is_damaged(self) -> bool:
+        """Whether there is a file which is not the one as published."""
+        return bool(self.fault) and self.content is not None
+
+
+def data_folder() -> Path | None:
+    """Return the folder that the reader named, None if there is none.
+
+    Raises
+    ------
+    DataError
+        If ``NORMBOOK_DATA`` names something that is not a folder.
+    """
+    value = os.environ.get(DATA, "")
+    if not value:
+        return None
+    folder = Path(value).expanduser()
+    if not folder.is_dir():
+        raise DataError(
+            f"{DATA} must name a folder that exists, got {value!r}; correct it, or "
+            f"unset {DATA} to use the cache and downloads."
+        )
+    return folder
+
+
+def cache_folder() -> Path:
+    """Return the folder in which downloads are kept; it need not exist yet."""
+    value = os.environ.get(CACHE, "")
+    if value:
+        return Path(value).expanduser()
+    import platformdirs
+
+    return Path(platformdirs.user_cache_dir("normbook", appauthor=False))
+
+
+def copies(source: Source, file: DataFile) -> Iterator[Copy]:
+    """Look at each place on this machine that may hold `file`, best first.
+
+    Parameters
+    ----------
+    source : Source
+        The data set.
+    file : DataFile
+        One of its files.
+
+    Yields
+    ------
+    Copy
+        What is there, read and checked.
+
+    Raises
+    ------
+    DataError
+        If ``NORMBOOK_DATA`` names something that is not a folder.
+    """
+    folder = data_folder()
+    if folder is not None:
+        for name in source.folders:
+            yield _inspect(DATA, folder / name / file.name, source, file)
+        yield _inspect(DATA, folder / file.name, source, file)
+    yield _inspect("cache", _cached(source, file), source, file)
+
+
+def whereabouts(source: Source) -> tuple[bool, str]:
+    """Say whether a data set can be loaded without a network, and from where.
+
+    Parameters
+    ----------
+    source : Source
+        The data set.
+
+    Returns
+    -------
+    is_here : bool
+        Whether all of it is on this machine, as published.
+    text : str
+        Where it is, or what is the matter, in one line.
+    """
+    if source.package:
+        try:
+            return True, f"in {source.package} {metadata.version(source.package)}"
+        except metadata.PackageNotFoundError:
+            return False, f"missing: python -m pip install {source.package}"
+    folders = []
+    absent = []
+    try:
+        for file in source.files:
+            found = list(copies(source, file))
+            # As in _obtain: a damaged file in NORMBOOK_DATA is not passed over.
+            copy = next((c for c in found if c.content is not None), None)
+            if copy is None:
+                absent.append(file.name)
+            elif copy.is_damaged:
+                return False, f"damaged: {copy.path}: {copy.fault}"
+            else:
+                folders.append(str(copy.path.parent))
+    except DataError as error:
+        return False, str(error)
+    where = ", ".join(dict.fromkeys(folders))
+    if not absent:
+        return True, where
+    cure = f"normbook data fetch {source.name}"
+    if not folders:
+        return False, f"missing: {cure}"
+    return False, f"in {where}, but {', '.join(absent)} missing: {cure}"
+
+
+def read(source: Source, file: DataFile) -> bytes:
+    """Return the content of a file, downloaded if it is nowhere yet.
+
+    Parameters
+    ----------
+    source : Source
+        The data set.
+    file : DataFile
+        One of its files.
+
+    Returns
+    -------
+    bytes
+        The content, of the size and SHA-256 that the catalogue states.
+
+    Raises
+    ------
+    DataError
+        If the file in ``NORMBOOK_DATA`` is damaged, the cache cannot be written
+        to, or no place has the file.
+    """
+    return _obtain(source, file)[1]
+
+
+def fetch(source: Source) -> list[Path]:
+    """Make sure that all files of a data set are on this machine.
+
+    Parameters
+    ----------
+    source : Source
+        The data set.
+
+    Returns
+    -------
+    list of Path
+        Where each file lies.
+
+    Raises
+    ------
+    DataError
+        As :func:`read`.
+    """
+    return [_obtain(source, file)[0] for file in source.files]
+
+
+def fault(content: bytes | bytearray, file: DataFile) -> str:
+    """Say how `content` differs from the file as published.
+
+    Parameters
+    ----------
+    content : bytes or bytearray
+        What was found; a byte more than ``file.size`` is enough to tell.
+    file : DataFile
+        What it should be.
+
+    Returns
+    -------
+    str
+        The difference, or the empty string.
+    """
+    if len(content) > file.size:
+        return f"it is larger than the {file.size} bytes it must have"
+    if len(content) < file.size:
+        return f"it has {len(content)} bytes instead of {file.size}"
+    sha256 = hashlib.sha256(content).hexdigest()
+    if sha256 != file.sha256:
+        return f"its SHA-256 is {sha256} instead of {file.sha256}"
+    return ""
+
+
+def _cached(source: Source, file: DataFile) -> Path:
+    return cache_folder() / source.name / file.name
+
+
+def _inspect(place: str, path: Path, source: Source, file: DataFile) -> Copy:
+    """Read a file and compare it with what it must be."""
+    try:
+        with path.open("rb") as handle:
+            content = handle.read(file.size + 1)
+    except (FileNotFoundError, NotADirectoryError):
+        return Copy(place, path, None, "no such file")
+    except OSError as error:
+        return Copy(place, path, b"", f"it cannot be read ({error.strerror})")
+    difference = fault(content, file)
+    # MNIST and Fashion-MNIST have files of the same names: in FOLDER/FILE there
+    # can be only one of the two, and for the other it is no damaged file.
+    owner = _other_owner(path, source) if difference else None
+    if owner is not None:
+        return Copy(place, path, None, f"it is the file of {owner.name}")
+    return Copy(place, path, content, difference)
+
+
+def _other_owner(path: Path, source: Source) -> Source | None:
+    """Return the other data set that the file belongs to, if there is one."""
+    for other in SOURCES.values():
+        for file in other.files:
+            if other is source or file.name != path.name:
+                continue
+            with path.open("rb") as handle:
+                if not fault(handle.read(file.size + 1), file):
+                    return other
+    return None
+
+
+def _obtain(source: Source, file: DataFile) -> tuple[Path, bytes]:
+    """Return where a file lies and its content, downloaded if need be."""
+    tried = [] if data_folder() else [f"{DATA}: not set"]
+    for copy in copies(source, file):
+        if copy.is_good and copy.content is not None:
+            return copy.path, copy.content
+        if copy.is_damaged and copy.place == DATA:
+            raise DataError(
+                f"{copy.path} must be the file of {source.title} as published, but "
+                f"{copy.fault}; replace or remove it, or unset {DATA}."
+            )
+        tried.append(f"{copy.place}: {copy.path}: {copy.fault}")
+
+    path = _cached(source, file)
+    _prepare(path.parent)
+    for url in file.urls:
+        try:
+            content = _download(url, file)
+        except _MirrorError as error:
+            tried.append(f"{url}: {error}")
+        else:
+            _store(path, content)
+            return path, content
+    raise DataError(_nowhere(source, file, tried))
+
+
+def _nowhere(source: Source, file: DataFile, tried: list[str]) -> str:
+    """Say where a file was looked for, and what the reader can do."""
+    width = max(len(other.name) for other in source.files)
+    lines = [
+        f"{source.title}: {file.name} is not on this machine and could not be "
+        "downloaded. Tried:",
+        *(f"  - {line}" for line in tried),
+        "What to do, one of:",
+        f"  - with a network: normbook data fetch {source.name}",
+        f"  - get the files below elsewhere and put them into FOLDER/{source.name}/ "
+        f"or FOLDER/, then set {DATA}=FOLDER:",
+    ]
+    for other in source.files:
+        lines.append(f"      {other.name:{width}}  {other.size:>10} bytes")
+        lines.append(f"        SHA-256 {other.sha256}")
+    return "\n".join(lines)
+
+
+def _prepare(folder: Path) -> None:
+    """Make the cache folder, before anything is downloaded for it."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if not os.access(folder, os.W_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+    except OSError as error:
+        raise _no_cache(folder, error) from error
+
+
+def _no_cache(folder: Path, error: OSError) -> DataError:
+    return DataError(
+        f"the cache folder must be one that can be written to, but {folder} is not "
+        f"({error.strerror}); make room or set {CACHE} to another folder."
+    )
+
+
+def _store(path: Path, content: bytes) -> None:
+    """Write a file so that under its name there is the old or the new one, whole."""
+    part = path.with_name(f"{path.name}.{uuid.uuid4().hex}.part")
+    try:
+        _remove_abandoned(path.parent)
+        with part.open("xb") as handle:
+            handle.write(content)
+            handle.flush()
+            os.fsync(handle.fileno())  # else a crash may leave the name, no content
+        part.replace(path)
+    except OSError as error:
+        raise _no_cache(path.parent, error) from error
+    finally:
+        part.unlink(missing_ok=True)  # also when Ctrl-C comes in between
+
+
+def _remove_abandoned(folder: Path) -> None:
+    """Remove the temporary files of processes that were killed while writing."""
+    for part in folder.glob("*.part"):
+        with contextlib.suppress(OSError):  # gone meanwhile, or not ours
+            if time.time() - part.stat().st_mtime > ABANDONED_AFTER:
+                part.unlink()
+
+
+def _download(url: str, file: DataFile) -> bytes:
+    """Return the content of `file` from one mirror, checked.
+
+    A thread of its own talks to the server and this one waits for it: the
+    timeouts of sockets hold for one address and one packet, so that a host
+    with eight addresses behind a firewall, a name that is not resolved, or a
+    byte now and then would make the reader wait for minutes.
+    """
+    import requests  # noqa: F401  # here, not in the thread while the clock ticks
+    from tqdm import tqdm
+
+    pieces: queue.SimpleQueue[bytes | Exception] = queue.SimpleQueue()
+    is_over = threading.Event()
+    arguments = (url, file, pieces, is_over)
+    threading.Thread(target=_receive, args=arguments, daemon=True).start()
+    content = bytearray()
+    try:
+        with tqdm(
+            total=file.size,
+            desc=file.name,
+            unit="B",
+            unit_scale=True,
+            leave=False,
+            disable=not _is_watched(),
+        ) as bar:
+            while piece := pieces.get(timeout=PATIENCE):
+                if isinstance(piece, Exception):
+                    raise piece
+                content += piece
+                bar.update(len(piece))
+    except Exception as error:
+        raise _MirrorError(_reason(error, len(content), file)) from error
+    finally:
+        is_over.set()
+    difference = fault(content, file)
+    if difference:
+        raise _MirrorError(f"what came is not the file: {difference}")
+    return bytes(content)
+
+
+def _receive(
+    url: str,
+    file: DataFile,
+    pieces: queue.SimpleQueue[bytes | Exception],
+    is_over: threading.Event,
+) -> None:
+    """Put what the server sends into `pieces`, b"" at the end, or the error."""
+    import requests
+
+    try:
+        for _ in range(REDIRECTS + 1):
+            _demand_https(url)
+            with requests.get(
+                url,
+                stream=True,
+                timeout=PATIENCE,
+                allow_redirects=False,  # each address is looked at first
+                # As it is stored: the .gz must not be unpacked on the way.
+                headers={"Accept-Encoding": "identity"},
+            ) as response:
+                if response.is_redirect:
+                    url = urljoin(url, response.headers["Location"])
+                    continue
+                _check_answer(response, file)
+                received = 0
+                for piece in response.iter_content(PIECE):
+                    pieces.put(piece)
+                    received += len(piece)
+                    if received > file.size or is_over.is_set():
+                        break
+            pieces.put(b"")
+            return
+        raise _MirrorError(f"more than {REDIRECTS} redirects")
+    except Exception as error:  # noqa: BLE001 - any error is raised by the other thread
+        pieces.put(error)
+
+
+def _check_answer(response: Response, file: DataFile) -> None:
+    """Refuse an answer that its header shows not to be the file."""
+    if response.status_code != 200:
+        raise _MirrorError(f"HTTP {response.status_code} {response.reason}")
+    kind = response.headers.get("Content-Type", "")
+    if kind.startswith("text/html"):
+        raise _MirrorError("a web page came instead of the file")
+    length = response.headers.get("Content-Length", str(file.size))
+    if length != str(file.size):
+        raise _MirrorError(
+            f"the server announces {length} bytes instead of {file.size}"
+        )
+
+
+def _demand_https(url: str) -> None:
+    """Refuse an address without encryption, unless it is this very machine."""
+    parts = urlsplit(url)
+    try:
+        is_here = ipaddress.ip_address(parts.hostname or "").is_loopback
+    except ValueError:  # a name, not an address
+        is_here = False
+    if parts.scheme != "https" and not (parts.scheme == "http" and is_here):
+        raise _MirrorError(f"not an https address: {url}")
+
+
+def _reason(error: Exception, received: int, file: DataFile) -> str:
+    """Say in a few words why a download failed."""
+    import requests
+
+    if isinstance(error, _MirrorError):
+        return str(error)
+    if isinstance(error, (queue.Empty, requests.Timeout)):
+        reason = f"no answer within {PATIENCE:g} s"
+    else:
+        # requests wraps urllib3, which wraps what the operating system said.
+        root: BaseException = error
+        while root.__context__ is not None:
+            root = root.__context__
+        reason = str(root) or type(root).__name__
+    if received:
+        reason += f", after {received} of {file.size} bytes"
+    return reason
+
+
+def _is_watched() -> bool:
+    """Whether somebody sees a progress bar: in a terminal or a notebook."""
+    return sys.stderr.isatty() or "ipykernel" in sys.modules

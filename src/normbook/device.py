@@ -1,0 +1,120 @@
+"""Where torch computes, and how it computes the same twice.
+
+The same notebooks run on a CPU and on a GPU: they ask :func:`pick` for the
+device and move their tensors there.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:  # imported in the functions: torch takes seconds to import
+    import torch
+
+DEVICE = "NORMBOOK_DEVICE"
+WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
+# The settings with which cuBLAS is deterministic; the second is slower and smaller.
+DETERMINISTIC_WORKSPACES = (":4096:8", ":16:8")
+
+
+def pick() -> torch.device:
+    """Return the device to compute on: CUDA where there is one, else the CPU.
+
+    The environment variable ``NORMBOOK_DEVICE`` overrides the choice: ``cpu``,
+    ``cuda``, ``cuda:1`` (a GPU by its number, from 0) or ``mps`` (the GPU of an
+    Apple computer). ``mps`` is taken only when it is asked for, since it has no
+    float64, in which the checks of the book compute.
+
+    Returns
+    -------
+    torch.device
+        A device that is there.
+
+    Raises
+    ------
+    ValueError
+        If ``NORMBOOK_DEVICE`` is not the name of a device.
+    RuntimeError
+        If it names a device that this machine, or this torch, does not have.
+
+    Examples
+    --------
+    >>> import os
+    >>> from unittest import mock
+    >>> with mock.patch.dict(os.environ, NORMBOOK_DEVICE="cpu"):
+    ...     pick()
+    device(type='cpu')
+    """
+    import torch
+
+    name = os.environ.get(DEVICE, "").strip().lower()
+    if not name:
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if not re.fullmatch(r"cpu|mps|cuda(:\d+)?", name):
+        raise ValueError(
+            f"{DEVICE} must be cpu, cuda, cuda:NUMBER or mps, got {name!r}; correct "
+            "it, or unset it to take CUDA where there is one."
+        )
+    if name == "mps" and not torch.backends.mps.is_available():
+        raise RuntimeError(_unavailable(name, "torch finds no Apple GPU"))
+    if name.startswith("cuda"):
+        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        if int(name.partition(":")[2] or 0) >= count:
+            found = {0: "no CUDA GPU", 1: "one CUDA GPU, cuda:0"}.get(
+                count, f"{count} CUDA GPUs, cuda:0 to cuda:{count - 1}"
+            )
+            raise RuntimeError(_unavailable(name, f"torch finds {found}"))
+    return torch.device(name)
+
+
+def make_deterministic() -> None:
+    """Make torch compute the same result each time, bit for bit, on one machine.
+
+    Sets ``CUBLAS_WORKSPACE_CONFIG`` to ``:4096:8`` unless it has a deterministic
+    value already, demands deterministic algorithms of torch (an operation that
+    has none then raises), and turns off the search for the fastest convolution,
+    which may choose another one in each run [1]_.
+
+    Raises
+    ------
+    RuntimeError
+        If ``CUBLAS_WORKSPACE_CONFIG`` has no deterministic value and CUDA is in
+        use already: cuBLAS may have read the variable. Nothing is changed then.
+
+    References
+    ----------
+    .. [1] PyTorch documentation, notes, "Reproducibility".
+
+    Examples
+    --------
+    >>> import os
+    >>> from unittest import mock
+    >>> import torch
+    >>> with mock.patch.dict(os.environ, CUBLAS_WORKSPACE_CONFIG=":4096:8"):
+    ...     make_deterministic()
+    >>> torch.are_deterministic_algorithms_enabled()
+    True
+    >>> torch.use_deterministic_algorithms(False)
+    """
+    import torch
+
+    if os.environ.get(WORKSPACE) not in DETERMINISTIC_WORKSPACES:
+        if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+            raise RuntimeError(
+                "make_deterministic() must be called before the first use of CUDA, "
+                f"got a CUDA that is in use and {WORKSPACE}="
+                f"{os.environ.get(WORKSPACE, '')!r}; call it in the first cell and "
+                "restart."
+            )
+        os.environ[WORKSPACE] = DETERMINISTIC_WORKSPACES[0]
+    torch.use_deterministic_algorithms(True)
+    torch.backends.cudnn.benchmark = False
+
+
+def _unavailable(name: str, found: str) -> str:
+    return (
+        f"{DEVICE} must name a device that is there, got {name!r}, but {found}; "
+        f"set {DEVICE}=cpu, or unset it to take CUDA where there is one."
+    )

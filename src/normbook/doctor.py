@@ -1,0 +1,281 @@
+"""What is on this machine, against what the book needs: `normbook doctor`."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from importlib import metadata
+from pathlib import Path
+
+from normbook.data import files
+from normbook.data.catalogue import SOURCES
+from normbook.device import DEVICE, pick
+
+# Needed to run the chapters, besides what the package itself requires.
+CHAPTERS = ("torch", "sympy", "ipykernel")
+# Only for the notebooks in a browser, for the site and for the checks.
+EXTRAS = ("jupyterlab", "jupyter-book", "nbval", "pytest")
+SETTINGS = (files.DATA, files.CACHE, DEVICE)
+
+# A line of requirements.txt or of the metadata: name, extras, version range.
+REQUIREMENT = re.compile(r"([A-Za-z0-9][\w.-]*)(?:\[.*?\])?\s*([^;#]*)")
+
+
+@dataclass
+class Report:
+    """What was found.
+
+    Attributes
+    ----------
+    lines : list of str
+        The report, to be printed.
+    faults : list of str
+        What keeps the book from running, each with its cure.
+    hints : list of str
+        What is amiss, or missing for some purpose only, with its cure.
+    """
+
+    lines: list[str] = field(default_factory=list)
+    faults: list[str] = field(default_factory=list)
+    hints: list[str] = field(default_factory=list)
+
+    @property
+    def can_run(self) -> bool:
+        """Whether the chapters can be run here."""
+        return not self.faults
+
+
+def examine() -> Report:
+    """Look at Python, packages, device, settings and data.
+
+    Returns
+    -------
+    Report
+        What was found; nothing is changed or downloaded.
+    """
+    report = Report([f"normbook {version('normbook') or '(not installed)'}"])
+    _examine_python(report)
+    _examine_packages(report)
+    _examine_device(report)
+    _examine_settings(report)
+    _examine_data(report)
+    if report.hints:
+        _section(report, "could be better", [(hint, "") for hint in report.hints])
+    if report.faults:
+        _section(report, "to be done", [(fault, "") for fault in report.faults])
+    verdict = "can" if report.can_run else "cannot yet"
+    report.lines += ["", f"The book {verdict} run here."]
+    return report
+
+
+def version(package: str) -> str:
+    """Return the installed version of a package, empty if it is not installed.
+
+    Parameters
+    ----------
+    package : str
+        Its name in the package index.
+
+    Returns
+    -------
+    str
+        The version.
+
+    Examples
+    --------
+    >>> version("no-such-package")
+    ''
+    """
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return ""
+
+
+def checkout() -> Path | None:
+    """Return the repository that this package is run from, if it is."""
+    folder = Path(__file__).resolve().parents[2]
+    return folder if (folder / "requirements.txt").is_file() else None
+
+
+def _section(report: Report, title: str, rows: Sequence[tuple[str, ...]]) -> None:
+    """Add a title and rows whose columns are aligned."""
+    report.lines += ["", title]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        cells = [f"{cell:{width}}" for cell, width in zip(row, widths, strict=True)]
+        report.lines.append(("  " + "  ".join(cells)).rstrip())
+
+
+def _examine_python(report: Report) -> None:
+    try:
+        wanted = metadata.metadata("normbook")["Requires-Python"] or ""
+    except metadata.PackageNotFoundError:
+        wanted = ""
+    is_supported = _is_in(platform.python_version(), wanted)
+    if not is_supported:
+        report.faults.append(
+            f"Python must be {wanted}, this is {platform.python_version()}; install "
+            "a newer Python and make the environment with it"
+        )
+    state = "ok" if is_supported else "NOT SUPPORTED"
+    _section(
+        report,
+        "system",
+        [
+            ("Python", platform.python_version(), state, f"needs {wanted or 'any'}"),
+            ("executable", sys.executable, "", ""),
+            ("system", platform.platform(), "", ""),
+        ],
+    )
+
+
+def _examine_packages(report: Report) -> None:
+    ranges, pins = _ranges(), _pins()
+    needed = [*_required(), *CHAPTERS]
+    rows = []
+    broken = []
+    for package in dict.fromkeys((*needed, *EXTRAS)):
+        installed, wanted = version(package), ranges.get(package, "")
+        pin = pins.get(package, "")
+        if not installed:
+            state = "missing"
+        elif not _is_in(installed, wanted):
+            state = "NOT SUPPORTED"
+        elif pin and installed.partition("+")[0] != pin:  # +cpu, +cu130: a build
+            state = "ok, not the pinned one"
+        else:
+            state = "ok"
+        if state in ("missing", "NOT SUPPORTED"):
+            broken.append((package, wanted))
+        notes = [f"needs {wanted}"] if wanted else []
+        notes += [f"pinned {pin}"] if pin else []
+        rows.append((package, installed or "-", state, ", ".join(notes)))
+    _section(report, "packages", rows)
+    for package, wanted in broken:
+        if package in needed:
+            report.faults.append(f"{package}: {_install(package, wanted)}")
+        else:
+            report.hints.append(
+                f"{package} (for the site and the checks): {_install(package, wanted)}"
+            )
+
+
+def _required() -> list[str]:
+    """Return the names of the packages that the package itself requires."""
+    return [name for name, _ in _metadata_requirements()]
+
+
+def _ranges() -> dict[str, str]:
+    """Return the version ranges of requirements.txt and of the package itself."""
+    ranges = dict(_metadata_requirements())
+    for name, wanted in _lines_of("requirements.txt"):
+        ranges[name] = wanted or ranges.get(name, "")
+    return ranges
+
+
+def _pins() -> dict[str, str]:
+    """Return the versions with which the book's outputs were made."""
+    return {name: pin.removeprefix("==") for name, pin in _lines_of("constraints.txt")}
+
+
+def _metadata_requirements() -> list[tuple[str, str]]:
+    try:
+        lines = metadata.requires("normbook") or []
+    except metadata.PackageNotFoundError:
+        return []
+    return _parse([line for line in lines if "extra ==" not in line])
+
+
+def _lines_of(name: str) -> list[tuple[str, str]]:
+    folder = checkout()
+    if folder is None or not (folder / name).is_file():
+        return []
+    return _parse((folder / name).read_text(encoding="utf-8").splitlines())
+
+
+def _parse(lines: list[str]) -> list[tuple[str, str]]:
+    matches = (REQUIREMENT.match(line) for line in lines)
+    return [(m[1], m[2].strip()) for m in matches if m]
+
+
+def _is_in(installed: str, wanted: str) -> bool:
+    """Whether a version is in a range, such as ``>=2.6,<2.14``."""
+    try:
+        from packaging.specifiers import SpecifierSet
+    except ImportError:  # comes with matplotlib, which is then missing too
+        return True
+    return SpecifierSet(wanted).contains(installed, prereleases=True)
+
+
+def _install(package: str, wanted: str) -> str:
+    folder = checkout()
+    if folder is not None:
+        return f'"{sys.executable}" -m pip install -r "{folder / "requirements.txt"}"'
+    return f'"{sys.executable}" -m pip install "{package}{wanted}"'
+
+
+def _examine_device(report: Report) -> None:
+    try:
+        import torch
+
+        device = str(pick())
+    except (ImportError, OSError) as error:
+        _section(report, "device", [("unknown", str(error))])
+        if version("torch"):  # else a fault already, among the packages
+            report.faults.append(
+                f"torch is installed but cannot be imported ({error}); remove it and "
+                f"install it anew: {_install('torch', '')}"
+            )
+        return
+    except (ValueError, RuntimeError) as error:
+        _section(report, "device", [("none", str(error))])
+        report.faults.append(str(error))
+        return
+    cuda = torch.version.cuda
+    rows = [
+        ("computes on", device),
+        ("threads", f"{torch.get_num_threads()} of torch, {os.cpu_count()} cores"),
+        ("CUDA", cuda or "this torch is built without it"),
+    ]
+    if cuda:
+        cudnn = torch.backends.cudnn.version()  # type: ignore[no-untyped-call]
+        rows.append(("cuDNN", str(cudnn or "none")))
+        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        for i in range(count):
+            gpu = torch.cuda.get_device_properties(i)
+            memory = f"{gpu.total_memory / 2**30:.0f} GiB"
+            rows.append((f"cuda:{i}", f"{gpu.name}, {memory}"))
+        if not count:
+            rows.append(("GPU", "none found"))
+    _section(report, "device", rows)
+
+
+def _examine_settings(report: Report) -> None:
+    unset = {
+        files.DATA: "not set",
+        files.CACHE: f"not set: {files.cache_folder()}",
+        DEVICE: "not set",
+    }
+    rows = [(name, os.environ.get(name) or unset[name]) for name in SETTINGS]
+    for name in sorted(os.environ):
+        if name.startswith("NORMBOOK_") and name not in SETTINGS:
+            rows.append((name, f"{os.environ[name]} (unknown)"))
+            report.hints.append(
+                f"{name} is no setting of normbook; those are {', '.join(SETTINGS)}"
+            )
+    _section(report, "settings", rows)
+
+
+def _examine_data(report: Report) -> None:
+    rows = []
+    for source in SOURCES.values():
+        is_here, text = files.whereabouts(source)
+        rows.append((source.name, "ok" if is_here else "-", text))
+        if not is_here:
+            report.hints.append(f"{source.name}: {text}")
+    _section(report, "data", rows)

@@ -1,0 +1,563 @@
+"""Finding and downloading, against a server on this very machine."""
+
+import hashlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from normbook.data import files
+from normbook.data.catalogue import (
+    DIGITS,
+    FASHION_MNIST,
+    MNIST,
+    SOURCES,
+    DataFile,
+    Source,
+)
+
+CONTENT = bytes(i * i % 251 for i in range(5 * files.PIECE))
+NAME = "numbers.gz"
+PATIENCE = 1.0  # seconds, instead of 10, so that a server that hangs is soon left
+
+
+class Mirror(BaseHTTPRequestHandler):
+    """A server whose behaviour is the first part of the address."""
+
+    protocol_version = "HTTP/1.1"
+    server: "Server"
+
+    def do_GET(self) -> None:
+        behaviour = self.path.split("/")[1]
+        self.server.asked.append(behaviour)
+        self.server.headers_seen.append(dict(self.headers))
+        getattr(self, f"send_{behaviour}")()
+
+    def send(self, *pieces: bytes, code: int = 200, **headers: Any) -> None:
+        self.send_response(code)
+        for key, value in headers.items():
+            self.send_header(key.replace("_", "-"), str(value))
+        self.end_headers()
+        for piece in pieces:
+            self.wfile.write(piece)
+
+    def send_good(self) -> None:
+        self.send(CONTENT, Content_Length=len(CONTENT))
+
+    def send_truncated(self) -> None:
+        self.send(CONTENT[:9000], Content_Length=len(CONTENT))
+        self.close_connection = True
+
+    def send_short(self) -> None:  # without a length the end looks regular
+        self.send(CONTENT[:9000], Connection="close")
+        self.close_connection = True
+
+    def send_announced(self) -> None:
+        self.send(b"", Content_Length=17)
+
+    def send_wrong(self) -> None:
+        self.send(CONTENT[::-1], Content_Length=len(CONTENT))
+
+    def send_endless(self) -> None:
+        self.send(Connection="close")
+        while not self.server.is_over.is_set():
+            self.wfile.write(bytes(65_536))
+
+    def send_html(self) -> None:
+        page = b"<!DOCTYPE html><title>Please log in</title>"
+        self.send(page, Content_Type="text/html; charset=utf-8")
+        self.close_connection = True
+
+    def send_forbidden(self) -> None:
+        self.send(code=403, Content_Length=0)
+
+    def send_broken(self) -> None:
+        self.send(code=500, Content_Length=0)
+
+    def send_stall(self) -> None:
+        self.server.is_over.wait()
+
+    def send_hang(self) -> None:
+        self.send(CONTENT[:9000], Content_Length=len(CONTENT))
+        self.server.is_over.wait()
+
+    def send_drip(self) -> None:  # each byte comes long before a socket times out
+        self.send(Content_Length=len(CONTENT))
+        while not self.server.is_over.wait(PATIENCE / 10):
+            self.wfile.write(b"a")
+
+    def send_slow(self) -> None:
+        self.send(Content_Length=len(CONTENT))
+        for start in range(0, len(CONTENT), files.PIECE):
+            self.wfile.write(CONTENT[start : start + files.PIECE])
+            time.sleep(PATIENCE / 4)  # five times: longer than PATIENCE in all
+
+    def send_moved(self) -> None:
+        self.send(code=302, Location=f"/good/{NAME}", Content_Length=0)
+
+    def send_unencrypted(self) -> None:
+        where = f"http://example.org/{NAME}"
+        self.send(code=302, Location=where, Content_Length=0)
+
+    def send_circle(self) -> None:
+        self.send(code=302, Location=self.path, Content_Length=0)
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+
+class Server(ThreadingHTTPServer):
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), Mirror)
+        self.asked: list[str] = []
+        self.headers_seen: list[dict[str, str]] = []
+        self.is_over = threading.Event()
+
+    def handle_error(self, *_: Any) -> None:
+        pass  # the client went away, as it should
+
+    def source(self, *behaviours: str) -> Source:
+        """A data set of one file, with one mirror of each behaviour."""
+        address = f"http://127.0.0.1:{self.server_port}"
+        urls = tuple(f"{address}/{behaviour}/{NAME}" for behaviour in behaviours)
+        sha256 = hashlib.sha256(CONTENT).hexdigest()
+        file = DataFile(NAME, len(CONTENT), sha256, urls)
+        return Source("odd-numbers", "Odd Numbers", "none", "none", (file,))
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    with Server() as server:
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+        yield server
+        server.is_over.set()
+        server.shutdown()
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where the file will lie in an empty cache; no other place to look at."""
+    monkeypatch.setenv(files.CACHE, str(tmp_path / "cache"))
+    monkeypatch.delenv(files.DATA, raising=False)
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    monkeypatch.setattr(files, "PATIENCE", PATIENCE)
+    return tmp_path / "cache" / "odd-numbers" / NAME
+
+
+@pytest.fixture
+def folder(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder that NORMBOOK_DATA names, empty."""
+    folder = tmp_path / "data"
+    folder.mkdir()
+    monkeypatch.setenv(files.DATA, str(folder))
+    return folder
+
+
+def put(path: Path, content: bytes) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(content)
+    return path
+
+
+def read(source: Source) -> bytes:
+    return files.read(source, source.files[0])
+
+
+# --- where a file is looked for
+
+
+def test_a_download_is_kept_and_the_next_reading_asks_nobody(
+    server: Server, cache: Path
+) -> None:
+    source = server.source("good")
+    assert read(source) == CONTENT
+    assert list(cache.parent.iterdir()) == [cache]
+    assert cache.read_bytes() == CONTENT
+    assert read(source) == CONTENT
+    assert server.asked == ["good"]
+
+
+@pytest.mark.parametrize("where", ["odd-numbers/", "odd_numbers/", ""])
+def test_the_folder_of_the_reader_comes_first(
+    where: str, server: Server, folder: Path, cache: Path
+) -> None:
+    put(cache, CONTENT)
+    path = put(folder / f"{where}{NAME}", CONTENT)
+    assert files.fetch(server.source("good")) == [path]
+    assert server.asked == []
+
+
+def test_a_file_that_the_folder_lacks_comes_from_cache_or_network(
+    server: Server, folder: Path, cache: Path
+) -> None:
+    assert files.fetch(server.source("good")) == [cache]
+    assert files.fetch(server.source("broken")) == [cache]
+    assert server.asked == ["good"]
+    assert list(folder.iterdir()) == []
+
+
+@pytest.mark.parametrize("content", [CONTENT[::-1], CONTENT[1:], CONTENT + b"a", b""])
+def test_a_damaged_file_in_the_folder_is_an_error_and_stays_as_it_is(
+    content: bytes, server: Server, folder: Path, cache: Path
+) -> None:
+    put(cache, CONTENT)
+    path = put(folder / NAME, content)
+    before = path.stat()
+    with pytest.raises(files.DataError, match=r"must be the file of Odd .*replace or"):
+        read(server.source("good"))
+    assert path.read_bytes() == content
+    assert path.stat().st_mtime_ns == before.st_mtime_ns
+    assert server.asked == []
+
+
+def test_a_file_that_cannot_be_read_is_an_error(server: Server, folder: Path) -> None:
+    (folder / NAME).mkdir()
+    with pytest.raises(files.DataError, match="it cannot be read"):
+        read(server.source("good"))
+
+
+def test_the_file_of_another_data_set_is_passed_over_not_called_damaged(
+    server: Server, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = DataFile(NAME, 5, hashlib.sha256(b"other").hexdigest(), urls=())
+    other = Source("other", "Other", "none", "none", (file,))
+    monkeypatch.setitem(SOURCES, "other", other)
+    put(folder / NAME, b"other")
+    with pytest.raises(files.DataError, match="it is the file of other"):
+        read(server.source("broken"))
+    assert read(server.source("good")) == CONTENT
+
+
+@pytest.mark.parametrize("name", ["no-such-folder", "file"])
+def test_a_folder_that_is_none_is_an_error(
+    name: str, server: Server, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put(folder / "file", b"")
+    monkeypatch.setenv(files.DATA, str(folder / name))
+    with pytest.raises(files.DataError, match=r"must name a folder .* got .*; correct"):
+        read(server.source("good"))
+
+
+def test_an_empty_setting_is_as_none(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(files.DATA, "")
+    monkeypatch.setenv(files.CACHE, "")
+    assert files.data_folder() is None
+    assert files.cache_folder().name == "normbook"
+    assert files.cache_folder().is_absolute()
+
+
+def test_a_damaged_file_in_the_cache_is_downloaded_anew(
+    server: Server, cache: Path
+) -> None:
+    put(cache, CONTENT[::-1])
+    assert read(server.source("good")) == CONTENT
+    assert cache.read_bytes() == CONTENT
+
+
+# --- mirrors that fail
+
+FAILURES = {
+    "truncated": "9000 bytes read, 11480 more expected",
+    "short": "it has 9000 bytes instead of 20480",
+    "announced": "the server announces 17 bytes instead of 20480",
+    "wrong": "its SHA-256 is",
+    "endless": "it is larger than the 20480 bytes it must have",
+    "html": "a web page came instead of the file",
+    "forbidden": "HTTP 403 Forbidden",
+    "broken": "HTTP 500 Internal Server Error",
+    "stall": f"no answer within {PATIENCE:g} s",
+    "hang": f"no answer within {PATIENCE:g} s, after 8192 of 20480 bytes",
+    "drip": f"no answer within {PATIENCE:g} s",
+    "unencrypted": "not an https address: http://example.org/",
+    "circle": "more than 5 redirects",
+}
+
+
+@pytest.mark.parametrize("behaviour", FAILURES)
+def test_a_mirror_that_fails_is_an_error_and_the_old_file_is_kept(
+    behaviour: str, server: Server, cache: Path
+) -> None:
+    put(cache, b"old")
+    start = time.monotonic()
+    with pytest.raises(files.DataError) as caught:
+        read(server.source(behaviour))
+    assert f"/{behaviour}/{NAME}: " in str(caught.value)
+    assert FAILURES[behaviour] in str(caught.value)
+    assert time.monotonic() - start < 4 * PATIENCE
+    assert cache.read_bytes() == b"old"
+    assert list(cache.parent.iterdir()) == [cache]
+
+
+@pytest.mark.parametrize("behaviour", FAILURES)
+def test_the_second_mirror_is_asked_when_the_first_fails(
+    behaviour: str, server: Server, cache: Path
+) -> None:
+    assert read(server.source(behaviour, "good")) == CONTENT
+    assert server.asked[0] == behaviour
+    assert server.asked[-1] == "good"
+    assert cache.read_bytes() == CONTENT
+
+
+@pytest.mark.parametrize("behaviour", ["slow", "moved"])
+def test_a_mirror_that_is_slow_or_redirects_is_fine(
+    behaviour: str, server: Server, cache: Path
+) -> None:
+    assert read(server.source(behaviour)) == CONTENT
+
+
+def test_a_host_that_refuses_connections_is_named_with_the_reason(
+    cache: Path,
+) -> None:
+    with socket.socket() as deaf:  # has a port, but does not listen
+        deaf.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{deaf.getsockname()[1]}/a"
+        file = DataFile(NAME, 1, "0", (url,))
+        with pytest.raises(files.DataError, match=f"{url}: .*refused"):
+            files.read(Source("odd", "Odd", "none", "none", (file,)), file)
+
+
+@pytest.mark.parametrize("url", ["http://example.org/a", "ftp://127.0.0.1/a", "a"])
+def test_an_address_without_encryption_is_not_asked(url: str, cache: Path) -> None:
+    file = DataFile(NAME, 1, "0", (url,))
+    with pytest.raises(files.DataError, match=f"{url}: not an https address"):
+        files.read(Source("odd", "Odd", "none", "none", (file,)), file)
+
+
+def test_the_bytes_are_asked_for_as_they_are_stored(
+    server: Server, cache: Path
+) -> None:
+    read(server.source("good"))
+    assert server.headers_seen[0]["Accept-Encoding"] == "identity"
+
+
+def test_the_error_names_each_place_and_what_to_do(server: Server, cache: Path) -> None:
+    source = server.source("broken", "forbidden")
+    with pytest.raises(files.DataError) as caught:
+        read(source)
+    message = str(caught.value)
+    for part in (
+        "Odd Numbers: numbers.gz is not on this machine",
+        "NORMBOOK_DATA: not set",
+        f"cache: {cache}: no such file",
+        f"{source.files[0].urls[0]}: HTTP 500",
+        f"{source.files[0].urls[1]}: HTTP 403",
+        "normbook data fetch odd-numbers",
+        "NORMBOOK_DATA=FOLDER",
+        "20480 bytes",
+        source.files[0].sha256,
+    ):
+        assert part in message
+
+
+def test_progress_is_shown_in_a_terminal(
+    server: Server,
+    cache: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(files, "_is_watched", lambda: True)
+    read(server.source("slow"))
+    shown = capsys.readouterr().err
+    assert NAME in shown
+    assert "/20.5k" in shown
+
+
+def test_no_progress_is_shown_where_nobody_looks() -> None:
+    code = "import sys; from normbook.data.files import _is_watched as w; print(w())"
+    command = [sys.executable, "-c", code]
+    shown = subprocess.run(command, check=True, capture_output=True, text=True)
+    assert shown.stdout == "False\n"
+
+
+# --- a cache that cannot be written to
+
+
+def test_a_cache_that_is_no_folder_is_an_error_before_any_download(
+    server: Server, cache: Path
+) -> None:
+    put(cache.parents[1], b"")
+    with pytest.raises(files.DataError, match=r"must be one that .*set NORMBOOK_CACHE"):
+        read(server.source("good"))
+    assert server.asked == []
+
+
+def test_a_cache_without_permission_is_an_error_before_any_download(
+    server: Server, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "access", lambda *_: False)  # root may write everywhere
+    with pytest.raises(files.DataError, match="Permission denied"):
+        read(server.source("good"))
+    assert server.asked == []
+
+
+def test_a_full_disk_is_an_error_and_the_old_file_is_kept(
+    server: Server, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fsync(_: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    put(cache, b"old")
+    monkeypatch.setattr(os, "fsync", fsync)
+    with pytest.raises(files.DataError, match=r"No space left.*make room or set"):
+        read(server.source("good"))
+    assert list(cache.parent.iterdir()) == [cache]
+    assert cache.read_bytes() == b"old"
+
+
+# --- processes that are killed or interrupted
+
+DOWNLOAD = """
+import os, sys
+from normbook.data import catalogue, files
+
+url, size, sha256, fatal = sys.argv[1:]
+if fatal:  # die when this function of os is called
+    setattr(os, fatal, lambda *a: os.kill(os.getpid(), 9))
+file = catalogue.DataFile(url.split("/")[-1], int(size), sha256, (url,))
+source = catalogue.Source("odd-numbers", "Odd Numbers", "none", "none", (file,))
+catalogue.SOURCES["odd-numbers"] = source
+from normbook.__main__ import main
+sys.exit(main(["data", "fetch", "odd-numbers"]))
+"""
+
+
+def start_download(source: Source, fatal: str = "") -> "subprocess.Popen[str]":
+    file = source.files[0]
+    arguments = (file.urls[0], str(file.size), file.sha256, fatal)
+    command = [sys.executable, "-c", DOWNLOAD, *arguments]
+    return subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+
+
+def wait_until_asked(server: Server) -> None:
+    deadline = time.monotonic() + 20
+    while not server.asked:
+        assert time.monotonic() < deadline, "the process asked for nothing"
+        time.sleep(0.01)
+    time.sleep(0.1)  # some bytes arrive
+
+
+def test_a_download_that_is_killed_leaves_nothing_behind(
+    server: Server, cache: Path
+) -> None:
+    put(cache, b"old")
+    with start_download(server.source("hang")) as process:
+        wait_until_asked(server)
+        process.kill()
+    assert process.returncode == -signal.SIGKILL
+    assert list(cache.parent.iterdir()) == [cache]
+    assert cache.read_bytes() == b"old"
+    assert read(server.source("good")) == CONTENT
+
+
+def test_a_process_killed_while_it_writes_leaves_the_old_file_and_no_orphan_for_long(
+    server: Server, cache: Path
+) -> None:
+    put(cache, b"old")
+    with start_download(server.source("good"), fatal="fsync") as process:
+        process.wait(timeout=20)
+    assert process.returncode == -signal.SIGKILL
+    assert cache.read_bytes() == b"old"
+    (orphan,) = cache.parent.glob("*.part")
+    young = put(cache.with_name("another-process.part"), b"")
+    an_hour_ago = time.time() - files.ABANDONED_AFTER - 1
+    os.utime(orphan, (an_hour_ago, an_hour_ago))
+    assert read(server.source("good")) == CONTENT
+    assert set(cache.parent.iterdir()) == {cache, young}
+
+
+def test_ctrl_c_ends_a_download_at_once_with_130_and_no_traceback(
+    server: Server, cache: Path
+) -> None:
+    with start_download(server.source("hang")) as process:
+        wait_until_asked(server)
+        start = time.monotonic()
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=20)
+    assert time.monotonic() - start < 5  # far less than the 10 s of PATIENCE
+    assert process.returncode == 130
+    assert errors == "normbook: interrupted\n"
+    assert list(cache.parent.iterdir()) == []
+
+
+def test_processes_that_download_at_the_same_time_agree(
+    server: Server, cache: Path
+) -> None:
+    processes = [start_download(server.source("slow")) for _ in range(3)]
+    for process in processes:
+        with process:
+            assert process.wait(timeout=30) == 0
+    assert cache.read_bytes() == CONTENT
+    assert list(cache.parent.iterdir()) == [cache]
+
+
+# --- where a data set is, in words
+
+
+def test_whereabouts_name_the_folders_of_what_is_here(
+    server: Server, folder: Path, cache: Path
+) -> None:
+    source = server.source("good")
+    assert files.whereabouts(source) == (
+        False,
+        "missing: normbook data fetch odd-numbers",
+    )
+    put(cache, CONTENT)
+    assert files.whereabouts(source) == (True, str(cache.parent))
+    put(folder / NAME, CONTENT)
+    assert files.whereabouts(source) == (True, str(folder))
+    put(folder / NAME, b"bad")
+    is_here, text = files.whereabouts(source)
+    assert not is_here
+    assert text.startswith(f"damaged: {folder / NAME}: it has 3 bytes")
+
+
+def test_whereabouts_name_the_files_that_lack(server: Server, cache: Path) -> None:
+    (file,) = server.source("good").files
+    more = DataFile("more.gz", 1, "0", urls=())
+    source = Source("odd-numbers", "Odd", "none", "none", (file, more))
+    put(cache, CONTENT)
+    text = f"in {cache.parent}, but more.gz missing: normbook data fetch odd-numbers"
+    assert files.whereabouts(source) == (False, text)
+
+
+@pytest.mark.parametrize("source", [MNIST, FASHION_MNIST], ids=lambda s: s.name)
+def test_a_file_that_belongs_to_no_data_set_is_damaged_for_each_that_has_its_name(
+    source: Source, folder: Path
+) -> None:
+    path = put(folder / source.files[0].name, b"neither")
+    is_here, text = files.whereabouts(source)
+    assert not is_here
+    assert text.startswith(f"damaged: {path}: it has 7 bytes")
+
+
+def test_whereabouts_tell_of_a_wrong_setting(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(files.DATA, "/no/such/folder")
+    is_here, text = files.whereabouts(MNIST)
+    assert not is_here
+    assert "must name a folder" in text
+
+
+def test_whereabouts_of_an_embedded_data_set_are_its_package(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    version = metadata.version("scikit-learn")
+    assert files.whereabouts(DIGITS) == (True, f"in scikit-learn {version}")
+    absent = Source("absent", "", "", "", package="no-such-package")
+    text = "missing: python -m pip install no-such-package"
+    assert files.whereabouts(absent) == (False, text)
