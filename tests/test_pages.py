@@ -1,0 +1,216 @@
+"""The built site: `make book` first. Links, figures, formulas, requests, solutions."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator
+from importlib.metadata import files
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+import notebook_rules
+import pytest
+import yaml
+from bs4 import BeautifulSoup, Tag
+
+ROOT = Path(__file__).resolve().parent.parent
+SITE = ROOT / "_build/html"
+REMEDY = "there is no built site in _build/html; run `make book` first"
+# Pages of the search and the indices have no author: they are the theme's.
+GENERATED = ("genindex.html", "prf-prf.html", "py-modindex.html", "search.html")
+
+Pages = dict[Path, BeautifulSoup]
+
+
+@pytest.fixture(scope="module")
+def pages() -> Pages:
+    """Return every page of the book, parsed."""
+    assert SITE.is_dir(), REMEDY
+    found = {}
+    for path in sorted(SITE.rglob("*.html")):
+        is_page = not path.is_relative_to(SITE / "_static")
+        if is_page and path != SITE / "index.html":
+            text = path.read_text(encoding="utf-8")
+            found[path] = BeautifulSoup(text, "html.parser")
+    assert found, REMEDY
+    return found
+
+
+def written(pages: Pages) -> Iterator[tuple[Path, BeautifulSoup]]:
+    """Yield the pages that someone wrote: all but indices and listings of code."""
+    for path, page in pages.items():
+        if path.name not in GENERATED and "_modules" not in path.parts:
+            yield path, page
+
+
+def attribute(tag: Tag, name: str) -> str:
+    return str(tag.get(name) or "")
+
+
+def test_every_page_of_the_contents_is_built_from_the_sources(pages: Pages) -> None:
+    toc = yaml.safe_load((ROOT / "_toc.yml").read_text(encoding="utf-8"))
+    listed = [c["file"] for part in toc["parts"] for c in part["chapters"]]
+    for name in [toc["root"], *listed]:
+        assert SITE / f"{name}.html" in pages
+    assert 'url=book/index.html"' in (SITE / "index.html").read_text(encoding="utf-8")
+
+
+def test_nothing_is_loaded_from_another_host(pages: Pages) -> None:
+    loading = {"icon", "modulepreload", "preconnect", "preload", "stylesheet"}
+    for path, page in pages.items():
+        tags = page.find_all(["script", "img", "iframe", "source", "video"])
+        tags += [t for t in page.find_all("link") if loading & set(t.get("rel") or [])]
+        for tag in tags:
+            address = urlsplit(attribute(tag, "src") or attribute(tag, "href"))
+            assert address.netloc == "", f"{path}: {tag}"
+
+
+def test_no_style_sheet_loads_from_another_host(pages: Pages) -> None:
+    for sheet in SITE.rglob("*.css"):
+        text = sheet.read_text(encoding="utf-8")
+        loaded = re.findall(r"""(?:@import\s+|url\(\s*)["']?(https?:|//)""", text)
+        assert loaded == [], sheet
+
+
+def test_every_page_carries_the_policy_and_no_inline_script(pages: Pages) -> None:
+    for path, page in pages.items():
+        assert page.find("meta", {"http-equiv": "Content-Security-Policy"}), path
+        for tag in page.find_all("script"):
+            is_data = tag.get("type") not in (None, "text/javascript", "module")
+            assert tag.get("src") or is_data or not tag.text.strip(), path
+        for tag in page.find_all(True):
+            assert not [name for name in tag.attrs if name.startswith("on")], path
+
+
+def test_every_link_inside_the_site_leads_somewhere(pages: Pages) -> None:
+    anchors = {
+        path: {attribute(tag, "id") for tag in page.find_all(id=True)}
+        for path, page in pages.items()
+    }
+    dead = []
+    for path, page in pages.items():
+        for tag in page.find_all(["a", "img", "script", "link"]):
+            address = urlsplit(attribute(tag, "href") or attribute(tag, "src"))
+            if (
+                address.scheme
+                or address.netloc
+                or not (address.path or address.fragment)
+            ):
+                continue
+            target = path
+            if address.path:
+                target = (path.parent / unquote(address.path)).resolve()
+                if target.is_dir():
+                    target /= "index.html"
+            is_there = target.exists()
+            fragment = unquote(address.fragment)
+            if is_there and fragment and target in anchors and tag.name == "a":
+                is_there = fragment in anchors[target]
+            if not is_there:
+                dead.append(f"{path.relative_to(SITE)}: {address.geturl()}")
+    assert dead == []
+
+
+def test_no_id_stands_twice_in_a_page(pages: Pages) -> None:
+    for path, page in pages.items():
+        counts = Counter(attribute(tag, "id") for tag in page.find_all(id=True))
+        assert [name for name, count in counts.items() if count > 1] == [], path
+
+
+def test_every_picture_has_a_text_alternative(pages: Pages) -> None:
+    for path, page in written(pages):
+        article = page.find("article") or page
+        for image in article.find_all("img"):
+            alt = attribute(image, "alt")
+            assert len(alt) >= notebook_rules.MIN_ALT, f"{path}: {image}"
+
+
+def test_every_figure_is_numbered_and_captioned(pages: Pages) -> None:
+    for path, page in written(pages):
+        for figure in page.find_all("figure"):
+            caption = figure.find("figcaption")
+            assert caption, path
+            assert re.match(r"\s*Fig\. \d", caption.text), f"{path}: {caption.text}"
+
+
+def test_every_solution_is_folded(pages: Pages) -> None:
+    for path, page in written(pages):
+        for solution in page.select("div.solution"):
+            assert "dropdown" in (solution.get("class") or []), path
+
+
+def test_no_markup_is_left_in_the_text(pages: Pages) -> None:
+    for path, page in written(pages):
+        article = page.find("article")
+        assert isinstance(article, Tag), path
+        prose = BeautifulSoup(str(article), "html.parser")
+        for tag in prose.select("pre, code, .math, script"):
+            tag.decompose()
+        left = re.findall(r":{3,}|\{[a-z:]+\}`|\$\$|(?m:^\s*:[a-z]+: \S+)", prose.text)
+        assert left == [], path
+
+
+def test_no_output_shows_a_traceback_but_an_announced_one(pages: Pages) -> None:
+    for path, page in written(pages):
+        for output in page.select(".cell_output .traceback"):
+            cell = output.find_parent(class_="cell")
+            assert cell is not None
+            assert "tag_raises-exception" in (cell.get("class") or []), path
+
+
+def mathjax_commands() -> set[str]:
+    """Return every word that MathJax's source holds as a key or a string."""
+    text = ""
+    for file in files("sphinx-mathjax-offline") or ():
+        name = file.as_posix()
+        if name.endswith("tex-chtml.js") or "input/tex/extensions" in name:
+            text += Path(str(file.locate())).read_text(encoding="utf-8")
+    keys = r"""(?<=[{,\["'\\])([A-Za-z]+)(?=["']?\s*[:,\]])"""
+    return {"begin", "end", *re.findall(keys, text)}
+
+
+def unknown_commands(formula: str, known: set[str]) -> list[str]:
+    """Return the commands of a formula that MathJax would mark as an error."""
+    bare = re.sub(r"\\(?:text|mathrm|label|tag)\{[^{}]*\}", "", formula)
+    return [c for c in re.findall(r"\\([A-Za-z]+)", bare) if c not in known]
+
+
+def own_macros() -> set[str]:
+    config = yaml.safe_load((ROOT / "_config.yml").read_text(encoding="utf-8"))
+    return set(config["sphinx"]["config"]["mathjax3_config"]["tex"]["macros"])
+
+
+def test_every_command_in_a_formula_is_known(pages: Pages) -> None:
+    known = mathjax_commands() | own_macros()
+    for path, page in written(pages):
+        for formula in page.select(".math"):
+            assert unknown_commands(formula.text, known) == [], path
+
+
+def test_a_misspelt_command_is_noticed() -> None:
+    known = mathjax_commands() | own_macros()
+    assert unknown_commands(r"\Covv[x] = \frac{1}{2}\E \hat x", known) == ["Covv"]
+    formula = r"\begin{aligned} \operatorname{tr} \lVert x \rVert \end{aligned}"
+    assert unknown_commands(formula, known) == []
+    assert unknown_commands(r"\varspilon \sigmaa", known) == ["varspilon", "sigmaa"]
+
+
+def test_macros_are_the_same_on_the_site_and_in_print() -> None:
+    config = yaml.safe_load((ROOT / "_config.yml").read_text(encoding="utf-8"))
+    settings = config["sphinx"]["config"]
+    preamble = settings["latex_elements"]["preamble"]
+    printed = {}
+    for name, count, body in re.findall(
+        r"\\newcommand\{\\(\w+)\}(?:\[(\d)\])?\{(.*)\}", preamble
+    ):
+        printed[name] = [body, int(count)] if count else body
+    assert printed == settings["mathjax3_config"]["tex"]["macros"]
+
+
+def test_nothing_of_this_machine_stands_in_a_page(pages: Pages) -> None:
+    home, folder = str(Path.home()), str(ROOT)
+    for path, page in pages.items():
+        text = str(page)
+        assert folder not in text, path
+        assert home == "/" or f"{home}/" not in text, path
