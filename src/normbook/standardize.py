@@ -303,7 +303,7 @@ def _checked(x: Array, axes: Axes) -> tuple[int, ...]:
     found = tuple(sorted(axis % x.ndim for axis in given))
     if len(set(found)) != len(found):
         raise ValueError(f"axes must be different axes, got {axes}; name each once.")
-    if math.prod(x.shape[axis] for axis in found) == 0:
+    if math.prod([x.shape[axis] for axis in found]) == 0:
         raise ValueError(
             "a mean needs at least one value in each group, got x of shape "
             f"{tuple(x.shape)} with axes {axes}; leave empty batches out."

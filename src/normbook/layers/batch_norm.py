@@ -40,9 +40,12 @@ __all__ = ["BatchNorm1d", "BatchNorm2d", "BatchNorm3d", "recalibrate"]
 class _Training(torch.autograd.Function):
     """Batch norm with the statistics of the batch; every derivative in closed form.
 
-    Besides y it returns mu, var and inv_std. The backward pass is written in x,
-    gamma, mu and inv_std. As mu and inv_std are outputs with derivatives of their
-    own, it can be differentiated in turn, as often as one likes.
+    It returns y; mu and inv_std, with derivatives; mean and var (biased) of shape
+    (C,), without: they are for the running statistics, which no graph may follow.
+
+    The backward pass is written in x, gamma, mu and inv_std. As mu and inv_std are
+    outputs with derivatives of their own, it can be differentiated in turn, as often
+    as one likes.
     """
 
     generate_vmap_rule = True
@@ -50,29 +53,30 @@ class _Training(torch.autograd.Function):
     @staticmethod
     def forward(
         x: Tensor, gamma: Tensor | None, beta: Tensor | None, eps: float
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
         y, cache = batch_norm_forward(x, gamma, beta, eps)
-        return y, cache.mu, cache.var, cache.inv_std
+        mean, var = cache.mu.reshape(-1).clone(), cache.var.reshape(-1)
+        return y, cache.mu, cache.inv_std, mean, var
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
         x, gamma, _, _ = inputs
-        _, mu, var, inv_std = output
-        ctx.mark_non_differentiable(var)  # it only feeds the running statistics
+        _, mu, inv_std, mean, var = output
+        ctx.mark_non_differentiable(mean, var)
         ctx.set_materialize_grads(False)
         # x_hat is not kept: to compute it again costs less than its memory.
-        ctx.save_for_backward(x, gamma, mu, var, inv_std)
-        ctx.save_for_forward(x, gamma, mu, var, inv_std)
+        ctx.save_for_backward(x, gamma, mu, inv_std)
+        ctx.save_for_forward(x, gamma, mu, inv_std)
 
     @staticmethod
     def backward(
         ctx: Any,
         dl_dy: Tensor | None,
         dl_dmu: Tensor | None,
-        _dl_dvar: None,
         dl_dinv_std: Tensor | None,
+        *_: None,
     ) -> tuple[Tensor | None, Tensor | None, Tensor | None, None]:
-        x, gamma, _, _, inv_std = ctx.saved_tensors
+        x, gamma, _, inv_std = ctx.saved_tensors
         cache = _cache(*ctx.saved_tensors)
         dl_dx = dl_dgamma = dl_dbeta = None
         if dl_dy is not None:
@@ -95,18 +99,19 @@ class _TrainingWithTangents(_Training):
         dx: Tensor | None,
         dgamma: Tensor | None,
         dbeta: Tensor | None,
-        _deps: None,
-    ) -> tuple[Tensor | None, Tensor | None, None, Tensor | None]:
-        x, _, mu, _, inv_std = ctx.saved_tensors
+        _: None,
+    ) -> tuple[Tensor | None, ...]:
+        x, _, mu, inv_std = ctx.saved_tensors
         cache = _cache(*ctx.saved_tensors)
         dy = _affine_tangent(cache.x_hat, dgamma, dbeta)
-        if dx is None:
-            return _like(dy, x), None, None, None
+        if dx is None:  # torch wants tangents of mu and inv_std even so
+            zero = torch.zeros_like(mu)
+            return _like(dy, x), zero, zero.clone(), None, None
         # The Jacobian of a standardization is symmetric: forward is backward.
         dy = _plus(dy, batch_norm_backward(dx, cache).dl_dx)
         dmu = dx.to(mu.dtype).mean(cache.axes, keepdim=True)
         along = (dx * cache.x_hat).mean(cache.axes, keepdim=True)
-        return _like(dy, x), dmu, None, -(inv_std**2) * along
+        return _like(dy, x), dmu, -(inv_std**2) * along, None, None
 
 
 class _Inference(torch.autograd.Function):
@@ -170,11 +175,11 @@ class _InferenceWithTangents(_Inference):
 def _by_batch(
     x: Tensor, gamma: Tensor | None, beta: Tensor | None, eps: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Give y, mu and var."""
+    """Give y, and mean and biased variance of each channel."""
     is_compiling = torch.compiler.is_compiling()
     function = _Training if is_compiling else _TrainingWithTangents
-    y, mu, var, _ = function.apply(x, gamma, beta, eps)  # type: ignore[no-untyped-call]
-    return y, mu, var
+    y, _, _, mean, var = function.apply(x, gamma, beta, eps)  # type: ignore[no-untyped-call]
+    return y, mean, var
 
 
 def _by_given(
@@ -192,9 +197,10 @@ def _by_given(
 
 
 def _cache(
-    x: Tensor, gamma: Tensor | None, mu: Tensor, var: Tensor, inv_std: Tensor
+    x: Tensor, gamma: Tensor | None, mu: Tensor, inv_std: Tensor
 ) -> BatchNormCache:
     x_hat = (x - mu) * inv_std
+    var = None  # no derivative is written in it
     return BatchNormCache(x_hat, mu, var, inv_std, batch_axes(x), gamma)
 
 
@@ -319,9 +325,9 @@ class _BatchNorm(TorchBatchNorm):
             ones = input.new_ones(input.shape[1])
             y = _by_given(input, ones, ones, self.weight, self.bias, self.eps)
         else:
-            y, mu, batch_var = _by_batch(input, self.weight, self.bias, self.eps)
+            y, mean, var = _by_batch(input, self.weight, self.bias, self.eps)
             if is_tracked:
-                updates = self._updates(mu, batch_var, _count(input))
+                updates = self._updates(mean, var, _count(input))
         # From here on nothing can fail: an error leaves no statistics half-updated.
         for buffer, value in updates:
             buffer.copy_(value)
@@ -329,22 +335,19 @@ class _BatchNorm(TorchBatchNorm):
             self.num_batches_tracked.add_(1)
         return _laid_out(y, input)
 
-    @torch.no_grad()
     def _updates(
-        self, mu: Tensor, batch_var: Tensor, count: int
+        self, mean: Tensor, var: Tensor, count: int
     ) -> list[tuple[Tensor, Tensor]]:
         """Pairs of a running statistic and its next value; nothing is written."""
         updates: list[tuple[Tensor, Tensor]] = []
         if self.momentum == 0:  # torch's way to freeze the running statistics
             return updates
         for running, new in (
-            (self.running_mean, mu),
-            (self.running_var, unbiased(batch_var, count)),
+            (self.running_mean, mean),
+            (self.running_var, unbiased(var, count)),
         ):
             if running is None:
                 continue
-            # Detached, or the graph would grow with every batch.
-            new = new.detach().reshape(-1)
             old = running.to(new.dtype)  # half precision is rounded once, at the end
             if self.momentum is not None:
                 value = exponential_average(old, new, momentum=self.momentum)
