@@ -75,7 +75,7 @@ def make_deterministic() -> None:
     Sets ``CUBLAS_WORKSPACE_CONFIG`` to ``:4096:8`` unless it has a deterministic
     value already, demands deterministic algorithms of torch (an operation that
     has none then raises), and turns off the search for the fastest convolution,
-    which may choose another one in each run [1]_.
+    which may choose another one in each run.
 
     Raises
     ------
@@ -85,7 +85,7 @@ def make_deterministic() -> None:
 
     References
     ----------
-    .. [1] PyTorch documentation, notes, "Reproducibility".
+    PyTorch documentation, notes, "Reproducibility".
 
     Examples
     --------

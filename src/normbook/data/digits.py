@@ -2,12 +2,12 @@
 
 Images of handwritten digits, 8 x 8 pixels, made by counting the dark pixels in
 4 x 4 blocks of a scan, so that a pixel is a whole number from 0 to 16. They are
-the test part of the data set [1]_ as scikit-learn contains it.
+the test part of the data set as scikit-learn contains it.
 
 References
 ----------
-.. [1] E. Alpaydin and C. Kaynak (1998), Optical Recognition of Handwritten
-   Digits, UCI Machine Learning Repository, https://doi.org/10.24432/C50P49.
+E. Alpaydin and C. Kaynak (1998), Optical Recognition of Handwritten
+Digits, UCI Machine Learning Repository, https://doi.org/10.24432/C50P49.
 """
 
 from __future__ import annotations

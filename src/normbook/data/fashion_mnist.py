@@ -4,8 +4,8 @@ A drop-in for MNIST that is harder to classify: same files, sizes and counts.
 
 References
 ----------
-.. [1] H. Xiao, K. Rasul and R. Vollgraf (2017), Fashion-MNIST: a novel image
-   dataset for benchmarking machine learning algorithms, arXiv:1708.07747.
+H. Xiao, K. Rasul and R. Vollgraf (2017), Fashion-MNIST: a novel image
+dataset for benchmarking machine learning algorithms, arXiv:1708.07747.
 """
 
 from __future__ import annotations

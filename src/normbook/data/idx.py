@@ -2,12 +2,12 @@
 
 An idx file is two zero bytes, a byte for the type of the numbers (8: unsigned
 bytes), a byte for the number of dimensions, one big-endian 32-bit size per
-dimension, then the numbers with the last index running fastest [1]_.
+dimension, then the numbers with the last index running fastest.
 
 References
 ----------
-.. [1] Y. LeCun, C. Cortes and C. J. C. Burges, The MNIST database of
-   handwritten digits, section "File formats".
+Y. LeCun, C. Cortes and C. J. C. Burges, The MNIST database of
+handwritten digits, section "File formats".
 """
 
 from __future__ import annotations

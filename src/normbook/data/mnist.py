@@ -2,9 +2,9 @@
 
 References
 ----------
-.. [1] Y. LeCun, L. Bottou, Y. Bengio and P. Haffner (1998), Gradient-based
-   learning applied to document recognition, Proceedings of the IEEE 86(11),
-   2278-2324, https://doi.org/10.1109/5.726791.
+Y. LeCun, L. Bottou, Y. Bengio and P. Haffner (1998), Gradient-based
+learning applied to document recognition, Proceedings of the IEEE 86(11),
+2278-2324, https://doi.org/10.1109/5.726791.
 """
 
 from __future__ import annotations
