@@ -43,7 +43,7 @@ def load(is_scaled: bool = True) -> Dataset:
     Dataset
         `x_train` ``(60000, 28, 28)`` and `x_test` ``(10000, 28, 28)``, 0 is the
         background; `y_train` ``(60000,)`` and `y_test` ``(10000,)``, int64, the
-        index into :data:`CLASSES`. The order is that of the files.
+        index into ``CLASSES``. The order is that of the files.
 
     Raises
     ------
