@@ -60,8 +60,9 @@ class _Training(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        x, gamma, _, _ = inputs
+        x, gamma, beta, _ = inputs
         _, mu, inv_std, mean, var = output
+        ctx.dtypes = _dtypes(x, gamma, beta)
         ctx.mark_non_differentiable(mean, var)
         ctx.set_materialize_grads(False)
         # x_hat is not kept: to compute it again costs less than its memory.
@@ -75,8 +76,8 @@ class _Training(torch.autograd.Function):
         dl_dmu: Tensor | None,
         dl_dinv_std: Tensor | None,
         *_: None,
-    ) -> tuple[Tensor | None, Tensor | None, Tensor | None, None]:
-        x, gamma, _, inv_std = ctx.saved_tensors
+    ) -> tuple[Tensor | None, ...]:
+        x, _, _, inv_std = ctx.saved_tensors
         cache = _cache(*ctx.saved_tensors)
         dl_dx = dl_dgamma = dl_dbeta = None
         if dl_dy is not None:
@@ -87,7 +88,7 @@ class _Training(torch.autograd.Function):
             dl_dx = _plus(dl_dx, dl_dmu.expand(x.shape) / _count(x))
         if dl_dinv_std is not None:
             dl_dx = _plus(dl_dx, -dl_dinv_std * inv_std**2 * cache.x_hat / _count(x))
-        return _like(dl_dx, x), _like(dl_dgamma, gamma), _like(dl_dbeta, gamma), None
+        return *_cast((dl_dx, dl_dgamma, dl_dbeta), ctx.dtypes), None
 
 
 class _TrainingWithTangents(_Training):
@@ -106,12 +107,12 @@ class _TrainingWithTangents(_Training):
         dy = _affine_tangent(cache.x_hat, dgamma, dbeta)
         if dx is None:  # torch wants tangents of mu and inv_std even so
             zero = torch.zeros_like(mu)
-            return _like(dy, x), zero, zero.clone(), None, None
+            return dy.to(x.dtype), zero, zero.clone(), None, None
         # The Jacobian of a standardization is symmetric: forward is backward.
-        dy = _plus(dy, batch_norm_backward(dx, cache).dl_dx)
+        dy = dy + batch_norm_backward(dx, cache).dl_dx
         dmu = dx.to(mu.dtype).mean(cache.axes, keepdim=True)
         along = (dx * cache.x_hat).mean(cache.axes, keepdim=True)
-        return _like(dy, x), dmu, -(inv_std**2) * along, None, None
+        return dy.to(x.dtype), dmu, -(inv_std**2) * along, None, None
 
 
 class _Inference(torch.autograd.Function):
@@ -133,20 +134,17 @@ class _Inference(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        x, mean, var, gamma, _, ctx.eps = inputs
+        x, mean, var, gamma, beta, ctx.eps = inputs
+        ctx.dtypes = _dtypes(x, gamma, beta)
         ctx.save_for_backward(x, mean, var, gamma)
         ctx.save_for_forward(x, mean, var, gamma)
 
     @staticmethod
-    def backward(
-        ctx: Any, dl_dy: Tensor
-    ) -> tuple[Tensor | None, None, None, Tensor | None, Tensor | None, None]:
+    def backward(ctx: Any, dl_dy: Tensor) -> tuple[Tensor | None, ...]:
         x, mean, var, gamma = ctx.saved_tensors
-        dl_dx, dl_dgamma, dl_dbeta = batch_norm_inference_backward(
-            dl_dy, x, mean, var, gamma, ctx.eps
-        )
-        dl_dgamma, dl_dbeta = _like(dl_dgamma, gamma), _like(dl_dbeta, gamma)
-        return _like(dl_dx, x), None, None, dl_dgamma, dl_dbeta, None
+        gradients = batch_norm_inference_backward(dl_dy, x, mean, var, gamma, ctx.eps)
+        dl_dx, dl_dgamma, dl_dbeta = _cast(gradients, ctx.dtypes)
+        return dl_dx, None, None, dl_dgamma, dl_dbeta, None
 
 
 class _InferenceWithTangents(_Inference):
@@ -161,15 +159,15 @@ class _InferenceWithTangents(_Inference):
         dgamma: Tensor | None,
         dbeta: Tensor | None,
         _deps: None,
-    ) -> Tensor | None:
+    ) -> Tensor:
         x, mean, var, gamma = ctx.saved_tensors
         x_hat = batch_norm_inference(x, mean, var, eps=ctx.eps)
         dy = _affine_tangent(x_hat, dgamma, dbeta)
         if dx is not None:
             # The Jacobian is diagonal, so again forward is backward.
             gradients = batch_norm_inference_backward(dx, x, mean, var, gamma, ctx.eps)
-            dy = _plus(dy, gradients.dl_dx)
-        return _like(dy, x)
+            dy = dy + gradients.dl_dx
+        return dy.to(x.dtype)
 
 
 def _by_batch(
@@ -213,20 +211,27 @@ def _plus(a: Tensor | None, b: Tensor) -> Tensor:
     return b if a is None else a + b
 
 
-def _like(value: Tensor | None, other: Tensor | None) -> Tensor | None:
-    """Give a derivative the dtype of what it belongs to."""
-    return value if value is None or other is None else value.to(other.dtype)
+def _dtypes(*values: Tensor | None) -> tuple[torch.dtype | None, ...]:
+    return tuple(None if value is None else value.dtype for value in values)
+
+
+def _cast(
+    gradients: tuple[Tensor | None, ...], dtypes: tuple[torch.dtype | None, ...]
+) -> list[Tensor | None]:
+    """Give each gradient the dtype of its tensor; what was left out has none."""
+    return [
+        None if value is None or dtype is None else value.to(dtype)
+        for value, dtype in zip(gradients, dtypes, strict=True)
+    ]
 
 
 def _affine_tangent(
     x_hat: Tensor, dgamma: Tensor | None, dbeta: Tensor | None
-) -> Tensor | None:
+) -> Tensor:
     """Change of gamma x_hat + beta with gamma and beta."""
     shape = (1, -1, *(1,) * (x_hat.ndim - 2))
-    dy = None if dgamma is None else x_hat * dgamma.reshape(shape)
-    if dbeta is not None:
-        dy = _plus(dy, dbeta.reshape(shape).expand(x_hat.shape))
-    return dy
+    dy = torch.zeros_like(x_hat) if dgamma is None else x_hat * dgamma.reshape(shape)
+    return dy if dbeta is None else dy + dbeta.reshape(shape)
 
 
 # torch's type is inherited and none of its code: every method that torch's class has
