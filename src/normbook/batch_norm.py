@@ -329,7 +329,8 @@ def _standardize_with(
     check_eps(eps)
     _check_per_channel(x, running_mean=mean, running_var=var)
     xp = array_namespace(x)
-    inv_std = 1 / xp.sqrt(_per_channel(var, x.ndim) + eps)
+    # In half precision eps would be lost beside the variance.
+    inv_std = 1 / xp.sqrt(accumulation_dtype(_per_channel(var, x.ndim)) + eps)
     return (accumulation_dtype(x) - _per_channel(mean, x.ndim)) * inv_std, inv_std
 
 
