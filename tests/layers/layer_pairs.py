@@ -1,0 +1,81 @@
+"""Our layers beside torch's: the same weights, the same input, everything compared."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from normbook.layers.batch_norm import BatchNorm1d, BatchNorm2d, BatchNorm3d
+
+# float64, the same formula summed in another order: some 1e-15 for each sum.
+EXACT = 1e-10
+
+
+class Pair(NamedTuple):
+    ours: type[nn.Module]
+    theirs: type[nn.Module]
+    shape: tuple[int, ...]  # every axis has another length
+
+
+PAIRS = [
+    Pair(BatchNorm1d, nn.BatchNorm1d, (7, 3)),
+    Pair(BatchNorm1d, nn.BatchNorm1d, (5, 3, 4)),
+    Pair(BatchNorm2d, nn.BatchNorm2d, (2, 3, 4, 5)),
+    Pair(BatchNorm3d, nn.BatchNorm3d, (2, 3, 4, 5, 6)),
+]
+LAYERS = {pair.ours: pair for pair in PAIRS}.values()
+
+
+def name(pair: Pair) -> str:
+    return f"{pair.theirs.__name__}-{len(pair.shape)}D"
+
+
+def draw(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> Tensor:
+    """Give values with mean 2 and deviation 3, so that no statistic is 0 or 1."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(shape, generator=generator, dtype=dtype) * 3 + 2
+
+
+def twins(pair: Pair, *args: Any, **options: Any) -> tuple[Any, Any]:
+    """Make both layers, with the same random state."""
+    options = {"dtype": torch.float64} | options
+    size = args or (pair.shape[1],)
+    ours, theirs = pair.ours(*size, **options), pair.theirs(*size, **options)
+    generator = torch.Generator().manual_seed(99)
+    with torch.no_grad():
+        for value in theirs.state_dict().values():
+            if value.is_floating_point():
+                value.uniform_(0.5, 2, generator=generator)
+    ours.load_state_dict(theirs.state_dict())
+    return ours, theirs
+
+
+def run(layer: Any, x: Tensor, dl_dy: Tensor) -> dict[str, Tensor]:
+    """Give the output, every gradient, and the buffers afterwards."""
+    x = x.detach().clone(memory_format=torch.preserve_format).requires_grad_()
+    y = layer(x)
+    leaves = {"x": x} | dict(layer.named_parameters())
+    slopes = torch.autograd.grad(y, list(leaves.values()), dl_dy.to(y.dtype))
+    found = {f"dl_d{k}": v for k, v in zip(leaves, slopes, strict=True)}
+    return {"y": y.detach()} | found | {k: v.clone() for k, v in layer.named_buffers()}
+
+
+def distance(a: Tensor, b: Tensor) -> float:
+    """Largest difference, as a share of the largest value of b."""
+    a, b = a.double(), b.double()
+    assert a.shape == b.shape
+    if a.numel() == 0:
+        return 0.0
+    scale = float(b.abs().max())
+    return float((a - b).abs().max()) / (scale or 1.0)
+
+
+def assert_equal(
+    ours: dict[str, Tensor], theirs: dict[str, Tensor], tolerance: float = EXACT
+) -> None:
+    assert ours.keys() == theirs.keys()
+    for key, expected in theirs.items():
+        assert ours[key].dtype == expected.dtype, key
+        assert distance(ours[key], expected) <= tolerance, key
