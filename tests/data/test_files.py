@@ -122,9 +122,10 @@ class Server(ThreadingHTTPServer):
         self.asked: list[str] = []
         self.headers_seen: list[dict[str, str]] = []
         self.is_over = threading.Event()
+        self.client_left = threading.Event()
 
     def handle_error(self, *_: Any) -> None:
-        pass  # the client went away, as it should
+        self.client_left.set()
 
     def source(self, *behaviours: str) -> Source:
         """A data set of one file, with one mirror of each behaviour."""
@@ -310,6 +311,13 @@ def test_the_second_mirror_is_asked_when_the_first_fails(
     assert cache.read_bytes() == CONTENT
 
 
+def test_a_mirror_that_sends_too_much_is_hung_up_on(
+    server: Server, cache: Path
+) -> None:
+    assert read(server.source("endless", "good")) == CONTENT
+    assert server.client_left.wait(10)
+
+
 @pytest.mark.parametrize("behaviour", ["slow", "moved"])
 def test_a_mirror_that_is_slow_or_redirects_is_fine(
     behaviour: str, server: Server, cache: Path
@@ -419,9 +427,11 @@ def test_a_full_disk_is_an_error_and_the_old_file_is_kept(
 # --- processes that are killed or interrupted
 
 DOWNLOAD = """
-import os, sys
-from normbook.data import catalogue, files
+import os, signal, sys
+from normbook.data import catalogue
 
+# A shell starts what is in the background with Ctrl-C ignored.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 url, size, sha256, fatal = sys.argv[1:]
 if fatal:  # die when this function of os is called
     setattr(os, fatal, lambda *a: os.kill(os.getpid(), 9))
@@ -463,14 +473,23 @@ def test_a_download_that_is_killed_leaves_nothing_behind(
     assert read(server.source("good")) == CONTENT
 
 
-def test_a_process_killed_while_it_writes_leaves_the_old_file_and_no_orphan_for_long(
-    server: Server, cache: Path
+@pytest.mark.parametrize("fatal", ["fsync", "replace"])
+def test_a_process_killed_while_it_writes_leaves_the_old_file(
+    fatal: str, server: Server, cache: Path
 ) -> None:
     put(cache, b"old")
-    with start_download(server.source("good"), fatal="fsync") as process:
+    with start_download(server.source("good"), fatal) as process:
         process.wait(timeout=20)
     assert process.returncode == -signal.SIGKILL
     assert cache.read_bytes() == b"old"
+    assert read(server.source("good")) == CONTENT
+
+
+def test_what_a_killed_process_leaves_is_removed_an_hour_later(
+    server: Server, cache: Path
+) -> None:
+    with start_download(server.source("good"), fatal="fsync") as process:
+        process.wait(timeout=20)
     (orphan,) = cache.parent.glob("*.part")
     young = put(cache.with_name("another-process.part"), b"")
     an_hour_ago = time.time() - files.ABANDONED_AFTER - 1

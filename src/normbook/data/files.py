@@ -421,6 +421,8 @@ def _download(url: str, file: DataFile) -> bytes:
                     raise piece
                 content += piece
                 bar.update(len(piece))
+                if len(content) > file.size:
+                    break
     except Exception as error:
         raise _MirrorError(_reason(error, len(content), file)) from error
     finally:
@@ -455,11 +457,9 @@ def _receive(
                     url = urljoin(url, response.headers["Location"])
                     continue
                 _check_answer(response, file)
-                received = 0
                 for piece in response.iter_content(PIECE):
                     pieces.put(piece)
-                    received += len(piece)
-                    if received > file.size or is_over.is_set():
+                    if is_over.is_set():
                         break
             pieces.put(b"")
             return
