@@ -525,10 +525,10 @@ class BatchNorm1d(_BatchNorm):
     NotImplementedError
         If the input holds no real floating-point numbers.
 
-    After an error the running statistics are as before.
-
     Notes
     -----
+    After an error the running statistics are as before.
+
     Source: Ioffe and Szegedy (2015), Algorithms 1 and 2; book, chapters *Batch
     normalization*, *The gradient of batch normalization* and *Moving averages*.
 
@@ -660,10 +660,10 @@ def recalibrate(
         If the model has no such layer, no batch holds a value, or the statistics
         found are not finite.
 
-    After any error, the model's own included, the statistics are as before.
-
     Notes
     -----
+    After any error, the model's own included, the statistics are as before.
+
     Source: Ioffe and Szegedy (2015), Algorithm 2, steps 7-10; book, chapter *Moving
     averages*.
 
