@@ -64,7 +64,7 @@ def run(layer: Any, x: Tensor, dl_dy: Tensor) -> dict[str, Tensor]:
 
 def distance(a: Tensor, b: Tensor) -> float:
     """Largest difference, as a share of the largest value of b."""
-    a, b = a.double(), b.double()
+    a, b = a.detach().double(), b.detach().double()
     assert a.shape == b.shape
     if a.numel() == 0:
         return 0.0

@@ -48,16 +48,17 @@ def test_every_combination_of_settings_agrees_with_torch(
     size = pair.shape[1]
     layers = twins(pair, size, 0.3, momentum, affine, is_tracked, bias=bias)
     for is_training in (True, True, False, True):
-        found = [
+        ours, theirs = (
             run(m.train(is_training), draw(*pair.shape), draw(*pair.shape, seed=1))
             for m in layers
-        ]
-        assert_equal(*found)
+        )
+        assert_equal(ours, theirs)
 
 
+Sample = tuple[tuple[Any, ...], dict[str, Any], tuple[int, ...]]
 # The constructor arguments and input shapes that torch tests its own layers with
 # (torch/testing/_internal/common_modules.py of 2.13).
-ONE = [
+ONE: list[Sample] = [
     ((10,), {}, (4, 10)),
     ((5,), {}, (4, 5, 3)),
     ((10, 1e-3, None), {}, (4, 10)),
@@ -67,24 +68,26 @@ ONE = [
     ((5, 1e-3, 0.3, False), {}, (0, 5, 9)),
     ((10,), {"bias": False}, (4, 10)),
 ]
-MORE = [
-    ((3,), {}, (2, 3)),
-    ((3, 1e-3, None), {}, (2, 3)),
-    ((3, 1e-3, 0.8), {}, (2, 3)),
-    ((3, 1e-3, 0.7), {}, (2, 3)),
-    ((3, 1e-3, 0.8, False), {}, (2, 3)),
-    ((3, 1e-3, 0.7, False), {}, (2, 3)),
-    ((3, 1e-3, 0.8, True, False), {}, (2, 3)),
-    ((3, 1e-3, 0.7, True, False), {}, (2, 3)),
-    ((3,), {"bias": False}, (2, 3)),
-]
-EMPTY = ((5, 1e-3, 0.3, False), {})
+
+
+def more(momentum: float, *rest: int) -> list[Sample]:
+    shape = (2, 3, *rest)
+    empty = (0, 5, *(2 for _ in rest))
+    return [
+        ((3,), {}, shape),
+        ((3, 1e-3, None), {}, shape),
+        ((3, 1e-3, momentum), {}, shape),
+        ((3, 1e-3, momentum, False), {}, shape),
+        ((3, 1e-3, momentum, True, False), {}, shape),
+        ((5, 1e-3, 0.3, False), {}, empty),
+        ((3,), {"bias": False}, shape),
+    ]
+
+
 SAMPLES = [
     *((PAIRS[0], *sample) for sample in ONE),
-    *((PAIRS[2], args, more, (*shape, 6, 6)) for args, more, shape in MORE),
-    (PAIRS[2], *EMPTY, (0, 5, 2, 2)),
-    *((PAIRS[3], args, more, (*shape, 4, 4, 4)) for args, more, shape in MORE),
-    (PAIRS[3], *EMPTY, (0, 5, 2, 2, 2)),
+    *((PAIRS[2], *sample) for sample in more(0.8, 6, 6)),
+    *((PAIRS[3], *sample) for sample in more(0.7, 4, 4, 4)),
 ]
 
 

@@ -1,0 +1,247 @@
+"""Derivatives of the layers: of first and second order, forward and backward."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from layer_pairs import EXACT, PAIRS, Pair, distance, draw, name, twins
+from torch import Tensor, nn
+from torch.autograd import forward_ad
+from torch.func import functional_call, grad, vmap
+
+from normbook.gradient_check import survivors
+from normbook.layers import batch_norm as module
+from normbook.layers.batch_norm import BatchNorm1d
+
+# torch's forward mode loads functions that torch itself still scripts.
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:.torch.jit.script. is deprecated:DeprecationWarning"
+)
+each_pair = pytest.mark.parametrize("pair", PAIRS, ids=name)
+each_mode = pytest.mark.parametrize("is_training", [True, False], ids=["train", "eval"])
+small = pytest.mark.parametrize(
+    "pair",
+    [
+        Pair(PAIRS[1].ours, PAIRS[1].theirs, (3, 2)),
+        Pair(PAIRS[2].ours, PAIRS[2].theirs, (2, 3, 1, 2)),
+    ],
+    ids=name,
+)
+
+
+def as_function(layer: nn.Module) -> Callable[..., Tensor]:
+    def f(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        values = {"weight": weight, "bias": bias}
+        y: Tensor = functional_call(layer, values, x)
+        return y
+
+    return f
+
+
+def arguments(layer: Any, x: Tensor) -> list[Tensor]:
+    values = (x, layer.weight, layer.bias)
+    return [v.detach().clone().requires_grad_() for v in values]
+
+
+@each_mode
+@small
+def test_first_derivatives_equal_differences_in_every_mode_of_autograd(
+    pair: Pair, is_training: bool
+) -> None:
+    layer = twins(pair)[0].train(is_training)
+    assert torch.autograd.gradcheck(
+        as_function(layer),
+        arguments(layer, draw(*pair.shape)),
+        check_forward_ad=True,
+        check_batched_grad=True,
+        check_batched_forward_grad=True,
+    )
+
+
+@each_mode
+@small
+def test_second_derivatives_equal_differences_in_every_mode_of_autograd(
+    pair: Pair, is_training: bool
+) -> None:
+    layer = twins(pair)[0].train(is_training)
+    assert torch.autograd.gradgradcheck(
+        as_function(layer),
+        arguments(layer, draw(*pair.shape)),
+        check_fwd_over_rev=True,
+        check_batched_grad=True,
+    )
+
+
+def penalty(layer: Any, x: Tensor, dl_dy: Tensor) -> list[Tensor]:
+    """Gradients of a gradient penalty: second derivatives in every pair of inputs."""
+    x = x.clone().requires_grad_()
+    leaves = [x, dl_dy.clone().requires_grad_(), *layer.parameters()]
+    y = layer(leaves[0])
+    slopes = torch.autograd.grad(y, [x, *layer.parameters()], leaves[1], True, True)
+    size = sum((slope**3).sum() for slope in slopes)
+    assert isinstance(size, Tensor)
+    return list(torch.autograd.grad(size, leaves, allow_unused=True))
+
+
+@each_mode
+@each_pair
+def test_a_gradient_penalty_has_torch_s_gradients(
+    pair: Pair, is_training: bool
+) -> None:
+    x, dl_dy = draw(*pair.shape), draw(*pair.shape, seed=1)
+    ours, theirs = (penalty(m.train(is_training), x, dl_dy) for m in twins(pair))
+    for a, b in zip(ours, theirs, strict=True):
+        zero = torch.zeros(())
+        assert (
+            distance(a if a is not None else zero, b if b is not None else zero) < EXACT
+        )
+
+
+def test_backward_twice_needs_retain_graph_and_then_gives_the_same() -> None:
+    x = draw(7, 3).requires_grad_()
+    y = twins(PAIRS[0])[0](x)
+    first, second = (
+        torch.autograd.grad(y, x, draw(7, 3, seed=1), retain_graph=keep)[0]
+        for keep in (True, False)
+    )
+    assert torch.equal(first, second)
+    with pytest.raises(RuntimeError, match="second time"):
+        torch.autograd.grad(y, x, draw(7, 3, seed=1))
+
+
+def test_training_on_before_backward_leaves_an_evaluation_s_gradient_right() -> None:
+    layer = BatchNorm1d(3, dtype=torch.float64).eval()
+    x = draw(7, 3).requires_grad_()
+    y = layer(x)
+    layer.train()(draw(7, 3) * 100)
+    (dl_dx,) = torch.autograd.grad(y, x, torch.ones_like(y))
+    assert distance(dl_dx, torch.full_like(x, (1 + 1e-5) ** -0.5)) < EXACT
+
+
+def test_the_statistics_stay_out_of_the_graph_and_the_graph_does_not_grow() -> None:
+    layer = BatchNorm1d(3, dtype=torch.float64)
+    for seed in range(3):
+        layer(draw(7, 3, seed=seed).requires_grad_()).sum().backward()
+    for buffer in layer.buffers():
+        assert not buffer.requires_grad
+        assert buffer.grad_fn is None
+
+
+def tangent_of(value: Tensor) -> Tensor | None:
+    return forward_ad.unpack_dual(value).tangent  # type: ignore[no-untyped-call, no-any-return]
+
+
+def test_the_statistics_take_no_tangent() -> None:
+    layer = BatchNorm1d(3, dtype=torch.float64)
+    with forward_ad.dual_level():
+        x = forward_ad.make_dual(draw(7, 3), draw(7, 3))  # type: ignore[no-untyped-call]
+        seen = [tangent_of(value) for value in (layer(x), *layer.buffers())]
+    assert [tangent is not None for tangent in seen] == [True, False, False, False]
+
+
+def test_a_bias_before_the_layer_gets_no_gradient() -> None:
+    linear = nn.Linear(4, 3, dtype=torch.float64)
+    y = BatchNorm1d(3, dtype=torch.float64)(linear(draw(7, 4)))
+    (y * draw(7, 3, seed=1)).sum().backward()
+    assert linear.bias.grad is not None
+    assert linear.weight.grad is not None
+    # Zero but for rounding, beside a gradient of the weight that is not.
+    assert linear.bias.grad.abs().max() < 1e-13
+    assert linear.weight.grad.abs().max() > 1e-2
+
+
+def test_frozen_parameters_get_no_gradient_and_change_none() -> None:
+    layer = twins(PAIRS[0])[0]
+    x, dl_dy = draw(7, 3).requires_grad_(), draw(7, 3, seed=1)
+    expected = torch.autograd.grad(layer(x), x, dl_dy)[0]
+    layer.requires_grad_(False)
+    layer(x).backward(dl_dy)
+    assert torch.equal(x.grad, expected)  # type: ignore[arg-type]
+    assert layer.weight.grad is None
+
+
+@pytest.mark.parametrize("is_tracked", [True, False])
+def test_vmap_equals_a_loop_over_batches(is_tracked: bool) -> None:
+    pair = PAIRS[2]
+    layer = twins(pair, 3, track_running_stats=is_tracked)[0].train(not is_tracked)
+    xs = draw(6, *pair.shape)
+    expected = torch.stack([layer(x) for x in xs])
+    assert distance(vmap(layer)(xs), expected) < EXACT
+
+
+def test_func_grad_with_buffers_passed_in_updates_those() -> None:
+    layer, other = twins(PAIRS[0])
+    x, dl_dy = draw(7, 3), draw(7, 3, seed=1)
+
+    def loss(values: dict[str, Tensor]) -> Tensor:
+        y: Tensor = functional_call(layer, values, x)
+        return (y * dl_dy).sum()
+
+    (other(x) * dl_dy).sum().backward()
+    values = {k: v.detach().clone() for k, v in layer.named_parameters()}
+    buffers = {k: v.clone() for k, v in layer.named_buffers()}
+    found = grad(lambda v, b: loss(v | b))(values, buffers)
+    assert distance(found["weight"], other.weight.grad) < EXACT
+    assert distance(buffers["running_mean"], other.running_mean) < EXACT
+
+
+def assert_derivatives_of_torch(is_training: bool) -> None:
+    """Compare first and second derivatives, forward and backward, with torch's."""
+    pair = PAIRS[2]
+    layers = [m.train(is_training) for m in twins(pair)]
+    x, dl_dy = draw(*pair.shape), draw(*pair.shape, seed=1)
+    found, expected = (penalty(m, x, dl_dy) for m in layers)
+    for a, b in zip(found, expected, strict=True):
+        assert (a is None) == (b is None)
+        assert a is None or b is None or distance(a, b) < EXACT
+    for chosen in ([0], [1], [2], [0, 1, 2]):
+        found, expected = (tangents(m, x, dl_dy, chosen) for m in layers)
+        for a, b in zip(found, expected, strict=True):
+            assert distance(a, b) < EXACT
+
+
+def tangents(layer: Any, x: Tensor, dl_dy: Tensor, chosen: list[int]) -> list[Tensor]:
+    """Differentiate y and its slope in x along some of x, gamma and beta."""
+    point = arguments(layer, x)
+    x = point[0]
+    with forward_ad.dual_level():
+        for k in chosen:
+            direction = draw(*point[k].shape, seed=2)
+            point[k] = forward_ad.make_dual(point[k], direction)  # type: ignore[no-untyped-call]
+        y = as_function(layer)(*point)
+        (slope,) = torch.autograd.grad(y, x, dl_dy, create_graph=True)
+        found = [tangent_of(value) for value in (y, slope)]
+    return [torch.zeros_like(x) if value is None else value for value in found]
+
+
+@pytest.mark.parametrize(
+    ("owner", "method"),
+    [
+        (module._Training, "forward"),
+        (module._Training, "backward"),
+        (module._TrainingWithTangents, "jvp"),
+        (module._Inference, "backward"),
+        (module._InferenceWithTangents, "jvp"),
+        (module, "_cache"),
+        (module, "_count"),
+        (module, "_plus"),
+        (module, "_affine_tangent"),
+    ],
+    ids=lambda value: getattr(value, "__name__", value),
+)
+def test_torch_s_derivatives_reject_every_changed_formula(
+    owner: Any, method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def check(function: Callable[..., Any]) -> None:
+        with monkeypatch.context() as patch:
+            is_module = owner is module
+            patch.setattr(
+                owner, method, function if is_module else staticmethod(function)
+            )
+            for is_training in (True, False):
+                assert_derivatives_of_torch(is_training)
+
+    assert survivors(getattr(owner, method), check) == []
