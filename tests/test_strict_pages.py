@@ -64,8 +64,8 @@ def test_a_page_without_charset_is_refused() -> None:
         strict_pages.strict("<html><head></head></html>", "")
 
 
-def test_an_id_stands_once() -> None:
-    box = '<section id="solution-content">'
-    page, _ = strict_pages.strict(HEAD + box + box, "")
-    assert 'id="solution-content"' not in page
-    assert page.count('class="solution-content"') == 2
+def test_ids_that_every_box_has_go_and_others_stay() -> None:
+    box = '<div class="proof admonition" id="proof"><section id="proof-content">'
+    page, _ = strict_pages.strict(HEAD + box + '<div id="proof-of-life">', "")
+    assert '<div class="proof admonition"><section>' in page
+    assert '<div id="proof-of-life">' in page

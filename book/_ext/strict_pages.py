@@ -2,9 +2,8 @@
 
 The theme writes scripts and click handlers into the pages. Here each script becomes a
 file of the site, each handler an attribute that one such file reads; then every page
-says in its head that nothing but the site's own files may run or be loaded. An id
-that the exercises and proofs give to each of their boxes becomes a class, since an
-id may stand in a page once.
+says in its head that nothing but the site's own files may run or be loaded. The one
+id that exercises and proofs give to all of their boxes goes: an id stands once.
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ document.addEventListener("click", (event) => {
   if (button) window[button.dataset.calls]();
 });
 """
-REPEATED_ID = re.compile(r'id="((?:exercise|solution|proof)-content)"')
+REPEATED_ID = re.compile(r'\sid="(?:proof|(?:exercise|solution|proof)-content)"')
 # Outside scripts only: a script's text may hold what looks like markup.
 MARKUP = re.compile(r"(<script.*?</script>)", re.S)
 
@@ -88,7 +87,7 @@ def strict(page: str, root: str) -> tuple[str, dict[str, str]]:
         tags = re.split(r"(<[a-zA-Z][^>]*>)", parts[place])
         for odd in range(1, len(tags), 2):
             tags[odd] = HANDLER.sub(name_handler, tags[odd])
-        parts[place] = REPEATED_ID.sub(r'class="\1"', "".join(tags))
+        parts[place] = REPEATED_ID.sub("", "".join(tags))
     page = "".join(parts)
     if "data-calls=" in page:
         script = f'<script src="{to_file(CLICKS)}"></script>'
