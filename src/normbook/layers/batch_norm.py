@@ -333,12 +333,13 @@ class _BatchNorm(TorchBatchNorm):
             y, mean, var = _by_batch(input, self.weight, self.bias, self.eps)
             if is_tracked:
                 updates = self._updates(mean, var, _count(input))
+        y = _laid_out(y, input)
         # From here on nothing can fail: an error leaves no statistics half-updated.
         for buffer, value in updates:
             buffer.copy_(value)
         if is_tracked and self.num_batches_tracked is not None:
             self.num_batches_tracked.add_(1)
-        return _laid_out(y, input)
+        return y
 
     def _updates(
         self, mean: Tensor, var: Tensor, count: int
@@ -396,6 +397,11 @@ class _BatchNorm(TorchBatchNorm):
             )
         if not isinstance(self.eps, Real):
             raise TypeError(f"eps must be a number, got {self.eps!r}; 1e-5 is usual.")
+        if not isinstance(self.momentum, Real | None):
+            raise TypeError(
+                f"momentum must be a number or None, got {self.momentum!r}; it is the "
+                "weight of the new value, 0.1 is usual."
+            )
         if uses_batch and self.eps <= 0:
             raise ValueError(
                 f"eps must be positive to normalize by the batch, got {self.eps}; a "
