@@ -737,9 +737,9 @@ class _Tally:
         self.layer.reset_running_stats()  # 0 times an old NaN would be NaN
 
     def take(self, layer: nn.Module, _inputs: Any, y: Tensor) -> None:
-        size = y.numel() // max(1, y.shape[1])
-        if size == 0:
+        if y.numel() == 0:
             return
+        size = _count(y)
         self.size += size
         self.steps += 1
         for name in ("running_mean", "running_var"):
