@@ -66,6 +66,14 @@ def test_what_the_package_requires_is_looked_at() -> None:
             assert line(report, name[1])
 
 
+def test_what_the_package_requires_for_an_extra_only_is_not_needed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    requirements = ["numpy>=2.1", 'no-such-package>=1; extra == "site"']
+    monkeypatch.setattr(metadata, "requires", lambda _: requirements)
+    assert doctor.examine().faults == []
+
+
 def test_a_missing_package_is_a_fault_with_its_cure(
     checkout: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

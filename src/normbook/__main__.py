@@ -9,7 +9,6 @@ from __future__ import annotations
 # import the rest.
 import argparse
 import io
-import os
 import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -51,8 +50,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print("normbook: interrupted", file=sys.stderr)
         return 130
     except BrokenPipeError:  # `normbook ... | head`: nobody reads on
-        # Python flushes once more at exit, which must not fail again.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     return code
 

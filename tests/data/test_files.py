@@ -28,7 +28,10 @@ from normbook.data.catalogue import (
 
 CONTENT = bytes(i * i % 251 for i in range(5 * files.PIECE))
 NAME = "numbers.gz"
-PATIENCE = 1.0  # seconds, instead of 10, so that a server that hangs is soon left
+# Seconds, instead of 10, so that a server that hangs is soon left; where none hangs
+# the tests wait as long as the readers do, and a slow machine fails none of them.
+PATIENCE = 1.5
+HANGING = ("stall", "hang", "drip", "slow")
 
 
 class Mirror(BaseHTTPRequestHandler):
@@ -151,7 +154,6 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv(files.CACHE, str(tmp_path / "cache"))
     monkeypatch.delenv(files.DATA, raising=False)
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
-    monkeypatch.setattr(files, "PATIENCE", PATIENCE)
     return tmp_path / "cache" / "odd-numbers" / NAME
 
 
@@ -162,6 +164,15 @@ def folder(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> Path
     folder.mkdir()
     monkeypatch.setenv(files.DATA, str(folder))
     return folder
+
+
+@pytest.fixture
+def behaviour(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A behaviour of the mirror, and the patience that suits it."""
+    behaviour: str = request.param
+    if behaviour in HANGING:
+        monkeypatch.setattr(files, "PATIENCE", PATIENCE)
+    return behaviour
 
 
 def put(path: Path, content: bytes) -> Path:
@@ -270,7 +281,7 @@ def test_a_damaged_file_in_the_cache_is_downloaded_anew(
 # --- mirrors that fail
 
 FAILURES = {
-    "truncated": "9000 bytes read, 11480 more expected",
+    "truncated": "after 8192 of 20480 bytes",
     "short": "it has 9000 bytes instead of 20480",
     "announced": "the server announces 17 bytes instead of 20480",
     "wrong": "its SHA-256 is",
@@ -279,14 +290,14 @@ FAILURES = {
     "forbidden": "HTTP 403 Forbidden",
     "broken": "HTTP 500 Internal Server Error",
     "stall": f"no answer within {PATIENCE:g} s",
-    "hang": f"no answer within {PATIENCE:g} s, after 8192 of 20480 bytes",
+    "hang": f"no answer within {PATIENCE:g} s",
     "drip": f"no answer within {PATIENCE:g} s",
     "unencrypted": "not an https address: http://example.org/",
     "circle": "more than 5 redirects",
 }
 
 
-@pytest.mark.parametrize("behaviour", FAILURES)
+@pytest.mark.parametrize("behaviour", FAILURES, indirect=True)
 def test_a_mirror_that_fails_is_an_error_and_the_old_file_is_kept(
     behaviour: str, server: Server, cache: Path
 ) -> None:
@@ -296,12 +307,12 @@ def test_a_mirror_that_fails_is_an_error_and_the_old_file_is_kept(
         read(server.source(behaviour))
     assert f"/{behaviour}/{NAME}: " in str(caught.value)
     assert FAILURES[behaviour] in str(caught.value)
-    assert time.monotonic() - start < 4 * PATIENCE
+    assert time.monotonic() - start < files.PATIENCE + 5  # a busy machine: 5
     assert cache.read_bytes() == b"old"
     assert list(cache.parent.iterdir()) == [cache]
 
 
-@pytest.mark.parametrize("behaviour", FAILURES)
+@pytest.mark.parametrize("behaviour", FAILURES, indirect=True)
 def test_the_second_mirror_is_asked_when_the_first_fails(
     behaviour: str, server: Server, cache: Path
 ) -> None:
@@ -318,7 +329,7 @@ def test_a_mirror_that_sends_too_much_is_hung_up_on(
     assert server.client_left.wait(10)
 
 
-@pytest.mark.parametrize("behaviour", ["slow", "moved"])
+@pytest.mark.parametrize("behaviour", ["slow", "moved"], indirect=True)
 def test_a_mirror_that_is_slow_or_redirects_is_fine(
     behaviour: str, server: Server, cache: Path
 ) -> None:
