@@ -44,7 +44,7 @@ if [ "$versions" != pinned ]; then
   requirements="$venv/requirements.txt"
   case $versions in
     newest) grep -v '^-c' requirements.txt >"$requirements" ;;
-    oldest) grep -v '^-c' requirements.txt | sed -E 's/>=([0-9.]+)(,<[0-9.]+)?/==\1/' >"$requirements" ;;
+    oldest) grep -v '^-c' requirements.txt | sed -E 's/>=([0-9a-z.]+)(,<[0-9.]+)?/==\1/' >"$requirements" ;;
     *) fail "VERSIONS must be pinned, newest or oldest, got '$versions'" ;;
   esac
 fi
