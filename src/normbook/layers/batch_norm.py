@@ -313,15 +313,14 @@ class _BatchNorm(TorchBatchNorm):
 
         Without running statistics, by the batch in both modes.
         """
-        mean, var = self.running_mean, self.running_var
-        uses_batch = self.training or (mean is None and var is None)
+        running_mean, running_var = self.running_mean, self.running_var
+        uses_batch = self.training or (running_mean is None and running_var is None)
         self._check(input, uses_batch)
-        if not self.training and mean is not None and var is not None:
+        if not self.training and running_mean is not None and running_var is not None:
             # Clones: should training go on before backward is called, this gradient
             # must still be that of the function which was computed here.
-            y = _by_given(
-                input, mean.clone(), var.clone(), self.weight, self.bias, self.eps
-            )
+            mean, var = running_mean.clone(), running_var.clone()
+            y = _by_given(input, mean, var, self.weight, self.bias, self.eps)
             return _laid_out(y, input)
         updates: list[tuple[Tensor, Tensor]] = []
         is_tracked = self.training and self.track_running_stats
