@@ -187,3 +187,22 @@ def test_half_precision_is_rounded_once(
         assert ours[key].dtype == expected.dtype, key
         if expected.is_floating_point():
             assert distance(ours[key], truth[key]) <= ROUNDED[expected.dtype], key
+
+
+@pytest.mark.parametrize("dtype", HALF)
+def test_running_averages_in_half_precision_are_rounded_once_a_batch(
+    dtype: torch.dtype,
+) -> None:
+    ours, theirs = twins(PAIRS[0], 50, dtype=dtype)
+    exact = copy.deepcopy(theirs).double()
+    x = draw(6, 50, dtype=dtype)
+    ours(x), exact(x.double())
+    for key in ("running_mean", "running_var"):
+        a, b = getattr(ours, key).double(), getattr(exact, key)
+        assert ((a - b).abs() <= ROUNDED[dtype] * b.abs()).all()
+
+
+def test_in_evaluation_eps_may_be_0() -> None:
+    ours, theirs = (m.eval() for m in twins(PAIRS[0], eps=0.0))
+    x, dl_dy = draw(7, 3), draw(7, 3, seed=1)
+    assert_equal(run(ours, x, dl_dy), run(theirs, x, dl_dy))

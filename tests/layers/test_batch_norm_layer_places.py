@@ -4,11 +4,23 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
-from layer_pairs import PAIRS, Pair, assert_equal, distance, draw, name, run, twins
+from layer_pairs import (
+    EXACT,
+    PAIRS,
+    Pair,
+    assert_equal,
+    distance,
+    draw,
+    name,
+    run,
+    twins,
+)
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from normbook.layers.batch_norm import BatchNorm1d, BatchNorm2d
 
@@ -26,6 +38,7 @@ LAYOUTS: dict[str, tuple[Pair, Callable[[], Tensor]]] = {
     "every other channel": (PAIRS[0], lambda: draw(7, 6)[:, ::2]),
     "backwards": (PAIRS[0], lambda: draw(7, 3).flip(0)),
     "expanded": (PAIRS[1], lambda: draw(5, 3, 1).expand(5, 3, 4)),
+    "expanded channels": (PAIRS[2], lambda: draw(2, 1, 4, 5).expand(2, 3, 4, 5)),
     "channels last": (
         PAIRS[2],
         lambda: draw(2, 3, 4, 5).to(memory_format=torch.channels_last),
@@ -108,6 +121,24 @@ def test_compiled_in_one_graph_it_computes_the_same(
         dl_dy = draw(5, 4, 4, 5, seed=seed + 5, dtype=torch.float32)
         # The compiler may order sums in another way.
         assert_equal(run(compiled, x, dl_dy), run(model, x, dl_dy), 1e-5)
+
+
+@pytest.mark.parametrize("use_reentrant", [True, False])
+@each_pair
+def test_under_checkpointing_the_gradients_are_the_same(
+    pair: Pair, use_reentrant: bool
+) -> None:
+    x, dl_dy = draw(*pair.shape), draw(*pair.shape, seed=1)
+
+    def checkpointed(layer: nn.Module) -> dict[str, Any]:
+        leaf = x.clone().requires_grad_()
+        y = checkpoint(layer, leaf, use_reentrant=use_reentrant)
+        y.backward(dl_dy)
+        return {"x": leaf.grad} | {k: p.grad for k, p in layer.named_parameters()}
+
+    ours, theirs = map(checkpointed, twins(pair))
+    for key, expected in theirs.items():
+        assert distance(ours[key], expected) < EXACT, key
 
 
 @needs_cuda

@@ -32,7 +32,6 @@ from normbook.running_statistics import (
     exponential_average,
     unbiased,
 )
-from normbook.standardize import check_eps
 
 __all__ = ["BatchNorm1d", "BatchNorm2d", "BatchNorm3d", "recalibrate"]
 
@@ -77,8 +76,9 @@ class _Training(torch.autograd.Function):
         dl_dinv_std: Tensor | None,
         *_: None,
     ) -> tuple[Tensor | None, ...]:
-        x, _, _, inv_std = ctx.saved_tensors
-        cache = _cache(*ctx.saved_tensors)
+        # Unpacked once: torch.utils.checkpoint allows no more.
+        x, gamma, mu, inv_std = ctx.saved_tensors
+        cache = _cache(x, gamma, mu, inv_std)
         dl_dx = dl_dgamma = dl_dbeta = None
         if dl_dy is not None:
             dl_dx, dl_dgamma, dl_dbeta = batch_norm_backward(dl_dy, cache)
@@ -102,8 +102,8 @@ class _TrainingWithTangents(_Training):
         dbeta: Tensor | None,
         _: None,
     ) -> tuple[Tensor | None, ...]:
-        x, _, mu, inv_std = ctx.saved_tensors
-        cache = _cache(*ctx.saved_tensors)
+        x, gamma, mu, inv_std = ctx.saved_tensors
+        cache = _cache(x, gamma, mu, inv_std)
         dy = _affine_tangent(cache.x_hat, dgamma, dbeta)
         if dx is None:  # torch wants tangents of mu and inv_std even so
             zero = torch.zeros_like(mu)
@@ -406,7 +406,6 @@ class _BatchNorm(TorchBatchNorm):
                 f"eps must be positive to normalize by the batch, got {self.eps}; a "
                 "constant channel would be divided by 0; 1e-5 is usual."
             )
-        check_eps(self.eps)
         self._check_states(input)
 
     def _check_states(self, input: Tensor) -> None:
@@ -617,7 +616,7 @@ def _laid_out(y: Tensor, x: Tensor) -> Tensor:
         # Channels-last: axis 1 is the fastest, the others follow in their order.
         order = [1, *range(x.ndim - 1, 1, -1), 0]
         strides = [x.stride(axis) for axis in order]
-        if x.stride(1) and x.shape[1] > 1 and strides == sorted(strides):
+        if strides[0] > 0 and strides == sorted(strides):
             return y
     return y.contiguous()
 
