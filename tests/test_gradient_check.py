@@ -132,6 +132,32 @@ def test_each_kind_of_change_is_made_once_for_each_place() -> None:
     assert not any("1 + 1" in change or "2.0" in change for change in found)
 
 
+def test_each_change_names_the_line_it_was_made_in() -> None:
+    lines = {m.description: m.line for m in mutants(formula)}
+    assert set(lines.values()) == {
+        "centred = x - x.mean(0, keepdims=True)",
+        "return -scale * centred / (1 + centred**2)",
+    }
+    assert lines["x.mean -> x.sum"].startswith("centred =")
+    assert lines["2 -> 4"].startswith("return")
+
+
+def kept_as_it_is(function: Any) -> Any:
+    return function
+
+
+@kept_as_it_is
+def decorated(x: float) -> float:
+    y = 0.0
+    for _ in range(2):
+        y = y - x
+    return y
+
+
+def test_a_line_is_found_below_a_decorator_and_inside_a_loop() -> None:
+    assert mutants(decorated)[-1].line == "y = y - x"
+
+
 def test_mutants_differ_from_the_formula_and_leave_it_alone() -> None:
     before = formula(X)
     for mutant in mutants(formula):

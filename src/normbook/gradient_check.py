@@ -9,6 +9,7 @@ every one of them.
 from __future__ import annotations
 
 import ast
+import contextlib
 import copy
 import inspect
 import textwrap
@@ -206,10 +207,11 @@ the differences give 6
 
 
 class Mutant(NamedTuple):
-    """A function with one thing changed, and what was changed."""
+    """A function with one thing changed, what was changed, and in which line."""
 
     description: str
     function: Callable[..., Any]
+    line: str
 
 
 def mutants(function: Callable[..., Any]) -> list[Mutant]:
@@ -228,7 +230,8 @@ def mutants(function: Callable[..., Any]) -> list[Mutant]:
     Returns
     -------
     list of Mutant
-        Each behaves as ``function`` with one change.
+        Each behaves as ``function`` with one change. Its ``line`` is the source line
+        in which the changed expression begins, as it was before the change.
 
     Raises
     ------
@@ -247,15 +250,18 @@ def mutants(function: Callable[..., Any]) -> list[Mutant]:
     1 - decay -> 1 3.0
     1 - decay -> -decay -6.0
     1 -> 2 2.0
+    >>> mutants(debias)[0].line
+    'return running / (1 - decay)'
     """
-    definition = _definition(function)
+    definition, lines = _definition(function)
     found = []
     for statement in definition.body:
         for node in _expressions(statement):
             for new in _changes(node):
                 mutant = _compiled(_replaced(definition, node, new), function)
                 change = f"{ast.unparse(node)} -> {ast.unparse(new)}"
-                found.append(Mutant(change, mutant))
+                line = lines[node.lineno - 1].strip()
+                found.append(Mutant(change, mutant, line))
     return found
 
 
@@ -312,12 +318,12 @@ _SWAPS: dict[type[ast.operator], type[ast.operator]] = {
 _REDUCTIONS = {"mean": "sum", "sum": "mean"}
 
 
-def _definition(function: Callable[..., Any]) -> ast.FunctionDef:
-    try:
+def _definition(function: Callable[..., Any]) -> tuple[ast.FunctionDef, list[str]]:
+    """Parse the source of a function; give it in lines too."""
+    source, definition = "", None
+    with contextlib.suppress(OSError, TypeError, SyntaxError):
         source = textwrap.dedent(inspect.getsource(function))
         definition = ast.parse(source).body[0]
-    except (OSError, TypeError, SyntaxError):
-        definition = None
     if not (
         isinstance(definition, ast.FunctionDef)
         and definition.name == getattr(function, "__name__", None)
@@ -327,7 +333,7 @@ def _definition(function: Callable[..., Any]) -> ast.FunctionDef:
             f"{function!r}; define it in a file or a notebook cell."
         )
     definition.decorator_list = []
-    return definition
+    return definition, source.splitlines()
 
 
 def _expressions(node: ast.AST) -> Iterator[ast.expr]:
