@@ -32,8 +32,9 @@ ENVIRONMENT = {
     "IPYTHONDIR": str(RUNTIME / "ipython"),  # nobody's own start-up files
 }
 DEFAULTS = {
-    # The chapters' arrays are small: more threads only wait for each other.
-    "OMP_NUM_THREADS": "2",
+    # The chapters' arrays are small. A second thread brings nothing on a free machine,
+    # and where cores are shared the two wait for each other: three times the time.
+    "OMP_NUM_THREADS": "1",
     # Read at the first CUDA call; equal sums on every run need it.
     "CUBLAS_WORKSPACE_CONFIG": ":4096:8",
 }
