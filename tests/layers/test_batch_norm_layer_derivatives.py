@@ -142,6 +142,23 @@ def test_the_statistics_take_no_tangent() -> None:
     assert [tangent is not None for tangent in seen] == [True, False, False, False]
 
 
+@each_mode
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_in_half_precision_every_derivative_has_the_dtype_of_its_input(
+    dtype: torch.dtype, is_training: bool
+) -> None:
+    layer = BatchNorm1d(3, dtype=dtype).train(is_training)
+    x = draw(7, 3, dtype=dtype)
+    with forward_ad.dual_level():
+        dual = forward_ad.make_dual(x, x)  # type: ignore[no-untyped-call]
+        direction = tangent_of(layer(dual))
+    weights = {k: v.detach() for k, v in layer.named_parameters()}
+    buffers = dict(layer.named_buffers())
+    slopes = grad(lambda w, b: functional_call(layer, w | b, x).sum())(weights, buffers)
+    assert direction is not None
+    assert direction.dtype == slopes["weight"].dtype == slopes["bias"].dtype == dtype
+
+
 def test_a_bias_before_the_layer_gets_no_gradient() -> None:
     linear = nn.Linear(4, 3, dtype=torch.float64)
     y = BatchNorm1d(3, dtype=torch.float64)(linear(draw(7, 4)))

@@ -38,6 +38,7 @@ LAYOUTS: dict[str, tuple[Pair, Callable[[], Tensor]]] = {
     "every other channel": (PAIRS[0], lambda: draw(7, 6)[:, ::2]),
     "backwards": (PAIRS[0], lambda: draw(7, 3).flip(0)),
     "expanded": (PAIRS[1], lambda: draw(5, 3, 1).expand(5, 3, 4)),
+    "width before height": (PAIRS[2], lambda: draw(2, 5, 4, 3).permute(0, 3, 2, 1)),
     "expanded channels": (PAIRS[2], lambda: draw(2, 1, 4, 5).expand(2, 3, 4, 5)),
     "channels last": (
         PAIRS[2],

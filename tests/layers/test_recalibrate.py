@@ -101,10 +101,20 @@ def test_pairs_of_input_and_target_will_do(wrap: Any) -> None:
 
 def test_inputs_are_sent_to_the_device_asked_for() -> None:
     layer = BatchNorm1d(4, device="meta")
-    with pytest.raises(Exception, match="meta"):  # it holds no values
-        recalibrate(layer, [torch.zeros(3, 4)], device="meta")
-    with pytest.raises(RuntimeError, match="on one device"):
+    with pytest.raises(RuntimeError, match="on one device, got cpu and meta"):
         recalibrate(layer, [torch.zeros(3, 4)])
+    # On "meta" the layer runs, and has no values to look at.
+    with pytest.raises(RuntimeError, match="cannot be called on meta tensors"):
+        recalibrate(layer, [torch.zeros(3, 4)], device="meta")
+
+
+def test_statistics_in_half_precision_are_averaged_in_float32() -> None:
+    layer = BatchNorm1d(4, dtype=torch.bfloat16)
+    # Once at 258, an average in bfloat16 would stay there: the next value is 260,
+    # and a fraction of the difference of 2 rounds back to 258.
+    values = [256.0, *[260.0] * 99]
+    recalibrate(layer, [torch.full((2, 4), v).bfloat16() for v in values])
+    assert layer.state_dict()["running_mean"].tolist() == [260.0] * 4
 
 
 def test_statistics_that_were_spoiled_by_a_nan_are_healed() -> None:
@@ -147,6 +157,14 @@ def test_a_layer_called_twice_in_a_model_averages_both_calls() -> None:
     (x,) = batches((6,))
     recalibrate(model, [x])
     assert distance(model.norm.running_mean, x.mean(0) + 5) < EXACT  # type: ignore[arg-type]
+
+
+def test_no_gradient_is_recorded_meanwhile() -> None:
+    model, seen = net(), []
+    model[0].register_forward_hook(lambda *_: seen.append(torch.is_grad_enabled()))
+    recalibrate(model, batches())
+    assert seen == [False] * 3
+    assert torch.is_grad_enabled()
 
 
 def test_images_count_by_their_pixels() -> None:

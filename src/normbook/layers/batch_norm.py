@@ -59,9 +59,8 @@ class _Training(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        x, gamma, beta, _ = inputs
+        x, gamma, _, _ = inputs
         _, mu, inv_std, mean, var = output
-        ctx.dtypes = _dtypes(x, gamma, beta)
         ctx.mark_non_differentiable(mean, var)
         ctx.set_materialize_grads(False)
         # x_hat is not kept: to compute it again costs less than its memory.
@@ -88,7 +87,7 @@ class _Training(torch.autograd.Function):
             dl_dx = _plus(dl_dx, dl_dmu.expand(x.shape) / _count(x))
         if dl_dinv_std is not None:
             dl_dx = _plus(dl_dx, -dl_dinv_std * inv_std**2 * cache.x_hat / _count(x))
-        return *_cast((dl_dx, dl_dgamma, dl_dbeta), ctx.dtypes), None
+        return _needed(ctx, dl_dx, dl_dgamma, dl_dbeta, None)
 
 
 class _TrainingWithTangents(_Training):
@@ -134,17 +133,17 @@ class _Inference(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        x, mean, var, gamma, beta, ctx.eps = inputs
-        ctx.dtypes = _dtypes(x, gamma, beta)
+        x, mean, var, gamma, _, ctx.eps = inputs
         ctx.save_for_backward(x, mean, var, gamma)
         ctx.save_for_forward(x, mean, var, gamma)
 
     @staticmethod
     def backward(ctx: Any, dl_dy: Tensor) -> tuple[Tensor | None, ...]:
         x, mean, var, gamma = ctx.saved_tensors
-        gradients = batch_norm_inference_backward(dl_dy, x, mean, var, gamma, ctx.eps)
-        dl_dx, dl_dgamma, dl_dbeta = _cast(gradients, ctx.dtypes)
-        return dl_dx, None, None, dl_dgamma, dl_dbeta, None
+        dl_dx, dl_dgamma, dl_dbeta = batch_norm_inference_backward(
+            dl_dy, x, mean, var, gamma, ctx.eps
+        )
+        return _needed(ctx, dl_dx, None, None, dl_dgamma, dl_dbeta, None)
 
 
 class _InferenceWithTangents(_Inference):
@@ -211,18 +210,12 @@ def _plus(a: Tensor | None, b: Tensor) -> Tensor:
     return b if a is None else a + b
 
 
-def _dtypes(*values: Tensor | None) -> tuple[torch.dtype | None, ...]:
-    return tuple(None if value is None else value.dtype for value in values)
-
-
-def _cast(
-    gradients: tuple[Tensor | None, ...], dtypes: tuple[torch.dtype | None, ...]
-) -> list[Tensor | None]:
-    """Give each gradient the dtype of its tensor; what was left out has none."""
-    return [
-        None if value is None or dtype is None else value.to(dtype)
-        for value, dtype in zip(gradients, dtypes, strict=True)
-    ]
+def _needed(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
+    """Drop what nobody asked for; a gain or bias that is missing takes no gradient."""
+    return tuple(
+        gradient if is_needed else None
+        for gradient, is_needed in zip(gradients, ctx.needs_input_grad, strict=True)
+    )
 
 
 def _affine_tangent(
@@ -616,7 +609,7 @@ def _laid_out(y: Tensor, x: Tensor) -> Tensor:
         # Channels-last: axis 1 is the fastest, the others follow in their order.
         order = [1, *range(x.ndim - 1, 1, -1), 0]
         strides = [x.stride(axis) for axis in order]
-        if strides[0] > 0 and strides == sorted(strides):
+        if strides == sorted(strides):
             return y
     return y.contiguous()
 
