@@ -645,7 +645,8 @@ def recalibrate(
         statistics. A layer that the model does not call keeps its statistics.
     batches : iterable
         Inputs of the model: tensors, or tuples or lists that begin with one, such as
-        ``(x, target)``. Use batches as large as in training.
+        ``(x, target)``. Use large ones, shuffled: the inputs of the deeper layers are
+        then nearly those of evaluation, and little lies between the batches.
     device : optional
         Where to send each input first.
 
