@@ -1,0 +1,232 @@
+r"""Internal covariate shift, by both of its definitions.
+
+The word was coined for the *inputs* of a layer: their distribution changes because
+the layers below train (Ioffe and Szegedy 2015). Santurkar et al. (2018) asked what a
+layer would notice of that, and defined it by the *gradients*: how much the gradient
+of a layer changes when the layers below take their step first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from normbook.diagnostics.undisturbed import Loss, eager, gradients, undisturbed
+
+__all__ = ["GradientShift", "gradient_shift", "input_shift", "trained_layers"]
+
+Step = Callable[[nn.Parameter, torch.Tensor], torch.Tensor]
+
+
+class GradientShift(NamedTuple):
+    r"""Gradients before and after the update of the layers below.
+
+    Attributes
+    ----------
+    names : tuple of str
+        The layers, lowest first.
+    l2 : array, shape (K,)
+        :math:`\lVert G_i - G'_i \rVert_2`.
+    cosine : array, shape (K,)
+        Cosine of the angle between :math:`G_i` and :math:`G'_i`; NaN where one of
+        them is zero.
+    gradient_norm : array, shape (K,)
+        :math:`\lVert G_i \rVert_2`, to put ``l2`` in proportion.
+    """
+
+    names: tuple[str, ...]
+    l2: NDArray[np.float64]
+    cosine: NDArray[np.float64]
+    gradient_norm: NDArray[np.float64]
+
+
+def trained_layers(model: nn.Module) -> dict[str, list[nn.Parameter]]:
+    """Group the trained parameters by layer, lowest first.
+
+    A module that owns a matrix or a filter bank begins a layer. Modules that own
+    vectors only, such as a normalization, belong to the layer before them.
+
+    Parameters
+    ----------
+    model : nn.Module
+        Its modules must be registered in the order in which they are applied.
+
+    Returns
+    -------
+    dict from str to list of parameters
+
+    Raises
+    ------
+    ValueError
+        If the model trains no parameter.
+
+    Examples
+    --------
+    >>> model = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3), nn.Linear(3, 2))
+    >>> {name: len(group) for name, group in trained_layers(model).items()}
+    {'0': 4, '2': 2}
+    """
+    groups: dict[str, list[nn.Parameter]] = {}
+    for name, module in eager(model).named_modules():
+        own = [p for p in module.parameters(recurse=False) if p.requires_grad]
+        if not own:
+            continue
+        if not groups or any(p.dim() > 1 for p in own):
+            groups[name] = own
+        else:
+            groups[next(reversed(groups))].extend(own)
+    if not groups:
+        raise ValueError(
+            "model must have a parameter that requires a gradient, got none; "
+            "unfreeze one with requires_grad_()."
+        )
+    return groups
+
+
+def gradient_shift(
+    model: nn.Module,
+    loss: Loss,
+    step: float | Step,
+    layers: dict[str, list[nn.Parameter]] | None = None,
+) -> GradientShift:
+    r"""Internal covariate shift as a change of gradients (Santurkar et al.).
+
+    .. math::
+
+        G_i &= \nabla_{W_i} \ell(W_1, \dots, W_k) \\
+        G'_i &= \nabla_{W_i} \ell(W_1', \dots, W_{i-1}', W_i, \dots, W_k)
+
+    with :math:`W_j'` the value after the update, all on one batch.
+
+    Parameters
+    ----------
+    model : nn.Module
+        Measured in its present mode; the paper uses training mode.
+    loss : callable
+        Takes the model, returns the loss on one fixed batch (scalar, nats).
+    step : float or callable
+        The learning rate of plain gradient descent; or a function that takes a
+        parameter and its gradient and returns what will be *subtracted* from it.
+    layers : dict from name to parameters, optional
+        Lowest first; :func:`trained_layers` if left out.
+
+    Returns
+    -------
+    GradientShift
+        For the lowest layer, which has nothing below it, l2 is 0 and cosine 1.
+
+    Raises
+    ------
+    ValueError
+        If there is no layer, or the loss is no scalar.
+
+    Notes
+    -----
+    The model is left bit for bit as it was. Costs one backward pass a layer.
+    Source: Santurkar et al. (2018), Definition 2.1.
+
+    Examples
+    --------
+    Two scalar layers, :math:`\ell = (abx)^2/2` with a = 1, b = 2, x = 1: the
+    gradients are 4 and 2. After :math:`a' = 1 - 0.1 \cdot 4 = 0.6` that of b is
+    :math:`0.6^2 \cdot 2 = 0.72`.
+
+    >>> model = nn.Sequential(nn.Linear(1, 1, False), nn.Linear(1, 1, False)).double()
+    >>> _ = nn.init.constant_(model[0].weight, 1.0)
+    >>> _ = nn.init.constant_(model[1].weight, 2.0)
+    >>> x = torch.ones(1, 1, dtype=torch.float64)
+    >>> shift = gradient_shift(model, lambda m: (m(x) ** 2).sum() / 2, step=0.1)
+    >>> shift.l2.round(12), shift.gradient_norm
+    (array([0.  , 1.28]), array([4., 2.]))
+    """
+    groups = trained_layers(model) if layers is None else layers
+    l2, cosine, norms = [], [], []
+    with undisturbed(model) as reset:
+        everything = [p for group in groups.values() for p in group]
+        _, found = gradients(model, loss, everything)
+        gradient = dict(zip(everything, found, strict=True))
+        change = {p: _change(step, p, g) for p, g in gradient.items()}
+        below: list[nn.Parameter] = []
+        for group in groups.values():
+            reset()
+            with torch.no_grad():
+                for parameter in below:
+                    parameter.sub_(change[parameter])
+            _, moved = gradients(model, loss, group)
+            before = _flat([gradient[p] for p in group])
+            after = _flat(moved)
+            l2.append((before - after).norm().item())
+            cosine.append(_cosine(before, after))
+            norms.append(before.norm().item())
+            below += group
+    return GradientShift(tuple(groups), np.array(l2), np.array(cosine), np.array(norms))
+
+
+def input_shift(before: torch.Tensor, after: torch.Tensor) -> NDArray[np.float64]:
+    r"""Internal covariate shift as a change of distributions (Ioffe and Szegedy).
+
+    How far the distribution of each unit's input has moved, on the same examples,
+    in units of its standard deviation before: the Wasserstein-1 distance
+
+    .. math:: \frac1{\sigma_j} \int_0^1
+        \lvert F_j^{-1}(q) - F_j'^{-1}(q) \rvert \, dq .
+
+    The paper defines the shift as *a change in the distribution*, and leaves the
+    distance open; this one is 1 when a unit moves by one standard deviation.
+
+    Parameters
+    ----------
+    before, after : tensors, shape (N, D)
+        Inputs of one layer, before and after an update, for the same N examples.
+
+    Returns
+    -------
+    array, shape (D,)
+        NaN for a unit that was constant before.
+
+    Raises
+    ------
+    ValueError
+        If the shapes differ or are not (N, D) with N >= 2.
+
+    Examples
+    --------
+    >>> x = torch.tensor([[0.0], [2.0]])
+    >>> input_shift(x, x + 3).round(6)
+    array([3.])
+    """
+    if before.shape != after.shape or before.dim() != 2 or len(before) < 2:
+        raise ValueError(
+            "before and after must have one shape (N, D) with N >= 2, got "
+            f"{tuple(before.shape)} and {tuple(after.shape)}; flatten other axes into "
+            "N."
+        )
+    a, b = before.detach().double(), after.detach().double()
+    distance = (a.sort(dim=0).values - b.sort(dim=0).values).abs().mean(dim=0)
+    spread = a.std(dim=0, correction=0)
+    shift = torch.where(spread > 0, distance / spread, torch.nan)
+    found: NDArray[np.float64] = shift.cpu().numpy()
+    return found
+
+
+def _change(
+    step: float | Step, parameter: nn.Parameter, gradient: torch.Tensor
+) -> torch.Tensor:
+    with torch.no_grad():
+        if callable(step):
+            return step(parameter, gradient).detach().clone()
+        return step * gradient
+
+
+def _flat(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+    return torch.cat([t.detach().double().flatten() for t in tensors])
+
+
+def _cosine(a: torch.Tensor, b: torch.Tensor) -> float:
+    lengths = a.norm() * b.norm()
+    return (a @ b / lengths).item() if lengths > 0 else float("nan")

@@ -1,0 +1,148 @@
+r"""How the loss and its gradient change along the gradient.
+
+Three quantities of Santurkar et al. (2018), section 3, measured as defined there: on
+*one* batch, in training mode, along the step that gradient descent would take,
+
+.. math:: w(\eta) = w - \eta\, g, \qquad g = \nabla\ell(w).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from normbook.diagnostics.undisturbed import Loss, gradients, undisturbed
+
+__all__ = ["AlongGradient", "along_gradient"]
+
+
+class AlongGradient(NamedTuple):
+    r"""Loss and gradient at several step lengths :math:`\eta` along the gradient.
+
+    Attributes
+    ----------
+    step_sizes : array, shape (K,)
+        :math:`\eta_k`.
+    losses : array, shape (K,)
+        :math:`\ell(w - \eta_k g)`, nats.
+    gradient_changes : array, shape (K,)
+        :math:`\lVert \nabla\ell(w - \eta_k g) - g \rVert_2`.
+    loss : float
+        :math:`\ell(w)`, nats.
+    gradient_norm : float
+        :math:`\lVert g \rVert_2`.
+    """
+
+    step_sizes: NDArray[np.float64]
+    losses: NDArray[np.float64]
+    gradient_changes: NDArray[np.float64]
+    loss: float
+    gradient_norm: float
+
+    @property
+    def loss_range(self) -> tuple[float, float]:
+        """Lowest and highest loss over the steps (Fig. 4a of the paper)."""
+        return float(self.losses.min()), float(self.losses.max())
+
+    @property
+    def gradient_predictiveness(self) -> tuple[float, float]:
+        """Smallest and largest change of the gradient, small if it predicts (Fig. 4b)."""
+        return float(self.gradient_changes.min()), float(self.gradient_changes.max())
+
+    @property
+    def effective_smoothness(self) -> float:
+        r"""Largest ratio of gradient change to distance moved (Fig. 4c).
+
+        .. math:: \beta = \max_k
+            \frac{\lVert \nabla\ell(w - \eta_k g) - g \rVert}{\eta_k \lVert g \rVert}
+
+        Mind the floor: once the smallest step already turns the gradient into
+        something small, the ratio is :math:`1 / \eta_{\min}` whatever the loss is
+        like (:attr:`floor`).
+        """
+        ratios = self.gradient_changes / (self.step_sizes * self.gradient_norm)
+        return float(ratios.max())
+
+    @property
+    def floor(self) -> float:
+        r""":math:`1 / \eta_{\min}`, where the effective smoothness saturates."""
+        return float(1 / self.step_sizes.min())
+
+
+def along_gradient(
+    model: nn.Module, loss: Loss, step_sizes: Sequence[float]
+) -> AlongGradient:
+    r"""Walk along the gradient of one batch and look at loss and gradient.
+
+    Parameters
+    ----------
+    model : nn.Module
+        Measured in its present mode: call ``model.train()`` for the statistics of
+        the batch, as the paper does.
+    loss : callable
+        Takes the model, returns the loss on one fixed batch (scalar, nats).
+    step_sizes : sequence of float > 0
+        :math:`\eta_k`; the paper takes the learning rate times 1/2 to 4.
+
+    Returns
+    -------
+    AlongGradient
+
+    Raises
+    ------
+    ValueError
+        If ``step_sizes`` is empty or holds a number that is not positive and
+        finite, the loss is no scalar, or the gradient is zero.
+
+    Notes
+    -----
+    Parameters, buffers (running statistics too), gradients, modes and random number
+    generators are left bit for bit as they were. Dropout draws the same mask at every
+    step. Source: Santurkar et al. (2018), section 3.1 and Fig. 4.
+
+    Examples
+    --------
+    For :math:`\ell = w^2 / 2` the gradient is w, so the effective smoothness is 1:
+
+    >>> import torch
+    >>> model = torch.nn.Linear(1, 1, bias=False).double()
+    >>> _ = torch.nn.init.constant_(model.weight, 3.0)
+    >>> found = along_gradient(model, lambda m: (m.weight**2).sum() / 2, [0.5, 1.0])
+    >>> found.loss, found.losses, found.effective_smoothness
+    (4.5, array([1.125, 0.   ]), 1.0)
+    """
+    etas = np.asarray(step_sizes, dtype=np.float64)
+    if etas.ndim != 1 or etas.size == 0 or not np.all(np.isfinite(etas) & (etas > 0)):
+        raise ValueError(
+            "step_sizes must be a non-empty sequence of positive numbers, got "
+            f"{step_sizes!r}; take the learning rate times 0.5 to 4."
+        )
+    losses, changes = [], []
+    with undisturbed(model) as reset:
+        start, g = gradients(model, loss)
+        norm = _norm(g)
+        if norm == 0:
+            raise ValueError(
+                "the gradient must not be zero, got a norm of 0; there is no "
+                "direction to walk along."
+            )
+        for eta in etas:
+            reset()
+            parameters = [p for p in model.parameters() if p.requires_grad]
+            with torch.no_grad():
+                for parameter, slope in zip(parameters, g, strict=True):
+                    parameter.sub_(slope, alpha=float(eta))
+            value, moved = gradients(model, loss)
+            losses.append(value)
+            changes.append(_norm([b - a for a, b in zip(g, moved, strict=True)]))
+    return AlongGradient(etas, np.array(losses), np.array(changes), start, norm)
+
+
+def _norm(tensors: Sequence[torch.Tensor]) -> float:
+    """Euclidean norm of all entries together."""
+    return float(sum(t.double().square().sum().item() for t in tensors) ** 0.5)

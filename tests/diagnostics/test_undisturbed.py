@@ -1,0 +1,147 @@
+"""A measurement leaves no trace, whatever it does and however it ends."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+from normbook.diagnostics.activations import layer_statistics
+from normbook.diagnostics.internal_covariate_shift import gradient_shift
+from normbook.diagnostics.landscape import landscape, random_direction
+from normbook.diagnostics.smoothness import along_gradient
+from normbook.diagnostics.undisturbed import gradients, undisturbed
+from normbook.layers.batch_norm import BatchNorm1d
+
+X = torch.randn(12, 5, generator=torch.Generator().manual_seed(0))
+Y = torch.arange(12) % 3
+
+
+def model_with_everything() -> Any:
+    """Parameters, buffers, randomness, a frozen layer and stored gradients."""
+    with torch.random.fork_rng():
+        model = nn.Sequential(
+            nn.Linear(5, 4), BatchNorm1d(4), nn.ReLU(), nn.Dropout(0.5),
+            nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 3),
+        )  # fmt: skip
+    model[4].weight.requires_grad_(False)
+    cross_entropy(model(X), Y).backward()  # type: ignore[no-untyped-call]
+    model[5].eval()
+    return model
+
+
+def loss(model: nn.Module) -> torch.Tensor:
+    return cross_entropy(model(X), Y)
+
+
+def fingerprint(model: nn.Module) -> list[Any]:
+    tensors = [*model.parameters(), *model.buffers()]
+    grads = [p.grad for p in model.parameters()]
+    return [
+        [t.clone() for t in tensors],
+        [None if g is None else g.clone() for g in grads],
+        [m.training for m in model.modules()],
+        torch.get_rng_state(),
+        [len(m._forward_pre_hooks) for m in model.modules()],
+    ]
+
+
+def same(a: Any, b: Any) -> bool:
+    if isinstance(a, list):
+        return len(a) == len(b) and all(map(same, a, b))
+    return torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b
+
+
+MEASURES: dict[str, Callable[[nn.Module], object]] = {
+    "along_gradient": lambda m: along_gradient(m, loss, [0.1, 0.2]),
+    "gradient_shift": lambda m: gradient_shift(m, loss, 0.1),
+    "layer_statistics": lambda m: layer_statistics(m, loss),
+    "landscape": lambda m: landscape(
+        m, loss, [random_direction(m, torch.Generator().manual_seed(0))], [-1, 1]
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MEASURES)
+def test_every_measure_leaves_the_model_bit_for_bit_as_it_was(name: str) -> None:
+    model = model_with_everything()
+    before = fingerprint(model)
+    MEASURES[name](model)
+    assert same(fingerprint(model), before)
+
+
+@pytest.mark.parametrize("name", MEASURES)
+def test_every_measure_gives_the_same_twice(name: str) -> None:
+    model = model_with_everything()
+    assert repr(MEASURES[name](model)) == repr(MEASURES[name](model))
+
+
+@pytest.mark.parametrize("name", MEASURES)
+def test_a_measure_that_fails_halfway_leaves_no_trace(name: str) -> None:
+    model, calls = model_with_everything(), 0
+
+    def breaks(m: nn.Module) -> torch.Tensor:
+        nonlocal calls
+        calls += 1
+        value = loss(m)
+        if calls == (1 if name == "layer_statistics" else 2):
+            raise RuntimeError("out of memory")
+        return value
+
+    before = fingerprint(model)
+    measure: Any = {
+        "along_gradient": lambda: along_gradient(model, breaks, [0.1]),
+        "gradient_shift": lambda: gradient_shift(model, breaks, 0.1),
+        "layer_statistics": lambda: layer_statistics(model, breaks),
+        "landscape": lambda: landscape(
+            model, breaks, [list(model.parameters())], [1, 2]
+        ),
+    }[name]
+    with pytest.raises(RuntimeError, match="out of memory"):
+        measure()
+    assert same(fingerprint(model), before)
+
+
+@pytest.mark.parametrize("name", ["along_gradient", "gradient_shift", "landscape"])
+def test_a_compiled_model_is_measured_like_an_eager_one(name: str) -> None:
+    eager = nn.Sequential(nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 3))
+    compiled = torch.compile(eager, backend="eager")
+    assert repr(MEASURES[name](compiled)) == repr(MEASURES[name](eager))  # type: ignore[arg-type]
+
+
+def test_reset_draws_the_same_dropout_mask() -> None:
+    model = nn.Dropout(0.5)
+    with undisturbed(model) as reset:
+        a = model(torch.ones(100))
+        reset()
+        b = model(torch.ones(100))
+    assert torch.equal(a, b)
+
+
+def test_gradients_by_unused_parameters_are_zero() -> None:
+    model = nn.Sequential(nn.Linear(5, 3), nn.Linear(2, 2))
+    value, found = gradients(model, lambda m: m[0](X).sum())
+    assert value == pytest.approx(model[0](X).sum().item())
+    assert [bool(g.any()) for g in found] == [True, True, False, False]
+
+
+def test_a_model_without_parameters_is_refused() -> None:
+    with pytest.raises(ValueError, match="must have a parameter that requires"):
+        gradients(nn.ReLU(), lambda m: m(X).sum())
+
+
+def test_a_loss_for_each_example_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"must return a scalar, got shape \(12,\)"):
+        gradients(nn.Linear(5, 1), lambda m: m(X)[:, 0])
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_the_generator_of_a_gpu_is_put_back() -> None:
+    model = nn.Sequential(nn.Linear(5, 4), nn.Dropout(0.5)).cuda()
+    before = torch.cuda.get_rng_state()
+    along_gradient(model, lambda m: m(X.cuda()).square().sum(), [0.1])
+    assert torch.equal(torch.cuda.get_rng_state(), before)
