@@ -51,7 +51,7 @@ class AlongGradient(NamedTuple):
 
     @property
     def gradient_predictiveness(self) -> tuple[float, float]:
-        """Smallest and largest change of the gradient, small if it predicts (Fig. 4b)."""
+        """Smallest and largest change of the gradient over the steps (Fig. 4b)."""
         return float(self.gradient_changes.min()), float(self.gradient_changes.max())
 
     @property
