@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -183,16 +184,44 @@ def backward_check(function: Any) -> None:
 
 def inference_check(function: Any) -> None:
     x, dl_dy, gamma, _, mean, var = draw((5, 3, 4))
-    dl_dx, *_ = function(dl_dy, x, mean, var, gamma, 0.3)
+    dl_dx, dl_dgamma, dl_dbeta = function(dl_dy, x, mean, var, gamma, 0.3)
+    inference = batch_norm_inference(x, mean, var, gamma, gamma, eps=0.3)
+    scale = gamma[:, None] / np.sqrt(var[:, None] + 0.3)
+    expected = scale * (x - mean[:, None]) + gamma[:, None]
+    np.testing.assert_allclose(inference, expected, atol=1e-12)
+    np.testing.assert_allclose(dl_dbeta, dl_dy.sum((0, 2)), atol=1e-12)
+    check_gradient(
+        lambda g: batch_norm_inference(x, mean, var, g, eps=0.3),
+        gamma,
+        dl_dgamma,
+        dl_dy,
+    )
     check_gradient(
         lambda x: batch_norm_inference(x, mean, var, gamma, eps=0.3), x, dl_dx, dl_dy
     )
 
 
+def whole_check() -> None:
+    forward_check(batch_norm_forward)
+    backward_check(batch_norm_backward)
+    inference_check(batch_norm_inference_backward)
+
+
 def test_every_mutant_is_caught() -> None:
-    assert survivors(batch_norm_forward, forward_check) == []
-    assert survivors(batch_norm_backward, backward_check) == []
     assert survivors(batch_norm_inference_backward, inference_check) == []
+
+
+@pytest.mark.parametrize("name", ["_affine", "_standardize_with", "_gradients"])
+def test_every_mutant_of_a_helper_is_caught(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = sys.modules["normbook.batch_norm"]
+
+    def check(helper: Any) -> None:
+        monkeypatch.setattr(module, name, helper)
+        whole_check()
+
+    assert survivors(getattr(module, name), check) == []
 
 
 X = np.ones((4, 3))
@@ -230,6 +259,7 @@ BAD_CALLS: list[Case] = [
     ),
     (lambda: batch_norm_inference(X, D, D, eps=-1), ValueError, "eps must be"),
     (lambda: batch_norm_inference(X, D, D, X), ValueError, "gamma must have"),
+    (lambda: batch_norm_inference(X, None, D), TypeError, "running_mean must be"),
     (lambda: batch_norm_inference(D, D, D), ValueError, r"\(N, D\) or"),
     (
         lambda: batch_norm_inference_backward(X[:2], X, D, D),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import Any
 
@@ -48,6 +49,17 @@ def test_the_input_is_left_alone() -> None:
     np.testing.assert_array_equal(x, X)
 
 
+@pytest.mark.parametrize("kind", [np.array, torch.tensor])
+def test_a_function_may_write_into_its_argument(kind: Any) -> None:
+    def doubles(x: Any) -> Any:
+        x *= 2
+        return x**2
+
+    x = kind([3.0], dtype=torch.float64 if kind is torch.tensor else float)
+    assert float(numerical_gradient(doubles, x)[0]) == pytest.approx(24)
+    assert float(x[0]) == 3
+
+
 def test_a_tensor_that_requires_gradients_is_taken() -> None:
     x = torch.tensor(X, requires_grad=True)
     (dl_dx,) = torch.autograd.grad(cube(x), x, torch.tensor(G))
@@ -58,6 +70,12 @@ def test_relative_error_counts_against_the_largest_value() -> None:
     assert relative_error(np.array([4.0, 0.0]), np.array([4.0, 1.0])) == 0.25
     assert relative_error(np.zeros(3), np.zeros(3)) == 0.0
     assert relative_error(np.zeros(0), np.zeros(0)) == 0.0
+    inf = np.array([math.inf, 1.0])
+    assert relative_error(inf, inf) == 0.0
+    low, high = np.array([127, -128], np.int8), np.array([-128, 127], np.int8)
+    assert relative_error(low, high) == 255 / 128  # no wrap-around
+    half = torch.tensor([1.0], dtype=torch.bfloat16)
+    assert relative_error(half, 2 * half) == 0.5
     assert math.isnan(relative_error(np.array([math.nan]), np.ones(1)))
 
 
@@ -93,11 +111,23 @@ def test_a_mismatch_counts_as_a_failed_assertion() -> None:
         ((cube, X.astype(np.float32)), TypeError, "must be float64"),
         ((cube, [1.0]), TypeError, "got list"),
         ((cube, X, G[0]), ValueError, r"dl_dy must have the shape of f\(x\)"),
+        ((cube, X, 1.0), TypeError, "dl_dy must be a NumPy array"),
+        ((cube, X, torch.tensor(G)), TypeError, "dl_dy must be of the kind"),
+        ((lambda x: None, X), TypeError, r"f\(x\) must be a NumPy array"),
+        ((lambda x: x.astype(int), X), TypeError, r"f\(x\) must hold real"),
+        ((cube, X, G, 0.0), ValueError, "step must be a positive number, got 0.0"),
+        ((cube, X, G, math.nan), ValueError, "step must be a positive"),
     ],
 )
 def test_bad_input_is_refused(arguments: Any, error: Any, message: str) -> None:
     with pytest.raises(error, match=message):
         numerical_gradient(*arguments)
+
+
+@pytest.mark.parametrize("tolerance", [0.0, -1.0, math.nan, math.inf])
+def test_a_tolerance_that_decides_nothing_is_refused(tolerance: float) -> None:
+    with pytest.raises(ValueError, match="tolerance must be a positive number"):
+        check_gradient(cube, X, 3 * X**2, tolerance=tolerance)
 
 
 def test_a_gradient_of_another_shape_is_refused() -> None:
@@ -142,20 +172,8 @@ def test_each_change_names_the_line_it_was_made_in() -> None:
     assert lines["2 -> 4"].startswith("return")
 
 
-def kept_as_it_is(function: Any) -> Any:
-    return function
-
-
-@kept_as_it_is
-def decorated(x: float) -> float:
-    y = 0.0
-    for _ in range(2):
-        y = y - x
-    return y
-
-
 def test_a_line_is_found_below_a_decorator_and_inside_a_loop() -> None:
-    assert mutants(decorated)[-1].line == "y = y - x"
+    assert mutants(Formula.static)[-1].line == "y = y - x"
 
 
 def test_mutants_differ_from_the_formula_and_leave_it_alone() -> None:
@@ -191,6 +209,61 @@ def test_a_closure_is_mutated_with_its_variables() -> None:
         return factor * x
 
     assert [m.function(2.0) for m in mutants(scaled)] == [1.5, 3.0, 2.0]
+
+
+def test_default_values_are_those_of_the_function() -> None:
+    local = 3.0
+
+    def scaled(x: float, factor: float = local, *, shift: float = local) -> float:
+        return factor * x + shift
+
+    local = 100.0
+    assert scaled(1.0) == 6
+    assert mutants(scaled)[0].function(1.0) == 0  # factor * x - shift
+
+
+class Formula:
+    """Functions that compiled again would be others."""
+
+    def bound(self, x: float) -> float:
+        return 2 * x
+
+    def with_super(self, x: float) -> float:
+        return super().__hash__() * 0 + 2 * x
+
+    @functools.cache  # noqa: B019 - never called
+    def decorated(self) -> float:
+        return 1 + 1
+
+    @staticmethod
+    def static(x: float) -> float:
+        y = 0.0
+        for _ in range(2):
+            y = y - x
+        return y
+
+
+@pytest.mark.parametrize(
+    "function", [Formula().bound, Formula.with_super, Formula.decorated]
+)
+def test_what_would_be_another_function_is_refused(function: Any) -> None:
+    with pytest.raises(TypeError, match=r"function must be (a plain|written)"):
+        survivors(function, lambda f: None)
+
+
+def test_a_static_method_is_a_plain_function() -> None:
+    def check(f: Any) -> None:
+        assert f(3.0) == -6
+
+    assert survivors(Formula.static, check) == []
+
+
+def test_a_function_without_anything_to_change_is_refused() -> None:
+    def identity(x: Any) -> Any:
+        return x
+
+    with pytest.raises(ValueError, match="must hold something that can be changed"):
+        survivors(identity, lambda f: None)
 
 
 @pytest.mark.parametrize("function", [len, lambda x: x, np.sin])

@@ -151,6 +151,21 @@ def test_an_update_leaves_the_old_statistics_as_they_were() -> None:
         running.steps = 3  # type: ignore[misc]
 
 
+@pytest.mark.parametrize("is_cumulative", [True, False])
+def test_statistics_keep_no_array_of_the_caller(is_cumulative: bool) -> None:
+    buffer = np.ones(2)
+    running = RunningStatistics.start(
+        buffer, is_cumulative=is_cumulative, is_unbiased=False
+    )
+    running = running.update(buffer, buffer, count=2)
+    before = running.mean.copy(), running.var.copy()
+    buffer[:] = 7
+    running.mean[:] = 8
+    running.var[:] = 9
+    np.testing.assert_array_equal(running.mean, before[0])
+    np.testing.assert_array_equal(running.var, before[1])
+
+
 @pytest.mark.parametrize("sizes", [[20], [1, 19], [7, 2, 11], [1] * 20])
 @pytest.mark.parametrize("kind", [np.asarray, torch.tensor])
 def test_parts_of_any_size_join_to_the_whole(sizes: list[int], kind: Any) -> None:
@@ -244,6 +259,23 @@ BAD_CALLS: list[Case] = [
         lambda: RunningStatistics.start(ZERO, is_debiased=True).mean,
         ValueError,
         "before its first update",
+    ),
+    (lambda: START.update([0.0] * 3, ZERO, 4), TypeError, "mean must be a NumPy array"),
+    (
+        lambda: START.update(ZERO, torch.zeros(3), 4),
+        TypeError,
+        "var must be of the kind",
+    ),
+    (lambda: exponential_average(0, 1, momentum=1e-17), ValueError, "lost in rounding"),
+    (
+        lambda: population_statistics(np.ones((5, 2)), 0),
+        TypeError,
+        "put it into a list",
+    ),
+    (
+        lambda: population_statistics([np.ones((4, 3)), np.ones((4, 1))], 0),
+        ValueError,
+        r"must have the shape of that of the first, \(3,\), got \(1,\)",
     ),
     (lambda: population_statistics([], 0), ValueError, "at least one batch, got none"),
     (lambda: population_statistics([np.zeros((0, 3))], 0), ValueError, "leave empty"),

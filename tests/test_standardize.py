@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -228,7 +229,14 @@ def test_every_mutant_of_the_backward_pass_is_caught() -> None:
         ([1.0, 2.0], 0, TypeError, "NumPy array or a torch tensor, got list"),
         (np.zeros(3), 1, ValueError, r"lie in -1\.\.0 for x of shape \(3,\), got 1"),
         (np.zeros((3, 2)), -3, ValueError, r"lie in -2\.\.1"),
-        (np.zeros(()), 0, ValueError, "must lie in"),
+        (
+            np.zeros(()),
+            0,
+            ValueError,
+            r"at least one axis, got shape \(\); use x\[None\]",
+        ),
+        (np.ma.ones(3), 0, TypeError, "plain dense array, got MaskedArray"),
+        (torch.ones(3).to_sparse(), 0, TypeError, "make sparse tensors dense"),
         (np.zeros((3, 2)), (0, -2), ValueError, "must be different axes"),
         (np.zeros((3, 2)), (), ValueError, "at least one axis"),
         (np.zeros((3, 2)), 0.0, TypeError, "int or a tuple of ints, got 0.0"),
@@ -244,7 +252,7 @@ def test_bad_input_is_refused(
             function(x, axes)
 
 
-@pytest.mark.parametrize("eps", [-1e-5, float("nan"), float("inf"), "1", None])
+@pytest.mark.parametrize("eps", [-1e-5, float("nan"), float("inf"), "1", None, 10**400])
 def test_a_bad_eps_is_refused(eps: Any) -> None:
     with pytest.raises(ValueError, match="eps must be a finite number >= 0, got"):
         standardize(np.zeros(3), 0, eps)
@@ -256,6 +264,30 @@ def test_a_gradient_of_another_shape_is_refused() -> None:
     _, cache = standardize_forward(draw(), 0)
     with pytest.raises(ValueError, match=r"shape of x_hat, \(5, 3, 4\), got \(3, 4\)"):
         standardize_backward(draw(shape=(3, 4)), cache)
+
+
+@pytest.mark.parametrize(
+    ("dl_dx_hat", "error", "message"),
+    [
+        (draw().astype(int), TypeError, "dl_dx_hat must hold real floating-point"),
+        (draw() > 0, TypeError, "got dtype bool"),
+        (None, TypeError, "got NoneType"),
+        (torch.tensor(draw()), TypeError, "of the kind of x_hat, ndarray, got Tensor"),
+    ],
+)
+def test_a_gradient_of_another_kind_is_refused(
+    dl_dx_hat: Any, error: type[Exception], message: str
+) -> None:
+    _, cache = standardize_forward(draw(), 0)
+    with pytest.raises(error, match=message):
+        standardize_backward(dl_dx_hat, cache)
+
+
+def test_eps_may_be_any_real_number() -> None:
+    x = draw()
+    expected = standardize(x, 0, 0.25)
+    for eps in (Fraction(1, 4), np.float32(0.25)):
+        np.testing.assert_array_equal(standardize(x, 0, eps), expected)  # type: ignore[arg-type]
 
 
 def test_the_helpers_name_the_argument() -> None:

@@ -17,6 +17,7 @@ from normbook.standardize import (
     accumulation_dtype,
     check_eps,
     check_float_array,
+    check_same_kind,
     check_same_shape,
     standardize_backward,
     standardize_forward,
@@ -211,6 +212,7 @@ def batch_norm_backward(dl_dy: Array, cache: BatchNormCache) -> BatchNormGradien
     (array([0.]), array([0.]))
     """
     check_float_array("dl_dy", dl_dy)
+    check_same_kind("dl_dy", dl_dy, "y", cache.x_hat)
     check_same_shape("dl_dy", dl_dy, "y", cache.x_hat)
     g = accumulation_dtype(dl_dy)
     dl_dx_hat = _affine(g, cache.gamma, None)
@@ -316,6 +318,7 @@ def batch_norm_inference_backward(
     x_hat, inv_std = _standardize_with(x, running_mean, running_var, eps)
     _check_per_channel(x, gamma=gamma)
     check_float_array("dl_dy", dl_dy)
+    check_same_kind("dl_dy", dl_dy, "y", x)
     check_same_shape("dl_dy", dl_dy, "y", x)
     g = accumulation_dtype(dl_dy)
     dl_dx = _affine(g, gamma, None) * inv_std
@@ -326,7 +329,7 @@ def _standardize_with(
     x: Array, mean: Array, var: Array, eps: float
 ) -> tuple[Array, Array]:
     batch_axes(x)
-    check_eps(eps)
+    eps = check_eps(eps)
     _check_per_channel(x, running_mean=mean, running_var=var)
     xp = array_namespace(x)
     # In half precision eps would be lost beside the variance.
@@ -361,16 +364,12 @@ def _per_channel(value: Array, ndim: int) -> Array:
     return xp.reshape(value, (1, -1, *(1,) * (ndim - 2)))
 
 
-def _check_per_channel(x: Array, **values: Array | None) -> None:
+def _check_per_channel(x: Array, **values: Array) -> None:
     for name, value in values.items():
-        if value is None:
+        if value is None and name in ("gamma", "beta"):
             continue
         check_float_array(name, value)
-        if array_namespace(value) is not array_namespace(x):
-            raise TypeError(
-                f"{name} must be of the kind of x, {type(x).__name__}, got "
-                f"{type(value).__name__}; convert one of them."
-            )
+        check_same_kind(name, value, "x", x)
         if tuple(value.shape) != (x.shape[1],):
             raise ValueError(
                 f"{name} must have shape (D,) = ({x.shape[1]},), got "

@@ -7,19 +7,26 @@ every one of them.
 """
 
 from __future__ import annotations
+import __future__
 
 import ast
 import contextlib
 import copy
 import inspect
+import math
 import textwrap
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 from array_api_compat import array_namespace, device
 
-from normbook.standardize import Array, check_float_array, check_same_shape
+from normbook.standardize import (
+    Array,
+    check_float_array,
+    check_same_kind,
+    check_same_shape,
+)
 
 __all__ = [
     "GradientMismatchError",
@@ -67,7 +74,7 @@ def relative_error(a: Array, b: Array) -> float:
     """
     a, b = _numpy(a), _numpy(b)
     check_same_shape("a", a, "b", b)
-    if a.size == 0:
+    if np.array_equal(a, b):  # infinities too
         return 0.0
     scale = max(np.max(np.abs(a)), np.max(np.abs(b)))
     worst = np.max(np.abs(a - b))
@@ -128,10 +135,18 @@ def numerical_gradient(
         raise TypeError(
             f"x must be float64 for central differences, got {x.dtype}; convert it."
         )
-    y = _detached(f(x))
-    g = xp.ones_like(y) if dl_dy is None else dl_dy
-    check_same_shape("dl_dy", g, "f(x)", y)
+    if not (math.isfinite(step) and step > 0):
+        raise ValueError(
+            f"step must be a positive number, got {step!r}; 1e-5 is usual in float64."
+        )
     start, slopes = _numpy(x).copy(), np.empty(x.shape)
+    # f gets a copy each time: it may write into its argument.
+    y = _detached(f(xp.asarray(start.copy(), device=device(x))))
+    check_float_array("f(x)", y)
+    g = xp.ones_like(y) if dl_dy is None else dl_dy
+    check_float_array("dl_dy", g)
+    check_same_kind("dl_dy", g, "f(x)", y)
+    check_same_shape("dl_dy", g, "f(x)", y)
     for place in np.ndindex(*x.shape):
         h = step * max(1.0, abs(start[place]))
         sides = []
@@ -191,6 +206,11 @@ def check_gradient(
 central differences to 1e-07, got a relative error of 0.333: at index (0,) it is 9, \
 the differences give 6
     """
+    if not (math.isfinite(tolerance) and tolerance > 0):
+        raise ValueError(
+            f"tolerance must be a positive number, got {tolerance!r}; 1e-7 is "
+            "usual in float64."
+        )
     expected = _numpy(numerical_gradient(f, x, dl_dy, step))
     given = _numpy(dl_dx)
     check_same_shape("dl_dx", given, "x", expected)
@@ -221,6 +241,7 @@ def mutants(function: Callable[..., Any]) -> list[Mutant]:
     sum, difference, product or quotient left out, a minus sign dropped, a number
     doubled (0 becomes 1, an exponent grows by 1), ``mean`` and ``sum`` swapped.
     Docstrings, default values and guards (an ``if`` that only raises) are left alone.
+    A mutant of a loop may never end; prefer formulas without loops.
 
     Parameters
     ----------
@@ -236,7 +257,9 @@ def mutants(function: Callable[..., Any]) -> list[Mutant]:
     Raises
     ------
     TypeError
-        If ``function`` is not written with ``def`` or its source is not at hand.
+        If ``function`` is not written with ``def``, its source is not at hand, or it
+        is a bound method, decorated, or uses ``super`` or ``nonlocal``: compiled
+        again, it would be another function.
 
     Examples
     --------
@@ -288,6 +311,10 @@ def survivors(
     Exception
         What ``check`` raises on ``function`` itself: a check that rejects the
         right formula says nothing about wrong ones.
+    TypeError
+        As :func:`mutants`.
+    ValueError
+        If nothing in ``function`` can be changed, so that nothing would be tested.
 
     Examples
     --------
@@ -299,8 +326,17 @@ def survivors(
     []
     """
     check(function)
+    # Compiled again without a change it must pass too, or else each mutant might fail
+    # for reasons that have nothing to do with its change.
+    check(_compiled(_definition(function)[0], function))
+    changed = mutants(function)
+    if not changed:
+        raise ValueError(
+            f"function must hold something that can be changed, got {function!r} "
+            "without a number, an operator or a mean; test another one."
+        )
     passed = []
-    for mutant in mutants(function):
+    for mutant in changed:
         try:
             check(mutant.function)
         except Exception:  # noqa: BLE001, S112 - whatever it raises, it was caught
@@ -318,7 +354,7 @@ _SWAPS: dict[type[ast.operator], type[ast.operator]] = {
 _REDUCTIONS = {"mean": "sum", "sum": "mean"}
 
 
-def _definition(function: Callable[..., Any]) -> tuple[ast.FunctionDef, list[str]]:
+def _definition(function: Any) -> tuple[ast.FunctionDef, list[str]]:
     """Parse the source of a function; give it in lines too."""
     source, definition = "", None
     with contextlib.suppress(OSError, TypeError, SyntaxError):
@@ -332,7 +368,23 @@ def _definition(function: Callable[..., Any]) -> tuple[ast.FunctionDef, list[str
             "function must be written with def and its source be at hand, got "
             f"{function!r}; define it in a file or a notebook cell."
         )
+    decorators = [ast.unparse(d) for d in definition.decorator_list]
+    if (
+        not inspect.isfunction(function)
+        or set(decorators) - {"staticmethod"}
+        or "__class__" in function.__code__.co_freevars
+        or any(isinstance(node, ast.Nonlocal) for node in ast.walk(definition))
+    ):
+        raise TypeError(
+            "function must be a plain function, got one that is bound, decorated, or "
+            f"uses super or nonlocal: {function!r}; move the formula into a function "
+            "of its own."
+        )
     definition.decorator_list = []
+    # What stands in the signature was evaluated when the function was made.
+    arguments = definition.args
+    arguments.defaults = [ast.Constant(None) for _ in arguments.defaults]
+    arguments.kw_defaults = [d and ast.Constant(None) for d in arguments.kw_defaults]
     return definition, source.splitlines()
 
 
@@ -385,16 +437,18 @@ def _replaced(node: ast.AST, old: ast.AST, new: ast.AST) -> Any:
     return twin
 
 
-def _compiled(
-    definition: ast.FunctionDef, function: Callable[..., Any]
-) -> Callable[..., Any]:
+def _compiled(definition: ast.FunctionDef, function: Any) -> Callable[..., Any]:
     module = ast.fix_missing_locations(ast.Module([definition], type_ignores=[]))
     # The source is that of a function already loaded, with one expression changed.
-    space = dict(inspect.unwrap(function).__globals__)
+    space = dict(function.__globals__)
     space.update(inspect.getclosurevars(function).nonlocals)
-    exec(compile(module, f"<mutant of {function.__name__}>", "exec"), space)  # noqa: S102
-    mutant: Callable[..., Any] = space[definition.name]
-    return mutant
+    flags = __future__.annotations.compiler_flag  # leave annotations unevaluated
+    name = f"<mutant of {function.__name__}>"
+    exec(compile(module, name, "exec", flags, dont_inherit=True), space)  # noqa: S102
+    mutant = space[definition.name]
+    mutant.__defaults__ = function.__defaults__
+    mutant.__kwdefaults__ = function.__kwdefaults__
+    return cast(Callable[..., Any], mutant)
 
 
 def _detached(y: Array) -> Array:
@@ -402,6 +456,6 @@ def _detached(y: Array) -> Array:
 
 
 def _numpy(a: Array) -> Any:
-    """Bring an array to NumPy, from any device."""
+    """Bring an array to NumPy in float64, from any device and dtype."""
     a = _detached(a)
-    return np.asarray(a.cpu() if hasattr(a, "cpu") else a)
+    return np.asarray(a.double().cpu() if hasattr(a, "cpu") else a, dtype=np.float64)

@@ -21,7 +21,14 @@ from typing import Literal, NamedTuple
 
 from array_api_compat import array_namespace
 
-from normbook.standardize import Array, Axes, check_float_array, moments
+from normbook.standardize import (
+    Array,
+    Axes,
+    check_float_array,
+    check_same_kind,
+    check_same_shape,
+    moments,
+)
 
 __all__ = [
     "PopulationStatistics",
@@ -200,7 +207,7 @@ def unbiased(var: Array, count: int) -> Array:
     return var * (int(count) / (int(count) - 1))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class RunningStatistics:
     r"""Mean and variance gathered batch by batch; ``update`` gives a new one.
 
@@ -299,7 +306,7 @@ class RunningStatistics:
         zero = array_namespace(like).zeros_like(like)
         return cls(
             averaged_mean=zero,
-            averaged_spread=zero if is_debiased else zero + 1,
+            averaged_spread=zero + (0 if is_debiased else 1),
             steps=0,
             decay=decay,
             is_unbiased=is_unbiased,
@@ -320,7 +327,7 @@ class RunningStatistics:
 
     def _read(self, average: Array) -> Array:
         if not self.is_debiased:
-            return average
+            return average + 0  # a copy: these statistics do not change
         if self.steps == 0:
             raise ValueError(
                 "a debiased average has no value before its first update, got "
@@ -346,11 +353,15 @@ class RunningStatistics:
 
         Raises
         ------
+        TypeError
+            If ``mean`` or ``var`` is no float array of the kind of the start.
         ValueError
             If a shape differs from the one at the start, or one value a group is
             to give an unbiased variance.
         """
         for name, value in (("mean", mean), ("var", var)):
+            check_float_array(name, value)
+            check_same_kind(name, value, "the first one", self.averaged_mean)
             if tuple(value.shape) != tuple(self.averaged_mean.shape):
                 raise ValueError(
                     f"{name} must have shape {tuple(self.averaged_mean.shape)}, as at "
@@ -368,7 +379,8 @@ class RunningStatistics:
 
     def _average(self, running: Array, new: Array) -> Array:
         if self.decay is None:
-            return cumulative_average(running, new, self.steps)
+            # A copy: the first average is the caller's own array.
+            return cumulative_average(running, new, self.steps) + 0
         return exponential_average(running, new, decay=self.decay)
 
 
@@ -421,6 +433,11 @@ def population_statistics(batches: Iterable[Array], axes: Axes) -> PopulationSta
     >>> population_statistics(parts, axes=0)  # of 1, 3 and 8
     PopulationStatistics(mean=array([4.]), var=array([8.66666667]), size=3)
     """
+    if hasattr(batches, "shape"):
+        raise TypeError(
+            "batches must be an iterable of arrays, got a single "
+            f"{type(batches).__name__}; put it into a list."
+        )
     total: PopulationStatistics | None = None
     for batch in batches:
         part = _statistics(batch, axes)
@@ -442,6 +459,8 @@ def _statistics(batch: Array, axes: Axes) -> PopulationStatistics:
 
 
 def _join(a: PopulationStatistics, b: PopulationStatistics) -> PopulationStatistics:
+    check_same_kind("a batch", b.mean, "the first one", a.mean)
+    check_same_shape("the mean of a batch", b.mean, "that of the first", a.mean)
     size = a.size + b.size
     delta = b.mean - a.mean
     between = delta**2 * (a.size * b.size / size**2)
@@ -466,7 +485,13 @@ def _decay(momentum: float | None, decay: float | None) -> float:
                 f"momentum must lie in (0, 1], got {momentum!r}; it is the weight of "
                 "the new value, 0.1 is usual."
             )
-        return 1 - float(momentum)
+        decay = 1 - float(momentum)
+        if decay == 1:
+            raise ValueError(
+                f"momentum must be at least 2e-16, got {momentum!r}; a smaller weight "
+                "is lost in rounding."
+            )
+        return decay
     if not isinstance(decay, Real) or not 0 <= decay < 1:
         raise ValueError(
             f"decay must lie in [0, 1), got {decay!r}; it is the weight of the old "

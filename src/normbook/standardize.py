@@ -141,7 +141,7 @@ def standardize_forward(
     array([-1.,  1.])
     """
     axes = _checked(x, axes)
-    check_eps(eps)
+    eps = check_eps(eps)
     xp = array_namespace(x)
     centred, mu, var = _centre(accumulation_dtype(x), axes)
     inv_std = 1 / xp.sqrt(var + eps)
@@ -198,6 +198,8 @@ def standardize_backward(dl_dx_hat: Array, cache: StandardizeCache) -> Array:
 
     Raises
     ------
+    TypeError
+        If ``dl_dx_hat`` is no float array of the kind of ``x_hat``.
     ValueError
         If ``dl_dx_hat`` has another shape than ``x_hat``.
 
@@ -215,6 +217,8 @@ def standardize_backward(dl_dx_hat: Array, cache: StandardizeCache) -> Array:
     array([0., 0.])
     """
     x_hat, _, _, inv_std, axes = cache
+    check_float_array("dl_dx_hat", dl_dx_hat)
+    check_same_kind("dl_dx_hat", dl_dx_hat, "x_hat", x_hat)
     check_same_shape("dl_dx_hat", dl_dx_hat, "x_hat", x_hat)
     xp = array_namespace(dl_dx_hat, x_hat)
     g = xp.astype(dl_dx_hat, inv_std.dtype, copy=False)
@@ -245,13 +249,18 @@ def accumulation_dtype(x: Array) -> Array:
     return x
 
 
-def check_eps(eps: float) -> None:
-    """Refuse an eps that is negative or not finite."""
-    if not (isinstance(eps, Real) and math.isfinite(eps) and eps >= 0):
+def check_eps(eps: float) -> float:
+    """Refuse an eps that is negative or not finite; give it as a float."""
+    try:
+        value = float(eps) if isinstance(eps, Real) else math.nan
+    except OverflowError:
+        value = math.inf
+    if not (math.isfinite(value) and value >= 0):
         raise ValueError(
             f"eps must be a finite number >= 0, got {eps!r}; it is added to the "
             "variance to keep the division defined, 1e-5 is the usual value."
         )
+    return value
 
 
 def check_float_array(name: str, x: Array) -> None:
@@ -265,12 +274,29 @@ def check_float_array(name: str, x: Array) -> None:
         ) from None
     if is_numpy_namespace(xp):
         is_real_float = x.dtype.kind == "f"
+        # Both change what *, mean or sum mean.
+        is_plain = type(x).__name__ not in ("MaskedArray", "matrix")
     else:
         is_real_float = xp.isdtype(x.dtype, "real floating")
+        is_plain = str(getattr(x, "layout", "torch.strided")) == "torch.strided"
+    if not is_plain:
+        raise TypeError(
+            f"{name} must be a plain dense array, got {type(x).__name__}; leave masked "
+            "values out or fill them, and make sparse tensors dense."
+        )
     if not is_real_float:
         raise TypeError(
             f"{name} must hold real floating-point numbers, got dtype {x.dtype}; "
-            "convert it first, since a mean of integers is not an integer."
+            "convert it first, for example to float64."
+        )
+
+
+def check_same_kind(name: str, a: Array, other: str, b: Array) -> None:
+    """Refuse a NumPy array beside a torch tensor."""
+    if array_namespace(a) is not array_namespace(b):
+        raise TypeError(
+            f"{name} must be of the kind of {other}, {type(b).__name__}, got "
+            f"{type(a).__name__}; convert one of them."
         )
 
 
@@ -294,6 +320,8 @@ def _checked(x: Array, axes: Axes) -> tuple[int, ...]:
         ) from None
     if not given:
         raise ValueError("axes must name at least one axis, got (); pass e.g. 0.")
+    if x.ndim == 0:
+        raise ValueError("x must have at least one axis, got shape (); use x[None].")
     for axis in given:
         if not -x.ndim <= axis < x.ndim:
             raise ValueError(

@@ -240,7 +240,6 @@ def tangents(layer: Any, x: Tensor, dl_dy: Tensor, chosen: list[int]) -> list[Te
         (module._Training, "forward"),
         (module._Training, "backward"),
         (module._TrainingWithTangents, "jvp"),
-        (module._Inference, "backward"),
         (module._InferenceWithTangents, "jvp"),
         (module, "_cache"),
         (module, "_count"),
