@@ -5,6 +5,7 @@ import subprocess
 import sys
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -173,6 +174,38 @@ def test_verify_names_the_file_that_differs_and_fails(
     assert f"DIFFERS   {data / 'two-files' / 'two.gz'}: its SHA-256 is" in shown.out
     assert f"ok        {data / 'two-files' / 'one.gz'}" in shown.out
     assert "normbook data fetch NAME" in shown.err
+
+
+@pytest.mark.parametrize("name", ["one.gz", "two.gz"])
+def test_verify_tells_a_file_that_may_not_be_read_from_one_that_differs(
+    name: str,
+    data: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    path, real = data / "two-files" / name, Path.stat
+
+    def stat(self: Path, **options: Any) -> os.stat_result:
+        if self == path:  # permissions do not stop root
+            raise PermissionError(13, "Permission denied")
+        return real(self, **options)
+
+    monkeypatch.setattr(Path, "stat", stat)
+    assert main(["data", "verify"]) == 1
+    shown = capsys.readouterr()
+    assert f"FORBIDDEN {path}: the permissions of the file or" in shown.out
+    assert "DIFFERS" not in shown.out
+    assert shown.err.startswith("normbook: files may not be read; change the perm")
+
+
+def test_verify_does_not_wait_for_a_pipe(
+    data: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = data / "two-files" / "one.gz"
+    path.unlink()
+    os.mkfifo(path)
+    assert main(["data", "verify"]) == 1
+    assert f"DIFFERS   {path}: it is not a regular" in capsys.readouterr().out
 
 
 def test_verify_looks_into_the_cache_too(

@@ -161,7 +161,7 @@ def _verify(options: argparse.Namespace) -> int:
     from normbook.data.files import DataError, copies
 
     named = _named(options)
-    is_failed = False
+    is_failed = is_forbidden = False
     for source in named or SOURCES.values():
         if not source.files:
             print(f"embedded  {source.name} in {source.package}")
@@ -174,12 +174,14 @@ def _verify(options: argparse.Namespace) -> int:
                 print(f"normbook: {error}", file=sys.stderr)
                 return 1
             for copy in found:
-                print(
-                    f"ok        {copy.path}"
-                    if copy.is_good
-                    else f"DIFFERS   {copy.path}: {copy.fault}"
-                )
-                is_failed |= copy.is_damaged
+                if copy.is_good:
+                    print(f"ok        {copy.path}")
+                elif copy.is_permitted:
+                    print(f"DIFFERS   {copy.path}: {copy.fault}")
+                    is_failed = True
+                else:
+                    print(f"FORBIDDEN {copy.path}: {copy.fault}")
+                    is_forbidden = True
             if not found:
                 missing.append(file)
         for file in missing:
@@ -192,7 +194,13 @@ def _verify(options: argparse.Namespace) -> int:
             "those of the cache, those in NORMBOOK_DATA are yours to replace",
             file=sys.stderr,
         )
-    return int(is_failed)
+    if is_forbidden:
+        print(
+            "normbook: files may not be read; change the permissions of the files "
+            "and of the folders that hold them",
+            file=sys.stderr,
+        )
+    return int(is_failed or is_forbidden)
 
 
 def _doctor(_: argparse.Namespace) -> int:

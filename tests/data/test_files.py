@@ -181,8 +181,27 @@ def put(path: Path, content: bytes) -> Path:
     return path
 
 
+def forbid(path: Path, function: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let this method fail for this path; permissions do not stop root."""
+    real = getattr(Path, function)
+
+    def checked(self: Path, *arguments: Any, **options: Any) -> Any:
+        if self == path:
+            raise PermissionError(13, "Permission denied")
+        return real(self, *arguments, **options)
+
+    monkeypatch.setattr(Path, function, checked)
+
+
 def read(source: Source) -> bytes:
     return files.read(source, source.files[0])
+
+
+def add_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Add a data set whose one file has the same name and another content."""
+    file = DataFile(NAME, 5, hashlib.sha256(b"other").hexdigest(), urls=())
+    other = Source("other", "Other", "none", "none", (file,))
+    monkeypatch.setitem(SOURCES, "other", other)
 
 
 # --- where a file is looked for
@@ -232,22 +251,76 @@ def test_a_damaged_file_in_the_folder_is_an_error_and_stays_as_it_is(
     assert server.asked == []
 
 
-def test_a_file_that_cannot_be_read_is_an_error(server: Server, folder: Path) -> None:
+def test_a_folder_of_the_name_of_the_file_is_an_error(
+    server: Server, folder: Path
+) -> None:
     (folder / NAME).mkdir()
-    with pytest.raises(files.DataError, match="it cannot be read"):
+    with pytest.raises(files.DataError, match="it is not a regular file; replace or"):
         read(server.source("good"))
+
+
+def test_a_pipe_in_the_folder_is_an_error_and_is_not_waited_for(
+    server: Server, folder: Path
+) -> None:
+    os.mkfifo(folder / NAME)
+    with pytest.raises(files.DataError, match="it is not a regular file; replace or"):
+        read(server.source("good"))
+
+
+def test_a_pipe_in_the_cache_is_replaced_by_a_download(
+    server: Server, cache: Path
+) -> None:
+    cache.parent.mkdir(parents=True)
+    os.mkfifo(cache)
+    assert read(server.source("good")) == CONTENT
+    assert cache.read_bytes() == CONTENT
+
+
+@pytest.mark.parametrize("function", ["stat", "open"])  # of a folder, of the file
+def test_a_file_that_may_not_be_read_is_no_damaged_one(
+    function: str, server: Server, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = put(folder / "odd-numbers" / NAME, CONTENT)
+    forbid(path, function, monkeypatch)
+    with pytest.raises(files.DataError, match=r"permissions .* forbid .*; change them"):
+        read(server.source("good"))
+    is_here, text = files.whereabouts(server.source("good"))
+    assert not is_here
+    assert text.startswith(f"not readable: {path}: the permissions of the file or")
+    assert server.asked == []
 
 
 def test_the_file_of_another_data_set_is_passed_over_not_called_damaged(
     server: Server, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    file = DataFile(NAME, 5, hashlib.sha256(b"other").hexdigest(), urls=())
-    other = Source("other", "Other", "none", "none", (file,))
-    monkeypatch.setitem(SOURCES, "other", other)
+    add_other(monkeypatch)
     put(folder / NAME, b"other")
     with pytest.raises(files.DataError, match="it is the file of other"):
         read(server.source("broken"))
     assert read(server.source("good")) == CONTENT
+
+
+@pytest.mark.parametrize("name", ["odd-numbers", "odd_numbers"])
+def test_the_file_of_another_data_set_in_the_folder_of_this_one_is_an_error(
+    name: str, server: Server, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    add_other(monkeypatch)
+    path = put(folder / name / NAME, b"other")
+    with pytest.raises(files.DataError, match=r"it is the file of other; replace or"):
+        read(server.source("good"))
+    is_here, text = files.whereabouts(server.source("good"))
+    assert not is_here
+    assert text == f"damaged: {path}: it is the file of other"
+    assert server.asked == []
+
+
+def test_the_file_of_another_data_set_in_the_cache_is_downloaded_anew(
+    server: Server, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    add_other(monkeypatch)
+    put(cache, b"other")
+    assert read(server.source("good")) == CONTENT
+    assert cache.read_bytes() == CONTENT
 
 
 @pytest.mark.parametrize("name", ["no-such-folder", "file"])

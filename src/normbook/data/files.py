@@ -28,6 +28,7 @@ import hashlib
 import ipaddress
 import os
 import queue
+import stat
 import sys
 import threading
 import time
@@ -82,12 +83,16 @@ class Copy:
         is no `fault`.
     fault : str
         What is wrong with it; empty if it is the file as published.
+    is_permitted : bool
+        Whether the permissions allow to look at it; if not, nothing is known
+        about what is there.
     """
 
     place: str
     path: Path
     content: bytes | None
     fault: str
+    is_permitted: bool = True
 
     @property
     def is_good(self) -> bool:
@@ -154,7 +159,7 @@ def copies(source: Source, file: DataFile) -> Iterator[Copy]:
     if folder is not None:
         for name in source.folders:
             yield _inspect(DATA, folder / name / file.name, source, file)
-        yield _inspect(DATA, folder / file.name, source, file)
+        yield _inspect(DATA, folder / file.name, source, file, is_shared=True)
     yield _inspect("cache", _cached(source, file), source, file)
 
 
@@ -188,7 +193,8 @@ def whereabouts(source: Source) -> tuple[bool, str]:
             if copy is None:
                 absent.append(file.name)
             elif copy.is_damaged:
-                return False, f"damaged: {copy.path}: {copy.fault}"
+                state = "damaged" if copy.is_permitted else "not readable"
+                return False, f"{state}: {copy.path}: {copy.fault}"
             else:
                 folders.append(str(copy.path.parent))
     except DataError as error:
@@ -276,22 +282,33 @@ def _cached(source: Source, file: DataFile) -> Path:
     return cache_folder() / source.name / file.name
 
 
-def _inspect(place: str, path: Path, source: Source, file: DataFile) -> Copy:
-    """Read a file and compare it with what it must be."""
+def _inspect(
+    place: str, path: Path, source: Source, file: DataFile, is_shared: bool = False
+) -> Copy:
+    """Read a file and compare it with what it must be.
+
+    MNIST and Fashion-MNIST have files of the same names. In a folder that all
+    data sets share there can be only one of the two, and for the other it is no
+    damaged file; in the folder of one data set it is.
+    """
     try:
+        if not stat.S_ISREG(path.stat().st_mode):  # to open a pipe would wait
+            return Copy(place, path, b"", "it is not a regular file")
         with path.open("rb") as handle:
             content = handle.read(file.size + 1)
     except (FileNotFoundError, NotADirectoryError):
         return Copy(place, path, None, "no such file")
+    except PermissionError:
+        reason = "the permissions of the file or of its folders forbid to read it"
+        return Copy(place, path, b"", reason, is_permitted=False)
     except OSError as error:
         return Copy(place, path, b"", f"it cannot be read ({error.strerror})")
     difference = fault(content, file)
-    # MNIST and Fashion-MNIST have files of the same names: in FOLDER/FILE there
-    # can be only one of the two, and for the other it is no damaged file.
     owner = _other_owner(path, source) if difference else None
-    if owner is not None:
-        return Copy(place, path, None, f"it is the file of {owner.name}")
-    return Copy(place, path, content, difference)
+    if owner is None:
+        return Copy(place, path, content, difference)
+    reason = f"it is the file of {owner.name}"
+    return Copy(place, path, None if is_shared else content, reason)
 
 
 def _other_owner(path: Path, source: Source) -> Source | None:
@@ -313,9 +330,10 @@ def _obtain(source: Source, file: DataFile) -> tuple[Path, bytes]:
         if copy.is_good and copy.content is not None:
             return copy.path, copy.content
         if copy.is_damaged and copy.place == DATA:
+            cure = "replace or remove it" if copy.is_permitted else "change them"
             raise DataError(
                 f"{copy.path} must be the file of {source.title} as published, but "
-                f"{copy.fault}; replace or remove it, or unset {DATA}."
+                f"{copy.fault}; {cure}, or unset {DATA}."
             )
         tried.append(f"{copy.place}: {copy.path}: {copy.fault}")
 
@@ -354,7 +372,7 @@ def _prepare(folder: Path) -> None:
     """Make the cache folder, before anything is downloaded for it."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        if not os.access(folder, os.W_OK):
+        if not os.access(folder, os.W_OK | os.X_OK):
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
     except OSError as error:
         raise _no_cache(folder, error) from error
