@@ -278,7 +278,7 @@ def check_float_array(name: str, x: Array) -> None:
         is_plain = type(x).__name__ not in ("MaskedArray", "matrix")
     else:
         is_real_float = xp.isdtype(x.dtype, "real floating")
-        is_plain = str(getattr(x, "layout", "torch.strided")) == "torch.strided"
+        is_plain = not getattr(x, "is_sparse", False)
     if not is_plain:
         raise TypeError(
             f"{name} must be a plain dense array, got {type(x).__name__}; leave masked "
