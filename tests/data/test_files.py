@@ -87,6 +87,11 @@ class Mirror(BaseHTTPRequestHandler):
     def send_broken(self) -> None:
         self.send(code=500, Content_Length=0)
 
+    def send_colourful(self) -> None:  # an answer that would clear the terminal
+        self.send_response(418, "\x1b[31mOwned\x07\x9b\x1b[2J" + 1000 * "a")
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
     def send_stall(self) -> None:
         self.server.is_over.wait()
 
@@ -333,6 +338,40 @@ def test_a_folder_that_is_none_is_an_error(
         read(server.source("good"))
 
 
+def test_a_folder_below_one_that_is_closed_is_an_error(
+    server: Server, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    forbid(folder, "stat", monkeypatch)
+    with pytest.raises(files.DataError, match=r"got .* \(Permission denied\); correct"):
+        read(server.source("good"))
+
+
+@pytest.mark.parametrize("setting", [files.DATA, files.CACHE])
+@pytest.mark.parametrize(
+    ("value", "reason"),
+    [
+        ("~no-such-user/x", "whose home folder is unknown; write .* or unset"),
+        ("/" + "a" * 5000, "File name too long.*; (correct it|make room or set)"),
+    ],
+    ids=["home", "long"],
+)
+def test_a_setting_that_can_be_no_folder_is_an_error_of_one_short_line(
+    setting: str,
+    value: str,
+    reason: str,
+    server: Server,
+    cache: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv(setting, value)
+    with pytest.raises(files.DataError, match=reason) as caught:
+        read(server.source("good"))
+    assert len(str(caught.value)) < 600
+    assert "\n" not in str(caught.value)
+    assert not files.whereabouts(server.source("good"))[0]
+    assert server.asked == []
+
+
 def test_an_empty_setting_is_as_none(
     cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -367,6 +406,7 @@ FAILURES = {
     "drip": f"no answer within {PATIENCE:g} s",
     "unencrypted": "not an https address: http://example.org/",
     "circle": "more than 5 redirects",
+    "colourful": "HTTP 418 [31mOwned[2Ja",
 }
 
 
@@ -380,6 +420,8 @@ def test_a_mirror_that_fails_is_an_error_and_the_old_file_is_kept(
         read(server.source(behaviour))
     assert f"/{behaviour}/{NAME}: " in str(caught.value)
     assert FAILURES[behaviour] in str(caught.value)
+    assert all(line.isprintable() for line in str(caught.value).split("\n"))
+    assert max(map(len, str(caught.value).split("\n"))) < files.MESSAGE + 100
     assert time.monotonic() - start < files.PATIENCE + 5  # a busy machine: 5
     assert cache.read_bytes() == b"old"
     assert list(cache.parent.iterdir()) == [cache]
@@ -407,6 +449,24 @@ def test_a_mirror_that_is_slow_or_redirects_is_fine(
     behaviour: str, server: Server, cache: Path
 ) -> None:
     assert read(server.source(behaviour)) == CONTENT
+
+
+def test_a_mirror_that_is_too_slow_on_average_is_left(
+    server: Server, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(files, "GRACE", PATIENCE / 2)  # `slow` takes 5/4 PATIENCE
+    monkeypatch.setattr(files, "SLOWEST", 100_000)  # and sends at 11 kB/s
+    with pytest.raises(files.DataError, match=r"slower than 100 kB/s: \d+ of 20480 b"):
+        read(server.source("slow"))
+    assert not cache.exists()
+
+
+def test_a_slow_mirror_that_keeps_above_the_least_speed_is_not_left(
+    server: Server, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(files, "GRACE", PATIENCE / 2)
+    monkeypatch.setattr(files, "SLOWEST", 1000)
+    assert read(server.source("slow")) == CONTENT
 
 
 def test_a_host_that_refuses_connections_is_named_with_the_reason(

@@ -53,11 +53,17 @@ CACHE = "NORMBOOK_CACHE"
 PATIENCE = 10.0
 # Bytes in a piece. Small, so that a slow line still fills one within PATIENCE.
 PIECE = 4096
+# Bytes per second that a mirror must send on average, once it had GRACE seconds:
+# a piece within PATIENCE each time would be a download of hours.
+SLOWEST = 10_000
+GRACE = 30.0
 # Redirects that are followed; GitHub needs one.
 REDIRECTS = 5
 # Seconds after which a temporary file is the leftover of a killed process; to
 # write one takes less than a second.
 ABANDONED_AFTER = 3600.0
+# Letters of a path or of a server's answer that an error message shows at most.
+MESSAGE = 300
 
 
 class DataError(RuntimeError):
@@ -113,23 +119,34 @@ def data_folder() -> Path | None:
     DataError
         If ``NORMBOOK_DATA`` names something that is not a folder.
     """
-    value = os.environ.get(DATA, "")
-    if not value:
+    folder = _setting(DATA)
+    if folder is None:
         return None
-    folder = Path(value).expanduser()
-    if not folder.is_dir():
+    try:
+        is_folder = stat.S_ISDIR(folder.stat().st_mode)
+        reason = "not a folder"
+    except OSError as error:
+        is_folder = False
+        reason = error.strerror or str(error)
+    if not is_folder:
         raise DataError(
-            f"{DATA} must name a folder that exists, got {value!r}; correct it, or "
-            f"unset {DATA} to use the cache and downloads."
+            f"{DATA} must name a folder that exists, got {_short(str(folder))} "
+            f"({reason}); correct it, or unset {DATA} to use the cache and downloads."
         )
     return folder
 
 
 def cache_folder() -> Path:
-    """Return the folder in which downloads are kept; it need not exist yet."""
-    value = os.environ.get(CACHE, "")
-    if value:
-        return Path(value).expanduser()
+    """Return the folder in which downloads are kept; it need not exist yet.
+
+    Raises
+    ------
+    DataError
+        If ``NORMBOOK_CACHE`` names the home folder of a user that is unknown.
+    """
+    folder = _setting(CACHE)
+    if folder is not None:
+        return folder
     import platformdirs
 
     return Path(platformdirs.user_cache_dir("normbook", appauthor=False))
@@ -153,7 +170,8 @@ def copies(source: Source, file: DataFile) -> Iterator[Copy]:
     Raises
     ------
     DataError
-        If ``NORMBOOK_DATA`` names something that is not a folder.
+        If ``NORMBOOK_DATA`` names something that is not a folder, or
+        ``NORMBOOK_CACHE`` the home folder of a user that is unknown.
     """
     folder = data_folder()
     if folder is not None:
@@ -278,6 +296,23 @@ def fault(content: bytes | bytearray, file: DataFile) -> str:
     return ""
 
 
+def _setting(name: str) -> Path | None:
+    """Return the folder that an environment variable names, None if it is unset."""
+    value = os.environ.get(name, "")
+    try:
+        return Path(value).expanduser() if value else None
+    except RuntimeError as error:  # ~user of a user that there is not
+        raise DataError(
+            f"{name} must name a folder, got {_short(value)}, whose home folder is "
+            f"unknown; write the path in full, or unset {name}."
+        ) from error
+
+
+def _short(text: str) -> str:
+    """Quote a text, or its beginning where it is too long for a message."""
+    return repr(text) if len(text) <= MESSAGE else f"{text[:MESSAGE]!r}..."
+
+
 def _cached(source: Source, file: DataFile) -> Path:
     return cache_folder() / source.name / file.name
 
@@ -343,7 +378,9 @@ def _obtain(source: Source, file: DataFile) -> tuple[Path, bytes]:
         try:
             content = _download(url, file)
         except _MirrorError as error:
-            tried.append(f"{url}: {error}")
+            # A server's words may contain what makes a terminal do things.
+            reason = "".join(filter(str.isprintable, str(error)))
+            tried.append(f"{url}: {reason[:MESSAGE]}")
         else:
             _store(path, content)
             return path, content
@@ -380,8 +417,9 @@ def _prepare(folder: Path) -> None:
 
 def _no_cache(folder: Path, error: OSError) -> DataError:
     return DataError(
-        f"the cache folder must be one that can be written to, but {folder} is not "
-        f"({error.strerror}); make room or set {CACHE} to another folder."
+        "the cache folder must be one that can be written to, but "
+        f"{_short(str(folder))} is not ({error.strerror}); make room or set {CACHE} "
+        "to another folder."
     )
 
 
@@ -425,6 +463,7 @@ def _download(url: str, file: DataFile) -> bytes:
     arguments = (url, file, pieces, is_over)
     threading.Thread(target=_receive, args=arguments, daemon=True).start()
     content = bytearray()
+    start = time.monotonic()
     try:
         with tqdm(
             total=file.size,
@@ -441,6 +480,7 @@ def _download(url: str, file: DataFile) -> bytes:
                 bar.update(len(piece))
                 if len(content) > file.size:
                     break
+                _demand_speed(len(content), time.monotonic() - start, file)
     except Exception as error:
         raise _MirrorError(_reason(error, len(content), file)) from error
     finally:
@@ -497,6 +537,15 @@ def _check_answer(response: Response, file: DataFile) -> None:
     if length != str(file.size):
         raise _MirrorError(
             f"the server announces {length} bytes instead of {file.size}"
+        )
+
+
+def _demand_speed(received: int, seconds: float, file: DataFile) -> None:
+    """Refuse a mirror that would take hours, unless it is done."""
+    if seconds > GRACE and received < min(file.size, SLOWEST * seconds):
+        raise _MirrorError(
+            f"slower than {SLOWEST / 1000:g} kB/s: {received} of {file.size} bytes "
+            f"in {seconds:.0f} s"
         )
 
 
