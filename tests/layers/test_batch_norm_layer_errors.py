@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from fractions import Fraction
 from typing import Any, NamedTuple
 
 import pytest
@@ -178,7 +179,8 @@ def test_a_momentum_outside_0_to_1_is_refused_and_nothing_is_updated(
 ) -> None:
     layer = BatchNorm1d(3, momentum=momentum)
     before = copy.deepcopy(layer.state_dict())
-    with pytest.raises(ValueError, match=rf"momentum must lie in .*got {momentum}"):
+    message = rf"momentum must lie in 0\.\.1, where 0 freezes.*got {momentum}"
+    with pytest.raises(ValueError, match=message):
         layer(draw(4, 3, dtype=torch.float32))
     assert_equal(layer.state_dict(), before, 0.0)
 
@@ -234,3 +236,51 @@ def test_an_error_in_the_computation_itself_leaves_the_statistics(
     with pytest.raises(MemoryError):
         layer(draw(4, 3, dtype=torch.float32))
     assert_equal(layer.state_dict(), before, 0.0)
+
+
+@pytest.mark.parametrize("name", ["eps", "momentum"])
+def test_a_number_too_large_for_a_float_is_refused(name: str) -> None:
+    layer = BatchNorm1d(3, **{name: 10**400})  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=f"{name} must be a finite number, got int"):
+        layer(zeros(4, 3))
+
+
+def test_fractions_will_do() -> None:
+    x = draw(4, 3, dtype=torch.float32)
+    ours = BatchNorm1d(3, eps=Fraction(1, 4), momentum=Fraction(1, 2))  # type: ignore[arg-type]
+    other = BatchNorm1d(3, eps=0.25, momentum=0.5)
+    assert torch.equal(ours(x), other(x))
+    assert_equal(ours.state_dict(), other.state_dict(), 0.0)
+
+
+def expanded(key: str) -> Tensor:
+    return torch.tensor(2.0 if key != "num_batches_tracked" else 2).expand(3)
+
+
+def of_inference(key: str) -> Tensor:
+    with torch.inference_mode():
+        return torch.tensor(2) if key == "num_batches_tracked" else torch.ones(3)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "match"),
+    [
+        ("running_mean", expanded, "single memory location"),
+        ("running_var", expanded, "single memory location"),
+        ("num_batches_tracked", expanded, "single memory location"),
+        ("running_mean", of_inference, "inference tensor"),
+        ("running_var", of_inference, "inference tensor"),
+        ("num_batches_tracked", of_inference, "inference tensor"),
+        ("num_batches_tracked", lambda _: torch.tensor(True), "cast to .*Bool"),
+    ],
+)
+def test_a_buffer_that_cannot_be_written_leaves_the_others_as_they_were(
+    key: str, value: Callable[[str], Tensor], match: str
+) -> None:
+    layer = BatchNorm1d(3)
+    setattr(layer, key, value(key))
+    before = {k: v.clone() for k, v in layer.named_buffers()}
+    with pytest.raises(RuntimeError, match=match):
+        layer(draw(4, 3, dtype=torch.float32))
+    for name, buffer in layer.named_buffers():
+        assert torch.equal(buffer, before[name]), name

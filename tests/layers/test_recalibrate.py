@@ -235,3 +235,67 @@ def test_every_change_to_the_averaging_is_noticed(
             test_empty_batches_among_others_do_not_count()
 
     assert survivors(module._Tally.take, check) == []
+
+
+class FrozenByCall(nn.Module):
+    """Put its first layer in evaluation mode at every call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.frozen, self.free = twins(PAIRS[0], 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.frozen.eval()
+        y: Tensor = self.free(self.frozen(x))
+        return y
+
+
+class FrozenNorm(BatchNorm1d):
+    """Normalize by the running statistics in every mode."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return nn.functional.batch_norm(input, self.running_mean, self.running_var)
+
+
+class FrozenByType(FrozenByCall):
+    def __init__(self) -> None:
+        super().__init__()
+        state = self.frozen.state_dict()
+        self.frozen = FrozenNorm(4, affine=False, dtype=torch.float64)
+        self.frozen.load_state_dict(state, strict=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.free(self.frozen(x))
+        return y
+
+
+@pytest.mark.parametrize("make", [FrozenByCall, FrozenByType])
+def test_a_frozen_layer_keeps_its_statistics_and_normalizes_by_them(make: Any) -> None:
+    model = make()
+    before = copy.deepcopy(model.frozen.state_dict())
+    (x,) = batches((6,))
+    with torch.no_grad():
+        h = copy.deepcopy(model.frozen).eval()(x)
+    recalibrate(model, [x])
+    assert_equal(model.frozen.state_dict(), before, 0.0)
+    assert distance(model.free.running_mean, h.mean(0)) < EXACT
+    assert distance(model.free.running_var, h.var(0)) < EXACT
+
+
+def test_if_all_layers_are_frozen_it_says_so() -> None:
+    with pytest.raises(ValueError, match="a frozen layer takes no statistics"):
+        recalibrate(FrozenNorm(4).double(), batches())
+
+
+@pytest.mark.parametrize(
+    ("args", "match"),
+    [
+        ((None, []), "model must be a torch.nn.Module, got NoneType"),
+        (([torch.zeros(3, 4)], BatchNorm1d(4)), r"got list; the order is recalibrate"),
+        ((BatchNorm1d(4), None), "batches must be an iterable.*got NoneType"),
+        ((BatchNorm1d(4), 3), "batches must be an iterable.*got int"),
+    ],
+)
+def test_missing_and_swapped_arguments_are_refused(args: Any, match: str) -> None:
+    with pytest.raises(TypeError, match=match):
+        recalibrate(*args)

@@ -309,28 +309,26 @@ class _BatchNorm(TorchBatchNorm):
         running_mean, running_var = self.running_mean, self.running_var
         uses_batch = self.training or (running_mean is None and running_var is None)
         self._check(input, uses_batch)
+        eps = float(self.eps)
         if not self.training and running_mean is not None and running_var is not None:
             # Clones: should training go on before backward is called, this gradient
             # must still be that of the function which was computed here.
             mean, var = running_mean.clone(), running_var.clone()
-            y = _by_given(input, mean, var, self.weight, self.bias, self.eps)
+            y = _by_given(input, mean, var, self.weight, self.bias, eps)
             return _laid_out(y, input)
         updates: list[tuple[Tensor, Tensor]] = []
         is_tracked = self.training and self.track_running_stats
         if input.numel() == 0:
             # Nothing to average, so the statistics stay; torch counts the batch.
             ones = input.new_ones(input.shape[1])
-            y = _by_given(input, ones, ones, self.weight, self.bias, self.eps)
+            y = _by_given(input, ones, ones, self.weight, self.bias, eps)
         else:
-            y, mean, var = _by_batch(input, self.weight, self.bias, self.eps)
+            y, mean, var = _by_batch(input, self.weight, self.bias, eps)
             if is_tracked:
                 updates = self._updates(mean, var, _count(input))
         y = _laid_out(y, input)
-        # From here on nothing can fail: an error leaves no statistics half-updated.
-        for buffer, value in updates:
-            buffer.copy_(value)
-        if is_tracked and self.num_batches_tracked is not None:
-            self.num_batches_tracked.add_(1)
+        if is_tracked:
+            _write(updates, self.num_batches_tracked)
         return y
 
     def _updates(
@@ -338,7 +336,13 @@ class _BatchNorm(TorchBatchNorm):
     ) -> list[tuple[Tensor, Tensor]]:
         """Pairs of a running statistic and its next value; nothing is written."""
         updates: list[tuple[Tensor, Tensor]] = []
-        if self.momentum == 0:  # torch's way to freeze the running statistics
+        momentum = None if self.momentum is None else float(self.momentum)
+        if momentum is not None and not 0 <= momentum <= 1:
+            raise ValueError(
+                f"momentum must lie in 0..1, where 0 freezes the running statistics, "
+                f"got {self.momentum}; it is the weight of the new value, 0.1 is usual."
+            )
+        if momentum == 0:  # torch's way to freeze the running statistics
             return updates
         for running, new in (
             (self.running_mean, mean),
@@ -347,8 +351,8 @@ class _BatchNorm(TorchBatchNorm):
             if running is None:
                 continue
             old = running.to(new.dtype)  # half precision is rounded once, at the end
-            if self.momentum is not None:
-                value = exponential_average(old, new, momentum=self.momentum)
+            if momentum is not None:
+                value = exponential_average(old, new, momentum=momentum)
             elif self.num_batches_tracked is not None:
                 steps = int(self.num_batches_tracked)
                 value = cumulative_average(old, new, steps)
@@ -394,6 +398,12 @@ class _BatchNorm(TorchBatchNorm):
                 f"momentum must be a number or None, got {self.momentum!r}; it is the "
                 "weight of the new value, 0.1 is usual."
             )
+        for name, value in (("eps", self.eps), ("momentum", self.momentum)):
+            if value is not None and not _fits_float(value):
+                raise ValueError(
+                    f"{name} must be a finite number, got {type(value).__name__} too "
+                    "large for a float; 1e-5 is usual for eps, 0.1 for momentum."
+                )
         if uses_batch and self.eps <= 0:
             raise ValueError(
                 f"eps must be positive to normalize by the batch, got {self.eps}; a "
@@ -599,6 +609,40 @@ def _check_num_features(num_features: int) -> None:
         )
 
 
+def _fits_float(value: Any) -> bool:
+    try:
+        float(value)
+    except OverflowError:  # such as 10**400
+        return False
+    return True
+
+
+def _write(updates: list[tuple[Tensor, Tensor]], steps: Tensor | None) -> None:
+    """Write the running statistics and count the batch; after an error, neither."""
+    buffers = [buffer for buffer, _ in updates] + ([] if steps is None else [steps])
+    is_inference = torch.compiler.is_compiling() or torch.is_inference_mode_enabled()
+    # torch writes to such a tensor before it refuses to.
+    if not is_inference and any(buffer.is_inference() for buffer in buffers):
+        raise RuntimeError(
+            "the running statistics must be normal tensors to be updated here, got an "
+            "inference tensor, made in torch.inference_mode(); clone it, or train in "
+            "that mode."
+        )
+    written: list[tuple[Tensor, Tensor]] = []
+    try:
+        # torch refuses some tensors only now: expanded ones, say.
+        for buffer, value in updates:
+            old = buffer.clone()
+            buffer.copy_(value)
+            written.append((buffer, old))
+        if steps is not None:
+            steps.add_(1)
+    except BaseException:
+        for buffer, old in written:
+            buffer.copy_(old)
+        raise
+
+
 def _laid_out(y: Tensor, x: Tensor) -> Tensor:
     """Lay y out in memory as torch does: channels-last where x is, else contiguous.
 
@@ -642,7 +686,8 @@ def recalibrate(
     ----------
     model : Module
         Holds batch norm layers of this module or of ``torch.nn``, with running
-        statistics. A layer that the model does not call keeps its statistics.
+        statistics. A layer that the model does not call, or that does not update itself
+        (a frozen one, say), keeps its statistics.
     batches : iterable
         Inputs of the model: tensors, or tuples or lists that begin with one, such as
         ``(x, target)``. Use large ones, shuffled: the inputs of the deeper layers are
@@ -653,10 +698,11 @@ def recalibrate(
     Raises
     ------
     TypeError
-        If a batch is neither a tensor nor begins with one.
+        If ``model`` is no module, ``batches`` cannot be iterated over, or a batch is
+        neither a tensor nor begins with one.
     ValueError
-        If the model has no such layer, no batch holds a value, or the statistics
-        found are not finite.
+        If the model has no such layer, no layer took statistics from a batch, or the
+        statistics found are not finite.
 
     Notes
     -----
@@ -672,6 +718,16 @@ def recalibrate(
     >>> layer.running_mean, layer.running_var  # means 2 and 6, variances 2 and 8
     (tensor([4.]), tensor([5.]))
     """
+    if not isinstance(model, nn.Module):
+        raise TypeError(
+            f"model must be a torch.nn.Module, got {type(model).__name__}; the order "
+            "is recalibrate(model, batches)."
+        )
+    if not (isinstance(batches, Iterable) or hasattr(batches, "__getitem__")):
+        raise TypeError(
+            "batches must be an iterable of inputs of the model, got "
+            f"{type(batches).__name__}; give a list of tensors or a DataLoader."
+        )
     tallies = {
         module: _Tally(name, module)
         for name, module in model.named_modules()
@@ -719,17 +775,29 @@ class _Tally:
     def __init__(self, name: str, layer: TorchBatchNorm) -> None:
         self.name, self.layer = name, layer
         self.momentum = layer.momentum
-        self.before = {k: v.clone() for k, v in layer.named_buffers(recurse=False)}
+        self.before = self.last = self._buffers()
         self.averages: dict[str, Tensor] = {}
         self.size = self.steps = 0
+
+    def _buffers(self) -> dict[str, Tensor]:
+        return {k: v.clone() for k, v in self.layer.named_buffers(recurse=False)}
+
+    def _has_updated(self) -> bool:
+        """Tell whether the layer wrote to its statistics since the last look."""
+        last, self.last = self.last, self._buffers()
+        return not all(bool((v == last[k]).all()) for k, v in self.last.items())
 
     def begin(self) -> None:
         self.layer.train()
         self.layer.momentum = 1.0
-        self.layer.reset_running_stats()  # 0 times an old NaN would be NaN
+        # The old values stay: a frozen layer normalizes by them. But 0 times an old
+        # NaN would be NaN.
+        for buffer in self.layer.buffers(recurse=False):
+            buffer.nan_to_num_()
+        self.last = self._buffers()
 
     def take(self, layer: nn.Module, _inputs: Any, y: Tensor) -> None:
-        if y.numel() == 0:
+        if not self._has_updated() or y.numel() == 0:
             return
         size = _count(y)
         self.size += size
@@ -759,8 +827,8 @@ def _check_tallies(tallies: Iterable[_Tally]) -> None:
     if not any(tally.steps for tally in tallies):
         raise ValueError(
             "batches must hold at least one batch with values that reaches a batch "
-            "norm layer, got none; an iterator that was used before is empty, make a "
-            "new one."
+            "norm layer in training mode, got none; an iterator that was used before "
+            "is empty, make a new one, and a frozen layer takes no statistics."
         )
     for tally in tallies:
         if not all(bool(v.isfinite().all()) for v in tally.averages.values()):
