@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import numpy as np
@@ -150,3 +151,87 @@ def test_bad_networks_are_refused() -> None:
         build(generator=seeded(), placement="around")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="activation must be one of relu, sigmoid"):
         build(generator=seeded(), activation="gelu")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("features", [64, 63])
+def test_evaluation_leaves_a_frozen_layer_frozen(data: Split, features: int) -> None:
+    model = build(generator=seeded(), features=features)
+    model[1].eval()
+    modes = [module.training for module in model.modules()]
+    with contextlib.suppress(RuntimeError):  # 63 features do not fit
+        evaluate(model, data.x_test, data.y_test)
+    assert [module.training for module in model.modules()] == modes
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"every": 2.5}, TypeError, r"every must be a whole number, got 2\.5"),
+        ({"batch_size": 60.0}, TypeError, r"batch_size must be a whole.*got 60\.0"),
+        ({"steps": True}, TypeError, "steps must be a whole number, got True"),
+        ({"steps": 0}, ValueError, "steps must be at least 1, got 0"),
+        ({"learning_rate": np.nan}, ValueError, "learning_rate must be.*got nan"),
+        ({"learning_rate": -0.1}, ValueError, r"learning_rate must.*got -0\.1"),
+        ({"learning_rate": "0.1"}, TypeError, "learning_rate must be a number"),
+        ({"generator": None}, TypeError, "generator must be.*got NoneType"),
+        ({"data": digits.load()}, TypeError, r"must be a Split, got Dataset.*split\("),
+    ],
+)
+def test_what_cannot_be_trained_with_is_refused(
+    data: Split, options: dict[str, Any], error: type[Exception], message: str
+) -> None:
+    model = build(generator=seeded()).eval()
+    given: dict[str, Any] = {"data": data, "generator": seeded()} | options
+    with pytest.raises(error, match=message):
+        train(model, **given)
+    assert not model.training
+
+
+@pytest.mark.parametrize("name", ["train", "test"])
+def test_images_and_labels_of_different_number_are_refused(
+    data: Split, name: str
+) -> None:
+    labels = getattr(data, f"y_{name}")[:-1]
+    message = f"x_{name} and y_{name} must hold equally many"
+    with pytest.raises(ValueError, match=message):
+        train(
+            build(generator=seeded()),
+            data._replace(**{f"y_{name}": labels}),
+            generator=seeded(),
+        )
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"depth": 0}, ValueError, "depth must be at least 1, got 0"),
+        ({"width": 2.0}, TypeError, r"width must be a whole number, got 2\.0"),
+        ({"features": -1}, ValueError, "features must be at least 1, got -1"),
+        ({"classes": 0}, ValueError, "classes must be at least 1, got 0"),
+        ({"gain": -1.0}, ValueError, r"gain must be finite.*got -1\.0"),
+        ({"gain": np.inf}, ValueError, "gain must be finite.*got inf"),
+        ({"norm": 3}, TypeError, "norm must make a layer.*got 3"),
+        ({"norm": lambda n: n}, TypeError, "norm must return.*got int"),
+        ({"generator": None}, TypeError, "generator must be.*got NoneType"),
+    ],
+)
+def test_bad_sizes_gains_and_norms_are_refused(
+    options: dict[str, Any], error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        build(**{"generator": seeded()} | options)
+
+
+def test_runs_that_cannot_be_stacked_are_refused() -> None:
+    lengths = iter([1, 2])
+
+    def run(_: torch.Generator) -> History:
+        steps = np.arange(next(lengths))
+        return History(steps, *(steps.astype(float),) * 3)
+
+    with pytest.raises(ValueError, match=r"same steps, got \[0\] and \[0, 1\]"):
+        repeat(run, [0, 1])
+    with pytest.raises(ValueError, match="at least one seed, got none"):
+        repeat(run, [])
+    with pytest.raises(TypeError, match="must return a History, got int"):
+        repeat(lambda _: 3, [0])  # type: ignore[arg-type, return-value]

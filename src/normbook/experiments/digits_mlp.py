@@ -6,8 +6,10 @@ caller passes in, so that a CPU and a GPU print the same numbers.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
-from typing import Literal, NamedTuple
+from numbers import Integral, Real
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -96,9 +98,23 @@ def build(
 
     Raises
     ------
+    TypeError
+        If a size is no whole number, the generator is none, or ``norm`` cannot be
+        called or makes no module.
     ValueError
-        If ``placement`` or ``activation`` is unknown.
+        If ``placement`` or ``activation`` is unknown, a size is below 1, or ``gain``
+        is negative or not finite.
     """
+    _check_generator(generator)
+    sizes = {"depth": depth, "width": width, "features": features, "classes": classes}
+    for name, value in sizes.items():
+        _check_whole(name, value)
+    _check_scale("gain", gain, "1 is usual")
+    if norm is not None and not callable(norm):
+        raise TypeError(
+            f"norm must make a layer from the number of features, got {norm!r}; pass "
+            "e.g. BatchNorm1d itself, or None for no normalization."
+        )
     if placement not in ("before", "after"):
         raise ValueError(f'placement must be "before" or "after", got {placement!r}.')
     if activation not in ACTIVATIONS:
@@ -110,7 +126,13 @@ def build(
     for _ in range(depth):
         block: list[nn.Module] = [ACTIVATIONS[activation]()]
         if norm is not None:
-            block.insert(0 if placement == "before" else 1, norm(width))
+            layer = norm(width)
+            if not isinstance(layer, nn.Module):
+                raise TypeError(
+                    f"norm must return a torch.nn.Module, got {type(layer).__name__}; "
+                    "pass e.g. BatchNorm1d."
+                )
+            block.insert(0 if placement == "before" else 1, layer)
         layers += [nn.Linear(size, width), *block]
         size = width
     layers.append(nn.Linear(size, classes))
@@ -125,14 +147,16 @@ def build(
 
 
 def evaluate(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> tuple[float, float]:
-    """Cross-entropy (nats) and accuracy in evaluation mode; the mode is put back."""
-    was_training = model.training
+    """Cross-entropy (nats) and accuracy in evaluation mode; every mode is put back."""
+    _check_numbers("x", x, "y", y)
+    modes = {module: module.training for module in model.modules()}
     model.eval()
     try:
         with torch.no_grad():
             scores = model(x)
     finally:
-        model.train(was_training)
+        for module, mode in modes.items():
+            module.training = mode
     loss = nn.functional.cross_entropy(scores, y)
     return loss.item(), (scores.argmax(1) == y).double().mean().item()
 
@@ -168,14 +192,36 @@ def train(
 
     Raises
     ------
+    TypeError
+        If ``data`` is no :class:`Split`, a number is of the wrong kind, or the
+        generator is none.
     ValueError
-        If ``batch_size`` exceeds the training set, or ``every`` exceeds ``steps``.
+        If images and labels differ in number, ``batch_size`` exceeds the training
+        set, ``every`` exceeds ``steps``, or ``learning_rate`` is negative or not
+        finite.
     """
+    if not isinstance(data, Split):
+        raise TypeError(
+            f"data must be a Split, got {type(data).__name__}; make one with "
+            "split(data)."
+        )
+    _check_numbers("x_train", data.x_train, "y_train", data.y_train)
+    _check_numbers("x_test", data.x_test, "y_test", data.y_test)
+    _check_generator(generator)
+    _check_whole("steps", steps)
+    _check_whole("batch_size", batch_size, None)
+    _check_whole("every", every, None)
+    _check_scale("learning_rate", learning_rate, "0.1 is usual")
     n = len(data.x_train)
     if not 1 <= batch_size <= n:
-        raise ValueError(f"batch_size must lie in 1..{n}, got {batch_size}.")
+        raise ValueError(
+            f"batch_size must lie in 1..{n}, got {batch_size}; 60 is usual."
+        )
     if not 1 <= every <= steps:
-        raise ValueError(f"every must lie in 1..steps = {steps}, got {every}.")
+        raise ValueError(
+            f"every must lie in 1..steps = {steps}, got {every}; steps itself gives "
+            "one evaluation at the end."
+        )
     rows: list[tuple[float, ...]] = []
     optimizer = torch.optim.SGD(model.parameters(), lr=learning_rate)
     model.train()
@@ -206,7 +252,70 @@ def repeat(run: Callable[[torch.Generator], History], seeds: Sequence[int]) -> H
     -------
     History
         ``steps`` of shape (T,), everything else (S, T).
+
+    Raises
+    ------
+    TypeError
+        If ``run`` returns something else.
+    ValueError
+        If there are no seeds, or the runs differ in their steps.
     """
     histories = [run(torch.Generator().manual_seed(seed)) for seed in seeds]
+    if not histories:
+        raise ValueError("seeds must hold at least one seed, got none; try range(5).")
+    for history in histories:
+        if not isinstance(history, History):
+            raise TypeError(
+                f"run must return a History, got {type(history).__name__}; return "
+                "what train gives."
+            )
+        if not np.array_equal(history.steps, histories[0].steps):
+            raise ValueError(
+                "every run must have the same steps, got "
+                f"{histories[0].steps.tolist()} and {history.steps.tolist()}; give "
+                "each the same steps and every."
+            )
     stacked = (np.stack(column) for column in list(zip(*histories, strict=True))[1:])
     return History(histories[0].steps, *stacked)
+
+
+def _check_whole(name: str, value: Any, least: int | None = 1) -> None:
+    if isinstance(value, bool) or not isinstance(value, Integral):
+        raise TypeError(
+            f"{name} must be a whole number, got {value!r}; convert it with int()."
+        )
+    if least is not None and value < least:
+        raise ValueError(
+            f"{name} must be at least {least}, got {value}; give a larger number."
+        )
+
+
+def _check_scale(name: str, value: Any, usual: str) -> None:
+    if isinstance(value, bool) or not isinstance(value, Real):
+        raise TypeError(f"{name} must be a number, got {value!r}; {usual}.")
+    if not 0 <= float(value) < math.inf:
+        raise ValueError(
+            f"{name} must be finite and not negative, got {value}; {usual}."
+        )
+
+
+def _check_generator(generator: Any) -> None:
+    if not isinstance(generator, torch.Generator):
+        raise TypeError(
+            f"generator must be a torch.Generator, got {type(generator).__name__}; "
+            "pass e.g. torch.Generator().manual_seed(0)."
+        )
+
+
+def _check_numbers(x_name: str, x: Any, y_name: str, y: Any) -> None:
+    for name, value in ((x_name, x), (y_name, y)):
+        if not isinstance(value, torch.Tensor):
+            raise TypeError(
+                f"{name} must be a torch tensor, got {type(value).__name__}; convert "
+                "it with torch.as_tensor."
+            )
+    if len(x) != len(y):
+        raise ValueError(
+            f"{x_name} and {y_name} must hold equally many examples, got {len(x)} and "
+            f"{len(y)}; give one label for each image."
+        )
