@@ -124,3 +124,42 @@ def test_bad_input_is_refused() -> None:
         figures.signed_map([1.0], xlabel="", ylabel="", label="")
     with pytest.raises(ValueError, match=r"masks must have shape .* got \(2, 2\)"):
         figures.marked_cells({"flat": np.eye(2)})
+
+
+def test_the_limits_of_a_signed_map_are_the_largest_finite_value() -> None:
+    values = [[1.0, -2.0, np.nan, np.inf]]
+    _, ax = figures.signed_map(values, xlabel="i", ylabel="j", label="value")
+    assert ax.images[0].get_clim() == (-2, 2)
+    _, ax = figures.signed_map([[np.nan]], xlabel="i", ylabel="j", label="value")
+    assert ax.images[0].get_clim() == (-1, 1)
+
+
+def test_whole_numbers_are_drawn_to_scale() -> None:
+    values = np.array([[-128, 5]], dtype=np.int8)  # abs(-128) is -128 in int8
+    _, ax = figures.signed_map(values, xlabel="i", ylabel="j", label="value")
+    assert ax.images[0].get_clim() == (-128, 128)
+
+
+@pytest.mark.parametrize(
+    ("draw", "message"),
+    [
+        (lambda bad: figures.curves([0], bad, xlabel="", ylabel=""), "runs must"),
+        (lambda bad: figures.depth_profile({"": bad}), "at least one run"),
+        (lambda bad: figures.sweep([1], {"": bad}, xlabel=""), "at least one run"),
+        (lambda _: figures.depth_profile({}), "at least one panel"),
+        (lambda _: figures.sweep([1], {}, xlabel=""), "at least one panel"),
+        (lambda _: figures.marked_cells({}), "at least one panel"),
+        (lambda _: figures.marked_cells({"flat": np.eye(2)}), "masks must have shape"),
+        (
+            lambda _: figures.signed_map(
+                np.ones((0, 3)), xlabel="", ylabel="", label=""
+            ),
+            "not empty",
+        ),
+    ],
+)
+def test_a_failed_figure_is_not_left_open(draw: Any, message: str) -> None:
+    bad = {"good": ("none", [[1.0]]), "bad": ("batch", np.empty((0, 1)))}
+    with pytest.raises(ValueError, match=message):
+        draw(bad)
+    assert plt.get_fignums() == []

@@ -7,7 +7,8 @@ dotted, no normalization grey.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from importlib.resources import as_file, files
 from typing import Any, Literal
 
@@ -64,13 +65,18 @@ def band(
     Raises
     ------
     ValueError
-        If the shapes do not fit, or ``kind`` is unknown.
+        If the shapes do not fit, there is no run, or ``kind`` is unknown.
     """
     x, runs = np.asarray(x), np.asarray(runs)
     if runs.ndim != 2 or x.shape != runs.shape[1:]:
         raise ValueError(
             "runs must have shape (S, T) with x of shape (T,), got "
             f"{runs.shape} and {x.shape}; stack one row for each run."
+        )
+    if len(runs) == 0:
+        raise ValueError(
+            f"runs must hold at least one run, got shape {runs.shape}; stack one row "
+            "for each run."
         )
     style = _style(kind)
     ax.plot(x, np.median(runs, axis=0), label=label, **style)
@@ -101,11 +107,11 @@ def curves(
     -------
     fig, ax
     """
-    fig, ax = plt.subplots()
-    for label, (kind, values) in runs.items():
-        band(ax, x, values, kind=kind, label=label)
-    ax.set(xlabel=xlabel, ylabel=ylabel, yscale=yscale)
-    ax.legend()
+    with _figure() as (fig, (ax,)):
+        for label, (kind, values) in runs.items():
+            band(ax, x, values, kind=kind, label=label)
+        ax.set(xlabel=xlabel, ylabel=ylabel, yscale=yscale)
+        ax.legend()
     return fig, ax
 
 
@@ -129,16 +135,15 @@ def depth_profile(
     fig, axes
         One axes for each panel.
     """
-    fig, grid = plt.subplots(1, len(panels), squeeze=False)
-    axes = list(grid[0])
-    for ax, (ylabel, lines) in zip(axes, panels.items(), strict=True):
-        for label, (kind, values) in lines.items():
-            rows = np.atleast_2d(np.asarray(values))
-            layers = np.arange(1, rows.shape[1] + 1)
-            band(ax, layers, rows, kind=kind, label=label)
-        ax.set(xlabel=xlabel, ylabel=ylabel, yscale=yscale)
-    handles, labels = axes[0].get_legend_handles_labels()
-    fig.legend(handles, labels, loc="outside upper center", ncols=len(labels))
+    with _figure(len(panels)) as (fig, axes):
+        for ax, (ylabel, lines) in zip(axes, panels.items(), strict=True):
+            for label, (kind, values) in lines.items():
+                rows = np.atleast_2d(np.asarray(values))
+                layers = np.arange(1, rows.shape[1] + 1)
+                band(ax, layers, rows, kind=kind, label=label)
+            ax.set(xlabel=xlabel, ylabel=ylabel, yscale=yscale)
+        handles, labels = axes[0].get_legend_handles_labels()
+        fig.legend(handles, labels, loc="outside upper center", ncols=len(labels))
     return fig, axes
 
 
@@ -168,16 +173,15 @@ def sweep(
     fig, axes
         One axes for each panel; they share the vertical scale.
     """
-    fig, grid = plt.subplots(1, len(panels), squeeze=False, sharey=True)
-    axes = list(grid[0])
-    for ax, (ylabel, lines) in zip(axes, panels.items(), strict=True):
-        for label, (kind, runs) in lines.items():
-            band(ax, x, runs, kind=kind, label=label)
-        ax.set(xlabel=xlabel, ylabel=ylabel, xscale="log", yscale=yscale, ylim=ylim)
-        ax.set_xticks(np.asarray(x), [f"{value:g}" for value in np.asarray(x)])
-        ax.minorticks_off()
-    handles, labels = axes[0].get_legend_handles_labels()
-    fig.legend(handles, labels, loc="outside upper center", ncols=len(labels))
+    with _figure(len(panels), sharey=True) as (fig, axes):
+        for ax, (ylabel, lines) in zip(axes, panels.items(), strict=True):
+            for label, (kind, runs) in lines.items():
+                band(ax, x, runs, kind=kind, label=label)
+            ax.set(xlabel=xlabel, ylabel=ylabel, xscale="log", yscale=yscale, ylim=ylim)
+            ax.set_xticks(np.asarray(x), [f"{value:g}" for value in np.asarray(x)])
+            ax.minorticks_off()
+        handles, labels = axes[0].get_legend_handles_labels()
+        fig.legend(handles, labels, loc="outside upper center", ncols=len(labels))
     return fig, axes
 
 
@@ -206,29 +210,28 @@ def marked_cells(
         If a mask does not have four axes, or ``kind`` is unknown.
     """
     colours = ListedColormap(["#E4E4E4", _style(kind)["color"]])
-    fig, grid = plt.subplots(1, len(masks), squeeze=False)
-    axes = list(grid[0])
-    for ax, (label, values) in zip(axes, masks.items(), strict=True):
-        mask = np.asarray(values)
-        if mask.ndim != 4:
-            raise ValueError(
-                f"masks must have shape (N, C, H, W), got {mask.shape}; reshape it."
-            )
-        n, c, h, w = mask.shape
-        # One empty row and column after each image, left blank, sets it apart.
-        gaps = ((0, 0), (0, 0), (0, 1), (0, 1))
-        blocks = np.pad(mask.astype(float), gaps, constant_values=np.nan)
-        picture = blocks.transpose(0, 2, 1, 3).reshape(n * (h + 1), c * (w + 1))
-        picture = picture[:-1, :-1]
-        ax.pcolormesh(picture, cmap=colours, vmin=0, vmax=1, edgecolors="white")
-        ax.set_aspect("equal")
-        ax.invert_yaxis()
-        ax.grid(visible=False)
-        ax.spines[:].set_visible(False)
-        ax.tick_params(length=0)
-        ax.set_xticks(np.arange(c) * (w + 1) + w / 2, np.arange(c))
-        ax.set_yticks(np.arange(n) * (h + 1) + h / 2, np.arange(n))
-        ax.set(xlabel=f"channel\n\n{label}", ylabel="example")
+    with _figure(len(masks)) as (fig, axes):
+        for ax, (label, values) in zip(axes, masks.items(), strict=True):
+            mask = np.asarray(values)
+            if mask.ndim != 4:
+                raise ValueError(
+                    f"masks must have shape (N, C, H, W), got {mask.shape}; reshape it."
+                )
+            n, c, h, w = mask.shape
+            # One empty row and column after each image, left blank, sets it apart.
+            gaps = ((0, 0), (0, 0), (0, 1), (0, 1))
+            blocks = np.pad(mask.astype(float), gaps, constant_values=np.nan)
+            picture = blocks.transpose(0, 2, 1, 3).reshape(n * (h + 1), c * (w + 1))
+            picture = picture[:-1, :-1]
+            ax.pcolormesh(picture, cmap=colours, vmin=0, vmax=1, edgecolors="white")
+            ax.set_aspect("equal")
+            ax.invert_yaxis()
+            ax.grid(visible=False)
+            ax.spines[:].set_visible(False)
+            ax.tick_params(length=0)
+            ax.set_xticks(np.arange(c) * (w + 1) + w / 2, np.arange(c))
+            ax.set_yticks(np.arange(n) * (h + 1) + h / 2, np.arange(n))
+            ax.set(xlabel=f"channel\n\n{label}", ylabel="example")
     return fig, axes
 
 
@@ -257,22 +260,42 @@ def signed_map(
     Raises
     ------
     ValueError
-        If ``values`` is no matrix.
+        If ``values`` is no matrix, or empty.
+
+    Notes
+    -----
+    The colours reach to the largest finite value; NaN is left blank, infinity gets
+    the last colour.
     """
-    values = np.asarray(values)
-    if values.ndim != 2:
+    values = np.asarray(values, dtype=float)
+    if values.ndim != 2 or values.size == 0:
         raise ValueError(
-            f"values must be a matrix, got shape {values.shape}; use values[None, :] "
-            "for a single row."
+            f"values must be a matrix that is not empty, got shape {values.shape}; "
+            "use values[None, :] for a single row."
         )
     if ax is None:
         _, ax = plt.subplots()
-    most = np.abs(values).max() or 1.0
+    most = np.abs(values[np.isfinite(values)]).max(initial=0.0) or 1.0
     image = ax.imshow(values, cmap="RdBu_r", vmin=-most, vmax=most, aspect="auto")
     ax.grid(visible=False)
     ax.set(xlabel=xlabel, ylabel=ylabel)
     ax.figure.colorbar(image, ax=ax, label=label)
     return ax.figure, ax
+
+
+@contextmanager
+def _figure(
+    panels: int = 1, *, sharey: bool = False
+) -> Iterator[tuple[Figure, list[Axes]]]:
+    """Open a figure with panels side by side; after an error it is not left open."""
+    if panels == 0:
+        raise ValueError("a figure must have at least one panel, got none; give one.")
+    fig = plt.figure()
+    try:
+        yield fig, list(fig.subplots(1, panels, squeeze=False, sharey=sharey)[0])
+    except BaseException:
+        plt.close(fig)
+        raise
 
 
 def _style(kind: Kind) -> dict[str, Any]:
