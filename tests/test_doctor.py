@@ -227,6 +227,23 @@ def test_settings_are_shown_and_an_unknown_one_is_pointed_out(
     assert any("NORMBOOK_DAAT is no setting" in hint for hint in report.hints)
 
 
+@pytest.mark.parametrize("name", [files.DATA, files.CACHE])
+@pytest.mark.parametrize("value", ["~no-such-user/x", "/" + "a" * 5000, "/no/such"])
+def test_a_wrong_setting_is_a_hint_once_and_the_chapters_run(
+    name: str, value: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(name, value)
+    report = doctor.examine()
+    assert report.can_run
+    if name == files.CACHE and not value.startswith("~"):  # known when it is made
+        assert report.lines[-1] == "The book can run here."
+        return
+    assert sum(f"{name} must name a folder" in hint for hint in report.hints) == 1
+    assert report.lines[-1].startswith("The chapters can run here, for they need no")
+    titles = ["settings", "data", "could be better", report.lines[-1]]
+    assert sorted(titles, key=report.lines.index) == titles
+
+
 def test_missing_data_are_a_hint_with_the_command() -> None:
     report = doctor.examine()
     assert "mnist: missing: normbook data fetch mnist" in report.hints

@@ -289,6 +289,34 @@ def test_a_reader_that_stops_reading_causes_no_traceback(data: Path) -> None:
     assert done.stderr == ""
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    ["--help", "--version", "data list", "data verify", "data fetch digits", "doctor"],
+)
+@pytest.mark.parametrize(
+    ("output", "message"),
+    [(">&-", "standard output is closed"), (">/dev/full", "No space left on device")],
+)
+def test_an_output_that_cannot_be_written_is_told_in_one_line(
+    output: str,
+    message: str,
+    arguments: str,
+    data: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # Unbuffered, the help would fail inside argparse, which keeps it to itself.
+    monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)
+    if output == ">/dev/full" and not Path("/dev/full").exists():
+        pytest.skip("only Linux has /dev/full")
+    done = subprocess.run(
+        ["sh", "-c", f'"$0" -m normbook {arguments} {output}', sys.executable],
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert done.returncode == 1
+    assert re.fullmatch(f"normbook: .*{message}.*\n", done.stderr)
+
+
 def test_a_path_with_letters_that_the_terminal_lacks_is_printed(
     data: Path, tmp_path: Path
 ) -> None:

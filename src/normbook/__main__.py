@@ -8,7 +8,9 @@ from __future__ import annotations
 # Only what every call needs: `normbook --help` shall come at once. The commands
 # import the rest.
 import argparse
+import contextlib
 import io
+import os
 import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -39,19 +41,37 @@ def main(arguments: Sequence[str] | None = None) -> int:
     digits: embedded in scikit-learn, nothing to fetch
     0
     """
+    # `normbook ... >&-`
+    if sys.stdout is None:
+        print("normbook: standard output is closed; open it", file=sys.stderr)
+        return 1
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # a path may have any letter
             stream.reconfigure(errors="backslashreplace")
     try:
-        options = _parser().parse_args(arguments)
-        code: int = options.run(options)
-        sys.stdout.flush()
+        try:
+            options = _parser().parse_args(arguments)
+            code: int = options.run(options)
+        finally:  # also after --help, which exits
+            sys.stdout.flush()
     except KeyboardInterrupt:
         print("normbook: interrupted", file=sys.stderr)
         return 130
     except BrokenPipeError:  # `normbook ... | head`: nobody reads on
+        _give_up_output()
+        return 1
+    except OSError as error:  # the disk that the output goes to is full
+        print(f"normbook: {error}", file=sys.stderr)
+        _give_up_output()
         return 1
     return code
+
+
+def _give_up_output() -> None:
+    """Drop what is not yet written, so that Python does not try again at its end."""
+    with contextlib.suppress(OSError):  # a stream of a notebook or a test has no file
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stdout.fileno())
 
 
 def _parser() -> argparse.ArgumentParser:

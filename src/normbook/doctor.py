@@ -61,14 +61,22 @@ def examine() -> Report:
     _examine_python(report)
     _examine_packages(report)
     _examine_device(report)
-    _examine_settings(report)
+    is_set_right = _examine_settings(report)
     _examine_data(report)
     if report.hints:
         _section(report, "could be better", [(hint, "") for hint in report.hints])
     if report.faults:
         _section(report, "to be done", [(fault, "") for fault in report.faults])
-    verdict = "can" if report.can_run else "cannot yet"
-    report.lines += ["", f"The book {verdict} run here."]
+    if not report.can_run:
+        verdict = "The book cannot yet run here."
+    elif is_set_right:
+        verdict = "The book can run here."
+    else:
+        verdict = (
+            "The chapters can run here, for they need no download; a setting is "
+            "wrong, see above."
+        )
+    report.lines += ["", verdict]
     return report
 
 
@@ -255,13 +263,21 @@ def _examine_device(report: Report) -> None:
     _section(report, "device", rows)
 
 
-def _examine_settings(report: Report) -> None:
-    unset = {
-        files.DATA: "not set",
-        files.CACHE: f"not set: {files.cache_folder()}",
-        DEVICE: "not set",
-    }
-    rows = [(name, os.environ.get(name) or unset[name]) for name in SETTINGS]
+def _examine_settings(report: Report) -> bool:
+    """Show the settings; return whether those of the data can be used."""
+    is_right = True
+    for folder in (files.data_folder, files.cache_folder):
+        try:
+            folder()
+        except files.DataError as error:
+            report.hints.append(str(error))
+            is_right = False
+    rows = [(name, os.environ.get(name) or "not set") for name in SETTINGS]
+    if not os.environ.get(files.CACHE):
+        rows[SETTINGS.index(files.CACHE)] = (
+            files.CACHE,
+            f"not set: {files.cache_folder()}",
+        )
     for name in sorted(os.environ):
         if name.startswith("NORMBOOK_") and name not in SETTINGS:
             rows.append((name, f"{os.environ[name]} (unknown)"))
@@ -269,6 +285,7 @@ def _examine_settings(report: Report) -> None:
                 f"{name} is no setting of normbook; those are {', '.join(SETTINGS)}"
             )
     _section(report, "settings", rows)
+    return is_right
 
 
 def _examine_data(report: Report) -> None:
@@ -276,6 +293,6 @@ def _examine_data(report: Report) -> None:
     for source in SOURCES.values():
         is_here, text = files.whereabouts(source)
         rows.append((source.name, "ok" if is_here else "-", text))
-        if not is_here:
+        if not is_here and text not in report.hints:  # else a wrong setting
             report.hints.append(f"{source.name}: {text}")
     _section(report, "data", rows)
