@@ -39,8 +39,8 @@ types: setup ## types
 check: setup ## unit tests, doctests, built pages, and every stored output recomputed
 	$(BIN)/python -m pytest -q --nbval
 
-lab: setup ## open the notebooks in JupyterLab
-	$(BIN)/python -m jupyter lab --notebook-dir=book
+lab: setup ## open the notebooks in JupyterLab (ARGS=--allow-root in a container)
+	$(BIN)/python -m jupyter lab --notebook-dir=book $(ARGS)
 
 execute: setup ## re-run notebooks and store their outputs; NOTEBOOK=book/x.ipynb for one
 	$(BIN)/python tools/execute.py $(if $(NOTEBOOK),"$(NOTEBOOK)")
