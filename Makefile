@@ -37,7 +37,7 @@ types: setup ## types
 	$(BIN)/python -m mypy
 
 check: setup ## unit tests, doctests, built pages, and every stored output recomputed
-	$(BIN)/python -m pytest -q --nbval
+	$(BIN)/python -m pytest -q --nbval -n 2 --dist loadfile
 
 lab: setup ## open the notebooks in JupyterLab (ARGS=--allow-root in a container)
 	$(BIN)/python -m jupyter lab --notebook-dir=book $(ARGS)
