@@ -20,6 +20,7 @@ LIBRARY = [m for m in MODULES if m != "normbook.__main__"]
 
 # Lower layers never import higher ones.
 ORDER = [
+    "atomic_file",
     "standardize",
     "batch_norm",
     "running_statistics",

@@ -13,10 +13,14 @@ import io
 import os
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    import torch
+
     from normbook.data.catalogue import Source
+    from normbook.experiments.experiment import Experiment
 
 ALL = "all"
 
@@ -77,7 +81,8 @@ def _give_up_output() -> None:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="normbook",
-        description="Data and checks for the book Normalization in Deep Learning.",
+        description="Data, experiments and checks for the book Normalization in Deep "
+        "Learning.",
     )
     parser.add_argument(
         "--version", action=_Version, nargs=0, help="show the version and exit"
@@ -96,6 +101,55 @@ def _parser() -> argparse.ArgumentParser:
     action.set_defaults(run=_verify)
     for name in ("fetch", "verify"):
         actions.choices[name].epilog = f"NAME is a data set, or {ALL} for all of them."
+
+    listing = commands.add_parser("experiments", help="show the experiments")
+    listing.set_defaults(run=_experiments)
+
+    run = commands.add_parser(
+        "run",
+        help="run an experiment and keep its record",
+        epilog="After Ctrl-C, or if the machine fails, the same command with --resume "
+        "goes on. Under torchrun all processes share the work.",
+    )
+    run.add_argument("name", metavar="NAME", type=_experiment)
+    run.add_argument(
+        "--scale", default="live", help="live (seconds, the default), paper, ..."
+    )
+    run.add_argument(
+        "--seeds", metavar="N", nargs="+", type=int, help="instead of the usual ones"
+    )
+    run.add_argument(
+        "--device", help="cpu, cuda or cuda:NUMBER; by default CUDA where there is one"
+    )
+    run.add_argument(
+        "--out",
+        metavar="FILE",
+        type=Path,
+        help="the record, by default NAME.json here; checkpoints go into FILE.partial",
+    )
+    run.add_argument(
+        "--resume", action="store_true", help="go on from the last checkpoints"
+    )
+    run.add_argument(
+        "--dry-run",
+        action="store_true",
+        help="show the configuration and the estimated time, and run nothing",
+    )
+    run.set_defaults(run=_run)
+
+    plot = commands.add_parser("plot", help="draw a record beside the published points")
+    plot.add_argument("name", metavar="NAME", type=_experiment)
+    plot.add_argument(
+        "--record", metavar="FILE", type=Path, help="by default NAME.json here"
+    )
+    plot.add_argument(
+        "--out",
+        metavar="FOLDER",
+        type=Path,
+        default=Path(),
+        help="where the pictures go, by default here",
+    )
+    plot.set_defaults(run=_plot)
 
     doctor = commands.add_parser(
         "doctor", help="show versions, device and data, and what is missing"
@@ -221,6 +275,129 @@ def _verify(options: argparse.Namespace) -> int:
             file=sys.stderr,
         )
     return int(is_failed or is_forbidden)
+
+
+def _experiment(name: str) -> Experiment:
+    from normbook.experiments.catalogue import EXPERIMENTS
+
+    experiment = EXPERIMENTS.get(name.replace("-", "_"))
+    if experiment is None:
+        raise argparse.ArgumentTypeError(
+            f"must be one of {', '.join(EXPERIMENTS)}, got {name!r}; see: normbook "
+            "experiments"
+        )
+    return experiment
+
+
+def _experiments(_: argparse.Namespace) -> int:
+    from normbook.experiments.catalogue import EXPERIMENTS
+
+    for experiment in EXPERIMENTS.values():
+        print(f"{experiment.name}: {experiment.title}")
+        print(f"  after {experiment.source}")
+        for name, scale in experiment.scales.items():
+            runs = len(scale.settings["variants"]) * len(scale.seeds)
+            steps = scale.settings["steps"]
+            print(f"  --scale {name:5}  {runs} runs of {steps} steps; {scale.about}")
+    return 0
+
+
+def _run(options: argparse.Namespace) -> int:
+    from normbook import device
+    from normbook.data.files import DataError
+    from normbook.experiments import runner
+    from normbook.experiments.record import RecordError
+
+    experiment = options.name
+    out = options.out or Path(f"{experiment.name}.json")
+    try:
+        place = device.pick(options.device)
+        if place.type == "cuda":
+            device.make_deterministic()
+        if options.dry_run:
+            return _show_plan(options, place)
+        record = runner.run(
+            experiment,
+            options.scale,
+            seeds=options.seeds,
+            on=place,
+            out=out,
+            is_resumed=options.resume,
+        )
+    except KeyboardInterrupt:
+        print(
+            f"normbook: interrupted; the same command with --resume goes on from "
+            f"{out}.partial",
+            file=sys.stderr,
+        )
+        return 130
+    except (DataError, RecordError, RuntimeError, ValueError) as error:
+        print(f"normbook: {error}", file=sys.stderr)
+        return 1
+    if int(os.environ.get("RANK", "0")) == 0:
+        print(f"{out}: {len(record.runs)} runs in {_duration(record.wall_seconds)}")
+    return 0
+
+
+def _show_plan(options: argparse.Namespace, place: torch.device) -> int:
+    from normbook.experiments import runner
+
+    experiment = options.name
+    seconds = runner.estimate(experiment, options.scale, on=place)
+    scale = experiment.scales[options.scale]
+    seeds = options.seeds or scale.seeds
+    print(f"{experiment.name}, --scale {options.scale}: {scale.about}")
+    for key, value in scale.settings.items():
+        if key != "variants":
+            print(f"  {key} = {value}")
+    print(f"  seeds = {' '.join(map(str, seeds))}, device = {place}")
+    for variant, settings in scale.settings["variants"].items():
+        pairs = ", ".join(f"{k} = {v}" for k, v in settings.items())
+        print(f"  {variant}: {pairs}; about {_duration(seconds[variant])} a run")
+    total = sum(seconds.values()) * len(seeds)
+    runs = len(seconds) * len(seeds)
+    steps = runs * scale.settings["steps"]
+    print(f"{runs} runs, {steps} steps, about {_duration(total)} with one process")
+    return 0
+
+
+def _plot(options: argparse.Namespace) -> int:
+    from normbook.experiments import record
+    from normbook.figures import use_style
+
+    experiment = options.name
+    path = options.record or Path(f"{experiment.name}.json")
+    try:
+        found = record.load(path)
+        if found.name != experiment.name:
+            raise record.RecordError(
+                f"the record must be of {experiment.name}, got one of {found.name} in "
+                f"{path}; give another --record."
+            )
+        use_style()
+        for name, figure in experiment.figures(found).items():
+            picture = options.out / f"{experiment.name}-{name}.png"
+            figure.savefig(picture, dpi=150)
+            print(picture)
+    except FileNotFoundError as error:
+        print(
+            f"normbook: there must be a file {error.filename}; make the record with "
+            f"normbook run {experiment.name}, or name another one or another --out",
+            file=sys.stderr,
+        )
+        return 1
+    except (record.RecordError, OSError) as error:
+        print(f"normbook: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    if seconds < 5400:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds / 3600:.1f} h"
 
 
 def _doctor(_: argparse.Namespace) -> int:

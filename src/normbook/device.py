@@ -19,13 +19,18 @@ WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
 DETERMINISTIC_WORKSPACES = (":4096:8", ":16:8")
 
 
-def pick() -> torch.device:
+def pick(asked: str | None = None) -> torch.device:
     """Return the device to compute on: CUDA where there is one, else the CPU.
 
     The environment variable ``NORMBOOK_DEVICE`` overrides the choice: ``cpu``,
     ``cuda``, ``cuda:1`` (a GPU by its number, from 0) or ``mps`` (the GPU of an
     Apple computer). ``mps`` is taken only when it is asked for, since it has no
     float64, in which the checks of the book compute.
+
+    Parameters
+    ----------
+    asked : str, optional
+        One of these names, to be taken instead of that in ``NORMBOOK_DEVICE``.
 
     Returns
     -------
@@ -35,7 +40,7 @@ def pick() -> torch.device:
     Raises
     ------
     ValueError
-        If ``NORMBOOK_DEVICE`` is not the name of a device.
+        If ``asked`` or ``NORMBOOK_DEVICE`` is not the name of a device.
     RuntimeError
         If it names a device that this machine, or this torch, does not have.
 
@@ -49,23 +54,24 @@ def pick() -> torch.device:
     """
     import torch
 
-    name = os.environ.get(DEVICE, "").strip().lower()
-    if not name:
+    setting = DEVICE if asked is None else "the device"
+    name = (os.environ.get(DEVICE, "") if asked is None else asked).strip().lower()
+    if not name and asked is None:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if not re.fullmatch(r"cpu|mps|cuda(:\d+)?", name):
         raise ValueError(
-            f"{DEVICE} must be cpu, cuda, cuda:NUMBER or mps, got {name!r}; correct "
+            f"{setting} must be cpu, cuda, cuda:NUMBER or mps, got {name!r}; correct "
             "it, or unset it to take CUDA where there is one."
         )
     if name == "mps" and not torch.backends.mps.is_available():
-        raise RuntimeError(_unavailable(name, "torch finds no Apple GPU"))
+        raise RuntimeError(_unavailable(setting, name, "torch finds no Apple GPU"))
     if name.startswith("cuda"):
         count = torch.cuda.device_count() if torch.cuda.is_available() else 0
         if int(name.partition(":")[2] or 0) >= count:
             found = {0: "no CUDA GPU", 1: "one CUDA GPU, cuda:0"}.get(
                 count, f"{count} CUDA GPUs, cuda:0 to cuda:{count - 1}"
             )
-            raise RuntimeError(_unavailable(name, f"torch finds {found}"))
+            raise RuntimeError(_unavailable(setting, name, f"torch finds {found}"))
     return torch.device(name)
 
 
@@ -113,8 +119,11 @@ def make_deterministic() -> None:
     torch.backends.cudnn.benchmark = False
 
 
-def _unavailable(name: str, found: str) -> str:
+def _unavailable(setting: str, name: str, found: str) -> str:
+    cure = "ask for cpu, or for none"
+    if setting == DEVICE:
+        cure = f"set {DEVICE}=cpu, or unset it"
     return (
-        f"{DEVICE} must name a device that is there, got {name!r}, but {found}; "
-        f"set {DEVICE}=cpu, or unset it to take CUDA where there is one."
+        f"{setting} must name a device that is there, got {name!r}, but {found}; "
+        f"{cure} to take CUDA where there is one."
     )

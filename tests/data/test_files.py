@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from normbook import atomic_file
 from normbook.data import files
 from normbook.data.catalogue import (
     DIGITS,
@@ -636,7 +637,7 @@ def test_what_a_killed_process_leaves_is_removed_an_hour_later(
         process.wait(timeout=20)
     (orphan,) = cache.parent.glob("*.part")
     young = put(cache.with_name("another-process.part"), b"")
-    an_hour_ago = time.time() - files.ABANDONED_AFTER - 1
+    an_hour_ago = time.time() - atomic_file.ABANDONED_AFTER - 1
     os.utime(orphan, (an_hour_ago, an_hour_ago))
     assert read(server.source("good")) == CONTENT
     assert set(cache.parent.iterdir()) == {cache, young}

@@ -22,7 +22,6 @@ its temporary file behind when it is killed. Here a download is held in memory
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import hashlib
 import ipaddress
@@ -32,7 +31,6 @@ import stat
 import sys
 import threading
 import time
-import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib import metadata
@@ -40,6 +38,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urljoin, urlsplit
 
+from normbook import atomic_file
 from normbook.data.catalogue import SOURCES, DataFile, Source
 
 if TYPE_CHECKING:
@@ -59,9 +58,6 @@ SLOWEST = 10_000
 GRACE = 30.0
 # Redirects that are followed; GitHub needs one.
 REDIRECTS = 5
-# Seconds after which a temporary file is the leftover of a killed process; to
-# write one takes less than a second.
-ABANDONED_AFTER = 3600.0
 # Letters of a path or of a server's answer that an error message shows at most.
 MESSAGE = 300
 
@@ -424,27 +420,10 @@ def _no_cache(folder: Path, error: OSError) -> DataError:
 
 
 def _store(path: Path, content: bytes) -> None:
-    """Write a file so that under its name there is the old or the new one, whole."""
-    part = path.with_name(f"{path.name}.{uuid.uuid4().hex}.part")
     try:
-        _remove_abandoned(path.parent)
-        with part.open("xb") as handle:
-            handle.write(content)
-            handle.flush()
-            os.fsync(handle.fileno())  # else a crash may leave the name, no content
-        part.replace(path)
+        atomic_file.write(path, content)
     except OSError as error:
         raise _no_cache(path.parent, error) from error
-    finally:
-        part.unlink(missing_ok=True)  # also when Ctrl-C comes in between
-
-
-def _remove_abandoned(folder: Path) -> None:
-    """Remove the temporary files of processes that were killed while writing."""
-    for part in folder.glob("*.part"):
-        with contextlib.suppress(OSError):  # gone meanwhile, or not ours
-            if time.time() - part.stat().st_mtime > ABANDONED_AFTER:
-                part.unlink()
 
 
 def _download(url: str, file: DataFile) -> bytes:

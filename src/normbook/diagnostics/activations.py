@@ -12,7 +12,7 @@ from torch import nn
 
 from normbook.diagnostics.undisturbed import Loss, eager, undisturbed
 
-__all__ = ["LayerStatistics", "Moments", "layer_statistics"]
+__all__ = ["LayerStatistics", "Moments", "layer_inputs", "layer_statistics"]
 
 
 class Moments(NamedTuple):
@@ -44,6 +44,65 @@ class LayerStatistics(NamedTuple):
     name: str
     inputs: Moments
     input_gradients: Moments
+
+
+def layer_inputs(
+    model: nn.Module, loss: Loss, layers: Sequence[str]
+) -> dict[str, torch.Tensor]:
+    """Give what enters some layers: one row for each value of a unit.
+
+    Unlike the other measures it runs the model as it is: running statistics move
+    and random numbers are drawn, unless it is called inside
+    :func:`normbook.diagnostics.undisturbed.undisturbed`.
+
+    Parameters
+    ----------
+    model : nn.Module
+        Measured in its present mode.
+    loss : callable
+        Takes the model and runs it on one fixed batch.
+    layers : sequence of str
+        Names from ``model.named_modules()``, each applied once.
+
+    Returns
+    -------
+    dict from name to tensor, shape (N, D)
+        For images, each position of each image is a row.
+
+    Raises
+    ------
+    ValueError
+        If a name is unknown, or a layer is not applied exactly once to a tensor.
+
+    Examples
+    --------
+    >>> model = nn.Sequential(nn.Conv2d(1, 3, 2), nn.ReLU())
+    >>> x = torch.zeros(5, 1, 4, 4)
+    >>> layer_inputs(model, lambda m: m(x).sum(), ["1"])["1"].shape
+    torch.Size([45, 3])
+    """
+    model = eager(model)  # compiled code does not run hooks
+    known = dict(model.named_modules())
+    _check_known(layers, known)
+    seen: list[tuple[str, torch.Tensor]] = []
+
+    def hook(name: str) -> Any:
+        def keep(_: nn.Module, arguments: tuple[Any, ...]) -> None:
+            if arguments and isinstance(arguments[0], torch.Tensor):
+                rows = arguments[0].detach().clone().transpose(0, 1).flatten(1).T
+                seen.append((name, rows))
+
+        return known[name].register_forward_pre_hook(keep)
+
+    handles = [hook(name) for name in layers]
+    try:
+        with torch.no_grad():
+            loss(model)
+    finally:
+        for handle in handles:
+            handle.remove()
+    _check_once([name for name, _ in seen], layers)
+    return dict(seen)
 
 
 def layer_statistics(
@@ -96,11 +155,7 @@ def layer_statistics(
     model = eager(model)  # compiled code does not run hooks
     known = dict(model.named_modules())
     wanted = _leaves(known) if layers is None else list(layers)
-    if unknown := [name for name in wanted if name not in known]:
-        raise ValueError(
-            f"layers must name modules of the model, got {unknown}; "
-            f"known are {[name for name in known if name]}."
-        )
+    _check_known(wanted, known)
     seen: list[tuple[str, torch.Tensor]] = []
 
     def hook(name: str) -> Any:
@@ -125,16 +180,29 @@ def layer_statistics(
         for handle in handles:
             handle.remove()
     names = [name for name, _ in seen]
-    if layers is not None and (sorted(names) != sorted(wanted)):
-        raise ValueError(
-            f"each layer must be applied once to a tensor, got {names} for {wanted}; "
-            "name layers that the loss runs through exactly once."
-        )
+    if layers is not None:
+        _check_once(names, wanted)
     return [
         LayerStatistics(name, _moments(x, quantiles), _moments(g, quantiles))
         for (name, x), g in zip(seen, found, strict=True)
         if names.count(name) == 1 and x.dim() >= 2 and g is not None
     ]
+
+
+def _check_known(wanted: Sequence[str], known: dict[str, nn.Module]) -> None:
+    if unknown := [name for name in wanted if name not in known]:
+        raise ValueError(
+            f"layers must name modules of the model, got {unknown}; "
+            f"known are {[name for name in known if name]}."
+        )
+
+
+def _check_once(names: Sequence[str], wanted: Sequence[str]) -> None:
+    if sorted(names) != sorted(wanted):
+        raise ValueError(
+            f"each layer must be applied once to a tensor, got {names} for "
+            f"{list(wanted)}; name layers that the loss runs through exactly once."
+        )
 
 
 def _leaves(modules: dict[str, nn.Module]) -> list[str]:

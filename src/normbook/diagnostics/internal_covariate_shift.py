@@ -16,9 +16,16 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
+from normbook.diagnostics.activations import layer_inputs
 from normbook.diagnostics.undisturbed import Loss, eager, gradients, undisturbed
 
-__all__ = ["GradientShift", "gradient_shift", "input_shift", "trained_layers"]
+__all__ = [
+    "GradientShift",
+    "gradient_shift",
+    "input_shift",
+    "input_shift_of_update",
+    "trained_layers",
+]
 
 Step = Callable[[nn.Parameter, torch.Tensor], torch.Tensor]
 
@@ -212,6 +219,69 @@ def input_shift(before: torch.Tensor, after: torch.Tensor) -> NDArray[np.float64
     shift = torch.where(spread > 0, distance / spread, torch.nan)
     found: NDArray[np.float64] = shift.cpu().numpy()
     return found
+
+
+def input_shift_of_update(
+    model: nn.Module,
+    loss: Loss,
+    step: float | Step,
+    layers: Sequence[str],
+    probe: Loss | None = None,
+) -> dict[str, NDArray[np.float64]]:
+    """How far one update of the whole model moves what enters some layers.
+
+    Parameters
+    ----------
+    model : nn.Module
+        Measured in its present mode.
+    loss : callable
+        Takes the model, returns the loss on one fixed batch (scalar, nats): it
+        gives the update.
+    step : float or callable
+        As for :func:`gradient_shift`.
+    layers : sequence of str
+        Names from ``model.named_modules()``, each applied once.
+    probe : callable, optional
+        Runs the model on the examples whose distribution is compared; ``loss`` if
+        left out.
+
+    Returns
+    -------
+    dict from name to array, shape (D,)
+        What :func:`input_shift` gives, for each unit.
+
+    Raises
+    ------
+    ValueError
+        If a name is unknown, or a layer is not applied exactly once to a tensor.
+
+    Notes
+    -----
+    The model is left bit for bit as it was. Noise inside the model is drawn anew
+    after the update, as at the next step of training: it is part of the shift.
+
+    Examples
+    --------
+    >>> model = nn.Sequential(nn.Linear(1, 1), nn.Identity()).double()
+    >>> x = torch.tensor([[-1.0], [1.0]], dtype=torch.float64)
+    >>> def loss(m):
+    ...     return m(x).sum()  # the bias has the gradient 2, the weight 0
+    >>> _ = nn.init.ones_(model[0].weight)
+    >>> input_shift_of_update(model, loss, 0.1, ["1"])["1"].round(6)
+    array([0.2])
+    """
+    probe = loss if probe is None else probe
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    with undisturbed(model) as reset:
+        _, found = gradients(model, loss, parameters)
+        reset()
+        before = layer_inputs(model, probe, layers)
+        changes = [_change(step, p, g) for p, g in zip(parameters, found, strict=True)]
+        with torch.no_grad():
+            for parameter, change in zip(parameters, changes, strict=True):
+                parameter.sub_(change)
+        after = layer_inputs(model, probe, layers)
+    return {name: input_shift(before[name], after[name]) for name in layers}
 
 
 def _change(

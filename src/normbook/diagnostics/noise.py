@@ -96,9 +96,9 @@ class DistributionNoise(nn.Module):
 
     def _uniform(self, shape: tuple[int, ...], like: torch.Tensor) -> torch.Tensor:
         # Drawn on the CPU, so that a CPU and a GPU see the same noise.
-        drawn = torch.rand(shape, generator=self.generator, dtype=torch.float64)
-        return drawn.to(like)
+        drawn = torch.rand(shape, generator=self.generator, dtype=like.dtype)
+        return drawn.to(like.device)
 
     def _normal(self, shape: tuple[int, ...], like: torch.Tensor) -> torch.Tensor:
-        drawn = torch.randn(shape, generator=self.generator, dtype=torch.float64)
-        return drawn.to(like)
+        drawn = torch.randn(shape, generator=self.generator, dtype=like.dtype)
+        return drawn.to(like.device)

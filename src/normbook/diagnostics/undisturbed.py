@@ -24,8 +24,9 @@ def undisturbed(model: nn.Module) -> Iterator[Callable[[], None]]:
     """Undo, at the end, whatever happens to the model inside.
 
     Parameters, buffers, ``.grad``, the training mode of every module and the states
-    of the random number generators (CPU and every device of the model) are, bit for
-    bit, what they were before, also after an error.
+    of the random number generators (CPU, every device of the model, and those that a
+    module holds as an attribute) are, bit for bit, what they were before, also after
+    an error.
 
     Parameters
     ----------
@@ -44,6 +45,8 @@ def undisturbed(model: nn.Module) -> Iterator[Callable[[], None]]:
     devices = sorted(
         {t.device for t in tensors if t.device.type == "cuda"}, key=lambda d: d.index
     )
+    own = _generators(model)
+    own_states = [g.get_state() for g in own]
     cpu_state = torch.get_rng_state()
     cuda_states = [torch.cuda.get_rng_state(d) for d in devices]
 
@@ -57,6 +60,8 @@ def undisturbed(model: nn.Module) -> Iterator[Callable[[], None]]:
                     gradient.copy_(kept)
         for module, mode in modes:
             module.training = mode
+        for generator, state in zip(own, own_states, strict=True):
+            generator.set_state(state)
         torch.set_rng_state(cpu_state)
         for device, state in zip(devices, cuda_states, strict=True):
             torch.cuda.set_rng_state(state, device)
@@ -117,6 +122,11 @@ def gradients(
         for p, g in zip(parameters, found, strict=True)
     ]
     return value.item(), whole
+
+
+def _generators(model: nn.Module) -> list[torch.Generator]:
+    found = [v for m in model.modules() for v in vars(m).values()]
+    return list({id(g): g for g in found if isinstance(g, torch.Generator)}.values())
 
 
 def _copy(tensor: torch.Tensor | None) -> torch.Tensor | None:

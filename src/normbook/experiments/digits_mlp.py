@@ -66,6 +66,7 @@ def build(
     placement: Literal["before", "after"] = "before",
     activation: Literal["relu", "sigmoid", "tanh", "identity"] = "relu",
     gain: float = 1.0,
+    std: float | None = None,
     features: int = 64,
     classes: int = 10,
     device: torch.device | str = "cpu",
@@ -89,6 +90,9 @@ def build(
     activation : "relu", "sigmoid", "tanh" or "identity"
     gain : float
         g. ReLU keeps the scale of its input with :math:`\sqrt2`, identity with 1.
+    std : float, optional
+        The standard deviation of every weight itself, in place of
+        :math:`g / \sqrt n`.
     device : torch.device or str
 
     Returns
@@ -103,13 +107,15 @@ def build(
         called or makes no module.
     ValueError
         If ``placement`` or ``activation`` is unknown, a size is below 1, or ``gain``
-        is negative or not finite.
+        or ``std`` is negative or not finite.
     """
     _check_generator(generator)
     sizes = {"depth": depth, "width": width, "features": features, "classes": classes}
     for name, value in sizes.items():
         _check_whole(name, value)
     _check_scale("gain", gain, "1 is usual")
+    if std is not None:
+        _check_scale("std", std, "0.1 is small")
     if norm is not None and not callable(norm):
         raise TypeError(
             f"norm must make a layer from the number of features, got {norm!r}; pass "
@@ -140,7 +146,7 @@ def build(
     with torch.no_grad():
         for layer in model:
             if isinstance(layer, nn.Linear):
-                scale = gain / layer.in_features**0.5
+                scale = gain / layer.in_features**0.5 if std is None else std
                 layer.weight.normal_(0.0, scale, generator=generator)
                 layer.bias.zero_()
     return model.to(device)

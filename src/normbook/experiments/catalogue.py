@@ -1,0 +1,18 @@
+"""What experiments there are; one file each, and one line here."""
+
+from __future__ import annotations
+
+from normbook.experiments import deep_linear, sigmoid_net, vgg
+from normbook.experiments.experiment import Experiment
+
+__all__ = ["EXPERIMENTS"]
+
+EXPERIMENTS: dict[str, Experiment] = {
+    experiment.name: experiment
+    for experiment in (
+        sigmoid_net.EXPERIMENT,
+        sigmoid_net.CHOICES,
+        vgg.EXPERIMENT,
+        deep_linear.EXPERIMENT,
+    )
+}

@@ -1,0 +1,183 @@
+r"""A deep linear network with several normalizations (Santurkar et al. 2018).
+
+Twenty-five square matrices learn one: gradient descent on
+:math:`\sum_n \lVert W_k \cdots W_1 x_n - A x_n \rVert^2`. The data are Gaussian, so
+the problem has no structure but its depth.
+
+The *sum* over the 1 000 examples matters: a learning rate of 1e-6 acts on it, not on
+the mean. The paper does not give the scale of A and x; ours are unit Gaussians.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from normbook.data import Dataset
+from normbook.diagnostics.internal_covariate_shift import gradient_shift
+from normbook.diagnostics.smoothness import along_gradient
+from normbook.experiments.experiment import (
+    Batches,
+    Experiment,
+    Measurement,
+    Run,
+    Scale,
+    Settings,
+    Values,
+    generator,
+)
+from normbook.layers.batch_norm import BatchNorm1d
+from normbook.layers.lp_norm import LpNorm1d
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from normbook.experiments.record import Record
+
+__all__ = ["EXPERIMENT", "build"]
+
+SOURCE = "Santurkar et al. (2018), Figs. 5 and 10"
+ORDERS = {"l1": 1.0, "l2": 2.0, "linf": math.inf}
+
+
+def build(
+    depth: int, size: int, norm: str, weights: torch.Generator, device: torch.device
+) -> nn.Sequential:
+    """Stack ``depth`` square linear layers, each with a normalization after it.
+
+    Parameters
+    ----------
+    depth, size : int
+    norm : "none", "batch_norm", "l1", "l2" or "linf"
+    weights : torch.Generator
+        CPU generator. Weights are normal after Glorot: variance 1 / size.
+    device : torch.device
+
+    Returns
+    -------
+    nn.Sequential
+        float64, in training mode.
+    """
+    modules: list[nn.Module] = []
+    for _ in range(depth):
+        layer = nn.Linear(size, size, bias=False, dtype=torch.float64)
+        nn.init.xavier_normal_(layer.weight, generator=weights)
+        modules.append(layer)
+        if norm == "batch_norm":
+            modules.append(BatchNorm1d(size, dtype=torch.float64))
+        elif norm != "none":
+            modules.append(LpNorm1d(size, ORDERS[norm], dtype=torch.float64))
+    return nn.Sequential(*modules).to(device)
+
+
+def begin(
+    settings: Settings, seed: int, _: Dataset | None, device: torch.device
+) -> Run:
+    """Make one network, its data and its measurements."""
+    n, size = settings["examples"], settings["size"]
+    draw = generator(seed, "data")
+    x = torch.randn(n, size, dtype=torch.float64, generator=draw)
+    a = torch.randn(size, size, dtype=torch.float64, generator=draw)
+    model = build(
+        settings["depth"], size, settings["norm"], generator(seed, "weights"), device
+    )
+    rate = settings["learning_rate"]
+
+    def landscape(run: Run) -> Values:
+        found = along_gradient(run.model, run.loss, [rate * k / 2 for k in range(1, 9)])
+        return {
+            "loss": found.loss,
+            "lowest": found.loss_range[0],
+            "highest": found.loss_range[1],
+            "gradient_norm": found.gradient_norm,
+            "least_change": found.gradient_predictiveness[0],
+            "most_change": found.gradient_predictiveness[1],
+            "beta": found.effective_smoothness,
+        }
+
+    def shift(run: Run) -> Values:
+        found = gradient_shift(run.model, run.loss, rate)
+        return {
+            "l2": found.l2.tolist(),
+            "cosine": found.cosine.tolist(),
+            "gradient_norm": found.gradient_norm.tolist(),
+        }
+
+    return Run(
+        model=model,
+        optimizer=torch.optim.SGD(model.parameters(), lr=rate),
+        objective=_sum_of_squares,
+        batches=Batches(
+            x.to(device), (x @ a.T).to(device), n, generator(seed, "batches")
+        ),
+        measurements={
+            "landscape": Measurement(settings["landscape_every"], landscape),
+            "shift": Measurement(settings["shift_every"], shift),
+        },
+        every=settings["average_over"],
+    )
+
+
+def _sum_of_squares(model: nn.Module, x: Tensor, y: Tensor) -> dict[str, Tensor]:
+    return {"loss": (model(x) - y).square().sum()}
+
+
+def figures(record: Record) -> dict[str, Figure]:
+    """Draw the losses beside the published ones, and smoothness and shift."""
+    raise NotImplementedError
+
+
+NORMS = ("none", "batch_norm", "l1", "l2", "linf")
+RATES = (1e-6, 1e-7)
+COMMON: dict[str, Any] = {
+    "dtype": "float64",
+    "depth": 25,
+    "size": 10,
+    "examples": 1000,
+    "variants": {
+        f"{norm} rate={rate:g}": {"norm": norm, "learning_rate": rate}
+        for rate in RATES
+        for norm in NORMS
+    },
+}
+EXPERIMENT = Experiment(
+    name="deep_linear",
+    title="Twenty-five linear layers with batch norm and with lp norms",
+    source=SOURCE,
+    scales={
+        "live": Scale(
+            {
+                **COMMON,
+                "steps": 200,
+                "average_over": 10,
+                "landscape_every": 20,
+                "shift_every": 100,
+                "variants": {
+                    name: variant
+                    for name, variant in COMMON["variants"].items()
+                    if variant["learning_rate"] == 1e-7
+                },
+            },
+            seeds=(0, 1),
+            data="",
+            about="the first 200 steps at the rate 1e-7",
+        ),
+        "paper": Scale(
+            {
+                **COMMON,
+                "steps": 10_000,
+                "average_over": 50,
+                "landscape_every": 100,
+                "shift_every": 500,
+            },
+            seeds=(0, 1, 2),
+            data="",
+            about="10 000 steps at two rates, as in the paper",
+        ),
+    },
+    begin=begin,
+    figures=figures,
+)

@@ -1,0 +1,284 @@
+"""What a run leaves behind: its curves, and all that is needed to repeat it."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from normbook import atomic_file
+
+__all__ = ["Record", "RecordError", "RunRecord", "load", "save"]
+
+# Significant digits of what is kept. More than any figure shows, and enough to see
+# that a repetition differs.
+DIGITS = 7
+
+
+class RecordError(ValueError):
+    """A file is no record, or a record lacks what is asked of it."""
+
+
+@dataclass(frozen=True)
+class RunRecord:
+    """One variant with one seed.
+
+    Attributes
+    ----------
+    variant : str
+    seed : int
+    wall_seconds : float
+        Time that the run took, measurements included.
+    opening : list of float
+        The loss (nats) at each of the first updates.
+    curves : mapping from name to (mapping from quantity to list)
+        One for each measurement; "step" counts the updates before it.
+    """
+
+    variant: str
+    seed: int
+    wall_seconds: float
+    opening: list[float]
+    curves: Mapping[str, Mapping[str, list[Any]]]
+
+
+@dataclass(frozen=True)
+class Record:
+    """An experiment that was run, with where it comes from.
+
+    Attributes
+    ----------
+    name, scale : str
+        Of the experiment.
+    command : str
+        What was typed.
+    settings : mapping
+        The whole configuration.
+    seeds : list of int
+    data : mapping from data set to (mapping from file name to SHA-256)
+    versions : mapping from package to version
+    code : str
+        SHA-256 over the sources of the package.
+    commit : str or None
+        Of the repository; None where there is none.
+    is_modified : bool
+        Whether the sources differed from the commit.
+    device : mapping
+        "type", "name", "threads" (of one process) and "ranks" (processes).
+    started : str
+        Date and time (UTC).
+    wall_seconds : float
+        From the start to the record, interruptions left out.
+    runs : list of RunRecord
+        Every variant with every seed.
+    """
+
+    name: str
+    scale: str
+    command: str
+    settings: Mapping[str, Any]
+    seeds: list[int]
+    data: Mapping[str, Mapping[str, str]]
+    versions: Mapping[str, str]
+    code: str
+    commit: str | None
+    is_modified: bool
+    device: Mapping[str, Any]
+    started: str
+    wall_seconds: float
+    runs: list[RunRecord]
+
+    @property
+    def variants(self) -> list[str]:
+        """Names of the variants, in order."""
+        return list(dict.fromkeys(run.variant for run in self.runs))
+
+    def steps(self, measurement: str, variant: str | None = None) -> NDArray[np.int64]:
+        """Steps at which something was measured.
+
+        Parameters
+        ----------
+        measurement : str
+            Such as "test".
+        variant : str, optional
+            The first one if left out.
+
+        Returns
+        -------
+        array, shape (T,)
+
+        Raises
+        ------
+        RecordError
+            If the record has no such variant or measurement.
+        """
+        run = self._runs(self.variants[0] if variant is None else variant)[0]
+        return np.array(self._curve(run, measurement, "step"), dtype=np.int64)
+
+    def values(
+        self, variant: str, measurement: str, quantity: str
+    ) -> NDArray[np.float64]:
+        """Give one quantity of one variant, over time and over the seeds.
+
+        Parameters
+        ----------
+        variant, measurement, quantity : str
+
+        Returns
+        -------
+        array, shape (S, T) or (S, T, ...)
+            One row for each seed; NaN where a value was not finite.
+
+        Raises
+        ------
+        RecordError
+            If the record has no such variant, measurement or quantity.
+        """
+        runs = self._runs(variant)
+        columns = [self._curve(run, measurement, quantity) for run in runs]
+        return np.array(columns, dtype=np.float64)
+
+    def _runs(self, variant: str) -> list[RunRecord]:
+        if variant not in self.variants:
+            raise RecordError(
+                f"variant must be one of {', '.join(self.variants)}, got {variant!r}."
+            )
+        return [run for run in self.runs if run.variant == variant]
+
+    def _curve(self, run: RunRecord, measurement: str, quantity: str) -> list[Any]:
+        known = {f"{m} / {q}" for m, curve in run.curves.items() for q in curve}
+        if f"{measurement} / {quantity}" not in known:
+            raise RecordError(
+                f"measurement and quantity must be one of {', '.join(sorted(known))}, "
+                f"got {measurement} / {quantity}."
+            )
+        return run.curves[measurement][quantity]
+
+
+def save(record: Record, path: Path) -> None:
+    """Write a record as JSON, whole or not at all.
+
+    Parameters
+    ----------
+    record : Record
+    path : Path
+        An old file of that name is replaced.
+
+    Raises
+    ------
+    RecordError
+        If the record does not follow the schema.
+    OSError
+        If the file cannot be written.
+    """
+    content = _plain(asdict(record))
+    _check(content, str(path))
+    lines = json.dumps(content, indent=1, allow_nan=False, ensure_ascii=False)
+    atomic_file.write(path, (_join_numbers(lines) + "\n").encode())
+
+
+def load(path: str | Path) -> Record:
+    """Read a record and check it against the schema.
+
+    Parameters
+    ----------
+    path : str or Path
+
+    Returns
+    -------
+    Record
+
+    Raises
+    ------
+    FileNotFoundError
+        If there is no such file.
+    RecordError
+        If it is no record, or not of this version.
+    """
+    try:
+        content = json.loads(Path(path).read_bytes())
+    except ValueError as error:
+        raise RecordError(
+            f"a record must be a JSON file, got {path}: {error}; run the experiment "
+            "again."
+        ) from error
+    _check(content, str(path))
+    del content["schema"]
+    runs = [RunRecord(**run) for run in content.pop("runs")]
+    return Record(**content, runs=runs)
+
+
+@cache
+def schema() -> dict[str, Any]:
+    """Give the JSON Schema of a record."""
+    text = files("normbook.experiments").joinpath("record.schema.json").read_text()
+    loaded: dict[str, Any] = json.loads(text)
+    return loaded
+
+
+def _check(content: Any, where: str) -> None:
+    import jsonschema  # type: ignore[import-untyped]
+
+    error = jsonschema.exceptions.best_match(
+        jsonschema.Draft202012Validator(schema()).iter_errors(content)
+    )
+    if error is not None:
+        raise RecordError(
+            f"a record must follow record.schema.json, got {where} with "
+            f"{error.json_path}: {error.message[:200]}; run the experiment again."
+        )
+    variants, seeds = content["settings"]["variants"], content["seeds"]
+    expected = [(variant, seed) for variant in variants for seed in seeds]
+    found = [(run["variant"], run["seed"]) for run in content["runs"]]
+    if found != expected:
+        raise RecordError(
+            "a record must have one run for each variant and seed, in this order: "
+            f"{expected}; got {found} in {where}; run the experiment again."
+        )
+
+
+def _plain(content: dict[str, Any]) -> dict[str, Any]:
+    rounded: dict[str, Any] = {"schema": 1, **content}
+    for run in rounded["runs"]:
+        run["opening"] = _rounded(run["opening"])
+        run["curves"] = _rounded(run["curves"])
+    return rounded
+
+
+def _rounded(value: Any) -> Any:
+    """Shorten numbers; null stands for what is not finite, which JSON lacks."""
+    if isinstance(value, float):
+        return float(f"{value:.{DIGITS}g}") if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {key: _rounded(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_rounded(inner) for inner in value]
+    return value
+
+
+def _join_numbers(text: str) -> str:
+    """Put a list of numbers on one line: a change of a curve is one line then."""
+    joined: list[str] = []
+    inside: list[str] | None = None
+    for line in text.splitlines():
+        bare = line.strip()
+        is_number = bare.rstrip(",").replace("null", "0").lstrip("-")[:1].isdigit()
+        if inside is not None and is_number:
+            inside.append(bare)
+        elif inside is not None and bare in ("]", "],"):
+            joined[-1] += " ".join(inside) + bare
+            inside = None
+        else:
+            if inside is not None:
+                joined += inside
+            inside = [] if bare.endswith("[") else None
+            joined.append(line)
+    return "\n".join(joined)

@@ -1,0 +1,105 @@
+r"""Normalization by an :math:`\ell_p` norm, to ask what batch norm needs.
+
+Santurkar et al. (2018) put it in the place of batch norm: it centres every unit but
+fixes neither its variance nor, since the norm is taken before the centring, any other
+measure of its spread.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+__all__ = ["LpNorm1d"]
+
+
+class LpNorm1d(nn.Module):
+    r"""Subtract the mean of the batch, divide by the batch's average ℓp norm.
+
+    .. math::
+
+        y = \gamma\, \frac{x - \mu}{s + \epsilon} + \beta, \qquad
+        s = \Big( \frac1N \sum_n \lvert x_n \rvert^p \Big)^{1/p}
+
+    for each unit over the N examples of the batch, with :math:`s = \max_n |x_n|` for
+    :math:`p = \infty`. The norm is taken *before* the mean is subtracted.
+
+    It has no running statistics: in evaluation mode, too, it uses those of the batch.
+
+    Parameters
+    ----------
+    num_features : int
+        D.
+    p : float
+        1, 2, ... or ``math.inf``.
+    eps : float
+    affine : bool
+        Whether there are a gain and a bias.
+    device : torch.device, optional
+    dtype : torch.dtype, optional
+
+    Raises
+    ------
+    ValueError
+        If ``p`` is below 1, ``num_features`` is below 1, or ``eps`` is negative.
+
+    Notes
+    -----
+    Source: Santurkar et al. (2018), section 3.3 and Appendix A. The derivative is
+    left to autograd.
+
+    Examples
+    --------
+    >>> x = torch.tensor([[1.0], [3.0]], dtype=torch.float64)
+    >>> LpNorm1d(1, p=1, eps=0.0, dtype=torch.float64)(x).detach().flatten().tolist()
+    [-0.5, 0.5]
+    """
+
+    def __init__(
+        self,
+        num_features: int,
+        p: float,
+        eps: float = 1e-5,
+        affine: bool = True,
+        device: torch.device | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        if num_features < 1:
+            raise ValueError(
+                f"num_features must be at least 1, got {num_features}; pass D."
+            )
+        if not p >= 1:
+            raise ValueError(f"p must be at least 1, got {p}; pass 1, 2 or math.inf.")
+        if not 0 <= eps < math.inf:
+            raise ValueError(
+                f"eps must be finite and not negative, got {eps}; 1e-5 is usual."
+            )
+        self.num_features, self.p, self.eps = num_features, p, eps
+        weight = torch.ones(num_features, device=device, dtype=dtype)
+        bias = torch.zeros(num_features, device=device, dtype=dtype)
+        self.weight = nn.Parameter(weight) if affine else None
+        self.bias = nn.Parameter(bias) if affine else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Normalize; ``x`` has shape (N, D)."""
+        if x.dim() != 2 or x.shape[1] != self.num_features or len(x) == 0:
+            raise ValueError(
+                f"x must have shape (N, {self.num_features}) with N >= 1, got "
+                f"{tuple(x.shape)}; flatten other axes."
+            )
+        size = x.abs()
+        if self.p == math.inf:
+            s = size.amax(dim=0)
+        else:
+            s = size.pow(self.p).mean(dim=0).pow(1 / self.p)
+        y = (x - x.mean(dim=0)) / (s + self.eps)
+        if self.weight is not None and self.bias is not None:
+            y = y * self.weight + self.bias
+        return y
+
+    def extra_repr(self) -> str:
+        """Size, p and eps."""
+        return f"{self.num_features}, p={self.p}, eps={self.eps}"
