@@ -163,3 +163,34 @@ def test_a_failed_figure_is_not_left_open(draw: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         draw(bad)
     assert plt.get_fignums() == []
+
+
+def test_published_points_are_open_circles_in_the_colour_of_the_method() -> None:
+    _, ax = plt.subplots()
+    figures.points(ax, [1, 2], [3.0, 5.0], kind="none", label="published")
+    (line,) = ax.lines
+    np.testing.assert_array_equal(line.get_xydata(), [[1, 3], [2, 5]])
+    assert (line.get_linestyle(), line.get_fillstyle()) == ("None", "none")
+    assert line.get_color() == figures.STYLES["none"]["color"]
+
+
+def test_points_of_different_length_are_refused() -> None:
+    _, ax = plt.subplots()
+    with pytest.raises(ValueError, match=r"one shape \(T,\), got \(1,\) and \(2,\)"):
+        figures.points(ax, [1], [1.0, 2.0], kind="batch")
+
+
+def test_panels_stand_row_by_row_and_each_row_adds_its_height() -> None:
+    one, _ = figures.panels(2)
+    two, axes = figures.panels(4, rows=2)
+    assert len(axes) == 4
+    places = [ax.get_position().bounds[:2] for ax in axes]
+    assert places[1][0] > places[0][0]  # right of the first
+    assert places[2][1] < places[0][1]  # below it
+    assert two.get_size_inches()[1] == 2 * one.get_size_inches()[1]
+
+
+@pytest.mark.parametrize(("count", "rows"), [(0, 1), (3, 2), (2, 0)])
+def test_panels_that_do_not_fill_their_rows_are_refused(count: int, rows: int) -> None:
+    with pytest.raises(ValueError, match="positive multiple of rows"):
+        figures.panels(count, rows=rows)

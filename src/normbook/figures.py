@@ -25,6 +25,8 @@ __all__ = [
     "curves",
     "depth_profile",
     "marked_cells",
+    "panels",
+    "points",
     "signed_map",
     "sweep",
     "use_style",
@@ -82,6 +84,72 @@ def band(
     ax.plot(x, np.median(runs, axis=0), label=label, **style)
     low, high = runs.min(axis=0), runs.max(axis=0)
     ax.fill_between(x, low, high, color=style["color"], alpha=0.2, linewidth=0)
+
+
+def points(
+    ax: Axes, x: ArrayLike, y: ArrayLike, *, kind: Kind, label: str | None = None
+) -> None:
+    """Draw points of somebody else: open circles in the colour of the method.
+
+    Parameters
+    ----------
+    ax : matplotlib axes
+    x, y : arrays, shape (T,)
+        Digitised from a published figure, say.
+    kind : key of ``STYLES``
+    label : str, optional
+        For the legend.
+
+    Raises
+    ------
+    ValueError
+        If the shapes differ or ``kind`` is unknown.
+    """
+    x, y = np.asarray(x), np.asarray(y)
+    if x.shape != y.shape or x.ndim != 1:
+        raise ValueError(
+            f"x and y must have one shape (T,), got {x.shape} and {y.shape}; give one "
+            "value for each point."
+        )
+    colour = _style(kind)["color"]
+    ax.plot(x, y, "o", color=colour, fillstyle="none", label=label)
+
+
+def panels(
+    count: int, *, rows: int = 1, sharex: bool = False, sharey: bool = False
+) -> tuple[Figure, list[Axes]]:
+    """Open a figure with empty panels, row by row.
+
+    Parameters
+    ----------
+    count : int
+        Panels in all, a multiple of ``rows``.
+    rows : int
+        Each adds the height of one figure.
+    sharex, sharey : bool
+        Whether all panels have one scale.
+
+    Returns
+    -------
+    fig, axes
+
+    Raises
+    ------
+    ValueError
+        If ``count`` is no positive multiple of ``rows``.
+    """
+    if count < 1 or rows < 1 or count % rows:
+        raise ValueError(
+            f"count must be a positive multiple of rows, got {count} and {rows}; give "
+            "each row the same number of panels."
+        )
+    fig = plt.figure()
+    width, height = fig.get_size_inches()
+    fig.set_size_inches(width, height * rows)
+    grid = fig.subplots(
+        rows, count // rows, squeeze=False, sharex=sharex, sharey=sharey
+    )
+    return fig, list(grid.flat)
 
 
 def curves(
