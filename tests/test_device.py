@@ -70,6 +70,44 @@ def test_a_device_that_is_not_there_is_refused(
         device.pick()
 
 
+# --- asked for by an argument
+
+
+@pytest.mark.parametrize("setting", [None, "cpu", "quantum"])
+@pytest.mark.parametrize("name", ["cpu", "cuda", "cuda:1", "mps", " CUDA:0 "])
+def test_what_is_asked_for_overrides_the_setting(
+    name: str, setting: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found(monkeypatch, cuda=2, mps=True)
+    monkeypatch.delenv(device.DEVICE, raising=False)
+    if setting is not None:
+        monkeypatch.setenv(device.DEVICE, setting)
+    assert device.pick(name) == torch.device(name.strip().lower())
+
+
+@pytest.mark.parametrize("name", ["", " ", "gpu", "cuda:-1", "cuda:", "cpu:0"])
+def test_a_misspelt_device_that_was_asked_for_is_refused(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found(monkeypatch, cuda=2)
+    message = rf"^the device must be .*, got '{name.strip()}'; correct it, or leave it"
+    with pytest.raises(ValueError, match=message):
+        device.pick(name)
+
+
+@pytest.mark.parametrize(
+    ("name", "what"),
+    [("cuda", "no CUDA GPU"), ("cuda:1", "no CUDA GPU"), ("mps", "no Apple GPU")],
+)
+def test_a_device_that_was_asked_for_and_is_not_there_is_refused(
+    name: str, what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found(monkeypatch)
+    message = rf"^the device must .*got '{name}', but torch finds {what}; take cpu, or"
+    with pytest.raises(RuntimeError, match=message):
+        device.pick(name)
+
+
 @pytest.fixture
 def torch_as_it_starts(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.delenv(device.WORKSPACE, raising=False)

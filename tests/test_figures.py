@@ -101,6 +101,34 @@ def test_a_sweep_has_the_setting_on_a_log_axis() -> None:
     assert len(fig.legends[0].get_texts()) == 1
 
 
+def test_a_grid_of_curves_has_a_row_for_each_y_label() -> None:
+    lines = {
+        "level": ("reference", [0, 2], [[5.0, 5.0]]),
+        "with": ("batch", [0, 2], np.array([[1.0, 2.0], [3.0, 4.0]])),
+        "_silent": ("other", [0, 2], [[0.5, 0.5]]),
+    }
+    rows: Any = {"first": {"a": lines, "b": lines}, "second": {"a": lines, "b": lines}}
+    fig, axes = figures.curve_grid(rows, yscale="log")
+    assert [[ax.get_ylabel() for ax in row] for row in axes] == [
+        ["first", ""],
+        ["second", ""],
+    ]
+    assert [ax.get_xlabel() for ax in axes[1]] == ["a", "b"]
+    assert not axes[0][0].get_xlabel()
+    for ax in (ax for row in axes for ax in row):
+        np.testing.assert_array_equal(ax.lines[1].get_ydata(), [2, 3])
+        assert ax.get_yscale() == "log"
+    assert axes[0][0].get_ylim() == axes[0][1].get_ylim()
+    # a reference comes last, an underscore stays out
+    assert [t.get_text() for t in fig.legends[0].get_texts()] == ["with", "level"]
+
+
+def test_a_grid_without_a_legend_has_none() -> None:
+    rows: Any = {"first": {"a": {"_one": ("batch", [0, 1], [[1.0, 2.0]])}}}
+    fig, _ = figures.curve_grid(rows)
+    assert fig.legends == []
+
+
 def test_marked_cells_stand_where_their_image_stands() -> None:
     mask = np.zeros((2, 3, 1, 2), dtype=bool)
     mask[1, 2, 0, 1] = True
@@ -149,6 +177,13 @@ def test_whole_numbers_are_drawn_to_scale() -> None:
         (lambda _: figures.depth_profile({}), "at least one panel"),
         (lambda _: figures.sweep([1], {}, xlabel=""), "at least one panel"),
         (lambda _: figures.marked_cells({}), "at least one panel"),
+        (lambda _: figures.curve_grid({}), "at least one panel"),
+        (lambda _: figures.curve_grid({"": {}}), "at least one panel"),
+        (lambda _: figures.curve_grid({"": {"a": {}}, "_": {}}), "the same x labels"),
+        (
+            lambda _: figures.curve_grid({"": {"a": {"": ("batch", [0], [1.0])}}}),
+            "runs must",
+        ),
         (lambda _: figures.marked_cells({"flat": np.eye(2)}), "masks must have shape"),
         (
             lambda _: figures.signed_map(

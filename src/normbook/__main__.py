@@ -11,8 +11,9 @@ import argparse
 import contextlib
 import io
 import os
+import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -100,7 +101,10 @@ def _parser() -> argparse.ArgumentParser:
     action.add_argument("names", metavar="NAME", nargs="*", type=_sources)
     action.set_defaults(run=_verify)
     for name in ("fetch", "verify"):
-        actions.choices[name].epilog = f"NAME is a data set, or {ALL} for all of them."
+        actions.choices[name].epilog = (
+            f"NAME is a data set, or {ALL} for all of them; normbook data list shows "
+            "their sizes."
+        )
 
     listing = commands.add_parser("experiments", help="show the experiments")
     listing.set_defaults(run=_experiments)
@@ -221,8 +225,8 @@ def _fetch(options: argparse.Namespace) -> int:
             continue
         folders = ", ".join(dict.fromkeys(str(path.parent) for path in paths))
         print(
-            f"{source.name}: {len(paths)} files, {_megabytes(source.size)}, "
-            f"verified, in {folders}"
+            f"{source.name}: {len(paths)} file{'s' * (len(paths) > 1)}, "
+            f"{_megabytes(source.size)}, verified, in {folders}"
         )
         print(f"  licence  {source.licence}")
         print(f"  cite     {source.citation}")
@@ -298,67 +302,100 @@ def _experiments(_: argparse.Namespace) -> int:
         for name, scale in experiment.scales.items():
             runs = len(scale.settings["variants"]) * len(scale.seeds)
             steps = scale.settings["steps"]
-            print(f"  --scale {name:5}  {runs} runs of {steps} steps; {scale.about}")
+            print(f"  --scale {name:7}  {runs} runs of {steps} steps; {scale.about}")
     return 0
 
 
 def _run(options: argparse.Namespace) -> int:
     from normbook import device
     from normbook.data.files import DataError
-    from normbook.experiments import runner
+    from normbook.experiments import ranks, runner
     from normbook.experiments.record import RecordError
 
-    experiment = options.name
-    out = options.out or Path(f"{experiment.name}.json")
+    out = options.out or Path(f"{options.name.name}.json")
+    choices: dict[str, Any] = {
+        "seeds": options.seeds, "out": out, "is_resumed": options.resume
+    }  # fmt: skip
     try:
-        place = device.pick(options.device)
-        if place.type == "cuda":
+        choices["on"] = _device(options.device)
+        if choices["on"].type == "cuda":
             device.make_deterministic()
         if options.dry_run:
-            return _show_plan(options, place)
-        record = runner.run(
-            experiment,
-            options.scale,
-            seeds=options.seeds,
-            on=place,
-            out=out,
-            is_resumed=options.resume,
-        )
+            seeds = runner.check(options.name, options.scale, **choices)
+            _show_plan(options, seeds, choices["on"])
+            return 0
+        with _ended_like_ctrl_c():
+            record = runner.run(options.name, options.scale, **choices)
     except KeyboardInterrupt:
-        print(
-            f"normbook: interrupted; the same command with --resume goes on from "
-            f"{out}.partial",
-            file=sys.stderr,
-        )
+        if ranks.is_first():
+            folder = f"{out}.partial"
+            way_on = f"the same command with --resume goes on from {folder}"
+            state = way_on if Path(folder).exists() else "nothing was begun"
+            print(f"normbook: interrupted; {state}", file=sys.stderr)
         return 130
-    except (DataError, RecordError, RuntimeError, ValueError) as error:
+    except ranks.OtherProcessError:  # that one has said why
+        return 1
+    except (DataError, RecordError, runner.RunError) as error:
         print(f"normbook: {error}", file=sys.stderr)
         return 1
-    if int(os.environ.get("RANK", "0")) == 0:
+    if ranks.is_first():
         print(f"{out}: {len(record.runs)} runs in {_duration(record.wall_seconds)}")
     return 0
 
 
-def _show_plan(options: argparse.Namespace, place: torch.device) -> int:
-    from normbook.experiments import runner
+def _device(name: str | None) -> torch.device:
+    """Pick the device; a wrong one is an error of the run."""
+    from normbook import device
+    from normbook.experiments.runner import RunError
+
+    try:
+        return device.pick(name)
+    except (ValueError, RuntimeError) as error:
+        raise RunError(str(error)) from error
+
+
+@contextlib.contextmanager
+def _ended_like_ctrl_c() -> Iterator[None]:
+    """Let the signal to end, which torchrun and batch systems send, act like Ctrl-C."""
+    old = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, old)
+
+
+def _show_plan(
+    options: argparse.Namespace, seeds: Sequence[int], place: torch.device
+) -> None:
+    from normbook.data.catalogue import SOURCES
+    from normbook.data.files import whereabouts
+    from normbook.experiments import ranks, runner
 
     experiment = options.name
-    seconds = runner.estimate(experiment, options.scale, on=place)
     scale = experiment.scales[options.scale]
-    seeds = options.seeds or scale.seeds
+    is_here, where = True, ""
+    if scale.data:  # nothing is downloaded for a guess
+        is_here, where = whereabouts(SOURCES[scale.data])
+    if not ranks.is_first():
+        return
     print(f"{experiment.name}, --scale {options.scale}: {scale.about}")
     for key, value in scale.settings.items():
         if key != "variants":
             print(f"  {key} = {value}")
     print(f"  seeds = {' '.join(map(str, seeds))}, device = {place}")
+    seconds = {}
+    if is_here:
+        seconds = runner.estimate(experiment, options.scale, on=place)
     for variant, settings in scale.settings["variants"].items():
         pairs = ", ".join(f"{k} = {v}" for k, v in settings.items())
-        print(f"  {variant}: {pairs}; about {_duration(seconds[variant])} a run")
-    total = sum(seconds.values()) * len(seeds)
-    runs = len(seconds) * len(seeds)
+        time = f"; about {_duration(seconds[variant])} a run" if is_here else ""
+        print(f"  {variant}: {pairs}{time}")
+    runs = len(scale.settings["variants"]) * len(seeds)
     steps = runs * scale.settings["steps"]
-    print(f"{runs} runs, {steps} steps, about {_duration(total)} with one process")
-    return 0
+    time = f"about {_duration(sum(seconds.values()) * len(seeds))} with one process"
+    if not is_here:
+        time = f"time unknown without the data set {scale.data} ({where})"
+    print(f"{runs} runs, {steps} steps, {time}")
 
 
 def _plot(options: argparse.Namespace) -> int:
@@ -368,6 +405,10 @@ def _plot(options: argparse.Namespace) -> int:
     experiment = options.name
     path = options.record or Path(f"{experiment.name}.json")
     try:
+        if not options.out.is_dir():
+            raise record.RecordError(
+                f"--out must be a folder that exists, got {options.out}; make it."
+            )
         found = record.load(path)
         if found.name != experiment.name:
             raise record.RecordError(
@@ -379,10 +420,10 @@ def _plot(options: argparse.Namespace) -> int:
             picture = options.out / f"{experiment.name}-{name}.png"
             figure.savefig(picture, dpi=150)
             print(picture)
-    except FileNotFoundError as error:
+    except FileNotFoundError:
         print(
-            f"normbook: there must be a file {error.filename}; make the record with "
-            f"normbook run {experiment.name}, or name another one or another --out",
+            f"normbook: the record must be a file, but there is no {path}; make it "
+            f"with normbook run {experiment.name}, or name another one with --record",
             file=sys.stderr,
         )
         return 1

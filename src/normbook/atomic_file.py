@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import time
 import uuid
 from pathlib import Path
 
-__all__ = ["remove_abandoned", "write"]
+__all__ = ["is_temporary", "remove_abandoned", "write"]
 
 # No writing takes as long; what is older belongs to a process that was killed.
 ABANDONED_AFTER = 3600.0
+# Other programs, browsers for one, end the names of their temporary files in .part too.
+OURS = re.compile(r".*\.[0-9a-f]{32}\.part", re.DOTALL)
 
 
 def write(path: Path, content: bytes) -> None:
@@ -49,15 +52,34 @@ def write(path: Path, content: bytes) -> None:
         part.unlink(missing_ok=True)  # also when Ctrl-C comes in between
 
 
+def is_temporary(path: Path) -> bool:
+    """Whether this is the name of a temporary file of :func:`write`.
+
+    Parameters
+    ----------
+    path : Path
+
+    Returns
+    -------
+    bool
+
+    Examples
+    --------
+    >>> is_temporary(Path("film.mkv.part"))
+    False
+    """
+    return OURS.fullmatch(path.name) is not None
+
+
 def remove_abandoned(folder: Path) -> None:
     """Remove the temporary files of processes that were killed while writing.
 
     Parameters
     ----------
     folder : Path
-        Only files in it that end in ``.part`` and are an hour old are removed.
+        Only files in it that :func:`write` made, an hour ago or more, are removed.
     """
-    for part in folder.glob("*.part"):
+    for part in filter(is_temporary, folder.glob("*.part")):
         with contextlib.suppress(OSError):  # gone meanwhile, or not ours
             if time.time() - part.stat().st_mtime > ABANDONED_AFTER:
                 part.unlink()

@@ -59,9 +59,10 @@ def pick(asked: str | None = None) -> torch.device:
     if not name and asked is None:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if not re.fullmatch(r"cpu|mps|cuda(:\d+)?", name):
+        drop = "unset it" if asked is None else "leave it out"
         raise ValueError(
             f"{setting} must be cpu, cuda, cuda:NUMBER or mps, got {name!r}; correct "
-            "it, or unset it to take CUDA where there is one."
+            f"it, or {drop} to take CUDA where there is one."
         )
     if name == "mps" and not torch.backends.mps.is_available():
         raise RuntimeError(_unavailable(setting, name, "torch finds no Apple GPU"))
@@ -120,7 +121,7 @@ def make_deterministic() -> None:
 
 
 def _unavailable(setting: str, name: str, found: str) -> str:
-    cure = "ask for cpu, or for none"
+    cure = "take cpu, or leave it out"
     if setting == DEVICE:
         cure = f"set {DEVICE}=cpu, or unset it"
     return (

@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 import matplotlib.pyplot as plt
 import numpy as np
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.colors import ListedColormap
 from matplotlib.figure import Figure, SubFigure
@@ -22,6 +23,7 @@ from numpy.typing import ArrayLike
 __all__ = [
     "STYLES",
     "band",
+    "curve_grid",
     "curves",
     "depth_profile",
     "marked_cells",
@@ -33,6 +35,7 @@ __all__ = [
 ]
 
 Kind = Literal["batch", "layer", "other", "reference", "none"]
+Line = tuple[Kind, ArrayLike, ArrayLike]
 
 STYLES: dict[Kind, dict[str, Any]] = {
     "batch": {"color": "#0072B2", "linestyle": "-"},
@@ -181,6 +184,68 @@ def curves(
         ax.set(xlabel=xlabel, ylabel=ylabel, yscale=yscale)
         ax.legend()
     return fig, ax
+
+
+def curve_grid(
+    rows: Mapping[str, Mapping[str, Mapping[str, Line]]],
+    *,
+    yscale: Literal["linear", "log"] = "linear",
+) -> tuple[Figure, list[list[Axes]]]:
+    """Compare training curves in several panels; each row shares its vertical scale.
+
+    Parameters
+    ----------
+    rows : mapping from y label to (mapping from x label to lines)
+        Each row has the same x labels, which stand below the lowest row. The lines of
+        a panel map a label to (kind, x, runs), as :func:`band` draws them; a label
+        that begins with an underscore is not in the legend.
+    yscale : "linear" or "log"
+
+    Returns
+    -------
+    fig, axes
+        One list of axes for each row.
+
+    Raises
+    ------
+    ValueError
+        If there is no panel, or the rows have different x labels.
+    """
+    columns = list(next(iter(rows.values()), []))
+    if any(list(row) != columns for row in rows.values()) or not columns:
+        raise ValueError(
+            "rows must hold at least one panel, and each the same x labels, got "
+            f"{[list(row) for row in rows.values()]}; give every row every column."
+        )
+    fig = plt.figure(figsize=(max(6.4, 2.1 * len(columns)), 1.1 + 2.3 * len(rows)))
+    try:
+        grid = fig.subplots(
+            len(rows), len(columns), squeeze=False, sharex="col", sharey="row"
+        )
+        known: dict[str, Artist] = {}
+        references = set()
+        for axes, (ylabel, row) in zip(grid, rows.items(), strict=True):
+            for ax, lines in zip(axes, row.values(), strict=True):
+                for label, (kind, x, runs) in lines.items():
+                    band(ax, x, runs, kind=kind, label=label)
+                    if kind == "reference":
+                        references.add(label)
+                ax.set(yscale=yscale)
+                handles, names = ax.get_legend_handles_labels()
+                known |= dict(zip(names, handles, strict=True))
+            axes[0].set_ylabel(ylabel)
+        for ax, xlabel in zip(grid[-1], columns, strict=True):
+            ax.set_xlabel(xlabel)
+        # Those of a reference stand last, wherever they were met first.
+        labels = sorted(known, key=lambda label: label in references)
+        if labels:
+            handles = [known[label] for label in labels]
+            per_row = min(len(labels), len(columns) + 1)  # what fits beside each other
+            fig.legend(handles, labels, loc="outside upper center", ncols=per_row)
+    except BaseException:
+        plt.close(fig)
+        raise
+    return fig, [list(axes) for axes in grid]
 
 
 def depth_profile(

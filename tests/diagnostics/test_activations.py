@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from normbook.diagnostics.activations import layer_statistics
+from normbook.diagnostics.activations import layer_inputs, layer_statistics
 
 X = torch.randn(9, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
 
@@ -74,3 +74,75 @@ def test_unknown_layers_are_refused() -> None:
         ValueError, match=r"got \['relu'\]; known are \['0', '1', '2'\]"
     ):
         layer_statistics(model(), loss, layers=["relu"])
+
+
+# --- inputs themselves
+
+
+def test_the_inputs_of_layers_are_those_of_numpy() -> None:
+    found = layer_inputs(model(), loss, ["2", "0", "1"])
+    for name, (expected, _) in zip("012", by_hand(), strict=True):
+        np.testing.assert_allclose(found[name].numpy(), expected, rtol=1e-12)
+
+
+def test_each_position_of_an_image_is_a_row() -> None:
+    x = torch.randn(4, 3, 5, 6, generator=torch.Generator().manual_seed(0))
+    net = nn.Sequential(nn.Identity(), nn.Conv2d(3, 2, 3))
+    rows = layer_inputs(net, lambda m: m(x).sum(), ["1"])["1"]
+    expected = x.permute(1, 0, 2, 3).reshape(3, -1).T  # (positions of all images, 3)
+    assert torch.equal(rows, expected)
+
+
+def test_the_inputs_stay_when_a_layer_works_in_place() -> None:
+    net = nn.Sequential(nn.Identity(), nn.ReLU(inplace=True))
+    found = layer_inputs(net, lambda m: m(X.clone()).sum(), ["1"])["1"]
+    assert torch.equal(found, X)
+
+
+def test_inputs_need_no_gradient_and_leave_none() -> None:
+    net = model()
+    found = layer_inputs(net, loss, ["1", "2"])
+    assert not any(rows.requires_grad for rows in found.values())
+    assert all(p.grad is None for p in net.parameters())
+
+
+def test_inputs_are_measured_with_the_model_as_it_is() -> None:
+    norm = nn.BatchNorm1d(3, dtype=torch.float64)
+    layer_inputs(nn.Sequential(norm, nn.Identity()), loss, ["1"])
+    moved = norm.get_buffer("running_mean")
+    np.testing.assert_allclose(moved, 0.1 * X.mean(0))
+
+
+@pytest.mark.parametrize("is_broken", [False, True])
+def test_no_hook_stays_behind(is_broken: bool) -> None:
+    net = model()
+
+    def breaks(m: nn.Module) -> torch.Tensor:
+        raise RuntimeError("out of memory")
+
+    if is_broken:
+        with pytest.raises(RuntimeError, match="out of memory"):
+            layer_inputs(net, breaks, ["1"])
+    else:
+        layer_inputs(net, loss, ["1"])
+    assert not any(m._forward_pre_hooks for m in net.modules())
+
+
+def test_inputs_of_unknown_layers_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"got \['9'\]; known are \['0', '1', '2'\]"):
+        layer_inputs(model(), loss, ["9"])
+
+
+def test_inputs_of_a_layer_that_is_not_applied_once_are_refused() -> None:
+    shared = nn.Tanh()
+    net = nn.Sequential(nn.Linear(3, 3), shared, nn.Linear(3, 3), shared).double()
+    for m in (lambda n: n(X).sum(), lambda n: n[0](X).sum()):  # twice, never
+        with pytest.raises(ValueError, match="each layer must be applied once"):
+            layer_inputs(net, m, ["1"])
+
+
+def test_a_compiled_model_has_the_inputs_of_an_eager_one() -> None:
+    net = model()
+    compiled = torch.compile(net, backend="eager")
+    found = layer_inputs(compiled, loss, ["2"])["2"]  # type: ignore[arg-type]
+    assert torch.equal(found, layer_inputs(net, loss, ["2"])["2"])

@@ -12,9 +12,12 @@ from torch import nn
 from normbook.diagnostics.internal_covariate_shift import (
     gradient_shift,
     input_shift,
+    input_shift_of_update,
     trained_layers,
 )
+from normbook.diagnostics.noise import DistributionNoise
 from normbook.gradient_check import survivors
+from normbook.layers.batch_norm import BatchNorm1d
 
 A, B, C, X, STEP = 1.5, -2.0, 0.7, 1.2, 0.05
 
@@ -148,3 +151,90 @@ def test_a_constant_unit_has_no_scale() -> None:
 def test_bad_shapes_are_refused(a: tuple[int, ...], b: tuple[int, ...]) -> None:
     with pytest.raises(ValueError, match=r"must have one shape \(N, D\) with N >= 2"):
         input_shift(torch.zeros(a), torch.zeros(b))
+
+
+# --- the shift of the inputs by one update
+
+
+SEEDED = torch.Generator().manual_seed(1)
+ROWS = torch.randn(8, 2, dtype=torch.float64, generator=SEEDED)
+
+
+def chain() -> Any:
+    """Give x -> W x -> V (W x): two linear layers, W = diag(1, 2), V = (3, -1)."""
+    first, second = nn.Linear(2, 2, bias=False), nn.Linear(2, 1, bias=False)
+    with torch.no_grad():
+        first.weight.copy_(torch.diag(torch.tensor([1.0, 2.0])))
+        second.weight.copy_(torch.tensor([[3.0, -1.0]]))
+    return nn.Sequential(first, second, nn.Identity()).double()
+
+
+def total(m: nn.Module) -> torch.Tensor:
+    value: torch.Tensor = m(ROWS).sum()
+    return value
+
+
+def check_update(function: Any) -> None:
+    """By hand: the gradient of the sum by W is V^T s^T, by V it is (W s)^T."""
+    found = function(chain(), total, STEP, ["0", "1", "2"])
+    x = ROWS.numpy()
+    w, v, s = np.diag([1.0, 2.0]), np.array([[3.0, -1.0]]), x.sum(0)
+    w_new, v_new = w - STEP * np.outer(v, s), v - STEP * (w @ s)[None]
+    before = [x, x @ w.T, x @ w.T @ v.T]
+    after = [x, x @ w_new.T, x @ w_new.T @ v_new.T]
+    for name, a, b in zip("012", before, after, strict=True):
+        expected = input_shift(torch.tensor(a), torch.tensor(b))
+        np.testing.assert_allclose(found[name], expected, rtol=1e-10, atol=1e-12)
+    assert found["1"].min() > 0.01
+
+
+def test_the_shift_of_an_update_is_that_of_all_layers_together() -> None:
+    check_update(input_shift_of_update)
+
+
+def test_the_distribution_can_be_that_of_other_examples() -> None:
+    def first_five(m: nn.Module) -> torch.Tensor:
+        value: torch.Tensor = m(ROWS[:5]).sum()
+        return value
+
+    found = input_shift_of_update(chain(), total, STEP, ["1"], first_five)["1"]
+    w_new = np.diag([1.0, 2.0]) - STEP * np.outer([3.0, -1.0], ROWS.numpy().sum(0))
+    x = ROWS[:5].numpy()
+    before, after = (torch.tensor(x @ w.T) for w in (np.diag([1.0, 2.0]), w_new))
+    np.testing.assert_allclose(found, input_shift(before, after), rtol=1e-10)
+
+
+def test_the_update_of_an_optimizer_can_be_given_as_a_function() -> None:
+    by_rate = input_shift_of_update(chain(), total, STEP, ["1", "2"])
+    by_function = input_shift_of_update(
+        chain(), total, lambda _, g: STEP * g, ["1", "2"]
+    )
+    for name in by_rate:
+        np.testing.assert_array_equal(by_rate[name], by_function[name])
+
+
+def test_noise_is_drawn_anew_after_the_update() -> None:
+    net = chain()
+    generator = torch.Generator().manual_seed(0)
+    net.insert(1, DistributionNoise(generator=generator))
+    found = input_shift_of_update(net, total, 0.0, ["1", "2"])
+    np.testing.assert_array_equal(found["1"], 0)  # before the noise nothing moves
+    assert found["2"].min() > 0.01
+
+
+def breaks(m: nn.Module) -> torch.Tensor:
+    total(m)
+    raise RuntimeError("out of memory")
+
+
+@pytest.mark.parametrize("is_broken", [False, True])
+def test_the_shift_of_an_update_leaves_the_model_as_it_was(is_broken: bool) -> None:
+    net = nn.Sequential(BatchNorm1d(2, dtype=torch.float64), *chain())
+    before = {k: v.clone() for k, v in net.state_dict().items()}
+    if is_broken:
+        with pytest.raises(RuntimeError, match="out of memory"):
+            input_shift_of_update(net, total, STEP, ["1"], breaks)
+    else:
+        input_shift_of_update(net, total, STEP, ["1"])
+    assert all(torch.equal(v, before[k]) for k, v in net.state_dict().items())
+    assert all(p.grad is None for p in net.parameters())

@@ -13,6 +13,7 @@ from torch.nn.functional import cross_entropy
 from normbook.diagnostics.activations import layer_statistics
 from normbook.diagnostics.internal_covariate_shift import gradient_shift
 from normbook.diagnostics.landscape import landscape, random_direction
+from normbook.diagnostics.noise import DistributionNoise
 from normbook.diagnostics.smoothness import along_gradient
 from normbook.diagnostics.undisturbed import gradients, undisturbed
 from normbook.layers.batch_norm import BatchNorm1d
@@ -120,6 +121,54 @@ def test_reset_draws_the_same_dropout_mask() -> None:
         reset()
         b = model(torch.ones(100))
     assert torch.equal(a, b)
+
+
+# --- generators that modules hold
+
+
+def noisy() -> tuple[Any, torch.Generator]:
+    """Two layers of noise that share a generator, and it."""
+    generator = torch.Generator().manual_seed(3)
+    model = nn.Sequential(
+        nn.Linear(5, 4), DistributionNoise(generator=generator),
+        nn.Linear(4, 3), DistributionNoise(generator=generator),
+    )  # fmt: skip
+    return model, generator
+
+
+@pytest.mark.parametrize("name", MEASURES)
+def test_every_measure_leaves_the_generator_of_a_module_as_it_was(name: str) -> None:
+    model, generator = noisy()
+    before = generator.get_state()
+    MEASURES[name](model)
+    assert torch.equal(generator.get_state(), before)
+
+
+@pytest.mark.parametrize("name", MEASURES)
+def test_every_measure_of_a_noisy_model_gives_the_same_twice(name: str) -> None:
+    model, _ = noisy()
+    assert repr(MEASURES[name](model)) == repr(MEASURES[name](model))
+
+
+def test_reset_draws_the_same_noise_from_the_generator_of_a_module() -> None:
+    model, _ = noisy()
+    with undisturbed(model) as reset:
+        a, other = model(X), model(X)
+        reset()
+        b = model(X)
+    assert torch.equal(a, b)
+    assert not torch.equal(a, other)
+
+
+def test_the_generator_of_a_module_is_put_back_after_an_error() -> None:
+    model, generator = noisy()
+    before = generator.get_state()
+    try:
+        with undisturbed(model):
+            raise RuntimeError(model(X))
+    except RuntimeError:
+        pass
+    assert torch.equal(generator.get_state(), before)
 
 
 def test_gradients_by_unused_parameters_are_zero() -> None:

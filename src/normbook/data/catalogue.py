@@ -43,7 +43,7 @@ class Source:
     title : str
         Name as the authors write it.
     licence : str
-        Licence of the data.
+        Licence of the data; "none stated" where the authors state none.
     citation : str
         The publication to cite.
     files : tuple of DataFile
@@ -160,4 +160,26 @@ FASHION_MNIST = Source(
     ),
 )
 
-SOURCES = {source.name: source for source in (DIGITS, MNIST, FASHION_MNIST)}
+CIFAR_10 = Source(
+    name="cifar-10",
+    title="CIFAR-10",
+    licence="none stated",
+    citation=(
+        "A. Krizhevsky (2009), Learning multiple layers of features from tiny "
+        "images, technical report, University of Toronto, "
+        "https://www.cs.toronto.edu/~kriz/learning-features-2009-TR.pdf"
+    ),
+    # One address, where the others have two: the author names no mirror. Who has the
+    # file from elsewhere puts it into a folder and names that in NORMBOOK_DATA.
+    files=_files(
+        ("https://www.cs.toronto.edu/~kriz/",),
+        {
+            "cifar-10-python.tar.gz": (
+                170_498_071,
+                "6d958be074577803d12ecdefd02955f39262c83c16fe9348329d7fe0b5c001ce",
+            ),
+        },
+    ),
+)
+
+SOURCES = {source.name: source for source in (DIGITS, MNIST, FASHION_MNIST, CIFAR_10)}

@@ -17,7 +17,7 @@ Why `requests` and not `pooch`, which would bring a cache and hashes: pooch asks
 a single address for each file, reads whatever comes without a limit of size,
 waits without an end for a server that sends one byte now and then, and leaves
 its temporary file behind when it is killed. Here a download is held in memory
-(the files are small) until it is known to be right, and only then written.
+(170 MB at most) until it is known to be right, and only then written.
 """
 
 from __future__ import annotations
@@ -53,7 +53,8 @@ PATIENCE = 10.0
 # Bytes in a piece. Small, so that a slow line still fills one within PATIENCE.
 PIECE = 4096
 # Bytes per second that a mirror must send on average, once it had GRACE seconds:
-# a piece within PATIENCE each time would be a download of hours.
+# a piece within PATIENCE each time would be a download of hours or days. No more is
+# demanded, since the one server of CIFAR-10 has been seen to send 50 000.
 SLOWEST = 10_000
 GRACE = 30.0
 # Redirects that are followed; GitHub needs one.
@@ -520,7 +521,7 @@ def _check_answer(response: Response, file: DataFile) -> None:
 
 
 def _demand_speed(received: int, seconds: float, file: DataFile) -> None:
-    """Refuse a mirror that would take hours, unless it is done."""
+    """Refuse a mirror that is far too slow, unless it is done."""
     if seconds > GRACE and received < min(file.size, SLOWEST * seconds):
         raise _MirrorError(
             f"slower than {SLOWEST / 1000:g} kB/s: {received} of {file.size} bytes "

@@ -11,9 +11,12 @@ the mean. The paper does not give the scale of A and x; ours are unit Gaussians.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from normbook.data import Dataset
@@ -29,6 +32,8 @@ from normbook.experiments.experiment import (
     Values,
     generator,
 )
+from normbook.experiments.published import DEEP_LINEAR_LOSS
+from normbook.experiments.record import RecordError
 from normbook.layers.batch_norm import BatchNorm1d
 from normbook.layers.lp_norm import LpNorm1d
 
@@ -36,6 +41,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from normbook.experiments.record import Record
+    from normbook.figures import Kind, Line
 
 __all__ = ["EXPERIMENT", "build"]
 
@@ -87,7 +93,7 @@ def begin(
     rate = settings["learning_rate"]
 
     def landscape(run: Run) -> Values:
-        found = along_gradient(run.model, run.loss, [rate * k / 2 for k in range(1, 9)])
+        found = along_gradient(run.model, run.loss, _step_sizes(rate))
         return {
             "loss": found.loss,
             "lowest": found.loss_range[0],
@@ -121,13 +127,131 @@ def begin(
     )
 
 
+def _step_sizes(rate: float) -> list[float]:
+    """Half to four times the learning rate, as in the paper."""
+    return [rate * k / 2 for k in range(1, 9)]
+
+
 def _sum_of_squares(model: nn.Module, x: Tensor, y: Tensor) -> dict[str, Tensor]:
     return {"loss": (model(x) - y).square().sum()}
 
 
+# Colour and label of each normalization.
+LOOKS: dict[str, tuple[Kind, str]] = {
+    "none": ("none", "no normalization"),
+    "batch_norm": ("batch", "batch norm"),
+    "l1": ("other", "$\\ell_p$ norm"),
+    "l2": ("other", "$\\ell_p$ norm"),
+    "linf": ("other", "$\\ell_p$ norm"),
+}
+PANELS = {
+    "batch_norm": "batch norm",
+    "l1": "$\\ell_1$ norm",
+    "l2": "$\\ell_2$ norm",
+    "linf": "$\\ell_\\infty$ norm",
+}
+PUBLISHED = "published"
+# The paper's rate: its Fig. 5(b) stands beside no other.
+PUBLISHED_RATE = 1e-6
+LEVEL = "$1 / \\eta_{\\min}$"
+
+
 def figures(record: Record) -> dict[str, Figure]:
-    """Draw the losses beside the published ones, and smoothness and shift."""
-    raise NotImplementedError
+    r"""Draw loss, smoothness and shift: a row for each rate, a column for each norm.
+
+    The network without normalization stands in every panel.
+
+    Parameters
+    ----------
+    record : Record
+        Of this experiment, at any scale.
+
+    Returns
+    -------
+    dict from name to Figure
+        "loss", divided by that at the start, beside published points at the rate of
+        the paper; "gradient_change" along the gradient; "smoothness", with
+        :math:`1 / \eta_{\min}`; "shift", the cosine of the gradient of the layer at two
+        thirds of the depth before and after the update of the layers below.
+
+    Raises
+    ------
+    RecordError
+        If the record is of another experiment.
+
+    Notes
+    -----
+    The range of the loss is not drawn: on a plateau it is below the last digit that a
+    record keeps of a loss.
+    """
+    from normbook.figures import curve_grid, points
+
+    if record.name != EXPERIMENT.name:
+        raise RecordError(
+            f"the record must be of {EXPERIMENT.name}, got one of {record.name}; draw "
+            "it with the figures of that experiment."
+        )
+    names = {
+        (v["norm"], v["learning_rate"]): name
+        for name, v in record.settings["variants"].items()
+    }
+    rates = list(dict.fromkeys(rate for _, rate in names))
+    layer = 2 * record.settings["depth"] // 3
+
+    def compare(
+        ylabel: str,
+        measurement: str,
+        curve: Callable[[str], NDArray[np.float64]],
+        level: Callable[[float], float] | None = None,
+    ) -> Figure:
+        rows: dict[str, dict[str, dict[str, Line]]] = {}
+        for rate in rates:
+            row = rows.setdefault(f"{ylabel}\nrate {rate:g}", {})
+            for norm, panel in PANELS.items():
+                lines = row.setdefault(f"training steps\n\n{panel}", {})
+                for one in ("none", norm):
+                    kind, label = LOOKS[one]
+                    steps = record.steps(measurement, names[one, rate])
+                    lines[label] = (kind, steps, curve(names[one, rate]))
+                if level is not None:
+                    height = np.full((1, len(steps)), level(rate))
+                    lines[LEVEL] = ("reference", steps, height)
+        is_log = measurement == "landscape"
+        return curve_grid(rows, yscale="log" if is_log else "linear")[0]
+
+    def along(quantity: str) -> Callable[[str], NDArray[np.float64]]:
+        return lambda variant: record.values(variant, "landscape", quantity)
+
+    def relative_loss(variant: str) -> NDArray[np.float64]:
+        losses = along("loss")(variant)
+        return losses / losses[:, :1]
+
+    def cosine(variant: str) -> NDArray[np.float64]:
+        return record.values(variant, "shift", "cosine")[:, :, layer]
+
+    drawn = {
+        "loss": compare("loss / first loss", "landscape", relative_loss),
+        "gradient_change": compare(
+            "change of the gradient", "landscape", along("most_change")
+        ),
+        "smoothness": compare(
+            "effective smoothness",
+            "landscape",
+            along("beta"),
+            lambda rate: 1 / _step_sizes(rate)[0],
+        ),
+        "shift": compare(f"cosine in layer {layer + 1}", "shift", cosine),
+    }
+    panels = [(rate, norm) for rate in rates for norm in PANELS]
+    for ax, (rate, norm) in zip(drawn["loss"].axes, panels, strict=True):
+        for one in ("none", norm) if rate == PUBLISHED_RATE else ():
+            there = DEEP_LINEAR_LOSS[one]
+            relative = np.array(there.y) / there.y[0]
+            points(ax, there.x, relative, kind=LOOKS[one][0], label=PUBLISHED)
+    if PUBLISHED_RATE in rates:
+        first = drawn["loss"].axes[len(PANELS) * rates.index(PUBLISHED_RATE)]
+        first.legend(handles=first.lines[-1:], loc="upper right")
+    return drawn
 
 
 NORMS = ("none", "batch_norm", "l1", "l2", "linf")

@@ -59,7 +59,7 @@ class Record:
     name, scale : str
         Of the experiment.
     command : str
-        What was typed.
+        What repeats it.
     settings : mapping
         The whole configuration.
     seeds : list of int
@@ -204,8 +204,8 @@ def load(path: str | Path) -> Record:
         If it is no record, or not of this version.
     """
     try:
-        content = json.loads(Path(path).read_bytes())
-    except ValueError as error:
+        content = json.loads(Path(path).read_bytes(), parse_constant=_refuse)
+    except (ValueError, RecursionError) as error:
         raise RecordError(
             f"a record must be a JSON file, got {path}: {error}; run the experiment "
             "again."
@@ -243,6 +243,20 @@ def _check(content: Any, where: str) -> None:
             "a record must have one run for each variant and seed, in this order: "
             f"{expected}; got {found} in {where}; run the experiment again."
         )
+    for run in content["runs"]:
+        for name, curve in run["curves"].items():
+            lengths = {quantity: len(values) for quantity, values in curve.items()}
+            if len(set(lengths.values())) > 1:
+                raise RecordError(
+                    f"a curve must have as many values as steps, got {lengths} in "
+                    f"{run['variant']}, seed {run['seed']}: {name} of {where}; run "
+                    "the experiment again."
+                )
+
+
+def _refuse(constant: str) -> None:
+    """NaN and Infinity, which Python would read though JSON lacks them."""
+    raise ValueError(f"{constant} is no JSON")
 
 
 def _plain(content: dict[str, Any]) -> dict[str, Any]:

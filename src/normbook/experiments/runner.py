@@ -7,62 +7,45 @@ share the runs among them, and each run gives the same numbers as it would alone
 from __future__ import annotations
 
 import contextlib
-import hashlib
-import io
 import json
 import math
-import os
-import platform
-import shutil
 import signal
-import subprocess
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from datetime import UTC, datetime
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from torch import distributed
 from tqdm import tqdm
 
-import normbook
-from normbook import atomic_file
-from normbook.data import Dataset, digits, fashion_mnist, mnist
-from normbook.data.catalogue import SOURCES
-from normbook.experiments.experiment import Experiment, Run, Scale
-from normbook.experiments.record import Record, RunRecord, save
+from normbook import device
+from normbook.data import Dataset, cifar10, digits, fashion_mnist, mnist
+from normbook.experiments import provenance
+from normbook.experiments.checkpoints import Checkpoints, RunError
+from normbook.experiments.experiment import OPENING, Experiment, Run, Scale
+from normbook.experiments.ranks import Ranks, join
+from normbook.experiments.record import Record, RunRecord
 
-__all__ = ["RunError", "estimate", "load_data", "replay", "run", "variant_settings"]
+__all__ = [
+    "RunError",
+    "check",
+    "estimate",
+    "load_data",
+    "replay",
+    "run",
+    "variant_settings",
+]
 
-PLAN = "plan.json"
 CHECKPOINT_SECONDS = 20.0
-# A checkpoint holds a model, an order of the examples and the curves: some MB. This
-# much must be free before a run of hours is begun.
-FREE_BYTES = 200_000_000
-PACKAGES = ("normbook", "numpy", "scikit-learn", "torch")
-# Relative; other machines add up in another order, and each step builds on the last.
-TOLERANCES = {"float64": 1e-5, "float32": 1e-3}
+# Relative, and absolute for what is 0 but for rounding: other machines add up in
+# another order, and each step builds on the last.
+TOLERANCES = {"float64": (1e-5, 1e-9), "float32": (1e-3, 1e-6)}
 LOADERS = {
     "digits": digits.load,
     "mnist": mnist.load,
     "fashion-mnist": fashion_mnist.load,
+    "cifar-10": cifar10.load,
 }
-
-
-class RunError(RuntimeError):
-    """A run cannot be started or continued; the message says why and the cure."""
-
-
-@dataclass(frozen=True)
-class _Ranks:
-    """Which process among those that ``torchrun`` started."""
-
-    rank: int = 0
-    count: int = 1
-    local: int = 0
 
 
 class _Stop:
@@ -84,11 +67,16 @@ class _Stop:
             yield
         finally:
             for number, handler in old.items():
-                signal.signal(number, handler)
+                if handler is not None:  # one that Python knows
+                    signal.signal(number, handler)
 
-    def _wish(self, *_: object) -> None:
+    def heed(self) -> None:
+        """Stop here if it is wished."""
         if self.is_wished:
             raise KeyboardInterrupt
+
+    def _wish(self, *_: object) -> None:
+        self.heed()
         self.is_wished = True
 
 
@@ -113,8 +101,9 @@ def run(
     on : device
         Under ``torchrun`` with ``"cuda"`` each process takes a GPU of its own.
     out : Path, optional
-        Where the record goes. In ``OUT.partial`` beside it are the checkpoints as
-        long as the run is not finished. Left out, nothing is written.
+        Where the record goes, on a disk that all processes share. In ``OUT.partial``
+        beside it are the checkpoints as long as the run is not finished. Left out,
+        nothing is written.
     is_resumed : bool
         Whether to go on from the checkpoints.
 
@@ -128,7 +117,7 @@ def run(
     RunError
         If the scale, a seed or the device is wrong, the record is there already,
         there are checkpoints and nobody asked to resume (or the reverse, or they
-        belong to something else), or there is no space.
+        belong to something else, or are damaged), or there is no space.
     DataError
         If the data set is nowhere to be had.
     KeyboardInterrupt
@@ -136,59 +125,83 @@ def run(
     """
     chosen = _scale(experiment, scale)
     seeds = _seeds(chosen, seeds)
-    with _ranks() as ranks:
+    with join() as ranks:
         place = _place(on, ranks)
-        plan = {
-            "name": experiment.name,
-            "scale": scale,
-            "settings": chosen.settings,
-            "seeds": seeds,
-            "versions": _versions(),
-            "code": _code(),
-            **_commit(),
-            "device": _describe(place),
-        }
+        plan = _plan(experiment, scale, seeds, place)
+        kept = None if out is None else Checkpoints(out, plan)
+        started = provenance.now()
+        if kept is not None:
+            found = ranks.first(lambda: kept.check(is_resumed=is_resumed))
+            if found is not None:  # it was killed after its last step
+                ranks.first(kept.tidy)
+                return found
         data = load_data(chosen)
-        folder = None
-        started = _now()
-        if out is not None:
-            folder = out.with_name(out.name + ".partial")
-            if ranks.rank == 0:
-                _prepare(out, folder, plan, started, is_resumed)
-            _wait(ranks)
-            started = json.loads((folder / PLAN).read_text())["started"]
+        if kept is not None:
+            started = ranks.first(kept.open)
         todo = [(variant, seed) for variant in _variants(chosen) for seed in seeds]
-        mine = todo[ranks.rank :: ranks.count]
+        mine = ranks.share(todo)
         stop = _Stop()
         finished = []
         with stop.listening(), _bar(len(mine) * _steps(chosen), ranks) as bar:
             for variant, seed in mine:
-                run = _Training(experiment, chosen, variant, seed, folder)
+                stop.heed()
+                run = _Training(experiment, chosen, variant, seed, kept)
                 finished.append(run.finish(data, place, stop, bar))
-        everything = _gather(finished, ranks)
-        found = {(run.variant, run.seed): run for runs in everything for run in runs}
+        everything = ranks.gather(finished)
+        runs = {(run.variant, run.seed): run for own in everything for run in own}
+        spent = max(sum(run.wall_seconds for run in own) for own in everything)
         record = Record(
-            name=experiment.name,
-            scale=scale,
-            command=_command(experiment.name, scale, seeds, ranks),
-            settings=chosen.settings,
-            seeds=seeds,
-            data=_hashes(chosen, data),
-            versions=plan["versions"],
-            code=plan["code"],
-            commit=plan["commit"],
-            is_modified=plan["is_modified"],
-            device={**plan["device"], "ranks": ranks.count},
+            **{**plan, "device": {**plan["device"], "ranks": ranks.count}},
+            command=provenance.command(
+                experiment.name,
+                scale,
+                seeds,
+                place,
+                processes=ranks.count,
+                machines=ranks.machines,
+            ),
+            data=provenance.data_hashes(chosen.data, data),
             started=started,
-            wall_seconds=max(sum(r.wall_seconds for r in runs) for runs in everything),
-            runs=[found[pair] for pair in todo],
+            wall_seconds=round(spent, 3),
+            runs=[runs[pair] for pair in todo],
         )
-        if out is not None and folder is not None:
-            if ranks.rank == 0:
-                save(record, out)
-                shutil.rmtree(folder, ignore_errors=True)
-            _wait(ranks)
+        if kept is not None:
+            ranks.first(lambda: kept.close(record))
     return record
+
+
+def check(
+    experiment: Experiment,
+    scale: str = "live",
+    *,
+    seeds: Sequence[int] | None = None,
+    on: torch.device | str = "cpu",
+    out: Path | None = None,
+    is_resumed: bool = False,
+) -> list[int]:
+    """Refuse what :func:`run` would refuse, without a run, a download or a file.
+
+    Parameters
+    ----------
+    experiment, scale, seeds, on, out, is_resumed
+        As for :func:`run`.
+
+    Returns
+    -------
+    list of int
+        The seeds that would be run.
+
+    Raises
+    ------
+    RunError
+        As :func:`run`.
+    """
+    chosen = _scale(experiment, scale)
+    seeds = _seeds(chosen, seeds)
+    plan = _plan(experiment, scale, seeds, _place(on, Ranks()))
+    if out is not None:
+        Checkpoints(out, plan).check(is_resumed=is_resumed)
+    return seeds
 
 
 def estimate(
@@ -213,7 +226,7 @@ def estimate(
         As :func:`run`.
     """
     chosen = _scale(experiment, scale)
-    place = _place(on, _Ranks())
+    place = _place(on, Ranks())
     data = load_data(chosen)
     seconds = {}
     for variant in _variants(chosen):
@@ -241,7 +254,8 @@ def replay(
     data: Dataset | None,
     *,
     on: torch.device | str = "cpu",
-    steps: int = 20,
+    steps: int = OPENING,
+    is_measured: bool = True,
 ) -> list[str]:
     """Repeat the first steps of each run of a record, and compare.
 
@@ -255,30 +269,52 @@ def replay(
     on : device
     steps : int
         Updates to repeat, at most those in ``opening``.
+    is_measured : bool
+        Whether to repeat the measurements too that fall into these steps, and not
+        only the losses.
 
     Returns
     -------
     list of str
-        What differs by more than a relative 1e-3 in a loss or a measurement, or
-        1e-5 in the first loss; empty if nothing does.
+        What differs by more than a relative 1e-5 where the experiment computes in
+        float64, 1e-3 in float32; empty if nothing does.
+
+    Raises
+    ------
+    RunError
+        If the record is not of this experiment, or of a scale that it lacks, or
+        ``steps`` exceeds what the record keeps.
     """
-    chosen = experiment.scales[record.scale]
-    if record.settings != json.loads(json.dumps(chosen.settings)):
+    if record.name != experiment.name:
+        raise RunError(
+            f"the record must be of {experiment.name}, got one of {record.name}; give "
+            "the experiment that it names."
+        )
+    chosen = _scale(experiment, record.scale)
+    # As on the disk, where JSON has turned tuples into lists.
+    before, now = (json.loads(json.dumps(of.settings)) for of in (record, chosen))
+    if before != now:
         return ["the settings are no longer those of the record"]
+    longest = min(OPENING, _steps(chosen))
+    if not 1 <= steps <= longest:
+        raise RunError(
+            f"steps must lie in 1..{longest}, the losses in the record, got {steps}."
+        )
     differences = []
     for kept in record.runs:
         settings = variant_settings(chosen, kept.variant)
         tolerance = TOLERANCES[settings["dtype"]]
         run = experiment.begin(settings, kept.seed, data, torch.device(on))
         for _ in range(steps):
-            run.measure(_steps(chosen))
+            if is_measured:
+                run.measure(_steps(chosen))
             run.update()
         where = f"{kept.variant}, seed {kept.seed}"
         if not _agree(kept.opening[:steps], run.opening, tolerance):
             differences.append(f"{where}: losses of the first {steps} steps")
         for name, curve in run.curves.items():
             for quantity, values in curve.items():
-                stored = kept.curves[name][quantity][: len(values)]
+                stored = kept.curves.get(name, {}).get(quantity, [])[: len(values)]
                 if not _agree(stored, values, tolerance):
                     differences.append(f"{where}: {name} / {quantity}")
     return differences
@@ -326,13 +362,7 @@ class _Training(NamedTuple):
     scale: Scale
     variant: str
     seed: int
-    folder: Path | None
-
-    @property
-    def checkpoint(self) -> Path | None:
-        if self.folder is None:
-            return None
-        return self.folder / f"{self.variant}-{self.seed}.pt"
+    kept: Checkpoints | None
 
     def finish(
         self, data: Dataset | None, place: torch.device, stop: _Stop, bar: Any
@@ -341,59 +371,33 @@ class _Training(NamedTuple):
         settings = variant_settings(self.scale, self.variant)
         bar.set_description(f"{self.variant}, seed {self.seed}")
         run = self.experiment.begin(settings, self.seed, data, place)
-        spent, is_finished = self._restore(run)
-        bar.update(run.step)
+        spent, is_finished = 0.0, False
+        if self.kept is not None:
+            spent, is_finished = self.kept.restore(run, self.variant, self.seed)
+            bar.update(run.step)
         begun = saved = time.monotonic()
         while run.step < steps:
             run.measure(steps)
             loss = run.update()
+            bar.set_postfix_str(f"loss {loss:.4g}", refresh=False)
             bar.update()
             now = time.monotonic()
             if stop.is_wished or now - saved > CHECKPOINT_SECONDS:
                 self._save(run, spent + now - begun, is_finished=False)
                 saved = now
-            if stop.is_wished:
-                raise KeyboardInterrupt
-            if run.step % 20 == 0:
-                bar.set_postfix_str(f"loss {loss:.4g}", refresh=False)
+            stop.heed()
         if not is_finished:
             run.measure(steps)
             spent += time.monotonic() - begun
             self._save(run, spent, is_finished=True)
-        return RunRecord(
-            self.variant, self.seed, round(spent, 3), run.opening, run.curves
-        )
-
-    def _restore(self, run: Run) -> tuple[float, bool]:
-        """Put the run where its checkpoint is; seconds spent, and whether it ended."""
-        if self.checkpoint is None or not self.checkpoint.exists():
-            return 0.0, False
-        try:
-            # On the CPU first: the generators' states belong there.
-            kept = torch.load(self.checkpoint, map_location="cpu", weights_only=True)
-            run.load_state_dict(kept["run"])
-        except Exception as error:
-            raise RunError(
-                f"a checkpoint must be readable, got {self.checkpoint}: {error}; "
-                "delete this file, then --resume begins that one run again."
-            ) from error
-        return kept["seconds"], kept["is_finished"]
+        seconds = max(round(spent, 3), 0.001)
+        return RunRecord(self.variant, self.seed, seconds, run.opening, run.curves)
 
     def _save(self, run: Run, seconds: float, *, is_finished: bool) -> None:
-        if self.checkpoint is None:
-            return
-        content = io.BytesIO()
-        state = run.state_dict()
-        kept = {"run": state, "seconds": seconds, "is_finished": is_finished}
-        torch.save(kept, content)
-        try:
-            atomic_file.write(self.checkpoint, content.getvalue())
-        except OSError as error:
-            raise RunError(
-                "a checkpoint must be written every few seconds, but "
-                f"{self.checkpoint} cannot ({error.strerror}); make room, then go on "
-                "with --resume: the checkpoint before it is whole."
-            ) from error
+        if self.kept is not None:
+            self.kept.save(
+                run, self.variant, self.seed, seconds, is_finished=is_finished
+            )
 
 
 def _scale(experiment: Experiment, scale: str) -> Scale:
@@ -406,7 +410,7 @@ def _scale(experiment: Experiment, scale: str) -> Scale:
 
 def _seeds(scale: Scale, seeds: Sequence[int] | None) -> list[int]:
     chosen = list(scale.seeds if seeds is None else seeds)
-    is_whole = all(isinstance(s, int) and s >= 0 for s in chosen)
+    is_whole = all(type(s) is int and s >= 0 for s in chosen)  # True is an int too
     if not chosen or not is_whole or len(set(chosen)) < len(chosen):
         raise RunError(
             "seeds must be different whole numbers from 0 on, at least one, got "
@@ -425,8 +429,11 @@ def _variants(scale: Scale) -> Mapping[str, Any]:
     return variants
 
 
-def _place(on: torch.device | str, ranks: _Ranks) -> torch.device:
-    place = torch.device(on)
+def _place(on: torch.device | str, ranks: Ranks) -> torch.device:
+    try:
+        place = device.pick(str(on))
+    except (ValueError, RuntimeError) as error:
+        raise RunError(str(error)) from error
     if place.type == "mps":
         raise RunError(
             "the device must have float64, got mps, which has not; take --device cpu."
@@ -436,165 +443,29 @@ def _place(on: torch.device | str, ranks: _Ranks) -> torch.device:
     return place
 
 
-def _prepare(
-    out: Path,
-    folder: Path,
-    plan: dict[str, Any],
-    started: str,
-    is_resumed: bool,
-) -> None:
-    """Make the folder of the checkpoints, or see that it belongs to this run."""
-    plan = json.loads(json.dumps(plan))
-    if out.exists():
-        raise RunError(
-            f"the record must not be there yet, got {out}; name another one with "
-            "--out, or delete it."
-        )
-    if not out.parent.is_dir():
-        raise RunError(
-            f"--out must be in a folder that exists, got {out}; make {out.parent}."
-        )
-    if is_resumed:
-        if not (folder / PLAN).exists():
-            raise RunError(
-                f"--resume needs the checkpoints of an unfinished run, got none in "
-                f"{folder}; leave --resume out to begin."
-            )
-        before = json.loads((folder / PLAN).read_text())
-        # What the commit is called does not matter where the sources are the same.
-        keys = plan.keys() - {"commit", "is_modified"}
-        differing = sorted(key for key in keys if plan[key] != before[key])
-        if differing:
-            raise RunError(
-                "--resume must go on with what was begun, but these differ: "
-                f"{', '.join(differing)} (see {folder / PLAN}); restore them, or "
-                "delete that folder to begin again."
-            )
-        return
-    if folder.exists():
-        raise RunError(
-            f"an unfinished run must be continued or deleted, got {folder}; add "
-            "--resume, or delete that folder."
-        )
-    try:
-        free = shutil.disk_usage(out.parent).free
-        if free < FREE_BYTES:
-            raise RunError(
-                f"at least {FREE_BYTES / 1e6:.0f} MB must be free for checkpoints, "
-                f"got {free / 1e6:.0f} MB in {out.parent}; make room."
-            )
-        folder.mkdir()
-        content = json.dumps({**plan, "started": started}, indent=1)
-        atomic_file.write(folder / PLAN, content.encode())
-    except OSError as error:
-        raise RunError(
-            f"--out must be in a folder that can be written to, got {out} "
-            f"({error.strerror}); take another one."
-        ) from error
+def _plan(
+    experiment: Experiment, scale: str, seeds: list[int], place: torch.device
+) -> dict[str, Any]:
+    """Say what a run is of: a part of its record."""
+    return {
+        "name": experiment.name,
+        "scale": scale,
+        "settings": experiment.scales[scale].settings,
+        "seeds": seeds,
+        "versions": provenance.versions(),
+        "code": provenance.code(),
+        **provenance.commit(),
+        "device": provenance.device(place),
+    }
 
 
-@contextlib.contextmanager
-def _ranks() -> Iterator[_Ranks]:
-    """Join the processes of ``torchrun``, if it started this one."""
-    count = int(os.environ.get("WORLD_SIZE", "1"))
-    if count == 1:
-        yield _Ranks()
-        return
-    # Only records travel between them, so gloo does on GPUs as well.
-    distributed.init_process_group("gloo")
-    try:
-        rank, local = distributed.get_rank(), int(os.environ["LOCAL_RANK"])
-        yield _Ranks(rank, count, local)
-    finally:
-        distributed.destroy_process_group()
-
-
-def _wait(ranks: _Ranks) -> None:
-    if ranks.count > 1:
-        distributed.barrier()
-
-
-def _gather(runs: list[RunRecord], ranks: _Ranks) -> list[list[RunRecord]]:
-    """Give every process the runs of all."""
-    if ranks.count == 1:
-        return [runs]
-    gathered: list[list[RunRecord]] = [[] for _ in range(ranks.count)]
-    distributed.all_gather_object(gathered, runs)
-    return gathered
-
-
-def _bar(total: int, ranks: _Ranks) -> Any:
+def _bar(total: int, ranks: Ranks) -> Any:
     """Progress in steps, with the time left; on a terminal only."""
     return tqdm(total=total, unit="step", disable=True if ranks.rank else None)
 
 
-def _command(name: str, scale: str, seeds: Sequence[int], ranks: _Ranks) -> str:
-    start = "normbook"
-    if ranks.count > 1:
-        start = f"torchrun --nproc-per-node {ranks.count} -m normbook"
-    numbers = " ".join(map(str, seeds))
-    return f"{start} run {name} --scale {scale} --seeds {numbers}"
-
-
-def _hashes(scale: Scale, data: Dataset | None) -> dict[str, dict[str, str]]:
-    """SHA-256 of the files, which were compared with it; of the arrays, if embedded."""
-    if data is None:
-        return {}
-    source = SOURCES[scale.data]
-    files = {file.name: file.sha256 for file in source.files}
-    if not files:
-        digest = hashlib.sha256()
-        for array in data:
-            digest.update(array.tobytes())
-        files = {source.package: digest.hexdigest()}
-    return {source.name: files}
-
-
-def _versions() -> dict[str, str]:
-    packages = {name: version(name) for name in PACKAGES}
-    return {**packages, "python": platform.python_version()}
-
-
-def _code() -> str:
-    """SHA-256 over the sources of the package."""
-    digest = hashlib.sha256()
-    root = Path(normbook.__file__).parent
-    for path in sorted(root.rglob("*.py")):
-        digest.update(str(path.relative_to(root)).encode())
-        digest.update(path.read_bytes())
-    return digest.hexdigest()
-
-
-def _commit() -> dict[str, Any]:
-    """Commit of the repository, if the sources lie in one."""
-    root = Path(normbook.__file__).parent
-
-    def git(*arguments: str) -> str:
-        command = ["git", "-C", str(root), *arguments]
-        return subprocess.run(  # noqa: S603 - our own arguments
-            command, capture_output=True, text=True, check=True, timeout=20
-        ).stdout.strip()
-
-    try:
-        is_modified = bool(git("status", "--porcelain", "--", "."))
-        return {"commit": git("rev-parse", "HEAD"), "is_modified": is_modified}
-    except (OSError, subprocess.SubprocessError):
-        return {"commit": None, "is_modified": False}
-
-
-def _describe(place: torch.device) -> dict[str, Any]:
-    name = platform.machine()
-    if place.type == "cuda":
-        name = torch.cuda.get_device_name(place)
-    return {"type": place.type, "name": name, "threads": torch.get_num_threads()}
-
-
-def _now() -> str:
-    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-
-
-def _agree(stored: Any, found: Any, tolerance: float) -> bool:
-    """Whether two nested lists of numbers are the same up to a relative error.
+def _agree(stored: Any, found: Any, tolerance: tuple[float, float]) -> bool:
+    """Whether two nested lists of numbers are the same up to a tolerance.
 
     null in a record is a number that is not finite.
     """
@@ -604,6 +475,10 @@ def _agree(stored: Any, found: Any, tolerance: float) -> bool:
             and len(stored) == len(found)
             and all(_agree(a, b, tolerance) for a, b in zip(stored, found, strict=True))
         )
-    if stored is None or not math.isfinite(found):
-        return stored is None and not math.isfinite(found)
-    return math.isclose(stored, found, rel_tol=tolerance, abs_tol=1e-6)
+    if isinstance(stored, list):
+        return False
+    stored = math.nan if stored is None else stored
+    if not (math.isfinite(stored) and math.isfinite(found)):
+        return not (math.isfinite(stored) or math.isfinite(found))
+    relative, absolute = tolerance
+    return math.isclose(stored, found, rel_tol=relative, abs_tol=absolute)

@@ -11,9 +11,13 @@ learning rate or the standard deviation of the first weights; the experiment
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import product
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import nn
 
 from normbook.data import Dataset
@@ -36,12 +40,16 @@ from normbook.experiments.experiment import (
     generator,
     required,
 )
+from normbook.experiments.published import SIGMOID_NET_ACCURACY
+from normbook.experiments.record import RecordError
 from normbook.layers.batch_norm import BatchNorm1d
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
     from normbook.experiments.record import Record
+    from normbook.figures import Kind
 
 __all__ = ["CHOICES", "EXPERIMENT"]
 
@@ -127,14 +135,223 @@ def _pixels(x: Any, settings: Settings, device: torch.device) -> torch.Tensor:
     return (rows > 0.5).double() if settings["is_binary"] else rows
 
 
+# How each variant is drawn and called.
+LOOKS: dict[str, tuple[Kind, str]] = {
+    "none": ("none", "no normalization"),
+    "batch_norm": ("batch", "batch norm"),
+    "noisy_batch_norm": ("other", "batch norm, then noise"),
+}
+
+
 def figures(record: Record) -> dict[str, Figure]:
-    """Draw the accuracies beside the published ones, and the distributions."""
-    raise NotImplementedError
+    """Draw the accuracies beside the published ones, the inputs and both shifts.
+
+    Parameters
+    ----------
+    record : Record
+        Of ``sigmoid_net``. Published points are drawn at the scale of the paper only.
+
+    Returns
+    -------
+    dict from name to figure
+        "accuracy": test accuracy, whole and enlarged. "inputs": of the sigmoid of
+        some units of the last hidden layer, with the first seed: the 15th, 50th and
+        85th percentile of the first unit, the median of the others. "input_shift":
+        of one update, for each sigmoid, mean over its units. "gradient_shift": l2
+        (above) and cosine (below), for each layer but the lowest. Both shifts are
+        medians over at most 20 stretches of training, for each seed.
+
+    Raises
+    ------
+    RecordError
+        If the record is of another experiment, or lacks a measurement.
+    """
+    _check_name(record, EXPERIMENT.name)
+    return {
+        "accuracy": _draw_accuracy(record),
+        "inputs": _draw_inputs(record),
+        "input_shift": _draw_input_shift(record),
+        "gradient_shift": _draw_gradient_shift(record),
+    }
+
+
+def _draw_accuracy(record: Record) -> Figure:
+    from normbook.figures import band, panels, points
+
+    runs = {v: record.values(v, "test", "accuracy") for v in record.variants}
+    fig, axes = panels(2)
+    for ax in axes:
+        for variant, accuracy in runs.items():
+            kind, label = LOOKS[variant]
+            steps = record.steps("test", variant)
+            band(ax, steps, accuracy, kind=kind, label=label)
+        if record.scale == "paper":
+            for variant, found in SIGMOID_NET_ACCURACY.items():
+                said = "published" if variant == "none" else None
+                points(ax, found.x, found.y, kind=LOOKS[variant][0], label=said)
+        ax.set(xlabel="training steps", ylabel="test accuracy")
+    axes[1].set_ylim(0.94, 0.99)
+    _add_legend(fig, axes[0])
+    return fig
+
+
+def _draw_inputs(record: Record) -> Figure:
+    from normbook.figures import STYLES, band, panels
+
+    # (3 quantiles, seeds, times, units), of the first seed
+    found = {
+        v: np.array([record.values(v, "inputs", q)[0] for q in ("q15", "q50", "q85")])
+        for v in record.variants
+    }
+    fig, axes = panels(len(found), sharex=True, sharey=True)
+    for ax, (variant, quantiles) in zip(axes, found.items(), strict=True):
+        kind, label = LOOKS[variant]
+        steps = record.steps("inputs", variant)
+        # The median and the range of three quantiles are these quantiles.
+        band(ax, steps, quantiles[:, :, 0], kind=kind, label=label)
+        for unit in range(1, quantiles.shape[2]):
+            ax.plot(
+                steps, quantiles[1, :, unit], color=STYLES[kind]["color"], **THIN_LINE
+            )
+        ax.set(xlabel=f"training steps\n\n{label}")
+    axes[0].set(ylabel="input of the sigmoid")
+    return fig
+
+
+def _draw_input_shift(record: Record) -> Figure:
+    from normbook.figures import band, panels
+
+    found = {v: record.values(v, "shift", "inputs") for v in record.variants}
+    count = next(iter(found.values())).shape[2]
+    fig, axes = panels(count, sharex=True, sharey=True)
+    for layer, ax in enumerate(axes):
+        for variant, shift in found.items():
+            kind, label = LOOKS[variant]
+            steps, medians = _stretches(record.steps("shift", variant), shift)
+            band(ax, steps, medians[:, :, layer], kind=kind, label=label)
+        ax.set(xlabel=f"training steps\n\nsigmoid {layer + 1}", yscale="log")
+    axes[0].set(ylabel="input shift (standard deviations)")
+    _add_legend(fig, axes[0])
+    return fig
+
+
+def _draw_gradient_shift(record: Record) -> Figure:
+    from normbook.figures import band, panels
+
+    found = {
+        quantity: {v: record.values(v, "shift", quantity) for v in record.variants}
+        for quantity in ("l2", "cosine")
+    }
+    count = next(iter(found["l2"].values())).shape[2] - 1  # nothing below the lowest
+    fig, axes = panels(2 * count, rows=2, sharex=True)
+    _share_rows(axes, count)
+    for row, lines in enumerate(found.values()):
+        for layer in range(1, count + 1):
+            ax = axes[row * count + layer - 1]
+            for variant, shift in lines.items():
+                kind, label = LOOKS[variant]
+                steps, medians = _stretches(record.steps("shift", variant), shift)
+                band(ax, steps, medians[:, :, layer], kind=kind, label=label)
+    for layer, ax in enumerate(axes[count:], start=2):
+        ax.set(xlabel=f"training steps\n\nlayer {layer}")
+    axes[0].set(ylabel="$\\|G - G'\\|$", yscale="log")
+    axes[count].set(ylabel="cosine of $G$ and $G'$")
+    _add_legend(fig, axes[0])
+    return fig
 
 
 def choices_figures(record: Record) -> dict[str, Figure]:
-    """Draw the accuracy at the end and on the way over the grid of choices."""
-    raise NotImplementedError
+    """Draw the accuracies on the way and at the end over the grid of choices.
+
+    Parameters
+    ----------
+    record : Record
+        Of ``sigmoid_net_choices``.
+
+    Returns
+    -------
+    dict from name to figure
+        "choices": a column for each standard deviation of the first weights; rows
+        after a fifth, a half and all of the steps; the learning rate across.
+        Dotted at the scale of the paper: what was published at those steps.
+
+    Raises
+    ------
+    RecordError
+        If the record is of another experiment, or lacks a measurement.
+    """
+    from normbook.figures import STYLES, band, panels
+
+    _check_name(record, CHOICES.name)
+    names = {
+        (v["norm"], v["learning_rate"], v["std"]): name
+        for name, v in record.settings["variants"].items()
+    }
+    _, rates, stds = (sorted(set(column)) for column in zip(*names, strict=True))
+    found = {v: record.values(v, "test", "accuracy") for v in record.variants}
+    steps = record.steps("test")
+    parts = [int(np.abs(steps - share * steps[-1]).argmin()) for share in (0.2, 0.5, 1)]
+    fig, axes = panels(len(parts) * len(stds), rows=len(parts), sharex=True)
+    width, height = fig.get_size_inches()
+    fig.set_size_inches(width, 0.7 * height)
+    for ax, (part, std) in zip(axes, product(parts, stds), strict=True):
+        for norm in ("none", "batch_norm"):
+            kind, label = LOOKS[norm]
+            runs = [found[names[norm, rate, std]][:, part] for rate in rates]
+            band(ax, rates, np.transpose(runs), kind=kind, label=label)
+            published = SIGMOID_NET_ACCURACY[norm]
+            if record.scale == "paper" and steps[part] in published.x:
+                level = published.y[published.x.index(steps[part])]
+                colour = STYLES[kind]["color"]
+                label = f"{label}, published"
+                ax.axhline(level, color=colour, linestyle=":", label=label)
+        ax.set(xscale="log")
+        ax.set_xticks(rates, [f"{rate:g}" for rate in rates])
+        ax.minorticks_off()
+    _share_rows(axes, len(stds))
+    for ax, part in zip(axes[:: len(stds)], parts, strict=True):
+        ax.set(ylabel=f"test accuracy,\n{steps[part]} steps")
+    for ax, std in zip(axes[-len(stds) :], stds, strict=True):
+        ax.set(xlabel=f"learning rate\n\nstd of weights {std:g}")
+    _add_legend(fig, axes[0])
+    return {"choices": fig}
+
+
+# Points of a curve that is a summary of many single batches.
+STRETCHES = 20
+# Lines that stand behind a bold one.
+THIN_LINE: dict[str, Any] = {"linewidth": 0.7, "linestyle": "-", "alpha": 0.6}
+
+
+def _share_rows(axes: Sequence[Axes], columns: int) -> None:
+    """Give all panels of a row the vertical scale of the first."""
+    for place, ax in enumerate(axes):
+        if place % columns:
+            ax.sharey(axes[place - place % columns])
+            ax.tick_params(labelleft=False)
+
+
+def _check_name(record: Record, name: str) -> None:
+    if record.name != name:
+        raise RecordError(
+            f"the record must be of {name}, got one of {record.name}; draw it with the "
+            "figures of that experiment."
+        )
+
+
+def _stretches(
+    steps: NDArray[np.int64], values: NDArray[np.float64]
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Summarize axis 1 of (S, T, ...) by medians: a single batch scatters widely."""
+    parts = np.array_split(np.arange(len(steps)), min(STRETCHES, len(steps)))
+    medians = [np.median(values[:, part], axis=1) for part in parts]
+    return np.array([steps[part].mean() for part in parts]), np.stack(medians, axis=1)
+
+
+def _add_legend(fig: Figure, ax: Axes) -> None:
+    handles, labels = ax.get_legend_handles_labels()
+    columns = 3 if len(labels) <= 3 else 2
+    fig.legend(handles, labels, loc="outside upper center", ncols=columns)
 
 
 VARIANTS = {

@@ -9,11 +9,12 @@ convolutions with max pooling between, and one hidden fully connected layer.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from normbook.data import Dataset
@@ -37,12 +38,15 @@ from normbook.experiments.experiment import (
     generator,
     required,
 )
+from normbook.experiments.published import VGG_TRAIN_ACCURACY
+from normbook.experiments.record import RecordError
 from normbook.layers.batch_norm import BatchNorm1d, BatchNorm2d
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from normbook.experiments.record import Record
+    from normbook.figures import Kind, Line
 
 __all__ = ["EXPERIMENT", "build"]
 
@@ -166,7 +170,7 @@ def begin(
         moved = input_shift_of_update(run.model, run.loss, rate, relus)
         found = gradient_shift(run.model, run.loss, rate)
         return {
-            "inputs": [float(np.nanmean(moved[name])) for name in relus],
+            "inputs": [_mean(moved[name]) for name in relus],
             "l2": found.l2.tolist(),
             "cosine": found.cosine.tolist(),
             "gradient_norm": found.gradient_norm.tolist(),
@@ -190,6 +194,12 @@ def begin(
     )
 
 
+def _mean(values: NDArray[np.float64]) -> float:
+    """Mean over the units whose input is not constant; NaN if there is none."""
+    moving = values[~np.isnan(values)]
+    return float(moving.mean()) if moving.size else float("nan")
+
+
 def _step_sizes(rate: float) -> list[float]:
     """Half to four times the learning rate, as in the paper."""
     return [rate * k / 2 for k in range(1, 9)]
@@ -205,9 +215,160 @@ def _images(x: Any, device: torch.device) -> Tensor:
     return images.to(device=device, memory_format=torch.channels_last)
 
 
+# Colour and label of what stands before the ReLUs.
+LOOKS: dict[str, tuple[Kind, str]] = {
+    "none": ("none", "no normalization"),
+    "batch_norm": ("batch", "batch norm"),
+    "noisy_batch_norm": ("other", "batch norm, then noise"),
+}
+# Digits of 8 x 8 pixels are another task than the published one.
+COMPARABLE = ("cpu", "paper", "cifar10")
+PUBLISHED = "published, CIFAR-10"
+LEVEL = "$1 / \\eta_{\\min}$"
+SHIFTS = ("moved inputs (σ)", "change / gradient", "cosine")
+
+
 def figures(record: Record) -> dict[str, Figure]:
-    """Draw training, the landscape and the shifts beside the published points."""
-    raise NotImplementedError
+    r"""Draw training, the landscape and the shifts, beside published points.
+
+    Parameters
+    ----------
+    record : Record
+        Of this experiment, at any scale.
+
+    Returns
+    -------
+    dict from name to Figure
+        "accuracy" in training, with the published one beside it unless the scale is
+        "live"; the three measures along the gradient, "loss_range",
+        "gradient_change" and "beta" (with :math:`1 / \eta_{\min}`); "shift", layer by
+        layer, and "inputs" of the followed units, at the lowest learning rate.
+
+    Raises
+    ------
+    RecordError
+        If the record is of another experiment.
+    """
+    from normbook.figures import curve_grid, points
+
+    if record.name != EXPERIMENT.name:
+        raise RecordError(
+            f"the record must be of {EXPERIMENT.name}, got one of {record.name}; draw "
+            "it with the figures of that experiment."
+        )
+    by_rate = _by_rate(record)
+
+    def compare(
+        ylabel: str,
+        measurement: str,
+        curve: Callable[[str], NDArray[np.float64]],
+        level: Callable[[float], float] | None = None,
+    ) -> Figure:
+        columns: dict[str, dict[str, Line]] = {}
+        for rate, variants in by_rate.items():
+            lines: dict[str, Line] = {}
+            steps = record.steps(measurement, variants[0])
+            for variant in variants:
+                kind, label = _look(record, variant)
+                lines[label] = (kind, steps, curve(variant))
+            if level is not None:
+                height = np.full((1, len(steps)), level(rate))
+                lines[LEVEL] = ("reference", steps, height)
+            columns[f"training steps\n\nlearning rate {rate:g}"] = lines
+        is_log = measurement == "landscape"
+        return curve_grid({ylabel: columns}, yscale="log" if is_log else "linear")[0]
+
+    def along(quantity: str) -> Callable[[str], NDArray[np.float64]]:
+        return lambda variant: record.values(variant, "landscape", quantity)
+
+    drawn = {
+        "accuracy": compare(
+            "training accuracy",
+            "training",
+            lambda variant: record.values(variant, "training", "accuracy"),
+        ),
+        "loss_range": compare(
+            "range of the loss (nats)",
+            "landscape",
+            lambda variant: along("highest")(variant) - along("lowest")(variant),
+        ),
+        "gradient_change": compare(
+            "change of the gradient", "landscape", along("most_change")
+        ),
+        "beta": compare(
+            "effective smoothness",
+            "landscape",
+            along("beta"),
+            lambda rate: 1 / _step_sizes(rate)[0],
+        ),
+        "shift": _draw_shift(record, by_rate[min(by_rate)]),
+        "inputs": curve_grid(_inputs(record, by_rate[min(by_rate)]))[0],
+    }
+    if record.scale in COMPARABLE:
+        for ax, variants in zip(drawn["accuracy"].axes, by_rate.values(), strict=True):
+            for variant in variants:
+                kind, there = _look(record, variant)[0], VGG_TRAIN_ACCURACY[variant]
+                points(ax, there.x, there.y, kind=kind, label=PUBLISHED)
+        first = drawn["accuracy"].axes[0]
+        first.legend(handles=first.lines[-1:])
+    return drawn
+
+
+def _by_rate(record: Record) -> dict[float, list[str]]:
+    """Variants with each learning rate."""
+    found: dict[float, list[str]] = {}
+    for variant, own in record.settings["variants"].items():
+        found.setdefault(own["learning_rate"], []).append(variant)
+    return found
+
+
+def _look(record: Record, variant: str) -> tuple[Kind, str]:
+    return LOOKS[record.settings["variants"][variant]["norm"]]
+
+
+def _draw_shift(record: Record, variants: Sequence[str]) -> Figure:
+    """Medians over training, layer by layer; the first layer has nothing below it."""
+    from normbook.figures import band, panels
+
+    found = {
+        variant: [
+            record.values(variant, "shift", name)  # (S, T, layers)
+            for name in ("inputs", "l2", "cosine", "gradient_norm")
+        ]
+        for variant in variants
+    }
+    fig, axes = panels(3)
+    fig.set_size_inches(8.4, fig.get_size_inches()[1])
+    for variant, (inputs, l2, cosine, norm) in found.items():
+        kind, label = _look(record, variant)
+        shifts = (inputs, l2 / np.where(norm > 0, norm, np.nan), cosine)
+        for ax, shift in zip(axes, shifts, strict=True):
+            layers = np.arange(2, shift.shape[2] + 1)
+            middle = np.nanmedian(shift[..., 1:], axis=1)
+            band(ax, layers, middle, kind=kind, label=label)
+            ax.set(xlabel="layer", xticks=layers[::2])
+    for ax, name in zip(axes, SHIFTS, strict=True):
+        ax.set(ylabel=name)
+    handles, labels = axes[0].get_legend_handles_labels()
+    fig.legend(handles, labels, loc="outside upper center", ncols=len(labels))
+    return fig
+
+
+def _inputs(
+    record: Record, variants: Sequence[str]
+) -> dict[str, dict[str, dict[str, Line]]]:
+    """The units of the deepest layer that was followed, of the first seed."""
+    found: dict[str, dict[str, dict[str, Line]]] = {}
+    for quantity in ("mean", "std"):
+        row = found.setdefault(f"{quantity} of an input", {})
+        for variant in variants:
+            kind, label = _look(record, variant)
+            units = record.values(variant, "inputs", quantity)[0, :, -1].T
+            steps = record.steps("inputs", variant)
+            row[f"training steps\n\n{label}"] = {
+                f"_{k}": (kind, steps, unit[None]) for k, unit in enumerate(units)
+            }
+    return found
 
 
 COMMON: dict[str, Any] = {
@@ -229,6 +390,14 @@ EVERY = {
     "landscape_every": 50,
     "shift_every": 250,
     "test_every": 500,
+}
+PAPER: dict[str, Any] = {
+    **COMMON,
+    **EVERY,
+    "steps": 15_000,
+    "layers": PAPER_LAYERS,
+    "hidden": 512,
+    "followed": [2, 8],
 }
 EXPERIMENT = Experiment(
     name="vgg",
@@ -265,17 +434,16 @@ EXPERIMENT = Experiment(
             about="Fashion-MNIST, an eighth of the widths of VGG, a third of the steps",
         ),
         "paper": Scale(
-            {
-                **COMMON,
-                **EVERY,
-                "steps": 15_000,
-                "layers": PAPER_LAYERS,
-                "hidden": 512,
-                "followed": [2, 8],
-            },
+            PAPER,
             seeds=(0, 1, 2),
             data="fashion-mnist",
             about="Fashion-MNIST, the widths of VGG and the steps of the paper (GPU)",
+        ),
+        "cifar10": Scale(
+            PAPER,
+            seeds=(0, 1, 2),
+            data="cifar-10",
+            about="CIFAR-10 as in the paper (GPU, 170 MB to download)",
         ),
     },
     begin=begin,

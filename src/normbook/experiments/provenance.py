@@ -1,0 +1,150 @@
+"""Where a result comes from: code, versions, data, device and command."""
+
+from __future__ import annotations
+
+import hashlib
+import platform
+import subprocess
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import normbook
+from normbook.data import Dataset
+from normbook.data.catalogue import SOURCES
+
+__all__ = ["code", "command", "commit", "data_hashes", "device", "now", "versions"]
+
+PACKAGES = ("normbook", "numpy", "scikit-learn", "torch")
+ROOT = Path(normbook.__file__).parent
+
+
+def command(
+    name: str,
+    scale: str,
+    seeds: Sequence[int],
+    place: torch.device,
+    *,
+    processes: int = 1,
+    machines: int = 1,
+) -> str:
+    """Give the command that repeats a run.
+
+    Parameters
+    ----------
+    name, scale : str
+    seeds : sequence of int
+    place : torch.device
+    processes : int
+        On all machines.
+    machines : int
+
+    Returns
+    -------
+    str
+
+    Examples
+    --------
+    >>> command("vgg", "live", [0, 1], torch.device("cpu"), processes=2)
+    'torchrun --nproc-per-node 2 -m normbook run vgg --scale live --seeds 0 1
+    --device cpu'
+    """
+    start = "normbook"
+    if processes > 1:
+        nodes = f"--nnodes {machines} " if machines > 1 else ""
+        start = f"torchrun {nodes}--nproc-per-node {processes // machines} -m normbook"
+    numbers = " ".join(map(str, seeds))
+    return f"{start} run {name} --scale {scale} --seeds {numbers} --device {place.type}"
+
+
+def data_hashes(name: str, data: Dataset | None) -> dict[str, dict[str, str]]:
+    """SHA-256 of the files, which were compared with it; of the arrays, if embedded.
+
+    Parameters
+    ----------
+    name : str
+        Of the data set.
+    data : Dataset or None
+
+    Returns
+    -------
+    dict from data set to (dict from file name to SHA-256)
+        Empty where there are no data.
+    """
+    if data is None:
+        return {}
+    source = SOURCES[name]
+    files = {file.name: file.sha256 for file in source.files}
+    if not files:
+        digest = hashlib.sha256()
+        for array in data:
+            digest.update(array.tobytes())
+        files = {source.package: digest.hexdigest()}
+    return {source.name: files}
+
+
+def versions() -> dict[str, str]:
+    """Versions of Python and of the packages that compute."""
+    found = {"python": platform.python_version()}
+    for name in PACKAGES:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:  # run from its sources
+            found[name] = "not installed"
+    return found
+
+
+def code() -> str:
+    """SHA-256 over the sources of the package."""
+    digest = hashlib.sha256()
+    for path in sorted(ROOT.rglob("*.py")):
+        digest.update(str(path.relative_to(ROOT)).encode())
+        digest.update(path.read_bytes())
+    return digest.hexdigest()
+
+
+def commit() -> dict[str, Any]:
+    """Commit of the repository, if the sources are tracked by one.
+
+    Returns
+    -------
+    dict
+        "commit", None where there is none, and "is_modified": whether the sources
+        differ from it.
+    """
+    try:
+        # Installed into somebody's project, the sources lie in its repository and
+        # are no part of it.
+        _git("ls-files", "--error-unmatch", "__init__.py")
+        is_modified = bool(_git("status", "--porcelain", "--", "."))
+        return {"commit": _git("rev-parse", "HEAD"), "is_modified": is_modified}
+    except (OSError, subprocess.SubprocessError):
+        return {"commit": None, "is_modified": False}
+
+
+def device(place: torch.device) -> dict[str, Any]:
+    """Type and name of a device, and the threads of this process."""
+    name = platform.machine()
+    if place.type == "cuda":
+        name = torch.cuda.get_device_name(place)
+    return {"type": place.type, "name": name, "threads": torch.get_num_threads()}
+
+
+def now() -> str:
+    """Date and time (UTC)."""
+    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def _git(*arguments: str) -> str:
+    done = subprocess.run(  # noqa: S603 - our own arguments
+        ["git", "-C", str(ROOT), *arguments],  # noqa: S607
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=20,
+    )
+    return done.stdout.strip()

@@ -1,0 +1,82 @@
+"""Points read off figures: whole, in order, and where such values can lie."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from normbook.experiments import deep_linear, published, sigmoid_net, vgg
+from normbook.experiments.published import Points
+
+ACCURACIES = ("SIGMOID_NET_ACCURACY", "VGG_TRAIN_ACCURACY")
+CURVES = (*ACCURACIES, "DEEP_LINEAR_LOSS")
+NUMBERS = ("VGG_TEST_ACCURACY", "VGG_LOSS_RANGE", "VGG_GRADIENT_CHANGE", "VGG_BETA")
+
+
+def curves(*names: str) -> list[Any]:
+    return [
+        pytest.param(points, id=f"{name} {key}")
+        for name in names
+        for key, points in getattr(published, name).items()
+    ]
+
+
+def test_everything_published_is_looked_at_here() -> None:
+    assert {*CURVES, *NUMBERS, "Points"} == set(published.__all__)
+
+
+@pytest.mark.parametrize("points", curves(*CURVES))
+def test_a_curve_has_a_value_at_each_of_some_growing_steps(points: Points) -> None:
+    assert len(points.x) == len(points.y) >= 4
+    assert all(a < b for a, b in zip(points.x, points.x[1:], strict=False))
+    assert points.x[0] >= 0
+    assert all(isinstance(value, int | float) for value in (*points.x, *points.y))
+
+
+@pytest.mark.parametrize("points", curves(*CURVES))
+def test_a_curve_names_the_figure_that_it_was_read_off(points: Points) -> None:
+    assert points.source.partition(", Fig")[0] in (
+        "Ioffe and Szegedy (2015)",
+        "Santurkar et al. (2018)",
+    )
+
+
+@pytest.mark.parametrize("points", curves(*ACCURACIES))
+def test_an_accuracy_lies_between_chance_and_one(points: Points) -> None:
+    assert all(0.1 <= y <= 1 for y in points.y)
+
+
+@pytest.mark.parametrize("points", curves("DEEP_LINEAR_LOSS"))
+def test_the_loss_of_the_linear_network_falls(points: Points) -> None:
+    assert all(a > b > 0 for a, b in zip(points.y, points.y[1:], strict=False))
+    # Before training the output is of the size of its target A x, whose summed
+    # square is 1000 * 10 * 10, or larger by the order of one.
+    assert 1e4 < points.y[0] < 1e5
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+def test_numbers_of_the_networks_are_positive(name: str) -> None:
+    values = getattr(published, name)
+    assert {"none", "batch_norm"} <= values.keys()
+    assert all(value > 0 for value in values.values())
+
+
+def test_accuracies_at_the_end_lie_between_chance_and_one() -> None:
+    assert all(0.1 <= y <= 1 for y in published.VGG_TEST_ACCURACY.values())
+
+
+@pytest.mark.parametrize(
+    ("points", "settings"),
+    [
+        (published.SIGMOID_NET_ACCURACY, sigmoid_net.EXPERIMENT.scales["paper"]),
+        (published.VGG_TRAIN_ACCURACY, vgg.EXPERIMENT.scales["paper"]),
+        (published.DEEP_LINEAR_LOSS, deep_linear.EXPERIMENT.scales["paper"]),
+    ],
+)
+def test_published_curves_belong_to_variants_and_steps_of_ours(
+    points: dict[str, Points], settings: Any
+) -> None:
+    variants = {name.split()[0] for name in settings.settings["variants"]}
+    assert points.keys() <= variants
+    assert all(p.x[-1] <= settings.settings["steps"] for p in points.values())

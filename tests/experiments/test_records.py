@@ -1,0 +1,163 @@
+"""The recorded results: complete, of this code, and repeated in their first steps.
+
+Of each record every variant is repeated with its first seed: the losses of 20 steps
+and the measurements that fall into them, those before the first step and, where they
+are taken often, some more. Of the runs with other seeds every third is repeated for
+the losses of 5 steps.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tiny
+
+from normbook.__main__ import _parser
+from normbook.data import Dataset
+from normbook.data.catalogue import SOURCES
+from normbook.data.files import whereabouts
+from normbook.experiments import record
+from normbook.experiments.catalogue import EXPERIMENTS
+from normbook.experiments.experiment import OPENING, Scale
+from normbook.experiments.record import Record
+from normbook.experiments.runner import load_data, replay
+
+RECORDED = Path(__file__).parents[2] / "book" / "recorded"
+PATHS = [pytest.param(p, id=p.stem) for p in sorted(RECORDED.glob("*.json"))]
+
+read = cache(record.load)
+
+
+@cache
+def load_once(name: str) -> Dataset | None:
+    return load_data(Scale({}, (), name, ""))
+
+
+def data(of: Record) -> Dataset | None:
+    """Load the data set of a record, or skip: tests download nothing."""
+    name = EXPERIMENTS[of.name].scales[of.scale].data
+    if name:
+        is_here, where = whereabouts(SOURCES[name])
+        if not is_here:
+            pytest.skip(
+                f"{of.name} needs the data set {name} ({where}), or the name of its "
+                "folder in NORMBOOK_DATA"
+            )
+    return load_once(name)
+
+
+def test_every_file_beside_the_chapters_is_looked_at_here() -> None:
+    assert {path.suffix for path in RECORDED.iterdir()} == {".json"}
+    assert {path.stem for path in RECORDED.iterdir()} <= EXPERIMENTS.keys()
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_a_record_is_of_an_experiment_of_its_name_with_the_settings_of_the_code(
+    path: Path,
+) -> None:
+    of = read(path)
+    assert of.name == path.stem
+    scale = EXPERIMENTS[of.name].scales[of.scale]
+    assert of.settings == json.loads(json.dumps(scale.settings))
+    assert of.seeds == list(scale.seeds)
+    assert of.data.keys() == ({scale.data} if scale.data else set())
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_a_record_was_made_from_committed_sources(path: Path) -> None:
+    of = read(path)
+    assert of.commit is not None
+    assert not of.is_modified
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_the_command_in_a_record_repeats_it(path: Path) -> None:
+    of = read(path)
+    words = of.command.split()
+    options = _parser().parse_args(words[words.index("run") :])
+    assert options.name.name == of.name
+    assert (options.scale, options.seeds) == (of.scale, of.seeds)
+    if of.device["ranks"] > 1:
+        count = f"--nproc-per-node {of.device['ranks']} -m normbook run"
+        assert of.command.startswith(f"torchrun {count}")
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_a_record_has_the_hashes_of_its_data(path: Path) -> None:
+    for name, hashes in read(path).data.items():
+        if files := SOURCES[name].files:
+            assert hashes == {file.name: file.sha256 for file in files}
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_a_record_goes_to_the_last_step(path: Path) -> None:
+    of = read(path)
+    last = of.settings["steps"]
+    for kept in of.runs:
+        assert len(kept.opening) == OPENING
+        assert all(c["step"][-1] == last for c in kept.curves.values())
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_the_first_steps_of_a_record_repeat(path: Path) -> None:
+    of = read(path)
+    experiment, examples = EXPERIMENTS[of.name], data(of)
+    first = [kept for kept in of.runs if kept.seed == of.seeds[0]]
+    others = [kept for kept in of.runs if kept.seed != of.seeds[0]][::3]
+    assert replay(replace(of, runs=first), experiment, examples) == []
+    rest = replace(of, runs=others)
+    assert replay(rest, experiment, examples, steps=5, is_measured=False) == []
+
+
+# --- a false record is found out
+
+
+def false(of: Record, **changes: Any) -> Record:
+    """Take the second variant with the first seed alone, and change it."""
+    run = next(r for r in of.runs if r.variant == of.variants[1])
+    return replace(of, runs=[replace(run, **changes)])
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_a_changed_loss_would_be_found(path: Path) -> None:
+    of, run = read(path), false(read(path)).runs[0]
+    changed = [*run.opening[:4], 1.01 * run.opening[4], *run.opening[5:]]
+    check(false(of, opening=changed), steps=5, is_measured=False)
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_another_seed_would_be_found(path: Path) -> None:
+    of = read(path)
+    check(false(of, seed=of.seeds[0] + 1), steps=5, is_measured=False)
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_each_changed_measurement_would_be_found(path: Path) -> None:
+    of, run = read(path), false(read(path)).runs[0]
+    curves = {
+        name: {q: v if q == "step" else tiny.scaled(v, 1.01) for q, v in c.items()}
+        for name, c in run.curves.items()
+    }
+    found = check(false(of, curves=curves), steps=1)
+    measured = {n: c for n, c in run.curves.items() if c["step"][0] == 0}
+    expected = {f"{n} / {q}" for n, c in measured.items() for q in c if q != "step"}
+    assert {line.partition(": ")[2] for line in found} == expected
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_a_learning_rate_of_one_percent_more_would_be_found(path: Path) -> None:
+    of = read(path)
+    check(false(of), experiment=tiny.faster(EXPERIMENTS[of.name]))
+
+
+def check(of: Record, experiment: Any = None, **options: Any) -> list[str]:
+    """Repeat; give the differences, of which there must be some."""
+    experiment = experiment or EXPERIMENTS[of.name]
+    found = replay(of, experiment, data(of), **options)
+    assert found
+    return found

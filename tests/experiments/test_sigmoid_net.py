@@ -1,0 +1,298 @@
+"""The network of Ioffe and Szegedy: what is measured, and what is drawn of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pytest
+import torch
+from matplotlib.figure import Figure
+from numpy.typing import ArrayLike
+
+from normbook.experiments import runner, sigmoid_net
+from normbook.experiments.experiment import Experiment
+from normbook.experiments.published import SIGMOID_NET_ACCURACY
+from normbook.experiments.record import Record, RecordError, RunRecord
+from normbook.figures import STYLES
+
+VARIANTS = ("none", "batch_norm", "noisy_batch_norm")
+BLUE, GREEN, GREY = (STYLES[k]["color"] for k in ("batch", "other", "none"))
+
+
+@pytest.fixture(autouse=True)
+def _closed() -> Iterator[None]:
+    plt.switch_backend("agg")
+    yield
+    plt.close("all")
+
+
+def tiny(experiment: Experiment, **settings: Any) -> Experiment:
+    live = experiment.scales["live"]
+    scale = replace(live, settings={**live.settings, "measure_every": 4, **settings})
+    return replace(experiment, scales={"live": scale})
+
+
+@pytest.fixture(scope="module")
+def live() -> Record:
+    experiment = tiny(sigmoid_net.EXPERIMENT, steps=8, width=12)
+    return runner.run(experiment, "live", seeds=[0, 1])
+
+
+def invented(experiment: Experiment, scale: str, quantities: dict[str, Any]) -> Record:
+    """Give a record of random numbers, at the steps of a scale, with two seeds."""
+    settings = experiment.scales[scale].settings
+    steps = list(range(0, settings["steps"] + 1, settings["measure_every"]))
+    rng = np.random.default_rng(0)
+
+    def curves() -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        for name, shape in quantities.items():
+            measurement, quantity = name.split("/")
+            values = rng.uniform(0.1, 0.9, (len(steps), *shape)).tolist()
+            found.setdefault(measurement, {"step": steps})[quantity] = values
+        return found
+
+    runs = [
+        RunRecord(variant, seed, 1.0, [], curves())
+        for variant in settings["variants"]
+        for seed in (0, 1)
+    ]
+    return Record(
+        name=experiment.name, scale=scale, command="", settings=settings, seeds=[0, 1],
+        data={}, versions={}, code="", commit=None, is_modified=False, device={},
+        started="", wall_seconds=1.0, runs=runs,
+    )  # fmt: skip
+
+
+SHAPES: dict[str, tuple[int, ...]] = {
+    "test/accuracy": (),
+    **{f"inputs/{q}": (5,) for q in ("q15", "q50", "q85")},
+    "shift/inputs": (3,),
+    "shift/l2": (4,),
+    "shift/cosine": (4,),
+}
+
+
+@pytest.fixture(scope="module")
+def paper() -> Record:
+    return invented(sigmoid_net.EXPERIMENT, "paper", SHAPES)
+
+
+@pytest.fixture(scope="module")
+def choices() -> Record:
+    return invented(sigmoid_net.CHOICES, "paper", {"test/accuracy": ()})
+
+
+def drawn(ax: Any, colour: str, marker: str = "None") -> list[Any]:
+    """Lines of one colour, each as an array (2, T)."""
+    return [
+        np.array(line.get_data())
+        for line in ax.lines
+        if line.get_color() == colour and line.get_marker() == marker
+    ]
+
+
+def shaded(ax: Any, x: ArrayLike, low: ArrayLike, high: ArrayLike) -> bool:
+    """Whether some shade goes from the one to the other."""
+    wanted = {*zip(x, low, strict=True), *zip(x, high, strict=True)}  # type: ignore[arg-type]
+    shades = [s.get_paths()[0].vertices for s in ax.collections]
+    return any(wanted <= {tuple(v) for v in np.asarray(s)} for s in shades)
+
+
+# --- the runs
+
+
+def test_a_live_run_measures_what_the_figures_need(live: Record) -> None:
+    assert live.variants == list(VARIANTS)
+    for variant in VARIANTS:
+        for name, shape in SHAPES.items():
+            values = live.values(variant, *name.split("/"))
+            assert values.shape == (2, 3, *shape)
+            assert np.isfinite(values).all()
+
+
+def test_all_variants_begin_with_the_same_weights_and_batches() -> None:
+    scale = sigmoid_net.EXPERIMENT.scales["live"]
+    data = runner.load_data(scale)
+    runs = [
+        sigmoid_net.begin(
+            runner.variant_settings(scale, variant), 3, data, torch.device("cpu")
+        )
+        for variant in VARIANTS
+    ]
+    for other in runs[1:]:
+        weights = (next(run.model.parameters()) for run in (runs[0], other))
+        assert torch.equal(*weights)
+        assert torch.equal(runs[0].batch[0], other.batch[0])
+
+
+def test_images_are_made_binary_where_the_paper_has_them_so() -> None:
+    grey = np.array([[[0.0, 0.4], [0.6, 1.0]]])
+    for is_binary, expected in ((True, [0, 0, 1, 1]), (False, [0, 0.4, 0.6, 1])):
+        settings = {"is_binary": is_binary}
+        rows = sigmoid_net._pixels(grey, settings, torch.device("cpu"))
+        assert rows.tolist() == [expected]
+
+
+def test_the_noise_moves_the_inputs_more_than_batch_norm_alone(live: Record) -> None:
+    moved = {v: live.values(v, "shift", "inputs").min() for v in VARIANTS[1:]}
+    calm = live.values("batch_norm", "shift", "inputs").max()
+    assert moved["noisy_batch_norm"] > 3 * calm
+
+
+# --- the figures
+
+
+@pytest.mark.parametrize("which", ["live", "paper"])
+def test_the_accuracies_drawn_are_those_of_the_record(
+    which: str, request: pytest.FixtureRequest
+) -> None:
+    record: Record = request.getfixturevalue(which)
+    figure = sigmoid_net.figures(record)["accuracy"]
+    for ax in figure.axes:
+        for variant, colour in zip(VARIANTS, (GREY, BLUE, GREEN), strict=True):
+            runs = record.values(variant, "test", "accuracy")
+            (line,) = drawn(ax, colour)
+            steps = record.steps("test", variant)
+            np.testing.assert_array_equal(line, [steps, np.median(runs, axis=0)])
+            assert shaded(ax, steps, runs.min(0), runs.max(0))
+
+
+def test_published_points_are_drawn_at_the_scale_of_the_paper_only(
+    live: Record, paper: Record
+) -> None:
+    for ax in sigmoid_net.figures(paper)["accuracy"].axes:
+        for variant, colour in (("none", GREY), ("batch_norm", BLUE)):
+            (circles,) = drawn(ax, colour, "o")
+            published = SIGMOID_NET_ACCURACY[variant]
+            np.testing.assert_array_equal(circles, [published.x, published.y])
+        assert drawn(ax, GREEN, "o") == []
+    for ax in sigmoid_net.figures(live)["accuracy"].axes:
+        assert drawn(ax, GREY, "o") == drawn(ax, BLUE, "o") == []
+
+
+def test_the_inputs_drawn_are_the_quantiles_of_the_first_seed(paper: Record) -> None:
+    axes = sigmoid_net.figures(paper)["inputs"].axes
+    steps = paper.steps("inputs")
+    for ax, variant in zip(axes, VARIANTS, strict=True):
+        q15, q50, q85 = (
+            paper.values(variant, "inputs", q)[0] for q in ("q15", "q50", "q85")
+        )
+        quantiles = np.stack([q15[:, 0], q50[:, 0], q85[:, 0]])
+        np.testing.assert_array_equal(ax.lines[0].get_ydata(), np.median(quantiles, 0))
+        assert shaded(ax, steps, quantiles.min(0), quantiles.max(0))
+        others = [np.asarray(line.get_ydata()) for line in ax.lines[1:]]
+        np.testing.assert_array_equal(np.transpose(others), q50[:, 1:])
+
+
+def thirds(figure: Figure) -> list[list[Any]]:
+    """Rows of three panels."""
+    return [figure.axes[k : k + 3] for k in range(0, len(figure.axes), 3)]
+
+
+@pytest.mark.parametrize(
+    ("name", "row", "quantity", "lowest"),
+    [
+        ("input_shift", 0, "inputs", 0),
+        ("gradient_shift", 0, "l2", 1),
+        ("gradient_shift", 1, "cosine", 1),
+    ],
+)
+def test_a_shift_is_drawn_in_medians_over_twenty_stretches(
+    paper: Record, name: str, row: int, quantity: str, lowest: int
+) -> None:
+    panels = thirds(sigmoid_net.figures(paper)[name])[row]
+    for layer, ax in enumerate(panels, start=lowest):
+        for variant, colour in zip(VARIANTS, (GREY, BLUE, GREEN), strict=True):
+            values = paper.values(variant, "shift", quantity)[:, :, layer]
+            (line,) = drawn(ax, colour)
+            assert line.shape == (2, 20)
+            # 101 measurements: the first stretch has 6, the others 5
+            first = np.median(values[:, :6], axis=1)
+            last = np.median(values[:, -5:], axis=1)
+            ends = np.median(first), np.median(last)
+            np.testing.assert_allclose(line[1, [0, -1]], ends)
+            np.testing.assert_allclose(line[0, [0, -1]], [1250, 49_000])
+
+
+def test_a_short_record_is_drawn_measurement_by_measurement(live: Record) -> None:
+    axes = sigmoid_net.figures(live)["input_shift"].axes
+    (line,) = drawn(axes[1], BLUE)
+    shift = live.values("batch_norm", "shift", "inputs")[:, :, 1]
+    np.testing.assert_array_equal(line, [[0, 4, 8], np.median(shift, axis=0)])
+
+
+def test_every_figure_labels_its_axes_and_has_no_title(
+    paper: Record, choices: Record
+) -> None:
+    found = sigmoid_net.figures(paper) | sigmoid_net.choices_figures(choices)
+    assert set(found) == {
+        "accuracy",
+        "inputs",
+        "input_shift",
+        "gradient_shift",
+        "choices",
+    }
+    for figure in found.values():
+        labels = [ax.get_xlabel() + ax.get_ylabel() for ax in figure.axes]
+        assert labels[0]
+        assert figure.axes[-1].get_xlabel()
+        assert not any(ax.get_title() for ax in figure.axes)
+
+
+def test_the_choices_drawn_are_those_of_the_record(choices: Record) -> None:
+    steps = choices.steps("test")
+    rows = thirds(sigmoid_net.choices_figures(choices)["choices"])
+    for row, time in zip(rows, (4000, 10_000, 20_000), strict=True):
+        for ax, std in zip(row, (0.01, 0.03, 0.1), strict=True):
+            for norm, colour in (("none", GREY), ("batch_norm", BLUE)):
+                names = [f"{norm} rate={rate} std={std}" for rate in (0.1, 0.3, 1.0)]
+                runs = [choices.values(n, "test", "accuracy") for n in names]
+                now = np.array(runs)[:, :, steps == time][:, :, 0]
+                line, level = drawn(ax, colour)
+                expected = [(0.1, 0.3, 1.0), np.median(now, axis=1)]
+                np.testing.assert_array_equal(line, expected)
+                assert shaded(ax, line[0], now.min(1), now.max(1))
+                published = SIGMOID_NET_ACCURACY[norm]
+                said = published.y[published.x.index(time)]
+                np.testing.assert_array_equal(level[1], said)
+
+
+def test_choices_are_drawn_from_a_live_run_without_published_levels() -> None:
+    experiment = tiny(sigmoid_net.CHOICES, steps=8, width=6)
+    record = runner.run(experiment, "live", seeds=[0])
+    (figure,) = sigmoid_net.choices_figures(record).values()
+    assert [len(ax.lines) for ax in figure.axes] == [2] * 9
+    first = [f"none rate={rate} std=0.01" for rate in (0.1, 0.3, 1.0)]
+    end = [record.values(n, "test", "accuracy")[0, -1] for n in first]
+    np.testing.assert_array_equal(drawn(figure.axes[6], GREY)[0][1], end)
+
+
+# --- what is refused
+
+
+def test_a_record_of_another_experiment_is_refused(
+    paper: Record, choices: Record
+) -> None:
+    with pytest.raises(RecordError, match="must be of sigmoid_net, got one of sig"):
+        sigmoid_net.figures(choices)
+    with pytest.raises(RecordError, match="must be of sigmoid_net_choices, got one"):
+        sigmoid_net.choices_figures(paper)
+
+
+@pytest.mark.parametrize("missing", ["test/accuracy", "inputs/q50", "shift/cosine"])
+def test_a_record_that_lacks_a_measurement_is_refused(missing: str) -> None:
+    shapes = {name: shape for name, shape in SHAPES.items() if name != missing}
+    record = invented(sigmoid_net.EXPERIMENT, "live", shapes)
+    with pytest.raises(RecordError, match="measurement and quantity must be one of"):
+        sigmoid_net.figures(record)
+
+
+def test_a_run_without_data_is_refused() -> None:
+    settings = runner.variant_settings(sigmoid_net.EXPERIMENT.scales["live"], "none")
+    with pytest.raises(TypeError, match=r"data must be a Dataset, got None"):
+        sigmoid_net.begin(settings, 0, None, torch.device("cpu"))
