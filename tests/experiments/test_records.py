@@ -140,7 +140,7 @@ def test_another_seed_would_be_found(path: Path) -> None:
 def test_each_changed_measurement_would_be_found(path: Path) -> None:
     of, run = read(path), false(read(path)).runs[0]
     curves = {
-        name: {q: v if q == "step" else tiny.scaled(v, 1.01) for q, v in c.items()}
+        name: {q: v if q == "step" else moved(v) for q, v in c.items()}
         for name, c in run.curves.items()
     }
     found = check(false(of, curves=curves), steps=1)
@@ -153,6 +153,13 @@ def test_each_changed_measurement_would_be_found(path: Path) -> None:
 def test_a_learning_rate_of_one_percent_more_would_be_found(path: Path) -> None:
     of = read(path)
     check(false(of), experiment=tiny.faster(EXPERIMENTS[of.name]))
+
+
+def moved(value: Any) -> Any:
+    """Add a hundredth: behind a batch norm, means are 0 and no factor moves them."""
+    if isinstance(value, list):
+        return [moved(inner) for inner in value]
+    return None if value is None else 1.01 * value + 0.01
 
 
 def check(of: Record, experiment: Any = None, **options: Any) -> list[str]:

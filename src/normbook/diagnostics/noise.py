@@ -52,7 +52,7 @@ class DistributionNoise(nn.Module):
     Examples
     --------
     >>> noise = DistributionNoise(generator=torch.Generator().manual_seed(0))
-    >>> y = noise(torch.zeros(10_000, 2))
+    >>> y = noise(torch.zeros(10_000, 2, dtype=torch.float64))
     >>> bool((y.mean(0).abs() > 0.01).all()), noise.eval()(torch.ones(1, 2)).tolist()
     (True, [[1.0, 1.0]])
     """

@@ -437,7 +437,7 @@ CHOICES = Experiment(
                 "measure_every": 500,
                 "variants": GRID,
             },
-            seeds=(0, 1),
+            seeds=(0,),
             data="mnist",
             about="binary MNIST, two fifths of the steps of the paper",
         ),
