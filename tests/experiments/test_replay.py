@@ -8,10 +8,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import tiny
 
 from normbook.experiments import record
+from normbook.experiments.experiment import Experiment
 from normbook.experiments.record import Record, RunRecord
 from normbook.experiments.runner import RunError, replay, run
 
@@ -119,6 +121,36 @@ def test_other_settings_are_found(name: str, kept: Record) -> None:
     settings = {**kept.settings, name: 7}
     found = replay(replace(kept, settings=settings), TINY, None)
     assert found == ["the settings are no longer those of the record"]
+
+
+def in_float32(of: Record) -> tuple[Record, Experiment]:
+    """Say that the experiment computes in float32."""
+    settings = {**of.settings, "dtype": "float32"}
+    return replace(of, settings=settings), tiny.with_settings(TINY, dtype="float32")
+
+
+def test_of_float32_two_losses_are_compared_unless_more_are_asked_for(
+    kept: Record,
+) -> None:
+    for place, default, all_of_them in ((0, 1, 1), (1, 1, 1), (2, 0, 1)):
+        false = copy.deepcopy(kept)
+        false.runs[2].opening[place] *= 1.0001
+        of, experiment = in_float32(false)
+        assert len(replay(of, experiment, None)) == default
+        assert len(replay(of, experiment, None, steps=20)) == all_of_them
+
+
+@pytest.mark.parametrize(("factor", "count"), [(1.009, 0), (1.011, 1)])
+def test_measurements_in_float32_agree_to_a_hundredth_of_the_largest(
+    factor: float, count: int, kept: Record
+) -> None:
+    def change(false: Any) -> None:
+        each = false.curves["weights"]["each"][0]
+        place = int(np.argmax(np.abs(each)))
+        each[place] *= factor
+
+    of, experiment = in_float32(change_run(kept, change))
+    assert len(replay(of, experiment, None)) == count
 
 
 def test_losses_alone_can_be_compared(kept: Record) -> None:
