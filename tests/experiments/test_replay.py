@@ -129,15 +129,24 @@ def in_float32(of: Record) -> tuple[Record, Experiment]:
     return replace(of, settings=settings), tiny.with_settings(TINY, dtype="float32")
 
 
+@pytest.mark.parametrize(
+    ("place", "factor", "default", "strict"),
+    [
+        (0, 1.0001, 1, 1),
+        (1, 1.0001, 0, 1),
+        (1, 1.0030, 1, 1),
+        (2, 1.1000, 0, 1),
+    ],
+)
 def test_of_float32_two_losses_are_compared_unless_more_are_asked_for(
-    kept: Record,
+    place: int, factor: float, default: int, strict: int, kept: Record
 ) -> None:
-    for place, default, all_of_them in ((0, 1, 1), (1, 1, 1), (2, 0, 1)):
-        false = copy.deepcopy(kept)
-        false.runs[2].opening[place] *= 1.0001
-        of, experiment = in_float32(false)
-        assert len(replay(of, experiment, None)) == default
-        assert len(replay(of, experiment, None, steps=20)) == all_of_them
+    def change(false: RunRecord) -> None:
+        false.opening[place] *= factor
+
+    of, experiment = in_float32(change_run(kept, change))
+    assert len(replay(of, experiment, None)) == default
+    assert len(replay(of, experiment, None, steps=20)) == strict
 
 
 @pytest.mark.parametrize(("factor", "count"), [(1.009, 0), (1.011, 1)])
