@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from normbook.experiments import deep_linear, sigmoid_net, vgg
+from normbook.experiments import batch_size, deep_linear, sigmoid_net, vgg
 from normbook.experiments.experiment import Experiment
 
 __all__ = ["EXPERIMENTS"]
@@ -14,5 +14,7 @@ EXPERIMENTS: dict[str, Experiment] = {
         sigmoid_net.CHOICES,
         vgg.EXPERIMENT,
         deep_linear.EXPERIMENT,
+        batch_size.BATCH_128,
+        batch_size.BATCH_4,
     )
 }

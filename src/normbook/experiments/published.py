@@ -9,6 +9,9 @@ from __future__ import annotations
 from typing import NamedTuple
 
 __all__ = [
+    "BATCH_SIZE_ERROR",
+    "BATCH_SIZE_LAST_ERROR",
+    "BATCH_SIZE_LOSS",
     "DEEP_LINEAR_LOSS",
     "SIGMOID_NET_ACCURACY",
     "VGG_BETA",
@@ -85,4 +88,56 @@ DEEP_LINEAR_LOSS = {
     "l1": Points(_SANTURKAR_5B, _TIMES, (37_000, 3700, 1200, 605, 98)),
     "l2": Points(_SANTURKAR_5B, _TIMES, (40_000, 6400, 1200, 982, 482)),
     "linf": Points(_SANTURKAR_5B, _TIMES, (35_000, 23_000, 3200, 1050, 986)),
+}
+
+_BA_6 = "Ba et al. (2016), Fig. 6"
+
+
+def _by_norm(
+    epochs: tuple[float, ...],
+    layer_norm: tuple[float, ...],
+    batch_norm: tuple[float, ...],
+    none: tuple[float, ...],
+) -> dict[str, Points]:
+    curves = {"layer_norm": layer_norm, "batch_norm": batch_norm, "none": none}
+    return {norm: Points(_BA_6, epochs, values) for norm, values in curves.items()}
+
+
+# Negative log likelihood on the training set (nats) by batch size, against epochs
+# counted from 0. The paper gives no numbers of runs.
+_LOSS_EPOCHS = (0, 5, 10, 20, 30, 40, 60)
+BATCH_SIZE_LOSS = {
+    128: _by_norm(
+        _LOSS_EPOCHS,
+        layer_norm=(6.6e-2, 1.3e-2, 5.6e-3, 5.9e-3, 1.4e-7, 6e-9, 3e-10),
+        batch_norm=(1.6e-1, 7.7e-3, 4.0e-3, 6.7e-4, 2.4e-4, 2.4e-4, 6.5e-5),
+        none=(7.0e-2, 1.1e-2, 4.2e-3, 5.0e-3, 4.0e-3, 5.9e-4, 4.5e-10),
+    ),
+    4: _by_norm(
+        _LOSS_EPOCHS,
+        layer_norm=(8.6e-2, 4.3e-3, 3.1e-3, 2.7e-3, 6.0e-4, 4.4e-4, 2.6e-3),
+        batch_norm=(1.8e-1, 7.0e-2, 5.7e-2, 1.2e-1, 3.6e-2, 3.2e-2, 2.1e-2),
+        none=(7.1e-2, 9.7e-3, 8.2e-3, 6.0e-3, 9.3e-3, 3.1e-3, 6.5e-3),
+    ),
+}
+# Error on the test set.
+_ERROR_EPOCHS = (0, 5, 10, 20, 40, 64)
+BATCH_SIZE_ERROR = {
+    128: _by_norm(
+        _ERROR_EPOCHS,
+        layer_norm=(0.0277, 0.0199, 0.0173, 0.0174, 0.0127, 0.0129),
+        batch_norm=(0.0195, 0.0157, 0.0159, 0.0128, 0.0139, 0.0132),
+        none=(0.0300, 0.0189, 0.0159, 0.0173, 0.0162, 0.0150),
+    ),
+    4: _by_norm(
+        _ERROR_EPOCHS,
+        layer_norm=(0.0317, 0.0158, 0.0156, 0.0164, 0.0158, 0.0136),
+        batch_norm=(0.0520, 0.0246, 0.0246, 0.0422, 0.0204, 0.0200),
+        none=(0.0281, 0.0182, 0.0182, 0.0165, 0.0161, 0.0158),
+    ),
+}
+# Mean over the last ten epochs.
+BATCH_SIZE_LAST_ERROR = {
+    128: {"layer_norm": 0.0129, "batch_norm": 0.0132, "none": 0.0151},
+    4: {"layer_norm": 0.0152, "batch_norm": 0.0210, "none": 0.0158},
 }

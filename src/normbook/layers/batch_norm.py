@@ -169,7 +169,7 @@ class _InferenceWithTangents(_Inference):
         return dy.to(x.dtype)
 
 
-def _by_batch(
+def by_batch(
     x: Tensor, gamma: Tensor | None, beta: Tensor | None, eps: float
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Give y, and mean and biased variance of each channel."""
@@ -323,13 +323,23 @@ class _BatchNorm(TorchBatchNorm):
             ones = input.new_ones(input.shape[1])
             y = _by_given(input, ones, ones, self.weight, self.bias, eps)
         else:
-            y, mean, var = _by_batch(input, self.weight, self.bias, eps)
+            y, mean, var, count = self._by_batch(input, eps)
             if is_tracked:
-                updates = self._updates(mean, var, _count(input))
+                updates = self._updates(mean, var, count)
         y = _laid_out(y, input)
         if is_tracked:
             _write(updates, self.num_batches_tracked)
         return y
+
+    def _by_batch(
+        self, input: Tensor, eps: float
+    ) -> tuple[Tensor, Tensor, Tensor, int]:
+        """Give y, and what the running statistics take in: mean, biased var, count.
+
+        Other layers of the family change this and nothing else.
+        """
+        y, mean, var = by_batch(input, self.weight, self.bias, eps)
+        return y, mean, var, _count(input)
 
     def _updates(
         self, mean: Tensor, var: Tensor, count: int

@@ -1,0 +1,352 @@
+"""MNIST with batches of 128 and of 4: layer norm, batch norm and none (Ba et al.).
+
+The sixth figure of the paper: negative log likelihood on the training set and error
+on the test set for a network 784-1000-1000-10. At a batch of 128 batch norm and layer
+norm do much the same; at 4 batch norm falls behind.
+
+The paper gives sizes, batches and Adam. It gives neither the learning rate nor the
+activation, and it can be read in two ways on batch norm: "applied to all layers", with
+or without the ten scores at the top, and with the biased or the unbiased variance at
+128 (at 4 it is the unbiased one). Each of the four is a variant.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from normbook.data import Dataset
+from normbook.diagnostics.undisturbed import undisturbed
+from normbook.experiments.digits_mlp import build, evaluate
+from normbook.experiments.experiment import (
+    Batches,
+    Experiment,
+    Measurement,
+    Run,
+    Scale,
+    Settings,
+    Values,
+    classification,
+    generator,
+    required,
+)
+from normbook.experiments.published import (
+    BATCH_SIZE_ERROR,
+    BATCH_SIZE_LOSS,
+    Points,
+)
+from normbook.experiments.record import RecordError
+from normbook.layers.batch_norm import BatchNorm1d, recalibrate
+from normbook.layers.unbiased_batch_norm import UnbiasedBatchNorm1d
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from normbook.experiments.record import Record
+    from normbook.figures import Kind
+
+__all__ = ["BATCH_4", "BATCH_128", "Distance", "distance", "epochs"]
+
+SOURCE = "Ba et al. (2016), Fig. 6"
+# Training examples on which the loss is measured and the statistics are recalibrated.
+PROBE = 10_000
+
+LAYERS = {
+    "batch_norm": BatchNorm1d,
+    "unbiased_batch_norm": UnbiasedBatchNorm1d,
+    "layer_norm": nn.LayerNorm,
+}
+
+
+def begin(
+    settings: Settings, seed: int, data: Dataset | None, device: torch.device
+) -> Run:
+    """Make one network, its data and its measurements."""
+    data = required(data)
+    dtype = getattr(torch, settings["dtype"])
+    x, x_test = (_rows(x, device, dtype) for x in (data[0], data[2]))
+    y, y_test = (torch.as_tensor(y).to(device) for y in (data[1], data[3]))
+    examples = settings["examples"]
+    x, y = x[:examples], y[:examples]
+    norm = LAYERS.get(settings["norm"])
+    model = build(
+        generator=generator(seed, "weights"),
+        norm=norm,
+        depth=2,
+        width=settings["width"],
+        gain=2**0.5,
+        features=x.shape[1],
+    )
+    if norm is not None and settings["is_on_scores"]:
+        model.append(norm(10))
+    model = model.to(device, dtype)
+    size = settings["batch_size"]
+    x_probe, y_probe = x[:PROBE], y[:PROBE]
+
+    def measure(model: nn.Module) -> Values:
+        train_loss, train_accuracy = evaluate(model, x_probe, y_probe)
+        loss, accuracy = evaluate(model, x_test, y_test)
+        return {
+            "train_loss": train_loss,
+            "train_error": 1 - train_accuracy,
+            "loss": loss,
+            "error": 1 - accuracy,
+        }
+
+    def recalibrated(run: Run) -> Values:
+        with undisturbed(run.model):
+            recalibrate(run.model, torch.split(x_probe, size))
+            return measure(run.model)
+
+    every = settings["measure_every"]
+    measurements = {"test": Measurement(every, lambda run: measure(run.model))}
+    if settings["norm"] in _BATCH:
+        measurements["recalibrated"] = Measurement(every, recalibrated)
+    return Run(
+        model=model,
+        optimizer=torch.optim.Adam(
+            model.parameters(), lr=settings["learning_rate"], fused=True
+        ),
+        objective=classification,
+        batches=Batches(x, y, size, generator(seed, "batches")),
+        measurements=measurements,
+        every=every,
+    )
+
+
+def _rows(x: Any, device: torch.device, dtype: torch.dtype) -> Tensor:
+    return torch.as_tensor(x).flatten(1).to(device, dtype)
+
+
+# How each normalization is drawn and called.
+LOOKS: dict[str, tuple[Kind, str]] = {
+    "none": ("none", "no normalization"),
+    "layer_norm": ("layer", "layer norm"),
+    "batch_norm": ("batch", "batch norm"),
+    "unbiased_batch_norm": ("other", "batch norm, unbiased"),
+}
+# The two readings of "batch norm on all layers"; what has none stands in both.
+READINGS = {
+    False: "batch norm on the hidden layers",
+    True: "batch norm on the scores, too",
+}
+# Which published curve a variant is compared with.
+PUBLISHED = {
+    "none": "none",
+    "layer_norm": "layer_norm",
+    "batch_norm": "batch_norm",
+    "unbiased_batch_norm": "batch_norm",
+}
+
+
+class Distance(NamedTuple):
+    """How far a curve of a record lies from the published one.
+
+    Attributes
+    ----------
+    epochs : array, int, shape (T,)
+        Those of the published points that the record reaches; the first is 0.
+    published, ours : arrays, shape (T,)
+        ``ours`` is the median of the seeds.
+    """
+
+    epochs: NDArray[np.int64]
+    published: NDArray[np.float64]
+    ours: NDArray[np.float64]
+
+
+def epochs(record: Record, variant: str) -> NDArray[np.int64]:
+    """Number the measurements as the paper does: 0 stands after the first epoch.
+
+    Parameters
+    ----------
+    record : Record
+        Of one of these experiments.
+    variant : str
+
+    Returns
+    -------
+    array, int, shape (T,)
+        Begins with -1, before any training.
+    """
+    every = record.settings["measure_every"]
+    return np.asarray(record.steps("test", variant) // every - 1)
+
+
+def distance(
+    record: Record, variant: str, quantity: Literal["train_loss", "error"]
+) -> Distance:
+    """Compare a curve with the published one of its method and batch size.
+
+    Parameters
+    ----------
+    record : Record
+        Of one of these experiments, on MNIST.
+    variant : str
+    quantity : "train_loss" or "error"
+        Negative log likelihood on the training set (nats), or error on the test set.
+
+    Returns
+    -------
+    Distance
+
+    Raises
+    ------
+    RecordError
+        If the record is of other data: the published curves are of MNIST.
+    """
+    if record.scale == "live":
+        raise RecordError(
+            "a record must be of MNIST to be compared with the published curves, got "
+            'one of the scale "live"; take the record of a larger scale.'
+        )
+    there = _published(record, variant, quantity)
+    own = epochs(record, variant)
+    ours = np.median(record.values(variant, "test", quantity), axis=0)
+    reached = [i for i, epoch in enumerate(there.x) if epoch in own]
+    chosen = [int(np.flatnonzero(own == there.x[i])[0]) for i in reached]
+    return Distance(
+        epochs=own[chosen],
+        published=np.array([there.y[i] for i in reached]),
+        ours=ours[chosen],
+    )
+
+
+def figures(record: Record) -> dict[str, Figure]:
+    """Draw the curves of the paper's figure, once for each reading of it.
+
+    Parameters
+    ----------
+    record : Record
+        Of ``batch_128`` or ``batch_4``.
+
+    Returns
+    -------
+    dict from name to figure
+        "train_loss": negative log likelihood on the training set. "error": on the
+        test set. Both in evaluation mode against epochs, with the published points
+        unless the scale is "live".
+
+    Raises
+    ------
+    RecordError
+        If the record is of another experiment.
+    """
+    from normbook.figures import curve_grid, points
+
+    known = (BATCH_128.name, BATCH_4.name)
+    if record.name not in known:
+        raise RecordError(
+            f"the record must be of {' or '.join(known)}, got one of {record.name}; "
+            "draw it with the figures of that experiment."
+        )
+    variants = record.settings["variants"]
+    drawn = {}
+    for quantity, ylabel in (
+        ("train_loss", "training loss (nats)"),
+        ("error", "test error"),
+    ):
+        columns: dict[str, dict[str, Any]] = {}
+        for is_on_scores, reading in READINGS.items():
+            lines = columns.setdefault(f"epoch\n\n{reading}", {})
+            for variant, own in variants.items():
+                if own["norm"] not in _BATCH or own["is_on_scores"] == is_on_scores:
+                    kind, label = LOOKS[own["norm"]]
+                    found = record.values(variant, "test", quantity)[:, 1:]
+                    lines[label] = (kind, epochs(record, variant)[1:], found)
+        fig, ((*axes,),) = curve_grid({ylabel: columns}, yscale="log")
+        if record.scale != "live":
+            for ax in axes:
+                for variant in ("none", "layer_norm", "batch_norm"):
+                    there = _published(record, variant, quantity)
+                    points(ax, there.x, there.y, kind=LOOKS[variant][0])
+        drawn[quantity] = fig
+    return drawn
+
+
+def _published(record: Record, variant: str, quantity: str) -> Points:
+    curves = BATCH_SIZE_LOSS if quantity == "train_loss" else BATCH_SIZE_ERROR
+    norm = record.settings["variants"][variant]["norm"]
+    return curves[record.settings["batch_size"]][PUBLISHED[norm]]
+
+
+_BATCH = ("batch_norm", "unbiased_batch_norm")
+VARIANTS = {
+    "none": {"norm": "none", "is_on_scores": False},
+    "layer_norm": {"norm": "layer_norm", "is_on_scores": False},
+    "batch_norm": {"norm": "batch_norm", "is_on_scores": False},
+    "batch_norm_on_scores": {"norm": "batch_norm", "is_on_scores": True},
+    "unbiased_batch_norm": {"norm": "unbiased_batch_norm", "is_on_scores": False},
+    "unbiased_batch_norm_on_scores": {
+        "norm": "unbiased_batch_norm",
+        "is_on_scores": True,
+    },
+}
+COMMON: dict[str, Any] = {
+    "dtype": "float32",
+    "learning_rate": 0.001,
+    "width": 1000,
+    "examples": 55_000,
+    "variants": VARIANTS,
+}
+LIVE: dict[str, Any] = {**COMMON, "dtype": "float64", "width": 100, "examples": 1280}
+# The figure shows 65 epochs. A pass over 55 000 examples is 429 batches of 128 and a
+# rest, which is left out, or 13 750 of 4.
+EPOCHS = 65
+BATCH_128 = Experiment(
+    name="batch_128",
+    title="A net of 784-1000-1000-10 with three normalizations, batches of 128",
+    source=SOURCE,
+    scales={
+        "live": Scale(
+            {**LIVE, "batch_size": 128, "measure_every": 10, "steps": 200},
+            seeds=(0, 1, 2),
+            data="digits",
+            about="embedded digits, a tenth of the width",
+        ),
+        "paper": Scale(
+            {**COMMON, "batch_size": 128, "measure_every": 429, "steps": EPOCHS * 429},
+            seeds=(0,),
+            data="mnist",
+            about="MNIST as in the paper",
+        ),
+    },
+    begin=begin,
+    figures=figures,
+)
+BATCH_4 = Experiment(
+    name="batch_4",
+    title="The same net with batches of 4",
+    source=SOURCE,
+    scales={
+        "live": Scale(
+            {**LIVE, "batch_size": 4, "measure_every": 320, "steps": 1280},
+            seeds=(0, 1, 2),
+            data="digits",
+            about="embedded digits, a tenth of the width",
+        ),
+        "cpu": Scale(
+            {**COMMON, "batch_size": 4, "measure_every": 13_750, "steps": 11 * 13_750},
+            seeds=(0,),
+            data="mnist",
+            about="MNIST as in the paper, 11 of its 65 epochs",
+        ),
+        "paper": Scale(
+            {
+                **COMMON,
+                "batch_size": 4,
+                "measure_every": 13_750,
+                "steps": EPOCHS * 13_750,
+            },
+            seeds=(0,),
+            data="mnist",
+            about="MNIST as in the paper (GPU, or a day on a CPU)",
+        ),
+    },
+    begin=begin,
+    figures=figures,
+)
