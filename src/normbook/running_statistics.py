@@ -36,8 +36,10 @@ __all__ = [
     "cumulative_average",
     "debias",
     "exponential_average",
+    "merge",
     "population_statistics",
     "unbiased",
+    "welford",
 ]
 
 
@@ -385,24 +387,156 @@ class RunningStatistics:
 
 
 class PopulationStatistics(NamedTuple):
-    """Statistics of a whole data set; ``mean`` and ``var`` have shape (D,)."""
+    """Mean, biased variance and number of values of a data set, or of a part of one.
+
+    Attributes
+    ----------
+    mean, var : arrays, shape (D,)
+        ``var`` is the *biased* variance: the mean squared deviation.
+    size : int
+        Values of one channel. With 0, mean and variance count for nothing.
+    """
 
     mean: Array
     var: Array
     size: int
 
 
-def population_statistics(batches: Iterable[Array], axes: Axes) -> PopulationStatistics:
-    r"""Exact mean and biased variance of all batches together.
+def merge(parts: Iterable[PopulationStatistics]) -> PopulationStatistics:
+    r"""Exact statistics of the whole from those of its parts, however unequal.
 
-    Batches may differ in length. Two parts a and b join without a loss:
+    Two parts a and b join without a loss (Chan's rule):
 
     .. math::
 
-        M = M_a + M_b + \delta^2\,\frac{n_a n_b}{n_a + n_b}, \qquad
-        \delta = \mu_b - \mu_a,
+        \mu = \mu_a + \delta\,\frac{n_b}{n}, \qquad
+        M = M_a + M_b + \delta^2\,\frac{n_a n_b}{n}, \qquad
+        \delta = \mu_b - \mu_a,\quad n = n_a + n_b,
 
-    with M the sum of squared deviations.
+    with :math:`M = n \sigma^2` the sum of squared deviations. The average of the
+    variances alone would lack the last term, the spread of the means.
+
+    Parameters
+    ----------
+    parts : iterable of PopulationStatistics
+        Of batches, of shards on several devices, or of stretches of a stream. Parts of
+        size 0 change nothing.
+
+    Returns
+    -------
+    PopulationStatistics
+
+    Raises
+    ------
+    TypeError
+        If ``parts`` is a single part, or holds something else.
+    ValueError
+        If there is no part with a value in it, a size is negative or no whole number,
+        or the shapes differ.
+
+    Notes
+    -----
+    Source: Chan, Golub and LeVeque (1983), eq. 2.1; book, chapter *Split batches*.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> a = PopulationStatistics(np.array([2.0]), np.array([1.0]), 2)  # 1 and 3
+    >>> b = PopulationStatistics(np.array([8.0]), np.array([0.0]), 1)  # 8
+    >>> merge([a, b])
+    PopulationStatistics(mean=array([4.]), var=array([8.66666667]), size=3)
+    """
+    if isinstance(parts, PopulationStatistics):
+        raise TypeError(
+            "parts must be an iterable of PopulationStatistics, got a single one; put "
+            "it into a list."
+        )
+    total: PopulationStatistics | None = None
+    for part in parts:
+        if not isinstance(part, PopulationStatistics):
+            raise TypeError(
+                "a part must be PopulationStatistics(mean, var, size), got "
+                f"{type(part).__name__}; population_statistics makes one from values."
+            )
+        if isinstance(part.size, bool) or not isinstance(part.size, Integral):
+            raise ValueError(
+                f"the size of a part must be a whole number, got {part.size!r}; count "
+                "the values of one channel."
+            )
+        if part.size < 0:
+            raise ValueError(f"the size of a part must be at least 0, got {part.size}.")
+        if part.size:
+            total = part if total is None else _join(total, part)
+    if total is None:
+        raise ValueError(
+            "parts must hold at least one part with values in it, got none; an "
+            "iterator that was used before is empty, make a new one."
+        )
+    return total
+
+
+def welford(values: Iterable[Array]) -> PopulationStatistics:
+    r"""Statistics of a stream, one value at a time (Welford's rule).
+
+    .. math::
+
+        \mu_n = \mu_{n-1} + \frac{x_n - \mu_{n-1}}{n}, \qquad
+        M_n = M_{n-1} + (x_n - \mu_{n-1})(x_n - \mu_n)
+
+    It is :func:`merge` with a part of a single value. Neither rule subtracts two large
+    numbers, as :math:`\operatorname{E} x^2 - (\operatorname{E} x)^2` does.
+
+    Parameters
+    ----------
+    values : iterable of float arrays, or one array, shape (D,) each
+        An array of shape (N, D) is a stream of N values.
+
+    Returns
+    -------
+    PopulationStatistics
+
+    Raises
+    ------
+    TypeError
+        If a value is no array of floating-point numbers.
+    ValueError
+        If there is no value, or the shapes differ.
+
+    Notes
+    -----
+    Source: Welford (1962); book, chapter *Split batches*.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> welford(np.array([[1.0], [3.0], [8.0]]))
+    PopulationStatistics(mean=array([4.]), var=array([8.66666667]), size=3)
+    """
+    mean = squares = None
+    size = 0
+    for x in values:
+        check_float_array("a value", x)
+        size += 1
+        if mean is None or squares is None:
+            mean, squares = x + 0, 0 * x
+            continue
+        check_same_kind("a value", x, "the first one", mean)
+        check_same_shape("a value", x, "the first one", mean)
+        delta = x - mean
+        mean = mean + delta / size
+        squares = squares + delta * (x - mean)
+    if size == 0 or squares is None:
+        raise ValueError(
+            "values must hold at least one value, got none; an iterator that was used "
+            "before is empty, make a new one."
+        )
+    return PopulationStatistics(mean, squares / size, size)
+
+
+def population_statistics(batches: Iterable[Array], axes: Axes) -> PopulationStatistics:
+    r"""Exact mean and biased variance of all batches together.
+
+    Batches may differ in length: their statistics are joined by :func:`merge`.
 
     Parameters
     ----------
@@ -438,16 +572,13 @@ def population_statistics(batches: Iterable[Array], axes: Axes) -> PopulationSta
             "batches must be an iterable of arrays, got a single "
             f"{type(batches).__name__}; put it into a list."
         )
-    total: PopulationStatistics | None = None
-    for batch in batches:
-        part = _statistics(batch, axes)
-        total = part if total is None else _join(total, part)
-    if total is None:
+    parts = [_statistics(batch, axes) for batch in batches]
+    if not parts:
         raise ValueError(
             "batches must hold at least one batch, got none; an iterator that was "
             "used before is empty, make a new one."
         )
-    return total
+    return merge(parts)
 
 
 def _statistics(batch: Array, axes: Axes) -> PopulationStatistics:
