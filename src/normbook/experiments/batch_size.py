@@ -49,7 +49,15 @@ if TYPE_CHECKING:
     from normbook.experiments.record import Record
     from normbook.figures import Kind
 
-__all__ = ["BATCH_4", "BATCH_128", "Distance", "distance", "epochs"]
+__all__ = [
+    "BATCH_4",
+    "BATCH_4_CHOICES",
+    "BATCH_128",
+    "BATCH_128_CHOICES",
+    "Distance",
+    "distance",
+    "epochs",
+]
 
 SOURCE = "Ba et al. (2016), Fig. 6"
 # Training examples on which the loss is measured and the statistics are recalibrated.
@@ -78,6 +86,7 @@ def begin(
         norm=norm,
         depth=2,
         width=settings["width"],
+        activation=settings.get("activation", "relu"),
         gain=2**0.5,
         features=x.shape[1],
     )
@@ -275,7 +284,7 @@ def _published(record: Record, variant: str, quantity: str) -> Points:
 
 
 _BATCH = ("batch_norm", "unbiased_batch_norm")
-VARIANTS = {
+VARIANTS: dict[str, dict[str, Any]] = {
     "none": {"norm": "none", "is_on_scores": False},
     "layer_norm": {"norm": "layer_norm", "is_on_scores": False},
     "batch_norm": {"norm": "batch_norm", "is_on_scores": False},
@@ -350,3 +359,109 @@ BATCH_4 = Experiment(
     begin=begin,
     figures=figures,
 )
+
+
+# What the paper leaves open, after one epoch. (Without an entry the activation is
+# ReLU: the records above say nothing of it.)
+_NORMS = ("none", "layer_norm", "batch_norm", "batch_norm_on_scores")
+CHOICES = {
+    f"{name} rate={rate:g} {activation}": {
+        **VARIANTS[name],
+        "learning_rate": rate,
+        "activation": activation,
+    }
+    for name in _NORMS
+    for rate, activation in (
+        (0.0001, "relu"),
+        (0.0003, "relu"),
+        (0.001, "relu"),
+        (0.001, "tanh"),
+        (0.003, "relu"),
+    )
+}
+
+
+def _choices(name: str, batch_size: int, every: int, live_every: int) -> Experiment:
+    return Experiment(
+        name=name,
+        title=f"One epoch with batches of {batch_size}: learning rate and activation",
+        source=SOURCE,
+        scales={
+            "live": Scale(
+                {
+                    **LIVE,
+                    "variants": CHOICES,
+                    "batch_size": batch_size,
+                    "measure_every": live_every,
+                    "steps": live_every,
+                },
+                seeds=(0,),
+                data="digits",
+                about="embedded digits, a tenth of the width",
+            ),
+            "paper": Scale(
+                {
+                    **COMMON,
+                    "variants": CHOICES,
+                    "batch_size": batch_size,
+                    "measure_every": every,
+                    "steps": every,
+                },
+                seeds=(0,),
+                data="mnist",
+                about="MNIST, the first of the 65 epochs of the paper",
+            ),
+        },
+        begin=begin,
+        figures=choices_figures,
+    )
+
+
+def choices_figures(record: Record) -> dict[str, Figure]:
+    """Draw the test error after one epoch for each choice.
+
+    Parameters
+    ----------
+    record : Record
+        Of ``batch_128_choices`` or ``batch_4_choices``.
+
+    Returns
+    -------
+    dict from name to figure
+        "choices": training loss and test error against the learning rate, with ReLU;
+        dotted, at the scale of the paper, what was published after the first epoch.
+
+    Raises
+    ------
+    RecordError
+        If the record is of another experiment.
+    """
+    from normbook.figures import STYLES, band, panels
+
+    known = (BATCH_128_CHOICES.name, BATCH_4_CHOICES.name)
+    if record.name not in known:
+        raise RecordError(
+            f"the record must be of {' or '.join(known)}, got one of {record.name}; "
+            "draw it with the figures of that experiment."
+        )
+    fig, axes = panels(len(_NORMS), sharey=True)
+    for ax, name in zip(axes, _NORMS, strict=True):
+        own = {
+            v["learning_rate"]: variant
+            for variant, v in record.settings["variants"].items()
+            if variant.startswith(f"{name} ") and v["activation"] == "relu"
+        }
+        kind, label = LOOKS[VARIANTS[name]["norm"]]
+        runs = [record.values(v, "test", "error")[:, -1] for v in own.values()]
+        band(ax, list(own), np.transpose(runs), kind=kind)
+        if record.scale != "live":
+            there = _published(record, next(iter(own.values())), "error")
+            ax.axhline(there.y[0], color=STYLES[kind]["color"], linestyle=":")
+        where = ", scores too" if VARIANTS[name]["is_on_scores"] else ""
+        ax.set(xlabel=f"learning rate\n\n{label}{where}", xscale="log", yscale="log")
+    axes[0].set(ylabel="test error after one epoch")
+    return {"choices": fig}
+
+
+BATCH_128_CHOICES = _choices("batch_128_choices", 128, 429, 10)
+BATCH_4_CHOICES = _choices("batch_4_choices", 4, 13_750, 320)

@@ -16,5 +16,7 @@ EXPERIMENTS: dict[str, Experiment] = {
         deep_linear.EXPERIMENT,
         batch_size.BATCH_128,
         batch_size.BATCH_4,
+        batch_size.BATCH_128_CHOICES,
+        batch_size.BATCH_4_CHOICES,
     )
 }
