@@ -27,6 +27,7 @@ ORDER = [
     "gradient_check",
     "figures",
     "device",
+    "processes",
     "data",
     "layers",
     "diagnostics",

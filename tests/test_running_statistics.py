@@ -13,14 +13,18 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from normbook import running_statistics as module
 from normbook.gradient_check import survivors
 from normbook.running_statistics import (
+    PopulationStatistics,
     RunningStatistics,
     cumulative_average,
     debias,
     exponential_average,
+    merge,
     population_statistics,
     unbiased,
+    welford,
 )
 
 EXACT = 1e-12
@@ -191,6 +195,135 @@ def test_population_variance_is_mean_of_variances_plus_variance_of_means() -> No
     np.testing.assert_allclose(var, within + between, rtol=EXACT)
 
 
+KINDS = pytest.mark.parametrize("kind", [np.asarray, torch.tensor])
+SIZES = pytest.mark.parametrize(
+    "sizes", [[20], [1, 19], [7, 2, 11], [1] * 20, [1, 2, 3, 14]], ids=str
+)
+
+
+def parts_of(x: Any, sizes: list[int], kind: Any = np.asarray) -> list[Any]:
+    """Give the statistics of stretches of x, which has shape (N, D)."""
+    stretches = np.split(x, np.cumsum(sizes)[:-1])
+    return [
+        PopulationStatistics(kind(s.mean(0)), kind(s.var(0)), len(s)) for s in stretches
+    ]
+
+
+def stream(mean: float = 3.0) -> np.ndarray[Any, Any]:
+    return np.random.default_rng(0).normal(mean, 2, (20, 3))
+
+
+def assert_statistics(found: PopulationStatistics, x: Any) -> None:
+    np.testing.assert_allclose(np.asarray(found.mean), x.mean(0), rtol=EXACT)
+    np.testing.assert_allclose(np.asarray(found.var), x.var(0), rtol=EXACT)
+    assert found.mean.shape == found.var.shape == x.shape[1:]
+    assert found.size == len(x)
+
+
+@KINDS
+@SIZES
+def test_merged_parts_are_the_whole(sizes: list[int], kind: Any) -> None:
+    x = stream()
+    found = merge(parts_of(x, sizes, kind))
+    assert isinstance(found.mean, type(kind(x)))
+    assert_statistics(found, x)
+
+
+@given(st.permutations(range(5)), st.integers(1, 4))
+def test_neither_order_nor_grouping_of_the_parts_matters(
+    order: list[int], first: int
+) -> None:
+    x = stream()
+    parts = [parts_of(x, [7, 2, 1, 4, 6])[k] for k in order]
+    assert_statistics(merge(parts), x)
+    assert_statistics(merge([merge(parts[:first]), merge(parts[first:])]), x)
+
+
+@KINDS
+@pytest.mark.parametrize("place", [0, 1, 3])
+def test_a_part_without_values_changes_nothing_whatever_it_holds(
+    place: int, kind: Any
+) -> None:
+    parts = parts_of(stream(), [7, 2, 11], kind)
+    nan = kind(np.full(3, np.nan))
+    nothing = PopulationStatistics(nan, nan, 0)
+    assert_statistics(merge([*parts[:place], nothing, *parts[place:]]), stream())
+
+
+def test_a_nan_in_a_part_with_values_is_not_hidden() -> None:
+    parts = parts_of(stream(), [7, 13])
+    parts[1].mean[1] = np.nan
+    assert np.isnan(merge(parts).mean).tolist() == [False, True, False]
+
+
+def test_parts_may_come_from_a_generator_and_stay_as_they_were() -> None:
+    parts = parts_of(stream(), [7, 13])
+    before = [(p.mean.copy(), p.var.copy()) for p in parts]
+    assert_statistics(merge(p for p in parts), stream())
+    np.testing.assert_array_equal([(p.mean, p.var) for p in parts], before)
+
+
+@KINDS
+def test_a_stream_has_the_statistics_of_all_its_values(kind: Any) -> None:
+    x = stream()
+    assert_statistics(welford(kind(x)), x)
+    assert_statistics(welford(kind(row) for row in x), x)
+    assert_statistics(welford(kind(x[:1])), x[:1])
+
+
+def test_a_stream_is_a_merge_of_single_values() -> None:
+    x = stream()
+    ones = [PopulationStatistics(row, 0 * row, 1) for row in x]
+    found, expected = welford(x), merge(ones)
+    np.testing.assert_allclose(found.mean, expected.mean, rtol=EXACT)
+    np.testing.assert_allclose(found.var, expected.var, rtol=EXACT)
+
+
+def test_a_stream_keeps_no_array_of_the_caller() -> None:
+    x = stream()
+    found = welford(x[:1])
+    x[:] = 7
+    assert_statistics(found, stream()[:1])
+
+
+@KINDS
+def test_at_a_large_mean_one_pass_fails_where_merge_and_welford_hold(kind: Any) -> None:
+    x = np.random.default_rng(0).normal(1e4, 1.0, (2048, 2)).astype(np.float32)
+    exact, x32 = x.astype(float).var(0), kind(x)
+    one_pass = np.asarray((x32**2).mean(0) - x32.mean(0) ** 2)
+    found = [
+        np.asarray(welford(x32).var),
+        np.asarray(population_statistics([x32[:33], x32[33:]], axes=0).var),
+    ]
+    for var in found:
+        assert var.dtype == np.float32
+        np.testing.assert_allclose(var, exact, rtol=1e-3)
+    assert np.min(np.abs(one_pass / exact - 1)) > 0.5
+
+
+def test_every_mutant_of_merge_and_welford_is_caught(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    x = stream()
+
+    def joined(f: Any) -> None:
+        with monkeypatch.context() as patch:
+            patch.setattr(module, "_join", f)
+            for sizes in ([20], [7, 2, 11], [1, 19]):
+                assert_statistics(merge(parts_of(x, sizes)), x)
+
+    # Among them is the sum without the spread of the means.
+    assert survivors(module._join, joined) == []
+
+    def streamed(f: Any) -> None:
+        first = np.array([[0.0, 3.0, -2.0]])
+        for values in (np.concatenate([first, x]), first):
+            assert_statistics(f(values), values)
+        assert not np.shares_memory(f(first).mean, first)
+
+    assert survivors(welford, streamed) == ["x + 0 -> x - 0"]  # the same number
+
+
 def test_every_mutant_of_the_averages_is_caught() -> None:
     def exponential(f: Any) -> None:
         assert f(3.0, 5.0, momentum=0.3) == pytest.approx(3.6)
@@ -218,6 +351,7 @@ def test_every_mutant_of_the_averages_is_caught() -> None:
 
 ZERO = np.zeros(3)
 START = RunningStatistics.start(ZERO)
+PART = PopulationStatistics(ZERO, ZERO + 1, 4)
 Case = tuple[Callable[[], object], type[Exception], str]
 BAD_CALLS: list[Case] = [
     (lambda: exponential_average(0, 1), TypeError, "exactly one of momentum"),
@@ -277,6 +411,29 @@ BAD_CALLS: list[Case] = [
         ValueError,
         r"must have the shape of that of the first, \(3,\), got \(1,\)",
     ),
+    (lambda: merge(PART), TypeError, "got a single one; put it into a list"),  # type: ignore[arg-type]
+    (lambda: merge([(ZERO, ZERO, 3)]), TypeError, "got tuple"),  # type: ignore[list-item]
+    (lambda: merge([]), ValueError, "at least one part with values in it, got none"),
+    (lambda: merge([PART._replace(size=0)]), ValueError, "got none"),
+    (lambda: merge([PART._replace(size=-2)]), ValueError, "at least 0, got -2"),
+    (lambda: merge([PART._replace(size=2.0)]), ValueError, "whole number, got 2.0"),  # type: ignore[arg-type]
+    (lambda: merge([PART._replace(size=True)]), ValueError, "got True"),
+    (
+        lambda: merge([PART, PopulationStatistics(np.zeros(1), np.ones(1), 2)]),
+        ValueError,
+        r"that of the first, \(3,\), got \(1,\)",
+    ),
+    (
+        lambda: merge([PART, PopulationStatistics(torch.zeros(3), torch.ones(3), 2)]),
+        TypeError,
+        "must be of the kind",
+    ),
+    (lambda: welford([]), ValueError, "at least one value, got none"),
+    (lambda: welford(np.zeros((0, 3))), ValueError, "at least one value, got none"),
+    (lambda: welford([1.0, 2.0]), TypeError, "a value must be a NumPy array"),
+    (lambda: welford(np.arange(6).reshape(2, 3)), TypeError, "real floating"),
+    (lambda: welford([ZERO, np.zeros(1)]), ValueError, r"\(3,\), got \(1,\)"),
+    (lambda: welford([ZERO, torch.zeros(3)]), TypeError, "must be of the kind"),
     (lambda: population_statistics([], 0), ValueError, "at least one batch, got none"),
     (lambda: population_statistics([np.zeros((0, 3))], 0), ValueError, "leave empty"),
     (lambda: population_statistics([ZERO.astype(int)], 0), TypeError, "real floating"),

@@ -113,7 +113,8 @@ def _parser() -> argparse.ArgumentParser:
         "run",
         help="run an experiment and keep its record",
         epilog="After Ctrl-C, or if the machine fails, the same command with --resume "
-        "goes on. Under torchrun all processes share the work.",
+        "goes on. Under torchrun the processes share the runs, or with --data-parallel "
+        "every batch of every run.",
     )
     run.add_argument("name", metavar="NAME", type=_experiment)
     run.add_argument(
@@ -133,6 +134,22 @@ def _parser() -> argparse.ArgumentParser:
     )
     run.add_argument(
         "--resume", action="store_true", help="go on from the last checkpoints"
+    )
+    run.add_argument(
+        "--data-parallel",
+        action="store_true",
+        help="under torchrun: the processes share every batch, not the runs",
+    )
+    run.add_argument(
+        "--local-statistics",
+        action="store_true",
+        help="with --data-parallel: normalize each process's part of a batch by itself",
+    )
+    run.add_argument(
+        "--timeout",
+        metavar="SECONDS",
+        type=float,
+        help="with --data-parallel: wait so long for other processes, by default 600",
     )
     run.add_argument(
         "--dry-run",
@@ -316,6 +333,16 @@ def _run(options: argparse.Namespace) -> int:
     choices: dict[str, Any] = {
         "seeds": options.seeds, "out": out, "is_resumed": options.resume
     }  # fmt: skip
+    if options.data_parallel:
+        choices["parallel"] = "local batches" if options.local_statistics else "batches"
+        if options.timeout is not None:
+            choices["timeout"] = options.timeout
+    elif options.local_statistics or options.timeout is not None:
+        print(
+            "normbook: --local-statistics and --timeout need --data-parallel",
+            file=sys.stderr,
+        )
+        return 2
     try:
         choices["on"] = _device(options.device)
         if choices["on"].type == "cuda":
@@ -383,6 +410,10 @@ def _show_plan(
         if key != "variants":
             print(f"  {key} = {value}")
     print(f"  seeds = {' '.join(map(str, seeds))}, device = {place}")
+    if (count := ranks.Ranks.started().count) > 1:
+        shared = "every batch" if options.data_parallel else "the runs"
+        own = ", each with statistics of its own" if options.local_statistics else ""
+        print(f"  {count} processes share {shared}{own}")
     seconds = {}
     if is_here:
         seconds = runner.estimate(experiment, options.scale, on=place)

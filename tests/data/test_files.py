@@ -1,6 +1,7 @@
 """Finding and downloading, against a server on this very machine."""
 
 import hashlib
+import io
 import os
 import signal
 import socket
@@ -8,7 +9,10 @@ import subprocess
 import sys
 import threading
 import time
+import tracemalloc
+import zipfile
 from collections.abc import Iterator
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib import metadata
 from pathlib import Path
@@ -29,10 +33,23 @@ from normbook.data.catalogue import (
 
 CONTENT = bytes(i * i % 251 for i in range(5 * files.PIECE))
 NAME = "numbers.gz"
+ZIP_LIMIT = 50_000
 # Seconds, instead of 10, so that a server that hangs is soon left; where none hangs
 # the tests wait as long as the readers do, and a slow machine fails none of them.
 PATIENCE = 1.5
 HANGING = ("stall", "hang", "drip", "slow")
+
+
+def zipped(members: dict[str, bytes]) -> bytes:
+    """A zip archive."""
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, content in members.items():
+            archive.writestr(name, content)
+    return packed.getvalue()
+
+
+BOMB = zipped({NAME: CONTENT + bytes(10**7)})
 
 
 class Mirror(BaseHTTPRequestHandler):
@@ -57,6 +74,31 @@ class Mirror(BaseHTTPRequestHandler):
 
     def send_good(self) -> None:
         self.send(CONTENT, Content_Length=len(CONTENT))
+
+    def send_zip(self) -> None:
+        self.send_packed(zipped({"about": b"text", NAME: CONTENT}))
+
+    def send_cut(self) -> None:
+        self.send_packed(zipped({NAME: CONTENT})[:-30])
+
+    def send_changed(self) -> None:
+        self.send_packed(zipped({NAME: CONTENT[::-1]}))
+
+    def send_longer(self) -> None:
+        self.send_packed(BOMB)
+
+    def send_elsewhere(self) -> None:
+        self.send_packed(zipped({f"folder/{NAME}": CONTENT}))
+
+    def send_flipped(self) -> None:
+        packed = zipped({NAME: CONTENT})
+        self.send_packed(packed[:200] + bytes([packed[200] ^ 255]) + packed[201:])
+
+    def send_heavy(self) -> None:
+        self.send_packed(zipped({NAME: CONTENT}) + bytes(ZIP_LIMIT))
+
+    def send_packed(self, packed: bytes) -> None:
+        self.send(packed, Content_Length=len(packed))
 
     def send_truncated(self) -> None:
         self.send(CONTENT[:9000], Content_Length=len(CONTENT))
@@ -725,3 +767,63 @@ def test_whereabouts_of_an_embedded_data_set_are_its_package(
     absent = Source("absent", "", "", "", package="no-such-package")
     text = "missing: python -m pip install no-such-package"
     assert files.whereabouts(absent) == (False, text)
+
+
+# --- a file in a zip archive
+
+
+def packed(source: Source) -> Source:
+    """The same data set, from mirrors that have it in an archive."""
+    (file,) = source.files
+    return replace(source, files=(replace(file, zip_limit=ZIP_LIMIT),))
+
+
+def test_a_file_is_unpacked_and_it_is_the_file_that_is_kept(
+    server: Server, cache: Path
+) -> None:
+    source = packed(server.source("zip"))
+    assert read(source) == CONTENT
+    assert list(cache.parent.iterdir()) == [cache]
+    assert cache.read_bytes() == CONTENT
+    assert read(source) == CONTENT
+    assert server.asked == ["zip"]
+
+
+def test_the_folder_of_the_reader_holds_the_file_not_the_archive(
+    server: Server, folder: Path
+) -> None:
+    path = put(folder / NAME, CONTENT)
+    assert files.fetch(packed(server.source("zip"))) == [path]
+    assert server.asked == []
+
+
+@pytest.mark.parametrize(
+    ("behaviour", "reason"),
+    [
+        ("cut", r"no zip archive with numbers.gz in it \(.*not a zip file\)"),
+        ("good", "no zip archive with numbers.gz in it"),
+        ("elsewhere", "no item named 'numbers.gz'"),
+        ("changed", "what came is not the file: its SHA-256 is"),
+        ("longer", "what came is not the file: it is larger than the"),
+        ("flipped", "no zip archive with|not the file: its SHA-256 is"),
+        ("heavy", f"the archive is larger than {ZIP_LIMIT} bytes"),
+        ("html", "a web page came instead of the file"),
+        ("truncated", r"after \d+ bytes"),
+    ],
+)
+def test_an_archive_that_is_not_right_is_passed_over(
+    behaviour: str, reason: str, server: Server, cache: Path
+) -> None:
+    with pytest.raises(files.DataError, match=reason):
+        read(packed(server.source(behaviour)))
+    assert not cache.exists()
+    assert read(packed(server.source(behaviour, "zip"))) == CONTENT
+
+
+def test_an_archive_is_no_bomb(server: Server, cache: Path) -> None:
+    tracemalloc.start()
+    with pytest.raises(files.DataError):
+        read(packed(server.source("longer")))
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 10**7 / 2

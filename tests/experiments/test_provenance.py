@@ -17,6 +17,7 @@ from normbook.__main__ import _parser
 from normbook.data import digits
 from normbook.data.catalogue import MNIST
 from normbook.experiments import provenance
+from normbook.experiments.ranks import Sharing
 
 CPU = torch.device("cpu")
 WHO = ["-c", "user.name=A", "-c", "user.email=a@example.org"]
@@ -157,6 +158,23 @@ def test_the_command_repeats_the_run(counts: Any, start: str) -> None:
     options = _parser().parse_args(words[words.index("run") :])
     assert (options.name.name, options.scale) == ("vgg", "cpu")
     assert (options.seeds, options.device) == ([0, 7], "cpu")
+
+
+@pytest.mark.parametrize(
+    ("parallel", "is_parallel", "is_local"),
+    [
+        ("runs", False, False),
+        ("batches", True, False),
+        ("local batches", True, True),
+    ],
+)
+def test_the_command_says_what_processes_share(
+    parallel: Sharing, is_parallel: bool, is_local: bool
+) -> None:
+    command = provenance.command("vgg", "cpu", [0], CPU, parallel=parallel)
+    options = _parser().parse_args(command.split()[1:])
+    found = options.data_parallel, options.local_statistics
+    assert found == (is_parallel, is_local)
 
 
 def test_the_device_is_described(monkeypatch: pytest.MonkeyPatch) -> None:

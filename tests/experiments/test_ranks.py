@@ -22,13 +22,16 @@ WHERE = Path(__file__).parent
 LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
 SCRIPT = """
 import os, sys
-from normbook.experiments import ranks
+from normbook.experiments import ranks, runner
 
 what, rank = sys.argv[1], int(os.environ["RANK"])
 try:
     with ranks.join() as joined:
         if what == "share":
             print(joined.first(lambda: rank), joined.gather(rank), joined.machines)
+            print(joined.any(rank == 1), joined.any(False))
+        elif what == "other code":
+            runner._check_same(joined, {"code": f"{rank}", "data": {}})
         elif what == "first fails":
             joined.first(lambda: sys.exit(3))
         elif rank == 1:
@@ -38,11 +41,14 @@ try:
 except ranks.OtherProcessError as error:
     print(error)
     sys.exit(5)
+except ranks.RunError as error:
+    print(error)
+    sys.exit(1)
 """
 
 
-def together(*command: str, count: int = 2) -> list[tuple[int, str]]:
-    """Start processes as torchrun does; give their exit codes and outputs."""
+def start(*command: str, count: int = 2) -> list[subprocess.Popen[str]]:
+    """Start processes as torchrun does."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = str(server.getsockname()[1])
     common = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, **LOOPBACK}
@@ -60,6 +66,16 @@ def together(*command: str, count: int = 2) -> list[tuple[int, str]]:
                 text=True,
             )
         )
+    return processes
+
+
+def together(*command: str, count: int = 2) -> list[tuple[int, str]]:
+    """Start processes as torchrun does; give their exit codes and outputs."""
+    return ended(start(*command, count=count))
+
+
+def ended(processes: list[subprocess.Popen[str]]) -> list[tuple[int, str]]:
+    """Wait for processes; give their exit codes and outputs."""
     # gloo would wait for PATIENCE, which is days
     outputs = [process.communicate(timeout=100)[0] for process in processes]
     return [(p.returncode, o) for p, o in zip(processes, outputs, strict=True)]
@@ -77,10 +93,11 @@ def test_one_process_needs_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
     with ranks.join() as joined:
         assert joined.first(lambda: 7) == 7
         assert joined.gather("mine") == ["mine"]
+        assert joined.any(True) is True
 
 
 def test_what_one_process_has_reaches_the_others() -> None:
-    assert together("-c", SCRIPT, "share") == [(0, "0 [0, 1] 1\n")] * 2
+    assert together("-c", SCRIPT, "share") == [(0, "0 [0, 1] 1\nTrue False\n")] * 2
 
 
 @pytest.mark.parametrize(
@@ -90,6 +107,13 @@ def test_no_process_waits_for_one_that_has_failed(what: str, codes: list[int]) -
     found = together("-c", SCRIPT, what)
     assert [code for code, _ in found] == codes
     assert "another one has failed; see what it says" in found[codes.index(5)][1]
+
+
+def test_other_code_or_data_on_another_machine_is_refused() -> None:
+    (code, text), (other, _) = together("-c", SCRIPT, "other code")
+    assert (code, other) == (1, 5)
+    assert "must have the same code and data, but there are others" in text
+    assert "code in process 1; install the same on all machines" in text
 
 
 @pytest.fixture(scope="module")
@@ -128,6 +152,7 @@ def test_under_torchrun_the_record_tells_the_processes(
     records: tuple[Record, Record],
 ) -> None:
     shared, alone = records
+    assert alone.device["parallel"] == "runs"
     assert shared.device == {**alone.device, "threads": 1, "ranks": 2}
     assert shared.command == f"torchrun --nproc-per-node 2 -m {alone.command}"
 

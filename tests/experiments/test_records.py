@@ -18,7 +18,6 @@ import pytest
 import tiny
 
 from normbook.__main__ import _parser
-from normbook.data import Dataset
 from normbook.data.catalogue import SOURCES
 from normbook.data.files import whereabouts
 from normbook.experiments import record
@@ -34,11 +33,11 @@ read = cache(record.load)
 
 
 @cache
-def load_once(name: str) -> Dataset | None:
+def load_once(name: str) -> Any:
     return load_data(Scale({}, (), name, ""))
 
 
-def data(of: Record) -> Dataset | None:
+def data(of: Record) -> Any:
     """Load the data set of a record, or skip: tests download nothing."""
     name = EXPERIMENTS[of.name].scales[of.scale].data
     if name:

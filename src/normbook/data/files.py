@@ -13,6 +13,9 @@ read, and no byte of it is used before. A damaged file in ``NORMBOOK_DATA`` is a
 error: the reader chose that folder, so nothing else is taken instead of it. A
 damaged file in the cache is downloaded again, and replaced only by a good one.
 
+Where a mirror has the file in a zip archive, the file is unpacked in memory, and it
+is the file that is checked and kept.
+
 Why `requests` and not `pooch`, which would bring a cache and hashes: pooch asks
 a single address for each file, reads whatever comes without a limit of size,
 waits without an end for a server that sends one byte now and then, and leaves
@@ -24,6 +27,7 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import io
 import ipaddress
 import os
 import queue
@@ -31,6 +35,7 @@ import stat
 import sys
 import threading
 import time
+import zipfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib import metadata
@@ -446,7 +451,7 @@ def _download(url: str, file: DataFile) -> bytes:
     start = time.monotonic()
     try:
         with tqdm(
-            total=file.size,
+            total=None if file.zip_limit else file.size,
             desc=file.name,
             unit="B",
             unit_scale=True,
@@ -458,17 +463,40 @@ def _download(url: str, file: DataFile) -> bytes:
                     raise piece
                 content += piece
                 bar.update(len(piece))
-                if len(content) > file.size:
+                if len(content) > _limit(file):
                     break
                 _demand_speed(len(content), time.monotonic() - start, file)
     except Exception as error:
         raise _MirrorError(_reason(error, len(content), file)) from error
     finally:
         is_over.set()
+    if file.zip_limit:
+        content = _unpack(content, file)
     difference = fault(content, file)
     if difference:
         raise _MirrorError(f"what came is not the file: {difference}")
     return bytes(content)
+
+
+def _limit(file: DataFile) -> int:
+    """Return how many bytes a mirror may send at most."""
+    return file.zip_limit or file.size
+
+
+def _unpack(content: bytearray, file: DataFile) -> bytearray:
+    """Return the file in a zip archive, or a byte more than it may have."""
+    if len(content) > file.zip_limit:
+        raise _MirrorError(f"the archive is larger than {file.zip_limit} bytes")
+    try:
+        with (
+            zipfile.ZipFile(io.BytesIO(content)) as archive,
+            archive.open(file.name) as handle,
+        ):
+            return bytearray(handle.read(file.size + 1))
+    except Exception as error:  # bytes at random can make it raise anything
+        raise _MirrorError(
+            f"what came is no zip archive with {file.name} in it ({error})"
+        ) from error
 
 
 def _receive(
@@ -514,7 +542,7 @@ def _check_answer(response: Response, file: DataFile) -> None:
     if kind.startswith("text/html"):
         raise _MirrorError("a web page came instead of the file")
     length = response.headers.get("Content-Length", str(file.size))
-    if length != str(file.size):
+    if not file.zip_limit and length != str(file.size):
         raise _MirrorError(
             f"the server announces {length} bytes instead of {file.size}"
         )
@@ -522,10 +550,10 @@ def _check_answer(response: Response, file: DataFile) -> None:
 
 def _demand_speed(received: int, seconds: float, file: DataFile) -> None:
     """Refuse a mirror that is far too slow, unless it is done."""
-    if seconds > GRACE and received < min(file.size, SLOWEST * seconds):
+    if seconds > GRACE and received < min(_limit(file), SLOWEST * seconds):
         raise _MirrorError(
-            f"slower than {SLOWEST / 1000:g} kB/s: {received} of {file.size} bytes "
-            f"in {seconds:.0f} s"
+            f"slower than {SLOWEST / 1000:g} kB/s: {_progress(received, file)} in "
+            f"{seconds:.0f} s"
         )
 
 
@@ -555,8 +583,13 @@ def _reason(error: Exception, received: int, file: DataFile) -> str:
             root = root.__context__
         reason = str(root) or type(root).__name__
     if received:
-        reason += f", after {received} of {file.size} bytes"
+        reason += f", after {_progress(received, file)}"
     return reason
+
+
+def _progress(received: int, file: DataFile) -> str:
+    """Say how much has come, of how much where that is known."""
+    return f"{received} bytes" if file.zip_limit else f"{received} of {file.size} bytes"
 
 
 def _is_watched() -> bool:

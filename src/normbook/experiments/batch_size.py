@@ -239,7 +239,7 @@ def figures(record: Record) -> dict[str, Figure]:
     dict from name to figure
         "train_loss": negative log likelihood on the training set. "error": on the
         test set. Both in evaluation mode against epochs, with the published points
-        unless the scale is "live".
+        that the record reaches, unless the scale is "live".
 
     Raises
     ------
@@ -256,10 +256,11 @@ def figures(record: Record) -> dict[str, Figure]:
         )
     variants = record.settings["variants"]
     drawn = {}
-    for quantity, ylabel in (
-        ("train_loss", "training loss (nats)"),
-        ("error", "test error"),
-    ):
+    scales: tuple[tuple[str, str, Literal["linear", "log"]], ...] = (
+        ("train_loss", "training loss (nats)", "log"),
+        ("error", "test error", "linear"),
+    )
+    for quantity, ylabel, yscale in scales:
         columns: dict[str, dict[str, Any]] = {}
         for is_on_scores, reading in READINGS.items():
             lines = columns.setdefault(f"epoch\n\n{reading}", {})
@@ -268,12 +269,14 @@ def figures(record: Record) -> dict[str, Figure]:
                     kind, label = LOOKS[own["norm"]]
                     found = record.values(variant, "test", quantity)[:, 1:]
                     lines[label] = (kind, epochs(record, variant)[1:], found)
-        fig, ((*axes,),) = curve_grid({ylabel: columns}, yscale="log")
+        fig, ((*axes,),) = curve_grid({ylabel: columns}, yscale=yscale)
         if record.scale != "live":
             for ax in axes:
                 for variant in ("none", "layer_norm", "batch_norm"):
                     there = _published(record, variant, quantity)
-                    points(ax, there.x, there.y, kind=LOOKS[variant][0])
+                    shown = sum(x <= epochs(record, variant)[-1] for x in there.x)
+                    kind = LOOKS[variant][0]
+                    points(ax, there.x[:shown], there.y[:shown], kind=kind)
         drawn[quantity] = fig
     return drawn
 

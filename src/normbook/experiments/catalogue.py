@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from normbook.experiments import batch_size, deep_linear, sigmoid_net, vgg
+from normbook.experiments import batch_size, deep_linear, sigmoid_net, vgg, vowels
 from normbook.experiments.experiment import Experiment
 
 __all__ = ["EXPERIMENTS"]
@@ -16,6 +16,8 @@ EXPERIMENTS: dict[str, Experiment] = {
         deep_linear.EXPERIMENT,
         batch_size.BATCH_128,
         batch_size.BATCH_4,
+        vowels.VOWELS,
+        vowels.LONGER,
         batch_size.BATCH_128_CHOICES,
         batch_size.BATCH_4_CHOICES,
     )

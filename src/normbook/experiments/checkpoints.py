@@ -137,8 +137,38 @@ class Checkpoints:
                 "checkpoint before it is whole."
             ) from error
 
-    def restore(self, run: Run, variant: str, seed: int) -> tuple[float, bool]:
-        """Put a run where its checkpoint is, if it has one.
+    def read(self, variant: str, seed: int) -> bytes | None:
+        """Read the checkpoint of a run, if it has one.
+
+        Parameters
+        ----------
+        variant : str
+        seed : int
+
+        Returns
+        -------
+        bytes or None
+            For :meth:`restore`.
+
+        Raises
+        ------
+        RunError
+            If the checkpoint is damaged.
+        """
+        path = self._path(variant, seed)
+        if not path.exists():
+            return None
+        with self._readable(path):
+            content = path.read_bytes()
+            content, digest = content[:-DIGEST_BYTES], content[-DIGEST_BYTES:]
+            if hashlib.sha256(content).digest() != digest:
+                raise ValueError("its SHA-256 is another one")
+            return content
+
+    def restore(
+        self, run: Run, variant: str, seed: int, content: bytes
+    ) -> tuple[float, bool]:
+        """Put a run where its checkpoint is.
 
         Parameters
         ----------
@@ -146,6 +176,8 @@ class Checkpoints:
             At step 0.
         variant : str
         seed : int
+        content : bytes
+            What :meth:`read` gave, here or in another process.
 
         Returns
         -------
@@ -156,16 +188,9 @@ class Checkpoints:
         Raises
         ------
         RunError
-            If the checkpoint is damaged.
+            If the checkpoint is not of this run.
         """
-        path = self._path(variant, seed)
-        if not path.exists():
-            return 0.0, False
-        try:
-            content = path.read_bytes()
-            content, digest = content[:-DIGEST_BYTES], content[-DIGEST_BYTES:]
-            if hashlib.sha256(content).digest() != digest:
-                raise ValueError("its SHA-256 is another one")
+        with self._readable(self._path(variant, seed)):
             # On the CPU first: the generators' states belong there.
             kept = torch.load(
                 io.BytesIO(content), map_location="cpu", weights_only=True
@@ -174,11 +199,6 @@ class Checkpoints:
                 raise ValueError(f"it is of {kept['of']}")
             run.load_state_dict(kept["run"])
             return kept["seconds"], kept["is_finished"]
-        except Exception as error:
-            raise RunError(
-                f"a checkpoint must be readable, got {path}: {_short(error)}; delete "
-                "this file, then --resume begins that one run again."
-            ) from error
 
     def close(self, finished: Record) -> None:
         """Write the record, then remove the folder.
@@ -221,7 +241,9 @@ class Checkpoints:
             with contextlib.suppress(record.RecordError, OSError):
                 found = record.load(self.out)
                 plan = {key: getattr(found, key) for key in self.plan}
-                plan["device"] = {k: found.device[k] for k in self.plan["device"]}
+                # Records older than data-parallel training do not say "runs".
+                device = {"parallel": "runs", **found.device}
+                plan["device"] = {k: device[k] for k in self.plan["device"]}
                 if not _differences(plan, self.plan):
                     return found
         raise RunError(
@@ -274,6 +296,16 @@ class Checkpoints:
             raise RunError(
                 f"the plan of a run must be readable, got {path}: {_short(error)}; "
                 f"delete {self.folder} to begin again."
+            ) from error
+
+    @contextlib.contextmanager
+    def _readable(self, path: Path) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:
+            raise RunError(
+                f"a checkpoint must be readable, got {path}: {_short(error)}; delete "
+                "this file, then --resume begins that one run again."
             ) from error
 
     @contextlib.contextmanager

@@ -154,6 +154,9 @@ class Run:
         Steps over which what the objective returns is averaged for the record.
     generators : mapping from name to torch.Generator
         Those that the model or the measurements draw from in training.
+    stand_in : nn.Module, optional
+        What computes in the place of the model in updates, with the same parameters
+        and buffers: see :mod:`normbook.experiments.data_parallel`.
 
     Attributes
     ----------
@@ -175,6 +178,7 @@ class Run:
     measurements: Mapping[str, Measurement]
     every: int
     generators: Mapping[str, torch.Generator] = field(default_factory=dict)
+    stand_in: nn.Module | None = None
     step: int = 0
     opening: list[float] = field(default_factory=list)
     curves: dict[str, dict[str, list[Any]]] = field(default_factory=dict)
@@ -203,8 +207,10 @@ class Run:
 
     def update(self) -> float:
         """Train on the next batch; return its loss before the update."""
-        self.model.train()
-        found = self.objective(self.model, *self.batch)
+        model = self.model.train()
+        if self.stand_in is not None:
+            model = self.stand_in.train()
+        found = self.objective(model, *self.batch)
         self.optimizer.zero_grad()
         found["loss"].backward()  # type: ignore[no-untyped-call]
         self.optimizer.step()
@@ -288,18 +294,23 @@ class Experiment:
     scales : mapping from name to Scale
         "live" takes embedded data and seconds; "paper" is what the source did.
     begin : callable
-        Takes the settings of one variant, a seed, the data set (None where there is
-        none) and the device; returns the :class:`Run` at step 0.
+        Takes the settings of one variant, a seed, the data set (a ``Dataset``, or
+        ``Sequences``; None where there is none) and the device; returns the
+        :class:`Run` at step 0.
     figures : callable
         Takes a record; returns a figure by name, beside published points if any.
+    is_steady : bool
+        Whether in float32 another machine repeats its first losses. A deep network
+        with batch norm, at a high rate, multiplies each rounding error.
     """
 
     name: str
     title: str
     source: str
     scales: Mapping[str, Scale]
-    begin: Callable[[Settings, int, Dataset | None, torch.device], Run]
+    begin: Callable[[Settings, int, Any, torch.device], Run]
     figures: Callable[[Record], dict[str, Figure]]
+    is_steady: bool = True
 
 
 def required(data: Dataset | None) -> Dataset:

@@ -9,18 +9,25 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 import normbook
-from normbook.data import Dataset
 from normbook.data.catalogue import SOURCES
+
+if TYPE_CHECKING:
+    from normbook.experiments.ranks import Sharing
 
 __all__ = ["code", "command", "commit", "data_hashes", "device", "now", "versions"]
 
 PACKAGES = ("normbook", "numpy", "scikit-learn", "torch")
 ROOT = Path(normbook.__file__).parent
+_OPTIONS: dict[Sharing, str] = {
+    "runs": "",
+    "batches": " --data-parallel",
+    "local batches": " --data-parallel --local-statistics",
+}
 
 
 def command(
@@ -31,6 +38,7 @@ def command(
     *,
     processes: int = 1,
     machines: int = 1,
+    parallel: Sharing = "runs",
 ) -> str:
     """Give the command that repeats a run.
 
@@ -42,6 +50,8 @@ def command(
     processes : int
         On all machines.
     machines : int
+    parallel : "runs", "batches" or "local batches"
+        What the processes share.
 
     Returns
     -------
@@ -58,17 +68,18 @@ def command(
         nodes = f"--nnodes {machines} " if machines > 1 else ""
         start = f"torchrun {nodes}--nproc-per-node {processes // machines} -m normbook"
     numbers = " ".join(map(str, seeds))
-    return f"{start} run {name} --scale {scale} --seeds {numbers} --device {place.type}"
+    options = f"--scale {scale} --seeds {numbers} --device {place.type}"
+    return f"{start} run {name} {options}{_OPTIONS[parallel]}"
 
 
-def data_hashes(name: str, data: Dataset | None) -> dict[str, dict[str, str]]:
+def data_hashes(name: str, data: tuple[Any, ...] | None) -> dict[str, dict[str, str]]:
     """SHA-256 of the files, which were compared with it; of the arrays, if embedded.
 
     Parameters
     ----------
     name : str
         Of the data set.
-    data : Dataset or None
+    data : Dataset, Sequences or None
 
     Returns
     -------

@@ -7,15 +7,20 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
+import torch
 from torch import distributed
 
 from normbook.experiments.checkpoints import RunError
 
-__all__ = ["OtherProcessError", "Ranks", "is_first", "join"]
+__all__ = ["OtherProcessError", "Ranks", "Sharing", "is_first", "join"]
 
 T = TypeVar("T")
+
+Sharing = Literal["runs", "batches", "local batches"]
+"""What the processes share: whole runs; or every batch of every run, with the
+statistics of the whole batch in each normalization, or with those of its part."""
 
 # Who is done first waits for the others, as long as their last runs take.
 PATIENCE = timedelta(days=30)
@@ -46,6 +51,14 @@ class Ranks:
     def machines(self) -> int:
         """How many machines the processes are on."""
         return self.count // self.local_count
+
+    @classmethod
+    def started(cls) -> Ranks:
+        """Say which one ``torchrun`` started here, before they have joined."""
+        names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+        if int(os.environ.get("WORLD_SIZE", "1")) == 1:
+            return cls()
+        return cls(*(int(os.environ[name]) for name in names))
 
     def share(self, work: Sequence[T]) -> list[T]:
         """Give this process its part of the work.
@@ -81,7 +94,7 @@ class Ranks:
         if self.count == 1:
             return function()
         found: list[Any] = [function() if self.rank == 0 else None]
-        _together(distributed.broadcast_object_list, found)
+        distributed.broadcast_object_list(found)
         only: T = found[0]
         return only
 
@@ -101,8 +114,26 @@ class Ranks:
         if self.count == 1:
             return [own]
         gathered: list[Any] = [None] * self.count
-        _together(distributed.all_gather_object, gathered, own)
+        distributed.all_gather_object(gathered, own)
         return gathered
+
+    def any(self, own: bool) -> bool:
+        """Whether something holds in one of the processes at least.
+
+        Parameters
+        ----------
+        own : bool
+            Whether it holds in this one.
+
+        Returns
+        -------
+        bool
+        """
+        if self.count == 1:
+            return own
+        found = torch.tensor(int(own))
+        distributed.all_reduce(found, distributed.ReduceOp.MAX)
+        return bool(found)
 
 
 def is_first() -> bool:
@@ -116,33 +147,50 @@ def is_first() -> bool:
 
 
 @contextlib.contextmanager
-def join() -> Iterator[Ranks]:
+def join(*, tensors_on: str = "cpu", timeout: timedelta = PATIENCE) -> Iterator[Ranks]:
     """Join the processes of ``torchrun``, if it started this one.
+
+    Parameters
+    ----------
+    tensors_on : "cpu" or "cuda"
+        Where the tensors are that travel between them. Records do so in any case.
+    timeout : timedelta
+        How long a process waits for the others.
 
     Yields
     ------
     Ranks
+
+    Raises
+    ------
+    OtherProcessError
+        If another process has ended before its time.
+    RunError
+        If one keeps the others waiting for longer than the timeout.
     """
-    if int(os.environ.get("WORLD_SIZE", "1")) == 1:
-        yield Ranks()
+    ranks = Ranks.started()
+    if ranks.count == 1:
+        yield ranks
         return
-    # Only records travel between them, so gloo does on GPUs as well.
-    distributed.init_process_group("gloo", timeout=PATIENCE)
+    backend = {"cpu": "gloo", "cuda": "cpu:gloo,cuda:nccl"}[tensors_on]
     try:
-        yield Ranks(
-            distributed.get_rank(),
-            distributed.get_world_size(),
-            int(os.environ["LOCAL_RANK"]),
-            int(os.environ["LOCAL_WORLD_SIZE"]),
-        )
-    finally:
-        distributed.destroy_process_group()
-
-
-def _together(function: Callable[..., None], *arguments: Any) -> None:
-    try:
-        function(*arguments)
-    except RuntimeError as error:  # a connection was closed
+        distributed.init_process_group(backend, timeout=timeout)
+        try:
+            yield ranks
+        finally:
+            distributed.destroy_process_group()
+    except RunError:
+        raise
+    except RuntimeError as error:
+        # gloo has no type of its own for what fails between processes.
+        if not isinstance(error, distributed.DistError) and "gloo" not in str(error):
+            raise
+        if "timed out" in str(error).lower():
+            raise RunError(
+                "no process may keep the others waiting for more than "
+                f"{timeout.total_seconds():g} s, but one did; see what it does, then "
+                "go on with --resume, with a longer --timeout if it was at work."
+            ) from error
         raise OtherProcessError(
             "all processes must get to the end, but another one has failed; see what "
             "it says, then go on with --resume."

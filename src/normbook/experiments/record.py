@@ -72,7 +72,9 @@ class Record:
     is_modified : bool
         Whether the sources differed from the commit.
     device : mapping
-        "type", "name", "threads" (of one process) and "ranks" (processes).
+        "type", "name", "threads" (of one process), "ranks" (processes) and "parallel":
+        whether they shared the "runs", the "batches" of each, or "local batches", with
+        statistics of their own. Older records lack it: "runs".
     started : str
         Date and time (UTC).
     wall_seconds : float

@@ -448,4 +448,5 @@ EXPERIMENT = Experiment(
     },
     begin=begin,
     figures=figures,
+    is_steady=False,
 )

@@ -202,8 +202,8 @@ def _cache(
 
 
 def _count(x: Tensor) -> int:
-    """Count the values of one channel."""
-    return x.numel() // x.shape[1]
+    """Count the values of one channel; 0 where there is no channel."""
+    return x.numel() // max(x.shape[1], 1)
 
 
 def _plus(a: Tensor | None, b: Tensor) -> Tensor:
@@ -238,6 +238,8 @@ class _BatchNorm(TorchBatchNorm):
     _version = 2  # of the state_dict: num_batches_tracked came with 2
     _ndims: ClassVar[tuple[int, ...]]
     _shapes: ClassVar[str]
+    # What recalibrate sets meanwhile; None: it cannot treat this layer.
+    _recalibrating: ClassVar[dict[str, float] | None] = {"momentum": 1.0}
 
     def __init__(
         self,
@@ -318,18 +320,24 @@ class _BatchNorm(TorchBatchNorm):
             return _laid_out(y, input)
         updates: list[tuple[Tensor, Tensor]] = []
         is_tracked = self.training and self.track_running_stats
-        if input.numel() == 0:
-            # Nothing to average, so the statistics stay; torch counts the batch.
-            ones = input.new_ones(input.shape[1])
-            y = _by_given(input, ones, ones, self.weight, self.bias, eps)
-        else:
-            y, mean, var, count = self._by_batch(input, eps)
-            if is_tracked:
-                updates = self._updates(mean, var, count)
+        y, mean, var, count = self._by_any_batch(input, eps)
+        # Nothing to average: the statistics stay; torch counts the batch.
+        if is_tracked and count:
+            updates = self._updates(mean, var, count)
         y = _laid_out(y, input)
         if is_tracked:
             _write(updates, self.num_batches_tracked)
         return y
+
+    def _by_any_batch(
+        self, input: Tensor, eps: float
+    ) -> tuple[Tensor, Tensor, Tensor, int]:
+        """Give what _by_batch gives, for an empty batch too."""
+        if input.numel():
+            return self._by_batch(input, eps)
+        ones = input.new_ones(input.shape[1])
+        y = _by_given(input, ones, ones, self.weight, self.bias, eps)
+        return y, ones, ones, 0
 
     def _by_batch(
         self, input: Tensor, eps: float
@@ -340,6 +348,10 @@ class _BatchNorm(TorchBatchNorm):
         """
         y, mean, var = by_batch(input, self.weight, self.bias, eps)
         return y, mean, var, _count(input)
+
+    def _size(self, input: Tensor) -> int:
+        """Count what recalibrate weighs a batch by: the values of one channel."""
+        return _count(input)
 
     def _updates(
         self, mean: Tensor, var: Tensor, count: int
@@ -394,13 +406,8 @@ class _BatchNorm(TorchBatchNorm):
                 f"input of {name} must hold real floating-point numbers, got "
                 f"{input.dtype}; convert it, e.g. input.float()."
             )
-        if uses_batch and input.numel() == input.shape[1]:
-            raise ValueError(
-                f"{name} needs more than 1 value per channel to normalize by the "
-                f"batch, got shape {tuple(input.shape)}; make the batch larger "
-                "(drop_last=True in a DataLoader), or call eval() to use the running "
-                "statistics."
-            )
+        if uses_batch:
+            self._check_count(input)
         if not isinstance(self.eps, Real):
             raise TypeError(f"eps must be a number, got {self.eps!r}; 1e-5 is usual.")
         if not isinstance(self.momentum, Real | None):
@@ -420,6 +427,15 @@ class _BatchNorm(TorchBatchNorm):
                 "constant channel would be divided by 0; 1e-5 is usual."
             )
         self._check_states(input)
+
+    def _check_count(self, input: Tensor) -> None:
+        if input.numel() == input.shape[1]:
+            raise ValueError(
+                f"{type(self).__name__} needs more than 1 value per channel to "
+                f"normalize by the batch, got shape {tuple(input.shape)}; make the "
+                "batch larger (drop_last=True in a DataLoader), or call eval() to use "
+                "the running statistics."
+            )
 
     def _check_states(self, input: Tensor) -> None:
         if input.shape[1] != self.num_features:
@@ -659,12 +675,13 @@ def _laid_out(y: Tensor, x: Tensor) -> Tensor:
     Arithmetic keeps whatever order the axes of x have in memory. Code written for
     torch.nn may call ``view`` on the result of a transposed input, though.
     """
-    if x.ndim > 3:
+    if x.ndim in (4, 5):
         # Channels-last: axis 1 is the fastest, the others follow in their order.
         order = [1, *range(x.ndim - 1, 1, -1), 0]
         strides = [x.stride(axis) for axis in order]
         if strides == sorted(strides):
-            return y
+            layout = torch.channels_last if x.ndim == 4 else torch.channels_last_3d
+            return y.contiguous(memory_format=layout)
     return y.contiguous()
 
 
@@ -708,8 +725,9 @@ def recalibrate(
     Raises
     ------
     TypeError
-        If ``model`` is no module, ``batches`` cannot be iterated over, or a batch is
-        neither a tensor nor begins with one.
+        If ``model`` is no module, ``batches`` cannot be iterated over, a batch is
+        neither a tensor nor begins with one, or a layer keeps statistics for each
+        time step.
     ValueError
         If the model has no such layer, no layer took statistics from a batch, or the
         statistics found are not finite.
@@ -751,7 +769,10 @@ def recalibrate(
             f"{type(model).__name__} with none; nothing needs recalibrating."
         )
     modes = {module: module.training for module in model.modules()}
-    hooks = [layer.register_forward_hook(tallies[layer].take) for layer in tallies]
+    hooks = [
+        layer.register_forward_hook(tally.take, with_kwargs=True)
+        for layer, tally in tallies.items()
+    ]
     try:
         model.eval()
         for tally in tallies.values():
@@ -770,7 +791,7 @@ def recalibrate(
         for module, mode in modes.items():
             module.training = mode
         for tally in tallies.values():
-            tally.layer.momentum = tally.momentum
+            tally.set(tally.settings)
     for tally in tallies.values():
         tally.finish()
 
@@ -784,7 +805,14 @@ class _Tally:
 
     def __init__(self, name: str, layer: TorchBatchNorm) -> None:
         self.name, self.layer = name, layer
-        self.momentum = layer.momentum
+        self.meanwhile = getattr(layer, "_recalibrating", {"momentum": 1.0})
+        if self.meanwhile is None:
+            raise TypeError(
+                f"recalibrate cannot treat layer {name!r}, a {type(layer).__name__}; "
+                "set its momentum to None, call reset_running_stats(), and run the "
+                "batches through the model in training mode."
+            )
+        self.settings = {key: getattr(layer, key) for key in self.meanwhile}
         self.before = self.last = self._buffers()
         self.averages: dict[str, Tensor] = {}
         self.size = self.steps = 0
@@ -799,17 +827,22 @@ class _Tally:
 
     def begin(self) -> None:
         self.layer.train()
-        self.layer.momentum = 1.0
+        self.set(self.meanwhile)
         # The old values stay: a frozen layer normalizes by them. But 0 times an old
         # NaN would be NaN.
         for buffer in self.layer.buffers(recurse=False):
             buffer.nan_to_num_()
         self.last = self._buffers()
 
-    def take(self, layer: nn.Module, _inputs: Any, y: Tensor) -> None:
-        if not self._has_updated() or y.numel() == 0:
+    def set(self, settings: dict[str, Any]) -> None:
+        for key, value in settings.items():
+            setattr(self.layer, key, value)
+
+    def take(self, layer: Any, args: Any, kwargs: Any, y: Tensor) -> None:
+        is_ours = isinstance(layer, _BatchNorm)
+        size = layer._size(*args, **kwargs) if is_ours else _count(y)
+        if not self._has_updated() or size == 0:
             return
-        size = _count(y)
         self.size += size
         self.steps += 1
         for name in ("running_mean", "running_var"):

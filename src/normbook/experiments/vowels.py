@@ -1,0 +1,424 @@
+r"""Who speaks: a recurrent network on sequences of several lengths, normalized or not.
+
+The network is the plain one in which layer norm was first written for sequences,
+
+.. math::
+    a_t = W_h h_{t-1} + W_x x_t, \qquad h_t = \tanh(N(a_t)), \qquad h_0 = 0,
+
+and the scores of the classes are a linear function of h at the last live step of each
+sequence. The normalization N differs between the variants:
+
+- ``none``: a bias is added, that is all;
+- ``layer_norm``: over the units of one sequence at one step;
+- ``per_step``: batch norm, each step with statistics of its own, live examples only;
+- ``per_step_small_gain``: the same with gains that begin at 0.1, as in the paper;
+- ``per_step_padded``: as ``per_step`` with the padding taken for data. Behind its end a
+  sequence goes on with input 0, and what becomes of it counts as an example;
+- ``shared_statistics``: in training each step by its live examples, in evaluation all
+  steps by one pair of running statistics;
+- ``sequence_wise``: batch norm of W_x x alone, over all live steps of the batch.
+
+A gain and a bias for each unit, shared by all steps, belong to every normalization.
+Gains begin at 1 where nothing else is said.
+Inputs are not standardized: they are as in the files.
+
+References
+----------
+J. L. Ba, J. R. Kiros and G. E. Hinton (2016), Layer normalization, arXiv:1607.06450,
+equation 4; T. Cooijmans et al. (2016), Recurrent batch normalization,
+arXiv:1603.09025; C. Laurent et al. (2016), Batch normalized recurrent neural networks,
+arXiv:1510.01378.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from normbook.data.sequences import Sequences, pad
+from normbook.data.synthetic import sequences
+from normbook.diagnostics.undisturbed import undisturbed
+from normbook.experiments.experiment import (
+    Batches,
+    Experiment,
+    Measurement,
+    Run,
+    Scale,
+    Settings,
+    Values,
+    generator,
+)
+from normbook.experiments.record import RecordError
+from normbook.layers.masked_batch_norm import MaskedBatchNorm1d
+from normbook.layers.per_step_batch_norm import PerStepBatchNorm1d
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from normbook.experiments.record import Record
+    from normbook.figures import Kind
+
+__all__ = ["LONGER", "VOWELS", "Recurrent"]
+
+SOURCE = "Ba et al. (2016), eq. 4; Cooijmans et al. (2016); Laurent et al. (2016)"
+
+
+class Recurrent(nn.Module):
+    """A recurrent classifier of sequences, normalized or not; float64.
+
+    Parameters
+    ----------
+    norm : str
+        "none", "layer_norm", "per_step", "per_step_padded", "shared_statistics" or
+        "sequence_wise", see above.
+    features, hidden, classes : int
+    max_steps : int
+        Steps of the longest sequence, of those for testing too.
+    generator : torch.Generator
+        CPU generator for the weights, which are normal with mean 0 and variance 1/n,
+        n the number of inputs. Biases begin at 0.
+    gain : float
+        Where the gains of the normalization begin.
+
+    Examples
+    --------
+    >>> drawn = torch.Generator().manual_seed(0)
+    >>> model = Recurrent(
+    ...     "layer_norm", features=3, hidden=5, classes=2, max_steps=4, generator=drawn
+    ... )
+    >>> x = torch.ones(6, 4, 3, dtype=torch.float64)
+    >>> model(x, torch.tensor([1, 2, 3, 4, 4, 4])).shape
+    torch.Size([6, 2])
+    """
+
+    def __init__(
+        self,
+        norm: str,
+        *,
+        features: int,
+        hidden: int,
+        classes: int,
+        max_steps: int,
+        generator: torch.Generator,
+        gain: float = 1.0,
+    ) -> None:
+        super().__init__()
+        layers: dict[str, nn.Module] = {
+            "none": nn.Identity(),
+            "layer_norm": nn.LayerNorm(hidden),
+            "per_step": PerStepBatchNorm1d(hidden, max_steps),
+            "per_step_padded": PerStepBatchNorm1d(hidden, max_steps),
+            # To this layer every step is the first.
+            "shared_statistics": PerStepBatchNorm1d(hidden, max_steps=1),
+            "sequence_wise": MaskedBatchNorm1d(hidden),
+        }
+        if norm not in layers:
+            raise ValueError(f"norm must be one of {', '.join(layers)}, got {norm!r}.")
+        self.norm = norm
+        self.normalize = layers[norm]
+        # A normalization has a bias of its own.
+        self.bias = nn.Parameter(torch.zeros(hidden)) if norm == "none" else None
+
+        def weight(rows: int, columns: int) -> nn.Parameter:
+            drawn = torch.randn(rows, columns, generator=generator, dtype=torch.float64)
+            return nn.Parameter(drawn / columns**0.5)
+
+        self.input_weight = weight(hidden, features)
+        self.hidden_weight = weight(hidden, hidden)
+        self.score_weight = weight(classes, hidden)
+        self.score_bias = nn.Parameter(torch.zeros(classes))
+        self.double()
+        if norm != "none":
+            nn.init.constant_(self.normalize.get_parameter("weight"), gain)
+
+    def forward(self, x: Tensor, lengths: Tensor) -> Tensor:
+        """Give the scores of the classes.
+
+        Parameters
+        ----------
+        x : tensor, shape (N, T, D)
+            Sequences, with zeros behind the end of each.
+        lengths : tensor of int64, shape (N,)
+            From 1 to T. Steps behind the longest are not looked at.
+
+        Returns
+        -------
+        tensor, shape (N, classes)
+        """
+        x = x[:, : int(lengths.max())]
+        steps = torch.arange(x.shape[1], device=x.device)
+        live = steps < lengths[:, None]  # (N, T)
+        inputs = x @ self.input_weight.mT  # (N, T, H)
+        if self.norm == "sequence_wise":
+            inputs = self.normalize(inputs.mT, live).mT
+        h = x.new_zeros(len(x), self.hidden_weight.shape[0])
+        states = []
+        for t in range(x.shape[1]):
+            a = h @ self.hidden_weight.mT + inputs[:, t]
+            h = torch.tanh(self._normalized(a, t, live[:, t]))
+            states.append(h)
+        rows = torch.arange(len(x), device=x.device)
+        last = torch.stack(states, dim=1)[rows, lengths - 1]  # (N, H)
+        return nn.functional.linear(last, self.score_weight, self.score_bias)
+
+    def _normalized(self, a: Tensor, step: int, live: Tensor) -> Tensor:
+        arguments: dict[str, tuple[Any, ...]] = {
+            "layer_norm": (),
+            "per_step": (step, live),
+            "per_step_padded": (step,),
+            "shared_statistics": (0, live),
+        }
+        if self.norm in arguments:
+            a = self.normalize(a, *arguments[self.norm])
+        return a if self.bias is None else a + self.bias
+
+
+def begin(
+    settings: Settings, seed: int, data: Sequences | None, device: torch.device
+) -> Run:
+    """Make one network, its data and its measurements."""
+    if data is None:
+        data = sequences(
+            np.random.default_rng(seed),
+            shortest=settings["shortest"],
+            longest=settings["longest"],
+        )
+    dtype = getattr(torch, settings["dtype"])
+    cut = [x[: settings["cut"]] for x in data.x_train]
+    x, y = _tensors(cut, data.y_train, device, dtype)
+    x_test, y_test = _tensors(data.x_test, data.y_test, device, dtype)
+    model = Recurrent(
+        settings["norm"],
+        features=x.shape[2],
+        hidden=settings["hidden"],
+        classes=int(data.y_train.max()) + 1,
+        max_steps=max(x.shape[1], x_test.shape[1]),
+        generator=generator(seed, "weights"),
+        gain=settings["gain"],
+    ).to(device, dtype)
+    size = settings["batch_size"]
+    bounds = torch.tensor(settings["bounds"], device=device)
+    groups = torch.bucketize(y_test[:, 1].contiguous(), bounds)
+    mixed = torch.randperm(len(x_test), generator=generator(seed, "company"))
+    orders = {
+        "mixed": mixed.to(device),
+        "by_length": y_test[:, 1].argsort(stable=True),
+        "by_class": y_test[:, 0].argsort(stable=True),
+    }
+
+    def test(run: Run) -> Values:
+        with undisturbed(run.model), torch.no_grad():
+            run.model.eval()
+            train_loss, train_wrong = _judge(run.model(x, y[:, 1]), y)
+            loss, wrong = _judge(run.model(x_test, y_test[:, 1]), y_test)
+        return {
+            "train_loss": float(train_loss.mean()),
+            "train_error": float(train_wrong.mean()),
+            "loss": float(loss.mean()),
+            "error": float(wrong.mean()),
+            "loss_by_length": _means(loss, groups),
+            "error_by_length": _means(wrong, groups),
+        }
+
+    def company(run: Run) -> Values:
+        found: Values = {}
+        for name, order in orders.items():
+            wrong = []
+            with undisturbed(run.model), torch.no_grad():
+                run.model.train()
+                for part in torch.split(order, size):
+                    scores = run.model(x_test[part], y_test[part, 1])
+                    wrong.append(_judge(scores, y_test[part])[1])
+            found[name] = float(torch.cat(wrong).mean())
+        return found
+
+    every = settings["measure_every"]
+    return Run(
+        model=model,
+        optimizer=torch.optim.Adam(model.parameters(), lr=settings["learning_rate"]),
+        objective=_objective,
+        batches=Batches(x, y, size, generator(seed, "batches")),
+        measurements={
+            "test": Measurement(every, test),
+            "company": Measurement(settings["steps"], company),
+        },
+        every=every,
+    )
+
+
+def _tensors(
+    x: Any, labels: Any, device: torch.device, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    """Padded sequences (N, T, D); labels and lengths as columns of (N, 2)."""
+    padded, lengths = pad(x)
+    y = torch.stack([torch.as_tensor(labels), torch.as_tensor(lengths)], dim=1)
+    return torch.as_tensor(padded).to(device, dtype), y.to(device)
+
+
+def _objective(model: nn.Module, x: Tensor, y: Tensor) -> dict[str, Tensor]:
+    loss, wrong = _judge(model(x, y[:, 1]), y)
+    return {"loss": loss.mean(), "error": wrong.mean()}
+
+
+def _judge(scores: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    """Cross-entropy (nats) of each sequence, and 1 where the class is wrong."""
+    labels = y[:, 0]
+    loss = nn.functional.cross_entropy(scores, labels, reduction="none")
+    return loss, (scores.detach().argmax(1) != labels).double()
+
+
+def _means(values: Tensor, groups: Tensor) -> list[float]:
+    return [float(values[groups == g].mean()) for g in range(int(groups.max()) + 1)]
+
+
+# How each variant is drawn and called.
+LOOKS: dict[str, tuple[Kind, str]] = {
+    "none": ("none", "no normalization"),
+    "layer_norm": ("layer", "layer norm"),
+    "per_step": ("batch", "batch norm"),
+    "per_step_small_gain": ("batch", "batch norm"),
+    "per_step_padded": ("batch", "batch norm"),
+    "shared_statistics": ("batch", "batch norm"),
+    "sequence_wise": ("batch", "batch norm"),
+}
+# Each kind of batch norm has a panel, in which the first two stand for comparison.
+PANELS = {
+    "per_step": "per step",
+    "per_step_small_gain": "per step,\ngain from 0.1",
+    "per_step_padded": "per step,\npadding counted",
+    "shared_statistics": "one pair of\nrunning statistics",
+    "sequence_wise": "sequence-wise,\ninputs only",
+}
+
+
+def figures(record: Record) -> dict[str, Figure]:
+    """Draw the test error and the training loss, and the error by length.
+
+    Parameters
+    ----------
+    record : Record
+        Of ``vowels`` or ``vowels_longer``.
+
+    Returns
+    -------
+    dict from name to figure
+        "training": test error (above) and training loss (below) in evaluation mode
+        against training steps; a column for each kind of batch norm. "lengths": test
+        error at the end, for the groups of test sequences by length.
+
+    Raises
+    ------
+    RecordError
+        If the record is of another experiment.
+    """
+    from normbook.figures import band, curve_grid, panels
+
+    known = (VOWELS.name, LONGER.name)
+    if record.name not in known:
+        raise RecordError(
+            f"the record must be of {' or '.join(known)}, got one of {record.name}; "
+            "draw it with the figures of that experiment."
+        )
+    rows: dict[str, dict[str, Any]] = {}
+    for quantity, ylabel in (
+        ("error", "test error"),
+        ("train_loss", "training loss (nats)"),
+    ):
+        rows[ylabel] = {}
+        for own, title in PANELS.items():
+            lines = rows[ylabel].setdefault(f"training steps\n\n{title}", {})
+            for variant in ("none", "layer_norm", own):
+                kind, label = LOOKS[variant]
+                values = record.values(variant, "test", quantity)
+                lines[label] = (kind, record.steps("test", variant), values)
+    training, _ = curve_grid(rows, yscale="log")
+
+    bounds = record.settings["bounds"]
+    names = [f"≤ {bounds[0]}"]
+    names += [f"≤ {b}" for b in bounds[1:]] + [f"> {bounds[-1]}"]
+    lengths, axes = panels(len(PANELS), sharey=True)
+    lengths.set_size_inches(10.5, lengths.get_size_inches()[1])  # as wide as the other
+    for ax, (own, title) in zip(axes, PANELS.items(), strict=True):
+        for variant in ("none", "layer_norm", own):
+            kind, label = LOOKS[variant]
+            errors = record.values(variant, "test", "error_by_length")[:, -1]
+            band(ax, np.arange(len(names)), errors, kind=kind, label=label)
+        ax.set_xticks(np.arange(len(names)), names)
+        ax.set(xlabel=f"length (steps)\n\n{title}")
+    axes[0].set(ylabel="test error")
+    handles, labels = axes[0].get_legend_handles_labels()
+    lengths.legend(handles, labels, loc="outside upper center", ncols=3)
+    return {"training": training, "lengths": lengths}
+
+
+VARIANTS: dict[str, dict[str, Any]] = {
+    **{name: {"norm": name, "gain": 1.0} for name in LOOKS},
+    "per_step_small_gain": {"norm": "per_step", "gain": 0.1},
+}
+COMMON: dict[str, Any] = {
+    "dtype": "float64",
+    "hidden": 32,
+    "cut": 1000,
+    "variants": VARIANTS,
+}
+LIVE: dict[str, Any] = {
+    **COMMON,
+    "batch_size": 30,
+    "shortest": 4,
+    "longest": 12,
+    "bounds": [6, 9],
+    "learning_rate": 0.01,
+    "steps": 100,
+    "measure_every": 20,
+}
+PAPER: dict[str, Any] = {
+    **COMMON,
+    "batch_size": 27,
+    "bounds": [12, 16, 20],
+    "learning_rate": 0.003,
+    "steps": 1500,
+    "measure_every": 50,
+}
+VOWELS = Experiment(
+    name="vowels",
+    title="A recurrent network on sequences of several lengths, normalized or not",
+    source=SOURCE,
+    scales={
+        "live": Scale(
+            LIVE, seeds=(0, 1, 2), data="", about="synthetic sequences of 4-12 steps"
+        ),
+        "paper": Scale(
+            PAPER,
+            seeds=(0, 1, 2, 3, 4),
+            data="japanese-vowels",
+            about="Japanese Vowels, all sequences",
+        ),
+    },
+    begin=begin,
+    figures=figures,
+)
+# Test sequences that are longer than all of training.
+LONGER = Experiment(
+    name="vowels_longer",
+    title="The same, with training sequences cut short and test sequences whole",
+    source=SOURCE,
+    scales={
+        "live": Scale(
+            {**LIVE, "cut": 6},
+            seeds=(0, 1, 2),
+            data="",
+            about="synthetic sequences of 4-12 steps, at most 6 in training",
+        ),
+        "paper": Scale(
+            {**PAPER, "cut": 12},
+            seeds=(0, 1, 2, 3, 4),
+            data="japanese-vowels",
+            about="Japanese Vowels, training sequences cut to 12 steps",
+        ),
+    },
+    begin=begin,
+    figures=figures,
+)

@@ -1,0 +1,332 @@
+r"""Batch norm over a batch that is split among processes.
+
+Each process holds a *shard* of the batch. To normalize all shards alike, processes
+exchange sums, once in each direction:
+
+- *Forward*, one all-gather: every process sends the mean, the variance and the number
+  of values of its shard, and all merge what arrives by Chan's rule
+  (:func:`normbook.running_statistics.merge`).
+- *Backward*, one all-reduce of two vectors: the sums of :math:`\partial\ell/\partial y`
+  and of :math:`\hat x\,\partial\ell/\partial y`.
+
+Why not add up in the forward pass, too? Sums of squares about 0 can be added, but the
+variance is then a difference of two large numbers, and lost where the mean is large.
+Sums about the mean of each shard cannot be added: the means differ. So the parts
+travel as they are. With R processes and C channels, each sends 2C + 1 numbers to the
+R - 1 others: as much as an all-reduce of 2C + 1 numbers for R = 2, and more for more
+processes, though seldom enough to be felt.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, distributed, nn
+from torch.autograd.function import once_differentiable
+from torch.nn.modules.batchnorm import _BatchNorm as TorchBatchNorm
+
+from normbook.batch_norm import batch_axes, batch_norm_inference
+from normbook.layers.batch_norm import _BatchNorm
+from normbook.running_statistics import PopulationStatistics, merge
+from normbook.standardize import accumulation_dtype, moments
+
+__all__ = ["SyncBatchNorm"]
+
+# Numbers that all processes need to the last digit, few as they are.
+EXACT = torch.float64
+
+
+class _Synchronized(torch.autograd.Function):
+    """Batch norm with the statistics of all shards, of which x is one."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        gamma: Tensor | None,
+        beta: Tensor | None,
+        total: PopulationStatistics,
+        eps: float,
+        group: distributed.ProcessGroup,
+    ) -> Tensor:
+        ctx.save_for_backward(x, gamma, total.mean, total.var)
+        ctx.size, ctx.eps, ctx.group = total.size, eps, group
+        y: Tensor = batch_norm_inference(
+            *_shifted(x, total.mean, total.var), gamma, beta, eps
+        )
+        return y.to(x.dtype)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dl_dy: Tensor) -> tuple[Tensor | None, ...]:
+        x, gamma, mean, var = ctx.saved_tensors
+        x_hat = batch_norm_inference(*_shifted(x, mean, var), eps=ctx.eps)
+        g = accumulation_dtype(dl_dy)
+        axes, shape = batch_axes(x), (1, -1, *(1,) * (x.ndim - 2))
+        # Of this shard alone: whoever trains adds up the gradients of parameters.
+        dl_dbeta, dl_dgamma = g.sum(axes), (g * x_hat).sum(axes)
+        totals = torch.stack([dl_dbeta, dl_dgamma])  # (2, C)
+        distributed.all_reduce(totals, group=ctx.group)
+        g_bar, along = (total.reshape(shape) for total in totals / ctx.size)
+        scale = (var + ctx.eps).rsqrt() * (1.0 if gamma is None else gamma)
+        dl_dx = scale.to(g.dtype).reshape(shape) * (g - g_bar - x_hat * along)
+        gradients = dl_dx.to(x.dtype), dl_dgamma, dl_dbeta, None, None, None
+        # All of them are computed everywhere: a process that left the sums out, since
+        # nobody asked it for dl_dx, would let the others wait.
+        return tuple(
+            gradient if is_needed else None
+            for gradient, is_needed in zip(gradients, ctx.needs_input_grad, strict=True)
+        )
+
+
+def _shifted(x: Tensor, mean: Tensor, var: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Move x and its mean by about the mean, which is what float32 has no digits for.
+
+    At mean / deviation = 1e4, the mean rounded to float32 is wrong by up to 5e-4
+    deviations.
+    """
+    x = accumulation_dtype(x)
+    near = mean.to(x.dtype)
+    shape = (1, -1, *(1,) * (x.ndim - 2))
+    return x - near.reshape(shape), (mean - near).to(x.dtype), var.to(x.dtype)
+
+
+def _message(x: Tensor) -> Tensor:
+    """Mean, biased variance and number of values of a shard; shape (2 C + 1,)."""
+    channels = x.shape[1]
+    message = torch.zeros(2 * channels + 1, dtype=EXACT, device=x.device)
+    if x.numel():
+        axes = batch_axes(x)
+        x = accumulation_dtype(x)
+        start = x.mean(axes, keepdim=True)
+        rest, var = moments(x - start, axes)
+        message[:channels] = (start.to(EXACT) + rest).flatten()
+        message[channels:-1] = var.flatten()
+        message[-1] = x.numel() // channels
+    return message
+
+
+def _of_all_shards(
+    x: Tensor, group: distributed.ProcessGroup
+) -> PopulationStatistics | None:
+    """Statistics of all shards together, the same in every process; None if empty."""
+    own = _message(x)
+    received = [torch.empty_like(own) for _ in range(group.size())]
+    distributed.all_gather(received, own, group=group)
+    messages = torch.stack(received)
+    channels = x.shape[1]
+    # The one moment at which a GPU is waited for.
+    sizes = messages[:, -1].long().tolist()
+    if not any(sizes):
+        return None
+    return merge(
+        PopulationStatistics(message[:channels], message[channels:-1], size)
+        for message, size in zip(messages, sizes, strict=True)
+    )
+
+
+class SyncBatchNorm(_BatchNorm):
+    r"""Batch normalization of a batch whose shards lie in several processes.
+
+    .. math::
+
+        y = \gamma\,\frac{x - \mu}{\sqrt{\sigma^2 + \epsilon}} + \beta
+
+    with :math:`\mu` and :math:`\sigma^2` of each channel over *all* shards, of which
+    ``x`` is the one of this process. A drop-in for :class:`torch.nn.SyncBatchNorm`
+    that runs on CPUs (backend gloo) as well as on GPUs (NCCL): same arguments, same
+    ``state_dict``, which is also that of
+    :class:`~normbook.layers.batch_norm.BatchNorm1d`. Outputs, gradients and running
+    statistics are those of one process that holds the whole batch.
+
+    Shards may differ in size, and some may be empty. In evaluation, or with a single
+    process, nothing is sent.
+
+    Parameters
+    ----------
+    num_features, eps, momentum, affine, track_running_stats, device, dtype, bias
+        As in :class:`~normbook.layers.batch_norm.BatchNorm1d`.
+    process_group : ProcessGroup, optional
+        The processes that share a batch, from ``torch.distributed.new_group``; by
+        default all.
+
+    Raises
+    ------
+    TypeError, RuntimeError, NotImplementedError
+        As :class:`~normbook.layers.batch_norm.BatchNorm1d`.
+    ValueError
+        As there, for an input of fewer than two axes or without channels, and if a
+        channel has a single value in all shards together: then in every process.
+
+    Notes
+    -----
+    Every process of the group must call the layer, forward and backward, in the same
+    mode. Where one does not (it raised, say), the others end with a ``RuntimeError``
+    after the timeout of the process group.
+
+    The gradients of ``weight`` and ``bias`` are those of the own shard, as in torch:
+    ``DistributedDataParallel`` averages them over the processes afterwards. Second
+    derivatives are not supported where statistics are shared.
+
+    Source: Chan, Golub and LeVeque (1983), eq. 2.1; book, chapter *Split batches*.
+
+    Examples
+    --------
+    A single process is its own whole batch:
+
+    >>> layer = SyncBatchNorm(1, eps=1e-12)
+    >>> layer(torch.tensor([[1.0], [3.0]])).tolist()
+    [[-1.0], [1.0]]
+    """
+
+    def __init__(
+        self,
+        num_features: int,
+        eps: float = 1e-5,
+        momentum: float | None = 0.1,
+        affine: bool = True,
+        track_running_stats: bool = True,
+        process_group: distributed.ProcessGroup | None = None,
+        device: torch.types.Device = None,
+        dtype: torch.dtype | None = None,
+        *,
+        bias: bool = True,
+    ) -> None:
+        super().__init__(
+            num_features,
+            eps,
+            momentum,
+            affine,
+            track_running_stats,
+            device,
+            dtype,
+            bias=bias,
+        )
+        self.process_group = process_group
+        self._last_count = 0
+
+    @classmethod
+    def convert_sync_batchnorm(
+        cls,
+        module: nn.Module,
+        process_group: distributed.ProcessGroup | None = None,
+    ) -> nn.Module:
+        """Replace the batch norm layers of a model by layers of this class.
+
+        Parameters
+        ----------
+        module : Module
+            Changed in place. It may be a batch norm layer itself.
+        process_group : ProcessGroup, optional
+            For all new layers.
+
+        Returns
+        -------
+        Module
+            ``module``, or the new layer if it was one. Parameters, buffers and modes
+            are those of the old layers, the very same objects.
+
+        Notes
+        -----
+        Converted are the layers of :mod:`normbook.layers.batch_norm` and all that
+        torch converts. Layers that normalize by something else than the batch they
+        see (ghost batch norm, say) stay: to replace them would change the model.
+
+        Examples
+        --------
+        >>> model = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2))
+        >>> type(SyncBatchNorm.convert_sync_batchnorm(model)[1]).__name__
+        'SyncBatchNorm'
+        """
+        new = {
+            old: cls._converted(old, process_group)
+            for old in module.modules()
+            if _is_plain(old)
+        }
+        for parent in list(module.modules()):
+            # Not named_children: it leaves out a layer's second place in the model.
+            for name, child in parent._modules.items():
+                if child in new:
+                    setattr(parent, name, new[child])
+        return new.get(module, module)
+
+    @classmethod
+    def _converted(
+        cls, old: nn.Module, process_group: distributed.ProcessGroup | None
+    ) -> SyncBatchNorm:
+        names = "num_features", "eps", "momentum", "affine", "track_running_stats"
+        settings = {name: getattr(old, name) for name in names}
+        new = cls(**settings, process_group=process_group, device="meta")
+        parts = "weight", "bias", "running_mean", "running_var", "num_batches_tracked"
+        for name in (*parts, "training"):
+            setattr(new, name, getattr(old, name))
+        return new
+
+    def _by_any_batch(
+        self, input: Tensor, eps: float
+    ) -> tuple[Tensor, Tensor, Tensor, int]:
+        y, mean, var, self._last_count = self._by_all_shards(input, eps)
+        return y, mean, var, self._last_count
+
+    def _size(self, input: Tensor) -> int:
+        return self._last_count  # of all shards, so that all processes agree
+
+    def _by_all_shards(
+        self, input: Tensor, eps: float
+    ) -> tuple[Tensor, Tensor, Tensor, int]:
+        group = self._group()
+        if group is None:
+            return super()._by_any_batch(input, eps)
+        # From here to the end of the exchange, nothing may depend on the shard.
+        total = _of_all_shards(input.detach(), group)
+        if total is None:
+            return super()._by_any_batch(input, eps)
+        if total.size == 1:
+            raise ValueError(
+                "SyncBatchNorm needs more than 1 value per channel in all processes "
+                f"together, got 1, of shape {tuple(input.shape)} here; make the batch "
+                "larger, or call eval() to use the running statistics."
+            )
+        y: Tensor = _Synchronized.apply(  # type: ignore[no-untyped-call]
+            input, self.weight, self.bias, total, eps, group
+        )
+        return y, *total
+
+    def _group(self) -> distributed.ProcessGroup | None:
+        """Processes to share statistics with; None if there are no others."""
+        is_joined = distributed.is_available() and distributed.is_initialized()
+        if not (self.training and is_joined):
+            return None
+        group = self.process_group or distributed.group.WORLD
+        count = distributed.get_world_size(group)
+        if count < 1:
+            raise ValueError(
+                "process_group must be one of this process, got one of others; make "
+                "the layer in the processes of its group only, or give each its own."
+            )
+        return group if count > 1 else None
+
+    def _check_count(self, input: Tensor) -> None:
+        if self._group() is None:
+            super()._check_count(input)
+
+    def _check_input_dim(self, input: Tensor) -> None:
+        if input.dim() < 2 or input.shape[1] == 0:
+            raise ValueError(
+                "input of SyncBatchNorm must have shape (N, C, ...) with C at least 1, "
+                f"got {tuple(input.shape)}; add the missing axis, e.g. input[None]."
+            )
+
+
+def _is_plain(module: nn.Module) -> bool:
+    """Whether it is a batch norm by the batch it sees."""
+    if not isinstance(module, TorchBatchNorm):
+        return False
+    kind = type(module)
+    if isinstance(module, SyncBatchNorm) or not isinstance(module, _BatchNorm):
+        return True
+    return all(
+        getattr(kind, name) is getattr(_BatchNorm, name)
+        for name in ("forward", "_by_batch", "_by_any_batch")
+    )

@@ -1,0 +1,123 @@
+"""The law of the synthetic sequences, seen in many of them."""
+
+import hashlib
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from normbook.data.sequences import Sequences
+from normbook.data.synthetic import LEVEL, SIGNAL, sequences
+
+LONGEST = 8
+CLASSES = 3
+FEATURES = 5
+
+
+def draw(seed: int = 0, **changed: int) -> Sequences:
+    sizes = {"train": 6000, "test": 4, "classes": CLASSES, "features": FEATURES}
+    bounds = {"shortest": 2, "longest": LONGEST}
+    return sequences(np.random.default_rng(seed), **{**sizes, **bounds, **changed})
+
+
+def means(seed: int = 0) -> NDArray[np.float64]:
+    """What the generator gives first: the means of the classes."""
+    drawn = np.random.default_rng(seed).normal(size=(CLASSES, FEATURES))
+    return LEVEL + SIGNAL * drawn
+
+
+def at(dataset: Sequences, step: int) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+    """All values at one step, and their classes."""
+    live = [i for i, x in enumerate(dataset.x_train) if len(x) > step]
+    return np.array([dataset.x_train[i][step] for i in live]), dataset.y_train[live]
+
+
+@pytest.mark.parametrize("step", [0, 4, 7])
+def test_mean_and_deviation_of_a_class_grow_with_the_step(step: int) -> None:
+    x, y = at(draw(), step)
+    scale = 1 + step / LONGEST
+    for label in range(CLASSES):
+        own = x[y == label]
+        tolerance = 5 * scale / len(own) ** 0.5  # five standard errors
+        np.testing.assert_allclose(
+            own.mean(0), scale * means()[label], atol=tolerance, rtol=0
+        )
+        np.testing.assert_allclose(own.std(0), scale, atol=tolerance, rtol=0)
+
+
+def test_steps_of_a_sequence_are_independent_given_the_class() -> None:
+    dataset = draw(shortest=LONGEST)
+    x = np.array(dataset.x_train)[dataset.y_train == 1]
+    noise = (x - x.mean(0)) / x.std(0)
+    products = (noise[:, :-1] * noise[:, 1:]).mean(0)
+    assert np.abs(products).max() < 5 / len(x) ** 0.5
+
+
+def test_all_steps_tell_a_class_that_a_single_one_does_not() -> None:
+    x, y = (draw(longest=29, shortest=20)[k] for k in (0, 1))
+
+    def error(first: int) -> float:
+        """Of the rule that knows the means and sees the steps from the first on."""
+        scaled = [(s / (1 + np.arange(len(s))[:, None] / 29))[first:] for s in x]
+        seen = np.array([s.mean(0) for s in scaled])  # (N, D)
+        distance = ((seen[:, None] - means()) ** 2).sum(2)
+        return float((distance.argmin(1) != y).mean())
+
+    assert error(0) < 0.05
+    assert error(-1) > 0.25
+
+
+def test_lengths_reach_both_bounds_and_are_equally_frequent() -> None:
+    lengths = [len(x) for x in draw().x_train]
+    counts = np.bincount(lengths, minlength=LONGEST + 1)[2:]
+    assert len(counts) == 7
+    np.testing.assert_allclose(counts, 6000 / 7, atol=5 * (6000 / 7) ** 0.5)
+
+
+def test_lengths_say_nothing_about_the_class() -> None:
+    dataset = draw()
+    lengths = np.array([len(x) for x in dataset.x_train])
+    found = [lengths[dataset.y_train == label].mean() for label in range(CLASSES)]
+    np.testing.assert_allclose(found, 5, atol=5 * 2 / 2000**0.5)
+
+
+def test_classes_are_of_equal_size_in_a_random_order() -> None:
+    dataset = draw(train=31)
+    assert sorted(np.bincount(dataset.y_train)) == [10, 10, 11]
+    assert (np.diff(dataset.y_train) < 0).sum() > 3
+    assert len(dataset.x_test) == len(dataset.y_test) == 4
+
+
+def test_types_are_those_of_every_data_set_of_sequences() -> None:
+    dataset = draw(train=3)
+    assert {x.dtype for x in dataset.x_train + dataset.x_test} == {np.dtype("f8")}
+    assert dataset.y_train.dtype == dataset.y_test.dtype == np.int64
+
+
+def test_one_seed_gives_the_same_numbers_on_every_machine() -> None:
+    known = "b9df5899bbe0c9af62aaef0065502521983e4cb32338d33732b743a8720ba9a3"
+    digest = hashlib.sha256()
+    for x in draw(train=20).x_train:
+        digest.update(x.astype("<f8").tobytes())
+    assert digest.hexdigest() == known
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"train": 0}, "train must be a whole number of at least 1, got 0"),
+        ({"test": 2.5}, "test must .*, got 2.5"),
+        ({"classes": 1}, "classes must be a whole number of at least 2, got 1"),
+        ({"features": 0}, "features must .* at least 1, got 0"),
+        ({"shortest": 0}, "shortest must .* at least 1, got 0"),
+        ({"shortest": 9}, "longest must be a whole number of at least 9, got 8"),
+    ],
+)
+def test_sizes_that_make_no_sense_are_refused_before_anything_is_drawn(
+    changed: dict[str, Any], message: str
+) -> None:
+    generator = np.random.default_rng(3)
+    with pytest.raises(ValueError, match=message):
+        sequences(generator, **{"longest": LONGEST, **changed})
+    assert generator.random() == np.random.default_rng(3).random()

@@ -1,0 +1,269 @@
+"""The networks of Ba et al.: their layers, what is drawn, and distances by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from normbook.experiments import batch_size, runner, vgg
+from normbook.experiments.batch_size import BATCH_4, BATCH_128, VARIANTS
+from normbook.experiments.experiment import Scale
+from normbook.experiments.published import (
+    BATCH_SIZE_ERROR,
+    BATCH_SIZE_LAST_ERROR,
+    BATCH_SIZE_LOSS,
+)
+from normbook.experiments.record import Record, RecordError, RunRecord
+from normbook.figures import STYLES
+from normbook.layers.batch_norm import BatchNorm1d
+from normbook.layers.unbiased_batch_norm import UnbiasedBatchNorm1d
+
+LIVE = BATCH_4.scales["live"]
+TINY = {
+    **LIVE.settings,
+    "width": 5,
+    "examples": 48,
+    "batch_size": 8,
+    "measure_every": 6,
+    "steps": 18,
+}
+EXPERIMENT = replace(
+    BATCH_4,
+    scales={"live": Scale(TINY, seeds=(0, 1), data="digits", about="for this test")},
+)
+QUANTITIES = ("train_loss", "error")
+
+
+@pytest.fixture(scope="module")
+def record() -> Record:
+    return runner.run(EXPERIMENT, "live")
+
+
+@pytest.fixture(autouse=True)
+def _closed() -> Iterator[None]:
+    plt.switch_backend("agg")
+    yield
+    plt.close("all")
+
+
+def by_hand(size: int, epochs: int, values: dict[str, list[float]]) -> Record:
+    """Give a record of MNIST with one variant and a seed for each row of values."""
+    settings = {
+        "batch_size": size,
+        "measure_every": 10,
+        "variants": {name: VARIANTS[name] for name in values},
+    }
+    steps = [10 * k for k in range(epochs + 1)]
+    runs = []
+    for name, factors in values.items():
+        for seed, factor in enumerate(factors):
+            curve = [factor * (k + 1) for k in range(epochs + 1)]
+            test = {"step": steps, "train_loss": curve, "error": curve}
+            runs.append(RunRecord(name, seed, 1.0, [], {"test": test}))
+    return Record(
+        name=f"batch_{size}", scale="paper", command="", settings=settings,
+        seeds=[0], data={}, versions={}, code="", commit=None, is_modified=False,
+        device={}, started="", wall_seconds=1.0, runs=runs,
+    )  # fmt: skip
+
+
+def model_of(variant: str) -> Any:
+    scale = EXPERIMENT.scales["live"]
+    settings = runner.variant_settings(scale, variant)
+    data = runner.load_data(scale)
+    return batch_size.begin(settings, 0, data, torch.device("cpu")).model
+
+
+NORMS = {
+    "none": [],
+    "layer_norm": [nn.LayerNorm],
+    "batch_norm": [BatchNorm1d],
+    "unbiased_batch_norm": [UnbiasedBatchNorm1d],
+}
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_each_normalization_stands_before_both_relus_and_where_said_on_the_scores(
+    variant: str,
+) -> None:
+    norm = NORMS[VARIANTS[variant]["norm"]]  # type: ignore[index]
+    hidden = [nn.Linear, *norm, nn.ReLU]
+    scores = norm if variant.endswith("_on_scores") else []
+    expected = [*hidden, *hidden, nn.Linear, *scores]
+    assert [type(layer) for layer in model_of(variant)] == expected
+
+
+def test_layer_norm_leaves_the_scores_alone() -> None:
+    model = model_of("layer_norm")
+    shapes = [m.normalized_shape for m in model if isinstance(m, nn.LayerNorm)]
+    assert shapes == [(5,), (5,)]
+
+
+def test_the_scores_are_normalized_over_ten_classes() -> None:
+    assert model_of("batch_norm_on_scores")[-1].num_features == 10
+
+
+def test_all_variants_begin_with_the_same_weights() -> None:
+    plain = [m for m in model_of("none") if isinstance(m, nn.Linear)]
+    for variant in VARIANTS:
+        own = [m for m in model_of(variant) if isinstance(m, nn.Linear)]
+        for a, b in zip(plain, own, strict=True):
+            assert torch.equal(a.weight, b.weight)
+
+
+@pytest.mark.parametrize("experiment", [BATCH_128, BATCH_4])
+def test_a_scale_measures_once_in_each_pass_over_the_examples(experiment: Any) -> None:
+    for name, scale in experiment.scales.items():
+        own = scale.settings
+        assert own["measure_every"] == own["examples"] // own["batch_size"], name
+        assert own["steps"] % own["measure_every"] == 0, name
+
+
+@pytest.mark.parametrize("experiment", [BATCH_128, BATCH_4])
+def test_the_paper_scale_is_that_of_the_paper(experiment: Any) -> None:
+    own = experiment.scales["paper"].settings
+    assert (own["width"], own["examples"]) == (1000, 55_000)
+    assert own["steps"] == 65 * own["measure_every"]
+    assert f"batch_{own['batch_size']}" == experiment.name
+
+
+def test_recalibration_is_measured_where_there_is_batch_norm(record: Record) -> None:
+    for run in record.runs:
+        is_batch = "batch_norm" in run.variant
+        assert ("recalibrated" in run.curves) == is_batch
+
+
+def test_a_measurement_is_that_of_the_trained_network(record: Record) -> None:
+    data = runner.load_data(EXPERIMENT.scales["live"])
+    settings = runner.variant_settings(EXPERIMENT.scales["live"], "batch_norm")
+    run = batch_size.begin(settings, 1, data, torch.device("cpu"))
+    for _ in range(6):
+        run.update()
+    with torch.no_grad():
+        scores = run.model.eval()(torch.as_tensor(data.x_test))  # type: ignore[union-attr]
+    wrong = scores.argmax(1).numpy() != data.y_test  # type: ignore[union-attr]
+    found = record.values("batch_norm", "test", "error")[1, 1]
+    assert found == pytest.approx(wrong.mean(), rel=1e-6)
+
+
+def test_the_first_point_stands_after_the_first_epoch(record: Record) -> None:
+    np.testing.assert_array_equal(batch_size.epochs(record, "none"), [-1, 0, 1, 2])
+
+
+def lines(ax: Any, kind: str) -> list[Any]:
+    """Give the lines in the colour of a kind, without markers."""
+    colour = STYLES[kind]["color"]  # type: ignore[index]
+    own = [line for line in ax.lines if line.get_color() == colour]
+    return [line for line in own if line.get_marker() == "None"]
+
+
+def circles(ax: Any) -> list[Any]:
+    return [line for line in ax.lines if line.get_marker() == "o"]
+
+
+@pytest.mark.parametrize("quantity", QUANTITIES)
+@pytest.mark.parametrize("is_on_scores", [False, True])
+def test_the_curves_of_each_reading_are_the_medians_of_the_record(
+    record: Record, quantity: str, is_on_scores: bool
+) -> None:
+    ax = batch_size.figures(record)[quantity].axes[int(is_on_scores)]
+    end = "_on_scores" if is_on_scores else ""
+    kinds = {"none": "none", "layer": "layer_norm"}
+    kinds |= {"batch": f"batch_norm{end}", "other": f"unbiased_batch_norm{end}"}
+    for kind, variant in kinds.items():
+        (line,) = lines(ax, kind)
+        middle = np.median(record.values(variant, "test", quantity), axis=0)
+        np.testing.assert_array_equal(line.get_ydata(), middle[1:])
+        np.testing.assert_array_equal(line.get_xdata(), [0, 1, 2])
+
+
+def test_a_panel_says_which_reading_it_shows(record: Record) -> None:
+    axes = batch_size.figures(record)["error"].axes
+    for ax, reading in zip(axes, batch_size.READINGS.values(), strict=True):
+        assert ax.get_xlabel().endswith(reading)
+
+
+def test_no_published_points_stand_beside_digits(record: Record) -> None:
+    for figure in batch_size.figures(record).values():
+        assert not any(circles(ax) for ax in figure.axes)
+
+
+ALL = dict.fromkeys(VARIANTS, [1e-3])
+
+
+@pytest.mark.parametrize("size", [128, 4])
+@pytest.mark.parametrize("quantity", QUANTITIES)
+def test_the_published_points_of_this_batch_size_stand_beside_mnist(
+    size: int, quantity: str
+) -> None:
+    there = (BATCH_SIZE_LOSS if quantity == "train_loss" else BATCH_SIZE_ERROR)[size]
+    for ax in batch_size.figures(by_hand(size, 65, ALL))[quantity].axes:
+        found = circles(ax)
+        for line, norm in zip(found, ("none", "layer_norm", "batch_norm"), strict=True):
+            np.testing.assert_array_equal(line.get_xdata(), there[norm].x)
+            np.testing.assert_array_equal(line.get_ydata(), there[norm].y)
+            assert line.get_color() == STYLES[batch_size.LOOKS[norm][0]]["color"]
+
+
+def test_published_points_beyond_a_short_record_are_left_out() -> None:
+    for ax in batch_size.figures(by_hand(4, 11, ALL))["error"].axes:
+        for line in circles(ax):
+            np.testing.assert_array_equal(line.get_xdata(), [0, 5, 10])
+
+
+@pytest.mark.parametrize("quantity", QUANTITIES)
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_a_distance_pairs_the_median_with_the_published_value(
+    variant: str, quantity: Any
+) -> None:
+    record = by_hand(128, 21, {variant: [1.0, 3.0, 100.0]})
+    found = batch_size.distance(record, variant, quantity)
+    curves = BATCH_SIZE_LOSS if quantity == "train_loss" else BATCH_SIZE_ERROR
+    there = curves[128][batch_size.PUBLISHED[VARIANTS[variant]["norm"]]]  # type: ignore[index]
+    np.testing.assert_array_equal(found.epochs, [0, 5, 10, 20])
+    np.testing.assert_array_equal(found.published, there.y[:4])
+    # Epoch e is the measurement number e + 1, whose value is 3 (e + 2).
+    np.testing.assert_array_equal(found.ours, [6.0, 21.0, 36.0, 66.0])
+
+
+@pytest.mark.parametrize("size", [128, 4])
+@pytest.mark.parametrize("norm", ["none", "layer_norm", "batch_norm"])
+def test_each_published_curve_has_its_epochs_and_its_size(size: int, norm: str) -> None:
+    for curves, last in ((BATCH_SIZE_LOSS, 60), (BATCH_SIZE_ERROR, 64)):
+        points = curves[size][norm]
+        assert points.source == "Ba et al. (2016), Fig. 6"
+        assert len(points.x) == len(points.y)
+        assert (points.x[0], points.x[-1]) == (0, last)
+        assert all(0 < y < 0.3 for y in points.y)
+    assert 0.012 < BATCH_SIZE_LAST_ERROR[size][norm] < 0.022
+
+
+def test_batch_and_unbiased_batch_norm_are_compared_with_one_curve() -> None:
+    record = by_hand(4, 6, {"batch_norm": [1.0], "unbiased_batch_norm": [1.0]})
+    a, b = (batch_size.distance(record, v, "error") for v in record.variants)
+    np.testing.assert_array_equal(a.published, b.published)
+
+
+def test_no_distance_from_digits_is_given(record: Record) -> None:
+    with pytest.raises(RecordError, match=r'of MNIST .* got one of the scale "live"'):
+        batch_size.distance(record, "none", "error")
+
+
+def test_a_record_of_another_experiment_is_refused(record: Record) -> None:
+    other = replace(record, name=vgg.EXPERIMENT.name)
+    with pytest.raises(RecordError, match="of batch_128 or batch_4, got one of vgg"):
+        batch_size.figures(other)
+
+
+def test_both_sizes_are_in_the_catalogue() -> None:
+    from normbook.experiments.catalogue import EXPERIMENTS
+
+    assert EXPERIMENTS["batch_128"] is BATCH_128
+    assert EXPERIMENTS["batch_4"] is BATCH_4

@@ -1,0 +1,181 @@
+"""The books of SyncBatchNorm, and how models are converted; in a single process."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+from layer_pairs import assert_equal, draw, run
+from sync_cases import CHANNELS, Case, counted, with_state
+from torch import distributed, nn
+
+from normbook.layers.batch_norm import BatchNorm1d, BatchNorm2d, BatchNorm3d
+from normbook.layers.sync_batch_norm import SyncBatchNorm
+from normbook.layers.unbiased_batch_norm import UnbiasedBatchNorm1d
+
+SETTINGS: list[dict[str, Any]] = [
+    {},
+    {"affine": False},
+    {"bias": False},
+    {"track_running_stats": False},
+    {"eps": 0.5, "momentum": None, "dtype": torch.bfloat16},
+]
+KINDS: list[Any] = [
+    BatchNorm1d,
+    nn.BatchNorm1d,
+    BatchNorm2d,
+    nn.BatchNorm2d,
+    BatchNorm3d,
+]
+KINDS += [nn.BatchNorm3d, SyncBatchNorm, nn.SyncBatchNorm]
+
+
+@pytest.fixture
+def alone(tmp_path: Path) -> Iterator[None]:
+    """A process group of one."""
+    place = (tmp_path / "store").as_uri()
+    distributed.init_process_group("gloo", init_method=place, rank=0, world_size=1)
+    yield
+    distributed.destroy_process_group()
+
+
+@pytest.mark.parametrize("options", SETTINGS, ids=str)
+def test_a_new_layer_has_torch_s_state_and_looks_like_it(
+    options: dict[str, Any],
+) -> None:
+    ours, theirs = SyncBatchNorm(4, **options), nn.SyncBatchNorm(4, **options)
+    assert repr(ours) == repr(theirs)
+    assert list(ours.state_dict()) == list(theirs.state_dict())
+    assert_equal(ours.state_dict(), theirs.state_dict(), 0.0)
+
+
+def test_the_constructor_takes_torch_s_arguments_in_torch_s_order() -> None:
+    args = (4, 0.5, 0.25, True, True, "a group", "meta", torch.float64)
+    ours = SyncBatchNorm(*args, bias=False)  # type: ignore[arg-type]
+    theirs = nn.SyncBatchNorm(*args, bias=False)
+    assert repr(ours) == repr(theirs)
+    assert ours.process_group == theirs.process_group == "a group"
+    assert (ours.weight.dtype, ours.weight.device.type) == (torch.float64, "meta")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_checkpoints_go_both_ways(kind: type[nn.Module]) -> None:
+    ours, other = with_state(SyncBatchNorm, Case(())), kind(CHANNELS).double()
+    state = copy.deepcopy(ours.state_dict())
+    other.load_state_dict(state)
+    ours.reset_parameters()
+    ours.load_state_dict(other.state_dict())
+    assert_equal(ours.state_dict(), state, 0.0)
+
+
+@pytest.mark.parametrize("shape", [(7,), (5, 6), (2, 6, 5), (2, 6, 5, 3)])
+def test_without_other_processes_it_is_the_local_layer(shape: tuple[int, ...]) -> None:
+    kind = {1: BatchNorm1d, 2: BatchNorm1d, 3: BatchNorm2d, 4: BatchNorm3d}[len(shape)]
+    x, dl_dy = (draw(shape[0], CHANNELS, *shape[1:], seed=seed) for seed in (0, 1))
+    ours, local = (with_state(layer, Case(())) for layer in (SyncBatchNorm, kind))
+    assert_equal(run(ours, x, dl_dy), run(local, x, dl_dy), 0.0)
+    assert_equal(run(ours.eval(), x, dl_dy), run(local.eval(), x, dl_dy), 0.0)
+
+
+@pytest.mark.usefixtures("alone")
+def test_in_a_group_of_one_it_is_the_local_layer_and_sends_nothing() -> None:
+    x, dl_dy = draw(5, CHANNELS), draw(5, CHANNELS, seed=1)
+    ours, local = (with_state(kind, Case(())) for kind in (SyncBatchNorm, BatchNorm1d))
+    with counted() as calls:
+        assert_equal(run(ours, x, dl_dy), run(local, x, dl_dy), 0.0)
+    assert calls == []
+
+
+def test_gradcheck_passes() -> None:
+    layer = with_state(SyncBatchNorm, Case(()))
+    assert torch.autograd.gradcheck(layer, draw(5, CHANNELS).requires_grad_())
+
+
+@pytest.mark.parametrize(
+    ("shape", "error", "message"),
+    [
+        ((), ValueError, r"shape \(N, C, ...\) .* got \(\)"),
+        ((4,), ValueError, r"shape \(N, C, ...\) .* got \(4,\)"),
+        ((3, 0), ValueError, r"C at least 1, got \(3, 0\)"),
+        ((1, 4), ValueError, r"more than 1 value per channel .* got shape \(1, 4\)"),
+        ((3, 5), RuntimeError, r"num_features = 4 channels .* \(3, 5\)"),
+    ],
+)
+def test_what_torch_refuses_is_refused_alike(
+    shape: tuple[int, ...], error: type[Exception], message: str
+) -> None:
+    ours, theirs = SyncBatchNorm(4), nn.SyncBatchNorm(4)
+    before = copy.deepcopy(ours.state_dict())
+    with pytest.raises(error):
+        theirs(torch.ones(shape))
+    with pytest.raises(error, match=message):
+        ours(torch.ones(shape))
+    assert_equal(ours.state_dict(), before, 0.0)
+
+
+# --- conversion
+
+
+def parts(layer: nn.Module) -> list[Any]:
+    names = "weight bias running_mean running_var num_batches_tracked num_features eps"
+    names += " momentum affine track_running_stats training"
+    return [getattr(layer, name) for name in names.split()]
+
+
+@pytest.mark.parametrize("options", SETTINGS, ids=str)
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_converted_layer_has_the_very_parts_of_the_old_one(
+    kind: type[nn.Module], options: dict[str, Any]
+) -> None:
+    old = kind(CHANNELS, **options).eval()
+    new = SyncBatchNorm.convert_sync_batchnorm(old)
+    assert type(new) is SyncBatchNorm
+    assert new is not old
+    for mine, its in zip(parts(new), parts(old), strict=True):
+        assert mine is its or mine == its
+    assert list(new.state_dict()) == list(old.state_dict())
+
+
+def test_layers_anywhere_in_a_model_are_converted_and_others_stay() -> None:
+    inner = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4))
+    model = nn.ModuleDict({"a": inner, "b": BatchNorm2d(3), "c": nn.LayerNorm(4)})
+    linear, norm = inner[0], model["c"]
+    assert SyncBatchNorm.convert_sync_batchnorm(model) is model
+    assert (inner[0], model["c"]) == (linear, norm)
+    assert [type(layer) for layer in (inner[1], model["b"])] == [SyncBatchNorm] * 2
+
+
+def test_a_layer_in_two_places_stays_one_layer() -> None:
+    norm = BatchNorm1d(4)
+    model = nn.Sequential(norm, nn.Tanh(), norm)
+    SyncBatchNorm.convert_sync_batchnorm(model)
+    assert type(model[0]) is SyncBatchNorm
+    assert model[2] is model[0]
+
+
+def test_the_process_group_goes_to_all_layers() -> None:
+    model = nn.Sequential(BatchNorm1d(4), nn.BatchNorm2d(3))
+    group: Any = mock.sentinel.group
+    SyncBatchNorm.convert_sync_batchnorm(model, group)
+    assert [layer.process_group for layer in model] == [group, group]
+
+
+def test_a_layer_of_another_rule_is_not_converted() -> None:
+    class Halved(BatchNorm1d):
+        def forward(self, input: torch.Tensor) -> torch.Tensor:
+            return super().forward(input) / 2
+
+    for layer in (UnbiasedBatchNorm1d(4), Halved(4), nn.InstanceNorm1d(4, affine=True)):
+        assert SyncBatchNorm.convert_sync_batchnorm(layer) is layer
+
+
+def test_a_layer_of_one_s_own_with_the_usual_rule_is_converted() -> None:
+    class Named(BatchNorm1d):
+        name = "mine"
+
+    assert type(SyncBatchNorm.convert_sync_batchnorm(Named(4))) is SyncBatchNorm
