@@ -81,7 +81,7 @@ def model_of(variant: str) -> Any:
     return batch_size.begin(settings, 0, data, torch.device("cpu")).model
 
 
-NORMS = {
+NORMS: dict[str, list[type[nn.Module]]] = {
     "none": [],
     "layer_norm": [nn.LayerNorm],
     "batch_norm": [BatchNorm1d],
@@ -93,7 +93,7 @@ NORMS = {
 def test_each_normalization_stands_before_both_relus_and_where_said_on_the_scores(
     variant: str,
 ) -> None:
-    norm = NORMS[VARIANTS[variant]["norm"]]  # type: ignore[index]
+    norm = NORMS[str(VARIANTS[variant]["norm"])]
     hidden = [nn.Linear, *norm, nn.ReLU]
     scores = norm if variant.endswith("_on_scores") else []
     expected = [*hidden, *hidden, nn.Linear, *scores]
@@ -147,8 +147,8 @@ def test_a_measurement_is_that_of_the_trained_network(record: Record) -> None:
     for _ in range(6):
         run.update()
     with torch.no_grad():
-        scores = run.model.eval()(torch.as_tensor(data.x_test))  # type: ignore[union-attr]
-    wrong = scores.argmax(1).numpy() != data.y_test  # type: ignore[union-attr]
+        scores = run.model.eval()(torch.as_tensor(data.x_test))
+    wrong = scores.argmax(1).numpy() != data.y_test
     found = record.values("batch_norm", "test", "error")[1, 1]
     assert found == pytest.approx(wrong.mean(), rel=1e-6)
 
@@ -195,7 +195,7 @@ def test_no_published_points_stand_beside_digits(record: Record) -> None:
         assert not any(circles(ax) for ax in figure.axes)
 
 
-ALL = dict.fromkeys(VARIANTS, [1e-3])
+ALL = {variant: [1e-3] for variant in VARIANTS}
 
 
 @pytest.mark.parametrize("size", [128, 4])
@@ -226,7 +226,8 @@ def test_a_distance_pairs_the_median_with_the_published_value(
     record = by_hand(128, 21, {variant: [1.0, 3.0, 100.0]})
     found = batch_size.distance(record, variant, quantity)
     curves = BATCH_SIZE_LOSS if quantity == "train_loss" else BATCH_SIZE_ERROR
-    there = curves[128][batch_size.PUBLISHED[VARIANTS[variant]["norm"]]]  # type: ignore[index]
+    norm = str(VARIANTS[variant]["norm"])
+    there = curves[128][batch_size.PUBLISHED[norm]]
     np.testing.assert_array_equal(found.epochs, [0, 5, 10, 20])
     np.testing.assert_array_equal(found.published, there.y[:4])
     # Epoch e is the measurement number e + 1, whose value is 3 (e + 2).

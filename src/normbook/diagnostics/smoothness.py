@@ -61,9 +61,10 @@ class AlongGradient(NamedTuple):
         .. math:: \beta = \max_k
             \frac{\lVert \nabla\ell(w - \eta_k g) - g \rVert}{\eta_k \lVert g \rVert}
 
-        Mind the floor: once the smallest step already turns the gradient into
-        something small, the ratio is :math:`1 / \eta_{\min}` whatever the loss is
-        like (:attr:`floor`).
+        Mind the level :math:`1 / \eta_{\min}` (:attr:`floor`): where the smallest step
+        already turns the gradient into something small, the ratio of that step is about
+        this, whatever the curvature. Where the ratios of all steps are equal instead, it
+        is the curvature.
         """
         ratios = self.gradient_changes / (self.step_sizes * self.gradient_norm)
         return float(ratios.max())
