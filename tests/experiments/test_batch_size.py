@@ -55,7 +55,7 @@ def _closed() -> Iterator[None]:
 
 def by_hand(size: int, epochs: int, values: dict[str, list[float]]) -> Record:
     """Give a record of MNIST with one variant and a seed for each row of values."""
-    settings = {
+    settings: dict[str, Any] = {
         "batch_size": size,
         "measure_every": 10,
         "variants": {name: VARIANTS[name] for name in values},
@@ -65,7 +65,7 @@ def by_hand(size: int, epochs: int, values: dict[str, list[float]]) -> Record:
     for name, factors in values.items():
         for seed, factor in enumerate(factors):
             curve = [factor * (k + 1) for k in range(epochs + 1)]
-            test = {"step": steps, "train_loss": curve, "error": curve}
+            test: dict[str, Any] = {"step": steps, "train_loss": curve, "error": curve}
             runs.append(RunRecord(name, seed, 1.0, [], {"test": test}))
     return Record(
         name=f"batch_{size}", scale="paper", command="", settings=settings,
