@@ -1,0 +1,68 @@
+"""The benchmarks: they refuse what computes something else, and their records hold."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+FOLDER = Path(__file__).parents[1] / "benchmarks"
+RECORD = json.loads((FOLDER / "recorded" / "sync_batch_norm.json").read_text())
+
+
+@pytest.fixture(scope="module")
+def benchmark() -> ModuleType:
+    path = FOLDER / "sync_batch_norm.py"
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_a_summary_takes_the_slower_process_of_each_round(
+    benchmark: ModuleType,
+) -> None:
+    def process(sync: list[float]) -> list[dict[str, Any]]:
+        seconds = {"all_reduce": [1.0] * 3, "local": [2.0] * 3, "sync": sync}
+        return [{"size": 5, "channels": 7, "seconds": seconds}]
+
+    (row,) = benchmark.summary([process([3, 4, 9]), process([4, 2, 8])])
+    assert row["sync"]["median"] == 4
+    assert row["sync_over_local"] == 2
+    assert row["extra_in_all_reduces"] == 2
+
+
+def test_a_layer_that_is_not_batch_norm_of_the_whole_batch_is_not_timed(
+    benchmark: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # In a single process a shard is half of the batch, and nothing is exchanged.
+    monkeypatch.setattr(benchmark.distributed, "get_rank", lambda: 0)
+    monkeypatch.setattr(benchmark.distributed, "all_reduce", lambda _: None)
+    with pytest.raises(ValueError, match="nothing is timed"):
+        benchmark.check(6, 3)
+
+
+def test_the_record_was_made_from_committed_sources() -> None:
+    assert RECORD["commit"] is not None
+    assert not RECORD["is_modified"]
+
+
+def test_the_record_has_every_shape_of_the_benchmark(benchmark: ModuleType) -> None:
+    rows = RECORD["rows"]
+    assert [(row["size"], row["channels"]) for row in rows] == benchmark.SHAPES
+    assert RECORD["rounds"] >= 15
+
+
+@pytest.mark.parametrize("name", ["all_reduce", "local", "sync"])
+def test_medians_lie_between_the_quartiles(name: str) -> None:
+    for row in RECORD["rows"]:
+        low, median, high = (
+            row[name][k] for k in ("lower_quartile", "median", "upper_quartile")
+        )
+        assert 0 < low <= median <= high
