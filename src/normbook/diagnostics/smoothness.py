@@ -63,8 +63,8 @@ class AlongGradient(NamedTuple):
 
         Mind the level :math:`1 / \eta_{\min}` (:attr:`floor`): where the smallest step
         already turns the gradient into something small, the ratio of that step is about
-        this, whatever the curvature. Where the ratios of all steps are equal instead, it
-        is the curvature.
+        this, whatever the curvature. Where the ratios of all steps are equal instead,
+        they are the curvature.
         """
         ratios = self.gradient_changes / (self.step_sizes * self.gradient_norm)
         return float(ratios.max())

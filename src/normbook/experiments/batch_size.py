@@ -248,12 +248,7 @@ def figures(record: Record) -> dict[str, Figure]:
     """
     from normbook.figures import curve_grid, points
 
-    known = (BATCH_128.name, BATCH_4.name)
-    if record.name not in known:
-        raise RecordError(
-            f"the record must be of {' or '.join(known)}, got one of {record.name}; "
-            "draw it with the figures of that experiment."
-        )
+    record.require(BATCH_128.name, BATCH_4.name)
     variants = record.settings["variants"]
     drawn = {}
     scales: tuple[tuple[str, str, Literal["linear", "log"]], ...] = (
@@ -461,12 +456,7 @@ def choices_figures(record: Record) -> dict[str, Figure]:
     """
     from normbook.figures import STYLES, band, panels
 
-    known = (BATCH_128_CHOICES.name, BATCH_4_CHOICES.name)
-    if record.name not in known:
-        raise RecordError(
-            f"the record must be of {' or '.join(known)}, got one of {record.name}; "
-            "draw it with the figures of that experiment."
-        )
+    record.require(BATCH_128_CHOICES.name, BATCH_4_CHOICES.name)
     fig, axes = panels(len(_NORMS), sharey=True)
     for ax, name in zip(axes, _NORMS, strict=True):
         own = {

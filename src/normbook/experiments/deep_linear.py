@@ -33,7 +33,6 @@ from normbook.experiments.experiment import (
     generator,
 )
 from normbook.experiments.published import DEEP_LINEAR_LOSS
-from normbook.experiments.record import RecordError
 from normbook.layers.batch_norm import BatchNorm1d
 from normbook.layers.lp_norm import LpNorm1d
 
@@ -186,11 +185,7 @@ def figures(record: Record) -> dict[str, Figure]:
     """
     from normbook.figures import curve_grid, points
 
-    if record.name != EXPERIMENT.name:
-        raise RecordError(
-            f"the record must be of {EXPERIMENT.name}, got one of {record.name}; draw "
-            "it with the figures of that experiment."
-        )
+    record.require(EXPERIMENT.name)
     names = {
         (v["norm"], v["learning_rate"]): name
         for name, v in record.settings["variants"].items()

@@ -103,6 +103,25 @@ class Record:
         """Names of the variants, in order."""
         return list(dict.fromkeys(run.variant for run in self.runs))
 
+    def require(self, *names: str) -> None:
+        """Refuse to be taken for the record of another experiment.
+
+        Parameters
+        ----------
+        *names : str
+            Of the experiments whose figures are to be drawn.
+
+        Raises
+        ------
+        RecordError
+            If the record is of none of them.
+        """
+        if self.name not in names:
+            raise RecordError(
+                f"the record must be of {' or '.join(names)}, got one of {self.name}; "
+                "draw it with the figures of that experiment."
+            )
+
     def steps(self, measurement: str, variant: str | None = None) -> NDArray[np.int64]:
         """Steps at which something was measured.
 

@@ -41,7 +41,6 @@ from normbook.experiments.experiment import (
     required,
 )
 from normbook.experiments.published import SIGMOID_NET_ACCURACY
-from normbook.experiments.record import RecordError
 from normbook.layers.batch_norm import BatchNorm1d
 
 if TYPE_CHECKING:
@@ -166,7 +165,7 @@ def figures(record: Record) -> dict[str, Figure]:
     RecordError
         If the record is of another experiment, or lacks a measurement.
     """
-    _check_name(record, EXPERIMENT.name)
+    record.require(EXPERIMENT.name)
     return {
         "accuracy": _draw_accuracy(record),
         "inputs": _draw_inputs(record),
@@ -282,7 +281,7 @@ def choices_figures(record: Record) -> dict[str, Figure]:
     """
     from normbook.figures import STYLES, band, panels
 
-    _check_name(record, CHOICES.name)
+    record.require(CHOICES.name)
     names = {
         (v["norm"], v["learning_rate"], v["std"]): name
         for name, v in record.settings["variants"].items()
@@ -329,14 +328,6 @@ def _share_rows(axes: Sequence[Axes], columns: int) -> None:
         if place % columns:
             ax.sharey(axes[place - place % columns])
             ax.tick_params(labelleft=False)
-
-
-def _check_name(record: Record, name: str) -> None:
-    if record.name != name:
-        raise RecordError(
-            f"the record must be of {name}, got one of {record.name}; draw it with the "
-            "figures of that experiment."
-        )
 
 
 def _stretches(

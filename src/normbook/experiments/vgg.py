@@ -39,7 +39,6 @@ from normbook.experiments.experiment import (
     required,
 )
 from normbook.experiments.published import VGG_TRAIN_ACCURACY
-from normbook.experiments.record import RecordError
 from normbook.layers.batch_norm import BatchNorm1d, BatchNorm2d
 
 if TYPE_CHECKING:
@@ -251,11 +250,7 @@ def figures(record: Record) -> dict[str, Figure]:
     """
     from normbook.figures import curve_grid, points
 
-    if record.name != EXPERIMENT.name:
-        raise RecordError(
-            f"the record must be of {EXPERIMENT.name}, got one of {record.name}; draw "
-            "it with the figures of that experiment."
-        )
+    record.require(EXPERIMENT.name)
     by_rate = _by_rate(record)
 
     def compare(

@@ -51,7 +51,6 @@ from normbook.experiments.experiment import (
     Values,
     generator,
 )
-from normbook.experiments.record import RecordError
 from normbook.layers.masked_batch_norm import MaskedBatchNorm1d
 from normbook.layers.per_step_batch_norm import PerStepBatchNorm1d
 
@@ -316,12 +315,7 @@ def figures(record: Record) -> dict[str, Figure]:
     """
     from normbook.figures import band, curve_grid, panels
 
-    known = (VOWELS.name, LONGER.name)
-    if record.name not in known:
-        raise RecordError(
-            f"the record must be of {' or '.join(known)}, got one of {record.name}; "
-            "draw it with the figures of that experiment."
-        )
+    record.require(VOWELS.name, LONGER.name)
     rows: dict[str, dict[str, Any]] = {}
     for quantity, ylabel in (
         ("error", "test error"),

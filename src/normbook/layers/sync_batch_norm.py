@@ -10,7 +10,8 @@ exchange sums, once in each direction:
   and of :math:`\hat x\,\partial\ell/\partial y`.
 
 Why not add up in the forward pass, too? Sums of squares about 0 can be added, but the
-variance is then a difference of two large numbers, and lost where the mean is large.
+variance is then a difference of two large numbers: even in float64, in which they
+travel here, that loses as many digits as (mean / deviation)**2 has.
 Sums about the mean of each shard cannot be added: the means differ. So the parts
 travel as they are. With R processes and C channels, each sends 2C + 1 numbers to the
 R - 1 others: as much as an all-reduce of 2C + 1 numbers for R = 2, and more for more
