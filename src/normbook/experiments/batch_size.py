@@ -470,7 +470,7 @@ def choices_figures(record: Record) -> dict[str, Figure]:
         if record.scale != "live":
             there = _published(record, next(iter(own.values())), "error")
             ax.axhline(there.y[0], color=STYLES[kind]["color"], linestyle=":")
-        where = ", scores too" if VARIANTS[name]["is_on_scores"] else ""
+        where = ",\nscores too" if VARIANTS[name]["is_on_scores"] else ""
         ax.set(xlabel=f"learning rate\n\n{label}{where}", xscale="log", yscale="log")
     axes[0].set(ylabel="test error after one epoch")
     return {"choices": fig}

@@ -37,6 +37,7 @@ from normbook.experiments.ranks import (
 from normbook.experiments.record import Record, RunRecord
 
 __all__ = [
+    "OtherProcessError",
     "RunError",
     "check",
     "estimate",

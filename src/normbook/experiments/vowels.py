@@ -11,7 +11,7 @@ sequence. The normalization N differs between the variants:
 - ``none``: a bias is added, that is all;
 - ``layer_norm``: over the units of one sequence at one step;
 - ``per_step``: batch norm, each step with statistics of its own, live examples only;
-- ``per_step_small_gain``: the same with gains that begin at 0.1, as in the paper;
+- ``per_step_small_gain``: the same with gains that begin at 0.1, the paper's number;
 - ``per_step_padded``: as ``per_step`` with the padding taken for data. Behind its end a
   sequence goes on with input 0, and what becomes of it counts as an example;
 - ``shared_statistics``: in training each step by its live examples, in evaluation all
