@@ -235,7 +235,10 @@ def test_a_signal_to_end_before_the_beginning_leaves_nothing(
         signal.raise_signal(number)
 
     monkeypatch.setattr("normbook.experiments.runner.load_data", loading)
+    # A shell that started the tests in the background has Ctrl-C ignored.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
     error = said(capsys, "run", "tiny", code=130)
+    signal.signal(signal.SIGINT, before)
     assert error == "normbook: interrupted; nothing was begun\n"
     assert list(place.iterdir()) == []
 

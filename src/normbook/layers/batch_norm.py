@@ -203,7 +203,7 @@ def _cache(
 
 def _count(x: Tensor) -> int:
     """Count the values of one channel; 0 where there is no channel."""
-    return x.numel() // max(x.shape[1], 1)
+    return x[:, :1].numel()
 
 
 def _plus(a: Tensor | None, b: Tensor) -> Tensor:
