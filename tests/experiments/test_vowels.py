@@ -122,6 +122,13 @@ def test_scores_are_those_of_a_plain_loop_over_the_steps_of_one_sequence(
 
 
 @every_variant
+def test_every_parameter_is_trained(variant: str, data: Sequences) -> None:
+    before = begun(variant, data).model.state_dict()
+    for name, after in begun(variant, data, updates=1).model.named_parameters():
+        assert not torch.equal(after, before[name]), name
+
+
+@every_variant
 def test_in_evaluation_mode_a_sequence_scores_the_same_alone(
     variant: str, data: Sequences
 ) -> None:
