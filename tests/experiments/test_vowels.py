@@ -318,6 +318,17 @@ def test_company_matters_to_batch_norm_alone(variant: str, data: Sequences) -> N
     assert all(is_same) == (variant not in BATCH)
 
 
+def test_mixed_company_is_mixed_also_where_the_data_are_sorted(
+    data: Sequences,
+) -> None:
+    order = np.argsort(data.y_test, kind="stable")
+    x_test = tuple(data.x_test[i] for i in order)
+    by_class = data._replace(x_test=x_test, y_test=data.y_test[order])
+    run = begun("sequence_wise", by_class, updates=20, batch_size=4)
+    found = run.measurements["company"].measure(run)
+    assert found["mixed"] != found["by_class"]
+
+
 @every_variant
 def test_measurements_do_not_disturb_a_run(variant: str, data: Sequences) -> None:
     calm, watched = (begun(variant, data) for _ in range(2))
