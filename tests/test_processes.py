@@ -272,3 +272,9 @@ def test_bad_arguments_are_refused_before_any_process_starts(
     monkeypatch.setattr(subprocess, "Popen", None)
     with pytest.raises(error, match=message):
         run(*work, timeout=timeout)
+
+
+def test_a_single_process_that_hangs_is_ended_after_the_timeout() -> None:
+    # No other one notices: it is the clock of the caller that counts.
+    with pytest.raises(ProcessError, match="process 0 of 1 had not answered"):
+        run(time.sleep, 1, 40.0, timeout=1.0)
