@@ -22,7 +22,12 @@ LIBRARY = [m for m in MODULES if m != "normbook.__main__"]
 ORDER = [
     "atomic_file",
     "standardize",
+    "normalize",
     "batch_norm",
+    "layer_norm",
+    "group_norm",
+    "weight_norm",
+    "axes",
     "running_statistics",
     "gradient_check",
     "figures",

@@ -7,25 +7,28 @@ the channel axis, which is axis 1: over N for ``(N, D)``, over N, H and W for
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 from array_api_compat import array_namespace
 
+from normbook.normalize import (
+    NormalizeCache,
+    NormalizeGradients,
+    affine,
+    affine_gradients,
+    along,
+    check_parameters,
+    normalize_backward,
+    normalize_forward,
+)
 from normbook.standardize import (
     Array,
-    StandardizeCache,
     accumulation_dtype,
     check_eps,
     check_float_array,
     check_same_kind,
     check_same_shape,
-    standardize_backward,
-    standardize_forward,
 )
 
 __all__ = [
-    "BatchNormCache",
-    "BatchNormGradients",
     "batch_axes",
     "batch_norm",
     "batch_norm_backward",
@@ -34,24 +37,8 @@ __all__ = [
     "batch_norm_inference_backward",
 ]
 
-
-class BatchNormCache(NamedTuple):
-    """What the backward pass needs; statistics have shape ``(1, D)``."""
-
-    x_hat: Array
-    mu: Array
-    var: Array
-    inv_std: Array
-    axes: tuple[int, ...]
-    gamma: Array | None
-
-
-class BatchNormGradients(NamedTuple):
-    """Gradients of the loss; ``dl_dgamma`` and ``dl_dbeta`` have shape ``(D,)``."""
-
-    dl_dx: Array
-    dl_dgamma: Array
-    dl_dbeta: Array
+# Gain, bias and running statistics have one value for each channel.
+CHANNEL = (1,)
 
 
 def batch_axes(x: Array) -> tuple[int, ...]:
@@ -77,7 +64,7 @@ def batch_norm_forward(
     gamma: Array | None = None,
     beta: Array | None = None,
     eps: float = 1e-5,
-) -> tuple[Array, BatchNormCache]:
+) -> tuple[Array, NormalizeCache]:
     r"""Normalize with the statistics of this batch, and keep them.
 
     .. math::
@@ -97,7 +84,7 @@ def batch_norm_forward(
     -------
     y : array
         Shape and dtype of ``x``.
-    cache : BatchNormCache
+    cache : NormalizeCache
         Its ``mu`` and ``var`` (biased) keep the reduced axes with length 1.
 
     Raises
@@ -124,13 +111,9 @@ def batch_norm_forward(
     >>> cache.mu, cache.var
     (array([[ 2., 30.]]), array([[  1., 400.]]))
     """
-    axes = batch_axes(x)
-    _check_per_channel(x, gamma=gamma, beta=beta)
-    # Half precision is rounded once, at the end: x_hat stays in float32.
-    x_hat, cache = standardize_forward(accumulation_dtype(x), axes, eps)
-    y = _affine(x_hat, gamma, beta)
-    xp = array_namespace(x)
-    return xp.astype(y, x.dtype, copy=False), BatchNormCache(*cache, gamma)
+    return normalize_forward(
+        x, gamma, beta, axes=batch_axes(x), parameter_axes=CHANNEL, eps=eps
+    )
 
 
 def batch_norm(
@@ -160,7 +143,7 @@ def batch_norm(
     return batch_norm_forward(x, gamma, beta, eps)[0]
 
 
-def batch_norm_backward(dl_dy: Array, cache: BatchNormCache) -> BatchNormGradients:
+def batch_norm_backward(dl_dy: Array, cache: NormalizeCache) -> NormalizeGradients:
     r"""Gradients through batch norm, statistics included.
 
     .. math::
@@ -180,12 +163,12 @@ def batch_norm_backward(dl_dy: Array, cache: BatchNormCache) -> BatchNormGradien
     ----------
     dl_dy : array
         Shape of ``y``.
-    cache : BatchNormCache
+    cache : NormalizeCache
         From :func:`batch_norm_forward`.
 
     Returns
     -------
-    BatchNormGradients
+    NormalizeGradients
         ``dl_dx`` in the shape of x; ``dl_dgamma``, ``dl_dbeta`` of shape (D,),
         also where gamma and beta were left out.
 
@@ -211,13 +194,7 @@ def batch_norm_backward(dl_dy: Array, cache: BatchNormCache) -> BatchNormGradien
     >>> dl_dgamma, dl_dbeta
     (array([0.]), array([0.]))
     """
-    check_float_array("dl_dy", dl_dy)
-    check_same_kind("dl_dy", dl_dy, "y", cache.x_hat)
-    check_same_shape("dl_dy", dl_dy, "y", cache.x_hat)
-    g = accumulation_dtype(dl_dy)
-    dl_dx_hat = _affine(g, cache.gamma, None)
-    dl_dx = standardize_backward(dl_dx_hat, StandardizeCache(*cache[:5]))
-    return _gradients(dl_dy, g, dl_dx, cache.x_hat, cache.axes)
+    return normalize_backward(dl_dy, cache)
 
 
 def batch_norm_inference(
@@ -267,9 +244,9 @@ def batch_norm_inference(
     array([[2.]])
     """
     x_hat, _ = _standardize_with(x, running_mean, running_var, eps)
-    _check_per_channel(x, gamma=gamma, beta=beta)
+    check_parameters(x, CHANNEL, gamma=gamma, beta=beta)
     xp = array_namespace(x)
-    return xp.astype(_affine(x_hat, gamma, beta), x.dtype, copy=False)
+    return xp.astype(affine(x_hat, gamma, beta, CHANNEL), x.dtype, copy=False)
 
 
 def batch_norm_inference_backward(
@@ -279,7 +256,7 @@ def batch_norm_inference_backward(
     running_var: Array,
     gamma: Array | None = None,
     eps: float = 1e-5,
-) -> BatchNormGradients:
+) -> NormalizeGradients:
     r"""Gradients through batch norm in inference mode: one term, not three.
 
     .. math::
@@ -298,7 +275,7 @@ def batch_norm_inference_backward(
 
     Returns
     -------
-    BatchNormGradients
+    NormalizeGradients
 
     Raises
     ------
@@ -316,13 +293,13 @@ def batch_norm_inference_backward(
     (array([[0.5]]), array([2.]), array([1.]))
     """
     x_hat, inv_std = _standardize_with(x, running_mean, running_var, eps)
-    _check_per_channel(x, gamma=gamma)
+    check_parameters(x, CHANNEL, gamma=gamma)
     check_float_array("dl_dy", dl_dy)
     check_same_kind("dl_dy", dl_dy, "y", x)
     check_same_shape("dl_dy", dl_dy, "y", x)
     g = accumulation_dtype(dl_dy)
-    dl_dx = _affine(g, gamma, None) * inv_std
-    return _gradients(dl_dy, g, dl_dx, x_hat, batch_axes(x))
+    dl_dx = affine(g, gamma, None, CHANNEL) * inv_std
+    return affine_gradients(dl_dy, dl_dx, x_hat, CHANNEL)
 
 
 def _standardize_with(
@@ -330,48 +307,12 @@ def _standardize_with(
 ) -> tuple[Array, Array]:
     batch_axes(x)
     eps = check_eps(eps)
-    _check_per_channel(x, running_mean=mean, running_var=var)
+    # A gain may be None, a statistic may not.
+    check_float_array("running_mean", mean)
+    check_float_array("running_var", var)
+    check_parameters(x, CHANNEL, running_mean=mean, running_var=var)
     xp = array_namespace(x)
+    mean, var = (along(value, CHANNEL, x.ndim) for value in (mean, var))
     # In half precision eps would be lost beside the variance.
-    inv_std = 1 / xp.sqrt(accumulation_dtype(_per_channel(var, x.ndim)) + eps)
-    return (accumulation_dtype(x) - _per_channel(mean, x.ndim)) * inv_std, inv_std
-
-
-def _affine(x_hat: Array, gamma: Array | None, beta: Array | None) -> Array:
-    y = x_hat
-    if gamma is not None:
-        y = y * _per_channel(gamma, x_hat.ndim)
-    if beta is not None:
-        y = y + _per_channel(beta, x_hat.ndim)
-    return y
-
-
-def _gradients(
-    dl_dy: Array, g: Array, dl_dx: Array, x_hat: Array, axes: tuple[int, ...]
-) -> BatchNormGradients:
-    """Sum the affine gradients; g is dl_dy in the precision of the sums."""
-    xp = array_namespace(dl_dy, x_hat)
-    return BatchNormGradients(
-        dl_dx=xp.astype(dl_dx, dl_dy.dtype, copy=False),
-        dl_dgamma=xp.sum(g * x_hat, axis=axes),
-        dl_dbeta=xp.sum(g, axis=axes),
-    )
-
-
-def _per_channel(value: Array, ndim: int) -> Array:
-    """Give a ``(C,)`` array the shape ``(1, C, 1, ...)`` that broadcasts."""
-    xp = array_namespace(value)
-    return xp.reshape(value, (1, -1, *(1,) * (ndim - 2)))
-
-
-def _check_per_channel(x: Array, **values: Array) -> None:
-    for name, value in values.items():
-        if value is None and name in ("gamma", "beta"):
-            continue
-        check_float_array(name, value)
-        check_same_kind(name, value, "x", x)
-        if tuple(value.shape) != (x.shape[1],):
-            raise ValueError(
-                f"{name} must have shape (D,) = ({x.shape[1]},), got "
-                f"{tuple(value.shape)}; pass one value per feature."
-            )
+    inv_std = 1 / xp.sqrt(accumulation_dtype(var) + eps)
+    return (accumulation_dtype(x) - mean) * inv_std, inv_std

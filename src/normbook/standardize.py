@@ -40,11 +40,12 @@ class StandardizeCache(NamedTuple):
     """What the backward pass needs from the forward pass.
 
     The statistics keep the reduced axes with length 1. They are float32 when
-    ``x`` is float16 or bfloat16, which are too coarse to hold them.
+    ``x`` is float16 or bfloat16, which are too coarse to hold them. ``mu`` is None
+    where the mean was not taken off; ``var`` is then the mean square.
     """
 
     x_hat: Array
-    mu: Array
+    mu: Array  # or None
     var: Array
     inv_std: Array
     axes: tuple[int, ...]
@@ -90,12 +91,12 @@ def moments(x: Array, axes: Axes) -> tuple[Array, Array]:
     (array([[ 2., 10.]]), array([[1., 0.]]))
     """
     axes = _checked(x, axes)
-    _, mu, var = _centre(accumulation_dtype(x), axes)
+    _, mu, var = _centre(accumulation_dtype(x), axes, is_centred=True)
     return mu, var
 
 
 def standardize_forward(
-    x: Array, axes: Axes, eps: float = 1e-5
+    x: Array, axes: Axes, eps: float = 1e-5, *, is_centred: bool = True
 ) -> tuple[Array, StandardizeCache]:
     r"""Standardize, and keep what the backward pass needs.
 
@@ -107,6 +108,9 @@ def standardize_forward(
         ``(0, 2, 3)`` on ``(N, C, H, W)``, ``-1`` for layer norm.
     eps : float
         Added to the variance, inside the root; unit of x squared.
+    is_centred : bool
+        Whether the mean is taken off first. Without it, as in RMSNorm, each group is
+        only scaled: :math:`\mu` is 0 and :math:`\sigma^2` the mean square.
 
     Returns
     -------
@@ -143,13 +147,15 @@ def standardize_forward(
     axes = _checked(x, axes)
     eps = check_eps(eps)
     xp = array_namespace(x)
-    centred, mu, var = _centre(accumulation_dtype(x), axes)
+    centred, mu, var = _centre(accumulation_dtype(x), axes, is_centred)
     inv_std = 1 / xp.sqrt(var + eps)
     x_hat = xp.astype(centred * inv_std, x.dtype, copy=False)
     return x_hat, StandardizeCache(x_hat, mu, var, inv_std, axes)
 
 
-def standardize(x: Array, axes: Axes, eps: float = 1e-5) -> Array:
+def standardize(
+    x: Array, axes: Axes, eps: float = 1e-5, *, is_centred: bool = True
+) -> Array:
     r"""Shift and scale each group to mean 0 and (almost) variance 1.
 
     .. math:: \hat x_i = (x_i - \mu) / \sqrt{\sigma^2 + \epsilon}
@@ -169,7 +175,7 @@ def standardize(x: Array, axes: Axes, eps: float = 1e-5) -> Array:
     array([[-1., -1.],
            [ 1.,  1.]])
     """
-    return standardize_forward(x, axes, eps)[0]
+    return standardize_forward(x, axes, eps, is_centred=is_centred)[0]
 
 
 def standardize_backward(dl_dx_hat: Array, cache: StandardizeCache) -> Array:
@@ -182,7 +188,8 @@ def standardize_backward(dl_dx_hat: Array, cache: StandardizeCache) -> Array:
         \qquad g = \frac{\partial\ell}{\partial\hat x},
 
     with means over the group. It is exact for every :math:`\epsilon \ge 0`: what
-    arrives loses its mean and its part along :math:`\hat x`, then is scaled.
+    arrives loses its mean and its part along :math:`\hat x`, then is scaled. Where
+    the forward pass took no mean off, :math:`\bar g` is missing here too.
 
     Parameters
     ----------
@@ -216,21 +223,26 @@ def standardize_backward(dl_dx_hat: Array, cache: StandardizeCache) -> Array:
     >>> standardize_backward(np.array([0.3, -0.8]), cache)
     array([0., 0.])
     """
-    x_hat, _, _, inv_std, axes = cache
+    x_hat, mu, _, inv_std, axes = cache
     check_float_array("dl_dx_hat", dl_dx_hat)
     check_same_kind("dl_dx_hat", dl_dx_hat, "x_hat", x_hat)
     check_same_shape("dl_dx_hat", dl_dx_hat, "x_hat", x_hat)
     xp = array_namespace(dl_dx_hat, x_hat)
     g = xp.astype(dl_dx_hat, inv_std.dtype, copy=False)
     z = xp.astype(x_hat, inv_std.dtype, copy=False)
-    g = g - xp.mean(g, axis=axes, keepdims=True)
+    if mu is not None:
+        g = g - xp.mean(g, axis=axes, keepdims=True)
     along = xp.mean(g * z, axis=axes, keepdims=True)
     return xp.astype(inv_std * (g - z * along), dl_dx_hat.dtype, copy=False)
 
 
-def _centre(x: Array, axes: tuple[int, ...]) -> tuple[Array, Array, Array]:
-    """Centre each group, and give its mean and biased variance."""
+def _centre(
+    x: Array, axes: tuple[int, ...], is_centred: bool
+) -> tuple[Array, Array, Array]:
+    """Centre each group unless told not to; give its mean and biased variance."""
     xp = array_namespace(x)
+    if not is_centred:
+        return x, None, xp.mean(x * x, axis=axes, keepdims=True)
     mu = xp.mean(x, axis=axes, keepdims=True)
     centred = x - mu
     # What is left of the mean is rounding of the first pass; it matters where the
@@ -309,28 +321,34 @@ def check_same_shape(name: str, a: Array, other: str, b: Array) -> None:
         )
 
 
-def _checked(x: Array, axes: Axes) -> tuple[int, ...]:
-    """Check x and axes, and return the axes as sorted non-negative numbers."""
-    check_float_array("x", x)
+def sorted_axes(x: Array, axes: Axes, name: str = "axes") -> tuple[int, ...]:
+    """Check that these are different axes of x; count them from 0, in order."""
     try:
         given = tuple(map(operator.index, axes if isinstance(axes, tuple) else (axes,)))
     except TypeError:
         raise TypeError(
-            f"axes must be an int or a tuple of ints, got {axes!r}; pass e.g. (0, 2)."
+            f"{name} must be an int or a tuple of ints, got {axes!r}; pass e.g. (0, 2)."
         ) from None
     if not given:
-        raise ValueError("axes must name at least one axis, got (); pass e.g. 0.")
+        raise ValueError(f"{name} must name at least one axis, got (); pass e.g. 0.")
     if x.ndim == 0:
         raise ValueError("x must have at least one axis, got shape (); use x[None].")
     for axis in given:
         if not -x.ndim <= axis < x.ndim:
             raise ValueError(
-                f"axes must lie in {-x.ndim}..{x.ndim - 1} for x of shape "
+                f"{name} must lie in {-x.ndim}..{x.ndim - 1} for x of shape "
                 f"{tuple(x.shape)}, got {axis}; count the axes of x from 0."
             )
     found = tuple(sorted(axis % x.ndim for axis in given))
     if len(set(found)) != len(found):
-        raise ValueError(f"axes must be different axes, got {axes}; name each once.")
+        raise ValueError(f"{name} must be different axes, got {axes}; name each once.")
+    return found
+
+
+def _checked(x: Array, axes: Axes) -> tuple[int, ...]:
+    """Check x and axes, and return the axes as sorted non-negative numbers."""
+    check_float_array("x", x)
+    found = sorted_axes(x, axes)
     if math.prod([x.shape[axis] for axis in found]) == 0:
         raise ValueError(
             "a mean needs at least one value in each group, got x of shape "

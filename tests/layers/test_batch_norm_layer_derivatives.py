@@ -7,13 +7,14 @@ from typing import Any
 
 import pytest
 import torch
+from layer_derivatives import arguments, as_function, penalty, tangent_of, tangents
 from layer_pairs import EXACT, PAIRS, Pair, distance, draw, name, twins
 from torch import Tensor, nn
 from torch.autograd import forward_ad
 from torch.func import functional_call, grad, vmap
 
 from normbook.gradient_check import survivors
-from normbook.layers import batch_norm as module
+from normbook.layers import function as module
 from normbook.layers.batch_norm import BatchNorm1d
 
 # torch's forward mode loads functions that torch itself still scripts.
@@ -30,20 +31,6 @@ small = pytest.mark.parametrize(
     ],
     ids=name,
 )
-
-
-def as_function(layer: nn.Module) -> Callable[..., Tensor]:
-    def f(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-        values = {"weight": weight, "bias": bias}
-        y: Tensor = functional_call(layer, values, x)
-        return y
-
-    return f
-
-
-def arguments(layer: Any, x: Tensor) -> list[Tensor]:
-    values = (x, layer.weight, layer.bias)
-    return [v.detach().clone().requires_grad_() for v in values]
 
 
 @each_mode
@@ -73,17 +60,6 @@ def test_second_derivatives_equal_differences_in_every_mode_of_autograd(
         check_fwd_over_rev=True,
         check_batched_grad=True,
     )
-
-
-def penalty(layer: Any, x: Tensor, dl_dy: Tensor) -> list[Tensor]:
-    """Gradients of a gradient penalty: second derivatives in every pair of inputs."""
-    x = x.clone().requires_grad_()
-    leaves = [x, dl_dy.clone().requires_grad_(), *layer.parameters()]
-    y = layer(leaves[0])
-    slopes = torch.autograd.grad(y, [x, *layer.parameters()], leaves[1], True, True)
-    size = sum((slope**3).sum() for slope in slopes)
-    assert isinstance(size, Tensor)
-    return list(torch.autograd.grad(size, leaves, allow_unused=True))
 
 
 @each_mode
@@ -128,10 +104,6 @@ def test_the_statistics_stay_out_of_the_graph_and_the_graph_does_not_grow() -> N
     for buffer in layer.buffers():
         assert not buffer.requires_grad
         assert buffer.grad_fn is None
-
-
-def tangent_of(value: Tensor) -> Tensor | None:
-    return forward_ad.unpack_dual(value).tangent  # type: ignore[no-untyped-call, no-any-return]
 
 
 def test_the_statistics_take_no_tangent() -> None:
@@ -220,31 +192,15 @@ def assert_derivatives_of_torch(is_training: bool) -> None:
             assert distance(a, b) < EXACT
 
 
-def tangents(layer: Any, x: Tensor, dl_dy: Tensor, chosen: list[int]) -> list[Tensor]:
-    """Differentiate y and its slope in x along some of x, gamma and beta."""
-    point = arguments(layer, x)
-    x = point[0]
-    with forward_ad.dual_level():
-        for k in chosen:
-            direction = draw(*point[k].shape, seed=2)
-            point[k] = forward_ad.make_dual(point[k], direction)  # type: ignore[no-untyped-call]
-        y = as_function(layer)(*point)
-        (slope,) = torch.autograd.grad(y, x, dl_dy, create_graph=True)
-        found = [tangent_of(value) for value in (y, slope)]
-    return [torch.zeros_like(x) if value is None else value for value in found]
-
-
 @pytest.mark.parametrize(
     ("owner", "method"),
     [
-        (module._Training, "forward"),
-        (module._Training, "backward"),
-        (module._TrainingWithTangents, "jvp"),
-        (module._InferenceWithTangents, "jvp"),
-        (module, "_cache"),
-        (module, "_count"),
+        (module._Normalize, "forward"),
+        (module._Normalize, "backward"),
+        (module._NormalizeWithTangents, "jvp"),
+        (module._NormalizeByWithTangents, "jvp"),
+        (module, "_saved"),
         (module, "_plus"),
-        (module, "_affine_tangent"),
     ],
     ids=lambda value: getattr(value, "__name__", value),
 )

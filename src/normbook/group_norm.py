@@ -1,0 +1,354 @@
+r"""Group normalization and instance normalization: statistics within one image.
+
+Group norm splits the channels of an example into groups and standardizes each group
+over its channels and all places. With one group that is layer norm over the whole
+image; with one channel a group it is instance norm. Gain and bias have one value for
+each channel, as in batch norm.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+
+from array_api_compat import array_namespace
+
+from normbook.normalize import (
+    NormalizeCache,
+    NormalizeGradients,
+    check_parameters,
+    normalize_backward,
+    normalize_forward,
+)
+from normbook.standardize import (
+    Array,
+    check_float_array,
+    check_same_kind,
+)
+
+__all__ = [
+    "group_norm",
+    "group_norm_backward",
+    "group_norm_forward",
+    "instance_norm",
+    "instance_norm_backward",
+    "instance_norm_forward",
+]
+
+
+def group_norm_forward(
+    x: Array,
+    num_groups: int,
+    gamma: Array | None = None,
+    beta: Array | None = None,
+    eps: float = 1e-5,
+) -> tuple[Array, NormalizeCache]:
+    r"""Normalize each group of channels of each example, and keep its statistics.
+
+    .. math::
+
+        y_{nc\cdot} = \gamma_c\,\frac{x_{nc\cdot} - \mu_{ng}}
+        {\sqrt{\sigma_{ng}^2 + \epsilon}} + \beta_c
+
+    where channel c lies in group g, and mean and variance go over the C/G channels of
+    that group and all places of example n.
+
+    Parameters
+    ----------
+    x : array of floats, shape (N, C) or (N, C, ...)
+    num_groups : int
+        G, a divisor of C. Channels that follow each other form a group.
+    gamma, beta : arrays, shape (C,), optional
+        Gain and bias of each channel; ``None`` stands for 1 and 0.
+    eps : float
+        Added to the variance, inside the root; unit of x squared.
+
+    Returns
+    -------
+    y : array
+        Shape and dtype of ``x``.
+    cache : NormalizeCache
+        In it the channels stand in groups: ``x_hat`` has shape (N, G, C/G, ...), ``mu``
+        and ``var`` (biased) have (N, G, 1, ...), ``gamma`` has (G, C/G).
+
+    Raises
+    ------
+    TypeError
+        If an array does not hold real floating-point numbers, or ``num_groups`` is no
+        whole number.
+    ValueError
+        If ``num_groups`` does not divide C, a shape does not fit, a group has no value,
+        or eps is negative.
+
+    Notes
+    -----
+    Source: Wu and He (2018), "Group normalization", equations 1, 2, 6 and 7; book,
+    chapter *Choosing axes*.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> x = np.array([[1.0, 3.0, 10.0, 50.0]])  # one example, two groups of two
+    >>> y, cache = group_norm_forward(x, 2, gamma=np.arange(4.0), eps=0.0)
+    >>> y
+    array([[-0.,  1., -2.,  3.]])
+    >>> cache.mu.ravel(), cache.var.ravel()
+    (array([ 2., 30.]), array([  1., 400.]))
+    """
+    _check_channels(x, at_least=2)
+    # Before the channels are split, or an error would tell of shapes nobody gave.
+    groups = _groups(x, num_groups)
+    check_parameters(x, (1,), gamma=gamma, beta=beta)
+    xp = array_namespace(x)
+    grouped = xp.reshape(x, (x.shape[0], *groups, *x.shape[2:]))
+    gamma, beta = (
+        None if value is None else xp.reshape(value, groups) for value in (gamma, beta)
+    )
+    axes = tuple(range(2, grouped.ndim))
+    y, cache = normalize_forward(
+        grouped, gamma, beta, axes=axes, parameter_axes=(1, 2), eps=eps
+    )
+    return xp.reshape(y, x.shape), cache
+
+
+def group_norm(
+    x: Array,
+    num_groups: int,
+    gamma: Array | None = None,
+    beta: Array | None = None,
+    eps: float = 1e-5,
+) -> Array:
+    r"""Normalize each group of channels of each example.
+
+    .. math:: y = \gamma (x - \mu) / \sqrt{\sigma^2 + \epsilon} + \beta
+
+    Parameters, errors and source are those of :func:`group_norm_forward`.
+
+    Returns
+    -------
+    y : array
+        Shape and dtype of ``x``.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> group_norm(np.array([[1.0, 3.0, 10.0, 50.0]]), 2, eps=0.0)
+    array([[-1.,  1., -1.,  1.]])
+    """
+    return group_norm_forward(x, num_groups, gamma, beta, eps)[0]
+
+
+def group_norm_backward(dl_dy: Array, cache: NormalizeCache) -> NormalizeGradients:
+    r"""Gradients through group norm, statistics included, in closed form.
+
+    That of :func:`normbook.normalize.normalize_backward`, with means over one group
+    of one example, and sums for gain and bias over examples and places.
+
+    Parameters
+    ----------
+    dl_dy : array
+        Shape of ``y``.
+    cache : NormalizeCache
+        From :func:`group_norm_forward`.
+
+    Returns
+    -------
+    NormalizeGradients
+        ``dl_dx`` in the shape of x; ``dl_dgamma`` and ``dl_dbeta`` of shape (C,),
+        also where gamma and beta were left out.
+
+    Raises
+    ------
+    TypeError
+        If ``dl_dy`` is no float array of the kind of ``y``.
+    ValueError
+        If ``dl_dy`` has another shape than ``y``.
+
+    Examples
+    --------
+    Groups of two values with ``eps=0`` pass nothing back:
+
+    >>> import numpy as np
+    >>> x = np.array([[1.0, 3.0, 10.0, 50.0]])
+    >>> _, cache = group_norm_forward(x, 2, eps=0.0)
+    >>> dl_dx, dl_dgamma, _ = group_norm_backward(
+    ...     np.array([[1.0, 2.0, 3.0, 4.0]]), cache
+    ... )
+    >>> dl_dx, dl_dgamma
+    (array([[0., 0., 0., 0.]]), array([-1.,  2., -3.,  4.]))
+    """
+    check_float_array("dl_dy", dl_dy)
+    check_same_kind("dl_dy", dl_dy, "y", cache.x_hat)
+    n, groups, size, *places = cache.x_hat.shape
+    channels = groups * size
+    shape = (n, channels, *places)
+    if tuple(dl_dy.shape) != shape:
+        raise ValueError(
+            f"dl_dy must have the shape of y, {shape}, got {tuple(dl_dy.shape)}; pass "
+            "one value for each value of y."
+        )
+    xp = array_namespace(dl_dy)
+    grouped = xp.reshape(dl_dy, tuple(cache.x_hat.shape))
+    dl_dx, dl_dgamma, dl_dbeta = normalize_backward(grouped, cache)
+    return NormalizeGradients(
+        dl_dx=xp.reshape(dl_dx, shape),
+        dl_dgamma=xp.reshape(dl_dgamma, (channels,)),
+        dl_dbeta=xp.reshape(dl_dbeta, (channels,)),
+    )
+
+
+def instance_norm_forward(
+    x: Array,
+    gamma: Array | None = None,
+    beta: Array | None = None,
+    eps: float = 1e-5,
+) -> tuple[Array, NormalizeCache]:
+    r"""Normalize each channel of each example over its places, and keep the statistics.
+
+    .. math::
+
+        y_{nc\cdot} = \gamma_c\,\frac{x_{nc\cdot} - \mu_{nc}}
+        {\sqrt{\sigma_{nc}^2 + \epsilon}} + \beta_c
+
+    Batch norm on one image: the contrast of each channel is taken out.
+
+    Parameters
+    ----------
+    x : array of floats, shape (N, C, L), (N, C, H, W) or (N, C, T, H, W)
+    gamma, beta : arrays, shape (C,), optional
+        Gain and bias of each channel; ``None`` stands for 1 and 0.
+    eps : float
+        Added to the variance, inside the root; unit of x squared.
+
+    Returns
+    -------
+    y : array
+        Shape and dtype of ``x``.
+    cache : NormalizeCache
+        Its ``mu`` and ``var`` (biased) have shape (N, C, 1, ...).
+
+    Raises
+    ------
+    TypeError
+        If an argument is not an array of real floating-point numbers.
+    ValueError
+        If x has no axis of places, a shape does not fit, a channel has no value, or
+        eps is negative.
+
+    Notes
+    -----
+    Source: Ulyanov, Vedaldi and Lempitsky (2016), "Instance normalization", equation
+    3; book, chapter *Choosing axes*.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> x = np.array([[[1.0, 3.0], [10.0, 50.0]]])  # one example, two channels
+    >>> y, cache = instance_norm_forward(x, gamma=np.array([1.0, 5.0]), eps=0.0)
+    >>> y
+    array([[[-1.,  1.],
+            [-5.,  5.]]])
+    >>> cache.mu.ravel(), cache.var.ravel()
+    (array([ 2., 30.]), array([  1., 400.]))
+    """
+    _check_channels(x, at_least=3)
+    return normalize_forward(
+        x, gamma, beta, axes=tuple(range(2, x.ndim)), parameter_axes=1, eps=eps
+    )
+
+
+def instance_norm(
+    x: Array,
+    gamma: Array | None = None,
+    beta: Array | None = None,
+    eps: float = 1e-5,
+) -> Array:
+    r"""Normalize each channel of each example over its places.
+
+    .. math:: y = \gamma (x - \mu) / \sqrt{\sigma^2 + \epsilon} + \beta
+
+    Parameters, errors and source are those of :func:`instance_norm_forward`.
+
+    Returns
+    -------
+    y : array
+        Shape and dtype of ``x``.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> instance_norm(np.array([[[1.0, 3.0], [10.0, 50.0]]]), eps=0.0)
+    array([[[-1.,  1.],
+            [-1.,  1.]]])
+    """
+    return instance_norm_forward(x, gamma, beta, eps)[0]
+
+
+def instance_norm_backward(dl_dy: Array, cache: NormalizeCache) -> NormalizeGradients:
+    r"""Gradients through instance norm, statistics included, in closed form.
+
+    That of :func:`normbook.normalize.normalize_backward`, with means over the places
+    of one channel of one example, and sums for gain and bias over examples and places.
+
+    Parameters
+    ----------
+    dl_dy : array
+        Shape of ``y``.
+    cache : NormalizeCache
+        From :func:`instance_norm_forward`.
+
+    Returns
+    -------
+    NormalizeGradients
+        ``dl_dx`` in the shape of x; ``dl_dgamma`` and ``dl_dbeta`` of shape (C,),
+        also where gamma and beta were left out.
+
+    Raises
+    ------
+    TypeError
+        If ``dl_dy`` is no float array of the kind of ``y``.
+    ValueError
+        If ``dl_dy`` has another shape than ``y``.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> _, cache = instance_norm_forward(np.array([[[0.0, 3.0, 3.0]]]), eps=0.0)
+    >>> dl_dx = instance_norm_backward(np.array([[[0.0, 1.0, -1.0]]]), cache).dl_dx
+    >>> np.round(dl_dx * np.sqrt(2), 9)  # sigma is the root of 2
+    array([[[ 0.,  1., -1.]]])
+    """
+    return normalize_backward(dl_dy, cache)
+
+
+def _check_channels(x: Array, at_least: int) -> None:
+    check_float_array("x", x)
+    if x.ndim < at_least:
+        shapes = "(N, C) or (N, C, ...)" if at_least == 2 else "(N, C, L) or more axes"
+        raise ValueError(
+            f"x must have shape {shapes}, got {tuple(x.shape)}; add the missing axis, "
+            "e.g. x[None] for a single example."
+        )
+
+
+def _groups(x: Array, num_groups: int) -> tuple[int, int]:
+    """Give the number of groups, a divisor of the channels, and the size of each."""
+    channels = int(x.shape[1])
+    try:
+        groups = operator.index(num_groups)
+    except TypeError:
+        raise TypeError(
+            f"num_groups must be a whole number, got {num_groups!r}; pass a divisor of "
+            f"the number of channels, {channels}."
+        ) from None
+    if groups < 1 or channels % groups:
+        raise ValueError(
+            f"num_groups must be a divisor of the number of channels, {channels}, got "
+            f"{groups}; groups have equally many channels."
+        )
+    if math.prod(x.shape[1:]) == 0:
+        raise ValueError(
+            "a mean needs at least one value in each group, got x of shape "
+            f"{tuple(x.shape)}; give it channels and places."
+        )
+    return groups, channels // groups

@@ -1,0 +1,344 @@
+"""What the layers have in common: parameters, running statistics, checks of a call.
+
+A normalization layer is book-keeping around :mod:`normbook.layers.function`. The books
+that several of them keep are kept here.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Mapping
+from numbers import Real
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from normbook.running_statistics import (
+    cumulative_average,
+    exponential_average,
+    unbiased,
+)
+from normbook.standardize import check_eps
+
+__all__ = ["ChannelNorm", "NormLayer", "States", "laid_out", "whole_number", "write"]
+
+States = Mapping[str, Tensor | None]
+
+HALF = (torch.float16, torch.bfloat16)
+DTYPES = (*HALF, torch.float32, torch.float64)
+# Where torch.autocast runs layer, group and RMSNorm in float32.
+_AUTOCAST = ("cuda", "mps", "xpu")
+
+
+class NormLayer(nn.Module):
+    """A layer with eps, and with a gain and a bias that may be missing."""
+
+    def _add_parameters(
+        self,
+        shape: int | tuple[int, ...],
+        device: torch.types.Device,
+        dtype: torch.dtype | None,
+        **is_learned: bool,
+    ) -> None:
+        for name, is_there in is_learned.items():
+            value = torch.empty(shape, device=device, dtype=dtype) if is_there else None
+            parameter = None if value is None else nn.Parameter(value)
+            self.register_parameter(name, parameter)
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        """Begin again: gain 1, bias 0."""
+        for name, start in (("weight", 1), ("bias", 0)):
+            parameter = getattr(self, name, None)  # RMSNorm has no bias at all
+            if parameter is not None:
+                parameter.fill_(start)
+
+    def _check_tensor(self, input: Any) -> None:
+        if not isinstance(input, Tensor):
+            raise TypeError(
+                f"input of {type(self).__name__} must be a torch tensor, got "
+                f"{type(input).__name__}; convert it, e.g. torch.as_tensor(input)."
+            )
+
+    def _check_float(self, input: Tensor) -> None:
+        if input.dtype not in DTYPES:
+            raise NotImplementedError(
+                f"input of {type(self).__name__} must hold real floating-point "
+                f"numbers, got {input.dtype}; convert it, e.g. input.float()."
+            )
+
+    def _checked_eps(self) -> float:
+        return check_eps(self._checked_number("eps", "1e-5 is usual"))
+
+    def _checked_number(self, name: str, usual: str) -> Any:
+        value: Any = getattr(self, name)
+        if not isinstance(value, Real):
+            raise TypeError(f"{name} must be a number, got {value!r}; {usual}.")
+        if not _fits_float(value):
+            raise ValueError(
+                f"{name} must be a finite number, got {type(value).__name__} too large "
+                f"for a float; {usual}."
+            )
+        return value
+
+
+class ChannelNorm(NormLayer):
+    """A layer with gain, bias and running statistics for each channel."""
+
+    _version = 2  # of the state_dict: num_batches_tracked came with 2
+    _ndims: ClassVar[tuple[int, ...]]
+    _shapes: ClassVar[str]
+
+    running_mean: Tensor | None
+    running_var: Tensor | None
+    num_batches_tracked: Tensor | None
+
+    def __init__(
+        self,
+        num_features: int,
+        eps: float = 1e-5,
+        momentum: float | None = 0.1,
+        affine: bool = True,
+        track_running_stats: bool = True,
+        device: torch.types.Device = None,
+        dtype: torch.dtype | None = None,
+        *,
+        bias: bool = True,
+    ) -> None:
+        nn.Module.__init__(self)  # past torch's class, which the layers inherit, too
+        about = "the number of channels, the length of their axis"
+        if whole_number("num_features", num_features, about) < 0:
+            raise RuntimeError(
+                f"num_features must not be negative, got {num_features}; it is {about}."
+            )
+        self.num_features = num_features
+        self.eps = eps
+        self.momentum = momentum
+        self.affine = affine
+        self.track_running_stats = track_running_stats
+        self._add_parameters(
+            num_features, device, dtype, weight=affine, bias=affine and bias
+        )
+        # Buffers, so that state_dict has them and .to() moves them.
+        is_tracked = track_running_stats
+        for name in ("running_mean", "running_var"):
+            value = torch.empty(num_features, device=device, dtype=dtype)
+            self.register_buffer(name, value if is_tracked else None)
+        steps = torch.tensor(0, device=device) if is_tracked else None
+        self.register_buffer("num_batches_tracked", steps)
+        self.reset_parameters()
+
+    def reset_running_stats(self) -> None:
+        """Begin the running statistics again: mean 0, variance 1, no batch seen."""
+        for name, start in (
+            ("running_mean", 0),
+            ("running_var", 1),
+            ("num_batches_tracked", 0),
+        ):
+            buffer = getattr(self, name)
+            if self.track_running_stats and buffer is not None:
+                buffer.fill_(start)
+
+    def reset_parameters(self) -> None:
+        """Begin all again: gain 1, bias 0, and the running statistics."""
+        self.reset_running_stats()
+        NormLayer.reset_parameters(self)
+
+    def extra_repr(self) -> str:
+        """Name the settings, as torch does."""
+        return (
+            f"{self.num_features}, eps={self.eps}, momentum={self.momentum}, "
+            f"affine={self.affine}, bias={self.bias is not None}, "
+            f"track_running_stats={self.track_running_stats}"
+        )
+
+    def _check_input_dim(self, input: Tensor) -> None:
+        if input.dim() not in self._ndims:
+            raise ValueError(
+                f"input of {type(self).__name__} must have shape {self._shapes}, got "
+                f"{input.dim()}D input of shape {tuple(input.shape)}; add the missing "
+                "axis, e.g. input[None] for a single example, or take the layer for "
+                "this number of axes."
+            )
+
+    def _check_numbers(self) -> None:
+        self._checked_number("eps", "1e-5 is usual")
+        if self.momentum is not None:
+            usual = "it is the weight of the new value, 0.1 is usual"
+            self._checked_number("momentum", usual)
+
+    def _states(self) -> dict[str, Tensor | None]:
+        """Parameters and running statistics, which are of one shape and device."""
+        if (self.running_mean is None) is not (self.running_var is None):
+            raise ValueError(
+                "running_mean and running_var must both be tensors or both be None, "
+                "got one of each; set both."
+            )
+        names = "weight", "bias", "running_mean", "running_var"
+        return {name: getattr(self, name) for name in names}
+
+    def _updates(
+        self, mean: Tensor, var: Tensor, count: int
+    ) -> list[tuple[Tensor, Tensor]]:
+        """Pairs of a running statistic and its next value; nothing is written."""
+        updates: list[tuple[Tensor, Tensor]] = []
+        momentum = None if self.momentum is None else float(self.momentum)
+        if momentum is not None and not 0 <= momentum <= 1:
+            raise ValueError(
+                f"momentum must lie in 0..1, where 0 freezes the running statistics, "
+                f"got {self.momentum}; it is the weight of the new value, 0.1 is usual."
+            )
+        if momentum == 0:  # torch's way to freeze the running statistics
+            return updates
+        for running, new in (
+            (self.running_mean, mean),
+            (self.running_var, unbiased(var, count)),
+        ):
+            if running is None:
+                continue
+            old = running.to(new.dtype)  # half precision is rounded once, at the end
+            if momentum is not None:
+                value = exponential_average(old, new, momentum=momentum)
+            elif self.num_batches_tracked is not None:
+                steps = int(self.num_batches_tracked)
+                value = cumulative_average(old, new, steps)
+            else:
+                continue
+            updates.append((running, value))
+        return updates
+
+    def _load_from_state_dict(
+        self,
+        state_dict: dict[str, Any],
+        prefix: str,
+        local_metadata: dict[str, Any],
+        strict: bool,
+        missing_keys: list[str],
+        unexpected_keys: list[str],
+        error_msgs: list[str],
+    ) -> None:
+        # Checkpoints older than version 2 have no num_batches_tracked: keep ours.
+        key = prefix + "num_batches_tracked"
+        is_old = (local_metadata.get("version") or 0) < 2
+        if is_old and self.track_running_stats and key not in state_dict:
+            steps = self.num_batches_tracked
+            if steps is None or steps.is_meta:
+                steps = torch.tensor(0)
+            state_dict[key] = steps
+        nn.Module._load_from_state_dict(
+            self,
+            state_dict,
+            prefix,
+            local_metadata,
+            strict,
+            missing_keys,
+            unexpected_keys,
+            error_msgs,
+        )
+
+
+def whole_number(name: str, value: Any, about: str) -> int:
+    """Give an int; refuse what is none, and True."""
+    try:
+        number = operator.index(value)
+    except TypeError:
+        number = None
+    if number is None or isinstance(value, bool):
+        raise TypeError(f"{name} must be a whole number, got {value!r}; it is {about}.")
+    return number
+
+
+def check_places(
+    input: Tensor, states: States, shape: tuple[int, ...], each: str
+) -> None:
+    """Refuse parameters and buffers of another shape, or on another device."""
+    for name, value in states.items():
+        if value is None:
+            continue
+        if tuple(value.shape) != shape:
+            raise RuntimeError(
+                f"{name} must have shape {shape}, got {tuple(value.shape)}; give one "
+                f"value for each {each}."
+            )
+        if value.device != input.device:
+            raise RuntimeError(
+                f"input and {name} must be on one device, got {input.device} and "
+                f"{value.device}; move one of them with .to(...)."
+            )
+
+
+def check_dtypes(input: Tensor, states: States) -> None:
+    """Refuse parameters and buffers of another dtype, if it is not float32."""
+    found = {name: value.dtype for name, value in states.items() if value is not None}
+    dtypes = set(found.values())
+    # Half precision may come with float32 state, as autocast makes it.
+    is_mixed = input.dtype in HALF and dtypes == {torch.float32}
+    if dtypes and dtypes != {input.dtype} and not is_mixed:
+        raise RuntimeError(
+            "the layer must have the dtype of its input, or float32 for half "
+            f"precision (no mixed dtype otherwise), got input {input.dtype} and "
+            f"{', '.join(f'{k} {v}' for k, v in found.items())}; convert one of them "
+            "with .to(...)."
+        )
+
+
+def _fits_float(value: Any) -> bool:
+    try:
+        float(value)
+    except OverflowError:  # such as 10**400
+        return False
+    return True
+
+
+def write(updates: list[tuple[Tensor, Tensor]], steps: Tensor | None) -> None:
+    """Write the running statistics and count the batch; after an error, neither."""
+    buffers = [buffer for buffer, _ in updates] + ([] if steps is None else [steps])
+    is_inference = torch.compiler.is_compiling() or torch.is_inference_mode_enabled()
+    # torch writes to such a tensor before it refuses to.
+    if not is_inference and any(buffer.is_inference() for buffer in buffers):
+        raise RuntimeError(
+            "the running statistics must be normal tensors to be updated here, got an "
+            "inference tensor, made in torch.inference_mode(); clone it, or train in "
+            "that mode."
+        )
+    written: list[tuple[Tensor, Tensor]] = []
+    try:
+        # torch refuses some tensors only now: expanded ones, say.
+        for buffer, value in updates:
+            old = buffer.clone()
+            buffer.copy_(value)
+            written.append((buffer, old))
+        if steps is not None:
+            steps.add_(1)
+    except BaseException:
+        for buffer, old in written:
+            buffer.copy_(old)
+        raise
+
+
+def laid_out(y: Tensor, x: Tensor) -> Tensor:
+    """Lay y out in memory as torch does: channels-last where x is, else contiguous.
+
+    Arithmetic keeps whatever order the axes of x have in memory. Code written for
+    torch.nn may call ``view`` on the result of a transposed input, though.
+    """
+    if x.ndim in (4, 5):
+        # Channels-last: axis 1 is the fastest, the others follow in their order.
+        order = [1, *range(x.ndim - 1, 1, -1), 0]
+        strides = [x.stride(axis) for axis in order]
+        if strides == sorted(strides):
+            layout = torch.channels_last if x.ndim == 4 else torch.channels_last_3d
+            return y.contiguous(memory_format=layout)
+    return y.contiguous()
+
+
+def as_autocast(input: Tensor, *parameters: Tensor | None) -> tuple[Any, ...]:
+    """Cast as torch.autocast does, which on GPUs runs these layers in float32."""
+    device = input.device.type
+    if device not in _AUTOCAST or not torch.is_autocast_enabled(device):
+        return input, *parameters
+    return tuple(
+        value if value is None or value.dtype == torch.float64 else value.float()
+        for value in (input, *parameters)
+    )

@@ -1,0 +1,289 @@
+"""Normalization as torch.autograd sees it: one Function for the whole family.
+
+:mod:`normbook.normalize` computes. Here torch is told to take its backward pass, the
+closed form that the book derives, in place of autograd through the forward pass. A
+layer chooses the axes and keeps the books.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from normbook.batch_norm import (
+    CHANNEL,
+    batch_norm_inference,
+    batch_norm_inference_backward,
+)
+from normbook.normalize import (
+    NormalizeCache,
+    affine,
+    normalize_backward,
+    normalize_forward,
+)
+from normbook.standardize import Array
+
+__all__ = ["Statistics", "normalize", "normalize_by"]
+
+
+class Statistics(NamedTuple):
+    """Mean and biased variance of each group, one axis long; part of no graph.
+
+    Where the mean was not taken off, it is None, and the variance the mean square.
+    """
+
+    mean: Array
+    var: Array
+
+
+class _Normalize(torch.autograd.Function):
+    """Normalization by the statistics of x itself; every derivative in closed form.
+
+    It returns y; mu and inv_std, with derivatives; mean and var (biased), one axis
+    long, without: they are for the running statistics, which no graph may follow.
+
+    The backward pass is written in x, gamma, mu and inv_std. As mu and inv_std are
+    outputs with derivatives of their own, it can be differentiated in turn, as often
+    as one likes.
+    """
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(
+        x: Tensor,
+        gamma: Tensor | None,
+        beta: Tensor | None,
+        axes: tuple[int, ...],
+        parameter_axes: tuple[int, ...],
+        eps: float,
+        is_centred: bool,
+    ) -> tuple[Tensor, Tensor | None, Tensor, Tensor | None, Tensor]:
+        y, cache = normalize_forward(
+            x,
+            gamma,
+            beta,
+            axes=axes,
+            parameter_axes=parameter_axes,
+            eps=eps,
+            is_centred=is_centred,
+        )
+        mean = None if cache.mu is None else cache.mu.reshape(-1).clone()
+        return y, cache.mu, cache.inv_std, mean, cache.var.reshape(-1)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        x, gamma, _, ctx.axes, ctx.parameter_axes, _, _ = inputs
+        _, mu, inv_std, *statistics = output
+        ctx.mark_non_differentiable(*(v for v in statistics if v is not None))
+        ctx.set_materialize_grads(False)
+        # x_hat is not kept: to compute it again costs less than its memory.
+        ctx.save_for_backward(x, gamma, mu, inv_std)
+        ctx.save_for_forward(x, gamma, mu, inv_std)
+
+    @staticmethod
+    def backward(
+        ctx: Any,
+        dl_dy: Tensor | None,
+        dl_dmu: Tensor | None,
+        dl_dinv_std: Tensor | None,
+        *_: None,
+    ) -> tuple[Tensor | None, ...]:
+        x, cache = _saved(ctx)
+        dl_dx = dl_dgamma = dl_dbeta = None
+        if dl_dy is not None:
+            dl_dx, dl_dgamma, dl_dbeta = normalize_backward(dl_dy, cache)
+        # These two arrive in second derivatives only:
+        # d mu / d x = 1 / n and d inv_std / d x = -inv_std**2 x_hat / n.
+        if dl_dmu is not None:
+            dl_dx = _plus(dl_dx, dl_dmu.expand(x.shape) / _count(x, ctx.axes))
+        if dl_dinv_std is not None:
+            along = -dl_dinv_std * cache.inv_std**2 * cache.x_hat
+            dl_dx = _plus(dl_dx, along / _count(x, ctx.axes))
+        return _needed(ctx, dl_dx, dl_dgamma, dl_dbeta, None, None, None, None)
+
+
+class _NormalizeWithTangents(_Normalize):
+    """The same with forward-mode derivatives, which torch.compile cannot take."""
+
+    @staticmethod
+    def jvp(
+        ctx: Any,
+        dx: Tensor | None,
+        dgamma: Tensor | None,
+        dbeta: Tensor | None,
+        *_: None,
+    ) -> tuple[Tensor | None, ...]:
+        x, cache = _saved(ctx)
+        dy = _affine_tangent(cache.x_hat, dgamma, dbeta, ctx.parameter_axes)
+        if dx is None:  # torch wants tangents of mu and inv_std even so
+            zero = torch.zeros_like(cache.inv_std)
+            dmu = None if cache.mu is None else zero.clone()
+            return dy.to(x.dtype), dmu, zero, None, None
+        # The Jacobian of a standardization is symmetric: forward is backward, but that
+        # the gain comes after it.
+        dx_hat = normalize_backward(dx, cache._replace(gamma=None)).dl_dx
+        dy = dy + affine(dx_hat, cache.gamma, None, ctx.parameter_axes)
+        dx = dx.to(cache.inv_std.dtype)
+        dmu = None if cache.mu is None else dx.mean(ctx.axes, keepdim=True)
+        along = (dx * cache.x_hat).mean(ctx.axes, keepdim=True)
+        return dy.to(x.dtype), dmu, -(cache.inv_std**2) * along, None, None
+
+
+class _NormalizeBy(torch.autograd.Function):
+    """Normalization of each channel by given statistics, which are constants."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(
+        x: Tensor,
+        mean: Tensor,
+        var: Tensor,
+        gamma: Tensor | None,
+        beta: Tensor | None,
+        eps: float,
+    ) -> Tensor:
+        y: Tensor = batch_norm_inference(x, mean, var, gamma, beta, eps)
+        return y
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        x, mean, var, gamma, _, ctx.eps = inputs
+        ctx.save_for_backward(x, mean, var, gamma)
+        ctx.save_for_forward(x, mean, var, gamma)
+
+    @staticmethod
+    def backward(ctx: Any, dl_dy: Tensor) -> tuple[Tensor | None, ...]:
+        x, mean, var, gamma = ctx.saved_tensors
+        dl_dx, dl_dgamma, dl_dbeta = batch_norm_inference_backward(
+            dl_dy, x, mean, var, gamma, ctx.eps
+        )
+        return _needed(ctx, dl_dx, None, None, dl_dgamma, dl_dbeta, None)
+
+
+class _NormalizeByWithTangents(_NormalizeBy):
+    """The same with forward-mode derivatives, which torch.compile cannot take."""
+
+    @staticmethod
+    def jvp(
+        ctx: Any,
+        dx: Tensor | None,
+        _dmean: None,
+        _dvar: None,
+        dgamma: Tensor | None,
+        dbeta: Tensor | None,
+        _deps: None,
+    ) -> Tensor:
+        x, mean, var, gamma = ctx.saved_tensors
+        x_hat = batch_norm_inference(x, mean, var, eps=ctx.eps)
+        dy = _affine_tangent(x_hat, dgamma, dbeta, CHANNEL)
+        if dx is not None:
+            # The Jacobian is diagonal, so again forward is backward.
+            gradients = batch_norm_inference_backward(dx, x, mean, var, gamma, ctx.eps)
+            dy = dy + gradients.dl_dx
+        return dy.to(x.dtype)
+
+
+def normalize(
+    x: Tensor,
+    gamma: Tensor | None,
+    beta: Tensor | None,
+    *,
+    axes: tuple[int, ...],
+    parameter_axes: tuple[int, ...],
+    eps: float,
+    is_centred: bool = True,
+) -> tuple[Tensor, Statistics]:
+    """Give y and the statistics that x has along some axes.
+
+    Parameters and errors are those of :func:`normbook.normalize.normalize_forward`,
+    but the axes are counted from 0, in order. Where ``x`` holds no value there is
+    nothing to normalize, and there are no statistics.
+
+    Examples
+    --------
+    >>> x = torch.tensor([[1.0, 3.0], [10.0, 50.0]])
+    >>> options = {"axes": (1,), "parameter_axes": (1,), "eps": 1e-12}
+    >>> y, statistics = normalize(x, None, None, **options)
+    >>> y.tolist()
+    [[-1.0, 1.0], [-1.0, 1.0]]
+    >>> statistics
+    Statistics(mean=tensor([ 2., 30.]), var=tensor([  1., 400.]))
+    """
+    if not x.numel():
+        y = affine(x, gamma, beta, parameter_axes).to(x.dtype)
+        return y, Statistics(x.new_zeros(0), x.new_zeros(0))
+    is_compiling = torch.compiler.is_compiling()
+    function = _Normalize if is_compiling else _NormalizeWithTangents
+    y, _, _, *statistics = function.apply(  # type: ignore[no-untyped-call]
+        x, gamma, beta, axes, parameter_axes, eps, is_centred
+    )
+    return y, Statistics(*statistics)
+
+
+def normalize_by(
+    x: Tensor,
+    mean: Tensor,
+    var: Tensor,
+    gamma: Tensor | None,
+    beta: Tensor | None,
+    eps: float,
+) -> Tensor:
+    """Normalize each channel, axis 1, by given statistics, which are constants.
+
+    Parameters and errors are those of :func:`normbook.batch_norm.batch_norm_inference`.
+
+    Examples
+    --------
+    >>> one, four = torch.tensor([1.0]), torch.tensor([4.0])
+    >>> normalize_by(torch.tensor([[5.0]]), one, four, None, one, eps=0.0)
+    tensor([[3.]])
+    """
+    is_compiling = torch.compiler.is_compiling()
+    function = _NormalizeBy if is_compiling else _NormalizeByWithTangents
+    y: Tensor = function.apply(x, mean, var, gamma, beta, eps)  # type: ignore[no-untyped-call]
+    return y
+
+
+def _saved(ctx: Any) -> tuple[Tensor, NormalizeCache]:
+    """Give x, and what the forward pass knew."""
+    # Unpacked once: torch.utils.checkpoint allows no more.
+    x, gamma, mu, inv_std = ctx.saved_tensors
+    x_hat = (x if mu is None else x - mu) * inv_std
+    var = None  # no derivative is written in it
+    cache = NormalizeCache(x_hat, mu, var, inv_std, ctx.axes, ctx.parameter_axes, gamma)
+    return x, cache
+
+
+def _count(x: Tensor, axes: tuple[int, ...]) -> int:
+    """Count the values of one group."""
+    return math.prod([x.shape[axis] for axis in axes])
+
+
+def _plus(a: Tensor | None, b: Tensor) -> Tensor:
+    return b if a is None else a + b
+
+
+def _needed(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
+    """Drop what nobody asked for; a gain or bias that is missing takes no gradient."""
+    return tuple(
+        gradient if is_needed else None
+        for gradient, is_needed in zip(gradients, ctx.needs_input_grad, strict=True)
+    )
+
+
+def _affine_tangent(
+    x_hat: Tensor,
+    dgamma: Tensor | None,
+    dbeta: Tensor | None,
+    parameter_axes: tuple[int, ...],
+) -> Tensor:
+    """Change of gamma x_hat + beta with gamma and beta."""
+    if dgamma is None:
+        x_hat = torch.zeros_like(x_hat)
+    dy: Tensor = affine(x_hat, dgamma, dbeta, parameter_axes)
+    return dy

@@ -1,0 +1,253 @@
+r"""Layer normalization layers: drop-ins for ``torch.nn.LayerNorm`` and ``RMSNorm``.
+
+The formulas are those of :mod:`normbook.layer_norm`, and so is the backward pass.
+There are no running statistics, so training and evaluation are one function.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from normbook.layers.base import (
+    NormLayer,
+    as_autocast,
+    check_dtypes,
+    check_places,
+    laid_out,
+    whole_number,
+)
+from normbook.layers.function import normalize
+
+__all__ = ["LayerNorm", "RMSNorm"]
+
+
+class _LastAxes(NormLayer):
+    """A layer with statistics, gain and bias over the last axes."""
+
+    normalized_shape: tuple[int, ...]
+
+    def _set_shape(self, normalized_shape: Any) -> None:
+        about = "the length of an axis of the input, counted from the last"
+        is_sequence = isinstance(normalized_shape, Iterable)
+        is_sequence = is_sequence and not isinstance(normalized_shape, str)
+        lengths = tuple(normalized_shape) if is_sequence else (normalized_shape,)
+        for length in lengths:
+            if whole_number("normalized_shape", length, about) < 0:
+                raise RuntimeError(
+                    f"normalized_shape must not be negative, got {length}; it is "
+                    f"{about}."
+                )
+        if not lengths:
+            raise RuntimeError(
+                "normalized_shape must name at least one axis, got (); pass the length "
+                "of the last axis of the input."
+            )
+        self.normalized_shape = lengths
+
+    def _axes(self, input: Tensor) -> tuple[int, ...]:
+        """Check the shape; give the axes to normalize, counted from 0."""
+        self._check_tensor(input)
+        self._check_float(input)
+        shape = self.normalized_shape
+        if input.shape[-len(shape) :] != shape:
+            raise RuntimeError(
+                f"input of {type(self).__name__} must end on the axes of "
+                f"normalized_shape = {shape}, got shape {tuple(input.shape)}; make "
+                "the layer for this shape, or move the features to the last axes."
+            )
+        return tuple(range(input.ndim - len(shape), input.ndim))
+
+
+# torch's type is inherited and none of its code: NormLayer and these classes have every
+# method that torch's class has. Being of the type, the layers are found by filters that
+# ask for it, such as those that keep weight decay from gains and biases.
+class LayerNorm(_LastAxes, nn.LayerNorm):
+    r"""Layer normalization over the last axes.
+
+    .. math::
+
+        y = \gamma\,\frac{x - \mu}{\sqrt{\sigma^2 + \epsilon}} + \beta
+
+    with the mean :math:`\mu` and the biased variance :math:`\sigma^2` of each example,
+    in training and in evaluation alike. A drop-in for :class:`torch.nn.LayerNorm`: same
+    arguments, same ``state_dict``, same numbers up to rounding.
+
+    Parameters
+    ----------
+    normalized_shape : int or sequence of int
+        The lengths of the last axes: D for input of shape ``(..., D)``, ``(C, H, W)``
+        for images as a whole.
+    eps : float
+        Added to the variance, inside the root; unit of x squared.
+    elementwise_affine : bool
+        Whether to learn :math:`\gamma` (``weight``, begins at 1) and
+        :math:`\beta` (``bias``, begins at 0).
+    bias : bool
+        With ``False`` only :math:`\gamma` is learned.
+    device, dtype
+        Of the parameters.
+
+    Attributes
+    ----------
+    weight, bias : Parameter, shape normalized_shape, or None
+
+    Raises
+    ------
+    TypeError
+        If an argument or the input is of the wrong kind.
+    ValueError
+        On a call: if eps is negative or not finite.
+    RuntimeError
+        If ``normalized_shape`` is empty or negative, or input and layer differ in
+        shape, device or dtype. Half precision may come with a float32 layer.
+    NotImplementedError
+        If the input holds no real floating-point numbers.
+
+    Notes
+    -----
+    Under ``torch.autocast`` on a GPU it runs in float32, as torch's layer does.
+
+    Source: Ba et al. (2016), section 3; book, chapters *Layer normalization* and *The
+    gradient of layer normalization*.
+
+    Examples
+    --------
+    >>> layer = LayerNorm(2, eps=1e-12)
+    >>> layer(torch.tensor([[1.0, 3.0], [10.0, 50.0]])).tolist()
+    [[-1.0, 1.0], [-1.0, 1.0]]
+    """
+
+    def __init__(
+        self,
+        normalized_shape: int | Sequence[int],
+        eps: float = 1e-5,
+        elementwise_affine: bool = True,
+        bias: bool = True,
+        device: torch.types.Device = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        nn.Module.__init__(self)  # past torch's class
+        self._set_shape(normalized_shape)
+        self.eps = eps
+        self.elementwise_affine = elementwise_affine
+        has_bias = elementwise_affine and bias
+        self._add_parameters(
+            self.normalized_shape,
+            device,
+            dtype,
+            weight=elementwise_affine,
+            bias=has_bias,
+        )
+        self.reset_parameters()
+
+    def extra_repr(self) -> str:
+        """Name the settings, as torch does."""
+        return (
+            f"{self.normalized_shape}, eps={self.eps}, "
+            f"elementwise_affine={self.elementwise_affine}, "
+            f"bias={self.bias is not None}"
+        )
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Normalize each example by its own mean and variance."""
+        axes = self._axes(input)
+        eps = self._checked_eps()
+        states = {"weight": self.weight, "bias": self.bias}
+        check_places(input, states, self.normalized_shape, "feature")
+        x, weight, bias = as_autocast(input, self.weight, self.bias)
+        check_dtypes(x, {"weight": weight, "bias": bias})
+        y, _ = normalize(x, weight, bias, axes=axes, parameter_axes=axes, eps=eps)
+        return y.contiguous()
+
+
+class RMSNorm(_LastAxes, nn.RMSNorm):
+    r"""Division by the root mean square over the last axes.
+
+    .. math::
+
+        y = \gamma\,\frac{x}{\sqrt{\overline{x^2} + \epsilon}}
+
+    with the mean square of each example. A drop-in for :class:`torch.nn.RMSNorm`: same
+    arguments, same ``state_dict``, same numbers up to rounding.
+
+    Parameters
+    ----------
+    normalized_shape : int or sequence of int
+        The lengths of the last axes, as in :class:`LayerNorm`.
+    eps : float or None
+        Added to the mean square, inside the root; unit of x squared. ``None`` stands
+        for the smallest step from 1: 1.2e-7, and 2.2e-16 for float64 input.
+    elementwise_affine : bool
+        Whether to learn :math:`\gamma` (``weight``, begins at 1). There is no bias.
+    device, dtype
+        Of ``weight``.
+
+    Attributes
+    ----------
+    weight : Parameter, shape normalized_shape, or None
+
+    Raises
+    ------
+    TypeError, ValueError, RuntimeError, NotImplementedError
+        As :class:`LayerNorm`; but the dtype of the layer may be any.
+
+    Notes
+    -----
+    Under ``torch.autocast`` on a GPU it runs in float32, as torch's layer does.
+
+    Source: Zhang and Sennrich (2019), equation 4, there without eps; book, chapter
+    *The gradient of layer normalization*.
+
+    Examples
+    --------
+    >>> layer = RMSNorm(2, eps=0.0)
+    >>> layer(torch.tensor([[1.0, 7.0]]))  # the mean of 1 and 49 is 25
+    tensor([[0.2000, 1.4000]], grad_fn=<_NormalizeWithTangentsBackward>)
+    """
+
+    def __init__(
+        self,
+        normalized_shape: int | Sequence[int],
+        eps: float | None = None,
+        elementwise_affine: bool = True,
+        device: torch.types.Device = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        nn.Module.__init__(self)  # past torch's class
+        self._set_shape(normalized_shape)
+        self.eps = eps
+        self.elementwise_affine = elementwise_affine
+        self._add_parameters(
+            self.normalized_shape, device, dtype, weight=elementwise_affine
+        )
+        self.reset_parameters()
+
+    def extra_repr(self) -> str:
+        """Name the settings, as torch does."""
+        return (
+            f"{self.normalized_shape}, eps={self.eps}, "
+            f"elementwise_affine={self.elementwise_affine}"
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Divide each example by its own root mean square."""
+        axes = self._axes(x)
+        check_places(x, {"weight": self.weight}, self.normalized_shape, "feature")
+        given, weight = as_autocast(x, self.weight)
+        is_double = given.dtype == torch.float64
+        smallest = torch.finfo(torch.float64 if is_double else torch.float32).eps
+        eps = smallest if self.eps is None else self._checked_eps()
+        y, _ = normalize(
+            given,
+            weight,
+            None,
+            axes=axes,
+            parameter_axes=axes,
+            eps=eps,
+            is_centred=False,
+        )
+        return laid_out(y, x)

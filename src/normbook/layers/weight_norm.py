@@ -1,0 +1,108 @@
+"""Weight normalization and weight standardization as parametrizations of torch.
+
+Register one on a layer, and its weight is computed from what is trained::
+
+    torch.nn.utils.parametrize.register_parametrization(layer, "weight", WeightNorm())
+
+The formulas are those of :mod:`normbook.weight_norm`, with their backward pass in
+closed form.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from normbook.layers.function import normalize
+from normbook.weight_norm import gain_of_rows, row_axes
+
+__all__ = ["WeightNorm", "WeightStandardization"]
+
+
+class WeightNorm(nn.Module):
+    """Train the length and the direction of the weights of each output.
+
+    The layer then has two parameters in the place of its weight:
+    ``parametrizations.weight.original0``, the lengths g, of shape (D_out, 1, ...), and
+    ``original1``, the directions v. A ``state_dict`` of
+    ``torch.nn.utils.parametrizations.weight_norm`` with its usual ``dim=0`` fits.
+
+    Notes
+    -----
+    The layer begins with the weight it has: v is this weight, g the length of its
+    rows.
+
+    Source: Salimans and Kingma (2016), equation 2.
+
+    Examples
+    --------
+    >>> layer = nn.Linear(2, 1, bias=False)
+    >>> layer = nn.utils.parametrize.register_parametrization(
+    ...     layer, "weight", WeightNorm()
+    ... )
+    >>> layer.weight = torch.tensor([[3.0, 4.0]])
+    >>> layer.parametrizations.weight.original0
+    Parameter containing:
+    tensor([[5.]], requires_grad=True)
+    """
+
+    def forward(self, g: Tensor, v: Tensor) -> Tensor:
+        """Give each row of v the length g."""
+        w, _ = normalize(
+            v,
+            gain_of_rows(v, g.reshape(-1)),
+            None,
+            axes=row_axes(v),
+            parameter_axes=(0,),
+            eps=0.0,
+            is_centred=False,
+        )
+        return w
+
+    def right_inverse(self, weight: Tensor) -> tuple[Tensor, Tensor]:
+        """Find lengths and directions that give this weight."""
+        axes = row_axes(weight)
+        return torch.linalg.vector_norm(weight, dim=axes, keepdim=True), weight
+
+
+class WeightStandardization(nn.Module):
+    """Standardize the weights of each output before they are used.
+
+    Parameters
+    ----------
+    eps : float
+        Added to the variance of the weights, inside the root.
+
+    Notes
+    -----
+    The layer begins with its weight standardized. A normalization should follow it,
+    for its outputs are large: n weights of variance 1 add up.
+
+    Source: Qiao et al. (2019), section 3.1; on eps see
+    :func:`normbook.weight_norm.weight_standardization_forward`.
+
+    Examples
+    --------
+    >>> layer = nn.Linear(2, 1, bias=False)
+    >>> layer.weight.data = torch.tensor([[1.0, 3.0]])
+    >>> layer = nn.utils.parametrize.register_parametrization(
+    ...     layer, "weight", WeightStandardization()
+    ... )
+    >>> layer.weight.tolist()
+    [[-1.0, 1.0]]
+    """
+
+    def __init__(self, eps: float = 1e-10) -> None:
+        super().__init__()
+        self.eps = eps
+
+    def forward(self, weight: Tensor) -> Tensor:
+        """Standardize each row."""
+        w_hat, _ = normalize(
+            weight, None, None, axes=row_axes(weight), parameter_axes=(0,), eps=self.eps
+        )
+        return w_hat
+
+    def extra_repr(self) -> str:
+        """Name the setting."""
+        return f"eps={self.eps}"

@@ -1,0 +1,325 @@
+r"""Weight normalization and weight standardization: the weights, not the activations.
+
+Both treat each row of a weight array, the weights of one output, by its own
+statistics: the axes of one group are all but axis 0. They are choices of axes, as
+batch norm and layer norm are, but on another array. Weight norm is RMSNorm of the
+rows, with eps = 0 and a gain for each; weight standardization is layer norm of the
+rows, without gain and bias. Neither sees the data, so neither needs statistics of a
+batch.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+from normbook.normalize import (
+    NormalizeCache,
+    check_parameters,
+    normalize_backward,
+    normalize_forward,
+)
+from normbook.standardize import (
+    Array,
+    StandardizeCache,
+    accumulation_dtype,
+    check_float_array,
+    standardize_backward,
+    standardize_forward,
+)
+
+__all__ = [
+    "WeightNormGradients",
+    "gain_of_rows",
+    "row_axes",
+    "weight_norm",
+    "weight_norm_backward",
+    "weight_norm_forward",
+    "weight_standardization",
+    "weight_standardization_backward",
+    "weight_standardization_forward",
+]
+
+
+class WeightNormGradients(NamedTuple):
+    """Gradients of the loss, in the shapes of v and g."""
+
+    dl_dv: Array
+    dl_dg: Array
+
+
+def row_axes(weights: Array) -> tuple[int, ...]:
+    """Axes of the weights of one output: all but axis 0.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> row_axes(np.zeros((8, 3))), row_axes(np.zeros((8, 3, 5, 5)))
+    ((1,), (1, 2, 3))
+    """
+    check_float_array("weights", weights)
+    if weights.ndim < 2:
+        raise ValueError(
+            "weights must have shape (D_out, D_in) or (C_out, C_in, ...), got "
+            f"{tuple(weights.shape)}; give a single row an axis, e.g. weights[None]."
+        )
+    return tuple(range(1, weights.ndim))
+
+
+def gain_of_rows(v: Array, g: Array) -> Array:
+    r"""Gain that gives rows of root mean square 1 the lengths g.
+
+    Such a row of n weights has the length :math:`\sqrt n`; so it is
+    :math:`g/\sqrt n`.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> gain_of_rows(np.zeros((2, 4)), np.array([3.0, 5.0]))
+    array([1.5, 2.5])
+    """
+    n = math.prod([v.shape[axis] for axis in row_axes(v)])
+    check_parameters(v, (0,), g=g)
+    return accumulation_dtype(g) / math.sqrt(max(n, 1))
+
+
+def weight_norm_forward(v: Array, g: Array) -> tuple[Array, NormalizeCache]:
+    r"""Give each row of v the length g, and keep what the backward pass needs.
+
+    .. math:: w_i = g_i \, \frac{v_i}{\lVert v_i \rVert}
+
+    Parameters
+    ----------
+    v : array of floats, shape (D_out, D_in) or (C_out, C_in, ...)
+        The directions; row i holds the weights of output i.
+    g : array, shape (D_out,) or (C_out,)
+        The lengths, of the unit of w.
+
+    Returns
+    -------
+    w : array
+        Shape and dtype of ``v``.
+    cache : NormalizeCache
+        Its ``x_hat`` is v with rows of root mean square 1, its ``gamma`` is
+        :math:`g/\sqrt n` with n weights in a row.
+
+    Raises
+    ------
+    TypeError
+        If an argument is not an array of real floating-point numbers.
+    ValueError
+        If a shape does not fit, or a row has no weight.
+
+    Notes
+    -----
+    A row of zeros has no direction and gives NaN, as in torch.
+
+    Source: Salimans and Kingma (2016), "Weight normalization", equation 2; book,
+    chapter *Choosing axes*.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> w, _ = weight_norm_forward(np.array([[3.0, 4.0]]), np.array([10.0]))
+    >>> w
+    array([[6., 8.]])
+    """
+    return normalize_forward(
+        v,
+        gain_of_rows(v, g),
+        axes=row_axes(v),
+        parameter_axes=0,
+        eps=0.0,
+        is_centred=False,
+    )
+
+
+def weight_norm(v: Array, g: Array) -> Array:
+    r"""Give each row of v the length g.
+
+    .. math:: w_i = g_i \, v_i / \lVert v_i \rVert
+
+    Parameters, errors and source are those of :func:`weight_norm_forward`.
+
+    Returns
+    -------
+    w : array
+        Shape and dtype of ``v``.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> weight_norm(np.array([[3.0, 4.0], [0.0, 2.0]]), np.array([10.0, -1.0]))
+    array([[ 6.,  8.],
+           [-0., -1.]])
+    """
+    return weight_norm_forward(v, g)[0]
+
+
+def weight_norm_backward(dl_dw: Array, cache: NormalizeCache) -> WeightNormGradients:
+    r"""Gradients through weight norm, in closed form.
+
+    .. math::
+
+        \frac{\partial\ell}{\partial g_i} = \frac{\partial\ell}{\partial w_i} \cdot
+        \frac{v_i}{\lVert v_i \rVert}, \qquad
+        \frac{\partial\ell}{\partial v_i} = \frac{g_i}{\lVert v_i \rVert} \Big(
+        \frac{\partial\ell}{\partial w_i} - \frac{\partial\ell}{\partial g_i}
+        \frac{v_i}{\lVert v_i \rVert} \Big)
+
+    What reaches v has lost its part along v: a step changes the direction alone.
+
+    Parameters
+    ----------
+    dl_dw : array
+        Shape of ``w``.
+    cache : NormalizeCache
+        From :func:`weight_norm_forward`.
+
+    Returns
+    -------
+    WeightNormGradients
+
+    Raises
+    ------
+    TypeError
+        If ``dl_dw`` is no float array of the kind of ``w``.
+    ValueError
+        If ``dl_dw`` has another shape than ``w``.
+
+    Notes
+    -----
+    Source: Salimans and Kingma (2016), equation 3.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> _, cache = weight_norm_forward(np.array([[3.0, 4.0]]), np.array([10.0]))
+    >>> dl_dv, dl_dg = weight_norm_backward(np.array([[5.0, 0.0]]), cache)
+    >>> dl_dv.round(9), dl_dg.round(9)
+    (array([[ 6.4, -4.8]]), array([3.]))
+    """
+    n = math.prod([cache.x_hat.shape[axis] for axis in cache.axes])
+    dl_dv, dl_dgain, _ = normalize_backward(dl_dw, cache)
+    return WeightNormGradients(dl_dv, dl_dgain / math.sqrt(n))
+
+
+def weight_standardization_forward(
+    w: Array, eps: float = 1e-10
+) -> tuple[Array, StandardizeCache]:
+    r"""Standardize each row of w, and keep what the backward pass needs.
+
+    .. math::
+
+        \hat w_i = \frac{w_i - \mu_i}{\sqrt{\sigma_i^2 + \epsilon}}
+
+    with mean and (biased) variance over the weights of output i.
+
+    Parameters
+    ----------
+    w : array of floats, shape (D_out, D_in) or (C_out, C_in, ...)
+        Row i holds the weights of output i.
+    eps : float
+        Added to the variance, inside the root; unit of w squared.
+
+    Returns
+    -------
+    w_hat : array
+        Shape and dtype of ``w``.
+    cache : StandardizeCache
+
+    Raises
+    ------
+    TypeError
+        If ``w`` is not an array of real floating-point numbers.
+    ValueError
+        If it has no second axis, a row has no weight, or eps is negative.
+
+    Notes
+    -----
+    The paper has eps inside the root, as here. The code of its authors divides by
+    the *unbiased* deviation plus 1e-5 instead: its weights are smaller by
+    :math:`\sqrt{(n-1)/n}` with n weights in a row, which a normalization behind the
+    layer undoes. The usual eps here is the square of that 1e-5, because weights are
+    small: 1e-5 beside their variance would count.
+
+    Source: Qiao et al. (2019), "Micro-batch training with batch-channel normalization
+    and weight standardization", section 3.1, and the repository
+    joe-siyuan-qiao/WeightStandardization; book, chapter *Choosing axes*.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> w_hat, cache = weight_standardization_forward(
+    ...     np.array([[1.0, 3.0], [10.0, 50.0]]), eps=0.0
+    ... )
+    >>> w_hat
+    array([[-1.,  1.],
+           [-1.,  1.]])
+    >>> cache.mu.ravel(), cache.var.ravel()
+    (array([ 2., 30.]), array([  1., 400.]))
+    """
+    return standardize_forward(w, row_axes(w), eps)
+
+
+def weight_standardization(w: Array, eps: float = 1e-10) -> Array:
+    r"""Standardize the weights of each output.
+
+    .. math:: \hat w_i = (w_i - \mu_i) / \sqrt{\sigma_i^2 + \epsilon}
+
+    Parameters, errors and source are those of :func:`weight_standardization_forward`.
+
+    Returns
+    -------
+    w_hat : array
+        Shape and dtype of ``w``.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> weight_standardization(np.array([[1.0, 3.0]]), eps=0.0)
+    array([[-1.,  1.]])
+    """
+    return weight_standardization_forward(w, eps)[0]
+
+
+def weight_standardization_backward(dl_dw_hat: Array, cache: StandardizeCache) -> Array:
+    r"""Gradient through weight standardization, in closed form.
+
+    With :math:`g = \partial\ell/\partial\hat w` and means over the weights of one
+    output,
+
+    .. math::
+
+        \frac{\partial\ell}{\partial w} = \frac1{\sqrt{\sigma^2+\epsilon}}
+        \Big(g - \bar g - \hat w\,\overline{g\hat w}\Big) .
+
+    Parameters
+    ----------
+    dl_dw_hat : array
+        Shape of ``w_hat``.
+    cache : NormalizeCache
+        From :func:`weight_standardization_forward`.
+
+    Returns
+    -------
+    dl_dw : array
+        Shape and dtype of ``dl_dw_hat``.
+
+    Raises
+    ------
+    TypeError
+        If ``dl_dw_hat`` is no float array of the kind of ``w``.
+    ValueError
+        If ``dl_dw_hat`` has another shape than ``w``.
+
+    Examples
+    --------
+    With two weights and ``eps=0``, nothing passes:
+
+    >>> import numpy as np
+    >>> _, cache = weight_standardization_forward(np.array([[1.0, 3.0]]), eps=0.0)
+    >>> weight_standardization_backward(np.array([[0.25, -0.5]]), cache)
+    array([[0., 0.]])
+    """
+    return standardize_backward(dl_dw_hat, cache)

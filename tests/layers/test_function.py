@@ -1,0 +1,252 @@
+"""The one Function of all layers: derivatives of first and second order, both ways."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from layer_derivatives import arguments, as_function, penalty, tangent_of, tangents
+from layer_pairs import (
+    EXACT,
+    EXAMPLES,
+    FEATURES,
+    GROUPS,
+    INSTANCES,
+    PAIRS,
+    Pair,
+    assert_equal,
+    distance,
+    draw,
+    name,
+    run,
+    twins,
+)
+from torch import Tensor, nn
+from torch.autograd import forward_ad
+from torch.func import functional_call, grad, vmap
+from torch.utils.checkpoint import checkpoint
+
+from normbook.gradient_check import survivors
+from normbook.layers import function as module
+from normbook.layers.function import normalize
+
+# torch's forward mode loads functions that torch itself still scripts.
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:.torch.jit.script. is deprecated:DeprecationWarning"
+)
+# torch.compile warns of its own inner workings, of no interest here.
+quiet = pytest.mark.filterwarnings("ignore")
+each_pair = pytest.mark.parametrize("pair", EXAMPLES, ids=name)
+SMALL = [
+    FEATURES[1]._replace(shape=(2, 3), args=(3,)),
+    FEATURES[3]._replace(shape=(2, 3, 1, 2), args=((3, 1, 2),)),
+    FEATURES[5]._replace(shape=(2, 3), args=(3,)),
+    GROUPS[0]._replace(shape=(2, 4), args=(2, 4)),
+    GROUPS[2]._replace(shape=(2, 2, 1, 3), args=(1, 2)),
+    INSTANCES[0]._replace(shape=(3, 2)),
+    INSTANCES[3]._replace(shape=(1, 3, 1, 2)),
+]
+small = pytest.mark.parametrize("pair", SMALL, ids=name)
+
+
+@small
+def test_first_derivatives_equal_differences_in_every_mode_of_autograd(
+    pair: Pair,
+) -> None:
+    layer = twins(pair)[0]
+    assert torch.autograd.gradcheck(
+        as_function(layer),
+        arguments(layer, draw(*pair.shape)),
+        check_forward_ad=True,
+        check_batched_grad=True,
+        check_batched_forward_grad=True,
+    )
+
+
+@small
+def test_second_derivatives_equal_differences_in_every_mode_of_autograd(
+    pair: Pair,
+) -> None:
+    layer = twins(pair)[0]
+    assert torch.autograd.gradgradcheck(
+        as_function(layer),
+        arguments(layer, draw(*pair.shape)),
+        check_fwd_over_rev=True,
+        check_batched_grad=True,
+    )
+
+
+@each_pair
+def test_a_gradient_penalty_has_torch_s_gradients(pair: Pair) -> None:
+    x, dl_dy = draw(*pair.shape), draw(*pair.shape, seed=1)
+    ours, theirs = (penalty(m, x, dl_dy) for m in twins(pair))
+    for a, b in zip(ours, theirs, strict=True):
+        assert (a is None) == (b is None)
+        assert a is None or distance(a, b) < EXACT
+
+
+@each_pair
+def test_vmap_equals_a_loop_over_batches(pair: Pair) -> None:
+    layer = twins(pair)[0]
+    xs = draw(6, *pair.shape)
+    expected = torch.stack([layer(x) for x in xs])
+    assert distance(vmap(layer)(xs), expected) < EXACT
+
+
+@each_pair
+def test_func_grad_gives_the_gradients_of_each_example(pair: Pair) -> None:
+    ours, theirs = twins(pair)
+    xs, dl_dy = draw(4, *pair.shape), draw(*pair.shape, seed=1)
+
+    def loss(values: dict[str, Tensor], x: Tensor) -> Tensor:
+        return (functional_call(ours, values, x) * dl_dy).sum()
+
+    values = {k: v.detach() for k, v in ours.named_parameters()}
+    found = vmap(grad(loss), (None, 0))(values, xs)
+    for k, x in enumerate(xs):
+        for key, expected in run(theirs, x, dl_dy).items():
+            if key[4:] in found:
+                assert distance(found[key[4:]][k], expected) < EXACT
+
+
+@quiet
+@pytest.mark.parametrize(
+    "pair", [FEATURES[2], FEATURES[5], GROUPS[2], INSTANCES[3]], ids=name
+)
+@pytest.mark.parametrize("backend", ["aot_eager", "eager"])
+def test_compiled_in_one_graph_it_computes_the_same(
+    backend: str, pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.compiler.reset()
+    layer = twins(pair)[0]
+    compiled = copy.deepcopy(layer)
+    forward = torch.compile(compiled.forward, backend=backend, fullgraph=True)
+    monkeypatch.setattr(compiled, "forward", forward)
+    for seed in (0, 1):
+        x, dl_dy = draw(*pair.shape, seed=seed), draw(*pair.shape, seed=seed + 5)
+        # The compiler may order sums in another way.
+        assert_equal(run(compiled, x, dl_dy), run(layer, x, dl_dy), EXACT)
+
+
+@pytest.mark.parametrize("use_reentrant", [True, False])
+@each_pair
+def test_under_checkpointing_the_gradients_are_the_same(
+    pair: Pair, use_reentrant: bool
+) -> None:
+    x, dl_dy = draw(*pair.shape), draw(*pair.shape, seed=1)
+
+    def checkpointed(layer: nn.Module) -> dict[str, Any]:
+        leaf = x.clone().requires_grad_()
+        y = checkpoint(layer, leaf, use_reentrant=use_reentrant)
+        y.backward(dl_dy)
+        return {"x": leaf.grad} | {k: p.grad for k, p in layer.named_parameters()}
+
+    ours, theirs = map(checkpointed, twins(pair))
+    for key, expected in theirs.items():
+        assert distance(ours[key], expected) < EXACT, key
+
+
+@each_pair
+def test_without_gradients_nothing_is_recorded(pair: Pair) -> None:
+    ours, theirs = twins(pair)
+    for context in (torch.no_grad(), torch.inference_mode()):
+        with context:
+            y, expected = ours(draw(*pair.shape)), theirs(draw(*pair.shape))
+        assert y.grad_fn is None
+        assert distance(y, expected) < EXACT
+
+
+@each_pair
+def test_frozen_parameters_get_no_gradient_and_change_none(pair: Pair) -> None:
+    layer = twins(pair)[0]
+    x, dl_dy = draw(*pair.shape).requires_grad_(), draw(*pair.shape, seed=1)
+    expected = torch.autograd.grad(layer(x), x, dl_dy)[0]
+    layer.requires_grad_(False)
+    layer(x).backward(dl_dy)
+    assert torch.equal(x.grad, expected)  # type: ignore[arg-type]
+    assert layer.weight.grad is None
+
+
+@each_pair
+def test_backward_twice_needs_retain_graph_and_then_gives_the_same(pair: Pair) -> None:
+    x, dl_dy = draw(*pair.shape).requires_grad_(), draw(*pair.shape, seed=1)
+    y = twins(pair)[0](x)
+    first, second = (
+        torch.autograd.grad(y, x, dl_dy, retain_graph=keep)[0] for keep in (True, False)
+    )
+    assert torch.equal(first, second)
+    with pytest.raises(RuntimeError, match="second time"):
+        torch.autograd.grad(y, x, dl_dy)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@each_pair
+def test_in_half_precision_every_derivative_has_the_dtype_of_its_input(
+    pair: Pair, dtype: torch.dtype
+) -> None:
+    layer = twins(pair, dtype=dtype)[0]
+    x = draw(*pair.shape, dtype=dtype)
+    with forward_ad.dual_level():
+        dual = forward_ad.make_dual(x, x)  # type: ignore[no-untyped-call]
+        direction = tangent_of(layer(dual))
+    weights = {k: v.detach() for k, v in layer.named_parameters()}
+    slopes = grad(lambda w: functional_call(layer, w, x).sum())(weights)
+    assert direction is not None
+    assert {direction.dtype, *(v.dtype for v in slopes.values())} == {dtype}
+
+
+def test_the_statistics_take_no_gradient_and_no_tangent() -> None:
+    options: Any = {"axes": (1,), "parameter_axes": (1,), "eps": 1e-5}
+    x = draw(7, 5).requires_grad_()
+    _, statistics = normalize(x, None, None, **options)
+    assert not any(value.requires_grad for value in statistics)
+    with forward_ad.dual_level():
+        dual = forward_ad.make_dual(draw(7, 5), draw(7, 5))  # type: ignore[no-untyped-call]
+        y, statistics = normalize(dual, None, None, **options)
+        assert tangent_of(y) is not None
+        assert [tangent_of(value) for value in statistics] == [None, None]
+
+
+MUTATED = [PAIRS[2], FEATURES[2], FEATURES[6], GROUPS[1], INSTANCES[3]]
+
+
+def assert_derivatives_of_torch(pair: Pair) -> None:
+    """Compare first and second derivatives, forward and backward, with torch's."""
+    layers = twins(pair)
+    x, dl_dy = draw(*pair.shape), draw(*pair.shape, seed=1)
+    found, expected = (penalty(m, x, dl_dy) for m in layers)
+    for a, b in zip(found, expected, strict=True):
+        assert (a is None) == (b is None)
+        assert a is None or distance(a, b) < EXACT
+    everything = range(1 + len(list(layers[0].parameters())))
+    for chosen in (*([k] for k in everything), list(everything)):
+        found, expected = (tangents(m, x, dl_dy, chosen) for m in layers)
+        for a, b in zip(found, expected, strict=True):
+            assert distance(a, b) < EXACT
+
+
+@pytest.mark.parametrize(
+    ("owner", "method"),
+    [
+        (module._Normalize, "forward"),
+        (module._Normalize, "backward"),
+        (module._NormalizeWithTangents, "jvp"),
+        (module, "_saved"),
+        (module, "_plus"),
+    ],
+    ids=lambda value: getattr(value, "__name__", value),
+)
+def test_torch_s_derivatives_reject_every_changed_formula(
+    owner: Any, method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def check(function: Callable[..., Any]) -> None:
+        with monkeypatch.context() as patch:
+            value = function if owner is module else staticmethod(function)
+            patch.setattr(owner, method, value)
+            for pair in MUTATED:
+                assert_derivatives_of_torch(pair)
+
+    assert survivors(getattr(owner, method), check) == []

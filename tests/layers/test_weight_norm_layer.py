@@ -1,0 +1,196 @@
+"""Weight norm and weight standardization as parametrizations, beside torch's."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import parametrizations, parametrize
+
+from normbook.gradient_check import relative_error
+from normbook.layers.weight_norm import WeightNorm, WeightStandardization
+
+EXACT = 1e-10  # float64 against torch, which adds in another order
+KINDS = ["linear", "conv"]
+
+
+def draw(*shape: int, seed: int = 0) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+
+def build(kind: str) -> tuple[Any, Tensor]:
+    """Give a layer in float64, and an input of it."""
+    layer: nn.Linear | nn.Conv2d
+    if kind == "linear":
+        layer, x = nn.Linear(5, 3, dtype=torch.float64), draw(7, 5)
+    else:
+        layer, x = nn.Conv2d(4, 3, (2, 5), dtype=torch.float64), draw(2, 4, 6, 7)
+    layer.weight.data = draw(*layer.weight.shape, seed=1)
+    return layer, x
+
+
+def weight_of(layer: Any) -> Tensor:
+    weight: Tensor = layer.weight
+    return weight
+
+
+def with_weight_norm(layer: nn.Module) -> Any:
+    return parametrize.register_parametrization(layer, "weight", WeightNorm())
+
+
+def gradients(layer: nn.Module, x: Tensor) -> dict[str, Tensor]:
+    """Give the output, and the gradients of the input and of all parameters."""
+    x = x.clone().requires_grad_()
+    named = dict(layer.named_parameters())
+    y = layer(x)
+    found = torch.autograd.grad(y, [x, *named.values()], draw(*y.shape, seed=2))
+    return dict(zip(["y", "x", *named], [y.detach(), *found], strict=True))
+
+
+def assert_equal(a: dict[str, Tensor], b: dict[str, Tensor]) -> None:
+    assert a.keys() == b.keys()
+    for name in a:
+        assert relative_error(a[name], b[name]) < EXACT, name
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_weight_norm_equals_torch(kind: str) -> None:
+    layer, x = build(kind)
+    ours = with_weight_norm(copy.deepcopy(layer))
+    theirs = parametrizations.weight_norm(copy.deepcopy(layer))
+    for model in (ours, theirs):  # g and v that are not those of one weight
+        for parameter in model.parameters():
+            parameter.data = draw(*parameter.shape, seed=3)
+    assert_equal(gradients(ours, x), gradients(theirs, x))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_layer_begins_as_it_was(kind: str) -> None:
+    layer, _ = build(kind)
+    before: Any = weight_of(layer).detach().clone()
+    assert relative_error(with_weight_norm(layer).weight, before) < EXACT
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_setting_the_weight_finds_the_lengths_and_directions_of_torch(
+    kind: str,
+) -> None:
+    layer, _ = build(kind)
+    ours = with_weight_norm(copy.deepcopy(layer))
+    theirs = parametrizations.weight_norm(copy.deepcopy(layer))
+    new = draw(*weight_of(ours).shape, seed=4)
+    ours.weight, theirs.weight = new, new
+    assert_equal(dict(ours.named_parameters()), dict(theirs.named_parameters()))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_checkpoint_of_torch_is_taken(kind: str) -> None:
+    layer, x = build(kind)
+    theirs = parametrizations.weight_norm(layer)
+    ours = with_weight_norm(build(kind)[0])
+    for parameter in theirs.parameters():
+        parameter.data = draw(*parameter.shape, seed=5)
+    ours.load_state_dict(theirs.state_dict())
+    assert_equal(gradients(ours, x), gradients(theirs, x))
+
+
+def test_three_steps_of_training_equal_those_of_torch() -> None:
+    layer, x = build("conv")
+    models = with_weight_norm(copy.deepcopy(layer)), parametrizations.weight_norm(layer)
+    for model in models:
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        for _ in range(3):
+            optimizer.zero_grad()
+            (model(x) ** 2).mean().backward()
+            optimizer.step()
+    assert_equal(*(dict(model.named_parameters()) for model in models))
+
+
+def test_taking_the_parametrization_off_leaves_the_weight() -> None:
+    layer, x = build("conv")
+    with_weight_norm(layer)
+    expected = layer(x)
+    parametrize.remove_parametrizations(layer, "weight")
+    assert relative_error(layer(x), expected) < EXACT
+    assert [name for name, _ in layer.named_parameters()] == ["bias", "weight"]
+
+
+def by_hand(weight: Tensor, eps: float) -> Tensor:
+    axes = tuple(range(1, weight.ndim))
+    var, mu = torch.var_mean(weight, axes, correction=0, keepdim=True)
+    return (weight - mu) / torch.sqrt(var + eps)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("eps", [1e-10, 0.3])
+def test_weight_standardization_is_its_definition(kind: str, eps: float) -> None:
+    weight = weight_of(build(kind)[0]).detach().requires_grad_()
+    dl_dw_hat = draw(*weight.shape, seed=2)
+    w_hat = WeightStandardization(eps)(weight)
+    expected = by_hand(weight, eps)
+    assert relative_error(w_hat, expected) < EXACT
+    (ours,) = torch.autograd.grad(w_hat, weight, dl_dw_hat)
+    (theirs,) = torch.autograd.grad(expected, weight, dl_dw_hat)
+    assert relative_error(ours, theirs) < EXACT
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_layer_computes_with_the_standardized_weight(kind: str) -> None:
+    layer, x = build(kind)
+    before, expected = weight_of(layer).detach().clone(), copy.deepcopy(layer)
+    expected.weight.data = by_hand(weight_of(layer), 1e-10)
+    parametrize.register_parametrization(layer, "weight", WeightStandardization())
+    assert relative_error(layer(x), expected(x)) < EXACT
+    # What is trained is the weight as it was.
+    assert torch.equal(layer.parametrizations.weight.original, before)
+
+
+# torch itself comes through here, on its way to forward-mode derivatives.
+@pytest.mark.filterwarnings(
+    "ignore:.torch.jit.script. is deprecated:DeprecationWarning"
+)
+@pytest.mark.parametrize("module", [WeightNorm(), WeightStandardization(0.1)])
+def test_second_derivatives_and_tangents_agree_with_differences(module: Any) -> None:
+    v, g = draw(3, 5).requires_grad_(), draw(3, 1, seed=1).requires_grad_()
+    inputs = (g, v) if isinstance(module, WeightNorm) else (v,)
+    assert torch.autograd.gradcheck(module, inputs, check_forward_ad=True)
+    assert torch.autograd.gradgradcheck(module, inputs)
+
+
+def test_the_backward_pass_is_the_closed_form(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any) -> None:
+        raise RuntimeError("the closed form was asked")
+
+    monkeypatch.setattr("normbook.layers.function.normalize_backward", refuse)
+    v, g = draw(3, 5).requires_grad_(), draw(3, 1)
+    for w in (WeightNorm()(g, v), WeightStandardization()(v)):
+        with pytest.raises(RuntimeError, match="the closed form was asked"):
+            torch.autograd.grad(w.sum(), v)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_float32_and_half_keep_their_dtype(kind: str) -> None:
+    for dtype in (torch.float32, torch.float16):
+        layer = with_weight_norm(build(kind)[0].to(dtype))
+        weight = weight_of(layer)
+        parameters = layer.parametrizations.weight.parameters()
+        gradients = torch.autograd.grad(weight.sum(), list(parameters))
+        assert {weight.dtype, *(g.dtype for g in gradients)} == {dtype}
+
+
+def test_the_setting_is_named() -> None:
+    assert repr(WeightStandardization(1e-5)) == "WeightStandardization(eps=1e-05)"
+
+
+def test_a_weight_without_rows_is_refused() -> None:
+    layer, _ = build("linear")
+    for module in (WeightNorm(), WeightStandardization()):
+        with pytest.raises(ValueError, match=r"weights must have shape .* got \(3,\)"):
+            parametrize.register_parametrization(layer, "bias", module)
+    assert isinstance(layer.bias, nn.Parameter)
+    with pytest.raises(ValueError, match="eps must be"):
+        WeightStandardization(-1.0)(draw(3, 5))
