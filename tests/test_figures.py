@@ -11,6 +11,8 @@ import pytest
 from matplotlib.colors import to_rgb
 
 from normbook import figures
+from normbook.axes import sharing
+from normbook.group_norm import instance_norm_forward
 
 
 @pytest.fixture(autouse=True)
@@ -140,6 +142,80 @@ def test_marked_cells_stand_where_their_image_stands() -> None:
     assert drawn.sum() == 1
     assert drawn.mask.sum() == 3 * 8 - mask.size
     assert [t.get_text() for t in ax.get_xticklabels()] == ["0", "1", "2"]
+    # A number stands at the middle of its images.
+    assert ax.get_xticks().tolist() == [1, 4, 7]
+    assert ax.get_yticks().tolist() == [0.5, 2.5]
+
+
+SHAPE = (2, 6, 3, 5)
+INDEX = (1, 4, 0, 2)
+
+
+def drawn_sharing(ax: Any) -> tuple[Any, Any]:
+    """Read from a picture which squares are coloured and which have a dot."""
+    n, c, h, w = np.indices(SHAPE)
+    y, x = n * (SHAPE[2] + 1) + h, c * (SHAPE[3] + 1) + w
+    squares = ax.collections[0]
+    squares.update_scalarmappable()
+    count = squares.get_array().shape
+    colours = squares.get_facecolors().reshape(*count, 4)[y, x]
+    is_grey = np.isclose(colours[..., :3], to_rgb("#E4E4E4")).all(-1)
+    dots = {tuple(place) for place in ax.lines[0].get_xydata()}
+    middles = zip((x + 0.5).flat, (y + 0.5).flat, strict=True)
+    has_dot = [place in dots for place in middles]
+    assert len(dots) == sum(has_dot)  # none stands between the squares
+    return ~is_grey, np.reshape(has_dot, SHAPE)
+
+
+def draw_sharing() -> dict[str, Any]:
+    """Draw what the code of the book shares; give the panels by name."""
+    kinds: list[figures.Kind] = ["batch", "layer", "layer", "other", "other", "other"]
+    found = zip(kinds, sharing(SHAPE, 3, INDEX).items(), strict=True)
+    methods = {name: (kind, *masks) for kind, (name, masks) in found}
+    _, axes = figures.shared_cells(methods, INDEX)
+    return dict(zip(methods, axes, strict=True))
+
+
+def test_shared_cells_follow_the_code() -> None:
+    masks = sharing(SHAPE, 3, INDEX)
+    for name, ax in draw_sharing().items():
+        np.testing.assert_array_equal(drawn_sharing(ax), masks[name], err_msg=name)
+        assert name in ax.get_xlabel()
+
+
+def test_a_function_that_shares_otherwise_changes_the_picture(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    before = drawn_sharing(draw_sharing()["batch norm"])
+    monkeypatch.setattr("normbook.axes.batch_norm_forward", instance_norm_forward)
+    after = drawn_sharing(draw_sharing()["batch norm"])
+    assert (before[0].sum(), after[0].sum()) == (30, 15)
+    np.testing.assert_array_equal(before[1], after[1])
+
+
+def test_shared_cells_have_the_colour_of_their_method_and_frame_the_value() -> None:
+    for name, ax in draw_sharing().items():
+        kind: figures.Kind = (
+            "batch" if "batch" in name else "layer" if "layer" in name else "other"
+        )
+        assert to_rgb(ax.collections[0].cmap(1.0)) == to_rgb(
+            figures.STYLES[kind]["color"]
+        )
+        (frame,) = ax.patches
+        # Columns are 6 apart and rows 4: 5 and 3 squares, and a gap.
+        assert frame.get_bbox().bounds == (4 * 6 + 2, 1 * 4 + 0, 1, 1)
+        assert not frame.get_fill()
+
+
+def test_an_odd_number_of_methods_leaves_no_empty_panel() -> None:
+    mask = np.ones((1, 1, 2, 2), dtype=bool)
+    methods: Any = dict.fromkeys("abc", ("other", mask, mask))
+    fig, axes = figures.shared_cells(methods, (0, 0, 0, 0))
+    assert len(fig.axes) == len(axes) == 3
+    assert axes[0].get_position().y0 > axes[2].get_position().y0
+    short, _ = figures.shared_cells(dict([*methods.items()][:2]), (0, 0, 0, 0))
+    assert fig.get_size_inches()[1] > 1.5 * short.get_size_inches()[1]
+    assert len(fig.legends[0].get_texts()) == 3
 
 
 def test_bad_input_is_refused() -> None:
@@ -177,6 +253,26 @@ def test_whole_numbers_are_drawn_to_scale() -> None:
         (lambda _: figures.depth_profile({}), "at least one panel"),
         (lambda _: figures.sweep([1], {}, xlabel=""), "at least one panel"),
         (lambda _: figures.marked_cells({}), "at least one panel"),
+        (lambda _: figures.shared_cells({}, (0, 0, 0, 0)), "at least one panel"),
+        (
+            lambda _: figures.shared_cells(
+                {"": ("other", np.ones((1, 1, 2, 2)), np.ones((1, 1, 1, 2)))},
+                (0, 0, 0, 0),
+            ),
+            "parameters must have the shape of statistics",
+        ),
+        (
+            lambda _: figures.shared_cells(
+                {"": ("other", *np.ones((2, 1, 1, 2, 2)))}, (0, 0, 2, 0)
+            ),
+            "index must be a place",
+        ),
+        (
+            lambda _: figures.shared_cells(
+                {"": ("other", np.eye(2), np.eye(2))}, (0, 0, 0, 0)
+            ),
+            "masks must have shape",
+        ),
         (lambda _: figures.curve_grid({}), "at least one panel"),
         (lambda _: figures.curve_grid({"": {}}), "at least one panel"),
         (lambda _: figures.curve_grid({"": {"a": {}}, "_": {}}), "the same x labels"),

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import torch
 
     from normbook.data.catalogue import Source
-    from normbook.experiments.experiment import Experiment
+    from normbook.experiments.experiment import Experiment, Scale
 
 ALL = "all"
 
@@ -317,10 +317,19 @@ def _experiments(_: argparse.Namespace) -> int:
         print(f"{experiment.name}: {experiment.title}")
         print(f"  after {experiment.source}")
         for name, scale in experiment.scales.items():
-            runs = len(scale.settings["variants"]) * len(scale.seeds)
-            steps = scale.settings["steps"]
+            lengths = _lengths(scale)
+            runs = len(lengths) * len(scale.seeds)
+            steps = " to ".join(map(str, sorted({min(lengths), max(lengths)})))
             print(f"  --scale {name:7}  {runs} runs of {steps} steps; {scale.about}")
     return 0
+
+
+def _lengths(scale: Scale) -> list[int]:
+    """Steps of a run of each variant."""
+    from normbook.experiments.runner import variant_settings
+
+    variants = scale.settings["variants"]
+    return [variant_settings(scale, variant)["steps"] for variant in variants]
 
 
 def _run(options: argparse.Namespace) -> int:
@@ -422,7 +431,7 @@ def _show_plan(
         time = f"; about {_duration(seconds[variant])} a run" if is_here else ""
         print(f"  {variant}: {pairs}{time}")
     runs = len(scale.settings["variants"]) * len(seeds)
-    steps = runs * scale.settings["steps"]
+    steps = sum(_lengths(scale)) * len(seeds)
     time = f"about {_duration(sum(seconds.values()) * len(seeds))} with one process"
     if not is_here:
         time = f"time unknown without the data set {scale.data} ({where})"

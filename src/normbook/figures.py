@@ -18,7 +18,13 @@ from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.colors import ListedColormap
 from matplotlib.figure import Figure, SubFigure
+from matplotlib.legend_handler import HandlerTuple
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch, Rectangle
 from numpy.typing import ArrayLike
+
+from normbook.axes import check_index
+from normbook.standardize import check_same_shape
 
 __all__ = [
     "STYLES",
@@ -29,6 +35,7 @@ __all__ = [
     "marked_cells",
     "panels",
     "points",
+    "shared_cells",
     "signed_map",
     "sweep",
     "use_style",
@@ -342,30 +349,78 @@ def marked_cells(
     ValueError
         If a mask does not have four axes, or ``kind`` is unknown.
     """
-    colours = ListedColormap(["#E4E4E4", _style(kind)["color"]])
     with _figure(len(masks)) as (fig, axes):
         for ax, (label, values) in zip(axes, masks.items(), strict=True):
-            mask = np.asarray(values)
-            if mask.ndim != 4:
-                raise ValueError(
-                    f"masks must have shape (N, C, H, W), got {mask.shape}; reshape it."
-                )
-            n, c, h, w = mask.shape
-            # One empty row and column after each image, left blank, sets it apart.
-            gaps = ((0, 0), (0, 0), (0, 1), (0, 1))
-            blocks = np.pad(mask.astype(float), gaps, constant_values=np.nan)
-            picture = blocks.transpose(0, 2, 1, 3).reshape(n * (h + 1), c * (w + 1))
-            picture = picture[:-1, :-1]
-            ax.pcolormesh(picture, cmap=colours, vmin=0, vmax=1, edgecolors="white")
-            ax.set_aspect("equal")
-            ax.invert_yaxis()
-            ax.grid(visible=False)
-            ax.spines[:].set_visible(False)
-            ax.tick_params(length=0)
-            ax.set_xticks(np.arange(c) * (w + 1) + w / 2, np.arange(c))
-            ax.set_yticks(np.arange(n) * (h + 1) + h / 2, np.arange(n))
+            _draw_images(ax, _image_mask(values), kind)
             ax.set(xlabel=f"channel\n\n{label}", ylabel="example")
     return fig, axes
+
+
+def shared_cells(
+    methods: Mapping[str, tuple[Kind, ArrayLike, ArrayLike]],
+    index: tuple[int, int, int, int],
+) -> tuple[Figure, Sequence[Axes]]:
+    """Show what each method shares with one value of an array (N, C, H, W).
+
+    Each image is a block of H x W squares. The examples stand one below the other,
+    their channels side by side. The value itself has a frame; what shares its mean and
+    variance has the colour of the method, what shares its gain and bias a dot.
+
+    Parameters
+    ----------
+    methods : mapping from label to (kind, statistics, parameters)
+        Two arrays of bool, shape (N, C, H, W), as :func:`normbook.axes.sharing` finds
+        them.
+    index : tuple of int
+        The place of the value.
+
+    Returns
+    -------
+    fig, axes
+        One axes for each method, two side by side.
+
+    Raises
+    ------
+    ValueError
+        If a mask does not have four axes or the index does not lie in it, the two
+        masks of a method differ in shape, or a kind is unknown.
+    """
+    rows = -(-len(methods) // 2)
+    with _figure(len(methods), columns=2) as (fig, axes):
+        width, height = fig.get_size_inches()
+        fig.set_size_inches(width, 0.9 + 0.64 * height * rows)
+        for ax, (label, (kind, *masks)) in zip(axes, methods.items(), strict=True):
+            statistics, parameters = map(_image_mask, masks)
+            check_same_shape("parameters", parameters, "statistics", statistics)
+            _draw_images(ax, statistics, kind)
+            check_index(statistics.shape, index)
+            x, y = _corners(statistics.shape, np.argwhere(parameters))
+            ax.plot(x + 0.5, y + 0.5, **_DOT)
+            ((x,), (y,)) = _corners(statistics.shape, np.array([index]))
+            ax.add_patch(Rectangle((x, y), 1, 1, fill=False, ec="black", lw=2.2))
+            # The empty line sets it apart from the panel below.
+            ax.set(xlabel=f"channel\n{label}\n", ylabel="example")
+        kinds = dict.fromkeys(kind for kind, *_ in methods.values())
+        colours = tuple(Patch(color=_style(kind)["color"]) for kind in kinds)
+        frame = Line2D([], [], ls="none", marker="s", mec="black", mfc="none", mew=2.2)
+        handles: list[Any] = [frame, colours, Line2D([], [], **_DOT)]
+        fig.legend(
+            handles,
+            ["one value", "shares its mean and variance", "shares its gain and bias"],
+            handler_map={tuple: HandlerTuple(ndivide=None)},
+            loc="outside upper center",
+        )
+    return fig, axes
+
+
+# Seen on every colour: white with a dark rim.
+_DOT: dict[str, Any] = {
+    "ls": "none",
+    "marker": "o",
+    "ms": 4,
+    "mfc": "white",
+    "mec": "black",
+}
 
 
 def signed_map(
@@ -416,16 +471,57 @@ def signed_map(
     return ax.figure, ax
 
 
+def _image_mask(values: ArrayLike) -> Any:
+    mask = np.asarray(values)
+    if mask.ndim != 4:
+        raise ValueError(
+            f"masks must have shape (N, C, H, W), got {mask.shape}; reshape it."
+        )
+    return mask
+
+
+def _draw_images(ax: Axes, mask: Any, kind: Kind) -> None:
+    """Draw each image as a block of squares, the marked ones in the colour of a kind.
+
+    One empty row and column after each image, left blank, sets it apart.
+    """
+    n, c, h, w = mask.shape
+    gaps = ((0, 0), (0, 0), (0, 1), (0, 1))
+    blocks = np.pad(mask.astype(float), gaps, constant_values=np.nan)
+    picture = blocks.transpose(0, 2, 1, 3).reshape(n * (h + 1), c * (w + 1))
+    colours = ListedColormap(["#E4E4E4", _style(kind)["color"]])
+    ax.pcolormesh(picture[:-1, :-1], cmap=colours, vmin=0, vmax=1, edgecolors="white")
+    ax.set_aspect("equal")
+    ax.invert_yaxis()
+    ax.grid(visible=False)
+    ax.spines[:].set_visible(False)
+    ax.tick_params(length=0)
+    ax.set_xticks(np.arange(c) * (w + 1) + w / 2, np.arange(c))
+    ax.set_yticks(np.arange(n) * (h + 1) + h / 2, np.arange(n))
+
+
+def _corners(shape: tuple[int, ...], places: Any) -> tuple[Any, Any]:
+    """Find where the squares of these places (K, 4) begin in such a picture."""
+    n, c, h, w = places.T
+    return c * (shape[3] + 1) + w, n * (shape[2] + 1) + h
+
+
 @contextmanager
 def _figure(
-    panels: int = 1, *, sharey: bool = False
+    panels: int = 1, *, columns: int | None = None, sharey: bool = False
 ) -> Iterator[tuple[Figure, list[Axes]]]:
     """Open a figure with panels side by side; after an error it is not left open."""
     if panels == 0:
         raise ValueError("a figure must have at least one panel, got none; give one.")
+    columns = columns or panels
     fig = plt.figure()
     try:
-        yield fig, list(fig.subplots(1, panels, squeeze=False, sharey=sharey)[0])
+        rows = -(-panels // columns)
+        grid = fig.subplots(rows, columns, squeeze=False, sharey=sharey)
+        axes = list(grid.flat)
+        for ax in axes[panels:]:
+            ax.remove()
+        yield fig, axes[:panels]
     except BaseException:
         plt.close(fig)
         raise

@@ -23,6 +23,7 @@ from normbook.experiments.published import (
 from normbook.experiments.record import Record, RecordError, RunRecord
 from normbook.figures import STYLES
 from normbook.layers.batch_norm import BatchNorm1d
+from normbook.layers.layer_norm import LayerNorm
 from normbook.layers.unbiased_batch_norm import UnbiasedBatchNorm1d
 
 LIVE = BATCH_4.scales["live"]
@@ -83,7 +84,7 @@ def model_of(variant: str) -> Any:
 
 NORMS: dict[str, list[type[nn.Module]]] = {
     "none": [],
-    "layer_norm": [nn.LayerNorm],
+    "layer_norm": [LayerNorm],
     "batch_norm": [BatchNorm1d],
     "unbiased_batch_norm": [UnbiasedBatchNorm1d],
 }
@@ -102,7 +103,7 @@ def test_each_normalization_stands_before_both_relus_and_where_said_on_the_score
 
 def test_layer_norm_leaves_the_scores_alone() -> None:
     model = model_of("layer_norm")
-    shapes = [m.normalized_shape for m in model if isinstance(m, nn.LayerNorm)]
+    shapes = [m.normalized_shape for m in model if isinstance(m, LayerNorm)]
     assert shapes == [(5,), (5,)]
 
 

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any, NamedTuple
 
+import pytest
 import torch
 from torch import Tensor, nn
 
 from normbook.layers.batch_norm import BatchNorm1d, BatchNorm2d, BatchNorm3d
+from normbook.layers.group_norm import (
+    GroupNorm,
+    InstanceNorm1d,
+    InstanceNorm2d,
+    InstanceNorm3d,
+)
+from normbook.layers.layer_norm import LayerNorm, RMSNorm
 
 # float64, the same formula summed in another order: some 1e-15 for each sum.
 EXACT = 1e-10
@@ -17,6 +26,7 @@ class Pair(NamedTuple):
     ours: type[nn.Module]
     theirs: type[nn.Module]
     shape: tuple[int, ...]  # every axis has another length
+    args: tuple[Any, ...] = ()  # of the constructor; else the length of axis 1
 
 
 PAIRS = [
@@ -25,11 +35,36 @@ PAIRS = [
     Pair(BatchNorm2d, nn.BatchNorm2d, (2, 3, 4, 5)),
     Pair(BatchNorm3d, nn.BatchNorm3d, (2, 3, 4, 5, 6)),
 ]
-LAYERS = {pair.ours: pair for pair in PAIRS}.values()
+FEATURES = [
+    Pair(LayerNorm, nn.LayerNorm, (5,), (5,)),
+    Pair(LayerNorm, nn.LayerNorm, (7, 5), (5,)),
+    Pair(LayerNorm, nn.LayerNorm, (7, 3, 5), (5,)),
+    Pair(LayerNorm, nn.LayerNorm, (2, 3, 4, 5), ((3, 4, 5),)),
+    Pair(RMSNorm, nn.RMSNorm, (5,), (5,)),
+    Pair(RMSNorm, nn.RMSNorm, (7, 5), (5,)),
+    Pair(RMSNorm, nn.RMSNorm, (2, 7, 3, 5), ([3, 5],)),
+]
+GROUPS = [
+    Pair(GroupNorm, nn.GroupNorm, (7, 6), (2, 6)),
+    Pair(GroupNorm, nn.GroupNorm, (5, 6, 4), (2, 6)),
+    Pair(GroupNorm, nn.GroupNorm, (2, 6, 4, 5), (1, 6)),
+    Pair(GroupNorm, nn.GroupNorm, (2, 4, 3, 5), (4, 4)),
+    Pair(GroupNorm, nn.GroupNorm, (2, 6, 3, 5, 4), (2, 6)),
+]
+AFFINE = (3, 1e-5, 0.1, True)
+INSTANCES = [
+    Pair(InstanceNorm1d, nn.InstanceNorm1d, (3, 5), AFFINE),
+    Pair(InstanceNorm1d, nn.InstanceNorm1d, (7, 3, 5), AFFINE),
+    Pair(InstanceNorm2d, nn.InstanceNorm2d, (3, 4, 5), AFFINE),
+    Pair(InstanceNorm2d, nn.InstanceNorm2d, (2, 3, 4, 5), AFFINE),
+    Pair(InstanceNorm3d, nn.InstanceNorm3d, (3, 4, 5, 6), AFFINE),
+    Pair(InstanceNorm3d, nn.InstanceNorm3d, (2, 3, 4, 5, 6), AFFINE),
+]
+EXAMPLES = [*FEATURES, *GROUPS, *INSTANCES]  # each example by itself
 
 
 def name(pair: Pair) -> str:
-    return f"{pair.theirs.__name__}-{len(pair.shape)}D"
+    return f"{pair.theirs.__name__}-{'x'.join(map(str, pair.shape))}"
 
 
 def draw(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> Tensor:
@@ -41,7 +76,7 @@ def draw(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> Tens
 def twins(pair: Pair, *args: Any, **options: Any) -> tuple[Any, Any]:
     """Make both layers, with the same random state."""
     options = {"dtype": torch.float64} | options
-    size = args or (pair.shape[1],)
+    size = args or pair.args or (pair.shape[1],)
     ours, theirs = pair.ours(*size, **options), pair.theirs(*size, **options)
     generator = torch.Generator().manual_seed(99)
     with torch.no_grad():
@@ -79,3 +114,33 @@ def assert_equal(
     for key, expected in theirs.items():
         assert ours[key].dtype == expected.dtype, key
         assert distance(ours[key], expected) <= tolerance, key
+
+
+def assert_alike(
+    layers: tuple[Any, Any], x: Tensor, dl_dy: Tensor, tolerance: float = EXACT
+) -> None:
+    ours, theirs = (run(layer, x, dl_dy) for layer in layers)
+    assert_equal(ours, theirs, tolerance)
+
+
+def zeros(
+    *shape: int, dtype: torch.dtype = torch.float32, device: str = "cpu"
+) -> Tensor:
+    return torch.zeros(shape, dtype=dtype, device=device)
+
+
+def assert_refused_alike(
+    pair: Pair, options: dict[str, Any], x: Any, match: str, is_training: bool = True
+) -> None:
+    """Demand torch's type of exception, our message, and an untouched layer."""
+    size = pair.args or (pair.shape[1],)
+    ours, theirs = (
+        kind(*size, **options).train(is_training) for kind in (pair.ours, pair.theirs)
+    )
+    before = copy.deepcopy(ours.state_dict())
+    with pytest.raises(Exception) as torch_s:  # noqa: PT011 - its type is the question
+        theirs(x)
+    with pytest.raises(torch_s.type, match=match):
+        ours(x)
+    if "device" not in options:
+        assert_equal(ours.state_dict(), before, 0.0)

@@ -102,7 +102,8 @@ def test_func_grad_gives_the_gradients_of_each_example(pair: Pair) -> None:
     xs, dl_dy = draw(4, *pair.shape), draw(*pair.shape, seed=1)
 
     def loss(values: dict[str, Tensor], x: Tensor) -> Tensor:
-        return (functional_call(ours, values, x) * dl_dy).sum()
+        y: Tensor = functional_call(ours, values, x)
+        return (y * dl_dy).sum()
 
     values = {k: v.detach() for k, v in ours.named_parameters()}
     found = vmap(grad(loss), (None, 0))(values, xs)

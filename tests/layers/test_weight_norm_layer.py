@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations, parametrize
 
-from normbook.gradient_check import relative_error
+from normbook.gradient_check import relative_error, survivors
 from normbook.layers.weight_norm import WeightNorm, WeightStandardization
 
 EXACT = 1e-10  # float64 against torch, which adds in another order
@@ -159,6 +159,14 @@ def test_second_derivatives_and_tangents_agree_with_differences(module: Any) -> 
     inputs = (g, v) if isinstance(module, WeightNorm) else (v,)
     assert torch.autograd.gradcheck(module, inputs, check_forward_ad=True)
     assert torch.autograd.gradgradcheck(module, inputs)
+
+
+def test_every_mutant_of_weight_norm_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    def check(forward: Any) -> None:
+        monkeypatch.setattr(WeightNorm, "forward", forward)
+        test_weight_norm_equals_torch("conv")
+
+    assert survivors(WeightNorm.forward, check) == []
 
 
 def test_the_backward_pass_is_the_closed_form(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -42,6 +42,7 @@ from normbook.experiments.published import (
 )
 from normbook.experiments.record import RecordError
 from normbook.layers.batch_norm import BatchNorm1d, recalibrate
+from normbook.layers.layer_norm import LayerNorm
 from normbook.layers.unbiased_batch_norm import UnbiasedBatchNorm1d
 
 if TYPE_CHECKING:
@@ -67,7 +68,7 @@ PROBE = 10_000
 LAYERS = {
     "batch_norm": BatchNorm1d,
     "unbiased_batch_norm": UnbiasedBatchNorm1d,
-    "layer_norm": nn.LayerNorm,
+    "layer_norm": LayerNorm,
 }
 
 

@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
-from normbook.experiments import batch_size, deep_linear, sigmoid_net, vgg, vowels
+from normbook.experiments import (
+    batch_size,
+    conv_norms,
+    deep_linear,
+    sigmoid_net,
+    transformer,
+    vgg,
+    vowels,
+)
 from normbook.experiments.experiment import Experiment
 
 __all__ = ["EXPERIMENTS"]
@@ -18,7 +26,11 @@ EXPERIMENTS: dict[str, Experiment] = {
         batch_size.BATCH_4,
         vowels.VOWELS,
         vowels.LONGER,
+        conv_norms.CONV_NORMS,
+        conv_norms.RATES_128,
+        conv_norms.RATES_2,
         batch_size.BATCH_128_CHOICES,
         batch_size.BATCH_4_CHOICES,
+        transformer.EXPERIMENT,
     )
 }

@@ -26,6 +26,8 @@ from torch import Tensor, distributed, nn
 from normbook.experiments.checkpoints import RunError
 from normbook.experiments.experiment import Run
 from normbook.experiments.ranks import Ranks
+from normbook.layers.group_norm import GroupNorm
+from normbook.layers.layer_norm import LayerNorm, RMSNorm
 from normbook.layers.lp_norm import LpNorm1d
 from normbook.layers.sync_batch_norm import SyncBatchNorm
 
@@ -33,8 +35,9 @@ __all__ = ["DataParallel", "share_batches"]
 
 # Exactly these types: a subclass may compute something else.
 PER_EXAMPLE = {
-    nn.Linear, nn.Conv2d, nn.MaxPool2d, nn.Flatten, nn.LayerNorm,
+    nn.Linear, nn.Conv2d, nn.MaxPool2d, nn.Flatten,
     nn.ReLU, nn.Sigmoid, nn.Tanh, nn.Identity,
+    LayerNorm, RMSNorm, GroupNorm, nn.LayerNorm, nn.RMSNorm, nn.GroupNorm,
 }  # fmt: skip
 # What plain data-parallel training leaves to each shard, subclasses as well.
 LOCAL = (nn.modules.batchnorm._BatchNorm, LpNorm1d)

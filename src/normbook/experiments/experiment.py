@@ -157,6 +157,9 @@ class Run:
     stand_in : nn.Module, optional
         What computes in the place of the model in updates, with the same parameters
         and buffers: see :mod:`normbook.experiments.data_parallel`.
+    schedule : callable, optional
+        Takes the number of updates done; returns the learning rate of the next one.
+        Left out, the optimizer keeps its own.
 
     Attributes
     ----------
@@ -179,6 +182,7 @@ class Run:
     every: int
     generators: Mapping[str, torch.Generator] = field(default_factory=dict)
     stand_in: nn.Module | None = None
+    schedule: Callable[[int], float] | None = None
     step: int = 0
     opening: list[float] = field(default_factory=list)
     curves: dict[str, dict[str, list[Any]]] = field(default_factory=dict)
@@ -213,6 +217,9 @@ class Run:
         found = self.objective(model, *self.batch)
         self.optimizer.zero_grad()
         found["loss"].backward()  # type: ignore[no-untyped-call]
+        if self.schedule is not None:  # of the step alone: a resumed run needs no more
+            for group in self.optimizer.param_groups:
+                group["lr"] = self.schedule(self.step)
         self.optimizer.step()
         self.step += 1
         for name, value in found.items():
@@ -267,7 +274,8 @@ class Scale:
     ----------
     settings : mapping
         All that defines a run. "steps" is its length; "variants" maps the name of
-        each variant to what differs in it; numbers, strings and lists only.
+        each variant to what differs in it, its own "steps" perhaps; numbers, strings
+        and lists only.
     seeds : tuple of int
         Those that are run unless others are asked for.
     data : str

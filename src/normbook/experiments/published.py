@@ -1,4 +1,4 @@
-"""Points read off published figures, to be drawn beside our own records.
+"""Published points, to be drawn beside our own records.
 
 They were digitised from the vector graphics of the papers: accuracies to about
 0.002, values on logarithmic axes to about 3 %.
@@ -13,6 +13,7 @@ __all__ = [
     "BATCH_SIZE_LAST_ERROR",
     "BATCH_SIZE_LOSS",
     "DEEP_LINEAR_LOSS",
+    "GROUP_NORM_ERROR",
     "SIGMOID_NET_ACCURACY",
     "VGG_BETA",
     "VGG_GRADIENT_CHANGE",
@@ -140,4 +141,18 @@ BATCH_SIZE_ERROR = {
 BATCH_SIZE_LAST_ERROR = {
     128: {"layer_norm": 0.0129, "batch_norm": 0.0132, "none": 0.0151},
     4: {"layer_norm": 0.0152, "batch_norm": 0.0210, "none": 0.0158},
+}
+
+_WU_1_AND_2 = "Wu and He (2018), Tables 1 and 2"
+# Error on the validation set of ImageNet, ResNet-50, against the images of a batch on
+# each GPU. Layer norm and instance norm are given at 32 only.
+GROUP_NORM_ERROR = {
+    "batch_norm": Points(
+        _WU_1_AND_2, (2, 4, 8, 16, 32), (0.347, 0.273, 0.248, 0.237, 0.236)
+    ),
+    "layer_norm": Points(_WU_1_AND_2, (32,), (0.253,)),
+    "instance_norm": Points(_WU_1_AND_2, (32,), (0.284,)),
+    "group_norm": Points(
+        _WU_1_AND_2, (2, 4, 8, 16, 32), (0.241, 0.242, 0.240, 0.242, 0.241)
+    ),
 }

@@ -186,7 +186,8 @@ def run(
             mine, team = todo, ranks
         stop = _Stop()
         finished = []
-        with stop.listening(), _bar(len(mine) * _steps(chosen), ranks) as bar:
+        total = sum(_steps(chosen, variant) for variant, _ in mine)
+        with stop.listening(), _bar(total, ranks) as bar:
             for variant, seed in mine:
                 if team.any(stop.is_wished):
                     raise KeyboardInterrupt
@@ -282,11 +283,11 @@ def estimate(
     seconds = {}
     for variant in _variants(chosen):
         run = experiment.begin(variant_settings(chosen, variant), 0, data, place)
-        measuring = 0.0
+        steps, measuring = _steps(chosen, variant), 0.0
         for every, measure in run.measurements.values():
             begun = time.perf_counter()
             measure(run)
-            times = _steps(chosen) // every + 1
+            times = steps // every + 1
             measuring += times * (time.perf_counter() - begun)
         for _ in range(3):  # the first ones are slow
             run.update()
@@ -295,7 +296,7 @@ def estimate(
             run.update()
             updates += 1
         update = (time.perf_counter() - begun) / updates
-        seconds[variant] = _steps(chosen) * update + measuring
+        seconds[variant] = steps * update + measuring
     return seconds
 
 
@@ -350,7 +351,7 @@ def replay(
     before, now = (json.loads(json.dumps(of.settings)) for of in (record, chosen))
     if before != now:
         return ["the settings are no longer those of the record"]
-    longest = min(OPENING, _steps(chosen))
+    longest = min([OPENING, *(_steps(chosen, kept.variant) for kept in record.runs)])
     if steps is not None and not 1 <= steps <= longest:
         raise RunError(
             f"steps must lie in 1..{longest}, the losses in the record, got {steps}."
@@ -368,7 +369,7 @@ def replay(
         run = experiment.begin(settings, kept.seed, data, torch.device(on))
         for _ in losses:
             if is_measured:
-                run.measure(_steps(chosen))
+                run.measure(_steps(chosen, kept.variant))
             run.update()
         where = f"{kept.variant}, seed {kept.seed}"
         pairs = zip(kept.opening, run.opening, losses, strict=False)
@@ -437,7 +438,7 @@ class _Training(NamedTuple):
         stop: _Stop,
         bar: Any,
     ) -> RunRecord:
-        steps = _steps(self.scale)
+        steps = _steps(self.scale, self.variant)
         settings = variant_settings(self.scale, self.variant)
         bar.set_description(f"{self.variant}, seed {self.seed}")
         run = self.experiment.begin(settings, self.seed, data, place)
@@ -498,8 +499,8 @@ def _seeds(scale: Scale, seeds: Sequence[int] | None) -> list[int]:
     return chosen
 
 
-def _steps(scale: Scale) -> int:
-    steps: int = scale.settings["steps"]
+def _steps(scale: Scale, variant: str) -> int:
+    steps: int = variant_settings(scale, variant)["steps"]
     return steps
 
 

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from normbook.experiments.record import Record
     from normbook.figures import Kind, Line
 
-__all__ = ["EXPERIMENT", "build"]
+__all__ = ["EXPERIMENT", "build", "images", "tested"]
 
 SOURCE = "Santurkar et al. (2018), Figs. 1, 2 and 4"
 POOL = "pool"
@@ -119,7 +119,7 @@ def begin(
 ) -> Run:
     """Make one network, its data and its measurements."""
     data = required(data)
-    x_train, x_test = (_images(x, device) for x in (data.x_train, data.x_test))
+    x_train, x_test = (images(x, device) for x in (data.x_train, data.x_test))
     y_train = torch.as_tensor(data.y_train).to(device)
     y_test = torch.as_tensor(data.y_test).to(device)
     noise = generator(seed, "noise")
@@ -138,13 +138,7 @@ def begin(
     followed = [relus[i] for i in settings["followed"]]
 
     def test(run: Run) -> Values:
-        loss = accuracy = 0.0
-        for k in range(0, len(x_test), CHUNK):
-            x = x_test[k : k + CHUNK]
-            found = evaluate(run.model, x, y_test[k : k + CHUNK])
-            loss += found[0] * len(x) / len(x_test)
-            accuracy += found[1] * len(x) / len(x_test)
-        return {"loss": loss, "accuracy": accuracy}
+        return dict(tested(run.model, x_test, y_test))
 
     def inputs(run: Run) -> Values:
         found = layer_statistics(run.model, run.loss, followed)
@@ -204,14 +198,25 @@ def _step_sizes(rate: float) -> list[float]:
     return [rate * k / 2 for k in range(1, 9)]
 
 
-def _images(x: Any, device: torch.device) -> Tensor:
-    """Images as (N, C, H, W) float32; digits come as rows of 64."""
-    images = torch.as_tensor(x).to(torch.float32)
-    if images.dim() == 2:
-        images = images.reshape(-1, 8, 8)
-    if images.dim() == 3:
-        images = images[:, None]
-    return images.to(device=device, memory_format=torch.channels_last)
+def tested(model: nn.Module, x: Tensor, y: Tensor) -> dict[str, float]:
+    """Give loss (nats) and accuracy in evaluation mode, a chunk at a time."""
+    loss = accuracy = 0.0
+    for k in range(0, len(x), CHUNK):
+        part = x[k : k + CHUNK]
+        found = evaluate(model, part, y[k : k + CHUNK])
+        loss += found[0] * len(part) / len(x)
+        accuracy += found[1] * len(part) / len(x)
+    return {"loss": loss, "accuracy": accuracy}
+
+
+def images(x: Any, device: torch.device, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Images as (N, C, H, W); digits come as rows of 64."""
+    found = torch.as_tensor(x).to(dtype)
+    if found.dim() == 2:
+        found = found.reshape(-1, 8, 8)
+    if found.dim() == 3:
+        found = found[:, None]
+    return found.to(device=device, memory_format=torch.channels_last)
 
 
 # Colour and label of what stands before the ReLUs.

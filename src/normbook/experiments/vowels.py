@@ -51,6 +51,7 @@ from normbook.experiments.experiment import (
     Values,
     generator,
 )
+from normbook.layers.layer_norm import LayerNorm
 from normbook.layers.masked_batch_norm import MaskedBatchNorm1d
 from normbook.layers.per_step_batch_norm import PerStepBatchNorm1d
 
@@ -107,7 +108,7 @@ class Recurrent(nn.Module):
         super().__init__()
         layers: dict[str, nn.Module] = {
             "none": nn.Identity(),
-            "layer_norm": nn.LayerNorm(hidden),
+            "layer_norm": LayerNorm(hidden),
             "per_step": PerStepBatchNorm1d(hidden, max_steps),
             "per_step_padded": PerStepBatchNorm1d(hidden, max_steps),
             # To this layer every step is the first.

@@ -321,7 +321,7 @@ class _InstanceNorm(ChannelNorm, TorchInstanceNorm):
         warnings.warn(f"{message} Nothing depends on it here.", stacklevel=4)
 
 
-class InstanceNorm1d(_InstanceNorm):
+class InstanceNorm1d(_InstanceNorm, nn.InstanceNorm1d):
     r"""Instance normalization of ``(N, C, L)``, or of one example ``(C, L)``.
 
     .. math::
@@ -399,7 +399,7 @@ class InstanceNorm1d(_InstanceNorm):
     _shapes = "(C, L) or (N, C, L)"
 
 
-class InstanceNorm2d(_InstanceNorm):
+class InstanceNorm2d(_InstanceNorm, nn.InstanceNorm2d):
     """Instance normalization of images, ``(N, C, H, W)`` or ``(C, H, W)``.
 
     As :class:`InstanceNorm1d`, with statistics over H and W. A drop-in for
@@ -417,7 +417,7 @@ class InstanceNorm2d(_InstanceNorm):
     _shapes = "(C, H, W) or (N, C, H, W)"
 
 
-class InstanceNorm3d(_InstanceNorm):
+class InstanceNorm3d(_InstanceNorm, nn.InstanceNorm3d):
     """Instance normalization of volumes or films, ``(N, C, T, H, W)`` or without N.
 
     As :class:`InstanceNorm1d`, with statistics over all axes but N and C. A drop-in for

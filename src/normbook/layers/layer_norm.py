@@ -7,7 +7,7 @@ There are no running statistics, so training and evaluation are one function.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -29,6 +29,8 @@ class _LastAxes(NormLayer):
     """A layer with statistics, gain and bias over the last axes."""
 
     normalized_shape: tuple[int, ...]
+    # What torch raises where the input has too few axes.
+    _too_short: ClassVar[type[Exception]] = RuntimeError
 
     def _set_shape(self, normalized_shape: Any) -> None:
         about = "the length of an axis of the input, counted from the last"
@@ -54,7 +56,8 @@ class _LastAxes(NormLayer):
         self._check_float(input)
         shape = self.normalized_shape
         if input.shape[-len(shape) :] != shape:
-            raise RuntimeError(
+            error = self._too_short if input.ndim < len(shape) else RuntimeError
+            raise error(
                 f"input of {type(self).__name__} must end on the axes of "
                 f"normalized_shape = {shape}, got shape {tuple(input.shape)}; make "
                 "the layer for this shape, or move the features to the last axes."
@@ -192,7 +195,9 @@ class RMSNorm(_LastAxes, nn.RMSNorm):
 
     Raises
     ------
-    TypeError, ValueError, RuntimeError, NotImplementedError
+    ValueError
+        Also if the input has fewer axes than ``normalized_shape``.
+    TypeError, RuntimeError, NotImplementedError
         As :class:`LayerNorm`; but the dtype of the layer may be any.
 
     Notes
@@ -208,6 +213,8 @@ class RMSNorm(_LastAxes, nn.RMSNorm):
     >>> layer(torch.tensor([[1.0, 7.0]]))  # the mean of 1 and 49 is 25
     tensor([[0.2000, 1.4000]], grad_fn=<_NormalizeWithTangentsBackward>)
     """
+
+    _too_short = ValueError
 
     def __init__(
         self,

@@ -1,0 +1,276 @@
+r"""Which values share what: the axes of each normalization, found by running it.
+
+Nothing in this module is written down from a paper. One input value is changed: the
+outputs that change with it are those that share its statistics. One gain is changed:
+the outputs that change are those that share it. The book's table of axes and its
+figure are made of such probes, so they cannot say anything else than the code does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from normbook.batch_norm import batch_norm_backward, batch_norm_forward
+from normbook.group_norm import (
+    group_norm_backward,
+    group_norm_forward,
+    instance_norm_backward,
+    instance_norm_forward,
+)
+from normbook.layer_norm import (
+    layer_norm_backward,
+    layer_norm_forward,
+    rms_norm_backward,
+    rms_norm_forward,
+)
+from normbook.normalize import NormalizeCache, NormalizeGradients
+from normbook.standardize import Array
+
+__all__ = ["Row", "Sharing", "group_of", "sharing", "table"]
+
+Shape = tuple[int, ...]
+Mask = np.ndarray[Any, np.dtype[np.bool_]]
+
+LETTERS = "NCHW"
+
+
+class Row(NamedTuple):
+    """What one normalization does on an array (N, C, H, W).
+
+    ``shared`` names the axes along which the values of one group lie: all of ``"H"``,
+    or the part ``"C/2"``. A group has ``group_size`` values, and there are
+    ``statistics`` groups; ``statistics_shape`` is how their variances are laid out,
+    axes of length 1 left out. ``parameter_shape`` is the shape of the gain, and of the
+    bias where there is one. A method that ``depends_on_other_examples`` needs running
+    statistics, or else it cannot treat one example as it treats many.
+    """
+
+    name: str
+    shared: str
+    group_size: int
+    statistics: int
+    statistics_shape: Shape
+    parameter_shape: Shape
+    is_centred: bool
+    depends_on_other_examples: bool
+
+
+class Sharing(NamedTuple):
+    """Which values share statistics, and which share gain and bias, with one value.
+
+    Both are arrays of bool in the shape of x.
+    """
+
+    statistics: Mask
+    parameters: Mask
+
+
+class _Method(NamedTuple):
+    forward: Callable[..., tuple[Array, NormalizeCache]]
+    backward: Callable[[Array, NormalizeCache], NormalizeGradients]
+
+    def output(self, x: Array, **gain: Array) -> Array:
+        return self.forward(x, **gain)[0]
+
+
+def _methods(num_groups: int) -> dict[str, _Method]:
+    """Give the functions by name; looked up at each call, so that tests can break one.
+
+    Layer norm comes twice: over the whole image, as its paper has it for a layer, and
+    over the channels of each place, as in transformers and ConvNeXt.
+    """
+    grouped = partial(group_norm_forward, num_groups=num_groups)
+    image = partial(layer_norm_forward, axes=(1, 2, 3))
+    place = partial(layer_norm_forward, axes=1)
+    rms = partial(rms_norm_forward, axes=1)
+    return {
+        "batch norm": _Method(batch_norm_forward, batch_norm_backward),
+        "layer norm": _Method(image, layer_norm_backward),
+        "layer norm at each place": _Method(place, layer_norm_backward),
+        "RMSNorm at each place": _Method(rms, rms_norm_backward),
+        "instance norm": _Method(instance_norm_forward, instance_norm_backward),
+        "group norm": _Method(grouped, group_norm_backward),
+    }
+
+
+def table(shape: Shape, num_groups: int) -> tuple[Row, ...]:
+    """Find out, for each normalization, what it shares on an array of this shape.
+
+    Parameters
+    ----------
+    shape : tuple of int, (N, C, H, W)
+        Each at least 2, or else what is shared could not be told from what is not.
+    num_groups : int
+        Of group norm; a divisor of C.
+
+    Returns
+    -------
+    tuple of Row
+        For batch norm; layer norm over the whole image, and over the channels of each
+        place; RMSNorm over the channels of each place; instance norm; group norm.
+
+    Raises
+    ------
+    ValueError
+        If the shape has not four axes of length 2 or more, or ``num_groups`` does not
+        divide C.
+
+    Examples
+    --------
+    >>> for row in table((2, 6, 3, 5), num_groups=2):
+    ...     print(row.name, "|", row.shared, "|", row.statistics, row.parameter_shape)
+    batch norm | N, H, W | 6 (6,)
+    layer norm | C, H, W | 2 (6, 3, 5)
+    layer norm at each place | C | 30 (6,)
+    RMSNorm at each place | C | 30 (6,)
+    instance norm | H, W | 12 (6,)
+    group norm | C/2, H, W | 4 (6,)
+    """
+    _check_shape(shape)
+    x = _values(shape)
+    return tuple(_row(name, method, x) for name, method in _methods(num_groups).items())
+
+
+def group_of(function: Callable[[Array], Array], shape: Shape, index: Shape) -> Mask:
+    """Find the values that share statistics with one value.
+
+    They are the places of the output that change when this value of the input does.
+
+    Parameters
+    ----------
+    function : callable
+        A normalization: maps an array of this shape to one of the same shape.
+    shape : tuple of int
+        Any shape.
+    index : tuple of int
+        The place of the value.
+
+    Returns
+    -------
+    array of bool, of this shape
+        The place itself is marked, too.
+
+    Raises
+    ------
+    ValueError
+        If the index does not lie in the shape.
+
+    Examples
+    --------
+    >>> from normbook.layer_norm import layer_norm
+    >>> group_of(layer_norm, (2, 3), index=(0, 1)).tolist()
+    [[True, True, True], [False, False, False]]
+    """
+    check_index(shape, index)
+    return _group_of(function, _values(shape), index)
+
+
+def sharing(shape: Shape, num_groups: int, index: Shape) -> dict[str, Sharing]:
+    """Find, for each normalization, which values share what with one value.
+
+    Parameters
+    ----------
+    shape, num_groups
+        As in :func:`table`.
+    index : tuple of int
+        The place of the value.
+
+    Returns
+    -------
+    dict from name to Sharing
+
+    Raises
+    ------
+    ValueError
+        As :func:`table`, and if the index does not lie in the shape.
+
+    Examples
+    --------
+    >>> found = sharing((2, 6, 3, 5), num_groups=2, index=(0, 0, 0, 0))
+    >>> {name: masks.parameters.sum().item() for name, masks in found.items()}
+    {'batch norm': 30, 'layer norm': 2, 'layer norm at each place': 30,
+     'RMSNorm at each place': 30, 'instance norm': 30, 'group norm': 30}
+    """
+    _check_shape(shape)
+    check_index(shape, index)
+    x = _values(shape)
+    return {
+        name: Sharing(
+            _group_of(method.output, x, index), _parameters_of(method, x, index)
+        )
+        for name, method in _methods(num_groups).items()
+    }
+
+
+def _row(name: str, method: _Method, x: Array) -> Row:
+    masks = [_group_of(method.output, x, index) for index in np.ndindex(x.shape)]
+    first = masks[0]
+    y, cache = method.forward(x)
+    return Row(
+        name=name,
+        shared=", ".join(_extent(first, axis) for axis in _spread(first)),
+        group_size=int(first.sum()),
+        statistics=len({mask.tobytes() for mask in masks}),
+        statistics_shape=tuple(n for n in cache.inv_std.shape if n > 1),
+        parameter_shape=tuple(method.backward(y, cache).dl_dgamma.shape),
+        is_centred=bool(np.allclose(method.output(x + 1), y, rtol=0, atol=1e-9)),
+        depends_on_other_examples=0 in _spread(first),
+    )
+
+
+def _spread(mask: Mask) -> list[int]:
+    """Axes along which the marked values do not all stand at one place."""
+    places = np.argwhere(mask)
+    return [axis for axis, at in enumerate(places.T) if len(set(at)) > 1]
+
+
+def _extent(mask: Mask, axis: int) -> str:
+    """Name an axis, or the part of it that is marked."""
+    length, marked = mask.shape[axis], len(set(np.nonzero(mask)[axis]))
+    return LETTERS[axis] + ("" if marked == length else f"/{length / marked:g}")
+
+
+def _group_of(function: Callable[[Array], Array], x: Array, index: Shape) -> Mask:
+    changed = x.copy()
+    changed[index] += 1
+    mask: Mask = function(changed) != function(x)
+    mask[index] = True
+    return mask
+
+
+def _parameters_of(method: _Method, x: Array, index: Shape) -> Mask:
+    """Find which gain acts on one value, and all values that it acts on."""
+    y, cache = method.forward(x)
+    dl_dy = np.zeros_like(x)
+    dl_dy[index] = 1
+    acts = method.backward(dl_dy, cache).dl_dgamma != 0
+    mask: Mask = method.output(x, gamma=np.where(acts, 2.0, 1.0)) != y
+    return mask
+
+
+def _values(shape: Shape) -> Array:
+    """Draw values that are all different, none of them a special case."""
+    return np.random.default_rng(0).normal(size=shape)
+
+
+def _check_shape(shape: Shape) -> None:
+    if len(shape) != len(LETTERS) or min(shape) < 2:
+        raise ValueError(
+            "shape must be (N, C, H, W), each at least 2, got "
+            f"{shape}; along an axis of length 1 all is shared and nothing is."
+        )
+
+
+def check_index(shape: Shape, index: Shape) -> None:
+    """Refuse what is not a place in an array of this shape."""
+    if len(index) != len(shape) or not all(
+        0 <= i < n for i, n in zip(index, shape, strict=True)
+    ):
+        raise ValueError(
+            f"index must be a place in an array of shape {shape}, got {index}; count "
+            "from 0 along each axis."
+        )

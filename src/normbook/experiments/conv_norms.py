@@ -1,0 +1,565 @@
+r"""A small convolutional network: each normalization, with small and large batches.
+
+Batch norm takes its statistics from the batch, the others from one image. Wu and He
+compare them on ImageNet with ResNet-50; here it is a network of four convolutions on
+small images, trained for as many images whatever the batch size.
+
+Each normalization stands before each ReLU, with a gain and a bias for every channel:
+the number of parameters is the same. "Layer norm" on images is said of two things. One
+takes all channels and places of an image together, which is group norm with one
+group; the other takes the channels of each place by themselves.
+
+Instance norm sets mean and variance of each channel of each image to fixed values.
+Were the mean over all places taken right after it, every image would give the bias:
+nothing would be left. The ReLU between them lets the *shape* of the distribution of a
+channel through, but not its mean and not its contrast.
+
+The learning rate is in proportion to the batch, as in the paper, and the same for all
+normalizations: 0.1 for a batch of 128. It rises during a ninth of the run and then
+falls to 0. One pass with batches of 128, without the rise and with one seed, ended at
+these test errors (%), and 0.03 was worse for each of them:
+
+========================  ====  ====
+learning rate             0.03   0.1
+========================  ====  ====
+no normalization          17.5  15.5
+batch norm                16.4  13.1
+layer norm                17.9  15.0
+layer norm at each place  18.1  15.3
+instance norm             29.0  17.2
+group norm                17.5  14.8
+========================  ====  ====
+
+Whether another rate suits one of them better is asked by ``RATES_128`` and
+``RATES_2``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike, NDArray
+from torch import Tensor, nn
+
+from normbook.data import Dataset
+from normbook.diagnostics.undisturbed import undisturbed
+from normbook.experiments.experiment import (
+    Batches,
+    Experiment,
+    Measurement,
+    Run,
+    Scale,
+    Settings,
+    Values,
+    classification,
+    generator,
+    required,
+)
+from normbook.experiments.published import GROUP_NORM_ERROR
+from normbook.experiments.vgg import CHUNK, images, tested
+from normbook.layers.batch_norm import BatchNorm2d, recalibrate
+from normbook.layers.group_norm import GroupNorm, InstanceNorm2d
+from normbook.layers.layer_norm import LayerNorm
+from normbook.layers.weight_norm import WeightStandardization
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from normbook.experiments.record import Record
+    from normbook.figures import Kind
+
+__all__ = [
+    "CONV_NORMS",
+    "RATES_2",
+    "RATES_128",
+    "ChannelLayerNorm",
+    "at_end",
+    "build",
+]
+
+SOURCE = "Wu and He (2018), Tables 1 and 2"
+# Training images whose statistics take the place of the running ones.
+PROBE = 10_000
+
+
+class ChannelLayerNorm(LayerNorm):
+    """Layer norm over the channels of each place of an image by itself.
+
+    Examples
+    --------
+    >>> x = torch.tensor([[1.0, 10.0], [3.0, 50.0]])  # two channels, two places
+    >>> y = ChannelLayerNorm(2)(x.reshape(1, 2, 1, 2))
+    >>> [[round(value, 3) for value in row] for row in y.reshape(2, 2).tolist()]
+    [[-1.0, -1.0], [1.0, 1.0]]
+    """
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Normalize a tensor (N, C, H, W)."""
+        return super().forward(input.movedim(1, -1)).movedim(-1, 1)
+
+
+def build(
+    layers: Sequence[tuple[int, int]],
+    *,
+    norm: str,
+    groups: int,
+    generator: torch.Generator,
+    classes: int = 10,
+) -> nn.Sequential:
+    """Stack convolutions, the mean over all places, and a linear read-out.
+
+    Parameters
+    ----------
+    layers : sequence of (int, int)
+        Channels and stride of each 3 x 3 convolution of images (N, 1, H, W).
+    norm : str
+        What stands before each ReLU: a key of ``LOOKS``.
+    groups : int
+        Of channels, for group norm.
+    generator : torch.Generator
+        CPU generator. Weights are normal after He; biases begin at 0, gains at 1.
+    classes : int
+
+    Returns
+    -------
+    nn.Sequential
+        float32, on the CPU, in training mode.
+
+    Raises
+    ------
+    ValueError
+        If there is no such ``norm``.
+    """
+    makers: dict[str, Callable[[int], list[nn.Module]]] = {
+        "none": lambda size: [],
+        "batch_norm": lambda size: [BatchNorm2d(size)],
+        "layer_norm": lambda size: [GroupNorm(1, size)],
+        "layer_norm_per_place": lambda size: [ChannelLayerNorm(size)],
+        "instance_norm": lambda size: [InstanceNorm2d(size, affine=True)],
+        "group_norm": lambda size: [GroupNorm(groups, size)],
+        "group_norm_ws": lambda size: [GroupNorm(groups, size)],
+    }
+    if norm not in makers:
+        raise ValueError(f"norm must be one of {', '.join(makers)}, got {norm!r}.")
+    modules: list[nn.Module] = []
+    channels = 1
+    for size, stride in layers:
+        # The bias of the normalization does what that of the convolution would do.
+        has_bias = norm == "none"
+        convolution = nn.Conv2d(
+            channels, size, 3, stride=stride, padding=1, bias=has_bias
+        )
+        modules += [convolution, *makers[norm](size), nn.ReLU()]
+        channels = size
+    modules += [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels, classes)]
+    for module in modules:
+        if isinstance(module, nn.Conv2d | nn.Linear):
+            nn.init.kaiming_normal_(
+                module.weight, nonlinearity="relu", generator=generator
+            )
+            if module.bias is not None:
+                nn.init.zeros_(module.bias)
+        if isinstance(module, nn.Conv2d) and norm == "group_norm_ws":
+            nn.utils.parametrize.register_parametrization(
+                module, "weight", WeightStandardization()
+            )
+    return nn.Sequential(*modules)
+
+
+def begin(
+    settings: Settings, seed: int, data: Dataset | None, device: torch.device
+) -> Run:
+    """Make one network, its data and its measurements."""
+    data = required(data)
+    dtype = getattr(torch, settings["dtype"])
+    x, x_test = (images(x, device, dtype) for x in (data.x_train, data.x_test))
+    # As usual with convolutions: over all training pixels, mean 0 and variance 1.
+    mean, std = x.mean(), x.std()
+    x, x_test = (x - mean) / std, (x_test - mean) / std
+    y, y_test = (torch.as_tensor(y).to(device) for y in (data.y_train, data.y_test))
+    model = build(
+        settings["layers"],
+        norm=settings["norm"],
+        groups=settings["groups"],
+        generator=generator(seed, "weights"),
+    ).to(device, dtype, memory_format=torch.channels_last)  # type: ignore[call-overload]
+    rate, steps = settings["learning_rate"], settings["steps"]
+
+    def test(run: Run) -> Values:
+        return _errors(run.model, x_test, y_test)
+
+    def recalibrated(run: Run) -> Values:
+        with undisturbed(run.model):
+            recalibrate(run.model, torch.split(x[:PROBE], CHUNK))
+            return test(run)
+
+    measurements = {"test": Measurement(settings["measure_every"], test)}
+    if settings["norm"] == "batch_norm":
+        measurements["recalibrated"] = Measurement(steps, recalibrated)
+    size = settings["batch_size"]
+    run = Run(
+        model=model,
+        optimizer=torch.optim.SGD(
+            model.parameters(), lr=rate, momentum=0.9, fused=True
+        ),
+        objective=classification,
+        batches=Batches(x, y, size, generator(seed, "batches")),
+        measurements=measurements,
+        every=settings["average_over"],
+    )
+
+    def schedule(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        rising = (run.step + 1) / settings["warm_up"]
+        falling = (steps - run.step) / (steps - settings["warm_up"])
+        for group in optimizer.param_groups:
+            group["lr"] = rate * min(rising, falling)
+
+    # From the step alone, so that a run that is continued needs nothing more.
+    run.optimizer.register_step_pre_hook(schedule)
+    return run
+
+
+def _errors(model: nn.Module, x: Tensor, y: Tensor) -> Values:
+    found = tested(model, x, y)
+    return {"loss": found["loss"], "error": 1 - found["accuracy"]}
+
+
+# How each normalization is drawn and called.
+LOOKS: dict[str, tuple[Kind, str]] = {
+    "none": ("none", "no normalization"),
+    "batch_norm": ("batch", "batch norm"),
+    "layer_norm": ("layer", "layer norm"),
+    "layer_norm_per_place": ("layer", "layer norm, each place"),
+    "instance_norm": ("other", "instance norm"),
+    "group_norm": ("other", "group norm"),
+    "group_norm_ws": ("other", "group norm, weights\nstandardized"),
+}
+Setting = Literal["batch_size", "learning_rate"]
+NAMES: dict[Setting, str] = {
+    "batch_size": "batch size",
+    "learning_rate": "learning rate",
+}
+
+
+def at_end(
+    record: Record,
+    norm: str,
+    along: Setting = "batch_size",
+    *,
+    measurement: str = "test",
+    quantity: str = "error",
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Give what was measured at the end of all runs with one normalization.
+
+    Parameters
+    ----------
+    record : Record
+        Of one of these experiments.
+    norm : key of ``LOOKS``
+    along : "batch_size" or "learning_rate"
+        The setting in which the runs differ.
+    measurement, quantity : str
+
+    Returns
+    -------
+    values : array, shape (B,)
+        Of the setting, growing.
+    ends : array, shape (S, B)
+        One row for each seed.
+
+    Raises
+    ------
+    RecordError
+        If the record lacks the measurement or the quantity.
+    """
+    own = _with_norm(record, norm, along)
+    ends = [record.values(name, measurement, quantity)[:, -1] for name in own.values()]
+    return np.array(list(own), dtype=np.float64), np.stack(ends, axis=1)
+
+
+def figures(record: Record) -> dict[str, Figure]:
+    """Draw test errors and training curves, each normalization beside batch norm.
+
+    Parameters
+    ----------
+    record : Record
+        Of ``conv_norms``, ``conv_norms_rates_128`` or ``conv_norms_rates_2``.
+
+    Returns
+    -------
+    dict from name to figure
+        "error": test error at the end against batch size or learning rate, a panel
+        for each normalization, with batch norm in all of them. Of ``conv_norms``
+        also: "training", the loss of the smallest batches against steps;
+        "recalibrated", batch norm with running statistics and with those of many
+        training images; and, unless the scale is "live", "published", test errors
+        (above) and published errors on ImageNet (below).
+
+    Raises
+    ------
+    RecordError
+        If the record is of another experiment.
+    """
+    record.require(CONV_NORMS.name, RATES_128.name, RATES_2.name)
+    if record.name != CONV_NORMS.name:
+        return {"error": _beside_batch_norm(record, "learning_rate")}
+    drawn = {
+        "error": _beside_batch_norm(record, "batch_size"),
+        "training": _training(record),
+        "recalibrated": _recalibrated(record),
+    }
+    if record.scale != "live":
+        drawn["published"] = _published(record)
+    return drawn
+
+
+def _norms(record: Record) -> list[str]:
+    """Normalizations of a record, in order."""
+    return list(dict.fromkeys(v["norm"] for v in record.settings["variants"].values()))
+
+
+def _with_norm(record: Record, norm: str, along: Setting) -> dict[float, str]:
+    """Names of the variants with one normalization, by their setting, growing."""
+    own = {
+        settings[along]: name
+        for name, settings in record.settings["variants"].items()
+        if settings["norm"] == norm
+    }
+    return dict(sorted(own.items()))
+
+
+def _against_batch_norm(
+    record: Record,
+    curve: Callable[[str], tuple[ArrayLike, ArrayLike]],
+    xlabel: str,
+    ylabel: str,
+    **axis: Any,
+) -> Figure:
+    """Open a panel for each normalization: its curve, and that of batch norm."""
+    from normbook.figures import band, panels
+
+    others = [norm for norm in _norms(record) if norm != "batch_norm"]
+    rows = 2 if len(others) > 3 and len(others) % 2 == 0 else 1
+    fig, axes = panels(len(others), rows=rows, sharey=True)
+    fig.set_size_inches(8.4, 1 + 2.6 * rows)
+    for k, (ax, norm) in enumerate(zip(axes, others, strict=True)):
+        for own in ("batch_norm", norm):
+            x, runs = curve(own)
+            kind, label = LOOKS[own]
+            band(ax, x, runs, kind=kind, label=label)
+        ax.set(xlabel=f"{xlabel}\n\n{label}", **axis)
+        if k % (len(others) // rows) == 0:
+            ax.set(ylabel=ylabel)
+        if axis.get("xscale") == "log":
+            _tick(ax, np.asarray(x))
+    _name_first(fig, axes[0])
+    return fig
+
+
+def _name_first(fig: Figure, ax: Any) -> None:
+    """Say what the line is that all panels share; the others are named below."""
+    handles, labels = ax.get_legend_handles_labels()
+    fig.legend(handles[:1], labels[:1], loc="outside upper center")
+
+
+def _tick(ax: Any, x: NDArray[np.float64]) -> None:
+    ax.set_xticks(x, [f"{value:g}" for value in x])
+    ax.minorticks_off()
+
+
+def _beside_batch_norm(record: Record, along: Setting) -> Figure:
+    return _against_batch_norm(
+        record,
+        lambda norm: at_end(record, norm, along),
+        NAMES[along],
+        "test error",
+        xscale="log",
+    )
+
+
+def _training(record: Record) -> Figure:
+    """Training loss with the smallest batches."""
+
+    def curve(norm: str) -> tuple[ArrayLike, ArrayLike]:
+        variant = next(iter(_with_norm(record, norm, "batch_size").values()))
+        losses = record.values(variant, "training", "loss")
+        return record.steps("training", variant), losses
+
+    return _against_batch_norm(
+        record, curve, "training steps", "training loss (nats)", yscale="log"
+    )
+
+
+def _recalibrated(record: Record) -> Figure:
+    from normbook.figures import sweep
+
+    sizes, running = at_end(record, "batch_norm")
+    _, found = at_end(record, "batch_norm", measurement="recalibrated")
+    lines: dict[str, tuple[Kind, ArrayLike]] = {
+        "batch norm, running statistics": ("batch", running),
+        "recalibrated": ("reference", found),
+    }
+    return sweep(sizes, {"test error": lines}, xlabel="batch size")[0]
+
+
+def _published(record: Record) -> Figure:
+    """Our errors above, published ones below; the data sets differ."""
+    from normbook.figures import band, panels, points
+
+    compared = [norm for norm in GROUP_NORM_ERROR if norm != "batch_norm"]
+    fig, axes = panels(2 * len(compared), rows=2, sharex=True)
+    fig.set_size_inches(8.4, 6.2)
+    for k, norm in enumerate(compared):
+        above, below = axes[k], axes[k + len(compared)]
+        for own in ("batch_norm", norm):
+            kind, label = LOOKS[own]
+            sizes, errors = at_end(record, own)
+            band(above, sizes, errors, kind=kind, label=label)
+            there = GROUP_NORM_ERROR[own]
+            points(below, there.x, there.y, kind=kind, label=label)
+        below.set(xlabel=f"batch size\n\n{label}", xscale="log")
+        _tick(below, sizes)
+    for row, ylabel in (
+        (axes[: len(compared)], "test error"),
+        (axes[len(compared) :], "published error, ImageNet"),
+    ):
+        row[0].set(ylabel=ylabel)
+        for ax in row[1:]:
+            ax.sharey(row[0])
+    _name_first(fig, axes[0])
+    return fig
+
+
+def _variants(
+    sizes: Sequence[int],
+    rates: Sequence[float],
+    *,
+    examples: int,
+    parts: int,
+    norms: Sequence[str] = tuple(LOOKS),
+) -> dict[str, Settings]:
+    """Give each normalization with each batch size and rate, on the same images.
+
+    The learning rate is said for batches of ``LARGE``, and is in proportion to the
+    batch. Tests stand after each of ``parts`` equal parts of the run.
+    """
+    found: dict[str, Settings] = {}
+    for size in sizes:
+        for norm in norms:
+            for rate in rates:
+                steps = examples // size
+                name = f"{norm} batch={size}"
+                found[name + f" rate={rate:g}" * (len(rates) > 1)] = {
+                    "norm": norm,
+                    "batch_size": size,
+                    "learning_rate": rate * size / LARGE,
+                    "steps": steps,
+                    "warm_up": steps // WARM_UP,
+                    "measure_every": steps // parts,
+                    "average_over": steps // AVERAGES,
+                }
+    return found
+
+
+LARGE = 128
+# Averages of the training loss in a run; they, and four parts, are whole steps of
+# every batch size.
+AVERAGES = 36
+# The learning rate rises in the first ninth of the steps, then falls to 0.
+WARM_UP = 9
+# Images of one pass over Fashion-MNIST, less what fills no batch of 128.
+PASS = 468 * LARGE
+RATES = (0.05, 0.1, 0.2, 0.4)
+LIVE: dict[str, Any] = {"dtype": "float64", "layers": [[8, 1], [16, 2]], "groups": 4}
+LIVE_EXAMPLES = 72 * 32
+CPU: dict[str, Any] = {
+    "dtype": "float32",
+    "layers": [[16, 2], [32, 2], [32, 1], [64, 2]],
+    "groups": 4,
+}
+CONV_NORMS = Experiment(
+    name="conv_norms",
+    title="A convolutional network with each normalization, over batch sizes",
+    source=SOURCE,
+    scales={
+        "live": Scale(
+            {
+                **LIVE,
+                "variants": _variants((32, 2), (3.0,), examples=LIVE_EXAMPLES, parts=2),
+            },
+            seeds=(0, 1),
+            data="digits",
+            about="embedded digits, two convolutions",
+        ),
+        "cpu": Scale(
+            {
+                **CPU,
+                "variants": _variants((128, 32, 8, 2), (0.1,), examples=PASS, parts=4),
+            },
+            seeds=(0, 1, 2),
+            data="fashion-mnist",
+            about="Fashion-MNIST, one pass",
+        ),
+        "full": Scale(
+            {
+                **CPU,
+                "variants": _variants(
+                    (128, 32, 16, 8, 4, 2), (0.1,), examples=10 * PASS, parts=10
+                ),
+            },
+            seeds=(0, 1, 2),
+            data="fashion-mnist",
+            about="Fashion-MNIST, ten passes and more batch sizes (GPU)",
+        ),
+    },
+    begin=begin,
+    figures=figures,
+)
+
+
+def _rates(
+    name: str, size: int, live_size: int, norms: Sequence[str] = tuple(LOOKS)
+) -> Experiment:
+    """Compare learning rates with one batch size."""
+    return Experiment(
+        name=name,
+        title=f"The same with several learning rates, batches of {size}",
+        source=SOURCE,
+        scales={
+            "live": Scale(
+                {
+                    **LIVE,
+                    "variants": _variants(
+                        (live_size,),
+                        [30 * rate for rate in RATES],
+                        examples=LIVE_EXAMPLES,
+                        parts=1,
+                        norms=norms,
+                    ),
+                },
+                seeds=(0, 1),
+                data="digits",
+                about="embedded digits, two convolutions",
+            ),
+            "cpu": Scale(
+                {
+                    **CPU,
+                    "variants": _variants(
+                        (size,), RATES, examples=PASS, parts=1, norms=norms
+                    ),
+                },
+                seeds=(0, 1, 2),
+                data="fashion-mnist",
+                about="Fashion-MNIST, one pass",
+            ),
+        },
+        begin=begin,
+        figures=figures,
+    )
+
+
+RATES_128 = _rates("conv_norms_rates_128", 128, 32)
+RATES_2 = _rates("conv_norms_rates_2", 2, 2, norms=("batch_norm", "group_norm"))

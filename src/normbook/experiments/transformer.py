@@ -1,0 +1,605 @@
+r"""A transformer that adds numbers: where the normalization stands, and warm-up.
+
+A *block* has two branches F, causal self-attention and a feed-forward net. With a
+normalization N there are two ways to add a branch:
+
+- post-LN (Vaswani et al. 2017): :math:`x \leftarrow N(x + F(x))`;
+- pre-LN (Xiong et al. 2020): :math:`x \leftarrow x + F(N(x))`, and one more
+  normalization before the read-out.
+
+N is layer norm or root mean square norm. The task is the sum of two numbers, written
+digit by digit: "47+85=" goes on with "231", the least significant digit first, so that
+each digit needs the carry of the one before it. Only digits of the sum count.
+
+Adam with beta of 0.9 and 0.999, at a constant learning rate, which is reached in equal
+steps over the *warm-up*, or at once. Xiong et al. let the rate fall afterwards; here it
+stays, so that the variants of a rate differ in their first updates only.
+
+References
+----------
+A. Vaswani et al. (2017), Attention is all you need, arXiv:1706.03762; R. Xiong et al.
+(2020), On layer normalization in the transformer architecture, arXiv:2002.04745;
+B. Zhang and R. Sennrich (2019), Root mean square layer normalization,
+arXiv:1910.07467.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from normbook.data import Dataset
+from normbook.diagnostics.undisturbed import Loss, gradients
+from normbook.experiments.experiment import (
+    Batches,
+    Experiment,
+    Measurement,
+    Run,
+    Scale,
+    Settings,
+    Values,
+    generator,
+)
+from normbook.layers.layer_norm import LayerNorm, RMSNorm
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from normbook.experiments.record import Record
+    from normbook.figures import Kind, Line
+
+__all__ = [
+    "EXPERIMENT",
+    "Additions",
+    "Block",
+    "Transformer",
+    "additions",
+    "gradient_norms",
+    "warmed_up",
+]
+
+SOURCE = "Xiong et al. (2020), Figs. 2-4; Vaswani et al. (2017)"
+# Two symbols beside the ten digits.
+PLUS, EQUALS = 10, 11
+EPS = 1e-5
+NORMS = {
+    "none": nn.Identity,
+    "post": partial(LayerNorm, eps=EPS),
+    "post_rms": partial(RMSNorm, eps=EPS),
+    "pre": partial(LayerNorm, eps=EPS),
+    "pre_rms": partial(RMSNorm, eps=EPS),
+}
+
+
+class Block(nn.Module):
+    """Self-attention and a feed-forward net, each beside the identity.
+
+    Parameters
+    ----------
+    norm : str
+        "post", "post_rms", "pre", "pre_rms" or "none".
+    width : int
+        D, a multiple of ``heads``. The feed-forward net has 4 D hidden units (ReLU).
+    heads : int
+    generator : torch.Generator
+        CPU generator for the matrices, which are uniform after Glorot; queries, keys
+        and values have one each. Biases begin at 0, gains at 1.
+
+    Raises
+    ------
+    ValueError
+        If ``norm`` is unknown or the heads do not divide the width.
+    """
+
+    def __init__(
+        self, norm: str, *, width: int, heads: int, generator: torch.Generator
+    ) -> None:
+        super().__init__()
+        if norm not in NORMS:
+            raise ValueError(f"norm must be one of {', '.join(NORMS)}, got {norm!r}.")
+        if width % heads:
+            raise ValueError(
+                f"width must be a multiple of heads = {heads}, got {width}; every head "
+                "takes an equal part."
+            )
+        self.heads, self.is_pre = heads, norm.startswith("pre")
+        self.attention_norm, self.feed_forward_norm = (
+            NORMS[norm](width) for _ in range(2)
+        )
+        self.query = _linear(width, width, generator)
+        self.key = _linear(width, width, generator)
+        self.value = _linear(width, width, generator)
+        self.mix = _linear(width, width, generator)
+        self.up = _linear(width, 4 * width, generator)
+        self.down = _linear(4 * width, width, generator)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Give the next state of each position, from those up to it.
+
+        Parameters
+        ----------
+        x : tensor, shape (N, T, D)
+
+        Returns
+        -------
+        tensor, shape (N, T, D)
+        """
+        for branch, norm in (
+            (self._attention, self.attention_norm),
+            (self._feed_forward, self.feed_forward_norm),
+        ):
+            x = x + branch(norm(x)) if self.is_pre else norm(x + branch(x))
+        return x
+
+    def _attention(self, x: Tensor) -> Tensor:
+        q, k, v = (
+            part(x).unflatten(2, (self.heads, -1)).transpose(1, 2)  # (N, heads, T, -1)
+            for part in (self.query, self.key, self.value)
+        )
+        found = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        mixed: Tensor = self.mix(found.transpose(1, 2).flatten(2))
+        return mixed
+
+    def _feed_forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.down(torch.relu(self.up(x)))
+        return y
+
+
+class Transformer(nn.Module):
+    """Symbols and their positions, blocks, and scores for the digit that comes next.
+
+    Parameters
+    ----------
+    norm : str
+        As for :class:`Block`.
+    depth : int
+        L, blocks.
+    width, heads : int
+    steps : int
+        Positions.
+    generator : torch.Generator
+        CPU generator for the weights. Symbols and positions are normal with variance
+        1; the rest is as in :class:`Block`.
+
+    Examples
+    --------
+    >>> drawn = torch.Generator().manual_seed(0)
+    >>> model = Transformer("pre", depth=2, width=6, heads=3, steps=4, generator=drawn)
+    >>> model(torch.tensor([[1, PLUS, 2, EQUALS]])).shape
+    torch.Size([1, 4, 10])
+    """
+
+    def __init__(
+        self,
+        norm: str,
+        *,
+        depth: int,
+        width: int,
+        heads: int,
+        steps: int,
+        generator: torch.Generator,
+    ) -> None:
+        super().__init__()
+
+        def normal(rows: int) -> nn.Parameter:
+            return nn.Parameter(torch.randn(rows, width, generator=generator))
+
+        self.symbols, self.positions = normal(EQUALS + 1), normal(steps)
+        self.blocks = nn.Sequential(
+            *(
+                Block(norm, width=width, heads=heads, generator=generator)
+                for _ in range(depth)
+            )
+        )
+        is_pre = norm.startswith("pre")
+        self.last_norm = NORMS[norm](width) if is_pre else nn.Identity()
+        self.scores = _linear(width, 10, generator)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Give scores for the next digit at each position.
+
+        Parameters
+        ----------
+        x : tensor of int64, shape (N, T)
+            Symbols.
+
+        Returns
+        -------
+        tensor, shape (N, T, 10)
+        """
+        states = self.blocks(self.symbols[x] + self.positions[: x.shape[1]])
+        scores: Tensor = self.scores(self.last_norm(states))
+        return scores
+
+
+def _linear(inputs: int, outputs: int, generator: torch.Generator) -> nn.Linear:
+    layer = nn.Linear(inputs, outputs)
+    nn.init.xavier_uniform_(layer.weight, generator=generator)
+    nn.init.zeros_(layer.bias)
+    return layer
+
+
+class Additions(NamedTuple):
+    """Sums of two numbers of k digits.
+
+    Attributes
+    ----------
+    x : tensor of int64, shape (N, 3k + 2)
+        "a + b =" and the sum without its last digit, which nothing follows.
+    y : tensor of int64, shape (N, k + 1)
+        Digits of the sum, the least significant one first: what comes next at each
+        of the last k + 1 positions of x.
+    """
+
+    x: Tensor
+    y: Tensor
+
+
+def additions(a: Tensor, b: Tensor, digits: int) -> Additions:
+    """Write sums digit by digit.
+
+    Parameters
+    ----------
+    a, b : tensors of int64, shape (N,)
+        Numbers from 0 on with at most that many digits; zeros fill them up.
+    digits : int
+
+    Returns
+    -------
+    Additions
+
+    Examples
+    --------
+    47 + 85 = 132, with 10 for "+" and 11 for "=":
+
+    >>> additions(torch.tensor([47]), torch.tensor([85]), digits=2)
+    Additions(x=tensor([[ 4,  7, 10,  8,  5, 11,  2,  3]]), y=tensor([[2, 3, 1]]))
+    """
+
+    def written(number: Tensor, count: int) -> Tensor:
+        return torch.stack([number // 10**i % 10 for i in range(count)], dim=1)
+
+    y = written(a + b, digits + 1)
+    plus, equals = (torch.full((len(a), 1), symbol) for symbol in (PLUS, EQUALS))
+    first, second = (written(number, digits).flip(1) for number in (a, b))
+    return Additions(torch.cat([first, plus, second, equals, y[:, :-1]], dim=1), y)
+
+
+def warmed_up(step: int, rate: float, warmup: int) -> float:
+    r"""Learning rate of an update: it grows in equal steps, then stays.
+
+    .. math:: \eta_t = \eta \min\left(1, \frac{t + 1}{w}\right)
+
+    Parameters
+    ----------
+    step : int
+        t, the number of updates done.
+    rate : float
+        :math:`\eta`
+    warmup : int
+        w, the updates up to the first one with the whole rate; 0 for none.
+
+    Returns
+    -------
+    float
+
+    Examples
+    --------
+    >>> [warmed_up(step, 0.1, warmup=4) for step in (0, 1, 3, 9)]
+    [0.025, 0.05, 0.1, 0.1]
+    >>> warmed_up(0, 0.1, warmup=0)
+    0.1
+    """
+    return rate * min(1.0, (step + 1) / warmup) if warmup else rate
+
+
+def gradient_norms(model: Transformer, loss: Loss) -> NDArray[np.float64]:
+    """Norm of the gradient, block by block.
+
+    Parameters
+    ----------
+    model : Transformer
+    loss : callable
+        Takes the model, returns the loss on one fixed batch (scalar, nats).
+
+    Returns
+    -------
+    array, shape (L,)
+        By the second matrix of the feed-forward net, the one that Theorem 1 of Xiong
+        et al. (2020) is about; lowest block first. The model is left as it was.
+    """
+    matrices = [block.get_parameter("down.weight") for block in model.blocks]
+    _, found = gradients(model, loss, matrices)
+    return np.array([gradient.double().norm().item() for gradient in found])
+
+
+def begin(
+    settings: Settings, seed: int, _: Dataset | None, device: torch.device
+) -> Run:
+    """Make one network, its sums and its measurements."""
+    dtype = getattr(torch, settings["dtype"])
+    digits, tested = settings["digits"], settings["tested"]
+    # Every pair of numbers has one place, so that no sum of the test is trained on.
+    pairs = torch.randperm(100**digits, generator=generator(seed, "sums"))
+    pairs = pairs[: tested + settings["examples"]]
+    x, y = additions(pairs // 10**digits, pairs % 10**digits, digits)
+    x, y = x.to(device), y.to(device)
+    model = Transformer(
+        settings["norm"],
+        depth=settings["depth"],
+        width=settings["width"],
+        heads=settings["heads"],
+        steps=x.shape[1],
+        generator=generator(seed, "weights"),
+    ).to(device, dtype)
+    begun = {name: p.detach().clone() for name, p in model.named_parameters()}
+    rate, warmup = settings["learning_rate"], settings["warmup"]
+
+    def test(run: Run) -> Values:
+        with torch.no_grad():
+            found = objective(run.model, x[:tested], y[:tested])
+        return {name: value.item() for name, value in found.items()}
+
+    def blocks(run: Run) -> Values:
+        moved = []
+        for block in range(settings["depth"]):
+            name = f"blocks.{block}.down.weight"
+            now, before = run.model.get_parameter(name).detach(), begun[name]
+            moved.append(float((now - before).norm() / before.norm()))
+        norms = gradient_norms(model, run.loss)
+        return {"gradient_norm": norms.tolist(), "moved": moved}
+
+    return Run(
+        model=model,
+        optimizer=torch.optim.Adam(model.parameters(), lr=rate, fused=True),
+        objective=objective,
+        batches=Batches(
+            x[tested:], y[tested:], settings["batch_size"], generator(seed, "batches")
+        ),
+        measurements={
+            "test": Measurement(settings["test_every"], test),
+            "blocks": Measurement(settings["average_over"], blocks),
+        },
+        every=settings["average_over"],
+        schedule=partial(warmed_up, rate=rate, warmup=warmup),
+    )
+
+
+def objective(model: nn.Module, x: Tensor, y: Tensor) -> dict[str, Tensor]:
+    """Mean cross-entropy of a digit of the sum (nats), and how many sums are right.
+
+    Parameters
+    ----------
+    model : nn.Module
+    x, y : tensors of int64, shapes (N, T) and (N, K)
+        As :class:`Additions` has them.
+
+    Returns
+    -------
+    dict
+        "loss"; "accuracy", the part of the sums of which all digits are right when
+        those before it are given; "digits", the part of the digits. Scalars.
+    """
+    scores = model(x)[:, -y.shape[1] :]  # (N, K, 10)
+    is_right = scores.detach().argmax(2) == y
+    return {
+        "loss": nn.functional.cross_entropy(scores.flatten(0, 1), y.flatten()),
+        "accuracy": is_right.all(1).double().mean(),
+        "digits": is_right.double().mean(),
+    }
+
+
+# Colour and label of each normalization, and where it stands.
+LOOKS: dict[str, tuple[Kind, str]] = {
+    "post": ("layer", "layer norm"),
+    "pre": ("layer", "layer norm"),
+    "post_rms": ("other", "RMS norm"),
+    "pre_rms": ("other", "RMS norm"),
+    "none": ("none", "no normalization"),
+}
+
+
+def figures(record: Record) -> dict[str, Figure]:
+    """Draw training and accuracy by learning rate, and gradients by block.
+
+    Parameters
+    ----------
+    record : Record
+        Of this experiment.
+
+    Returns
+    -------
+    dict from name to figure
+        Each has a column for post-LN and for pre-LN, without and with warm-up.
+        "training": loss of a digit in training, a row for each learning rate.
+        "accuracy": sums of the test that are right at the end, against the rate.
+        "blocks", at the rate in the middle: norm of the gradient of each block before
+        the first update, and how far the first updates move its weights.
+
+    Raises
+    ------
+    RecordError
+        If the record is of another experiment.
+    """
+    from normbook.figures import band, curve_grid, panels
+
+    record.require(EXPERIMENT.name)
+    rates = sorted({own["learning_rate"] for own in _variants(record).values()})
+    columns = _columns(record)
+
+    training: dict[str, dict[str, dict[str, Line]]] = {}
+    for rate in rates:
+        row = training.setdefault(f"loss (nats)\nrate {rate:g}", {})
+        for title, column in columns.items():
+            row[f"training steps\n\n{title}"] = {
+                _label(record, v): (
+                    _kind(record, v),
+                    record.steps("training", v),
+                    record.values(v, "training", "loss"),
+                )
+                for v in column
+                if _variants(record)[v]["learning_rate"] == rate
+            }
+
+    accuracy, axes = panels(len(columns), sharey=True)
+    accuracy.set_size_inches(8.4, accuracy.get_size_inches()[1])
+    for ax, (title, column) in zip(axes, columns.items(), strict=True):
+        found = {
+            _variants(record)[v]["learning_rate"]: record.values(v, "test", "accuracy")
+            for v in column
+            if _kind(record, v) == "layer"
+        }
+        last = np.transpose([found[rate][:, -1] for rate in sorted(found)])
+        band(ax, sorted(found), last, kind="layer", label="layer norm")
+        ax.set(xlabel=f"learning rate\n\n{title}", xscale="log")
+        ax.set_xticks(rates, [f"{rate:g}" for rate in rates])
+        ax.minorticks_off()
+    axes[0].set(ylabel="sums that are right")
+
+    blocks: dict[str, dict[str, dict[str, Line]]] = {}
+    early = _first_move(record)
+    rows = {
+        "gradient norm\nat the start": ("gradient_norm", 0),
+        f"relative move in\nthe first {early[1]} updates": ("moved", early[0]),
+    }
+    for ylabel, (quantity, place) in rows.items():
+        row = blocks.setdefault(ylabel, {})
+        for title, column in columns.items():
+            lines = row.setdefault(f"block\n\n{title}", {})
+            for v in column:
+                if _variants(record)[v]["learning_rate"] == rates[len(rates) // 2]:
+                    values = record.values(v, "blocks", quantity)[:, place]
+                    numbers = np.arange(1, values.shape[1] + 1)
+                    lines[_label(record, v)] = (_kind(record, v), numbers, values)
+    return {
+        "training": curve_grid(training)[0],
+        "accuracy": accuracy,
+        "blocks": curve_grid(blocks, yscale="log")[0],
+    }
+
+
+def _variants(record: Record) -> dict[str, dict[str, Any]]:
+    found: dict[str, dict[str, Any]] = record.settings["variants"]
+    return found
+
+
+def _columns(record: Record) -> dict[str, list[str]]:
+    """Variants by place and warm-up; what has no place stands with both."""
+    variants = _variants(record)
+    warmups = sorted({own["warmup"] for own in variants.values()})
+    return {
+        f"{place}-LN,\n{f'warm-up {warmup}' if warmup else 'no warm-up'}": [
+            name
+            for name, own in variants.items()
+            if own["warmup"] == warmup
+            and (own["norm"].startswith(place) or own["norm"] == "none")
+        ]
+        for place in ("post", "pre")
+        for warmup in warmups
+    }
+
+
+def _first_move(record: Record) -> tuple[int, int]:
+    """Place of the first measurement after the start, and its step."""
+    return 1, int(record.steps("blocks")[1])
+
+
+def _kind(record: Record, variant: str) -> Kind:
+    return LOOKS[_variants(record)[variant]["norm"]][0]
+
+
+def _label(record: Record, variant: str) -> str:
+    return LOOKS[_variants(record)[variant]["norm"]][1]
+
+
+def _grid(
+    rates: list[float], warmup: int, *, others: bool = True
+) -> dict[str, dict[str, Any]]:
+    """Both places of layer norm at all rates; the others at the one in the middle."""
+    middle = [rates[len(rates) // 2]]
+    chosen = {"post": rates, "pre": rates}
+    if others:
+        chosen |= {"post_rms": middle, "pre_rms": middle, "none": middle}
+    return {
+        f"{norm}, rate={rate:g}, warmup={steps}": {
+            "norm": norm,
+            "learning_rate": rate,
+            "warmup": steps,
+        }
+        for norm, own in chosen.items()
+        for rate in own
+        for steps in (0, warmup)
+    }
+
+
+EXPERIMENT = Experiment(
+    name="transformer",
+    title="A transformer that adds: post-LN and pre-LN, with and without warm-up",
+    source=SOURCE,
+    scales={
+        "live": Scale(
+            {
+                "dtype": "float64",
+                "depth": 4,
+                "width": 32,
+                "heads": 4,
+                "digits": 1,
+                "examples": 80,
+                "tested": 20,
+                "batch_size": 32,
+                "steps": 300,
+                "average_over": 10,
+                "test_every": 50,
+                "variants": _grid([0.01], warmup=100, others=False),
+            },
+            seeds=(0, 1),
+            data="",
+            about="numbers of one digit, 4 blocks of width 32",
+        ),
+        "cpu": Scale(
+            {
+                "dtype": "float32",
+                "depth": 6,
+                "width": 64,
+                "heads": 4,
+                "digits": 2,
+                "examples": 9500,
+                "tested": 500,
+                "batch_size": 64,
+                "steps": 1500,
+                "average_over": 20,
+                "test_every": 100,
+                "variants": _grid([1e-3, 2e-3, 4e-3], warmup=400),
+            },
+            seeds=(0, 1, 2),
+            data="",
+            about="numbers of two digits, 6 blocks of width 64",
+        ),
+        "full": Scale(
+            {
+                "dtype": "float32",
+                "depth": 12,
+                "width": 256,
+                "heads": 8,
+                "digits": 3,
+                "examples": 900_000,
+                "tested": 10_000,
+                "batch_size": 256,
+                "steps": 10_000,
+                "average_over": 100,
+                "test_every": 500,
+                "variants": _grid([1e-4, 3e-4, 1e-3], warmup=2000),
+            },
+            seeds=(0, 1, 2),
+            data="",
+            about="numbers of three digits, 12 blocks of width 256 (GPU)",
+        ),
+    },
+    begin=begin,
+    figures=figures,
+)
