@@ -174,6 +174,18 @@ def test_a_dry_run_shows_configuration_steps_and_time_and_leaves_nothing(
     assert list(place.iterdir()) == []
 
 
+def test_steps_of_variants_of_several_lengths_are_summed(
+    monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    variants = {"a": {"is_noisy": False}, "b": {"is_noisy": False, "steps": 45}}
+    unequal = tiny.with_settings(tiny.EXPERIMENT, variants=variants)
+    monkeypatch.setitem(catalogue.EXPERIMENTS, "tiny", unequal)
+    assert main(["run", "tiny", "--dry-run"]) == 0
+    assert "4 runs, 150 steps, about" in capsys.readouterr().out
+    assert main(["experiments"]) == 0
+    assert "4 runs of 30 to 45 steps; twelve points\n" in capsys.readouterr().out
+
+
 def test_the_time_of_a_dry_run_is_that_of_all_its_runs(
     monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:

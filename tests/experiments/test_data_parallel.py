@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from normbook import processes
 from normbook.__main__ import main
 from normbook.experiments import catalogue, record
-from normbook.experiments.data_parallel import share_batches
+from normbook.experiments.data_parallel import DataParallel, share_batches
 from normbook.experiments.experiment import Run
 from normbook.experiments.ranks import Ranks
 from normbook.experiments.record import Record
@@ -32,6 +32,8 @@ from normbook.experiments.runner import (
 )
 from normbook.layers.batch_norm import BatchNorm1d
 from normbook.layers.ghost_batch_norm import GhostBatchNorm1d
+from normbook.layers.group_norm import GroupNorm
+from normbook.layers.layer_norm import LayerNorm, RMSNorm
 
 STEPS = 4
 # Sums in another order, and what a few steps make of that.
@@ -203,6 +205,12 @@ def test_all_processes_have_the_same_bits(
                 assert other[case].losses == expected.losses
                 for key, tensor in expected.state.items():
                     assert torch.equal(other[case].state[key], tensor), (case, key)
+
+
+def test_what_treats_each_example_by_itself_is_given_the_shard_only() -> None:
+    layers = [LayerNorm(4), RMSNorm(4), GroupNorm(2, 4)]
+    shared: Any = DataParallel(nn.Sequential(*layers), Ranks(0, 2)).model
+    assert [*shared] == layers
 
 
 # --- statistics of each process alone

@@ -25,7 +25,7 @@ def curves(*names: str) -> list[Any]:
 
 
 def test_everything_published_is_looked_at_here() -> None:
-    known = {*CURVES, *NUMBERS, *BATCH_SIZES, "Points"}
+    known = {*CURVES, *NUMBERS, *BATCH_SIZES, "GROUP_NORM_ERROR", "Points"}
     assert known == set(published.__all__)
 
 
@@ -83,3 +83,19 @@ def test_published_curves_belong_to_variants_and_steps_of_ours(
     variants = {name.split()[0] for name in settings.settings["variants"]}
     assert points.keys() <= variants
     assert all(p.x[-1] <= settings.settings["steps"] for p in points.values())
+
+
+def test_errors_on_imagenet_are_those_of_the_tables() -> None:
+    for norm, points in published.GROUP_NORM_ERROR.items():
+        assert points.source == "Wu and He (2018), Tables 1 and 2"
+        is_swept = norm in ("batch_norm", "group_norm")
+        assert points.x == ((2, 4, 8, 16, 32) if is_swept else (32,))
+        assert len(points.y) == len(points.x)
+    # The last column of Table 2 is Table 1; batch norm falls behind with small ones.
+    ends = {norm: points.y[-1] for norm, points in published.GROUP_NORM_ERROR.items()}
+    assert sorted(ends, key=lambda norm: ends[norm]) == [
+        "batch_norm", "group_norm", "layer_norm", "instance_norm"
+    ]  # fmt: skip
+    falling = published.GROUP_NORM_ERROR["batch_norm"].y
+    assert list(falling) == sorted(falling, reverse=True)
+    assert falling[0] - ends["batch_norm"] == pytest.approx(0.111)

@@ -26,6 +26,10 @@ from normbook.experiments.record import Record
 from normbook.experiments.runner import RunError, check, estimate, run
 
 TINY = tiny.EXPERIMENT
+UNEQUAL = tiny.with_settings(
+    TINY,
+    variants={"plain": {"is_noisy": False}, "longer": {"is_noisy": True, "steps": 45}},
+)
 WHERE = Path(__file__).parent
 
 
@@ -48,6 +52,19 @@ def test_measurements_stand_before_the_first_update_and_at_the_end() -> None:
     assert found.steps("weights").tolist() == [0, 10, 20, 25]
     assert found.steps("training").tolist() == [10, 20]
     assert found.values("plain", "weights", "each").shape == (2, 4, 3)
+
+
+def test_a_variant_may_have_a_length_of_its_own(tmp_path: Path) -> None:
+    found = run(UNEQUAL, out=tmp_path / "tiny.json")
+    assert found.steps("weights", "plain").tolist() == [0, 10, 20, 30]
+    assert found.steps("weights", "longer").tolist() == [0, 10, 20, 30, 40, 45]
+    assert runner.replay(record.load(tmp_path / "tiny.json"), UNEQUAL, None) == []
+
+
+def test_the_estimate_of_a_longer_variant_counts_its_own_steps() -> None:
+    two = {"plain": {"is_noisy": False}, "longer": {"is_noisy": False, "steps": 30_000}}
+    found = estimate(tiny.with_settings(TINY, variants=two), "live")
+    assert found["longer"] > 100 * found["plain"]  # 1000 without the noise of clocks
 
 
 def test_losses_are_those_of_gradient_descent_with_momentum_by_hand() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import pkgutil
 from typing import Any, NamedTuple
 
 import pytest
@@ -144,3 +145,16 @@ def assert_refused_alike(
         ours(x)
     if "device" not in options:
         assert_equal(ours.state_dict(), before, 0.0)
+
+
+def let_fail(monkeypatch: pytest.MonkeyPatch, path: str, call: int) -> None:
+    """Let a function run out of memory at its first, second ... call."""
+    right, calls = pkgutil.resolve_name(path), []
+
+    def fail(*args: Any, **options: Any) -> Any:
+        calls.append(args)
+        if len(calls) == call:
+            raise MemoryError
+        return right(*args, **options)
+
+    monkeypatch.setattr(path, fail)

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import copy
-import pkgutil
 from collections.abc import Callable
 from fractions import Fraction
 from typing import Any, NamedTuple
 
 import pytest
 import torch
-from layer_pairs import assert_equal, draw
+from layer_pairs import assert_equal, draw, let_fail
 from torch import Tensor, nn
 
 from normbook.layers.batch_norm import BatchNorm1d, BatchNorm2d, BatchNorm3d
@@ -222,18 +221,9 @@ def test_state_of_a_wrong_shape_is_refused_by_name(key: str) -> None:
 def test_an_error_in_the_computation_itself_leaves_the_statistics(
     step: str, call: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = f"normbook.layers.{step}"
-    right, calls = pkgutil.resolve_name(path), []
-
-    def fail(*args: Any, **options: Any) -> Any:
-        calls.append(args)
-        if len(calls) == call:
-            raise MemoryError
-        return right(*args, **options)
-
     layer = BatchNorm1d(3)
     before = copy.deepcopy(layer.state_dict())
-    monkeypatch.setattr(path, fail)
+    let_fail(monkeypatch, f"normbook.layers.{step}", call)
     with pytest.raises(MemoryError):
         layer(draw(4, 3, dtype=torch.float32))
     assert_equal(layer.state_dict(), before, 0.0)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import pkgutil
 from collections.abc import Callable
 from typing import Any
 
@@ -18,6 +17,7 @@ from layer_pairs import (
     assert_refused_alike,
     distance,
     draw,
+    let_fail,
     name,
     run,
     twins,
@@ -298,18 +298,9 @@ def test_a_momentum_outside_0_to_1_is_refused_and_nothing_is_updated(
 def test_an_error_in_the_computation_itself_leaves_the_statistics(
     step: str, call: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path, calls = f"normbook.layers.{step}", []
-    right = pkgutil.resolve_name(path)
-
-    def fail(*args: Any, **options: Any) -> Any:
-        calls.append(args)
-        if len(calls) == call:
-            raise MemoryError
-        return right(*args, **options)
-
     layer = tracked(PAIR)[0]
     before = copy.deepcopy(layer.state_dict())
-    monkeypatch.setattr(path, fail)
+    let_fail(monkeypatch, f"normbook.layers.{step}", call)
     with pytest.raises(MemoryError):
         layer(draw(7, 3, 5))
     assert_equal(layer.state_dict(), before, 0.0)

@@ -410,25 +410,24 @@ def _published(record: Record) -> Figure:
     from normbook.figures import band, panels, points
 
     compared = [norm for norm in GROUP_NORM_ERROR if norm != "batch_norm"]
-    fig, axes = panels(2 * len(compared), rows=2, sharex=True)
+    count = len(compared)
+    fig, axes = panels(2 * count, rows=2, sharex=True)
     fig.set_size_inches(8.4, 6.2)
-    for k, norm in enumerate(compared):
-        above, below = axes[k], axes[k + len(compared)]
-        for own in ("batch_norm", norm):
-            kind, label = LOOKS[own]
-            sizes, errors = at_end(record, own)
-            band(above, sizes, errors, kind=kind, label=label)
-            there = GROUP_NORM_ERROR[own]
-            points(below, there.x, there.y, kind=kind, label=label)
-        below.set(xlabel=f"batch size\n\n{label}", xscale="log")
-        _tick(below, sizes)
     for row, ylabel in (
-        (axes[: len(compared)], "test error"),
-        (axes[len(compared) :], "published error, ImageNet"),
+        (axes[:count], "test error, ours"),
+        (axes[count:], "published error, ImageNet"),
     ):
         row[0].set(ylabel=ylabel)
         for ax in row[1:]:
             ax.sharey(row[0])
+    for above, below, norm in zip(axes[:count], axes[count:], compared, strict=True):
+        for own in ("batch_norm", norm):
+            kind, label = LOOKS[own]
+            sizes, errors = at_end(record, own)
+            band(above, sizes, errors, kind=kind, label=label)
+            points(below, *GROUP_NORM_ERROR[own][1:], kind=kind)
+        below.set(xlabel=f"batch size\n\n{label}", xscale="log")
+        _tick(below, sizes)
     _name_first(fig, axes[0])
     return fig
 

@@ -1,7 +1,7 @@
 """Published points, to be drawn beside our own records.
 
-They were digitised from the vector graphics of the papers: accuracies to about
-0.002, values on logarithmic axes to about 3 %.
+Curves were digitised from the vector graphics of the papers: accuracies to about
+0.002, values on logarithmic axes to about 3 %. Tables are copied.
 """
 
 from __future__ import annotations

@@ -21,7 +21,17 @@ from normbook.running_statistics import (
 )
 from normbook.standardize import check_eps
 
-__all__ = ["ChannelNorm", "NormLayer", "States", "laid_out", "whole_number", "write"]
+__all__ = [
+    "ChannelNorm",
+    "NormLayer",
+    "States",
+    "as_autocast",
+    "check_dtypes",
+    "check_places",
+    "laid_out",
+    "whole_number",
+    "write",
+]
 
 States = Mapping[str, Tensor | None]
 

@@ -257,7 +257,6 @@ class _InstanceNorm(ChannelNorm, TorchInstanceNorm):
         self._check_input_dim(input)
         self._check_float(input)
         self._check_numbers()
-        self._checked_eps()
         states = self._states()
         self._check_channels(
             input, has_state=any(v is not None for v in states.values())

@@ -1,0 +1,428 @@
+"""The convolutional network with each normalization, over batch sizes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from normbook.data import Dataset
+from normbook.experiments import conv_norms, runner, vgg
+from normbook.experiments.catalogue import EXPERIMENTS
+from normbook.experiments.conv_norms import CONV_NORMS, LOOKS, RATES_2, RATES_128
+from normbook.experiments.experiment import Experiment, Run
+from normbook.experiments.published import GROUP_NORM_ERROR
+from normbook.experiments.record import Record, RecordError
+from normbook.figures import STYLES
+from normbook.layers.batch_norm import BatchNorm2d
+from normbook.layers.group_norm import GroupNorm, InstanceNorm2d
+
+EXACT = 1e-12  # float64, other orders of sums
+SUMS = 1e-10  # the same for sums over 90 000 pixels
+SIZES = (6, 3)
+every_norm = pytest.mark.parametrize("norm", LOOKS)
+every_experiment = pytest.mark.parametrize(
+    "experiment", [CONV_NORMS, RATES_128, RATES_2]
+)
+
+
+@pytest.fixture(autouse=True)
+def _closed() -> Iterator[None]:
+    plt.switch_backend("agg")
+    yield
+    plt.close("all")
+
+
+def tiny(experiment: Experiment = CONV_NORMS) -> Experiment:
+    """Give runs of at most 12 steps at the scale "live"."""
+    settings = dict(experiment.scales["live"].settings)
+    variants = {}
+    for name, own in settings["variants"].items():
+        size = SIZES[0] if own["batch_size"] == 32 else SIZES[1]
+        steps = 36 // size
+        short = {"steps": steps, "warm_up": 2, "measure_every": steps // 2}
+        short |= {"batch_size": size, "average_over": steps // 3}
+        variants[name] = {**own, **short}
+    settings |= {"variants": variants, "layers": [[4, 2], [8, 1]], "groups": 2}
+    scale = replace(experiment.scales["live"], settings=settings)
+    return replace(experiment, scales={"live": scale})
+
+
+TINY = tiny()
+DATA = runner.load_data(TINY.scales["live"])
+
+
+def begun(variant: str, *, seed: int = 3, data: Dataset = DATA, **changes: Any) -> Run:
+    settings = runner.variant_settings(TINY.scales["live"], variant) | changes
+    return conv_norms.begin(settings, seed, data, torch.device("cpu"))
+
+
+@pytest.fixture(scope="module")
+def record() -> Record:
+    return runner.run(TINY, "live", seeds=[0, 1])
+
+
+def same(actual: Tensor, expected: Tensor) -> None:
+    torch.testing.assert_close(actual, expected, rtol=EXACT, atol=EXACT)
+
+
+def layers(model: nn.Module, kind: type[nn.Module]) -> list[Any]:
+    return [module for module in model.modules() if isinstance(module, kind)]
+
+
+def norms(model: nn.Module) -> list[Any]:
+    """Give the layers before the ReLUs, which are neither ReLU nor convolution."""
+    children = list(model.children())
+    before = [children[k - 1] for k, m in enumerate(children) if type(m) is nn.ReLU]
+    return [module for module in before if not isinstance(module, nn.Conv2d)]
+
+
+# --- the network
+
+
+# Axes of (N, C, H, W) over which the values are standardized, in plain torch.
+AXES: dict[str, tuple[int, ...]] = {
+    "batch_norm": (0, 2, 3),
+    "layer_norm": (1, 2, 3),
+    "layer_norm_per_place": (1,),
+    "instance_norm": (2, 3),
+}
+
+
+@pytest.mark.parametrize("norm", AXES)
+def test_a_normalization_standardizes_over_its_axes(norm: str) -> None:
+    x = torch.randn(5, 4, 2, 3, generator=torch.Generator().manual_seed(0)).double()
+    axes = AXES[norm]
+    var, mean = torch.var_mean(x, axes, correction=0, keepdim=True)
+    layer = norms(begun(f"{norm} batch=32").model)[0].train()
+    same(layer(x), (x - mean) / (var + 1e-5).sqrt())
+
+
+@pytest.mark.parametrize("norm", ["group_norm", "group_norm_ws"])
+def test_group_norm_standardizes_over_the_channels_of_a_group(norm: str) -> None:
+    x = torch.randn(5, 4, 2, 3, generator=torch.Generator().manual_seed(0)).double()
+    groups = x.reshape(5, 2, 2, 2, 3)
+    var, mean = torch.var_mean(groups, (2, 3, 4), correction=0, keepdim=True)
+    expected = ((groups - mean) / (var + 1e-5).sqrt()).reshape(x.shape)
+    same(norms(begun(f"{norm} batch=32").model)[0](x), expected)
+
+
+@every_norm
+def test_a_normalization_stands_before_each_relu(norm: str) -> None:
+    types = [type(module) for module in norms(begun(f"{norm} batch=2").model)]
+    if norm == "none":
+        assert types == []
+    else:
+        assert len(types) == 2
+        assert len(set(types)) == 1
+
+
+def test_all_normalizations_are_those_of_the_book() -> None:
+    kinds = {norm: norms(begun(f"{norm} batch=2").model) for norm in LOOKS}
+    for norm, found in kinds.items():
+        for layer in found:
+            assert type(layer).__module__.startswith("normbook."), norm
+    assert type(kinds["batch_norm"][0]) is BatchNorm2d
+    assert type(kinds["instance_norm"][0]) is InstanceNorm2d
+    assert [layer.num_groups for layer in kinds["layer_norm"]] == [1, 1]
+    assert [type(layer) for layer in kinds["group_norm"]] == [GroupNorm] * 2
+
+
+@every_norm
+def test_all_variants_but_none_have_the_same_number_of_parameters(norm: str) -> None:
+    model = begun(f"{norm} batch=2").model
+    count = sum(p.numel() for p in model.parameters())
+    weights = 4 * 9 + 8 * 4 * 9 + 10 * (8 + 1)
+    assert count == weights + (4 + 8) * (1 if norm == "none" else 2)
+
+
+@every_norm
+def test_all_variants_begin_with_the_same_weights(norm: str) -> None:
+    plain, own = (begun(f"{n} batch=2").model for n in ("none", norm))
+    for kind in (nn.Conv2d, nn.Linear):
+        for a, b in zip(layers(plain, kind), layers(own, kind), strict=True):
+            if norm == "group_norm_ws" and kind is nn.Conv2d:
+                b = b.parametrizations.weight
+                assert torch.equal(a.weight, b.original)
+            else:
+                assert torch.equal(a.weight, b.weight)
+
+
+def test_standardized_weights_have_mean_zero_and_fixed_length() -> None:
+    for layer in layers(begun("group_norm_ws batch=2").model, nn.Conv2d):
+        rows = layer.weight.flatten(1)
+        same(rows.mean(1), torch.zeros(len(rows), dtype=torch.float64))
+        lengths = rows.square().sum(1)
+        torch.testing.assert_close(
+            lengths, lengths[:1].expand(len(rows)), rtol=1e-6, atol=0
+        )
+
+
+@every_norm
+def test_only_batch_norm_looks_at_other_images_in_training(norm: str) -> None:
+    run = begun(f"{norm} batch=32")
+    x = run.batch[0]
+    with torch.no_grad():
+        moved = (run.model.train()(x)[:2] - run.model(x[:2])).abs().max()
+    assert (float(moved) > 1e-3) == (norm == "batch_norm")
+
+
+def test_a_normalization_that_there_is_not_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"norm must be one of none, .*, got 'lrn'"):
+        conv_norms.build([(4, 1)], norm="lrn", groups=2, generator=torch.Generator())
+
+
+def test_pixels_have_mean_zero_and_variance_one_over_the_training_set() -> None:
+    x = begun("none batch=2").batches.x
+    assert x.shape == (len(DATA.x_train), 1, 8, 8)
+    assert float(x.mean()) == pytest.approx(0, abs=SUMS)
+    assert float(x.var()) == pytest.approx(1, rel=SUMS)
+
+
+# --- the runs
+
+
+@every_experiment
+def test_every_run_sees_the_same_number_of_images(experiment: Experiment) -> None:
+    for scale in experiment.scales.values():
+        variants = scale.settings["variants"].values()
+        assert len({own["steps"] * own["batch_size"] for own in variants}) == 1
+
+
+@every_experiment
+def test_measurements_and_averages_stand_at_whole_steps(experiment: Experiment) -> None:
+    for scale in experiment.scales.values():
+        for own in scale.settings["variants"].values():
+            assert own["steps"] % own["measure_every"] == 0
+            assert own["steps"] == conv_norms.AVERAGES * own["average_over"]
+            assert own["steps"] == conv_norms.WARM_UP * own["warm_up"]
+
+
+@every_experiment
+def test_the_rate_is_in_proportion_to_the_batch_and_the_same_for_all_norms(
+    experiment: Experiment,
+) -> None:
+    for scale in experiment.scales.values():
+        rates: dict[str, set[float]] = {}
+        for own in scale.settings["variants"].values():
+            rate = own["learning_rate"] / own["batch_size"]
+            rates.setdefault(own["norm"], set()).add(float(f"{rate:.9g}"))
+        first = next(iter(rates.values()))
+        assert all(own == first for own in rates.values())
+        assert len(first) == (1 if experiment is CONV_NORMS else 4)
+
+
+def test_a_pass_is_one_over_fashion_mnist() -> None:
+    own = CONV_NORMS.scales["cpu"].settings["variants"]["none batch=2"]
+    assert 60_000 - 128 < own["steps"] * 2 <= 60_000
+
+
+def test_variants_with_one_batch_size_take_the_same_batches() -> None:
+    runs = [begun(f"{norm} batch=2") for norm in LOOKS]
+    for _ in range(3):
+        assert len({tuple(run.batch[1].tolist()) for run in runs}) == 1
+        assert all(torch.equal(run.batch[0], runs[0].batch[0]) for run in runs)
+        for run in runs:
+            run.update()
+
+
+def test_the_rate_rises_and_falls_to_zero() -> None:
+    run = begun("none batch=2", learning_rate=0.8, steps=6, warm_up=2)
+    rates = []
+    for _ in range(6):
+        run.update()
+        rates.append(run.optimizer.param_groups[0]["lr"])
+    assert rates == pytest.approx([0.4, 0.8, 0.8, 0.6, 0.4, 0.2])
+
+
+def test_a_continued_run_goes_on_bit_for_bit() -> None:
+    whole, first, second = (begun("batch_norm batch=2") for _ in range(3))
+    losses = [whole.update() for _ in range(8)]
+    for _ in range(4):
+        first.update()
+    second.load_state_dict(first.state_dict())
+    assert [second.update() for _ in range(4)] == losses[4:]
+
+
+@every_norm
+def test_measured_errors_are_those_of_the_trained_network(norm: str) -> None:
+    run = begun(f"{norm} batch=2")
+    for _ in range(5):
+        run.update()
+    found = run.measurements["test"].measure(run)
+    x = torch.as_tensor(DATA.x_test).reshape(-1, 1, 8, 8)
+    x = (x - DATA.x_train.mean()) / DATA.x_train.std(ddof=1)
+    with torch.no_grad():
+        p = run.model.eval()(x).softmax(1).numpy()
+    assert found["error"] == pytest.approx(
+        (p.argmax(1) != DATA.y_test).mean(), rel=1e-9
+    )
+    own = p[np.arange(len(p)), DATA.y_test]
+    assert found["loss"] == pytest.approx(-np.log(own).mean(), rel=1e-9)
+
+
+def test_recalibration_takes_statistics_of_the_training_set() -> None:
+    run = begun("batch_norm batch=2")
+    for _ in range(5):
+        run.update()
+    found = run.measurements["recalibrated"].measure(run)
+    assert found["loss"] != run.measurements["test"].measure(run)["loss"]
+    parts = torch.split(run.batches.x, vgg.CHUNK)
+    conv_norms.recalibrate(run.model, parts)
+    assert run.measurements["test"].measure(run) == pytest.approx(found, rel=1e-9)
+
+
+@every_norm
+def test_measurements_do_not_disturb_a_run(norm: str) -> None:
+    calm, watched = (begun(f"{norm} batch=2") for _ in range(2))
+    for _ in range(3):
+        for measurement in watched.measurements.values():
+            measurement.measure(watched)
+        assert watched.update() == calm.update()
+
+
+@every_norm
+def test_the_network_learns(norm: str) -> None:
+    scale = CONV_NORMS.scales["live"]
+    settings = runner.variant_settings(scale, f"{norm} batch=2")
+    run = conv_norms.begin(settings, 0, DATA, torch.device("cpu"))
+    losses = [run.update() for _ in range(450)]
+    assert np.mean(losses[-50:]) < 0.9 * np.mean(losses[:50])
+
+
+def test_recalibration_is_measured_where_there_is_batch_norm(record: Record) -> None:
+    for run in record.runs:
+        is_batch = run.variant.startswith("batch_norm")
+        assert ("recalibrated" in run.curves) == is_batch
+
+
+def test_a_run_repeats_itself(record: Record) -> None:
+    assert runner.replay(record, TINY, DATA, steps=6) == []
+
+
+def test_each_normalization_gives_another_network(record: Record) -> None:
+    losses = [run.opening[5] for run in record.runs if run.seed == 0]
+    assert len(set(losses)) == len(record.variants) == 2 * len(LOOKS)
+
+
+def test_the_experiments_are_in_the_catalogue() -> None:
+    for experiment in (CONV_NORMS, RATES_128, RATES_2):
+        assert EXPERIMENTS[experiment.name] is experiment
+
+
+# --- the figures
+
+
+def lines(ax: Any, kind: str) -> list[Any]:
+    colour = STYLES[kind]["color"]  # type: ignore[index]
+    return [line for line in ax.lines if line.get_color() == colour]
+
+
+OTHERS = [norm for norm in LOOKS if norm != "batch_norm"]
+
+
+def errors(record: Record, norm: str, measurement: str = "test") -> list[float]:
+    """Give the median error at the end for batches of 3, then of 6."""
+    found = [
+        np.median([
+            run.curves[measurement]["error"][-1]
+            for run in record.runs
+            if run.variant == f"{norm} batch={size}"
+        ])
+        for size in (2, 32)
+    ]  # fmt: skip
+    return [float(value) for value in found]
+
+
+def test_ends_are_sorted_by_the_setting_and_have_a_row_for_each_seed(
+    record: Record,
+) -> None:
+    sizes, found = conv_norms.at_end(record, "group_norm")
+    np.testing.assert_array_equal(sizes, [3, 6])
+    assert found.shape == (2, 2)
+    np.testing.assert_array_equal(
+        np.median(found, axis=0), errors(record, "group_norm")
+    )
+
+
+@pytest.mark.parametrize("norm", OTHERS)
+def test_each_panel_has_its_normalization_and_batch_norm(
+    record: Record, norm: str
+) -> None:
+    ax: Any = conv_norms.figures(record)["error"].axes[OTHERS.index(norm)]
+    kind, label = LOOKS[norm]
+    assert ax.get_xlabel() == f"batch size\n\n{label}"
+    for own, colour in ((norm, kind), ("batch_norm", "batch")):
+        (line,) = lines(ax, colour)
+        np.testing.assert_array_equal(line.get_xdata(), [3, 6])
+        np.testing.assert_array_equal(line.get_ydata(), errors(record, own))
+
+
+def test_training_is_drawn_for_the_smallest_batches(record: Record) -> None:
+    ax: Any = conv_norms.figures(record)["training"].axes[OTHERS.index("layer_norm")]
+    (line,) = lines(ax, "layer")
+    losses = record.values("layer_norm batch=2", "training", "loss")
+    np.testing.assert_array_equal(line.get_ydata(), np.median(losses, axis=0))
+    np.testing.assert_array_equal(line.get_xdata(), [4, 8, 12])
+
+
+def test_recalibrated_errors_stand_beside_those_with_running_statistics(
+    record: Record,
+) -> None:
+    (ax,) = conv_norms.figures(record)["recalibrated"].axes
+    for kind, measurement in (("batch", "test"), ("reference", "recalibrated")):
+        (line,) = lines(ax, kind)
+        expected = errors(record, "batch_norm", measurement)
+        np.testing.assert_array_equal(line.get_ydata(), expected)
+
+
+def test_published_errors_stand_below_ours(record: Record) -> None:
+    axes = conv_norms.figures(replace(record, scale="cpu"))["published"].axes
+    compared = ("layer_norm", "instance_norm", "group_norm")
+    for above, below, norm in zip(axes[:3], axes[3:], compared, strict=True):
+        for own in ("batch_norm", norm):
+            (ours,), (there,) = (lines(ax, LOOKS[own][0]) for ax in (above, below))
+            np.testing.assert_array_equal(ours.get_ydata(), errors(record, own))
+            np.testing.assert_array_equal(there.get_xdata(), GROUP_NORM_ERROR[own].x)
+            np.testing.assert_array_equal(there.get_ydata(), GROUP_NORM_ERROR[own].y)
+            assert there.get_marker() == "o"
+    assert axes[3].get_ylabel() == "published error, ImageNet"
+
+
+def test_all_of_a_row_is_in_sight(record: Record) -> None:
+    axes = conv_norms.figures(replace(record, scale="cpu"))["published"].axes
+    for row in (axes[:3], axes[3:]):
+        values = np.concatenate([line.get_ydata() for ax in row for line in ax.lines])
+        for ax in row:
+            low, high = ax.get_ylim()
+            assert low <= values.min() <= values.max() <= high
+
+
+def test_nothing_published_stands_beside_digits(record: Record) -> None:
+    assert "published" not in conv_norms.figures(record)
+
+
+@pytest.mark.parametrize("experiment", [RATES_128, RATES_2])
+def test_rates_are_drawn_against_the_learning_rate(experiment: Experiment) -> None:
+    own = tiny(experiment)
+    record = runner.run(own, "live", seeds=[0])
+    ax: Any = conv_norms.figures(record)["error"].axes[-1]
+    variants = record.settings["variants"].values()
+    rates = sorted({v["learning_rate"] for v in variants})
+    assert ax.get_xlabel().startswith("learning rate")
+    (line,) = lines(ax, "batch")
+    np.testing.assert_array_equal(line.get_xdata(), rates)
+    last = [n for n in record.variants if n.startswith("batch_norm")][-1]
+    assert line.get_ydata()[-1] == record.values(last, "test", "error")[0, -1]
+
+
+def test_a_record_of_another_experiment_is_refused(record: Record) -> None:
+    other = replace(record, name=vgg.EXPERIMENT.name)
+    with pytest.raises(RecordError, match=r"of conv_norms .*, got one of vgg"):
+        conv_norms.figures(other)
