@@ -15,21 +15,19 @@ from torch import Tensor, nn
 from normbook.data import Dataset
 from normbook.experiments import conv_norms, runner, vgg
 from normbook.experiments.catalogue import EXPERIMENTS
-from normbook.experiments.conv_norms import CONV_NORMS, LOOKS, RATES_2, RATES_128
+from normbook.experiments.conv_norms import CONV_NORMS, CONV_NORMS_RATES, LOOKS
 from normbook.experiments.experiment import Experiment, Run
 from normbook.experiments.published import GROUP_NORM_ERROR
 from normbook.experiments.record import Record, RecordError
 from normbook.figures import STYLES
-from normbook.layers.batch_norm import BatchNorm2d
+from normbook.layers.batch_norm import BatchNorm2d, recalibrate
 from normbook.layers.group_norm import GroupNorm, InstanceNorm2d
 
 EXACT = 1e-12  # float64, other orders of sums
 SUMS = 1e-10  # the same for sums over 90 000 pixels
 SIZES = (6, 3)
 every_norm = pytest.mark.parametrize("norm", LOOKS)
-every_experiment = pytest.mark.parametrize(
-    "experiment", [CONV_NORMS, RATES_128, RATES_2]
-)
+every_experiment = pytest.mark.parametrize("experiment", [CONV_NORMS, CONV_NORMS_RATES])
 
 
 @pytest.fixture(autouse=True)
@@ -215,7 +213,7 @@ def test_the_rate_is_in_proportion_to_the_batch_and_the_same_for_all_norms(
             rates.setdefault(own["norm"], set()).add(float(f"{rate:.9g}"))
         first = next(iter(rates.values()))
         assert all(own == first for own in rates.values())
-        assert len(first) == (1 if experiment is CONV_NORMS else 4)
+        assert (len(first) == 1) == (experiment is CONV_NORMS)
 
 
 def test_a_pass_is_one_over_fashion_mnist() -> None:
@@ -274,7 +272,7 @@ def test_recalibration_takes_statistics_of_the_training_set() -> None:
     found = run.measurements["recalibrated"].measure(run)
     assert found["loss"] != run.measurements["test"].measure(run)["loss"]
     parts = torch.split(run.batches.x, vgg.CHUNK)
-    conv_norms.recalibrate(run.model, parts)
+    recalibrate(run.model, parts)
     assert run.measurements["test"].measure(run) == pytest.approx(found, rel=1e-9)
 
 
@@ -312,7 +310,7 @@ def test_each_normalization_gives_another_network(record: Record) -> None:
 
 
 def test_the_experiments_are_in_the_catalogue() -> None:
-    for experiment in (CONV_NORMS, RATES_128, RATES_2):
+    for experiment in (CONV_NORMS, CONV_NORMS_RATES):
         assert EXPERIMENTS[experiment.name] is experiment
 
 
@@ -408,18 +406,20 @@ def test_nothing_published_stands_beside_digits(record: Record) -> None:
     assert "published" not in conv_norms.figures(record)
 
 
-@pytest.mark.parametrize("experiment", [RATES_128, RATES_2])
-def test_rates_are_drawn_against_the_learning_rate(experiment: Experiment) -> None:
-    own = tiny(experiment)
-    record = runner.run(own, "live", seeds=[0])
-    ax: Any = conv_norms.figures(record)["error"].axes[-1]
-    variants = record.settings["variants"].values()
-    rates = sorted({v["learning_rate"] for v in variants})
-    assert ax.get_xlabel().startswith("learning rate")
-    (line,) = lines(ax, "batch")
+@pytest.mark.parametrize(("size", "stored"), [(6, 32), (3, 2)])
+def test_rates_are_drawn_against_the_learning_rate(size: int, stored: int) -> None:
+    record = runner.run(tiny(CONV_NORMS_RATES), "live", seeds=[0])
+    figure = conv_norms.figures(record)[f"error_{size}"]
+    assert len(figure.axes) == (len(OTHERS) if size == 6 else 1)
+    ax: Any = figure.axes[OTHERS.index("group_norm") if size == 6 else 0]
+    assert ax.get_xlabel() == "learning rate\n\ngroup norm"
+    variants = [f"group_norm batch={stored} rate={rate}" for rate in ("1.5", "3", "6")]
+    (line,) = lines(ax, "other")
+    own = record.settings["variants"]
+    rates = [own[variant]["learning_rate"] for variant in variants]
     np.testing.assert_array_equal(line.get_xdata(), rates)
-    last = [n for n in record.variants if n.startswith("batch_norm")][-1]
-    assert line.get_ydata()[-1] == record.values(last, "test", "error")[0, -1]
+    ends = [record.values(variant, "test", "error")[0, -1] for variant in variants]
+    np.testing.assert_array_equal(line.get_ydata(), ends)
 
 
 def test_a_record_of_another_experiment_is_refused(record: Record) -> None:

@@ -229,7 +229,7 @@ def test_the_objective_looks_at_the_digits_of_the_sum_only() -> None:
     assert (x[:, 5] == EQUALS).all()
     right = p.argmax(2)[:, 5:] == y.numpy()
     by_hand = -np.log(p[rows, places, y.numpy()]).mean()
-    assert float(found["loss"]) == pytest.approx(by_hand, rel=1e-12)
+    assert found["loss"].item() == pytest.approx(by_hand, rel=1e-12)
     assert float(found["digits"]) == pytest.approx(right.mean())
     assert float(found["accuracy"]) == pytest.approx(right.all(1).mean())
 

@@ -25,6 +25,7 @@ arXiv:1910.07467.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -67,7 +68,7 @@ SOURCE = "Xiong et al. (2020), Figs. 2-4; Vaswani et al. (2017)"
 # Two symbols beside the ten digits.
 PLUS, EQUALS = 10, 11
 EPS = 1e-5
-NORMS = {
+NORMS: dict[str, Callable[[int], nn.Module]] = {
     "none": nn.Identity,
     "post": partial(LayerNorm, eps=EPS),
     "post_rms": partial(RMSNorm, eps=EPS),
