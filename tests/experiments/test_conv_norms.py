@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import matplotlib.pyplot as plt
@@ -18,7 +21,7 @@ from normbook.experiments.catalogue import EXPERIMENTS
 from normbook.experiments.conv_norms import CONV_NORMS, CONV_NORMS_RATES, LOOKS
 from normbook.experiments.experiment import Experiment, Run
 from normbook.experiments.published import GROUP_NORM_ERROR
-from normbook.experiments.record import Record, RecordError
+from normbook.experiments.record import Record, RecordError, load, save
 from normbook.figures import STYLES
 from normbook.layers.batch_norm import BatchNorm2d, recalibrate
 from normbook.layers.group_norm import GroupNorm, InstanceNorm2d
@@ -239,6 +242,18 @@ def test_the_rate_rises_and_falls_to_zero() -> None:
     assert rates == pytest.approx([0.4, 0.8, 0.8, 0.6, 0.4, 0.2])
 
 
+def test_a_finished_run_leaves_no_images_in_memory() -> None:
+    run = begun("batch_norm batch=2")
+    run.update()
+    images = weakref.ref(run.batches.x)
+    gc.disable()
+    try:
+        del run
+        assert images() is None
+    finally:
+        gc.enable()
+
+
 def test_a_continued_run_goes_on_bit_for_bit() -> None:
     whole, first, second = (begun("batch_norm batch=2") for _ in range(3))
     losses = [whole.update() for _ in range(8)]
@@ -302,6 +317,11 @@ def test_recalibration_is_measured_where_there_is_batch_norm(record: Record) -> 
 
 def test_a_run_repeats_itself(record: Record) -> None:
     assert runner.replay(record, TINY, DATA, steps=6) == []
+
+
+def test_a_record_can_be_written_and_read(record: Record, tmp_path: Path) -> None:
+    save(record, tmp_path / "conv_norms.json")
+    assert load(tmp_path / "conv_norms.json").variants == record.variants
 
 
 def test_each_normalization_gives_another_network(record: Record) -> None:

@@ -165,6 +165,20 @@ def test_a_record_without_one_of_its_parts_is_refused(
         load(broken, tmp_path)
 
 
+def test_steps_may_stand_in_every_variant_instead(content: Any, tmp_path: Path) -> None:
+    own = copy.deepcopy(content)
+    steps = own["settings"].pop("steps")
+    for variant in own["settings"]["variants"].values():
+        variant["steps"] = steps
+    assert load(own, tmp_path).settings == own["settings"]
+    variant["steps"] = 0
+    with pytest.raises(RecordError, match="steps: 0 is less than the minimum of 1"):
+        load(own, tmp_path)
+    del variant["steps"]
+    with pytest.raises(RecordError, match="'steps' is a required property"):
+        load(own, tmp_path)
+
+
 @pytest.mark.parametrize("path", PATHS, ids=str)
 def test_a_part_of_the_wrong_type_is_refused(
     path: tuple[str | int, ...], content: Any, tmp_path: Path

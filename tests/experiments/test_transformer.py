@@ -423,16 +423,16 @@ def test_accuracy_is_that_of_the_last_test_by_rate(live: Record) -> None:
 
 def test_blocks_are_those_of_the_rate_in_the_middle(live: Record) -> None:
     axes = transformer.figures(live)["blocks"].axes
-    assert len(axes) == 8
+    rows = [("gradient_norm", 0), ("gradient_norm", 1), ("moved", 1)]
+    assert len(axes) == 12
     for k, ax in enumerate(axes):
-        place, warmup = COLUMNS[k % 4]
-        values = live.values(
-            f"{place}_rms, rate=0.02, warmup={warmup}",
-            "blocks", ("gradient_norm", "moved")[k // 4],
-        )[:, k // 4]  # fmt: skip
-        found = lines(ax)
-        assert found.keys() == {COLOURS["layer"], COLOURS["other"]}
-        np.testing.assert_array_equal(found[COLOURS["other"]], np.median(values, 0))
+        (place, warmup), (quantity, when) = COLUMNS[k % 4], rows[k // 4]
+        for colour, norm in (("layer", place), ("other", f"{place}_rms")):
+            variant = f"{norm}, rate=0.02, warmup={warmup}"
+            values = live.values(variant, "blocks", quantity)[:, when]
+            expected = np.median(values, axis=0)
+            np.testing.assert_array_equal(lines(ax)[COLOURS[colour]], expected)
+        assert len(ax.lines) == 2
 
 
 def test_columns_say_where_the_norm_stands_and_whether_the_rate_grows(
@@ -444,6 +444,12 @@ def test_columns_say_where_the_norm_stands_and_whether_the_rate_grows(
             "post-LN,\nno warm-up", "post-LN,\nwarm-up 4",
             "pre-LN,\nno warm-up", "pre-LN,\nwarm-up 4",
         ]  # fmt: skip
+
+
+def test_with_one_rate_there_is_nothing_to_draw_against_it() -> None:
+    variants = transformer._grid([0.02], warmup=4, has_rms=False)
+    record = runner.run(tiny(variants=variants), "live", seeds=[0])
+    assert transformer.figures(record).keys() == {"training", "blocks"}
 
 
 def test_another_record_is_refused(live: Record) -> None:

@@ -24,6 +24,7 @@ fast that another machine does not repeat them.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -198,9 +199,13 @@ def begin(
         every=settings["average_over"],
     )
 
+    # A weak reference: through its optimizer the run would hold itself, and with it
+    # its copy of the images, when the next run begins.
+    own = weakref.proxy(run)
+
     def schedule(optimizer: torch.optim.Optimizer, *_: Any) -> None:
-        rising = (run.step + 1) / settings["warm_up"]
-        falling = (steps - run.step) / (steps - settings["warm_up"])
+        rising = (own.step + 1) / settings["warm_up"]
+        falling = (steps - own.step) / (steps - settings["warm_up"])
         for group in optimizer.param_groups:
             group["lr"] = rate * min(rising, falling)
 
@@ -542,7 +547,7 @@ CONV_NORMS_RATES = Experiment(
             about="embedded digits, two convolutions",
         ),
         "cpu": Scale(
-            {**CPU, "variants": _rates((0.4, 0.2, 0.1, 0.05), PASS)},
+            {**CPU, "variants": _rates((0.4, 0.2, 0.1), PASS)},
             seeds=(0,),
             data="fashion-mnist",
             about="Fashion-MNIST, one pass",

@@ -9,7 +9,9 @@ normalization N there are two ways to add a branch:
 
 N is layer norm or root mean square norm. The task is the sum of two numbers, written
 digit by digit: "47+85=" goes on with "231", the least significant digit first, so that
-each digit needs the carry of the one before it. Only digits of the sum count.
+each digit needs the carry of the one before it. Only digits of the sum count. The
+hundred sums of one digit, scale "live", are too few to learn others from: there the
+training loss speaks, and the test does not.
 
 Adam with beta of 0.9 and 0.999, at a constant learning rate, which is reached in equal
 steps over the *warm-up*, or at once. Xiong et al. let the rate fall afterwards; here it
@@ -417,16 +419,17 @@ def figures(record: Record) -> dict[str, Figure]:
     dict from name to figure
         Each has a column for post-LN and for pre-LN, without and with warm-up.
         "training": loss of a digit in training, a row for each learning rate.
-        "accuracy": sums of the test that are right at the end, against the rate.
-        "blocks", at the rate in the middle: norm of the gradient of each block before
-        the first update, and how far the first updates move its weights.
+        "accuracy", if there are several rates: sums of the test that are right at the
+        end, with layer norm, against the rate.
+        "blocks", at the rate in the middle: norm of the gradient of each block at the
+        start and after some updates, and how far these have moved its weights.
 
     Raises
     ------
     RecordError
         If the record is of another experiment.
     """
-    from normbook.figures import band, curve_grid, panels
+    from normbook.figures import curve_grid
 
     record.require(EXPERIMENT.name)
     rates = sorted({own["learning_rate"] for own in _variants(record).values()})
@@ -434,7 +437,7 @@ def figures(record: Record) -> dict[str, Figure]:
 
     training: dict[str, dict[str, dict[str, Line]]] = {}
     for rate in rates:
-        row = training.setdefault(f"loss (nats)\nrate {rate:g}", {})
+        row = training.setdefault(f"training loss (nats)\nrate {rate:g}", {})
         for title, column in columns.items():
             row[f"training steps\n\n{title}"] = {
                 _label(record, v): (
@@ -446,26 +449,12 @@ def figures(record: Record) -> dict[str, Figure]:
                 if _variants(record)[v]["learning_rate"] == rate
             }
 
-    accuracy, axes = panels(len(columns), sharey=True)
-    accuracy.set_size_inches(8.4, accuracy.get_size_inches()[1])
-    for ax, (title, column) in zip(axes, columns.items(), strict=True):
-        found = {
-            _variants(record)[v]["learning_rate"]: record.values(v, "test", "accuracy")
-            for v in column
-            if _kind(record, v) == "layer"
-        }
-        last = np.transpose([found[rate][:, -1] for rate in sorted(found)])
-        band(ax, sorted(found), last, kind="layer", label="layer norm")
-        ax.set(xlabel=f"learning rate\n\n{title}", xscale="log")
-        ax.set_xticks(rates, [f"{rate:g}" for rate in rates])
-        ax.minorticks_off()
-    axes[0].set(ylabel="sums that are right")
-
     blocks: dict[str, dict[str, dict[str, Line]]] = {}
-    early = _first_move(record)
+    early = record.steps("blocks")[1]
     rows = {
         "gradient norm\nat the start": ("gradient_norm", 0),
-        f"relative move in\nthe first {early[1]} updates": ("moved", early[0]),
+        f"gradient norm\nafter {early} updates": ("gradient_norm", 1),
+        f"relative move\nin {early} updates": ("moved", 1),
     }
     for ylabel, (quantity, place) in rows.items():
         row = blocks.setdefault(ylabel, {})
@@ -476,11 +465,36 @@ def figures(record: Record) -> dict[str, Figure]:
                     values = record.values(v, "blocks", quantity)[:, place]
                     numbers = np.arange(1, values.shape[1] + 1)
                     lines[_label(record, v)] = (_kind(record, v), numbers, values)
-    return {
+    drawn = {
         "training": curve_grid(training)[0],
-        "accuracy": accuracy,
         "blocks": curve_grid(blocks, yscale="log")[0],
     }
+    if len(rates) > 1:
+        drawn["accuracy"] = _draw_accuracy(record, rates)
+    return drawn
+
+
+def _draw_accuracy(record: Record, rates: list[float]) -> Figure:
+    """Draw the end of the runs with layer norm, which have all rates."""
+    from normbook.figures import band, panels
+
+    columns = _columns(record)
+    fig, axes = panels(len(columns), sharey=True)
+    fig.set_size_inches(8.4, fig.get_size_inches()[1])
+    for ax, (title, column) in zip(axes, columns.items(), strict=True):
+        found = {
+            _variants(record)[v]["learning_rate"]: record.values(v, "test", "accuracy")
+            for v in column
+            if _kind(record, v) == "layer"
+        }
+        last = np.transpose([found[rate][:, -1] for rate in rates])
+        band(ax, rates, last, kind="layer", label="layer norm")
+        ax.set(xlabel=f"learning rate\n\n{title}", xscale="log", ylim=(-0.05, 1.05))
+        ax.margins(x=0.2)  # room for the numbers of two panels side by side
+        ax.set_xticks(rates, [f"{rate:g}" for rate in rates])
+        ax.minorticks_off()
+    axes[0].set(ylabel="sums that are right")
+    return fig
 
 
 def _variants(record: Record) -> dict[str, dict[str, Any]]:
@@ -501,11 +515,6 @@ def _columns(record: Record) -> dict[str, list[str]]:
         for place in ("post", "pre")
         for warmup in warmups
     }
-
-
-def _first_move(record: Record) -> tuple[int, int]:
-    """Place of the first measurement after the start, and its step."""
-    return 1, int(record.steps("blocks")[1])
 
 
 def _kind(record: Record, variant: str) -> Kind:
