@@ -24,7 +24,6 @@ fast that another machine does not repeat them.
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -188,7 +187,13 @@ def begin(
     if settings["norm"] == "batch_norm":
         measurements["recalibrated"] = Measurement(steps, recalibrated)
     size = settings["batch_size"]
-    run = Run(
+
+    def schedule(step: int) -> float:
+        rising = (step + 1) / settings["warm_up"]
+        falling = (steps - step) / (steps - settings["warm_up"])
+        return float(rate * min(rising, falling))
+
+    return Run(
         model=model,
         optimizer=torch.optim.SGD(
             model.parameters(), lr=rate, momentum=0.9, fused=True
@@ -197,21 +202,8 @@ def begin(
         batches=Batches(x, y, size, generator(seed, "batches")),
         measurements=measurements,
         every=settings["average_over"],
+        schedule=schedule,
     )
-
-    # A weak reference: through its optimizer the run would hold itself, and with it
-    # its copy of the images, when the next run begins.
-    own = weakref.proxy(run)
-
-    def schedule(optimizer: torch.optim.Optimizer, *_: Any) -> None:
-        rising = (own.step + 1) / settings["warm_up"]
-        falling = (steps - own.step) / (steps - settings["warm_up"])
-        for group in optimizer.param_groups:
-            group["lr"] = rate * min(rising, falling)
-
-    # From the step alone, so that a run that is continued needs nothing more.
-    run.optimizer.register_step_pre_hook(schedule)
-    return run
 
 
 def _errors(model: nn.Module, x: Tensor, y: Tensor) -> Values:
