@@ -237,14 +237,14 @@ def weight_standardization_forward(
 
     Notes
     -----
-    The paper has eps inside the root, as here. The code of its authors divides by
-    the *unbiased* deviation plus 1e-5 instead: its weights are smaller by
-    :math:`\sqrt{(n-1)/n}` with n weights in a row, which a normalization behind the
-    layer undoes. The usual eps here is the square of that 1e-5, because weights are
-    small: 1e-5 beside their variance would count.
+    Summaries of the paper differ on eps: inside the root, as here, or added to the
+    deviation. The code of its authors divides by the *unbiased* deviation plus 1e-5:
+    its weights are smaller by :math:`\sqrt{(n-1)/n}` with n weights in a row, which a
+    normalization behind the layer undoes. The usual eps here is the square of that
+    1e-5, because weights are small: 1e-5 beside their variance would count.
 
     Source: Qiao et al. (2019), "Micro-batch training with batch-channel normalization
-    and weight standardization", section 3.1, and the repository
+    and weight standardization", and the repository
     joe-siyuan-qiao/WeightStandardization; book, chapter *Choosing axes*.
 
     Examples

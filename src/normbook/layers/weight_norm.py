@@ -78,7 +78,7 @@ class WeightStandardization(nn.Module):
     The layer begins with its weight standardized. A normalization should follow it,
     for its outputs are large: n weights of variance 1 add up.
 
-    Source: Qiao et al. (2019), section 3.1; on eps see
+    Source: Qiao et al. (2019); on eps see
     :func:`normbook.weight_norm.weight_standardization_forward`.
 
     Examples
