@@ -83,7 +83,7 @@ def group_norm_forward(
     Notes
     -----
     Source: Wu and He (2018), "Group normalization", equations 1, 2, 6 and 7; book,
-    chapter *Choosing axes*.
+    chapter *Choosing the axes*.
 
     Examples
     --------
@@ -238,7 +238,7 @@ def instance_norm_forward(
     Notes
     -----
     Source: Ulyanov, Vedaldi and Lempitsky (2016), "Instance normalization", equation
-    3; book, chapter *Choosing axes*.
+    3; book, chapter *Choosing the axes*.
 
     Examples
     --------

@@ -109,8 +109,8 @@ def normalize_forward(
 
     Notes
     -----
-    Source: Ba et al. (2016), Table 1 and section 5; Wu and He (2018), section 3.1,
-    for the methods as choices of axes; book, chapter *Choosing axes*.
+    Source: Wu and He (2018), section 3.1, for the methods as sets of values that
+    share statistics; book, chapter *Choosing the axes*.
 
     Examples
     --------

@@ -115,7 +115,7 @@ def weight_norm_forward(v: Array, g: Array) -> tuple[Array, NormalizeCache]:
     A row of zeros has no direction and gives NaN, as in torch.
 
     Source: Salimans and Kingma (2016), "Weight normalization", equation 2; book,
-    chapter *Choosing axes*.
+    chapter *Choosing the axes*.
 
     Examples
     --------
@@ -245,7 +245,7 @@ def weight_standardization_forward(
 
     Source: Qiao et al. (2019), "Micro-batch training with batch-channel normalization
     and weight standardization", and the repository
-    joe-siyuan-qiao/WeightStandardization; book, chapter *Choosing axes*.
+    joe-siyuan-qiao/WeightStandardization; book, chapter *Choosing the axes*.
 
     Examples
     --------

@@ -83,7 +83,8 @@ class GroupNorm(NormLayer, nn.GroupNorm):
     -----
     Under ``torch.autocast`` on a GPU it runs in float32, as torch's layer does.
 
-    Source: Wu and He (2018), equations 1, 2, 6 and 7; book, chapter *Choosing axes*.
+    Source: Wu and He (2018), equations 1, 2, 6 and 7; book, chapter *Choosing
+    the axes*.
 
     Examples
     --------
@@ -385,7 +386,7 @@ class InstanceNorm1d(_InstanceNorm, nn.InstanceNorm1d):
     After an error the running statistics are as before.
 
     Source: Ulyanov, Vedaldi and Lempitsky (2016), equation 3; book, chapter *Choosing
-    axes*.
+    the axes*.
 
     Examples
     --------
