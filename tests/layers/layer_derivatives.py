@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from layer_pairs import draw
+from layer_pairs import EXACT, distance, draw
 from torch import Tensor, nn
 from torch.autograd import forward_ad
 from torch.func import functional_call
+from torch.utils.checkpoint import checkpoint
 
 
 def as_function(layer: nn.Module) -> Callable[..., Tensor]:
@@ -54,3 +55,34 @@ def tangents(layer: Any, x: Tensor, dl_dy: Tensor, chosen: list[int]) -> list[Te
         (slope,) = torch.autograd.grad(y, x, dl_dy, create_graph=True)
         found = [tangent_of(value) for value in (y, slope)]
     return [torch.zeros_like(x) if value is None else value for value in found]
+
+
+def assert_same_derivatives(
+    layers: Sequence[nn.Module], x: Tensor, dl_dy: Tensor
+) -> None:
+    """Compare first and second derivatives of two layers, forward and backward."""
+    found, expected = (penalty(m, x, dl_dy) for m in layers)
+    for a, b in zip(found, expected, strict=True):
+        assert (a is None) == (b is None)
+        assert a is None or b is None or distance(a, b) < EXACT
+    everything = range(1 + len(list(layers[0].parameters())))
+    for chosen in (*([k] for k in everything), list(everything)):
+        found, expected = (tangents(m, x, dl_dy, chosen) for m in layers)
+        for a, b in zip(found, expected, strict=True):
+            assert distance(a, b) < EXACT
+
+
+def assert_same_under_checkpointing(
+    layers: Sequence[nn.Module], x: Tensor, dl_dy: Tensor, use_reentrant: bool
+) -> None:
+    """Compare the gradients of two layers that are run again for the backward pass."""
+    found: list[dict[str, Any]] = []
+    for layer in layers:
+        leaf = x.clone().requires_grad_()
+        y = checkpoint(layer, leaf, use_reentrant=use_reentrant)
+        y.backward(dl_dy)
+        slopes = {key: p.grad for key, p in layer.named_parameters()}
+        found.append({"x": leaf.grad, **slopes})
+    ours, theirs = found
+    for key, expected in theirs.items():
+        assert distance(ours[key], expected) < EXACT, key

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
+from layer_derivatives import assert_same_under_checkpointing
 from layer_pairs import (
-    EXACT,
     PAIRS,
     Pair,
     assert_equal,
@@ -20,7 +19,6 @@ from layer_pairs import (
     twins,
 )
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from normbook.layers.batch_norm import BatchNorm1d, BatchNorm2d
 
@@ -130,16 +128,7 @@ def test_under_checkpointing_the_gradients_are_the_same(
     pair: Pair, use_reentrant: bool
 ) -> None:
     x, dl_dy = draw(*pair.shape), draw(*pair.shape, seed=1)
-
-    def checkpointed(layer: nn.Module) -> dict[str, Any]:
-        leaf = x.clone().requires_grad_()
-        y = checkpoint(layer, leaf, use_reentrant=use_reentrant)
-        y.backward(dl_dy)
-        return {"x": leaf.grad} | {k: p.grad for k, p in layer.named_parameters()}
-
-    ours, theirs = map(checkpointed, twins(pair))
-    for key, expected in theirs.items():
-        assert distance(ours[key], expected) < EXACT, key
+    assert_same_under_checkpointing(twins(pair), x, dl_dy, use_reentrant)
 
 
 @needs_cuda

@@ -8,7 +8,14 @@ from typing import Any
 
 import pytest
 import torch
-from layer_derivatives import arguments, as_function, penalty, tangent_of, tangents
+from layer_derivatives import (
+    arguments,
+    as_function,
+    assert_same_derivatives,
+    assert_same_under_checkpointing,
+    penalty,
+    tangent_of,
+)
 from layer_pairs import (
     EXACT,
     EXAMPLES,
@@ -24,10 +31,9 @@ from layer_pairs import (
     run,
     twins,
 )
-from torch import Tensor, nn
+from torch import Tensor
 from torch.autograd import forward_ad
 from torch.func import functional_call, grad, vmap
-from torch.utils.checkpoint import checkpoint
 
 from normbook.gradient_check import survivors
 from normbook.layers import function as module
@@ -138,16 +144,7 @@ def test_under_checkpointing_the_gradients_are_the_same(
     pair: Pair, use_reentrant: bool
 ) -> None:
     x, dl_dy = draw(*pair.shape), draw(*pair.shape, seed=1)
-
-    def checkpointed(layer: nn.Module) -> dict[str, Any]:
-        leaf = x.clone().requires_grad_()
-        y = checkpoint(layer, leaf, use_reentrant=use_reentrant)
-        y.backward(dl_dy)
-        return {"x": leaf.grad} | {k: p.grad for k, p in layer.named_parameters()}
-
-    ours, theirs = map(checkpointed, twins(pair))
-    for key, expected in theirs.items():
-        assert distance(ours[key], expected) < EXACT, key
+    assert_same_under_checkpointing(twins(pair), x, dl_dy, use_reentrant)
 
 
 @each_pair
@@ -214,21 +211,6 @@ def test_the_statistics_take_no_gradient_and_no_tangent() -> None:
 MUTATED = [PAIRS[2], FEATURES[2], FEATURES[6], GROUPS[1], INSTANCES[3]]
 
 
-def assert_derivatives_of_torch(pair: Pair) -> None:
-    """Compare first and second derivatives, forward and backward, with torch's."""
-    layers = twins(pair)
-    x, dl_dy = draw(*pair.shape), draw(*pair.shape, seed=1)
-    found, expected = (penalty(m, x, dl_dy) for m in layers)
-    for a, b in zip(found, expected, strict=True):
-        assert (a is None) == (b is None)
-        assert a is None or distance(a, b) < EXACT
-    everything = range(1 + len(list(layers[0].parameters())))
-    for chosen in (*([k] for k in everything), list(everything)):
-        found, expected = (tangents(m, x, dl_dy, chosen) for m in layers)
-        for a, b in zip(found, expected, strict=True):
-            assert distance(a, b) < EXACT
-
-
 @pytest.mark.parametrize(
     ("owner", "method"),
     [
@@ -248,6 +230,7 @@ def test_torch_s_derivatives_reject_every_changed_formula(
             value = function if owner is module else staticmethod(function)
             patch.setattr(owner, method, value)
             for pair in MUTATED:
-                assert_derivatives_of_torch(pair)
+                x, dl_dy = draw(*pair.shape), draw(*pair.shape, seed=1)
+                assert_same_derivatives(twins(pair), x, dl_dy)
 
     assert survivors(getattr(owner, method), check) == []
