@@ -25,6 +25,7 @@ ORDER = [
     "normalize",
     "batch_norm",
     "layer_norm",
+    "lstm",
     "group_norm",
     "weight_norm",
     "axes",

@@ -91,7 +91,7 @@ def moments(x: Array, axes: Axes) -> tuple[Array, Array]:
     (array([[ 2., 10.]]), array([[1., 0.]]))
     """
     axes = _checked(x, axes)
-    _, mu, var = _centre(accumulation_dtype(x), axes, is_centred=True)
+    _, mu, var = centre(accumulation_dtype(x), axes, is_centred=True)
     return mu, var
 
 
@@ -147,7 +147,7 @@ def standardize_forward(
     axes = _checked(x, axes)
     eps = check_eps(eps)
     xp = array_namespace(x)
-    centred, mu, var = _centre(accumulation_dtype(x), axes, is_centred)
+    centred, mu, var = centre(accumulation_dtype(x), axes, is_centred)
     inv_std = 1 / xp.sqrt(var + eps)
     x_hat = xp.astype(centred * inv_std, x.dtype, copy=False)
     return x_hat, StandardizeCache(x_hat, mu, var, inv_std, axes)
@@ -227,16 +227,31 @@ def standardize_backward(dl_dx_hat: Array, cache: StandardizeCache) -> Array:
     check_float_array("dl_dx_hat", dl_dx_hat)
     check_same_kind("dl_dx_hat", dl_dx_hat, "x_hat", x_hat)
     check_same_shape("dl_dx_hat", dl_dx_hat, "x_hat", x_hat)
+    return through(dl_dx_hat, x_hat, inv_std, axes, is_centred=mu is not None)
+
+
+def through(
+    dl_dx_hat: Array,
+    x_hat: Array,
+    inv_std: Array,
+    axes: tuple[int, ...],
+    *,
+    is_centred: bool = True,
+) -> Array:
+    """Take a gradient through the standardization, with nothing checked.
+
+    For loops in which the same arrays come by at each step.
+    """
     xp = array_namespace(dl_dx_hat, x_hat)
     g = xp.astype(dl_dx_hat, inv_std.dtype, copy=False)
     z = xp.astype(x_hat, inv_std.dtype, copy=False)
-    if mu is not None:
+    if is_centred:
         g = g - xp.mean(g, axis=axes, keepdims=True)
     along = xp.mean(g * z, axis=axes, keepdims=True)
     return xp.astype(inv_std * (g - z * along), dl_dx_hat.dtype, copy=False)
 
 
-def _centre(
+def centre(
     x: Array, axes: tuple[int, ...], is_centred: bool
 ) -> tuple[Array, Array, Array]:
     """Centre each group unless told not to; give its mean and biased variance."""
