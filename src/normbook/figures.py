@@ -21,7 +21,7 @@ from matplotlib.figure import Figure, SubFigure
 from matplotlib.legend_handler import HandlerTuple
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch, Rectangle
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
 from normbook.axes import check_index
 from normbook.standardize import check_same_shape
@@ -34,7 +34,9 @@ __all__ = [
     "depth_profile",
     "marked_cells",
     "panels",
+    "pen_lines",
     "points",
+    "shaded_words",
     "shared_cells",
     "signed_map",
     "sweep",
@@ -413,6 +415,7 @@ def shared_cells(
     return fig, axes
 
 
+_PEN: dict[str, Any] = {"ls": "-", "lw": 1, "solid_capstyle": "round"}
 # Seen on every colour: white with a dark rim.
 _DOT: dict[str, Any] = {
     "ls": "none",
@@ -421,6 +424,141 @@ _DOT: dict[str, Any] = {
     "mfc": "white",
     "mec": "black",
 }
+
+
+def pen_lines(
+    lines: Mapping[str, tuple[Kind, Sequence[ArrayLike]]], *, columns: int = 1
+) -> tuple[Figure, Sequence[Axes]]:
+    """Draw handwriting from the steps of the pen, one panel a label.
+
+    Parameters
+    ----------
+    lines : mapping from label to (kind, lines)
+        Each line is an array of shape (T, 3) of steps (dx, dy, lift): how far to the
+        next point, and 1 where the pen is lifted there. y grows upwards. The lines of
+        a panel stand one below the other; no stroke is drawn where the pen is lifted.
+    columns : int
+        Panels side by side.
+
+    Returns
+    -------
+    fig, axes
+        One axes for each panel, with one unit for both directions.
+
+    Raises
+    ------
+    ValueError
+        If there is no panel, a line does not have shape (T, 3), or a kind is unknown.
+    """
+    with _figure(len(lines), columns=columns) as (fig, axes):
+        fig.set_size_inches(8.4, 0.4 + 1.5 * -(-len(lines) // columns))
+        for ax, (label, (kind, written)) in zip(axes, lines.items(), strict=True):
+            top = 0.0
+            for steps in map(np.asarray, written):
+                if steps.ndim != 2 or steps.shape[1] != 3:
+                    raise ValueError(
+                        f"each line must have shape (T, 3), got {steps.shape}; give "
+                        "dx, dy and lift of each step."
+                    )
+                way = np.cumsum(steps[:, :2], axis=0)
+                way[:, 1] += top - way[:, 1].max()
+                top = way[:, 1].min() - 20
+                ends = np.flatnonzero(steps[:, 2]) + 1
+                for stroke in np.split(way, ends):
+                    # A dot is a stroke of one point. Behind the last one may be none.
+                    ax.plot(*stroke.T, **_PEN, color=_style(kind)["color"])
+                    if len(stroke) == 1:
+                        ax.plot(*stroke.T, ".", ms=2, color=_style(kind)["color"])
+            ax.set(aspect="equal", xlabel=label, xticks=[], yticks=[])
+            ax.spines[:].set_visible(False)
+            ax.grid(visible=False)
+    return fig, axes
+
+
+# Letters in a line of words, and its height (inches): legible on a telephone.
+_LINE = 44
+_LINE_HEIGHT = 0.5
+
+
+def shaded_words(
+    panels: Mapping[str, tuple[Kind, Sequence[Sequence[str]], ArrayLike]],
+) -> tuple[Figure, list[Axes]]:
+    """Show the weights of words: in reading order, the more weight the darker.
+
+    Below each word with a weight of at least 0.05 it stands in percent.
+
+    Parameters
+    ----------
+    panels : mapping from title to (kind, sentences, weights)
+        One text each, one below the other. A sentence is a sequence of words and
+        begins a line. There is a weight from 0 to 1, shape (T,), for each of T words;
+        1 has the full shade, in the colour of the kind.
+
+    Returns
+    -------
+    fig, axes
+        One axes for each text.
+
+    Raises
+    ------
+    ValueError
+        If there is no panel, a text has no word or another number of weights, a weight
+        does not lie in 0..1, or a kind is unknown.
+    """
+    with _figure(len(panels), columns=1) as (fig, axes):
+        heights = []
+        for ax, (title, (kind, sentences, values)) in zip(
+            axes, panels.items(), strict=True
+        ):
+            weights, count = np.asarray(values, dtype=float), sum(map(len, sentences))
+            if weights.shape != (count,) or not count:
+                raise ValueError(
+                    "weights must have one value for each of the words, got shape "
+                    f"{weights.shape} for {count} words."
+                )
+            if not ((weights >= 0) & (weights <= 1)).all():
+                raise ValueError(
+                    f"weights must lie in 0..1, got {weights.min():g} to "
+                    f"{weights.max():g}; give those of a softmax."
+                )
+            heights.append(_draw_words(ax, sentences, weights, _style(kind)["color"]))
+            ax.set_title(title, loc="left")
+        grid = axes[0].get_gridspec()
+        if grid is not None:
+            grid.set_height_ratios(heights)
+        width, _ = fig.get_size_inches()
+        fig.set_size_inches(width, _LINE_HEIGHT * (sum(heights) + len(axes)))
+    return fig, axes
+
+
+def _draw_words(
+    ax: Axes,
+    sentences: Sequence[Sequence[str]],
+    weights: NDArray[np.float64],
+    colour: str,
+) -> int:
+    """Write words in lines, each on its shade; return the number of lines."""
+    values = iter(weights.tolist())
+    centred: dict[str, Any] = {"ha": "center", "va": "center", "family": "monospace"}
+    line = -1
+    for sentence in sentences:
+        column, line = 0, line + 1
+        for word in sentence:
+            weight, size = next(values), len(word) + 1
+            if column and column + size > _LINE:
+                column, line = 0, line + 1
+            # Not darker than black letters allow.
+            shade = {"facecolor": colour, "alpha": 0.7 * weight, "linewidth": 0}
+            ax.add_patch(Rectangle((column, line), size, 0.55, **shade))
+            middle = column + size / 2
+            ax.text(middle, line + 0.28, word, **centred)
+            if weight >= 0.05:
+                percent = f"{100 * weight:.0f}"
+                ax.text(middle, line + 0.74, percent, fontsize=9, **centred)
+            column += size
+    ax.set(xlim=(0, _LINE), ylim=(line + 1, 0))
+    ax.set_axis_off()
+    return line + 1
 
 
 def signed_map(

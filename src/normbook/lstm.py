@@ -223,9 +223,9 @@ def lstm_forward(
     ------
     TypeError
         If an argument is not an array of real floating-point numbers, or they are of
-        different kinds.
+        different kinds or dtypes.
     ValueError
-        If a shape or dtype does not fit, there is no step, or batch_sizes is not what
+        If a shape does not fit, there is no step, or batch_sizes is not what
         it must be.
 
     Notes
@@ -350,7 +350,7 @@ def lstm_backward(
     Raises
     ------
     TypeError
-        If a gradient is no float array of the kind of x.
+        If a gradient is no float array of the kind and dtype of x.
     ValueError
         If a gradient has another shape than its state, or the cache is of another
         cell.
@@ -428,10 +428,10 @@ def layer_norm_lstm_forward(
     ------
     TypeError
         If an argument is not an array of real floating-point numbers, or they are of
-        different kinds.
+        different kinds or dtypes.
     ValueError
-        If a shape or dtype does not fit, there is no step, eps is negative, an option
-        is unknown, ``gamma_x`` or ``beta_x`` is given where the sum is normalized, or
+        If a shape does not fit, there is no step, eps is negative, an option is
+        unknown, ``gamma_x`` or ``beta_x`` is given where the sum is normalized, or
         batch_sizes is not what it must be.
 
     Notes
@@ -615,7 +615,7 @@ def layer_norm_lstm_backward(
     Raises
     ------
     TypeError
-        If a gradient is no float array of the kind of x.
+        If a gradient is no float array of the kind and dtype of x.
     ValueError
         If a gradient has another shape than its state, or the cache is of another
         cell.
@@ -668,9 +668,9 @@ def layer_norm_rnn_forward(
     ------
     TypeError
         If an argument is not an array of real floating-point numbers, or they are of
-        different kinds.
+        different kinds or dtypes.
     ValueError
-        If a shape or dtype does not fit, there is no step, or eps is negative.
+        If a shape does not fit, there is no step, or eps is negative.
 
     Notes
     -----
@@ -796,9 +796,10 @@ def layer_norm_rnn_backward(
     Raises
     ------
     TypeError
-        If a gradient is no float array of the kind of x.
+        If a gradient is no float array of the kind and dtype of x.
     ValueError
-        If a gradient has another shape than its state.
+        If a gradient has another shape than its state, or the cache is of another
+        cell.
 
     Examples
     --------
@@ -813,11 +814,11 @@ def layer_norm_rnn_backward(
     >>> gradients.dl_dparameters.beta / (1 - np.tanh(1.0) ** 2)
     array([1., 1.])
     """
+    _check_cache(cache, LayerNormRNNParameters, "layer_norm_rnn_forward")
     x, h_0, h, a_hat, inv_std, parameters = cache
     _check_gradient("dl_dh", dl_dh, "h", h)
-    if dl_dh_last is None:
-        arriving = h_0 * 0
-    else:
+    arriving = 0
+    if dl_dh_last is not None:
         _check_gradient("dl_dh_last", dl_dh_last, "h_last", h_0)
         arriving = dl_dh_last
     xp = array_namespace(x)
@@ -906,26 +907,26 @@ def _forward(
         whole(values) for values in zip(*kept, strict=True)
     )
     cache = LSTMCache(
-        x,
-        h_0,
-        c_0,
-        h_all,
-        c_all,
-        f,
-        i,
-        o,
-        g,
-        tanh_u,
-        p_hat,
-        None if q_hat is None else _shaped(q_hat, lead),
-        c_hat,
-        inv_std_p,
-        None if inv_std_q is None else _shaped(inv_std_q, lead),
-        inv_std_c,
-        parameters,
-        norm,
-        carried,
-        sizes,
+        x=x,
+        h_0=h_0,
+        c_0=c_0,
+        h=h_all,
+        c=c_all,
+        f=f,
+        i=i,
+        o=o,
+        g=g,
+        tanh_u=tanh_u,
+        p_hat=p_hat,
+        q_hat=None if q_hat is None else _shaped(q_hat, lead),
+        c_hat=c_hat,
+        inv_std_p=inv_std_p,
+        inv_std_q=None if inv_std_q is None else _shaped(inv_std_q, lead),
+        inv_std_c=inv_std_c,
+        parameters=parameters,
+        norm=norm,
+        carried=carried,
+        batch_sizes=sizes,
     )
     h_last, c_last = (xp.concat([s, *e[::-1]]) for s, e in ((h, h_last), (c, c_last)))
     return LSTMOutput(h_all, h_last, c_last), cache
@@ -944,11 +945,12 @@ def _backward(
         if value is None:
             ends[name] = cache.h_0 * 0
         else:
-            _check_gradient(name, value, name[4:], cache.h_0)
+            _check_gradient(name, value, name.removeprefix("dl_d"), cache.h_0)
     xp = array_namespace(dl_dh, cache.h)
     own = _with_all_fields(cache.parameters)
-    x, h, c, f, i, o, g, tanh_u = (_rows(value) for value in (cache.x, *cache[3:10]))
-    dl_dh = _rows(dl_dh)
+    x, h, c, dl_dh = (_rows(value) for value in (cache.x, cache.h, cache.c, dl_dh))
+    f, i, o, g = (_rows(value) for value in (cache.f, cache.i, cache.o, cache.g))
+    tanh_u = _rows(cache.tanh_u)
     has_norm = cache.norm is not None
     is_normalized_carried = cache.carried == "normalized"
     if has_norm:
@@ -1028,11 +1030,12 @@ def _standardize(x: Array, eps: float, groups: int = 1) -> tuple[Array, Array]:
     Gives the hats and 1 / sqrt(var + eps), of shape (M, 1), or (M, groups, 1).
     """
     xp = array_namespace(x)
-    parts = x if groups == 1 else xp.reshape(x, (x.shape[0], groups, -1))
+    shape = (x.shape[0], groups, x.shape[1] // groups)
+    parts = x if groups == 1 else xp.reshape(x, shape)
     centred, _, var = centre(accumulation_dtype(parts), (-1,), is_centred=True)
     inv_std = 1 / xp.sqrt(var + eps)
     x_hat = xp.astype(centred * inv_std, x.dtype, copy=False)
-    return (x_hat if groups == 1 else xp.reshape(x_hat, x.shape)), inv_std
+    return xp.reshape(x_hat, x.shape), inv_std
 
 
 def _through(dl_dy: Array, gamma: Array | None, x_hat: Array, inv_std: Array) -> Array:
@@ -1041,7 +1044,8 @@ def _through(dl_dy: Array, gamma: Array | None, x_hat: Array, inv_std: Array) ->
     if inv_std.ndim == 2:
         return through(dl_dx_hat, x_hat, inv_std, (-1,))
     xp = array_namespace(dl_dy)
-    shape = (*inv_std.shape[:-1], -1)
+    groups = inv_std.shape[1]
+    shape = (dl_dy.shape[0], groups, dl_dy.shape[1] // groups)
     dl_dx_hat, x_hat = xp.reshape(dl_dx_hat, shape), xp.reshape(x_hat, shape)
     return xp.reshape(through(dl_dx_hat, x_hat, inv_std, (-1,)), dl_dy.shape)
 
@@ -1085,7 +1089,7 @@ def _rows(value: Array, norm: Normed | None = None) -> Array:
     """Put the steps one after the other; per gate, a statistic has an axis more."""
     xp = array_namespace(value)
     own = 2 if norm == "gates" else 1
-    return xp.reshape(value, (-1, *value.shape[value.ndim - own :]))
+    return xp.reshape(value, (-1, *value.shape[-own:]))
 
 
 def _shaped(rows: Array, lead: tuple[int, ...]) -> Array:
@@ -1130,6 +1134,11 @@ def _checked(
         )
     sizes = _sizes(x, batch_sizes)
     features, examples = x.shape[-1], sizes[0]
+    if features == 0:
+        raise ValueError(
+            f"x must have at least one feature, got shape {tuple(x.shape)}; the last "
+            "axis holds the features."
+        )
     check_float_array("w_h", parameters.w_h)
     if parameters.w_h.ndim != 2 or parameters.w_h.shape[1] == 0:
         raise ValueError(
@@ -1201,15 +1210,19 @@ def _check_like(
     """Refuse what is not of the kind and dtype of x, or has not this shape."""
     check_float_array(name, value)
     check_same_kind(name, value, "x", x)
-    if value.dtype != x.dtype:
-        raise TypeError(
-            f"{name} must have the dtype of x, {x.dtype}, got {value.dtype}; convert "
-            "one of them."
-        )
+    _check_same_dtype(name, value, "x", x)
     if tuple(value.shape) != expected:
         raise ValueError(
             f"{name} must have shape {meaning} = {expected}, got {tuple(value.shape)}; "
             "w_h has H columns, x has D features."
+        )
+
+
+def _check_same_dtype(name: str, a: Array, other: str, b: Array) -> None:
+    if a.dtype != b.dtype:
+        raise TypeError(
+            f"{name} must have the dtype of {other}, {b.dtype}, got {a.dtype}; convert "
+            "one of them."
         )
 
 
@@ -1226,12 +1239,14 @@ def _check_gradient(name: str, value: Array, other: str, state: Array) -> None:
     check_float_array(name, value)
     check_same_kind(name, value, other, state)
     check_same_shape(name, value, other, state)
+    _check_same_dtype(name, value, other, state)
 
 
-def _check_cache(cache: LSTMCache, kind: type, maker: str) -> None:
+def _check_cache(cache: object, kind: type, maker: str) -> None:
     """Refuse the cache of another cell."""
-    if not isinstance(cache.parameters, kind):
+    parameters = getattr(cache, "parameters", cache)
+    if not isinstance(parameters, kind):
         raise ValueError(
-            f"cache must come from {maker}, got one with "
-            f"{type(cache.parameters).__name__}; take the backward pass of its cell."
+            f"cache must come from {maker}, got one of {type(parameters).__name__}; "
+            "take the backward pass of its cell."
         )

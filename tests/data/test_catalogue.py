@@ -12,8 +12,8 @@ every_file = pytest.mark.parametrize(
 )
 
 
-# Their authors name no mirror.
-ONE_MIRROR = {"cifar-10", "japanese-vowels"}
+# Their authors name no mirror, or none with https.
+ONE_MIRROR = {"cifar-10", "japanese-vowels", "omniglot-strokes", "babi"}
 
 
 @every_file
@@ -24,8 +24,8 @@ def test_a_file_has_two_mirrors_on_different_hosts_over_https(
     hosts = {address.hostname for address in addresses}
     assert len(hosts) >= 2 or (len(hosts) == 1 and source.name in ONE_MIRROR)
     assert {address.scheme for address in addresses} == {"https"}
-    end = ".zip" if file.zip_limit else f"/{file.name}"
-    assert all(address.path.endswith(end) for address in addresses)
+    ends = (".zip", ".tar.gz") if file.archive else f"/{file.name}"
+    assert all(address.path.endswith(ends) for address in addresses)
 
 
 @every_file

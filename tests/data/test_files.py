@@ -1,12 +1,15 @@
 """Finding and downloading, against a server on this very machine."""
 
+import gzip
 import hashlib
 import io
+import lzma
 import os
 import signal
 import socket
 import subprocess
 import sys
+import tarfile
 import threading
 import time
 import tracemalloc
@@ -27,13 +30,14 @@ from normbook.data.catalogue import (
     FASHION_MNIST,
     MNIST,
     SOURCES,
+    Archive,
     DataFile,
     Source,
 )
 
 CONTENT = bytes(i * i % 251 for i in range(5 * files.PIECE))
 NAME = "numbers.gz"
-ZIP_LIMIT = 50_000
+ARCHIVE = Archive(limit=50_000)
 # Seconds, instead of 10, so that a server that hangs is soon left; where none hangs
 # the tests wait as long as the readers do, and a slow machine fails none of them.
 PATIENCE = 1.5
@@ -49,6 +53,22 @@ def zipped(members: dict[str, bytes]) -> bytes:
     return packed.getvalue()
 
 
+def tarred(*members: tuple[str, bytes], kind: bytes = tarfile.REGTYPE) -> bytes:
+    """A tar archive, not compressed; of the last member the type can be chosen."""
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w") as archive:
+        for number, (name, content) in enumerate(members, start=1):
+            header = tarfile.TarInfo(name)
+            if number == len(members):
+                header.type, header.linkname = kind, "other"
+            header.size = len(content)
+            archive.addfile(header, io.BytesIO(content))
+    return packed.getvalue()
+
+
+TAR = tarred(
+    (f"other/{NAME}", b"a decoy"), (f"inside/{NAME}", CONTENT), ("inside/text", b"text")
+)
 BOMB = zipped({NAME: CONTENT + bytes(10**7)})
 
 
@@ -78,6 +98,9 @@ class Mirror(BaseHTTPRequestHandler):
     def send_zip(self) -> None:
         self.send_packed(zipped({"about": b"text", NAME: CONTENT}))
 
+    def send_tar(self) -> None:
+        self.send_packed(gzip.compress(TAR, mtime=0))
+
     def send_cut(self) -> None:
         self.send_packed(zipped({NAME: CONTENT})[:-30])
 
@@ -95,7 +118,7 @@ class Mirror(BaseHTTPRequestHandler):
         self.send_packed(packed[:200] + bytes([packed[200] ^ 255]) + packed[201:])
 
     def send_heavy(self) -> None:
-        self.send_packed(zipped({NAME: CONTENT}) + bytes(ZIP_LIMIT))
+        self.send_packed(zipped({NAME: CONTENT}) + bytes(ARCHIVE.limit))
 
     def send_packed(self, packed: bytes) -> None:
         self.send(packed, Content_Length=len(packed))
@@ -775,7 +798,7 @@ def test_whereabouts_of_an_embedded_data_set_are_its_package(
 def packed(source: Source) -> Source:
     """The same data set, from mirrors that have it in an archive."""
     (file,) = source.files
-    return replace(source, files=(replace(file, zip_limit=ZIP_LIMIT),))
+    return replace(source, files=(replace(file, archive=ARCHIVE),))
 
 
 def test_a_file_is_unpacked_and_it_is_the_file_that_is_kept(
@@ -800,13 +823,13 @@ def test_the_folder_of_the_reader_holds_the_file_not_the_archive(
 @pytest.mark.parametrize(
     ("behaviour", "reason"),
     [
-        ("cut", r"no zip archive with numbers.gz in it \(.*not a zip file\)"),
-        ("good", "no zip archive with numbers.gz in it"),
+        ("cut", r"no archive with numbers.gz in it \(.*not a zip file\)"),
+        ("good", "no archive with numbers.gz in it"),
         ("elsewhere", "no item named 'numbers.gz'"),
         ("changed", "what came is not the file: its SHA-256 is"),
         ("longer", "what came is not the file: it is larger than the"),
-        ("flipped", "no zip archive with|not the file: its SHA-256 is"),
-        ("heavy", f"the archive is larger than {ZIP_LIMIT} bytes"),
+        ("flipped", "no archive with|not the file: its SHA-256 is"),
+        ("heavy", f"the archive is larger than {ARCHIVE.limit} bytes"),
         ("html", "a web page came instead of the file"),
         ("truncated", r"after \d+ bytes"),
     ],
@@ -827,3 +850,99 @@ def test_an_archive_is_no_bomb(server: Server, cache: Path) -> None:
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < 10**7 / 2
+
+
+# --- a file in a tar archive
+
+TAR_ARCHIVE = Archive(
+    limit=50_000, folder="inside/", names=("odd.tar.gz", "odd.tar.xz")
+)
+PACKED = {"odd.tar.gz": gzip.compress(TAR, mtime=0), "odd.tar.xz": lzma.compress(TAR)}
+
+
+def in_tar(server: Server) -> Source:
+    """A data set with two files; a mirror has both in one archive."""
+    source = server.source("tar")
+    file = replace(source.files[0], archive=TAR_ARCHIVE)
+    sha256 = hashlib.sha256(b"text").hexdigest()
+    text = replace(file, name="text", size=4, sha256=sha256)
+    return replace(source, files=(file, text))
+
+
+def test_a_file_is_taken_from_its_folder_in_a_tar_archive(
+    server: Server, cache: Path
+) -> None:
+    assert read(in_tar(server)) == CONTENT
+    assert cache.read_bytes() == CONTENT
+
+
+@pytest.mark.parametrize("name", PACKED)
+@pytest.mark.parametrize("place", ["", "odd-numbers", "odd_numbers"])
+def test_the_folder_of_the_reader_may_hold_the_archive(
+    name: str, place: str, server: Server, folder: Path
+) -> None:
+    path = put(folder / place / name, PACKED[name])
+    source = in_tar(server)
+    assert read(source) == CONTENT
+    found = files.copies(source, source.files[0])
+    assert [copy.path for copy in found if copy.is_good] == [path]
+    assert server.asked == []
+
+
+@pytest.mark.parametrize("place", ["", "inside", "odd-numbers/inside"])
+def test_the_folder_of_the_reader_may_hold_the_unpacked_archive(
+    place: str, server: Server, folder: Path
+) -> None:
+    put(folder / place / NAME, CONTENT)
+    assert read(in_tar(server)) == CONTENT
+    assert server.asked == []
+
+
+def damaged() -> dict[str, tuple[bytes, str]]:
+    """Archives that do not give the file, and why."""
+    name = f"inside/{NAME}"
+    long = tarred((name, CONTENT + b"1"))
+    link = tarred((name, b""), kind=tarfile.SYMTYPE)
+    directory = tarred((name, b""), kind=tarfile.DIRTYPE)
+    return {
+        "no archive": (b"text", "no archive with numbers.gz in it .*ot a gzipped"),
+        "cut": (gzip.compress(TAR)[:-9000], "no archive with numbers.gz in it"),
+        "other": (gzip.compress(tarred(("odd", b""))), "no archive with numbers.gz"),
+        "changed": (gzip.compress(tarred((name, CONTENT[::-1]))), "its SHA-256 is"),
+        "longer": (gzip.compress(long), "larger than the 20480 bytes"),
+        "link": (gzip.compress(link), "no archive with numbers.gz in it"),
+        "directory": (gzip.compress(directory), "no archive with numbers.gz in it"),
+        "heavy": (bytes(50_001), "the archive is larger than 50000 bytes"),
+    }
+
+
+@pytest.mark.parametrize(("content", "reason"), damaged().values(), ids=damaged())
+def test_an_archive_of_the_reader_that_is_not_right_is_refused(
+    content: bytes, reason: str, server: Server, folder: Path
+) -> None:
+    path = put(folder / "odd.tar.gz", content)
+    with pytest.raises(files.DataError, match=rf"{path.name} must be .*{reason}"):
+        read(in_tar(server))
+    assert server.asked == []
+
+
+def test_a_tar_archive_is_not_unpacked_without_a_limit(
+    server: Server, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(files, "UNPACKED", 2**20)
+    bomb = tarred(("zeros", bytes(10**7)), (f"inside/{NAME}", CONTENT))
+    put(folder / "odd.tar.gz", gzip.compress(bomb))
+    tracemalloc.start()
+    with pytest.raises(files.DataError, match="more than 1048576 bytes are packed"):
+        read(in_tar(server))
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 10**7 / 2
+
+
+def test_one_download_gives_all_files_of_an_archive(
+    server: Server, cache: Path
+) -> None:
+    paths = files.fetch(in_tar(server))
+    assert [path.read_bytes() for path in paths] == [CONTENT, b"text"]
+    assert server.asked == ["tar"]

@@ -49,6 +49,9 @@ VARIANTS = {
     "batch_128": ["layer_norm", "batch_norm_on_scores"],
     "batch_4": ["unbiased_batch_norm"],
     "vowels_longer": ["per_step_padded", "sequence_wise"],
+    # With batch norm the first word of all questions, one and the same, has a gradient
+    # of rounding errors alone, and Adam divides it by its size.
+    "reading": ["layer_norm"],
 }
 CASES = [
     (name, variant)

@@ -162,6 +162,30 @@ def test_a_copy_is_independent(copied: Any) -> None:
     assert not torch.equal(twin.running_mean, layer.running_mean)
 
 
+@pytest.mark.parametrize("momentum", [0.3, 0.0, None])
+def test_taking_in_moments_is_calling_the_layer_at_each_of_the_first_steps(
+    momentum: float | None,
+) -> None:
+    xs = [draw(n, 3, seed=n) for n in (7, 7, 2)]
+    ours, other = make(momentum=momentum), make(momentum=momentum)
+    for step, x in [(0, draw(7, 3, seed=1)), *enumerate(xs)]:  # so that counts differ
+        other(x, step)
+    ours(draw(7, 3, seed=1), 0)
+    mean, var = (torch.stack([f(x) for x in xs]) for f in (
+        lambda x: x.mean(0), lambda x: x.var(0, correction=0),
+    ))  # fmt: skip
+    ours.take_in(mean, var, [len(x) for x in xs])
+    assert_equal(ours.state_dict(), other.state_dict(), EXACT)
+
+
+def test_moments_that_cannot_be_taken_in_change_nothing() -> None:
+    layer, moments = make(), torch.ones(2, 3, dtype=torch.float64)
+    for counts, match in (([7, 1], "count must be"), ([7], "zip")):
+        with pytest.raises(ValueError, match=match):
+            layer.take_in(moments, moments, counts)
+    assert_equal(layer.state_dict(), make().state_dict(), 0.0)
+
+
 @pytest.mark.parametrize("last", [1, 2])
 def test_one_alive_is_normalized_as_in_evaluation_and_nothing_is_updated(
     last: int,

@@ -11,6 +11,28 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
+class Archive:
+    """A zip or tar archive in which files are published.
+
+    Only the files in it have a known size and hash, so it may be packed anew.
+
+    Attributes
+    ----------
+    limit : int
+        Bytes that it may have at most.
+    folder : str
+        Where the files are in it, with ``/`` at the end; empty for the top.
+    names : tuple of str
+        What it may be called in a folder of the reader; none where the reader has
+        to unpack it.
+    """
+
+    limit: int
+    folder: str = ""
+    names: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
 class DataFile:
     """One file as its authors publish it, never repacked.
 
@@ -24,17 +46,16 @@ class DataFile:
         SHA-256 of the content, in hexadecimal.
     urls : tuple of str
         Where it can be downloaded, in the order in which to try.
-    zip_limit : int
-        Where the addresses hold a zip archive with this file in it: the bytes that
-        the archive may have at most, since only the file has a known size and hash.
-        0 where they hold the file itself.
+    archive : Archive or None
+        Where the addresses hold an archive with this file in it; None where they hold
+        the file itself.
     """
 
     name: str
     size: int
     sha256: str
     urls: tuple[str, ...]
-    zip_limit: int = 0
+    archive: Archive | None = None
 
 
 @dataclass(frozen=True)
@@ -81,6 +102,16 @@ def _files(
     """Files that have the same names on every mirror."""
     return tuple(
         DataFile(name, size, sha256, tuple(mirror + name for mirror in mirrors))
+        for name, (size, sha256) in contents.items()
+    )
+
+
+def _packed(
+    urls: tuple[str, ...], archive: Archive, contents: dict[str, tuple[int, str]]
+) -> tuple[DataFile, ...]:
+    """Files that are in one archive."""
+    return tuple(
+        DataFile(name, size, sha256, urls, archive)
         for name, (size, sha256) in contents.items()
     )
 
@@ -188,10 +219,7 @@ CIFAR_10 = Source(
 )
 
 # The authors publish an archive whose hash is not known to us. Those of the two files
-# in it are, so each is checked when it has been unpacked. The archive is small, and is
-# downloaded once for each of the two.
-_VOWELS_URLS = ("https://archive.ics.uci.edu/static/public/128/japanese+vowels.zip",)
-_VOWELS_LIMIT = 5_000_000
+# in it are, so each is checked when it has been unpacked.
 JAPANESE_VOWELS = Source(
     name="japanese-vowels",
     title="Japanese Vowels",
@@ -201,25 +229,110 @@ JAPANESE_VOWELS = Source(
         "classification using passing-through regions, Pattern Recognition Letters "
         "20(11-13), 1103-1111; UCI Machine Learning Repository, doi:10.24432/C5NS47"
     ),
-    files=(
-        DataFile(
-            "ae.train",
-            514_651,
-            "7ae33b2b678b6c0df7a4137e5b82e127e95d63b2e2d7764e7e4ea3fe1b659935",
-            _VOWELS_URLS,
-            _VOWELS_LIMIT,
+    files=_packed(
+        ("https://archive.ics.uci.edu/static/public/128/japanese+vowels.zip",),
+        Archive(limit=5_000_000),
+        {
+            "ae.train": (
+                514_651,
+                "7ae33b2b678b6c0df7a4137e5b82e127e95d63b2e2d7764e7e4ea3fe1b659935",
+            ),
+            "ae.test": (
+                685_540,
+                "7894594714a3186f8961c75535654cdc6bd232d3dd97d7c04c99bfa3013f57a9",
+            ),
+        },
+    ),
+)
+
+OMNIGLOT_STROKES = Source(
+    name="omniglot-strokes",
+    title="Omniglot, strokes (background set, small 1 and 2)",
+    licence="MIT",
+    citation=(
+        "B. M. Lake, R. Salakhutdinov and J. B. Tenenbaum (2015), Human-level concept "
+        "learning through probabilistic program induction, Science 350(6266), "
+        "1332-1338, doi:10.1126/science.aab3050"
+    ),
+    files=_files(
+        (
+            "https://github.com/brendenlake/omniglot/raw/"
+            "057f034baf2ecb8530bc5710e5a23584d2a519cc/python/",
         ),
-        DataFile(
-            "ae.test",
-            685_540,
-            "7894594714a3186f8961c75535654cdc6bd232d3dd97d7c04c99bfa3013f57a9",
-            _VOWELS_URLS,
-            _VOWELS_LIMIT,
+        {
+            "strokes_background_small1.zip": (
+                3_056_274,
+                "8cb3960fb6cf4ccf5f064ad83169f828c36c36782a0f6e7faacb7ecfae4468a2",
+            ),
+            "strokes_background_small2.zip": (
+                4_100_947,
+                "345bf2141efbea062833dbb2828abbc23d9e07825e46f2afdd4daecddfed6e78",
+            ),
+        },
+    ),
+)
+
+BABI = Source(
+    name="babi",
+    title="bAbI tasks v1.2, 10 000 questions for training each",
+    licence="CC BY 3.0",
+    citation=(
+        "J. Weston, A. Bordes, S. Chopra, A. M. Rush, B. van Merrienboer, A. Joulin "
+        "and T. Mikolov (2015), Towards AI-complete question answering: a set of "
+        "prerequisite toy tasks, arXiv:1502.05698"
+    ),
+    # Three of the twenty tasks. The folder "en" of the archive has files of the same
+    # names with 1 000 questions: the tests are the same, and the questions for training
+    # are the first of these. One address: the other that is known offers no https.
+    files=_packed(
+        ("https://s3.amazonaws.com/text-datasets/babi_tasks_1-20_v1-2.tar.gz",),
+        Archive(
+            limit=20_000_000,
+            folder="tasks_1-20_v1-2/en-10k/",
+            names=(
+                "tasks_1-20_v1-2.tar.gz",
+                "babi_tasks_1-20_v1-2.tar.gz",
+                "tasks_1-20_v1-2_en.tar.xz",
+            ),
         ),
+        {
+            "qa1_single-supporting-fact_train.txt": (
+                944_248,
+                "749ea9f7c99070feb2d88c975a254417a0dcc8274add4435ae5ae24c7afc7e9d",
+            ),
+            "qa1_single-supporting-fact_test.txt": (
+                94_477,
+                "55acf66cef2f6d798e2aa1d056e1ec8f24e910ea9215b639450574321132959b",
+            ),
+            "qa2_two-supporting-facts_train.txt": (
+                1_794_716,
+                "d4074c0c5d54f70ce2f538056ce2b6ef6a313da336da4245f1a24f1298e37ef3",
+            ),
+            "qa2_two-supporting-facts_test.txt": (
+                179_835,
+                "eff93fb9cd81ba02eb765772cf7cc269769ed44ec71cbbbc19cfb16ee5eba0f6",
+            ),
+            "qa5_three-arg-relations_train.txt": (
+                2_122_413,
+                "2506910935b701bac64fc8b1d7ff12bd8d0f47ceefca183454282bec784c12a5",
+            ),
+            "qa5_three-arg-relations_test.txt": (
+                207_037,
+                "ec825c1c8a76e63a31f0d7a7763cd63740e98332fa9bdf246a19068949bd5f97",
+            ),
+        },
     ),
 )
 
 SOURCES = {
     source.name: source
-    for source in (DIGITS, MNIST, FASHION_MNIST, CIFAR_10, JAPANESE_VOWELS)
+    for source in (
+        DIGITS,
+        MNIST,
+        FASHION_MNIST,
+        CIFAR_10,
+        JAPANESE_VOWELS,
+        OMNIGLOT_STROKES,
+        BABI,
+    )
 }

@@ -3,7 +3,8 @@
 A file is looked for in this order:
 
 1. the folder named by the environment variable ``NORMBOOK_DATA``, as
-   ``FOLDER/mnist/FILE`` or as ``FOLDER/FILE``; nothing is ever written there;
+   ``FOLDER/mnist/FILE`` or as ``FOLDER/FILE``, for some in the archive that the
+   authors publish; nothing is ever written there;
 2. the cache: the folder named by ``NORMBOOK_CACHE``, or else the user's cache
    folder of the operating system; as ``FOLDER/mnist/FILE``;
 3. the mirrors, one after the other; what comes is kept in the cache.
@@ -13,8 +14,9 @@ read, and no byte of it is used before. A damaged file in ``NORMBOOK_DATA`` is a
 error: the reader chose that folder, so nothing else is taken instead of it. A
 damaged file in the cache is downloaded again, and replaced only by a good one.
 
-Where a mirror has the file in a zip archive, the file is unpacked in memory, and it
-is the file that is checked and kept.
+Where a mirror has the file in a zip or tar archive, the file is unpacked in memory,
+and it is the file that is checked and kept, with the others that the data set has in
+the same archive.
 
 Why `requests` and not `pooch`, which would bring a cache and hashes: pooch asks
 a single address for each file, reads whatever comes without a limit of size,
@@ -26,13 +28,16 @@ its temporary file behind when it is killed. Here a download is held in memory
 from __future__ import annotations
 
 import errno
+import gzip
 import hashlib
 import io
 import ipaddress
+import lzma
 import os
 import queue
 import stat
 import sys
+import tarfile
 import threading
 import time
 import zipfile
@@ -44,7 +49,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import urljoin, urlsplit
 
 from normbook import atomic_file
-from normbook.data.catalogue import SOURCES, DataFile, Source
+from normbook.data.catalogue import SOURCES, Archive, DataFile, Source
 
 if TYPE_CHECKING:
     from requests import Response
@@ -64,6 +69,8 @@ SLOWEST = 10_000
 GRACE = 30.0
 # Redirects that are followed; GitHub needs one.
 REDIRECTS = 5
+# Bytes of a tar archive that are unpacked at most, in search of a file.
+UNPACKED = 500_000_000
 # Letters of a path or of a server's answer that an error message shows at most.
 MESSAGE = 300
 
@@ -74,6 +81,10 @@ class DataError(RuntimeError):
 
 class _MirrorError(Exception):
     """One mirror did not give the file; the message is the reason."""
+
+
+class _ArchiveError(Exception):
+    """An archive does not give the file; the message is the reason."""
 
 
 @dataclass(frozen=True)
@@ -178,8 +189,8 @@ def copies(source: Source, file: DataFile) -> Iterator[Copy]:
     folder = data_folder()
     if folder is not None:
         for name in source.folders:
-            yield _inspect(DATA, folder / name / file.name, source, file)
-        yield _inspect(DATA, folder / file.name, source, file, is_shared=True)
+            yield from _chosen(folder / name, source, file)
+        yield from _chosen(folder, source, file, is_shared=True)
     yield _inspect("cache", _cached(source, file), source, file)
 
 
@@ -319,10 +330,28 @@ def _cached(source: Source, file: DataFile) -> Path:
     return cache_folder() / source.name / file.name
 
 
+def _chosen(
+    folder: Path, source: Source, file: DataFile, is_shared: bool = False
+) -> Iterator[Copy]:
+    """Look at each place in a folder of the reader."""
+    yield _inspect(DATA, folder / file.name, source, file, is_shared)
+    if file.archive is not None:
+        if file.archive.folder:
+            path = folder / file.archive.folder / file.name
+            yield _inspect(DATA, path, source, file)
+        for name in file.archive.names:
+            yield _inspect(DATA, folder / name, source, file, archive=file.archive)
+
+
 def _inspect(
-    place: str, path: Path, source: Source, file: DataFile, is_shared: bool = False
+    place: str,
+    path: Path,
+    source: Source,
+    file: DataFile,
+    is_shared: bool = False,
+    archive: Archive | None = None,
 ) -> Copy:
-    """Read a file and compare it with what it must be.
+    """Read a file, perhaps from an archive, and compare it with what it must be.
 
     MNIST and Fashion-MNIST have files of the same names. In a folder that all
     data sets share there can be only one of the two, and for the other it is no
@@ -332,7 +361,7 @@ def _inspect(
         if not stat.S_ISREG(path.stat().st_mode):  # to open a pipe would wait
             return Copy(place, path, b"", "it is not a regular file")
         with path.open("rb") as handle:
-            content = handle.read(file.size + 1)
+            content = handle.read((archive.limit if archive else file.size) + 1)
     except (FileNotFoundError, NotADirectoryError):
         return Copy(place, path, None, "no such file")
     except PermissionError:
@@ -340,6 +369,11 @@ def _inspect(
         return Copy(place, path, b"", reason, is_permitted=False)
     except OSError as error:
         return Copy(place, path, b"", f"it cannot be read ({error.strerror})")
+    if archive is not None:
+        try:
+            (content,) = _unpack(content, archive, [file])
+        except _ArchiveError as error:
+            return Copy(place, path, b"", str(error))
     difference = fault(content, file)
     owner = _other_owner(path, source) if difference else None
     if owner is None:
@@ -376,16 +410,21 @@ def _obtain(source: Source, file: DataFile) -> tuple[Path, bytes]:
 
     path = _cached(source, file)
     _prepare(path.parent)
+    # One download of an archive gives all files that are in it.
+    wanted = (
+        [f for f in source.files if f.urls == file.urls] if file.archive else [file]
+    )
     for url in file.urls:
         try:
-            content = _download(url, file)
+            contents = _download(url, file, wanted)
         except _MirrorError as error:
             # A server's words may contain what makes a terminal do things.
             reason = "".join(filter(str.isprintable, str(error)))
             tried.append(f"{url}: {reason[:MESSAGE]}")
         else:
-            _store(path, content)
-            return path, content
+            for other, content in contents.items():
+                _store(_cached(source, other), content)
+            return path, contents[file]
     raise DataError(_nowhere(source, file, tried))
 
 
@@ -401,6 +440,8 @@ def _nowhere(source: Source, file: DataFile, tried: list[str]) -> str:
         f"  - get the files below elsewhere and put them into FOLDER/{source.name}/ "
         f"or FOLDER/, then set {DATA}=FOLDER:",
     ]
+    if file.archive and file.archive.names:
+        lines.append(f"      {' or '.join(file.archive.names)}, or from it")
     for other in source.files:
         lines.append(f"      {other.name:{width}}  {other.size:>10} bytes")
         lines.append(f"        SHA-256 {other.sha256}")
@@ -432,8 +473,10 @@ def _store(path: Path, content: bytes) -> None:
         raise _no_cache(path.parent, error) from error
 
 
-def _download(url: str, file: DataFile) -> bytes:
-    """Return the content of `file` from one mirror, checked.
+def _download(
+    url: str, file: DataFile, wanted: list[DataFile]
+) -> dict[DataFile, bytes]:
+    """Return the contents of the files that one mirror has at an address, checked.
 
     A thread of its own talks to the server and this one waits for it: the
     timeouts of sockets hold for one address and one packet, so that a host
@@ -451,7 +494,7 @@ def _download(url: str, file: DataFile) -> bytes:
     start = time.monotonic()
     try:
         with tqdm(
-            total=None if file.zip_limit else file.size,
+            total=None if file.archive else file.size,
             desc=file.name,
             unit="B",
             unit_scale=True,
@@ -470,33 +513,79 @@ def _download(url: str, file: DataFile) -> bytes:
         raise _MirrorError(_reason(error, len(content), file)) from error
     finally:
         is_over.set()
-    if file.zip_limit:
-        content = _unpack(content, file)
-    difference = fault(content, file)
-    if difference:
-        raise _MirrorError(f"what came is not the file: {difference}")
-    return bytes(content)
+    contents = [bytes(content)]
+    if file.archive:
+        try:
+            contents = _unpack(bytes(content), file.archive, wanted)
+        except _ArchiveError as error:
+            raise _MirrorError(f"what came cannot be unpacked: {error}") from error
+    for other, found in zip(wanted, contents, strict=True):
+        difference = fault(found, other)
+        if difference:
+            raise _MirrorError(f"what came is not the file: {difference}")
+    return dict(zip(wanted, contents, strict=True))
 
 
 def _limit(file: DataFile) -> int:
     """Return how many bytes a mirror may send at most."""
-    return file.zip_limit or file.size
+    return file.archive.limit if file.archive else file.size
 
 
-def _unpack(content: bytearray, file: DataFile) -> bytearray:
-    """Return the file in a zip archive, or a byte more than it may have."""
-    if len(content) > file.zip_limit:
-        raise _MirrorError(f"the archive is larger than {file.zip_limit} bytes")
+def _unpack(packed: bytes, archive: Archive, wanted: list[DataFile]) -> list[bytes]:
+    """Return files of an archive, or of each a byte more than it may have."""
+    if len(packed) > archive.limit:
+        raise _ArchiveError(f"the archive is larger than {archive.limit} bytes")
+    sizes = {archive.folder + file.name: file.size + 1 for file in wanted}
+    take = _from_zip if packed.startswith(b"PK") else _from_tar
     try:
-        with (
-            zipfile.ZipFile(io.BytesIO(content)) as archive,
-            archive.open(file.name) as handle,
-        ):
-            return bytearray(handle.read(file.size + 1))
+        found = take(packed, sizes)
+        return [found[name] for name in sizes]
     except Exception as error:  # bytes at random can make it raise anything
-        raise _MirrorError(
-            f"what came is no zip archive with {file.name} in it ({error})"
-        ) from error
+        names = ", ".join(file.name for file in wanted)
+        raise _ArchiveError(f"it is no archive with {names} in it ({error})") from error
+
+
+def _from_zip(packed: bytes, sizes: dict[str, int]) -> dict[str, bytes]:
+    """Return the beginnings, of these sizes, of files in a zip archive."""
+    found = {}
+    with zipfile.ZipFile(io.BytesIO(packed)) as archive:
+        for name, size in sizes.items():
+            with archive.open(name) as handle:
+                found[name] = handle.read(size)
+    return found
+
+
+def _from_tar(packed: bytes, sizes: dict[str, int]) -> dict[str, bytes]:
+    """Return the beginnings, of these sizes, of regular files in a tar archive."""
+    found: dict[str, bytes] = {}
+    unpack = lzma.open if packed.startswith(b"\xfd7zXZ") else gzip.open
+    # As a stream, which is read once and no further than to the last of the files.
+    with (
+        unpack(io.BytesIO(packed)) as stream,
+        tarfile.open(fileobj=_Bounded(stream), mode="r|") as archive,
+    ):
+        for member in archive:
+            if member.name in sizes and member.isreg():
+                handle = archive.extractfile(member)
+                if handle is not None:
+                    found[member.name] = handle.read(sizes[member.name])
+            if len(found) == len(sizes):
+                break
+    return found
+
+
+class _Bounded(io.RawIOBase):
+    """A stream that refuses to go on behind so many bytes: a few may unpack to many."""
+
+    def __init__(self, stream: io.BufferedIOBase) -> None:
+        self.stream, self.left = stream, UNPACKED
+
+    def read(self, size: int | None = -1) -> bytes:
+        content = self.stream.read(size)
+        self.left -= len(content)
+        if self.left < 0:
+            raise _ArchiveError(f"more than {UNPACKED} bytes are packed in it")
+        return content
 
 
 def _receive(
@@ -542,7 +631,7 @@ def _check_answer(response: Response, file: DataFile) -> None:
     if kind.startswith("text/html"):
         raise _MirrorError("a web page came instead of the file")
     length = response.headers.get("Content-Length", str(file.size))
-    if not file.zip_limit and length != str(file.size):
+    if not file.archive and length != str(file.size):
         raise _MirrorError(
             f"the server announces {length} bytes instead of {file.size}"
         )
@@ -589,7 +678,7 @@ def _reason(error: Exception, received: int, file: DataFile) -> str:
 
 def _progress(received: int, file: DataFile) -> str:
     """Say how much has come, of how much where that is known."""
-    return f"{received} bytes" if file.zip_limit else f"{received} of {file.size} bytes"
+    return f"{received} bytes" if file.archive else f"{received} of {file.size} bytes"
 
 
 def _is_watched() -> bool:

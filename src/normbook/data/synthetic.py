@@ -1,4 +1,7 @@
-"""Sequences that are drawn, not measured: embedded, and their law is known."""
+"""Sequences that are drawn, not measured: embedded, and their law is known.
+
+Numbers in steps, whose class is to be told, and characters of a pen.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from normbook.data.sequences import Sequences
+from normbook.data.strokes import Drawing
 
-__all__ = ["sequences"]
+__all__ = ["drawings", "sequences"]
 
 # How far the classes lie apart, in standard deviations of the noise of one step.
 SIGNAL = 0.4
@@ -93,6 +97,96 @@ def sequences(
     x_train, y_train = draw(train)
     x_test, y_test = draw(test)
     return Sequences(x_train, y_train, x_test, y_test)
+
+
+def drawings(
+    generator: np.random.Generator, *, drawers: int = 20
+) -> tuple[Drawing, ...]:
+    r"""Draw the characters of a small alphabet, as several people might.
+
+    A character is made of arcs and straight lines in a square from (-1, -1) to (1, 1).
+    Each person has a width, a height and a slant; these move the points by
+
+    .. math:: (x, y) \mapsto (52 + w x + s h y,\; -52 + h y),
+
+    with w and h uniform from 18 to 36, and s normal with a deviation of 0.25. So the
+    characters lie in a box like that of Omniglot, from (0, -105) to (105, 0). Each
+    drawing turns its character by an angle that is normal with a deviation of 0.1.
+
+    Parameters
+    ----------
+    generator : np.random.Generator
+        All numbers are drawn from it.
+    drawers : int
+        At least 1.
+
+    Returns
+    -------
+    tuple of Drawing
+        Twelve characters by each person.
+
+    Raises
+    ------
+    ValueError
+        If ``drawers`` is not a whole number or too small.
+
+    Examples
+    --------
+    >>> made = drawings(np.random.default_rng(0), drawers=3)
+    >>> len(made), made[0].alphabet, sorted({drawing.drawer for drawing in made})
+    (36, 'synthetic', [1, 2, 3])
+    """
+    _check("drawers", drawers, 1)
+    middle = np.array([52.0, -52.0])
+    made = []
+    for drawer in range(1, drawers + 1):
+        width, height = generator.uniform(18, 36, size=2)
+        slant = generator.normal(0, 0.25)
+        person = np.array([[width, 0.0], [slant * height, height]])
+        for number, strokes in enumerate(_alphabet(), start=1):
+            angle = generator.normal(0, 0.1)
+            c, s = np.cos(angle), np.sin(angle)
+            turned = np.array([[c, s], [-s, c]]) @ person
+            moved = tuple(stroke @ turned + middle for stroke in strokes)
+            made.append(Drawing("synthetic", number, drawer, moved))
+    return tuple(made)
+
+
+def _alphabet() -> list[list[NDArray[np.float64]]]:
+    """Strokes of each character, points in a square from -1 to 1."""
+
+    def line(*points: tuple[float, float]) -> NDArray[np.float64]:
+        return np.array(points, dtype=float)
+
+    def arc(
+        start: float, end: float, x: float = 0, y: float = 0, r: float = 1
+    ) -> NDArray[np.float64]:
+        """Part of a circle around (x, y), between two angles in turns."""
+        turns = 2 * np.pi * np.linspace(start, end, 40)
+        return np.stack([x + r * np.cos(turns), y + r * np.sin(turns)], axis=1)
+
+    bar = line((0, 1), (0, -1))
+    ring = arc(0.25, 1.25)
+    bowl = arc(0.25, -0.25, x=-0.5, y=0, r=1)
+    hook = np.concatenate([line((0.5, 1), (0.5, -0.5)), arc(0, -0.5, y=-0.5, r=0.5)])
+    cup = np.concatenate([line((-1, 1), (-1, 0)), arc(0.5, 1), line((1, 0), (1, 1))])
+    wave = np.concatenate(
+        [arc(0.1, 0.75, y=0.5, r=0.5), arc(0.25, -0.4, y=-0.5, r=0.5)]
+    )
+    return [
+        [bar],
+        [ring],
+        [arc(0.12, 0.88)],
+        [hook],
+        [cup],
+        [wave],
+        [line((-1, 1), (0, -1), (1, 1))],
+        [line((-1, 1), (1, 1), (-1, -1), (1, -1))],
+        [line((-1, 1), (1, 1)), bar],
+        [line((-0.5, 1), (-0.5, -1)), bowl],
+        [line((-1, 1), (1, -1)), line((1, 1), (-1, -1))],
+        [ring, line((-1, 0), (1, 0))],
+    ]
 
 
 def _check(name: str, value: int, least: int) -> None:

@@ -6,6 +6,8 @@ from normbook.experiments import (
     batch_size,
     conv_norms,
     deep_linear,
+    handwriting,
+    reading,
     sigmoid_net,
     transformer,
     vgg,
@@ -31,5 +33,7 @@ EXPERIMENTS: dict[str, Experiment] = {
         batch_size.BATCH_128_CHOICES,
         batch_size.BATCH_4_CHOICES,
         transformer.EXPERIMENT,
+        handwriting.EXPERIMENT,
+        reading.EXPERIMENT,
     )
 }

@@ -21,7 +21,16 @@ import torch
 from tqdm import tqdm
 
 from normbook import device
-from normbook.data import Dataset, cifar10, digits, fashion_mnist, mnist, vowels
+from normbook.data import (
+    Dataset,
+    babi,
+    cifar10,
+    digits,
+    fashion_mnist,
+    mnist,
+    strokes,
+    vowels,
+)
 from normbook.data.sequences import Sequences
 from normbook.experiments import provenance
 from normbook.experiments.checkpoints import Checkpoints, RunError
@@ -70,12 +79,14 @@ PRECISIONS = {
     "float32": _Precision((1e-5, *(3e-4,) * (OPENING - 1)), 1e-2, 1e-6),
     "float32, unsteady": _Precision((1e-5, 2e-3), 1e-2, 1e-6),
 }
-LOADERS: dict[str, Callable[[], Dataset | Sequences]] = {
+LOADERS: dict[str, Callable[[], tuple[Any, ...]]] = {
     "digits": digits.load,
     "mnist": mnist.load,
     "fashion-mnist": fashion_mnist.load,
     "cifar-10": cifar10.load,
     "japanese-vowels": vowels.load,
+    "babi": babi.load,
+    "omniglot-strokes": strokes.load,
 }
 
 

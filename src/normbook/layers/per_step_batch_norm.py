@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import copy
 import operator
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from normbook.layers.base import write
 from normbook.layers.batch_norm import BatchNorm1d
 from normbook.layers.masked_batch_norm import MaskedBatchNorm1d
 
@@ -143,6 +145,26 @@ class PerStepBatchNorm1d(MaskedBatchNorm1d):
         if mask is None:
             return BatchNorm1d.forward(layer, input)
         return MaskedBatchNorm1d.forward(layer, input, mask)
+
+    @torch.no_grad()
+    def take_in(self, mean: Tensor, var: Tensor, counts: Sequence[int]) -> None:
+        """Update the running statistics of the first steps, all at once.
+
+        It does what calls at these steps in training would do, for who normalizes
+        without them: in a loop over many steps the checks of each call cost most.
+
+        Parameters
+        ----------
+        mean, var : Tensor, shape (T, num_features)
+            Of the examples alive at steps 0 to T - 1; ``var`` biased.
+        counts : sequence of T ints
+            Examples alive at each of these steps, at least 2.
+        """
+        updates: list[tuple[Tensor, Tensor]] = []
+        for step, moments in enumerate(zip(mean, var, counts, strict=True)):
+            updates += self._at(step)._updates(*moments)
+        steps = self.get_buffer("num_batches_tracked")
+        write(updates, steps[: len(counts)])
 
     def _at(self, step: int) -> PerStepBatchNorm1d:
         """Give one step as a layer of its own, on the same memory."""

@@ -1,0 +1,48 @@
+"""Short texts with a question each: what a network is to read."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+__all__ = ["Stories", "Story"]
+
+
+class Story(NamedTuple):
+    """Facts, a question about them, and its answer.
+
+    Attributes
+    ----------
+    task : str
+        Which kind of question it is.
+    facts : tuple of tuple of str
+        The sentences that come before the question, word by word.
+    question : tuple of str
+        Its words.
+    answer : str
+        A single word.
+    supporting : tuple of int
+        Places in `facts`, from 0, of those that the answer follows from.
+    """
+
+    task: str
+    facts: tuple[tuple[str, ...], ...]
+    question: tuple[str, ...]
+    answer: str
+    supporting: tuple[int, ...]
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """All words of the facts, in reading order."""
+        return tuple(word for fact in self.facts for word in fact)
+
+
+class Stories(NamedTuple):
+    """Stories, split for training and testing.
+
+    Attributes
+    ----------
+    train, test : tuple of Story
+    """
+
+    train: tuple[Story, ...]
+    test: tuple[Story, ...]

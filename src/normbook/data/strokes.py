@@ -1,0 +1,375 @@
+"""Omniglot: how people draw characters, stroke by stroke, and lines of such characters.
+
+Each character of an alphabet was drawn once by each of 20 people, in a box of 105 x
+105 units, with a mouse or a finger. What is kept is the path of the pen. The authors
+publish two zip archives of five alphabets each; Greek and Latin are in both and count
+once: eight alphabets, 4 840 drawings.
+
+A file in the archive is one drawing, such as ``Greek/character01/0394_06.txt`` by the
+sixth person. It is text: a line ``START``, a line ``x,y,time`` for each point (the
+time in ms is not used here), and ``BREAK`` behind each stroke. x grows to the right, y
+upwards, so that the box reaches from (0, -105) to (105, 0).
+
+A network that is to write takes the pen's way in steps, as in Graves (2013): how far
+to the next point, and whether the pen is lifted there. :func:`lines` makes lines of
+several characters of such steps.
+
+References
+----------
+B. M. Lake, R. Salakhutdinov and J. B. Tenenbaum (2015), Human-level concept learning
+through probabilistic program induction, Science 350(6266), 1332-1338,
+https://doi.org/10.1126/science.aab3050. A. Graves (2013), Generating sequences with
+recurrent neural networks, arXiv:1308.0850, section 4.
+"""
+
+from __future__ import annotations
+
+import io
+import operator
+import re
+import zipfile
+from collections.abc import Collection, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from normbook.data import files
+from normbook.data.catalogue import OMNIGLOT_STROKES
+
+__all__ = ["Drawing", "Lines", "StrokesError", "lines", "load", "read", "resample"]
+
+DRAWERS = 20
+# What the two archives have is far below: 5 980 entries, and 14 kB in the largest.
+MEMBERS = 20_000
+MEMBER_BYTES = 100_000
+# Where a drawing lies: any folder, alphabet, character, person.
+_PATH = re.compile(r"[^/]+/([^/]+)/character(\d\d)/\d{4}_(\d\d)\.txt")
+# What macOS writes into archives and folders.
+_FOREIGN = re.compile(r"__MACOSX/.*|(.*/)?\.DS_Store")
+
+
+class StrokesError(ValueError):
+    """The bytes are not the file that was expected."""
+
+
+class Drawing(NamedTuple):
+    """One character as one person drew it.
+
+    Attributes
+    ----------
+    alphabet : str
+    character : int
+        Number in the alphabet, from 1.
+    drawer : int
+        Number of the person, from 1.
+    strokes : tuple of ndarray, float64, each of shape (K_i, 2)
+        The K_i points (x, y) of each stroke in the order in which they were drawn, at
+        least one; y grows upwards.
+    """
+
+    alphabet: str
+    character: int
+    drawer: int
+    strokes: tuple[NDArray[np.float64], ...]
+
+
+class Lines(NamedTuple):
+    """Lines of characters as steps of the pen.
+
+    Attributes
+    ----------
+    train, test : tuple of ndarray, float64, each of shape (T_i, 3)
+        A line each. Its steps are (dx, dy, lift): how far from the last point to the
+        next one, and 1 where the stroke ends there, else 0. The first step leads to
+        the first point, from nowhere: it has dx = dy = 0.
+    scale : float
+        Units of the box in one unit of dx and dy.
+    """
+
+    train: tuple[NDArray[np.float64], ...]
+    test: tuple[NDArray[np.float64], ...]
+    scale: float
+
+
+def load() -> tuple[Drawing, ...]:
+    """Load the strokes of Omniglot from a folder of yours, the cache, or the network.
+
+    Returns
+    -------
+    tuple of Drawing
+        4 840 of them, by alphabet, character and drawer.
+
+    Raises
+    ------
+    DataError
+        If a file is damaged in the folder named by ``NORMBOOK_DATA``, or is
+        nowhere to be had; the message lists each place and the cure. See
+        :func:`normbook.data.files.read` for the places.
+
+    Examples
+    --------
+    >>> from normbook.data import strokes
+    >>> drawings = strokes.load()  # doctest: +SKIP
+    >>> drawings[0].alphabet, len(drawings[0].strokes)  # doctest: +SKIP
+    ('Balinese', 1)
+    """
+    # A drawing that is in both archives is kept once.
+    drawings = {
+        drawing[:3]: drawing
+        for file in OMNIGLOT_STROKES.files
+        for drawing in read(files.read(OMNIGLOT_STROKES, file))
+    }
+    return tuple(drawings[key] for key in sorted(drawings))
+
+
+def read(content: bytes) -> tuple[Drawing, ...]:
+    """Read the drawings in one archive.
+
+    Parameters
+    ----------
+    content : bytes
+        Content of the zip file. What macOS adds to folders is passed over.
+
+    Returns
+    -------
+    tuple of Drawing
+        In the order of the archive.
+
+    Raises
+    ------
+    StrokesError
+        If it is no zip archive, is damaged, or has too many or too large files, a
+        file that is no drawing, a drawing twice, or none.
+    """
+    found: dict[tuple[str, int, int], Drawing] = {}
+    try:
+        with zipfile.ZipFile(io.BytesIO(content)) as archive:
+            members = archive.infolist()
+            if len(members) > MEMBERS:
+                raise StrokesError(
+                    f"the archive must have at most {MEMBERS} entries, got "
+                    f"{len(members)}; get the file anew."
+                )
+            for member in members:
+                if member.is_dir() or _FOREIGN.fullmatch(member.filename):
+                    continue
+                key = _key(member.filename)
+                if key in found:
+                    raise StrokesError(
+                        "each drawing must be in the archive once, got "
+                        f"{member.filename!r} twice; get the file anew."
+                    )
+                with archive.open(member) as file:
+                    text = file.read(MEMBER_BYTES + 1)
+                found[key] = Drawing(*key, _strokes(text, member.filename))
+    except (zipfile.BadZipFile, NotImplementedError, RuntimeError, EOFError) as error:
+        raise StrokesError(
+            f"the file must be a zip archive, got {error}; get the file anew."
+        ) from error
+    if not found:
+        raise StrokesError(
+            "the archive must hold drawings, got none; is it the right file?"
+        )
+    return tuple(found.values())
+
+
+def _key(name: str) -> tuple[str, int, int]:
+    """Return alphabet, character and drawer from the name of a file."""
+    match = _PATH.fullmatch(name)
+    if match is None or not 1 <= int(match[3]) <= DRAWERS:
+        raise StrokesError(
+            "a drawing must be named FOLDER/ALPHABET/characterNN/NNNN_DD.txt with DD "
+            f"from 01 to {DRAWERS}, got {name[:100]!r}; get the file anew."
+        )
+    return match[1], int(match[2]), int(match[3])
+
+
+def _strokes(content: bytes, name: str) -> tuple[NDArray[np.float64], ...]:
+    """Return the strokes of one drawing."""
+
+    def fault(rule: str, got: str) -> StrokesError:
+        return StrokesError(f"{rule}, got {got} in {name}; get the file anew.")
+
+    if len(content) > MEMBER_BYTES:
+        raise fault(f"a drawing must have at most {MEMBER_BYTES} bytes", "more")
+    first, *rest = content.splitlines() or [b""]
+    if first.strip() != b"START":
+        raise fault("the first line must be START", repr(first[:40]))
+    strokes: list[NDArray[np.float64]] = []
+    points: list[list[float]] = []
+    for number, line in enumerate(rest, start=2):
+        if line.strip() == b"BREAK":
+            if not points:
+                raise fault(
+                    "BREAK must stand behind points", f"none before line {number}"
+                )
+            strokes.append(np.array(points)[:, :2])
+            points = []
+            continue
+        try:
+            point = [float(word) for word in line.split(b",")]
+        except ValueError:
+            point = []
+        if len(point) != 3 or not np.isfinite(point).all():
+            raise fault(
+                "each line must hold x,y,time or BREAK",
+                f"{line[:40]!r} in line {number}",
+            )
+        points.append(point)
+    if points or not strokes:
+        raise fault(
+            "BREAK must stand behind each stroke", f"the end behind {len(points)}"
+        )
+    return tuple(strokes)
+
+
+def resample(stroke: NDArray[np.float64], length: float) -> NDArray[np.float64]:
+    """Place points on a stroke at equal distances along it.
+
+    Parameters
+    ----------
+    stroke : array, shape (K, 2)
+        Its points; between them the pen went straight.
+    length : float
+        Distance along the stroke (units of the points), above 0. It is changed a
+        little so that a whole number of pieces, at least one, makes up the stroke:
+        the ends stay where they are.
+
+    Returns
+    -------
+    array, shape (P, 2)
+        One point only where the pen did not move.
+
+    Raises
+    ------
+    ValueError
+        If ``length`` is not above 0.
+
+    Examples
+    --------
+    Two units to the right and two up, in pieces of about 1.2:
+
+    >>> corner = np.array([[0.0, 0.0], [2.0, 0.0], [2.0, 2.0]])
+    >>> resample(corner, 1.2).round(2).tolist()
+    [[0.0, 0.0], [1.33, 0.0], [2.0, 0.67], [2.0, 2.0]]
+    """
+    if not length > 0:
+        raise ValueError(f"length must be above 0, got {length}; give 3.0, say.")
+    pieces = np.hypot(*np.diff(stroke, axis=0).T)
+    way = np.concatenate([[0.0], np.cumsum(pieces)])  # from the first point
+    if way[-1] == 0:
+        return stroke[:1].copy()
+    places = np.linspace(0.0, way[-1], max(1, round(way[-1] / length)) + 1)
+    x, y = (np.interp(places, way, column) for column in stroke.T)
+    return np.stack([x, y], axis=1)
+
+
+def lines(
+    drawings: Sequence[Drawing],
+    generator: np.random.Generator,
+    *,
+    characters: int = 8,
+    repeats: int = 1,
+    length: float = 3.0,
+    gap: float = 15.0,
+    test_drawers: Collection[int] = (17, 18, 19, 20),
+) -> Lines:
+    """Write lines: some characters of one alphabet beside each other, by one person.
+
+    The characters that one person drew of one alphabet are shuffled and taken in
+    groups; what is left over at the end is dropped. For training this is repeated, so
+    that a character stands beside several others. Characters keep their height in the
+    box. The leftmost point of each stands `gap` to the right of the rightmost point of
+    the one before it. All offsets are divided by one number, the root mean square of
+    dx and dy over the steps for training, so that shapes stay as they are.
+
+    Parameters
+    ----------
+    drawings : sequence of Drawing
+    generator : np.random.Generator
+        It draws the order of the characters.
+    characters : int
+        In one line, at least 1.
+    repeats : int
+        How often the characters for training are shuffled and written, at least 1.
+    length, gap : float
+        Distance between points along a stroke, and between two characters (units of
+        the box).
+    test_drawers : collection of int
+        The people whose lines are for testing; those of the others are for training.
+
+    Returns
+    -------
+    Lines
+        Of Omniglot, 448 for training (times `repeats`) and 112 for testing.
+
+    Raises
+    ------
+    ValueError
+        If ``characters``, ``repeats`` or ``length`` is too small, or there is no line
+        for training or for testing.
+
+    Examples
+    --------
+    >>> bar = (np.array([[0.0, 0.0], [0.0, 6.0]]),)
+    >>> drawings = [Drawing("bars", c, d, bar) for d in (1, 2) for c in (1, 2)]
+    >>> made = lines(
+    ...     drawings, np.random.default_rng(0), characters=2, gap=4, test_drawers=[2]
+    ... )
+    >>> (made.test[0] * [made.scale, made.scale, 1]).round(2) + 0.0
+    array([[ 0.,  0.,  0.],
+           [ 0.,  3.,  0.],
+           [ 0.,  3.,  1.],
+           [ 4., -6.,  0.],
+           [ 0.,  3.,  0.],
+           [ 0.,  3.,  1.]])
+    """
+    for name, value in (("characters", characters), ("repeats", repeats)):
+        if not isinstance(value, int) or value < 1:
+            raise ValueError(
+                f"{name} must be a whole number from 1 on, got {value!r}; give 8, say."
+            )
+    by_hand: dict[tuple[str, int], list[Drawing]] = {}
+    for drawing in sorted(drawings, key=operator.itemgetter(0, 1, 2)):
+        by_hand.setdefault((drawing.alphabet, drawing.drawer), []).append(drawing)
+    train: list[NDArray[np.float64]] = []
+    test: list[NDArray[np.float64]] = []
+    for (_, drawer), own in by_hand.items():
+        is_test = drawer in test_drawers
+        for _ in range(1 if is_test else repeats):
+            order = generator.permutation(len(own))
+            for start in range(0, len(own) - characters + 1, characters):
+                chosen = [own[i] for i in order[start : start + characters]]
+                line = _line(chosen, length, gap)
+                (test if is_test else train).append(line)
+    if not train or not test:
+        raise ValueError(
+            "there must be a line for training and one for testing, got "
+            f"{len(train)} and {len(test)} from {len(drawings)} drawings; give more "
+            "of them, fewer characters a line, or other test_drawers."
+        )
+    # The first step of a line leads nowhere.
+    offsets = np.concatenate([line[1:, :2] for line in train])
+    scale = float(np.sqrt(np.mean(offsets**2)))
+    for line in train + test:
+        line[:, :2] /= scale
+    return Lines(tuple(train), tuple(test), scale)
+
+
+def _line(
+    drawings: Sequence[Drawing], length: float, gap: float
+) -> NDArray[np.float64]:
+    """Steps of one line, in units of the box."""
+    points, lifts = [], []
+    left = 0.0
+    for drawing in drawings:
+        strokes = [resample(stroke, length) for stroke in drawing.strokes]
+        every = np.concatenate(strokes)
+        points.append(every + np.array([left - every[:, 0].min(), 0.0]))
+        left = points[-1][:, 0].max() + gap
+        for stroke in strokes:
+            lifts.append(np.arange(len(stroke)) == len(stroke) - 1)
+    way = np.concatenate(points)
+    offsets = np.diff(way, axis=0, prepend=way[:1])
+    return np.column_stack([offsets, np.concatenate(lifts)])

@@ -1,0 +1,690 @@
+r"""Writing by hand: an LSTM predicts the next step of the pen, normalized or not.
+
+A line of handwriting is a sequence of steps (dx, dy, lift): how far the pen goes, and
+1 where it is lifted then. At each step an LSTM gives the density of the next one, a
+mixture of K bivariate normal densities for the offset and a probability for the pen:
+
+.. math::
+    \ell_t = -\log \sum_{k=1}^K \pi_k\,
+        \mathcal N(dx, dy \mid \mu_k, \sigma_k, \rho_k) - \log p(\mathrm{lift}).
+
+These are equations 19 to 26 of Graves (2013). Two bounds are ours. A deviation is
+:math:`\log \sigma = 3 \tanh(a / 3)`: next to :math:`a = 0` the exponential of Graves,
+but no less than 0.05, a third of a unit of the box. So far are coordinates rounded,
+and one step in five has dx = 0 exactly: without a bound the density there would grow,
+and the loss would fall, for ever. And :math:`\rho = 0.99 \tanh(r)`, since :math:`1 -
+\rho^2` would be 0 after rounding.
+
+The variants:
+
+- ``none``: the plain LSTM;
+- ``layer_norm``: the LSTM with layer norm of Ba et al. (2016), equations 20 to 22;
+- ``none_fast`` and ``layer_norm_fast``: the same with a higher learning rate.
+
+Characters are not given to the network: it writes what looks like writing. In Ba et
+al. (2016) it is told the text, and the lines are of IAM-OnDB, which may not be passed
+on; here they are made of the characters of Omniglot. So our numbers are not theirs.
+Layers are stacked as they are, where Graves connects input and output with each.
+
+The paper gives no learning rate, and which network is ahead by how much depends on it:
+hence two. It falls to 0 in equal steps. Derivatives by the outputs of the network are
+clipped, as in Graves, though at 10 in place of 100; the paper says nothing of it. All
+but the scale ``paper`` is in float64: the first updates, at high rates, multiply a
+rounding error of float32 until it is seen in the loss.
+
+References
+----------
+A. Graves (2013), Generating sequences with recurrent neural networks,
+arXiv:1308.0850, section 4; J. L. Ba, J. R. Kiros and G. E. Hinton (2016), Layer
+normalization, arXiv:1607.06450, section 6.5 and Fig. 5.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from normbook.data.sequences import pad
+from normbook.data.strokes import Drawing, lines
+from normbook.data.synthetic import drawings
+from normbook.experiments import published
+from normbook.experiments.experiment import (
+    Batches,
+    Experiment,
+    Measurement,
+    Run,
+    Scale,
+    Settings,
+    Values,
+    generator,
+)
+from normbook.layers.lstm import LayerNormLSTM
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from normbook.experiments.record import Record
+    from normbook.figures import Kind
+
+__all__ = [
+    "EXPERIMENT",
+    "Mixture",
+    "PenNetwork",
+    "log_density",
+    "mixture",
+    "sample",
+    "updates_to",
+]
+
+SOURCE = "Ba et al. (2016), Fig. 5; Graves (2013), section 4"
+# Steps of a line in the paper: the loss is given for so many.
+LINE = 500
+# Bounds of log sigma, both ways, and of the correlation.
+LOG_SIGMA = 3.0
+RHO = 0.99
+BIASES = (0, 1, 3)
+
+
+class Mixture(NamedTuple):
+    """Densities of the next step: K normal ones, and a probability for the pen.
+
+    Attributes
+    ----------
+    log_weights : tensor, shape (..., K)
+        Logarithms of the weights, which sum to 1.
+    means : tensor, shape (..., K, 2)
+    log_sigmas : tensor, shape (..., K, 2)
+        Logarithms of the standard deviations.
+    rhos : tensor, shape (..., K)
+        Correlations of dx and dy.
+    lift : tensor, shape (...)
+        Log-odds that the pen is lifted.
+    """
+
+    log_weights: Tensor
+    means: Tensor
+    log_sigmas: Tensor
+    rhos: Tensor
+    lift: Tensor
+
+
+def mixture(outputs: Tensor, bias: float = 0.0) -> Mixture:
+    r"""Read the outputs of the network as a mixture.
+
+    Parameters
+    ----------
+    outputs : tensor, shape (..., 6K + 1)
+        For each of the K components a score of its weight, two means, two numbers for
+        the deviations and one for the correlation; at the end the log-odds of a lift.
+    bias : float
+        b of Graves (2013), equations 61 and 62, from 0 on: how much more likely than
+        learnt the likely shall be. Deviations are divided by :math:`e^b`, scores of
+        the weights multiplied by 1 + b.
+
+    Returns
+    -------
+    Mixture
+    """
+    scores, mx, my, sx, sy, r = outputs[..., :-1].chunk(6, dim=-1)
+    log_sigmas = LOG_SIGMA * torch.tanh(torch.stack([sx, sy], -1) / LOG_SIGMA)
+    return Mixture(
+        log_weights=torch.log_softmax(scores * (1 + bias), dim=-1),
+        means=torch.stack([mx, my], -1),
+        log_sigmas=log_sigmas - bias,
+        rhos=RHO * torch.tanh(r),
+        lift=outputs[..., -1],
+    )
+
+
+def log_density(of: Mixture, steps: Tensor) -> Tensor:
+    r"""Logarithm of the density of a step.
+
+    .. math::
+        \mathcal N = \frac{1}{2 \pi \sigma_x \sigma_y \sqrt{1 - \rho^2}}
+            \exp\left(-\frac{Z}{2 (1 - \rho^2)}\right), \qquad
+        Z = z_x^2 + z_y^2 - 2 \rho z_x z_y, \quad z = \frac{(dx, dy) - \mu}{\sigma}
+
+    Parameters
+    ----------
+    of : Mixture
+    steps : tensor, shape (..., 3)
+        (dx, dy, lift), lift 0 or 1.
+
+    Returns
+    -------
+    tensor, shape (...)
+        Nats.
+
+    Examples
+    --------
+    One component at 0 with deviations of 1, and a pen that may or may not be lifted:
+
+    >>> found = log_density(mixture(torch.zeros(7)), torch.tensor([0.0, 0.0, 1.0]))
+    >>> bool(torch.isclose(found.exp(), torch.tensor(1 / (2 * torch.pi) / 2)))
+    True
+    """
+    z = (steps[..., None, :2] - of.means) / of.log_sigmas.exp()  # (..., K, 2)
+    left = 1 - of.rhos**2
+    distance = (z**2).sum(-1) - 2 * of.rhos * z.prod(-1)  # Z
+    log_normals = (
+        -distance / (2 * left)
+        - of.log_sigmas.sum(-1)
+        - 0.5 * torch.log(left)
+        - math.log(2 * math.pi)
+    )
+    # Of the sum of exponentials only the logarithm: each of them may be 0 in floats.
+    offset = torch.logsumexp(of.log_weights + log_normals, dim=-1)
+    log_odds = torch.where(steps[..., 2] > 0.5, of.lift, -of.lift)
+    return offset + nn.functional.logsigmoid(log_odds)
+
+
+class PenNetwork(nn.Module):
+    """An LSTM, normalized or not, that gives a mixture for the next step.
+
+    Parameters
+    ----------
+    norm : str
+        "none" or "layer_norm".
+    hidden, layers, components : int
+        Units of a layer, layers of the LSTM, and K.
+    generator : torch.Generator
+        CPU generator for the weights: uniform up to 1 over the root of the units of a
+        layer, as in PyTorch. Biases begin at 0, gains at 1.
+
+    Examples
+    --------
+    >>> drawn = torch.Generator().manual_seed(0)
+    >>> model = PenNetwork(
+    ...     "layer_norm", hidden=5, layers=1, components=2, generator=drawn
+    ... )
+    >>> model(torch.zeros(4, 6, 3)).shape
+    torch.Size([4, 6, 13])
+    """
+
+    def __init__(
+        self,
+        norm: str,
+        *,
+        hidden: int,
+        layers: int,
+        components: int,
+        generator: torch.Generator,
+    ) -> None:
+        super().__init__()
+        norms: dict[str, Any] = {"none": None, "layer_norm": "terms"}
+        if norm not in norms:
+            raise ValueError(f"norm must be one of {', '.join(norms)}, got {norm!r}.")
+        self.lstm = LayerNormLSTM(
+            3,
+            hidden,
+            layers,
+            batch_first=True,
+            norm=norms[norm],
+            # One bias in both variants: three that add up would learn faster.
+            has_redundant_biases=False,
+        )
+        self.outputs = nn.Linear(hidden, 6 * components + 1)
+        with torch.no_grad():
+            for name, parameter in self.named_parameters():
+                if parameter.ndim == 2:
+                    parameter.uniform_(-1, 1, generator=generator)
+                    parameter.div_(hidden**0.5)
+                else:
+                    parameter.fill_(float("gamma" in name))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Give what :func:`mixture` reads, for the step after each.
+
+        Parameters
+        ----------
+        x : tensor, shape (N, T, 3)
+            Steps (dx, dy, lift).
+
+        Returns
+        -------
+        tensor, shape (N, T, 6K + 1)
+        """
+        h, _ = self.lstm(x)
+        outputs: Tensor = self.outputs(h)
+        return outputs
+
+
+def sample(
+    model: PenNetwork,
+    steps: int,
+    bias: float,
+    generator: torch.Generator,
+    *,
+    count: int = 1,
+) -> Tensor:
+    """Let the network write: each step is drawn from its density, and read next.
+
+    Parameters
+    ----------
+    model : PenNetwork
+    steps : int
+        Of each line.
+    bias : float
+        From 0 on, see :func:`mixture`; 0 draws from the density as it is.
+    generator : torch.Generator
+        CPU generator.
+    count : int
+        Lines, written side by side.
+
+    Returns
+    -------
+    tensor, shape (count, steps, 3)
+        (dx, dy, lift), in the units of what the network was trained on.
+
+    Raises
+    ------
+    ValueError
+        If ``bias`` is below 0 or not finite.
+    """
+    if not 0 <= bias < math.inf:
+        raise ValueError(f"bias must be a number from 0 on, got {bias}; give 1, say.")
+    like = model.outputs.weight
+    written: list[Tensor] = []
+    x = like.new_zeros(count, 1, 3)  # how every line begins
+    state = None
+    with torch.no_grad():
+        for _ in range(steps):
+            h, state = model.lstm(x, state)
+            x = _draw(mixture(model.outputs(h), bias), generator)
+            written.append(x)
+    return torch.cat(written, dim=1)
+
+
+def _draw(of: Mixture, generator: torch.Generator) -> Tensor:
+    """Draw a step (..., 3) from each mixture."""
+    lead = of.lift.shape
+
+    def drawn(kind: Any, *shape: int) -> Tensor:
+        numbers: Tensor = kind(*lead, *shape, generator=generator, dtype=torch.float64)
+        return numbers.to(of.lift)
+
+    # The first component at which the sum of the weights exceeds a uniform number.
+    sums = of.log_weights.exp().cumsum(-1)
+    chosen = (sums[..., :-1] <= drawn(torch.rand, 1)).sum(-1, keepdim=True)
+    rho = of.rhos.gather(-1, chosen)[..., 0]
+    pair = chosen[..., None].expand(*lead, 1, 2)
+    mean = of.means.gather(-2, pair)[..., 0, :]
+    sigma = of.log_sigmas.gather(-2, pair)[..., 0, :].exp()
+    one, two = drawn(torch.randn, 2).unbind(-1)
+    z = torch.stack([one, rho * one + torch.sqrt(1 - rho**2) * two], -1)
+    lift = drawn(torch.rand) < torch.sigmoid(of.lift)
+    return torch.cat([mean + sigma * z, lift[..., None].to(mean)], -1)
+
+
+def objective(
+    model: nn.Module, x: Tensor, y: Tensor, clip: float = math.inf
+) -> dict[str, Tensor]:
+    """Mean negative log-likelihood of a step (nats).
+
+    Parameters
+    ----------
+    model : nn.Module
+    x : tensor, shape (N, T, 3)
+        Steps, zeros behind the end of a line.
+    y : tensor, shape (N, T, 4)
+        The step after each, and 1 where there is one, else 0.
+    clip : float
+        Bound, both ways, of the derivative of the loss of one step by each output of
+        the network. What is differentiated further is the bounded one.
+
+    Returns
+    -------
+    dict
+        "loss", a scalar.
+    """
+    live = y[..., 3]
+    outputs = model(x)
+    if outputs.requires_grad:
+        bound = clip / live.sum()  # the loss is a mean
+        outputs.register_hook(lambda found: found.clamp(-bound, bound))
+    losses = -log_density(mixture(outputs), y[..., :3])
+    return {"loss": (losses * live).sum() / live.sum()}
+
+
+def falling(step: int, rate: float, steps: int) -> float:
+    """Learning rate of an update: it falls to 0 in equal steps.
+
+    Parameters
+    ----------
+    step : int
+        Updates done.
+    rate : float
+        Of the first update.
+    steps : int
+        Updates of the whole run.
+
+    Returns
+    -------
+    float
+
+    Examples
+    --------
+    >>> [falling(step, rate=0.1, steps=4) for step in (0, 1, 2)]
+    [0.1, 0.075, 0.05]
+    """
+    return rate * (1 - step / steps)
+
+
+def begin(
+    settings: Settings,
+    seed: int,
+    data: Sequence[Drawing] | None,
+    device: torch.device,
+) -> Run:
+    """Make one network, its lines and its measurements."""
+    # The lines are the same for every seed, so that losses can be compared.
+    fixed = np.random.default_rng(0)
+    written = lines(
+        drawings(fixed) if data is None else data,
+        fixed,
+        characters=settings["characters"],
+        repeats=settings["repeats"],
+        length=settings["length"],
+    )
+    dtype = getattr(torch, settings["dtype"])
+    train, test = (
+        _tensors(own, settings["cut"], device, dtype)
+        for own in (written.train, written.test)
+    )
+    model = PenNetwork(
+        settings["norm"],
+        hidden=settings["hidden"],
+        layers=settings["layers"],
+        components=settings["components"],
+        generator=generator(seed, "weights"),
+    ).to(device, dtype)
+
+    def measure_test(run: Run) -> Values:
+        with torch.no_grad():
+            loss = objective(run.model, *test)["loss"].item()
+        return {"per_step": loss, "line": LINE * loss}
+
+    def samples(_: Run) -> Values:
+        # In float64, so that another machine draws the same from the same weights.
+        exact = copy.deepcopy(model).double()
+        found: Values = {}
+        for bias in BIASES:
+            drawn = sample(
+                exact,
+                settings["sample_steps"],
+                bias,
+                generator(seed, "samples"),
+                count=settings["samples"],
+            )
+            drawn[..., :2] *= written.scale
+            found[f"bias_{bias}"] = drawn.mT.cpu().numpy().round(1).tolist()
+        return found
+
+    return Run(
+        model=model,
+        optimizer=torch.optim.Adam(
+            model.parameters(), lr=settings["learning_rate"], fused=True
+        ),
+        objective=partial(objective, clip=settings["clip"]),
+        batches=Batches(*train, settings["batch_size"], generator(seed, "batches")),
+        measurements={
+            "test": Measurement(settings["test_every"], measure_test),
+            "samples": Measurement(settings["steps"], samples),
+        },
+        every=settings["average_over"],
+        schedule=partial(
+            falling, rate=settings["learning_rate"], steps=settings["steps"]
+        ),
+    )
+
+
+def _tensors(
+    written: Sequence[NDArray[np.float64]],
+    cut: int,
+    device: torch.device,
+    dtype: torch.dtype,
+) -> tuple[Tensor, Tensor]:
+    """Steps (N, T, 3), and the next ones with what is live (N, T, 4); T = cut."""
+    x, y = [], []
+    for line in written:
+        here = line[: cut + 1]
+        x.append(here[:-1])
+        y.append(np.column_stack([here[1:], np.ones(len(here) - 1)]))
+    padded = (torch.as_tensor(pad(rows)[0]).to(device, dtype) for rows in (x, y))
+    return next(padded), next(padded)
+
+
+def updates_to(record: Record, variant: str, value: float) -> NDArray[np.float64]:
+    """Count the updates until the test loss first falls to a value.
+
+    Parameters
+    ----------
+    record : Record
+        Of this experiment.
+    variant : str
+    value : float
+        Negative log-likelihood of a line of 500 steps (nats).
+
+    Returns
+    -------
+    array, shape (S,)
+        For each seed the updates before the first measurement at which the loss is not
+        above the value; NaN where there is none.
+
+    Raises
+    ------
+    RecordError
+        If the record is of another experiment, or has no such variant.
+    """
+    record.require(EXPERIMENT.name)
+    steps = record.steps("test", variant).astype(np.float64)
+    is_there = record.values(variant, "test", "line") <= value  # (S, T)
+    return np.where(is_there.any(1), steps[is_there.argmax(1)], np.nan)
+
+
+def written(record: Record, variant: str, bias: int) -> NDArray[np.float64]:
+    """Give the lines that the networks wrote, before training and after it.
+
+    Parameters
+    ----------
+    record : Record
+        Of this experiment.
+    variant : str
+    bias : int
+        0, 1 or 3.
+
+    Returns
+    -------
+    array, shape (S, 2, M, T, 3)
+        S seeds, before and after, M lines of T steps (dx, dy, lift), in units of the
+        box of a character, whose side is 105.
+
+    Raises
+    ------
+    RecordError
+        If the record is of another experiment, or lacks what is asked of it.
+    """
+    record.require(EXPERIMENT.name)
+    return np.swapaxes(record.values(variant, "samples", f"bias_{bias}"), -1, -2)
+
+
+# How each variant is drawn and called.
+LOOKS: dict[str, tuple[Kind, str]] = {
+    "none": ("none", "no normalization"),
+    "layer_norm": ("layer", "layer norm"),
+}
+# What is behind the name of a variant: the first rate, and a higher one.
+ENDINGS = ("", "_fast")
+
+
+def figures(record: Record) -> dict[str, Figure]:
+    """Draw the test loss beside the published one, the updates to it, and samples.
+
+    Parameters
+    ----------
+    record : Record
+        Of this experiment.
+
+    Returns
+    -------
+    dict from name to figure
+        "test": negative log-likelihood of a line of 500 steps against updates, a panel
+        for each learning rate; the published points have a panel of their own, since
+        they are of other lines. "updates": updates to the values of it that all runs
+        at one rate come to. "samples": lines that the networks of the first seed and
+        rate wrote after training.
+
+    Raises
+    ------
+    RecordError
+        If the record is of another experiment.
+    """
+    from normbook.figures import band, panels, pen_lines, points
+
+    record.require(EXPERIMENT.name)
+    variants = record.settings["variants"]
+    endings = [e for e in ENDINGS if f"none{e}" in variants]
+    drawn = {}
+    drawn["test"], axes = panels(len(endings) + 1)
+    drawn["test"].set_size_inches(8.4, 3.2)
+    for ax, ending in zip(axes, endings, strict=False):
+        for norm, (kind, label) in LOOKS.items():
+            # No logarithm of 0: the first measurement is left out.
+            steps = record.steps("test", norm + ending)[1:]
+            losses = record.values(norm + ending, "test", "line")[:, 1:]
+            band(ax, steps, losses, kind=kind, label=label)
+        rate = variants[f"none{ending}"]["learning_rate"]
+        ax.set(xlabel=f"updates\n\nour lines, rate {rate:g}", xscale="log")
+        ax.sharey(axes[0])
+    for norm, (kind, _) in LOOKS.items():
+        found = published.HANDWRITING_LOSS[norm]
+        points(axes[-1], found.x, found.y, kind=kind)
+    source = found.source.replace(", ", ",\n")
+    axes[-1].set(xlabel=f"updates\n\n{source}", xscale="log")
+    axes[0].set(ylabel=f"loss of a line of {LINE} steps (nats)")
+    handles, labels = axes[0].get_legend_handles_labels()
+    drawn["test"].legend(handles, labels, loc="outside upper center", ncols=2)
+
+    drawn["updates"], axes = panels(len(endings), sharey=True)
+    for ax, ending in zip(axes, endings, strict=True):
+        values = _common_values(record, ending)
+        for norm, (kind, label) in LOOKS.items():
+            counts = [updates_to(record, norm + ending, value) for value in values]
+            shape = (len(record.seeds), len(values))  # also of no value
+            band(
+                ax, values, np.transpose(counts).reshape(shape), kind=kind, label=label
+            )
+        rate = variants[f"none{ending}"]["learning_rate"]
+        ax.set(xlabel=f"loss of a line (nats)\n\nrate {rate:g}", yscale="log")
+        ax.invert_xaxis()
+    axes[0].set(ylabel="updates to it")
+    handles, labels = axes[0].get_legend_handles_labels()
+    drawn["updates"].legend(handles, labels, loc="outside upper center", ncols=2)
+
+    samples = {
+        f"{label}, bias {bias}": (kind, list(written(record, norm, bias)[0, -1]))
+        for bias in BIASES
+        for norm, (kind, label) in LOOKS.items()
+    }
+    drawn["samples"], _ = pen_lines(samples, columns=2)
+    return drawn
+
+
+def _common_values(record: Record, ending: str) -> NDArray[np.float64]:
+    """Round values of the loss that all runs at one rate come to after their start."""
+    losses = [record.values(norm + ending, "test", "line")[:, 1:] for norm in LOOKS]
+    first = min(values[:, 0].min() for values in losses)
+    last = max(values.min(1).max() for values in losses)
+    return 50.0 * np.arange(math.floor(first / 50), math.ceil(last / 50) - 1, -1)
+
+
+def _variants(*rates: float) -> dict[str, dict[str, Any]]:
+    """Both networks at one rate or two."""
+    return {
+        norm + ending: {"norm": norm, "learning_rate": rate}
+        for ending, rate in zip(ENDINGS, rates, strict=False)
+        for norm in LOOKS
+    }
+
+
+COMMON: dict[str, Any] = {"components": 20, "clip": 10.0, "batch_size": 8}
+EXPERIMENT = Experiment(
+    name="handwriting",
+    title="An LSTM that writes by hand, with and without layer norm",
+    source=SOURCE,
+    scales={
+        "live": Scale(
+            {
+                **COMMON,
+                "variants": _variants(0.01),
+                "dtype": "float64",
+                "characters": 4,
+                "repeats": 4,
+                "length": 8.0,
+                "cut": 80,
+                "hidden": 32,
+                "layers": 1,
+                "steps": 100,
+                "average_over": 10,
+                "test_every": 10,
+                "samples": 2,
+                "sample_steps": 80,
+            },
+            seeds=(0, 1),
+            data="",
+            about="synthetic lines of four characters, 32 units",
+        ),
+        "cpu": Scale(
+            {
+                **COMMON,
+                "variants": _variants(0.003, 0.01),
+                "dtype": "float64",
+                "characters": 8,
+                "repeats": 8,
+                "length": 3.0,
+                "cut": LINE,
+                "hidden": 128,
+                "layers": 1,
+                "steps": 1600,
+                "average_over": 20,
+                "test_every": 50,
+                "samples": 2,
+                "sample_steps": 400,
+            },
+            seeds=(0, 1, 2),
+            data="omniglot-strokes",
+            about="lines of eight characters of Omniglot, 128 units",
+        ),
+        "paper": Scale(
+            {
+                **COMMON,
+                "variants": _variants(0.001),
+                "dtype": "float32",
+                "characters": 8,
+                "repeats": 8,
+                "length": 3.0,
+                "cut": LINE,
+                "hidden": 400,
+                "layers": 3,
+                "steps": 190_000,
+                "average_over": 200,
+                "test_every": 1000,
+                "samples": 2,
+                "sample_steps": 400,
+            },
+            seeds=(0, 1, 2),
+            data="omniglot-strokes",
+            about="the same lines, three layers of 400 units as in the paper (GPU)",
+        ),
+    },
+    begin=begin,
+    figures=figures,
+)

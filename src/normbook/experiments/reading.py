@@ -1,0 +1,577 @@
+r"""Reading: an attentive reader answers questions about a text, normalized or not.
+
+One LSTM reads the words :math:`1, \dots, T` of a text, another one the question;
+:math:`y_t` is the state of the first at word t, and u the last state of the second.
+Attention gives each word a weight :math:`s_t`, and from the average of the states come
+the scores of the answers:
+
+.. math::
+    m_t &= \tanh(W_{ym} y_t + W_{um} u), &
+    s_t &= \frac{e^{w_{ms}^\top m_t}}{\sum_{k=1}^T e^{w_{ms}^\top m_k}}, \\
+    r &= \sum_{t=1}^T s_t y_t, &
+    g &= \tanh(W_{rg} r + W_{ug} u),
+
+and the scores are a linear function of g. The normalization is inside the two LSTMs and
+nowhere else. It differs between the variants:
+
+- ``none``: the plain LSTM;
+- ``layer_norm``: the layer norm LSTM of Ba et al., gains begin at 1;
+- ``batch_norm``: the recurrent batch norm of Cooijmans et al., with statistics for each
+  step, gains begin at 0.1.
+
+The tasks are a gap to fill in a drawn text (:mod:`normbook.data.cloze`), and three of
+bAbI, which one network learns together (:mod:`normbook.data.babi`). Neither is the task
+of the papers: they took news with 65 829 different words.
+
+Not as in the papers: there is no dropout, gradients are not clipped, and the LSTM with
+layer norm has one bias where the formulas have three that add up. In the scale ``cpu``
+bAbI has only the stories of at most 60 words: all of qa1, a third of qa2 and a quarter
+of qa5. There the rate of Adam is 4e-3 for all. In single short runs, judged by stories
+for training that were left aside, 1e-3 was slower without normalization and with layer
+norm, and 2e-3 with batch norm. The stories for testing had no part in it.
+
+References
+----------
+K. M. Hermann et al. (2015), Teaching machines to read and comprehend, arXiv:1506.03340;
+T. Cooijmans et al. (2016), Recurrent batch normalization, arXiv:1603.09025; J. L. Ba,
+J. R. Kiros and G. E. Hinton (2016), Layer normalization, arXiv:1607.06450, section 6.2.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
+
+from normbook.data import cloze
+from normbook.data.stories import Stories, Story
+from normbook.experiments import published
+from normbook.experiments.experiment import (
+    Batches,
+    Experiment,
+    Measurement,
+    Run,
+    Scale,
+    Settings,
+    Values,
+    generator,
+)
+from normbook.layers.batch_norm_lstm import BatchNormLSTM
+from normbook.layers.lstm import LayerNormLSTM
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from matplotlib.figure import Figure
+    from numpy.typing import NDArray
+
+    from normbook.experiments.record import Record
+    from normbook.figures import Kind, Line
+
+__all__ = [
+    "EXPERIMENT",
+    "AttentiveReader",
+    "Reading",
+    "attention",
+    "begin",
+    "figures",
+    "first_steps",
+]
+
+SOURCE = "Ba et al. (2016), Fig. 2; Cooijmans et al. (2016); Hermann et al. (2015)"
+# Stories that are looked at together in evaluation.
+TOGETHER = 250
+
+
+class Reading(NamedTuple):
+    """What a reader makes of N texts with their questions.
+
+    Attributes
+    ----------
+    scores : tensor, shape (N, answers)
+    weights : tensor, shape (N, T)
+        Attention: what each word of the text counts, 0 for padding; a row adds up to 1.
+    """
+
+    scores: Tensor
+    weights: Tensor
+
+
+class AttentiveReader(nn.Module):
+    r"""Answers questions about texts, see above.
+
+    Parameters
+    ----------
+    norm : str
+        "none", "layer_norm" or "batch_norm".
+    words, answers : int
+        Different words, whose numbers count from 1, and different answers.
+    embedding, hidden : int
+        Numbers for each word, units of each LSTM and of m and g.
+    max_steps : int
+        Words of the longest text in training.
+    generator : torch.Generator
+        CPU generator for the weights. Words are normal with variance 1, all matrices
+        uniform in :math:`\pm 1/\sqrt{n}`, n the number of inputs (of units of the LSTM
+        for both of its matrices). Biases begin at 0.
+    is_bidirectional : bool
+        Whether each LSTM is a pair, one for each direction.
+
+    Raises
+    ------
+    ValueError
+        If there is no such norm.
+
+    Examples
+    --------
+    >>> drawn = torch.Generator().manual_seed(0)
+    >>> sizes = {"words": 9, "answers": 3, "embedding": 4, "hidden": 5, "max_steps": 6}
+    >>> model = AttentiveReader("layer_norm", **sizes, generator=drawn)
+    >>> texts = torch.tensor([[4, 1, 7], [5, 9, 0]])
+    >>> scores, weights = model.read(texts, torch.tensor([[2], [3]]))
+    >>> scores.shape, weights.shape
+    (torch.Size([2, 3]), torch.Size([2, 3]))
+    >>> weights[1, 2].item()  # padding
+    0.0
+    """
+
+    def __init__(
+        self,
+        norm: str,
+        *,
+        words: int,
+        answers: int,
+        embedding: int,
+        hidden: int,
+        max_steps: int,
+        generator: torch.Generator,
+        is_bidirectional: bool = False,
+    ) -> None:
+        super().__init__()
+        directions = 2 if is_bidirectional else 1
+
+        def lstm() -> nn.Module:
+            sizes = (embedding, hidden)
+            options: dict[str, Any] = {
+                "batch_first": True,
+                "bidirectional": is_bidirectional,
+            }
+            if norm == "batch_norm":
+                return BatchNormLSTM(*sizes, max_steps=max_steps, **options)
+            if norm in {"none", "layer_norm"}:
+                return LayerNormLSTM(
+                    *sizes,
+                    **options,
+                    norm="terms" if norm == "layer_norm" else None,
+                    has_redundant_biases=False,
+                )
+            raise ValueError(
+                f"norm must be none, layer_norm or batch_norm, got {norm!r}."
+            )
+
+        def matrix(inputs: int, outputs: int) -> nn.Linear:
+            layer = nn.Linear(inputs, outputs, bias=False)
+            nn.init.uniform_(layer.weight, *_bounds(inputs), generator=generator)
+            return layer
+
+        # Row 0 is for padding, which no state that counts has seen.
+        self.embedding = nn.Embedding(words + 1, embedding)
+        nn.init.normal_(self.embedding.weight, generator=generator)
+        self.text, self.question = lstm(), lstm()
+        for part in (self.text, self.question):
+            for name, parameter in part.named_parameters():
+                if name.startswith("w_"):
+                    nn.init.uniform_(parameter, *_bounds(hidden), generator=generator)
+                elif name.startswith("b"):
+                    nn.init.zeros_(parameter)
+        states = directions * hidden
+        self.text_to_match = matrix(states, hidden)
+        self.question_to_match = matrix(states, hidden)
+        self.match_to_weight = matrix(hidden, 1)
+        self.text_to_answer = matrix(states, hidden)
+        self.question_to_answer = matrix(states, hidden)
+        self.scores = nn.Linear(hidden, answers)
+        nn.init.uniform_(self.scores.weight, *_bounds(hidden), generator=generator)
+        nn.init.zeros_(self.scores.bias)
+
+    def forward(self, texts: Tensor, questions: Tensor) -> Tensor:
+        """Give the scores of the answers, (N, answers); the rest as :meth:`read`."""
+        return self.read(texts, questions).scores
+
+    def read(self, texts: Tensor, questions: Tensor) -> Reading:
+        """Read texts with their questions.
+
+        Parameters
+        ----------
+        texts, questions : tensors of int64, shapes (N, T) and (N, Q)
+            Numbers of words from 1, at least one in each row, and zeros behind them.
+
+        Returns
+        -------
+        Reading
+        """
+        y, _ = self._read(self.text, texts)  # (N, up to T, D)
+        _, u = self._read(self.question, questions)  # (N, D)
+        m = torch.tanh(self.text_to_match(y) + self.question_to_match(u)[:, None])
+        is_padding = texts[:, : y.shape[1]] == 0
+        logits = self.match_to_weight(m)[:, :, 0].masked_fill(is_padding, -torch.inf)
+        weights = logits.softmax(dim=1)
+        r = (weights[:, :, None] * y).sum(dim=1)
+        g = torch.tanh(self.text_to_answer(r) + self.question_to_answer(u))
+        rest = texts.shape[1] - y.shape[1]  # behind the longest text
+        return Reading(self.scores(g), nn.functional.pad(weights, (0, rest)))
+
+    def _read(self, lstm: nn.Module, words: Tensor) -> tuple[Tensor, Tensor]:
+        """Give the states at all words, and the last one (of each direction)."""
+        lengths = (words != 0).sum(dim=1)
+        packed = pack_padded_sequence(
+            self.embedding(words), lengths.cpu(), batch_first=True, enforce_sorted=False
+        )
+        states, (last, _) = lstm(packed)
+        padded, _ = pad_packed_sequence(states, batch_first=True)
+        return padded, last.transpose(0, 1).flatten(1)
+
+
+def _bounds(inputs: int) -> tuple[float, float]:
+    return -(inputs**-0.5), inputs**-0.5
+
+
+def _stories(settings: Settings, data: Stories | None) -> Stories:
+    """Give the stories that are short enough; draw them where there is no data set."""
+    if data is None:
+        drawn = np.random.default_rng(0)  # the same texts for all seeds
+        return cloze.stories(drawn, train=settings["train"], test=settings["tested"])
+
+    def chosen(stories: Sequence[Story]) -> tuple[Story, ...]:
+        return tuple(s for s in stories if len(s.words) <= settings["longest"])
+
+    return Stories(chosen(data.train), chosen(data.test))
+
+
+def _shown(settings: Settings, stories: Stories) -> list[Story]:
+    """Give the stories whose attention is recorded: the first two with four facts."""
+    found: list[Story] = []
+    for task in settings["tasks"]:
+        few = [s for s in stories.test if s.task == task and len(s.facts) == 4]
+        found += few[:2]
+    return found
+
+
+class _Encoding(NamedTuple):
+    """Numbers for words from 1, for answers from 0, for tasks from 0."""
+
+    words: dict[str, int]
+    answers: dict[str, int]
+    tasks: dict[str, int]
+
+    @classmethod
+    def of(cls, stories: Sequence[Story], tasks: Sequence[str]) -> _Encoding:
+        words = {word for s in stories for word in (*s.words, *s.question)}
+        answers = {s.answer for s in stories}
+        return cls(
+            {word: i for i, word in enumerate(sorted(words), start=1)},
+            {word: i for i, word in enumerate(sorted(answers))},
+            {task: i for i, task in enumerate(tasks)},
+        )
+
+    def tensors(
+        self, stories: Sequence[Story], device: torch.device
+    ) -> tuple[Tensor, Tensor]:
+        """Texts and questions (N, 2, T), padded; answers and tasks (N, 2)."""
+        longest = max(len(text) for s in stories for text in (s.words, s.question))
+        x = torch.zeros(len(stories), 2, longest, dtype=torch.int64)
+        for rows, story in zip(x, stories, strict=True):
+            for row, text in zip(rows, (story.words, story.question), strict=True):
+                row[: len(text)] = torch.tensor([self.words[word] for word in text])
+        y = [[self.answers[s.answer], self.tasks[s.task]] for s in stories]
+        return x.to(device), torch.tensor(y, device=device)
+
+
+def begin(
+    settings: Settings, seed: int, data: Stories | None, device: torch.device
+) -> Run:
+    """Make one reader, its stories and its measurements."""
+    dtype = getattr(torch, settings["dtype"])
+    stories = _stories(settings, data)
+    encoding = _Encoding.of(stories.train, settings["tasks"])
+    x, y = encoding.tensors(stories.train, device)
+    x_test, y_test = encoding.tensors(stories.test, device)
+    examples = _shown(settings, stories)
+    x_shown, y_shown = encoding.tensors(examples, device)
+    model = AttentiveReader(
+        settings["norm"],
+        words=len(encoding.words),
+        answers=len(encoding.answers),
+        embedding=settings["embedding"],
+        hidden=settings["hidden"],
+        max_steps=x.shape[2],
+        generator=generator(seed, "weights"),
+    ).to(device, dtype)
+
+    def test(run: Run) -> Values:
+        run.model.eval()
+        with torch.no_grad():
+            parts = [
+                _judge(run.model(*part.unbind(1)), labels[:, 0])
+                for part, labels in zip(
+                    torch.split(x_test, TOGETHER),
+                    torch.split(y_test, TOGETHER),
+                    strict=True,
+                )
+            ]
+        loss, wrong = (torch.cat(values) for values in zip(*parts, strict=True))
+        return {
+            "loss": float(loss.mean()),
+            "error": float(wrong.mean()),
+            "error_by_task": [
+                float(wrong[y_test[:, 1] == task].mean())
+                for task in encoding.tasks.values()
+            ],
+        }
+
+    def attention(run: Run) -> Values:
+        run.model.eval()
+        with torch.no_grad():
+            scores, weights = model.read(*x_shown.unbind(1))
+        right = scores.softmax(1).gather(1, y_shown[:, :1])[:, 0]
+        found: Values = {"probability": right.tolist()}
+        for i, story in enumerate(examples):
+            found[f"weights_{i}"] = weights[i, : len(story.words)].tolist()
+            # A record holds numbers: here those of Unicode.
+            lines = [" ".join(line) for line in (*story.facts, story.question)]
+            text = "\n".join([*lines, story.answer])
+            found[f"story_{i}"] = [float(ord(letter)) for letter in text]
+        return found
+
+    return Run(
+        model=model,
+        optimizer=torch.optim.Adam(
+            model.parameters(), lr=settings["learning_rate"], fused=True
+        ),
+        objective=_objective,
+        batches=Batches(x, y, settings["batch_size"], generator(seed, "batches")),
+        measurements={
+            "test": Measurement(settings["test_every"], test),
+            "attention": Measurement(settings["steps"], attention),
+        },
+        every=settings["average_over"],
+    )
+
+
+def _objective(model: nn.Module, x: Tensor, y: Tensor) -> dict[str, Tensor]:
+    loss, wrong = _judge(model(*x.unbind(1)), y[:, 0])
+    return {"loss": loss.mean(), "error": wrong.mean()}
+
+
+def _judge(scores: Tensor, answers: Tensor) -> tuple[Tensor, Tensor]:
+    """Cross-entropy (nats) of each question, and 1 where the answer is wrong."""
+    loss = nn.functional.cross_entropy(scores, answers, reduction="none")
+    return loss, (scores.detach().argmax(1) != answers).double()
+
+
+class Attention(NamedTuple):
+    """What a trained reader looked at in one text of the test.
+
+    Attributes
+    ----------
+    facts : list of list of str
+        The words of each sentence.
+    question : list of str
+    answer : str
+        The right one.
+    probability : array, shape (S,)
+        Of the right answer, for each of S seeds.
+    weights : array, shape (S, T)
+        Of each word, in reading order.
+    """
+
+    facts: list[list[str]]
+    question: list[str]
+    answer: str
+    probability: NDArray[np.float64]
+    weights: NDArray[np.float64]
+
+
+def attention(record: Record, variant: str, place: int) -> Attention:
+    """Give the attention at the end of training, with the words.
+
+    Parameters
+    ----------
+    record : Record
+        Of this experiment.
+    variant : str
+    place : int
+        Which of the recorded texts, from 0: two of each task.
+
+    Returns
+    -------
+    Attention
+    """
+    numbers = record.values(variant, "attention", f"story_{place}")[0, -1]
+    text = "".join(chr(int(number)) for number in numbers)
+    *facts, question, answer = (line.split() for line in text.split("\n"))
+    weights = record.values(variant, "attention", f"weights_{place}")[:, -1]
+    right = record.values(variant, "attention", "probability")[:, -1, place]
+    return Attention(facts, question, answer[0], right, weights)
+
+
+def first_steps(
+    record: Record, variant: str, task: str, level: float
+) -> NDArray[np.float64]:
+    """Find when the test error is at most `level` for the first time.
+
+    Parameters
+    ----------
+    record : Record
+        Of this experiment.
+    variant, task : str
+    level : float
+
+    Returns
+    -------
+    array, shape (S,)
+        Steps for each of S seeds, among those that were measured; NaN where the error
+        never gets so low.
+    """
+    place = record.settings["tasks"].index(task)
+    is_low = record.values(variant, "test", "error_by_task")[:, :, place] <= level
+    steps = np.array(record.steps("test", variant), dtype=np.float64)
+    return np.where(is_low.any(1), steps[is_low.argmax(1)], np.nan)
+
+
+# How each variant is drawn and called.
+LOOKS: dict[str, tuple[Kind, str]] = {
+    "none": ("none", "no normalization"),
+    "layer_norm": ("layer", "layer norm"),
+    "batch_norm": ("batch", "batch norm"),
+}
+LEVELS = np.array([0.5, 0.4, 0.3, 0.2, 0.1, 0.05])
+
+
+def figures(record: Record) -> dict[str, Figure]:
+    """Draw test errors beside the published ones, steps to errors, and attention.
+
+    Parameters
+    ----------
+    record : Record
+        Of this experiment.
+
+    Returns
+    -------
+    dict from name to figure
+        "error": test error against training steps, a column for each task; the last
+        column has points of Ba et al. (2016), Fig. 2, on another task. "steps": when
+        each error is reached first; a curve ends where not all runs get further.
+        "attention_0" and so on: the words of one text of each task, in the shade of
+        their weights at the end of the run with the first seed.
+
+    Raises
+    ------
+    RecordError
+        If the record is of another experiment.
+    """
+    from normbook.figures import curve_grid, points, shaded_words
+
+    record.require(EXPERIMENT.name)
+    tasks = record.settings["tasks"]
+    errors: dict[str, dict[str, Line]] = {}
+    reached: dict[str, dict[str, Line]] = {}
+    for place, task in enumerate(tasks):
+        lines = errors.setdefault(f"training steps\n\n{task}", {})
+        firsts = reached.setdefault(f"test error\n\n{task}", {})
+        for variant, (kind, label) in LOOKS.items():
+            runs = record.values(variant, "test", "error_by_task")[:, :, place]
+            lines[label] = (kind, record.steps("test", variant), runs)
+            found = [first_steps(record, variant, task, level) for level in LEVELS]
+            firsts[label] = (kind, LEVELS, np.transpose(found))
+    beside = "thousands of steps\n\nBa et al. (2016):\nnews, validation"
+    error, ((*_, last),) = curve_grid({"test error": {**errors, beside: {}}})
+    for variant, (kind, _) in LOOKS.items():
+        of = published.READING_ERROR[variant]
+        points(last, np.divide(of.x, 1000), of.y, kind=kind)
+    last.set(ylim=(0, 1.05))
+    steps, (axes,) = curve_grid({"training steps": reached})
+    for ax in axes:
+        ax.invert_xaxis()  # errors fall as training goes on
+    drawn = {"error": error, "steps": steps}
+    for i in range(len(tasks)):
+        panels = {}
+        for variant, (kind, label) in LOOKS.items():
+            seen = attention(record, variant, 2 * i)
+            title = f"{label}: {' '.join(seen.question)}? "
+            title += f"P({seen.answer}) = {seen.probability[0]:.2f}"
+            panels[title] = (kind, seen.facts, seen.weights[0])
+        drawn[f"attention_{i}"] = shaded_words(panels)[0]
+    return drawn
+
+
+VARIANTS = {name: {"norm": name} for name in ("none", "layer_norm", "batch_norm")}
+BABI: dict[str, Any] = {
+    "tasks": ["qa1", "qa2", "qa5"],
+    "variants": VARIANTS,
+}
+EXPERIMENT = Experiment(
+    name="reading",
+    title="An attentive reader: layer norm, batch norm or none inside the LSTM",
+    source=SOURCE,
+    scales={
+        "live": Scale(
+            {
+                "dtype": "float64",
+                "tasks": ["cloze"],
+                "train": 2000,
+                "tested": 200,
+                "embedding": 16,
+                "hidden": 24,
+                "batch_size": 32,
+                "learning_rate": 0.01,
+                "steps": 240,
+                "average_over": 20,
+                "test_every": 40,
+                "variants": VARIANTS,
+            },
+            seeds=(0, 1),
+            data="",
+            about="drawn texts of 2-4 sentences with a gap",
+        ),
+        "cpu": Scale(
+            {
+                **BABI,
+                "dtype": "float64",
+                "longest": 60,
+                "embedding": 32,
+                "hidden": 64,
+                "batch_size": 32,
+                "learning_rate": 0.004,
+                "steps": 3500,
+                "average_over": 50,
+                "test_every": 100,
+            },
+            seeds=(0, 1, 2),
+            data="babi",
+            about="three tasks of bAbI, stories of at most 60 words, 64 units",
+        ),
+        "full": Scale(
+            {
+                **BABI,
+                "dtype": "float32",
+                "longest": 200,
+                "embedding": 240,
+                "hidden": 240,
+                "batch_size": 64,
+                "learning_rate": 8e-5,
+                "steps": 40_000,
+                "average_over": 200,
+                "test_every": 1000,
+            },
+            seeds=(0, 1, 2),
+            data="babi",
+            about="three tasks of bAbI, stories of at most 200 words, 240 units (GPU)",
+        ),
+    },
+    begin=begin,
+    figures=figures,
+)

@@ -1,0 +1,374 @@
+r"""Recurrent batch norm: an LSTM with batch statistics of their own for each time step.
+
+The formulas are those of the layer-normalized LSTM in :mod:`normbook.lstm`. But here a
+hat standardizes each unit over the examples of the batch, and in evaluation by running
+statistics, which each step has for itself.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence
+
+from normbook.layers.base import NormLayer, whole_number
+from normbook.layers.per_step_batch_norm import PerStepBatchNorm1d
+from normbook.standardize import check_eps
+
+__all__ = ["BatchNormLSTM"]
+
+GAIN = 0.1  # at the start; with 1, tanh would be too flat for a gradient to last
+States = tuple[Tensor, Tensor]
+
+
+class BatchNormLSTM(NormLayer):
+    r"""LSTM with batch norm of both terms and of c, with statistics for each step t.
+
+    .. math::
+
+        a_t &= \gamma_h\,\widehat{W_h h_{t-1}} + \gamma_x\,\widehat{W_x x_t} + b, \\
+        f, i, o &= \sigma(a_f), \sigma(a_i), \sigma(a_o), \qquad g = \tanh(a_g), \\
+        c_t &= f\,c_{t-1} + i\,g, \qquad
+        h_t = o\,\tanh(\gamma_c\,\hat c_t + \beta_c)
+
+    A hat is that of
+    :class:`~normbook.layers.per_step_batch_norm.PerStepBatchNorm1d`: in training by
+    the sequences alive at step t, in evaluation by the running statistics of step t,
+    and from ``max_steps`` on by those of the last trained step. Gains are shared over
+    time and begin at 0.1. The raw c goes on to the next step.
+
+    Call it as :class:`torch.nn.LSTM`, ``output, (h_n, c_n) = layer(input)`` or
+    ``layer(input, (h_0, c_0))``.
+
+    Parameters
+    ----------
+    input_size, hidden_size : int
+        D and H.
+    max_steps : int
+        Steps with statistics of their own, at least 1; the longest training sequence.
+    batch_first : bool
+        Whether input and output have shape (N, T, .) in place of (T, N, .).
+    bidirectional : bool
+        Whether a second LSTM, with parameters and statistics of its own, reads each
+        sequence from its last step to its first.
+    eps, momentum
+        As in :class:`~normbook.layers.batch_norm.BatchNorm1d`, for all statistics.
+    device, dtype
+        Of parameters and buffers.
+
+    Attributes
+    ----------
+    w_x_l0 : Parameter, shape (4H, D)
+        The rows belong to the gates f, i, o, g in turn.
+    w_h_l0 : Parameter, shape (4H, H)
+    b_l0 : Parameter, shape (4H,)
+    norm_h_l0, norm_x_l0, norm_c_l0 : PerStepBatchNorm1d
+        Their ``weight`` is the gain; ``norm_c_l0.bias`` is :math:`\beta_c`.
+    w_x_l0_reverse, ...
+        The same for the other direction, if there is one. Its step 0 is the last step
+        of each sequence.
+
+    Raises
+    ------
+    TypeError
+        If an argument or the input is of the wrong kind.
+    ValueError
+        If a size is less than 1, or eps not positive; on a call, if the number of axes
+        is wrong, there is no step, or in training more than ``max_steps``, or momentum
+        is not in 0..1; if in training a single example is alive at a step and neither
+        that step nor one before it was ever trained.
+    RuntimeError
+        If input, states and layer differ in a size, dtype or device.
+    NotImplementedError
+        If the input holds no real floating-point numbers.
+
+    Notes
+    -----
+    Sequences of several lengths come as a
+    :class:`~torch.nn.utils.rnn.PackedSequence`; then so does the output. After an error
+    the running statistics are as before.
+
+    Other than in :class:`torch.nn.LSTM` there is one layer, one bias, no projection and
+    no single sequence without the axis N. Names and the order of gates are those of
+    :class:`normbook.lstm.LayerNormLSTMParameters`.
+
+    Steps are counted from the start of each call: states that are carried from one
+    call to the next meet the statistics of first steps. Where training began with
+    ``h_0`` = 0, the first :math:`W_h h` had no spread, and evaluation with another
+    ``h_0`` divides by :math:`\sqrt\epsilon`.
+
+    Source: Cooijmans et al. (2016), section 3; book, chapter *Reading*. What to do
+    with one live example is a choice of this book.
+
+    Examples
+    --------
+    >>> layer = BatchNormLSTM(3, 2, max_steps=5)
+    >>> output, (h_n, c_n) = layer(torch.ones(5, 4, 3))
+    >>> output.shape, h_n.shape
+    (torch.Size([5, 4, 2]), torch.Size([1, 4, 2]))
+    >>> layer.norm_c_l0.num_batches_tracked.tolist()
+    [1, 1, 1, 1, 1]
+    >>> layer.eval()(torch.ones(9, 1, 3))[0].shape  # longer than max_steps, and alone
+    torch.Size([9, 1, 2])
+    """
+
+    w_x_l0: nn.Parameter
+    norm_c_l0: PerStepBatchNorm1d
+
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        max_steps: int,
+        *,
+        batch_first: bool = False,
+        bidirectional: bool = False,
+        eps: float = 1e-5,
+        momentum: float | None = 0.1,
+        device: torch.types.Device = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        self.input_size = _size("input_size", input_size, "of features, D")
+        self.hidden_size = _size("hidden_size", hidden_size, "of units, H")
+        self.batch_first = batch_first
+        self.bidirectional = bidirectional
+        if check_eps(eps) == 0:
+            raise ValueError(
+                "eps must be positive, got 0; with h_0 = 0 the first W_h h has no "
+                "spread and would be divided by 0; 1e-5 is usual."
+            )
+        features, units = self.input_size, self.hidden_size
+        for suffix in self._suffixes():
+            for name, shape in (
+                ("w_x", (4 * units, features)),
+                ("w_h", (4 * units, units)),
+                ("b", (4 * units,)),
+            ):
+                value = torch.empty(shape, device=device, dtype=dtype)
+                self.register_parameter(name + suffix, nn.Parameter(value))
+            for name, size, has_bias in (
+                ("norm_h", 4 * units, False),  # b is bias enough for both terms
+                ("norm_x", 4 * units, False),
+                ("norm_c", units, True),
+            ):
+                norm = PerStepBatchNorm1d(
+                    size,
+                    max_steps,
+                    eps,
+                    momentum,
+                    device=device,
+                    dtype=dtype,
+                    bias=has_bias,
+                )
+                self.add_module(name + suffix, norm)
+        self.max_steps: int = self.norm_c_l0.max_steps
+        self.reset_parameters()
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        """Begin again: weights as torch.nn.LSTM's, gains 0.1, no batch seen."""
+        for module in self.children():
+            if isinstance(module, PerStepBatchNorm1d):
+                module.reset_parameters()
+                module.weight.fill_(GAIN)
+        bound = self.hidden_size**-0.5
+        for parameter in self.parameters(recurse=False):
+            parameter.uniform_(-bound, bound)
+
+    def extra_repr(self) -> str:
+        """Name the settings, as torch does."""
+        text = f"{self.input_size}, {self.hidden_size}, max_steps={self.max_steps}"
+        for name in ("batch_first", "bidirectional"):
+            text += f", {name}=True" if getattr(self, name) else ""
+        return text
+
+    def forward(
+        self, input: Tensor | PackedSequence, hx: States | None = None
+    ) -> tuple[Tensor | PackedSequence, States]:
+        """Run over sequences, in each direction there is."""
+        order = None
+        if isinstance(input, PackedSequence):
+            x, sizes, order, back = input
+            batch_sizes = sizes.tolist()
+            self._check_input(x, "packed data", 2)
+        else:
+            self._check_input(input, "input", 3)
+            steps_first = input.transpose(0, 1) if self.batch_first else input
+            batch_sizes = [steps_first.shape[1]] * steps_first.shape[0]
+            x = steps_first.flatten(0, 1)
+        self._check_steps(batch_sizes, len(x))
+        h_0, c_0 = self._checked_states(hx, x, batch_sizes[0])
+        if order is not None:
+            h_0, c_0 = h_0[:, order], c_0[:, order]
+        backwards = _backwards(batch_sizes).to(x.device)
+        hs, h_n, c_n = [], [], []
+        for k, suffix in enumerate(self._suffixes()):
+            rows = slice(None) if k == 0 else backwards
+            h, h_last, c_last = self._run(x[rows], batch_sizes, h_0[k], c_0[k], suffix)
+            hs.append(h[rows])  # back and forth is the same
+            h_n.append(h_last)
+            c_n.append(c_last)
+        output, last = torch.cat(hs, 1), (torch.stack(h_n), torch.stack(c_n))
+        if isinstance(input, PackedSequence):
+            if back is not None:
+                last = last[0][:, back], last[1][:, back]
+            return PackedSequence(output, sizes, order, back), last
+        output = output.reshape(*steps_first.shape[:2], output.shape[1])
+        return output.transpose(0, 1) if self.batch_first else output, last
+
+    def _run(
+        self, x: Tensor, batch_sizes: list[int], h: Tensor, c: Tensor, suffix: str
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Run over packed steps; give h of each, and the last h and c."""
+        w_x, w_h, b = (getattr(self, name + suffix) for name in ("w_x", "w_h", "b"))
+        norms = [
+            _InOneCall(getattr(self, name + suffix), batch_sizes)
+            for name in ("norm_h", "norm_x", "norm_c")
+        ]
+        norm_h, norm_x, norm_c = norms
+        units = self.hidden_size
+        hs, h_last, c_last = [], [], []
+        # W_x x waits for no h: all steps at once.
+        for t, q in enumerate((x @ w_x.T).split(batch_sizes)):
+            alive = len(q)
+            if alive < len(h):  # those behind have ended
+                h_last.append(h[alive:])
+                c_last.append(c[alive:])
+                h, c = h[:alive], c[:alive]
+            a = norm_h(h @ w_h.T, t) + norm_x(q, t) + b
+            fio, g = a.split([3 * units, units], 1)
+            f, i, o = fio.sigmoid().chunk(3, 1)
+            c = f * c + i * g.tanh()
+            h = o * norm_c(c, t).tanh()
+            hs.append(h)
+        for norm in norms:
+            norm.write()
+        h_last, c_last = [h, *h_last[::-1]], [c, *c_last[::-1]]
+        return torch.cat(hs), torch.cat(h_last), torch.cat(c_last)
+
+    def _suffixes(self) -> tuple[str, ...]:
+        return ("_l0", "_l0_reverse") if self.bidirectional else ("_l0",)
+
+    def _check_input(self, x: Any, name: str, ndim: int) -> None:
+        self._check_tensor(x)
+        self._check_float(x)
+        if x.ndim != ndim:
+            axes = "(N, T, D)" if self.batch_first else "(T, N, D)"
+            raise ValueError(
+                f"{name} must have shape {axes if ndim == 3 else '(M, D)'}, got "
+                f"{tuple(x.shape)}; a single sequence has no batch to go by, in "
+                "evaluation give it the axis N."
+            )
+        self._check_like(name, x)
+        if x.shape[-1] != self.input_size:
+            raise RuntimeError(
+                f"{name} must have input_size = {self.input_size} features on its last "
+                f"axis, got shape {tuple(x.shape)}; make the layer with input_size="
+                f"{x.shape[-1]}, or move the features there."
+            )
+
+    def _check_like(self, name: str, x: Tensor) -> None:
+        """Refuse another dtype or device than that of the weights."""
+        w_x = self.w_x_l0
+        if (x.dtype, x.device) != (w_x.dtype, w_x.device):
+            raise RuntimeError(
+                f"{name} must have dtype and device of the layer, {w_x.dtype} on "
+                f"{w_x.device}, got {x.dtype} on {x.device}; convert one of them with "
+                ".to(...)."
+            )
+
+    def _check_steps(self, batch_sizes: list[int], rows: int) -> None:
+        steps = len(batch_sizes)
+        if batch_sizes != sorted(batch_sizes, reverse=True) or sum(batch_sizes) != rows:
+            raise ValueError(
+                f"batch_sizes must never grow and add to the rows, {rows}, got "
+                f"{batch_sizes}; pack_padded_sequence makes them."
+            )
+        if steps == 0:
+            raise ValueError(
+                "input must hold at least one step, got none; leave empty sequences "
+                "out."
+            )
+        is_training = any(module.training for module in self.modules())
+        if is_training and steps > self.max_steps:
+            raise ValueError(
+                f"input must have at most max_steps = {self.max_steps} steps in "
+                f"training, got {steps}; make the layer with max_steps of the longest "
+                "sequence."
+            )
+
+    def _checked_states(self, hx: Any, x: Tensor, examples: int) -> States:
+        """Give both states in the order of the caller; None stands for 0."""
+        shape = (len(self._suffixes()), examples, self.hidden_size)
+        if hx is None:
+            return x.new_zeros(shape), x.new_zeros(shape)
+        if not isinstance(hx, tuple | list) or len(hx) != 2:
+            raise TypeError(
+                f"hx must be a tuple (h_0, c_0), got {type(hx).__name__}; give both "
+                "states, or none."
+            )
+        for name, state in zip(("h_0", "c_0"), hx, strict=True):
+            self._check_tensor(state)
+            self._check_like(name, state)
+            if tuple(state.shape) != shape:
+                raise RuntimeError(
+                    f"{name} must have shape (directions, N, H) = {shape}, got "
+                    f"{tuple(state.shape)}; batch_first does not move its axes."
+                )
+        return hx[0], hx[1]
+
+
+class _InOneCall:
+    """A norm over the steps of one call: as the layer called at each, but faster.
+
+    Checks and running statistics wait for no step and are done for all at once.
+    """
+
+    def __init__(self, layer: PerStepBatchNorm1d, batch_sizes: list[int]) -> None:
+        layer._check_numbers()
+        self.layer = layer
+        # One live example has no variance; it comes last, as sizes never grow.
+        sizes = [size for size in batch_sizes if size > 1 and layer.training]
+        self.sizes: list[int] = sizes
+        self.moments: list[tuple[Tensor, Tensor]] = []
+
+    def __call__(self, x: Tensor, step: int) -> Tensor:
+        if step >= len(self.sizes):
+            self.write()
+            y: Tensor = self.layer(x, step)
+            return y
+        var, mean = torch.var_mean(x, 0, correction=0)
+        self.moments.append((mean, var))
+        weight, bias = self.layer.weight, self.layer.bias
+        y = (x - mean) * (weight * (var + self.layer.eps).rsqrt())
+        return y if bias is None else y + bias
+
+    def write(self) -> None:
+        """Write the running statistics of all steps so far, once."""
+        if self.moments:
+            with torch.no_grad():
+                mean, var = map(torch.stack, zip(*self.moments, strict=True))
+            self.layer.take_in(mean, var, self.sizes)
+            self.moments = []
+
+
+def _size(name: str, value: Any, about: str) -> int:
+    size = whole_number(name, value, f"the number {about}")
+    if size < 1:
+        raise ValueError(
+            f"{name} must be at least 1, got {size}; it is the number {about}."
+        )
+    return size
+
+
+def _backwards(batch_sizes: list[int]) -> Tensor:
+    """Give the rows of packed steps with each sequence turned around."""
+    sizes = torch.tensor(batch_sizes)
+    starts = sizes.cumsum(0) - sizes
+    step = torch.arange(len(sizes)).repeat_interleave(sizes)
+    example = torch.arange(len(step)) - starts[step]
+    lengths = (sizes[:, None] > torch.arange(batch_sizes[0])).sum(0)
+    return starts[lengths[example] - 1 - step] + example

@@ -1,0 +1,693 @@
+r"""The layer-normalized LSTM as a layer: called as ``torch.nn.LSTM``.
+
+:mod:`normbook.lstm` computes. Here torch is told to take its backward pass through
+time, and several layers, both directions, dropout between layers and packed sequences
+come around it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import math
+import warnings
+from collections.abc import Sequence
+from numbers import Real
+from typing import Any, get_args
+
+import torch
+from torch import Tensor, nn
+from torch.autograd import forward_ad
+from torch.nn.utils.rnn import PackedSequence
+
+from normbook.layers.base import whole_number
+from normbook.lstm import (
+    Carried,
+    LayerNormLSTMParameters,
+    LSTMCache,
+    LSTMGradients,
+    LSTMOutput,
+    LSTMParameters,
+    Normed,
+    layer_norm_lstm_backward,
+    layer_norm_lstm_forward,
+    lstm_backward,
+    lstm_forward,
+)
+from normbook.standardize import check_eps
+
+__all__ = ["LayerNormLSTM"]
+
+States = tuple[Tensor, Tensor]
+
+FIELDS = LayerNormLSTMParameters._fields
+# Of which torch.nn.LSTM knows something.
+PLAIN = LSTMParameters._fields
+# nn.LSTM has the gates in the order i, f, g, o; we have f, i, o, g. The same swaps
+# lead there and back.
+OTHER_ORDER = (1, 0, 3, 2)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Cell:
+    """One of the cells of the core, with its options."""
+
+    norm: Normed | None
+    carried: Carried
+    eps: float
+    batch_sizes: tuple[int, ...] | None  # None: all sequences have one length
+
+    def forward(
+        self, x: Tensor, h_0: Tensor, c_0: Tensor, parameters: Sequence[Tensor | None]
+    ) -> tuple[LSTMOutput, LSTMCache]:
+        own = self._named(parameters)
+        if isinstance(own, LSTMParameters):
+            return lstm_forward(x, own, h_0, c_0, batch_sizes=self.batch_sizes)
+        return layer_norm_lstm_forward(
+            x,
+            own,
+            h_0,
+            c_0,
+            self.eps,
+            norm=self.norm,  # type: ignore[arg-type]
+            carried=self.carried,
+            batch_sizes=self.batch_sizes,
+        )
+
+    def cache(
+        self, arrays: Sequence[Tensor | None], parameters: Sequence[Tensor | None]
+    ) -> LSTMCache:
+        """Put together what was saved."""
+        named: dict[str, Any] = dict(zip(LSTMCache._fields, arrays, strict=False))
+        x = named["x"]
+        return LSTMCache(
+            **named,
+            parameters=self._named(parameters),
+            norm=self.norm,
+            carried=self.carried,
+            batch_sizes=self.batch_sizes or (x.shape[1],) * x.shape[0],
+        )
+
+    def backward(
+        self,
+        dl_dh: Tensor,
+        cache: LSTMCache,
+        dl_dh_last: Tensor | None,
+        dl_dc_last: Tensor | None,
+    ) -> LSTMGradients:
+        backward = lstm_backward if self.norm is None else layer_norm_lstm_backward
+        return backward(dl_dh, cache, dl_dh_last, dl_dc_last)
+
+    def _named(
+        self, parameters: Sequence[Tensor | None]
+    ) -> LSTMParameters | LayerNormLSTMParameters:
+        if self.norm is None:
+            return LSTMParameters(*parameters[: len(PLAIN)])
+        return LayerNormLSTMParameters(*parameters)
+
+
+class _Sequence(torch.autograd.Function):
+    """One layer in one direction over all steps, with the derived backward pass.
+
+    It returns the output of the core and, without derivatives, what the backward pass
+    needs.
+    """
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(
+        cell: _Cell, x: Tensor, h_0: Tensor, c_0: Tensor, *parameters: Tensor | None
+    ) -> tuple[Tensor | None, ...]:
+        with _no_autocast(x):
+            output, cache = cell.forward(x, h_0, c_0, parameters)
+        kept = cache[LSTMCache._fields.index("c") : ARRAYS]
+        return (*output, *kept)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        ctx.cell, *arrays = inputs
+        h, _, _, *kept = output
+        ctx.mark_non_differentiable(*(value for value in kept if value is not None))
+        ctx.set_materialize_grads(False)
+        # h with its graph would hold itself under torch's saved_tensors_hooks.
+        ctx.save_for_backward(*arrays[:3], h.detach(), *kept, *arrays[3:])
+
+    @staticmethod
+    def backward(
+        ctx: Any,
+        dl_dh: Tensor | None,
+        dl_dh_last: Tensor | None,
+        dl_dc_last: Tensor | None,
+        *_: None,
+    ) -> tuple[Tensor | None, ...]:
+        # Unpacked once: torch.utils.checkpoint allows no more.
+        saved = ctx.saved_tensors
+        arrays, parameters = saved[:ARRAYS], saved[ARRAYS:]
+        x, h_0, c_0, h = arrays[:4]
+        needs_x = ctx.needs_input_grad[1]
+        with _no_autocast(x):
+            if torch.is_grad_enabled():
+                # These gradients will be differentiated in turn. What was saved is
+                # constant for torch: only the run again follows x, h_0 and weights.
+                _, cache = ctx.cell.forward(x, h_0, c_0, parameters)
+            else:
+                cache = ctx.cell.cache(arrays, parameters)
+            if not needs_x:
+                # The gradient of x takes a product with w_x, here one of no columns.
+                given = cache.parameters
+                given = given._replace(w_x=given.w_x[:, :0])
+                cache = cache._replace(parameters=given)
+            dl_dh = torch.zeros_like(h) if dl_dh is None else dl_dh
+            found = ctx.cell.backward(dl_dh, cache, dl_dh_last, dl_dc_last)
+        own = LayerNormLSTMParameters(*found.dl_dparameters)  # None where it has none
+        slopes = (None, found.dl_dx, found.dl_dh_0, found.dl_dc_0, *own)
+        return tuple(
+            slope if is_needed else None
+            for slope, is_needed in zip(slopes, ctx.needs_input_grad, strict=True)
+        )
+
+
+# The fields of the cache that are arrays come first.
+ARRAYS = LSTMCache._fields.index("parameters")
+
+
+class LayerNormLSTM(nn.Module):
+    r"""The layer-normalized LSTM, in several layers and both directions.
+
+    .. math::
+
+        a_t &= \gamma_h\,\widehat{W_h h_{t-1}} + \beta_h
+             + \gamma_x\,\widehat{W_x x_t} + \beta_x + b, \\
+        f, i, o &= \sigma(a_f), \sigma(a_i), \sigma(a_o), \qquad g = \tanh(a_g), \\
+        c_t &= f\,c_{t-1} + i\,g, \qquad
+        h_t = o\,\tanh(\gamma_c\,\hat c_t + \beta_c)
+
+    A hat standardizes one example over its own numbers. Arguments, call and outputs
+    are those of :class:`torch.nn.LSTM`. With ``norm=None`` it is that layer.
+
+    Parameters
+    ----------
+    input_size : int
+        D, the number of features at each step.
+    hidden_size : int
+        H, the number of units.
+    num_layers : int
+        Layers on top of each other; each takes h of the one below.
+    bias : bool
+        Whether to learn b.
+    batch_first : bool
+        Whether x has shape (N, T, D) and h (N, T, H), in place of (T, N, ...). The
+        states and packed sequences are as they are.
+    dropout : float
+        Probability with which a value of h is set to 0 on its way to the next layer,
+        in training only.
+    bidirectional : bool
+        Whether a second LSTM runs from the last step to the first. Then h has 2H
+        features, its own after those of the first.
+    proj_size : int
+        Must be 0; it keeps the place that it has in :class:`torch.nn.LSTM`.
+    device, dtype
+        Of the parameters.
+    norm : "terms", "sum", "gates" or None
+        What is standardized before the gates, see
+        :func:`normbook.lstm.layer_norm_lstm_forward`. ``None`` is the plain LSTM.
+    eps : float
+        Added to each variance, inside the root. It must not be 0 where the states
+        begin with 0.
+    carried : "raw" or "normalized"
+        Whether c or its normalized form goes on to the next step. It has no meaning
+        with ``norm=None``.
+    has_redundant_biases : bool
+        Whether to learn ``beta_h`` and ``beta_x``, which are added where b is.
+
+    Attributes
+    ----------
+    w_x_l0, w_h_l0 : Parameter, shapes (4H, D) and (4H, H)
+        Weights, uniform in :math:`\pm1/\sqrt H` at the start; rows in the order
+        f, i, o, g. Layer k has ``_lk`` for ``_l0``, the other direction
+        ``_l0_reverse``. The layers above see H features, or 2H.
+    b_l0 : Parameter, shape (4H,), or None
+        Begins as the weights do.
+    gamma_h_l0, gamma_x_l0, gamma_c_l0 : Parameter, shapes (4H,), (4H,), (H,), or None
+        Gains, 1 at the start. The second is there with ``norm="terms"`` only.
+    beta_h_l0, beta_x_l0, beta_c_l0 : Parameter, shapes (4H,), (4H,), (H,), or None
+        Biases of the layer norms, 0 at the start.
+
+    Raises
+    ------
+    TypeError
+        If an argument is of the wrong kind.
+    ValueError
+        If a size is not positive, ``dropout`` outside 0..1, an option unknown,
+        ``proj_size`` not 0, or eps negative; on a call, if the input has a wrong number
+        of axes or another dtype than the weights.
+    RuntimeError
+        On a call: if features, states or device do not fit, or there is no step.
+
+    Warns
+    -----
+    UserWarning
+        If ``dropout`` is positive and there is one layer, after which none comes.
+
+    Notes
+    -----
+    The call is ``h, (h_last, c_last) = layer(x, (h_0, c_0))``. x has shape (T, N, D),
+    or (T, D) for one sequence; the states have shape (L, N, H), or (L, H), where each
+    direction of each layer counts into L, and are 0 where they are left out. x may be
+    a :class:`~torch.nn.utils.rnn.PackedSequence`, in any order of lengths; then h is
+    one, too.
+
+    ``load_state_dict`` also takes the state of a :class:`torch.nn.LSTM`: it sorts the
+    rows and adds the two biases. Gains and biases of layer norms, which that layer has
+    not, stay as they are. :meth:`as_lstm` is the way back from ``norm=None``.
+
+    Under ``torch.autocast`` it runs in float32. Derivatives may be taken as often as
+    one likes, by ``torch.autograd``, forward-mode included, and by the ``grad``,
+    ``jacrev``, ``jvp``, ``jacfwd`` and ``vmap`` of ``torch.func``. Refused are
+    ``jacfwd`` of a ``jacrev``, so its ``hessian`` too, for which ``jacrev`` of
+    ``jacrev`` does the same, and ``is_grads_batched``. ``torch.compile`` leaves the
+    layer out of its graph, as it leaves torch's. In-place changes of h are refused, as
+    the backward pass needs it.
+
+    Source: Ba, Kiros and Hinton (2016), equations 20 to 22; book, chapter *Layer
+    normalization in an LSTM*.
+
+    Examples
+    --------
+    >>> layer = LayerNormLSTM(3, 5, num_layers=2, bidirectional=True)
+    >>> h, (h_last, c_last) = layer(torch.zeros(7, 2, 3))
+    >>> h.shape, c_last.shape
+    (torch.Size([7, 2, 10]), torch.Size([4, 2, 5]))
+    >>> plain = LayerNormLSTM(3, 5, norm=None)
+    >>> plain.load_state_dict(torch.nn.LSTM(3, 5).state_dict())
+    <All keys matched successfully>
+    """
+
+    w_x_l0: Tensor
+
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        num_layers: int = 1,
+        bias: bool = True,
+        batch_first: bool = False,
+        dropout: float = 0.0,
+        bidirectional: bool = False,
+        proj_size: int = 0,
+        device: torch.types.Device = None,
+        dtype: torch.dtype | None = None,
+        *,
+        norm: Normed | None = "terms",
+        eps: float = 1e-5,
+        carried: Carried = "raw",
+        has_redundant_biases: bool = True,
+    ) -> None:
+        super().__init__()
+        self.input_size = input_size
+        self.hidden_size = hidden_size
+        self.num_layers = num_layers
+        self.bias = bias
+        self.batch_first = batch_first
+        self.bidirectional = bidirectional
+        self.norm = norm
+        self.carried = carried
+        self.has_redundant_biases = has_redundant_biases
+        self._check_settings(dropout, proj_size)
+        self.dropout = float(dropout)
+        self.eps = check_eps(eps)
+        directions = 1 + bidirectional
+        for k, ending in enumerate(self._endings()):
+            features = input_size if k < directions else directions * hidden_size
+            for field in FIELDS:
+                shape = self._shape(field, features)
+                value = None
+                if shape is not None:
+                    value = nn.Parameter(torch.empty(shape, device=device, dtype=dtype))
+                self.register_parameter(field + ending, value)
+        self.reset_parameters()
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        """Begin again: weights and b uniform as in nn.LSTM, gains 1, other biases 0."""
+        bound = 1 / math.sqrt(self.hidden_size)
+        for name, parameter in self.named_parameters():
+            if name.startswith("gamma"):
+                parameter.fill_(1)
+            elif name.startswith("beta"):
+                parameter.fill_(0)
+            else:
+                parameter.uniform_(-bound, bound)
+
+    def flatten_parameters(self) -> None:
+        """Do nothing: torch.nn.LSTM lays its weights out for cuDNN here."""
+
+    def extra_repr(self) -> str:
+        """Name the settings, as torch does."""
+        shown = f"{self.input_size}, {self.hidden_size}"
+        for name, default in (
+            ("num_layers", 1),
+            ("bias", True),
+            ("batch_first", False),
+            ("dropout", 0.0),
+            ("bidirectional", False),
+        ):
+            value = getattr(self, name)
+            if value != default:
+                shown += f", {name}={value}"
+        shown += f", norm={self.norm!r}"
+        if self.norm is not None:
+            shown += f", eps={self.eps}, carried={self.carried!r}"
+            shown += f", has_redundant_biases={self.has_redundant_biases}"
+        return shown
+
+    def forward(
+        self, input: Tensor | PackedSequence, hx: States | None = None
+    ) -> tuple[Tensor | PackedSequence, States]:
+        """Run over sequences; give h of the last layer and the last states of all."""
+        if torch.compiler.is_compiling():  # it would write out every step
+            return torch.compiler.disable(self._run)(input, hx)  # type: ignore[no-any-return, no-untyped-call]
+        return self._run(input, hx)
+
+    def _run(
+        self, input: Tensor | PackedSequence, hx: States | None
+    ) -> tuple[Tensor | PackedSequence, States]:
+        if isinstance(input, PackedSequence):
+            return self._run_packed(input, hx)
+        self._check_input(input, "(N, T, D)" if self.batch_first else "(T, N, D)")
+        is_batched = input.ndim == 3
+        x = input if is_batched else input[:, None]
+        if is_batched and self.batch_first:
+            x = x.transpose(0, 1)
+        if len(x) == 0:
+            raise RuntimeError(
+                f"input must hold at least one step, got shape {tuple(input.shape)}; "
+                "leave empty sequences out."
+            )
+        states = self._first_states(x, hx, x.shape[1], is_batched=is_batched)
+        h, h_last, c_last = self._run_layers(x, states, None)
+        if not is_batched:
+            return h[:, 0], (h_last[:, 0], c_last[:, 0])
+        return h.transpose(0, 1) if self.batch_first else h, (h_last, c_last)
+
+    def _run_packed(
+        self, input: PackedSequence, hx: States | None
+    ) -> tuple[PackedSequence, States]:
+        """Run over sequences of several lengths."""
+        x, batch_sizes, order, back = input
+        self._check_input(x, "(M, D)")
+        sizes = tuple(batch_sizes.tolist())
+        states = self._first_states(x, hx, sizes[0])
+        if order is not None:  # the states come in the order of the user
+            states = [state.index_select(1, order) for state in states]
+        h, *last = self._run_layers(x, states, sizes)
+        if back is not None:
+            last = [state.index_select(1, back) for state in last]
+        return PackedSequence(h, batch_sizes, order, back), (last[0], last[1])
+
+    def _run_layers(
+        self, x: Tensor, states: Sequence[Tensor], sizes: tuple[int, ...] | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Run all layers over steps that lie on the first axis."""
+        is_autocast = _is_autocast(x)
+        if is_autocast:
+            x, *states = _as_float32(x, *states)
+        cell = _Cell(self.norm, self.carried, self.eps, sizes)
+        order = None
+        if sizes is not None and self.bidirectional:
+            order = _backwards(sizes, x.device)
+        first = zip(*(state.unbind() for state in states), strict=True)
+        last: list[States] = []
+        outputs: list[Tensor] = []
+        for ending, (h_0, c_0) in zip(self._endings(), first, strict=True):
+            own = [getattr(self, field + ending) for field in FIELDS]
+            own = _as_float32(*own) if is_autocast else own
+            is_reverse = ending.endswith("_reverse")
+            y = _reversed(x, order) if is_reverse else x
+            h, h_last, c_last = _layer(cell, y, h_0, c_0, own)
+            outputs.append(_reversed(h, order) if is_reverse else h)
+            last.append((h_last, c_last))
+            if len(outputs) <= self.bidirectional:
+                continue
+            x = outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=-1)
+            outputs = []
+            if len(last) < len(states[0]):
+                x = nn.functional.dropout(x, self.dropout, self.training)
+        h_last, c_last = (torch.stack(values) for values in zip(*last, strict=True))
+        return x, h_last, c_last
+
+    def as_lstm(self) -> nn.LSTM:
+        """Give a ``torch.nn.LSTM`` that computes the same, with a copy of the weights.
+
+        ``b`` becomes its ``bias_ih``; its ``bias_hh`` is 0.
+        """
+        if self.norm is not None:
+            raise ValueError(
+                f"torch.nn.LSTM has no layer norm, got a layer with norm={self.norm!r};"
+                " only one with norm=None can become one."
+            )
+        w_x = self.w_x_l0
+        twin = nn.LSTM(
+            self.input_size,
+            self.hidden_size,
+            self.num_layers,
+            self.bias,
+            self.batch_first,
+            self.dropout if self.num_layers > 1 else 0.0,
+            self.bidirectional,
+            device=w_x.device,
+            dtype=w_x.dtype,
+        )
+        state = {}
+        for ending in self._endings():
+            for field, theirs in _THEIRS.items():
+                value = getattr(self, field + ending)
+                if value is None:
+                    continue
+                state[theirs[0] + ending] = self._other_order(value.detach())
+                for name in theirs[1:]:
+                    state[name + ending] = torch.zeros_like(value)
+        twin.load_state_dict(state)
+        return twin.train(self.training)
+
+    def _load_from_state_dict(
+        self, state_dict: dict[str, Any], prefix: str, *args: Any
+    ) -> None:
+        if prefix + "weight_ih_l0" in state_dict:
+            self._translate(state_dict, prefix)
+        super()._load_from_state_dict(state_dict, prefix, *args)
+
+    def _translate(self, state_dict: dict[str, Any], prefix: str) -> None:
+        """Turn the entries of an nn.LSTM into ours, in place."""
+        for ending in self._endings():
+            for field, theirs in _THEIRS.items():
+                names = [prefix + name + ending for name in theirs]
+                # What we have no place for is left for torch to complain of.
+                is_there = all(name in state_dict for name in names)
+                if is_there and getattr(self, field + ending) is not None:
+                    values = [state_dict.pop(name) for name in names]
+                    total = sum(values[1:], values[0])
+                    state_dict[prefix + field + ending] = self._other_order(total)
+            for field in FIELDS[len(PLAIN) :]:
+                value = getattr(self, field + ending)
+                if value is not None:
+                    state_dict.setdefault(prefix + field + ending, value.detach())
+
+    def _other_order(self, value: Tensor) -> Tensor:
+        """Swap the gates between f, i, o, g and i, f, g, o: the same both ways."""
+        if len(value) != 4 * self.hidden_size:
+            return value  # torch will name the shapes
+        return torch.cat([value.chunk(4)[k] for k in OTHER_ORDER])
+
+    def _endings(self) -> list[str]:
+        """Give how the names of each layer and direction end, in order."""
+        directions = ("", "_reverse") if self.bidirectional else ("",)
+        return [f"_l{k}{d}" for k in range(self.num_layers) for d in directions]
+
+    def _shape(self, field: str, features: int) -> tuple[int, ...] | None:
+        """Give the shape of a parameter, or None if the layer has none such."""
+        is_there = {
+            "b": self.bias,
+            "beta_h": self.norm is not None and self.has_redundant_biases,
+            "gamma_x": self.norm == "terms",
+            "beta_x": self.norm == "terms" and self.has_redundant_biases,
+        }.get(field, field in PLAIN or self.norm is not None)
+        rows = self.hidden_size * (1 if field in ("gamma_c", "beta_c") else 4)
+        columns = {"w_x": (features,), "w_h": (self.hidden_size,)}.get(field, ())
+        return (rows, *columns) if is_there else None
+
+    def _check_settings(self, dropout: Any, proj_size: Any) -> None:
+        for name, about in (
+            ("input_size", "the number of features at each step"),
+            ("hidden_size", "the number of units"),
+            ("num_layers", "the number of layers"),
+        ):
+            if whole_number(name, getattr(self, name), about) <= 0:
+                raise ValueError(
+                    f"{name} must be at least 1, got {getattr(self, name)}; it is "
+                    f"{about}."
+                )
+        for name in ("bias", "batch_first", "bidirectional", "has_redundant_biases"):
+            value = getattr(self, name)
+            if not isinstance(value, bool):
+                raise TypeError(f"{name} must be True or False, got {value!r}.")
+        for name, options in (
+            ("norm", (*get_args(Normed), None)),
+            ("carried", get_args(Carried)),
+        ):
+            if getattr(self, name) not in options:
+                raise ValueError(
+                    f"{name} must be one of {', '.join(map(repr, options))}, got "
+                    f"{getattr(self, name)!r}."
+                )
+        if proj_size != 0:
+            raise ValueError(
+                "proj_size must be 0: this layer has no projection of h, got "
+                f"{proj_size!r}; put torch.nn.Linear behind it."
+            )
+        is_number = isinstance(dropout, Real) and not isinstance(dropout, bool)
+        if not (is_number and 0 <= dropout <= 1):
+            raise ValueError(
+                f"dropout must be a number in 0..1, got {dropout!r}; it is the "
+                "probability that a value between two layers is set to 0."
+            )
+        if dropout > 0 and self.num_layers == 1:
+            warnings.warn(
+                f"dropout acts between layers, got dropout={dropout} with "
+                "num_layers=1, where it does nothing; set dropout=0.",
+                stacklevel=3,
+            )
+
+    def _check_input(self, input: Any, axes: str) -> None:
+        name = type(self).__name__
+        if not isinstance(input, Tensor):
+            raise TypeError(
+                f"input of {name} must be a torch tensor or a PackedSequence, got "
+                f"{type(input).__name__}; convert it, e.g. torch.as_tensor(input)."
+            )
+        if input.ndim not in (axes.count(",") + 1, 2):
+            raise ValueError(
+                f"input of {name} must have shape {axes}, or (T, D) for one sequence, "
+                f"got {input.ndim}D input of shape {tuple(input.shape)}."
+            )
+        w_x = self.w_x_l0
+        if input.dtype != w_x.dtype and not _is_autocast(input):
+            raise ValueError(
+                f"input of {name} must have the dtype of the weights, {w_x.dtype}, got "
+                f"{input.dtype}; convert one of them with .to(...)."
+            )
+        if input.device != w_x.device:
+            raise RuntimeError(
+                f"input and weights must be on one device, got {input.device} and "
+                f"{w_x.device}; move one of them with .to(...)."
+            )
+        if input.shape[-1] != self.input_size:
+            raise RuntimeError(
+                f"input of {name} must have input_size = {self.input_size} features on "
+                f"its last axis, got shape {tuple(input.shape)}."
+            )
+
+    def _first_states(
+        self, x: Tensor, hx: Any, examples: int, *, is_batched: bool = True
+    ) -> list[Tensor]:
+        """Give h_0 and c_0 of all layers, checked; zeros where none are given."""
+        shape: tuple[int, ...] = (
+            self.num_layers * (1 + self.bidirectional),
+            examples,
+            self.hidden_size,
+        )
+        if hx is None:
+            zeros = x.new_zeros(shape)
+            return [zeros, zeros]
+        is_pair = isinstance(hx, (tuple, list))
+        if not is_pair or len(hx) != 2:
+            came = f"{len(hx)} values" if is_pair else type(hx).__name__
+            raise TypeError(
+                f"hx must be a pair of tensors (h_0, c_0), got {came}; leave it out to "
+                "begin with 0."
+            )
+        states = []
+        shape = shape if is_batched else (shape[0], shape[2])
+        for name, state in zip(("h_0", "c_0"), hx, strict=True):
+            if not isinstance(state, Tensor):
+                raise TypeError(
+                    f"{name} must be a torch tensor, got {type(state).__name__}."
+                )
+            if state.shape != shape:
+                meaning = "(layers, N, H)" if is_batched else "(layers, H)"
+                raise RuntimeError(
+                    f"{name} must have shape {meaning} = {shape} for this input, got "
+                    f"{tuple(state.shape)}; both directions count as layers."
+                )
+            is_same = state.dtype == x.dtype or _is_autocast(x)
+            if not is_same or state.device != x.device:
+                raise RuntimeError(
+                    f"{name} must have the dtype and device of the input, {x.dtype} on "
+                    f"{x.device}, got {state.dtype} on {state.device}; convert it with "
+                    ".to(...)."
+                )
+            states.append(state if is_batched else state[:, None])
+        return states
+
+
+# What nn.LSTM calls our fields; the values of one line are added.
+_THEIRS = {
+    "w_x": ("weight_ih",),
+    "w_h": ("weight_hh",),
+    "b": ("bias_ih", "bias_hh"),
+}
+
+
+def _layer(
+    cell: _Cell,
+    x: Tensor,
+    h_0: Tensor,
+    c_0: Tensor,
+    parameters: Sequence[Tensor | None],
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Run one layer in one direction."""
+    tensors = [v for v in (x, h_0, c_0, *parameters) if v is not None]
+    if any(forward_ad.unpack_dual(v).tangent is not None for v in tensors):  # type: ignore[no-untyped-call]
+        # Forward-mode derivatives: torch follows the forward pass by itself.
+        with _no_autocast(x):
+            return tuple(cell.forward(x, h_0, c_0, parameters)[0])
+    output = _Sequence.apply(cell, x, h_0, c_0, *parameters)  # type: ignore[no-untyped-call]
+    return output[0], output[1], output[2]
+
+
+def _reversed(x: Tensor, order: Tensor | None) -> Tensor:
+    """Turn the time of each sequence around."""
+    return x.flip(0) if order is None else x.index_select(0, order)
+
+
+def _backwards(sizes: Sequence[int], device: torch.device) -> Tensor:
+    """Give the rows of a packed batch with the time of each sequence turned around.
+
+    >>> _backwards([2, 2, 1], torch.device("cpu"))  # of 3 and of 2 steps
+    tensor([4, 3, 2, 1, 0])
+    """
+    alive = torch.tensor(sizes)
+    starts = alive.cumsum(0) - alive
+    examples = torch.cat([torch.arange(size) for size in sizes])
+    steps = torch.arange(len(sizes)).repeat_interleave(alive)
+    lengths = (alive[:, None] > torch.arange(sizes[0])).sum(0)
+    order = starts[lengths[examples] - 1 - steps] + examples
+    return order.to(device)
+
+
+def _is_autocast(x: Tensor) -> bool:
+    kind = x.device.type
+    return torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
+
+
+def _no_autocast(x: Tensor) -> contextlib.AbstractContextManager[Any]:
+    """Let the products be what they are: half of a step in bfloat16 fits nothing."""
+    if _is_autocast(x):
+        return torch.autocast(x.device.type, enabled=False)
+    return contextlib.nullcontext()
+
+
+def _as_float32(*values: Tensor | None) -> list[Any]:
+    """Cast what is not double, as torch.autocast does for layer norm on GPUs."""
+    return [v if v is None or v.dtype == torch.float64 else v.float() for v in values]

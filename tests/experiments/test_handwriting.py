@@ -1,0 +1,406 @@
+"""Handwriting: the density is one, samples follow it, and padding is not looked at."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torch.distributions import (
+    Bernoulli,
+    Categorical,
+    MixtureSameFamily,
+    MultivariateNormal,
+)
+
+from normbook.data.strokes import lines
+from normbook.data.synthetic import drawings
+from normbook.experiments import handwriting, published, runner
+from normbook.experiments.experiment import Experiment, Run, Scale
+from normbook.experiments.handwriting import (
+    Mixture,
+    PenNetwork,
+    log_density,
+    mixture,
+    sample,
+    updates_to,
+)
+from normbook.experiments.record import Record, RecordError
+from normbook.figures import STYLES
+
+CPU = torch.device("cpu")
+# Sums of a few numbers in float64, in another order.
+EXACT = 1e-10
+K = 4
+every_variant = pytest.mark.parametrize("variant", handwriting.LOOKS)
+
+
+def drawn(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def outputs(*lead: int, seed: int = 0, components: int = K) -> Tensor:
+    """Outputs of a network as they may come: deviations from 0.2 to 5 or so."""
+    shape = (*lead, 6 * components + 1)
+    return torch.randn(shape, generator=drawn(seed), dtype=torch.float64)
+
+
+def steps(*lead: int) -> Tensor:
+    found = torch.randn((*lead, 3), generator=drawn(1), dtype=torch.float64)
+    found[..., 2] = (found[..., 2] > 0).double()
+    return found
+
+
+def tiny(**changed: Any) -> Experiment:
+    live = handwriting.EXPERIMENT.scales["live"]
+    own = {"steps": 4, "hidden": 5, "components": 3, "test_every": 2, **changed}
+    own = {"average_over": 2, "sample_steps": 7, **own}
+    scale = Scale({**live.settings, **own}, (0,), "", "tiny")
+    return replace(handwriting.EXPERIMENT, scales={"live": scale})
+
+
+def begun(variant: str, **changed: Any) -> Run:
+    scale = tiny(**changed).scales["live"]
+    found: Run = handwriting.begin(
+        runner.variant_settings(scale, variant), 3, None, CPU
+    )
+    return found
+
+
+def network(variant: str, **changed: int) -> PenNetwork:
+    sizes = {"hidden": 5, "layers": 1, "components": K, **changed}
+    return PenNetwork(variant, **sizes, generator=drawn()).double()
+
+
+@pytest.fixture(scope="module")
+def live() -> Record:
+    return runner.run(tiny(), "live", seeds=[0, 1])
+
+
+# --- the density
+
+
+def test_the_density_integrates_to_one_over_both_offsets_and_the_pen() -> None:
+    of = mixture(outputs(seed=2))
+    side = torch.linspace(-25, 25, 1501, dtype=torch.float64)
+    grid = torch.cartesian_prod(side, side, torch.tensor([0.0, 1.0]).double())
+    whole = log_density(of, grid).exp().sum() * (side[1] - side[0]) ** 2
+    assert float(whole) == pytest.approx(1, abs=1e-6)
+
+
+def by_torch(of: Mixture, at: Tensor) -> Tensor:
+    """The same density from torch.distributions."""
+    one, two = of.log_sigmas.exp().unbind(-1)
+    both = of.rhos * one * two
+    rows = [torch.stack([one**2, both], -1), torch.stack([both, two**2], -1)]
+    normals = MultivariateNormal(of.means, torch.stack(rows, -2))
+    offset = MixtureSameFamily(Categorical(logits=of.log_weights), normals)
+    pen = Bernoulli(logits=of.lift)
+    found: Tensor = offset.log_prob(at[..., :2])  # type: ignore[no-untyped-call]
+    found += pen.log_prob(at[..., 2])  # type: ignore[no-untyped-call]
+    return found
+
+
+def test_the_density_is_the_one_of_torch_distributions() -> None:
+    of, at = mixture(outputs(5, 7)), steps(5, 7)
+    expected = by_torch(of, at)
+    torch.testing.assert_close(log_density(of, at), expected, rtol=EXACT, atol=EXACT)
+
+
+def test_its_derivative_is_the_one_of_torch_distributions() -> None:
+    at = steps(5)
+    one, other = (outputs(5).requires_grad_() for _ in range(2))
+    log_density(mixture(one), at).sum().backward()  # type: ignore[no-untyped-call]
+    by_torch(mixture(other), at).sum().backward()  # type: ignore[no-untyped-call]
+    torch.testing.assert_close(one.grad, other.grad, rtol=EXACT, atol=EXACT)
+
+
+WRONG: dict[str, Callable[[Mixture], tuple[Mixture, Any]]] = {
+    "no determinant": lambda of: (of, -0.5 * torch.log(1 - of.rhos**2)),
+    "half of it": lambda of: (of, -0.25 * torch.log(1 - of.rhos**2)),
+    "the wrong sign of rho": lambda of: (of._replace(rhos=-of.rhos), 0.0),
+    "no deviations": lambda of: (of, of.log_sigmas.sum(-1)),
+    "the wrong pen": lambda of: (of._replace(lift=-of.lift), 0.0),
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+def test_a_wrong_formula_is_caught(wrong: str) -> None:
+    of, at = mixture(outputs(5, 7)), steps(5, 7)
+    changed, factor = WRONG[wrong](of)
+    weights = changed._replace(log_weights=of.log_weights - factor)
+    with pytest.raises(AssertionError):
+        torch.testing.assert_close(
+            log_density(weights, at), by_torch(of, at), rtol=1e-3, atol=1e-3
+        )
+
+
+def test_parameters_stay_in_their_bounds_for_any_output() -> None:
+    of = mixture(torch.cat([1e4 * outputs(9), -1e4 * outputs(9)]).float())
+    assert float(of.log_sigmas.abs().max()) <= 3
+    assert float(of.rhos.abs().max()) <= 0.9900001  # float32
+    torch.testing.assert_close(of.log_weights.exp().sum(-1), torch.ones(18))
+    assert log_density(of, 30 * steps(18).float()).isfinite().all()
+
+
+def test_near_zero_a_deviation_is_the_exponential_of_graves() -> None:
+    small = 1e-3 * outputs(9)
+    _, _, _, sx, sy, _ = small[:, :-1].chunk(6, -1)
+    found = mixture(small).log_sigmas
+    torch.testing.assert_close(found, torch.stack([sx, sy], -1), rtol=1e-5, atol=0)
+
+
+# --- padding and clipping
+
+
+@every_variant
+def test_what_stands_in_the_padding_has_no_influence(variant: str) -> None:
+    run = begun(variant, cut=100)
+    x, y = (values.clone() for values in run.batch)
+    dead = y[..., 3] == 0
+    assert dead.any()
+    with torch.no_grad():
+        expected = float(run.objective(run.model, x, y)["loss"])
+        x[dead], y[dead] = 7.0, torch.tensor([5.0, -5, 1, 0]).double()
+        found = float(run.objective(run.model, x, y)["loss"])
+    assert found == pytest.approx(expected, rel=1e-12)
+
+
+@every_variant
+def test_the_loss_is_the_mean_over_the_steps_of_each_line_alone(variant: str) -> None:
+    run = begun(variant, cut=70)
+    x, y = run.batch
+    total, count = 0.0, 0
+    with torch.no_grad():
+        for row, after in zip(x, y, strict=True):
+            own = int(after[:, 3].sum())
+            found = log_density(mixture(run.model(row[None, :own])), after[None, :own])
+            total, count = total - float(found.sum()), count + own
+        loss = float(run.objective(run.model, x, y)["loss"])
+    assert loss == pytest.approx(total / count, rel=EXACT)
+
+
+def test_inputs_are_the_steps_and_targets_the_ones_after_them() -> None:
+    x, y = begun("none").batch
+    assert not x[:, 0, :2].any()  # a line begins at its first point
+    live = y[:, :-1, 3] * y[:, 1:, 3] > 0
+    assert torch.equal(x[:, 1:][live], y[:, :-1, :3][live])
+
+
+@pytest.mark.parametrize("clip", [1e-3, 1e9])
+def test_the_derivative_by_each_output_is_clipped(clip: float) -> None:
+    model = network("none")
+    given, x, y = [], steps(2, 6), torch.ones(2, 6, 4).double()
+    y[..., :2] = 20.0  # far away
+    model.outputs.register_full_backward_hook(lambda *own: given.append(own[2][0]))
+    loss = handwriting.objective(model, x, y, clip)["loss"]
+    loss.backward()  # type: ignore[no-untyped-call]
+    largest = 12 * float(given[0].abs().max())  # of one step, of 12
+    assert (largest == pytest.approx(clip)) if clip < 1 else (10 < largest < clip)
+
+
+# --- samples
+
+
+def test_samples_have_the_moments_of_the_density() -> None:
+    of = mixture(outputs(components=2, seed=5))
+    many = Mixture(*(value.expand(200_000, *value.shape) for value in of))
+    found = handwriting._draw(many, drawn(3))
+    weights = of.log_weights.exp()
+    mean = (weights[:, None] * of.means).sum(0)
+    one, two = of.log_sigmas.exp().unbind(-1)
+    both = of.rhos * one * two + of.means.prod(-1)
+    second = weights @ torch.stack([one**2 + of.means[:, 0] ** 2, both], -1)
+    sigma = float(found[:, :2].std())
+    allowed = 5 * sigma / 200_000**0.5  # five standard errors
+    torch.testing.assert_close(found[:, :2].mean(0), mean, rtol=0, atol=allowed)
+    squares = torch.stack([found[:, 0] ** 2, found[:, 0] * found[:, 1]], -1)
+    errors = 5 * squares.std(0) / 200_000**0.5
+    assert ((squares.mean(0) - second).abs() < errors).all()
+    assert float(found[:, 2].mean()) == pytest.approx(
+        float(torch.sigmoid(of.lift)), abs=5 * 0.5 / 200_000**0.5
+    )
+
+
+def test_a_bias_of_zero_is_plain_sampling_and_a_large_one_gives_the_likeliest() -> None:
+    given = outputs(6)
+    plain, likeliest = mixture(given), mixture(given, bias=50.0)
+    assert all(map(torch.equal, plain, mixture(given, bias=0.0)))
+    drawn_ones = handwriting._draw(likeliest, drawn())
+    best = plain.log_weights.argmax(-1)
+    torch.testing.assert_close(
+        drawn_ones[:, :2], plain.means[torch.arange(6), best], rtol=1e-9, atol=1e-9
+    )
+
+
+def test_a_bias_divides_deviations_and_multiplies_scores() -> None:
+    given = outputs(6)
+    plain, biased = mixture(given), mixture(given, bias=0.7)
+    torch.testing.assert_close(
+        biased.log_sigmas.exp(), plain.log_sigmas.exp() / math.exp(0.7)
+    )
+    scores = given[:, :K]
+    torch.testing.assert_close(biased.log_weights, (1.7 * scores).log_softmax(-1))
+    assert torch.equal(biased.means, plain.means)
+    assert torch.equal(biased.lift, plain.lift)
+
+
+@every_variant
+def test_each_step_is_drawn_from_the_density_after_those_before(variant: str) -> None:
+    model = network(variant)
+    found = sample(model, 9, 0.0, drawn(4), count=2)
+    read = torch.cat([torch.zeros(2, 1, 3).double(), found[:, :-1]], dim=1)
+    generator, again = drawn(4), []
+    with torch.no_grad():
+        given = model(read)
+        for t in range(9):
+            of = mixture(given[:, t : t + 1])
+            again.append(handwriting._draw(of, generator))
+    torch.testing.assert_close(found, torch.cat(again, 1), rtol=EXACT, atol=EXACT)
+
+
+@pytest.mark.parametrize("bias", [-0.1, math.inf, math.nan])
+def test_a_bias_below_zero_is_refused(bias: float) -> None:
+    with pytest.raises(ValueError, match="bias must be a number from 0 on, got"):
+        sample(network("none"), 2, bias, drawn())
+
+
+# --- the runs
+
+
+def test_both_variants_begin_with_the_same_weights_and_batches() -> None:
+    one, other = begun("none"), begun("layer_norm")
+    for name, value in one.model.named_parameters():
+        assert torch.equal(value, other.model.get_parameter(name)), name
+    assert torch.equal(one.batch[0], other.batch[0])
+
+
+@every_variant
+def test_every_parameter_is_trained(variant: str) -> None:
+    run = begun(variant)
+    before = {k: v.clone() for k, v in run.model.state_dict().items()}
+    run.update()
+    run.update()  # the first gives gains, behind a bias of 0, a slope
+    for name, after in run.model.named_parameters():
+        assert not torch.equal(after, before[name]), name
+
+
+def test_a_norm_that_there_is_not_is_refused() -> None:
+    with pytest.raises(
+        ValueError, match="norm must be one of none, layer_norm, got 'b"
+    ):
+        network("batch")
+
+
+@every_variant
+def test_measurements_do_not_disturb_a_run(variant: str) -> None:
+    calm, watched = begun(variant), begun(variant)
+    for _ in range(3):
+        for measurement in watched.measurements.values():
+            measurement.measure(watched)
+        assert watched.update() == calm.update()
+
+
+@every_variant
+def test_a_run_goes_on_from_a_checkpoint_bit_for_bit(variant: str) -> None:
+    whole, first, rest = (begun(variant) for _ in range(3))
+    losses = [whole.update() for _ in range(4)]
+    first.update()
+    first.update()
+    rest.load_state_dict(first.state_dict())
+    assert [rest.update(), rest.update()] == losses[2:]
+
+
+def test_the_test_loss_is_that_of_the_lines_of_other_people() -> None:
+    run = begun("none")
+    own = drawings(fixed := np.random.default_rng(0))
+    written = lines(own, fixed, characters=4, repeats=4, length=8.0)
+    total, count = 0.0, 0
+    with torch.no_grad():
+        for line in map(torch.as_tensor, written.test):
+            x, y = line[:80], line[1:81]
+            x = x[: len(y)]
+            found = log_density(mixture(run.model(x[None])), y[None])
+            total, count = total - float(found.sum()), count + len(y)
+    measured = run.measurements["test"].measure(run)
+    expected = {"per_step": total / count, "line": 500 * total / count}
+    assert measured == pytest.approx(expected, rel=EXACT)
+
+
+@every_variant
+def test_the_network_learns(variant: str) -> None:
+    run = begun(variant, hidden=32, components=20, steps=60)
+    losses = [run.update() for _ in range(30)]
+    assert np.mean(losses[-5:]) < np.mean(losses[:5]) - 0.5
+
+
+def test_a_record_repeats_itself(live: Record) -> None:
+    assert runner.replay(live, tiny(), None) == []
+
+
+def test_the_record_has_lines_written_before_and_after_training(live: Record) -> None:
+    for variant in live.variants:
+        for bias in (0, 1, 3):
+            found = handwriting.written(live, variant, bias)
+            assert found.shape == (2, 2, 2, 7, 3)
+            assert set(found[..., 2].flat) <= {0, 1}
+            assert (found[:, 0] != found[:, 1]).any()
+
+
+def test_updates_to_a_loss_are_those_before_the_first_one_not_above_it(
+    live: Record,
+) -> None:
+    variant = live.variants[0]
+    values = live.values(variant, "test", "line")
+    value = float(values[0, 1])
+    expected = [
+        next((s for s, v in zip((0, 2, 4), row, strict=True) if v <= value), np.nan)
+        for row in values
+    ]
+    np.testing.assert_array_equal(updates_to(live, variant, value), expected)
+    assert np.isnan(updates_to(live, variant, -1e9)).all()
+
+
+# --- the figures
+
+
+def test_the_curves_drawn_are_those_of_the_record(live: Record) -> None:
+    ours, theirs = handwriting.figures(live)["test"].axes  # one rate
+    for variant, (kind, _) in handwriting.LOOKS.items():
+        colour = STYLES[kind]["color"]
+        (line,) = [own for own in ours.lines if own.get_color() == colour]
+        expected = np.median(live.values(variant, "test", "line")[:, 1:], axis=0)
+        np.testing.assert_array_equal(line.get_ydata(), expected)
+        (dots,) = [own for own in theirs.lines if own.get_color() == colour]
+        found = published.HANDWRITING_LOSS[variant]
+        np.testing.assert_array_equal(dots.get_ydata(), found.y)
+
+
+def test_figures_have_labels_and_no_titles(live: Record) -> None:
+    for figure in handwriting.figures(live).values():
+        assert all(ax.get_xlabel() for ax in figure.axes)
+        assert not any(ax.get_title() for ax in figure.axes)
+
+
+def test_a_record_of_another_experiment_is_refused(live: Record) -> None:
+    other = replace(live, name="vgg")
+    for draw in (
+        handwriting.figures,
+        lambda of: updates_to(of, "none", 0.0),
+        lambda of: handwriting.written(of, "none", 0),
+    ):
+        with pytest.raises(RecordError, match="must be of handwriting, got one of vgg"):
+            draw(other)
+
+
+def test_the_published_curves_fall_and_layer_norm_is_ahead() -> None:
+    none, layer = (published.HANDWRITING_LOSS[name] for name in handwriting.LOOKS)
+    for points in (none, layer):
+        assert all(a > b for a, b in zip(points.y, points.y[1:], strict=False))
+    assert none.x[:5] == layer.x
+    assert all(a > b for a, b in zip(none.y, layer.y, strict=False))

@@ -1,0 +1,343 @@
+"""The attentive reader."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from normbook.data.stories import Stories, Story
+from normbook.diagnostics.undisturbed import undisturbed
+from normbook.experiments import published, reading, runner
+from normbook.experiments.experiment import Run
+from normbook.experiments.reading import AttentiveReader
+from normbook.experiments.record import Record, RecordError
+from normbook.figures import STYLES
+
+CPU = torch.device("cpu")
+EXACT = 1e-12  # float64, other orders of sums
+every_variant = pytest.mark.parametrize("variant", reading.VARIANTS)
+# Texts of 5, 2, 4 and 3 words with questions of 2, 1, 3 and 2.
+TEXTS = torch.tensor(
+    [[1, 2, 3, 4, 5], [6, 7, 0, 0, 0], [3, 3, 1, 2, 0], [5, 1, 6, 0, 0]]
+)
+QUESTIONS = torch.tensor([[2, 7, 0], [4, 0, 0], [1, 1, 5], [6, 2, 0]])
+
+
+@pytest.fixture(autouse=True)
+def _closed() -> Iterator[None]:
+    plt.switch_backend("agg")
+    yield
+    plt.close("all")
+
+
+def same(actual: Any, expected: Any) -> None:
+    torch.testing.assert_close(actual, expected, rtol=EXACT, atol=EXACT)
+
+
+def reader(variant: str, is_bidirectional: bool = False) -> AttentiveReader:
+    """A reader whose running statistics and biases are not as at the start."""
+    model = AttentiveReader(
+        variant, words=7, answers=4, embedding=3, hidden=5, max_steps=6,
+        generator=torch.Generator().manual_seed(0), is_bidirectional=is_bidirectional,
+    ).double()  # fmt: skip
+    drawn = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "b_l0" in name or name.endswith("bias"):
+                parameter.normal_(generator=drawn)
+    for _ in range(3):
+        model(TEXTS, QUESTIONS)
+    return model
+
+
+def tiny(**changed: Any) -> Any:
+    live = reading.EXPERIMENT.scales["live"]
+    small = {
+        "train": 40, "tested": 30, "hidden": 6, "embedding": 4, "batch_size": 8,
+        "steps": 4, "average_over": 2, "test_every": 2,
+    }  # fmt: skip
+    scale = replace(live, settings={**live.settings, **small, **changed})
+    return replace(reading.EXPERIMENT, scales={"live": scale})
+
+
+def begun(
+    variant: str, seed: int = 0, data: Stories | None = None, **other: Any
+) -> Run:
+    settings = runner.variant_settings(tiny(**other).scales["live"], variant)
+    return reading.begin(settings, seed, data, CPU)
+
+
+@pytest.fixture(scope="module")
+def live() -> Record:
+    return runner.run(tiny(), "live", seeds=[0, 1])
+
+
+# --- the reader
+
+
+def step(model: Any, part: str, x: Tensor, h: Tensor, c: Tensor) -> tuple[Tensor, ...]:
+    """One step of the plain LSTM, by its formula."""
+    get = dict(getattr(model, part).named_parameters())
+    a = get["w_x_l0"] @ x + get["w_h_l0"] @ h + get["b_l0"]
+    f, i, o, g = a.chunk(4)
+    c = f.sigmoid() * c + i.sigmoid() * g.tanh()
+    return o.sigmoid() * c.tanh(), c
+
+
+def by_hand(model: Any, text: list[int], question: list[int]) -> tuple[Tensor, Tensor]:
+    """Scores and weights of one text, word by word."""
+    states: dict[str, list[Tensor]] = {"text": [], "question": []}
+    for part, words in (("text", text), ("question", question)):
+        h = c = torch.zeros(5, dtype=torch.float64)
+        for word in words:
+            h, c = step(model, part, model.embedding.weight[word], h, c)
+            states[part].append(h)
+    y, u = torch.stack(states["text"]), states["question"][-1]
+    m = torch.tanh(
+        y @ model.text_to_match.weight.T + model.question_to_match.weight @ u
+    )
+    s = torch.exp(m @ model.match_to_weight.weight[0])
+    s = s / s.sum()
+    r = s @ y
+    g = model.text_to_answer.weight @ r + model.question_to_answer.weight @ u
+    return model.scores.weight @ torch.tanh(g) + model.scores.bias, s
+
+
+def test_scores_and_weights_are_those_of_the_formulas_word_by_word() -> None:
+    model = reader("none")
+    with torch.no_grad():
+        scores, weights = model.read(TEXTS, QUESTIONS)
+        for i, (text, question) in enumerate(zip(TEXTS, QUESTIONS, strict=True)):
+            words = (text[text > 0].tolist(), question[question > 0].tolist())
+            expected, attention = by_hand(model, *words)
+            same(scores[i], expected)
+            same(weights[i, : len(attention)], attention)
+
+
+@pytest.mark.parametrize("is_bidirectional", [False, True])
+@every_variant
+def test_the_weights_of_a_text_add_up_to_one_and_padding_has_none(
+    variant: str, is_bidirectional: bool
+) -> None:
+    weights = reader(variant, is_bidirectional).read(TEXTS, QUESTIONS).weights.detach()
+    assert torch.equal(weights == 0, TEXTS == 0)
+    same(weights.sum(1), torch.ones(4, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("is_bidirectional", [False, True])
+@every_variant
+def test_padding_has_no_influence(variant: str, is_bidirectional: bool) -> None:
+    model = reader(variant, is_bidirectional).train()
+    with undisturbed(model) as reset, torch.no_grad():
+        before = model(TEXTS, QUESTIONS)
+        reset()
+        model.embedding.weight[0] = torch.nan
+        longer = [torch.nn.functional.pad(x, (0, 4)) for x in (TEXTS, QUESTIONS)]
+        same(model(*longer), before)
+
+
+@pytest.mark.parametrize("is_bidirectional", [False, True])
+@every_variant
+def test_in_evaluation_mode_a_text_scores_the_same_alone(
+    variant: str, is_bidirectional: bool
+) -> None:
+    model = reader(variant, is_bidirectional).eval()
+    with torch.no_grad():
+        together = model(TEXTS, QUESTIONS)
+        for i in range(4):
+            text = TEXTS[i : i + 1]
+            alone = model(text[:, text[0] > 0], QUESTIONS[i : i + 1])
+            same(alone[0], together[i])
+
+
+@every_variant
+def test_in_training_mode_only_batch_norm_looks_at_the_company(variant: str) -> None:
+    model = reader(variant).train()
+    order = torch.tensor([2, 0, 3, 1])
+    with undisturbed(model) as reset, torch.no_grad():
+        together = model(TEXTS, QUESTIONS)
+        reset()
+        same(model(TEXTS[order], QUESTIONS[order]), together[order])
+        reset()
+        moved = (model(TEXTS[:3], QUESTIONS[:3]) - together[:3]).abs().max()
+    assert (float(moved) > 1e-4) == (variant == "batch_norm")
+    assert float(moved) < EXACT or variant == "batch_norm"
+
+
+@every_variant
+def test_the_normalization_is_inside_the_lstms_and_nowhere_else(variant: str) -> None:
+    others = {n for n, _ in reader(variant).named_parameters() if "_l0" not in n}
+    assert others == {n for n, _ in reader("none").named_parameters() if "_l0" not in n}
+    gains = [
+        parameter.detach()
+        for name, parameter in begun(variant).model.named_parameters()
+        if "gamma" in name or ("norm" in name and name.endswith("weight"))
+    ]
+    assert len(gains) == (0 if variant == "none" else 6)
+    expected = 0.1 if variant == "batch_norm" else 1.0
+    for gain in gains:  # made in float32
+        torch.testing.assert_close(gain, torch.full_like(gain, expected))
+
+
+@every_variant
+def test_every_parameter_is_trained(variant: str) -> None:
+    before = begun(variant).model.state_dict()
+    run = begun(variant)
+    run.update()
+    for name, after in run.model.named_parameters():
+        assert not torch.equal(after, before[name]), name
+
+
+def test_a_normalization_that_there_is_not_is_refused() -> None:
+    with pytest.raises(ValueError, match="none, layer_norm or batch_norm, got 'group'"):
+        reader("group")
+
+
+# --- the runs
+
+
+def test_all_variants_begin_with_the_same_weights_and_batches() -> None:
+    first = begun("none")
+    for variant in ("layer_norm", "batch_norm"):
+        other = begun(variant)
+        assert torch.equal(first.batch[0], other.batch[0])
+        own = dict(other.model.named_parameters())
+        for name, parameter in first.model.named_parameters():
+            assert torch.equal(own[name], parameter), name
+
+
+def test_seeds_differ_in_weights_and_batches_but_not_in_the_texts() -> None:
+    first, second = begun("none", seed=0), begun("none", seed=1)
+    assert not torch.equal(first.batch[0], second.batch[0])
+    assert torch.equal(first.batches.x, second.batches.x)
+    weights = [run.model.get_parameter("embedding.weight") for run in (first, second)]
+    assert not torch.equal(*weights)
+
+
+def some_stories(*lengths: int, task: str = "qa1") -> tuple[Story, ...]:
+    """Stories of facts of two words."""
+    fact = ("mary", "left")
+    return tuple(
+        Story(task, (fact,) * n, ("who", "left"), "mary", (0,)) for n in lengths
+    )
+
+
+def test_stories_that_are_too_long_are_left_out() -> None:
+    data = Stories(some_stories(1, 2, 3, 4), some_stories(4, 5, 1, 4, 4, task="qa2"))
+    run = begun("none", data=data, longest=8, tasks=["qa1", "qa2"], batch_size=2)
+    assert run.batches.x.shape == (4, 2, 8)
+    chosen = reading._stories({"longest": 8}, data)
+    assert [len(s.facts) for s in chosen.test] == [4, 1, 4, 4]
+
+
+@every_variant
+def test_what_is_measured_are_the_errors_of_each_task(variant: str) -> None:
+    run = begun(variant)
+    run.update()
+    found = run.measurements["test"].measure(run)
+    stories = reading._stories(tiny().scales["live"].settings, None)
+    encoding = reading._Encoding.of(stories.train, ["cloze"])
+    x, y = encoding.tensors(stories.test, CPU)
+    with torch.no_grad():
+        scores = run.model.eval()(x[:, 0], x[:, 1])
+    wrong = (scores.argmax(1) != y[:, 0]).double().mean()
+    assert found["error"] == pytest.approx(float(wrong), rel=EXACT)
+    assert found["error_by_task"] == [found["error"]]
+    p = scores.softmax(1)[torch.arange(30), y[:, 0]]
+    assert found["loss"] == pytest.approx(-float(p.log().mean()), rel=EXACT)
+
+
+def test_a_text_and_its_attention_can_be_had_from_the_record(live: Record) -> None:
+    stories = reading._stories(live.settings, None)
+    expected = reading._shown(live.settings, stories)[1]
+    seen = reading.attention(live, "layer_norm", 1)
+    assert tuple(map(tuple, seen.facts)) == expected.facts
+    assert tuple(seen.question) == expected.question
+    assert seen.answer == expected.answer
+    assert seen.weights.shape == (2, len(expected.words))
+    np.testing.assert_allclose(seen.weights.sum(1), 1, rtol=EXACT)
+    assert seen.probability.shape == (2,)
+
+
+def test_first_steps_are_those_at_which_an_error_is_reached(live: Record) -> None:
+    errors = live.values("none", "test", "error_by_task")[:, :, 0]
+    level = float(errors[0].min())
+    first = live.steps("test", "none")[int(errors[0].argmin())]
+    assert reading.first_steps(live, "none", "cloze", level)[0] == first
+    assert np.isnan(reading.first_steps(live, "none", "cloze", level=-1.0)).all()
+
+
+@every_variant
+def test_a_replay_finds_the_same(variant: str) -> None:
+    experiment = tiny(variants={variant: reading.VARIANTS[variant]})
+    found = runner.run(experiment, "live", seeds=[3])
+    assert runner.replay(found, experiment, None) == []
+
+
+@pytest.mark.parametrize("scale", ["live", "cpu", "full"])
+def test_measurements_and_averages_fall_on_the_last_step(scale: str) -> None:
+    settings = reading.EXPERIMENT.scales[scale].settings
+    assert settings["steps"] % settings["test_every"] == 0
+    assert settings["steps"] % settings["average_over"] == 0
+
+
+# --- the figures
+
+
+def test_the_figure_of_errors_has_the_runs_and_the_published_points(
+    live: Record,
+) -> None:
+    ours, theirs = reading.figures(live)["error"].axes
+    drawn = {line.get_color(): line.get_ydata() for line in ours.lines}
+    circles = {line.get_color(): line.get_ydata() for line in theirs.lines}
+    for variant, (kind, _) in reading.LOOKS.items():
+        errors = live.values(variant, "test", "error_by_task")[:, :, 0]
+        colour = STYLES[kind]["color"]
+        np.testing.assert_array_equal(drawn[colour], np.median(errors, axis=0))
+        points = published.READING_ERROR[variant]
+        np.testing.assert_array_equal(circles[colour], points.y)
+
+
+def test_the_figure_of_attention_has_all_words_in_reading_order(live: Record) -> None:
+    axes = reading.figures(live)["attention_0"].axes
+    assert len(axes) == len(reading.LOOKS)
+    for ax, variant in zip(axes, reading.LOOKS, strict=True):
+        seen = reading.attention(live, variant, 0)
+        texts = [text.get_text() for text in ax.texts]
+        words = [word for fact in seen.facts for word in fact]
+        assert [text for text in texts if not text.isdigit()] == words
+        shades = np.array([patch.get_alpha() for patch in ax.patches], dtype=float)
+        np.testing.assert_allclose(shades, 0.7 * seen.weights[0])
+
+
+def test_a_record_of_something_else_is_not_drawn(live: Record) -> None:
+    with pytest.raises(RecordError, match="must be of reading, got one of vgg"):
+        reading.figures(replace(live, name="vgg"))
+
+
+# --- what was published
+
+
+@pytest.mark.parametrize("name", published.READING_ERROR)
+def test_a_published_error_lies_between_0_and_1_at_growing_steps(name: str) -> None:
+    source, x, y = published.READING_ERROR[name]
+    assert list(x) == sorted(set(x))
+    assert len(x) == len(y)
+    assert all(0.4 < error <= 1 for error in y)
+    assert source.startswith(("Ba et al. (2016)", "Cooijmans et al. (2016)"))
+
+
+@pytest.mark.parametrize("name", published.READING_ERROR)
+def test_published_steps_to_an_error_fit_the_published_errors(name: str) -> None:
+    first = published.READING_STEPS[name]
+    _, x, y = published.READING_ERROR[name]
+    assert all(
+        (error <= 0.55) == (step >= first) for step, error in zip(x, y, strict=True)
+    )

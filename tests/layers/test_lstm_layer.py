@@ -1,0 +1,875 @@
+"""The layer-normalized LSTM as a layer: beside nn.LSTM, beside the core, and alone."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import gc
+import io
+import pickle
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import pytest
+import torch
+from layer_pairs import distance, zeros
+from torch import Tensor, nn
+from torch.autograd import forward_ad, gradcheck, gradgradcheck
+from torch.autograd.graph import saved_tensors_hooks
+from torch.func import functional_call, grad, jacfwd, jacrev, jvp, vmap
+from torch.nn.utils.rnn import PackedSequence, pack_sequence, pad_packed_sequence
+from torch.utils.checkpoint import checkpoint
+
+from normbook import lstm as core
+from normbook.layers import lstm as module
+from normbook.layers.lstm import LayerNormLSTM
+from normbook.lstm import LayerNormLSTMParameters, LSTMParameters, layer_norm_lstm, lstm
+
+# float64, the same sums in another order, over 6 steps and 3 layers.
+EXACT = 1e-12
+T, N, D, H = 6, 5, 3, 4
+LENGTHS = [3, 6, 1, 5, 3]  # of N sequences
+SIZES = (5, 4, 4, 2, 2, 1)  # sequences alive at each step
+KINDS = ["steps first", "batch first", "one", "one, batch first", "sorted", "unsorted"]
+NORMS = [None, "terms", "sum", "gates"]
+OPTIONS = [
+    {"norm": norm, "carried": carried}
+    for norm in NORMS
+    for carried in ("raw", "normalized")
+    if norm is not None or carried == "raw"
+]
+each_cell = pytest.mark.parametrize(
+    "options", OPTIONS, ids=lambda o: f"{o['norm']}-{o['carried']}"
+)
+each_packing = pytest.mark.parametrize("is_packed", [False, True], ids=["", "packed"])
+# torch's forward mode loads functions that torch itself still scripts.
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:.torch.jit.script. is deprecated:DeprecationWarning"
+)
+
+
+def draw(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> Tensor:
+    """Give values of the size at which no gate is quite open or shut."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(shape, generator=generator, dtype=dtype)
+
+
+def make(**options: Any) -> Any:
+    """Give a layer whose every parameter has an effect: gains and biases are drawn."""
+    layer = LayerNormLSTM(D, H, **{"dtype": torch.float64} | options)
+    generator = torch.Generator().manual_seed(99)
+    with torch.no_grad():
+        for parameter in layer.parameters():
+            parameter.uniform_(-1, 1, generator=generator)
+    return layer
+
+
+def twins(**options: Any) -> tuple[Any, Any]:
+    """Give our plain LSTM and torch's, with the same weights."""
+    options = {"dtype": torch.float64} | options
+    ours, theirs = LayerNormLSTM(D, H, norm=None, **options), nn.LSTM(D, H, **options)
+    generator = torch.Generator().manual_seed(99)
+    with torch.no_grad():
+        for parameter in theirs.parameters():
+            parameter.uniform_(-1, 1, generator=generator)
+    ours.load_state_dict(theirs.state_dict())
+    return ours, theirs
+
+
+def is_batch_first(kind: str) -> bool:
+    return kind.endswith("batch first")
+
+
+def sequences(kind: str, x: Tensor) -> Tensor | PackedSequence:
+    """Arrange x of shape (T, N, D) in one of the ways that the layers take."""
+    if kind == "batch first":
+        return x.transpose(0, 1)
+    if kind.startswith("one"):
+        return x[:, 0]
+    if kind == "steps first":
+        return x
+    lengths = sorted(LENGTHS, reverse=True) if kind == "sorted" else LENGTHS
+    parts = [x[:length, k] for k, length in enumerate(lengths)]
+    return pack_sequence(parts, enforce_sorted=kind == "sorted")
+
+
+def first_states(layer: Any, kind: str) -> tuple[Tensor, Tensor]:
+    layers = layer.num_layers * (2 if layer.bidirectional else 1)
+    shape = (layers, H) if kind.startswith("one") else (layers, N, H)
+    return draw(*shape, seed=5).requires_grad_(), draw(*shape, seed=6).requires_grad_()
+
+
+def as_ours(name: str, value: Tensor) -> tuple[str, Tensor]:
+    """Give the name and the order of the gates that we use for a value of nn.LSTM."""
+    kind, _, ending = name.partition("_l")
+    if kind not in ("weight_ih", "weight_hh", "bias_ih"):
+        return name, value
+    i, f, g, o = value.chunk(4)
+    ours = {"weight_ih": "w_x", "weight_hh": "w_h", "bias_ih": "b"}[kind]
+    return f"{ours}_l{ending}", torch.cat([f, i, o, g])
+
+
+def run(layer: Any, kind: str, has_states: bool = False) -> dict[str, Tensor]:
+    """Give the outputs and every gradient."""
+    x = draw(T, N, D, seed=1).requires_grad_()
+    states = first_states(layer, kind) if has_states else None
+    h, last = layer(sequences(kind, x), states)
+    if isinstance(h, PackedSequence):
+        h = pad_packed_sequence(h)[0]
+    found = {"h": h, "h_last": last[0], "c_last": last[1]}
+    loss = sum(
+        (value * draw(*value.shape, seed=k)).sum()
+        for k, value in enumerate(found.values(), start=2)
+    )
+    leaves = {"x": x, **dict(layer.named_parameters())}
+    if states is not None:
+        leaves |= {"h_0": states[0], "c_0": states[1]}
+    slopes = torch.autograd.grad(loss, list(leaves.values()))
+    pairs = zip(leaves, slopes, strict=True)
+    found |= dict(as_ours(name, slope) for name, slope in pairs)
+    return {name: v for name, v in found.items() if not name.startswith("bias_hh")}
+
+
+def assert_same(
+    found: dict[str, Tensor], expected: dict[str, Tensor], tolerance: float = EXACT
+) -> None:
+    assert found.keys() == expected.keys()
+    for key, value in expected.items():
+        assert found[key].dtype == value.dtype, key
+        assert distance(found[key], value) <= tolerance, key
+
+
+# --- beside nn.LSTM
+
+
+@pytest.mark.parametrize("has_states", [False, True], ids=["", "states"])
+@pytest.mark.parametrize("bias", [True, False], ids=["", "no bias"])
+@pytest.mark.parametrize("bidirectional", [False, True], ids=["", "both ways"])
+@pytest.mark.parametrize("num_layers", [1, 2, 3])
+@pytest.mark.parametrize("kind", KINDS)
+def test_without_layer_norm_outputs_and_gradients_are_those_of_torch(
+    kind: str, num_layers: int, bidirectional: bool, bias: bool, has_states: bool
+) -> None:
+    layers = twins(
+        num_layers=num_layers,
+        bidirectional=bidirectional,
+        bias=bias,
+        batch_first=is_batch_first(kind),
+    )
+    ours, theirs = (run(layer, kind, has_states) for layer in layers)
+    assert_same(ours, theirs)
+
+
+def test_in_float32_it_is_torch_s_up_to_roundings() -> None:
+    layers = twins(num_layers=2, bidirectional=True, dtype=torch.float32)
+    ours, theirs = (layer(draw(T, N, D, dtype=torch.float32))[0] for layer in layers)
+    assert distance(ours, theirs) < 1e-6
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_dropout_sets_the_values_to_0_that_torch_does(kind: str) -> None:
+    layers = twins(num_layers=3, dropout=0.4, batch_first=is_batch_first(kind))
+    found = []
+    for layer in layers:
+        with torch.random.fork_rng():
+            torch.manual_seed(7)
+            found.append(run(layer, kind))
+    assert_same(found[0], found[1])
+    still = [run(layer.eval(), kind) for layer in layers]
+    assert_same(still[0], still[1])
+    assert distance(still[0]["h"], found[0]["h"]) > 0.01
+
+
+def test_dropout_of_everything_leaves_the_next_layer_its_bias() -> None:
+    layer = make(num_layers=2, dropout=1.0)
+    h = [layer(draw(T, N, D, seed=seed))[0] for seed in (1, 2)]
+    assert torch.equal(*h)
+    assert not torch.equal(layer.eval()(draw(T, N, D, seed=1))[0], h[0])
+
+
+def test_a_batch_of_no_sequences_gives_none() -> None:
+    h, (h_last, c_last) = make(num_layers=2)(draw(T, 0, D))
+    assert (h.shape, h_last.shape, c_last.shape) == ((T, 0, H), (2, 0, H), (2, 0, H))
+
+
+def test_the_constructor_takes_torch_s_arguments_in_torch_s_order() -> None:
+    args = (7, 5, 3, False, True, 0.5, True, 0, "meta", torch.float64)
+    ours, theirs = LayerNormLSTM(*args, norm=None), nn.LSTM(*args)
+    assert repr(ours) == repr(theirs).replace("LSTM", "LayerNormLSTM")[:-1] + (
+        ", norm=None)"
+    )
+    shapes = [p.shape for p in theirs.parameters()]
+    assert [p.shape for p in ours.parameters()] == shapes
+    assert {(p.device.type, p.dtype) for p in ours.parameters()} == {
+        ("meta", torch.float64)
+    }
+
+
+def test_the_representation_names_the_settings_of_the_layer_norm() -> None:
+    assert repr(LayerNormLSTM(7, 5, carried="normalized")) == (
+        "LayerNormLSTM(7, 5, norm='terms', eps=1e-05, carried='normalized', "
+        "has_redundant_biases=True)"
+    )
+
+
+def test_weights_start_as_in_torch_and_gains_at_1() -> None:
+    layer = LayerNormLSTM(D, 16, bidirectional=True)
+    with torch.no_grad():
+        for value in layer.parameters():
+            value.fill_(7)
+    layer.reset_parameters()
+    for name, value in layer.named_parameters():
+        if name.startswith(("gamma", "beta")):
+            assert bool((value == name.startswith("gamma")).all()), name
+        else:
+            # Uniform within a quarter, 64 or more of them.
+            assert 0.2 < value.abs().max() <= 0.25, name
+            assert value.mean().abs() < 0.08, name
+
+
+def test_flattening_the_parameters_changes_nothing() -> None:
+    layer = make()
+    before = run(layer, "steps first")
+    assert layer.flatten_parameters() is None
+    assert_same(run(layer, "steps first"), before, 0.0)
+
+
+# --- the state of nn.LSTM
+
+
+@pytest.mark.parametrize("norm", NORMS)
+def test_the_state_of_torch_s_layer_leaves_gains_and_their_biases_alone(
+    norm: Any,
+) -> None:
+    theirs = nn.Sequential(nn.LSTM(D, H, 2, bidirectional=True)).double()
+    ours = nn.Sequential(make(num_layers=2, bidirectional=True, norm=norm))
+    before = copy.deepcopy(ours.state_dict())
+    given = theirs.state_dict()
+    assert not any(ours.load_state_dict(given))
+    assert given.keys() == theirs.state_dict().keys()  # they are the caller's
+    for name, value in ours.state_dict().items():
+        is_kept = torch.equal(value, before[name])
+        assert is_kept == name.startswith(("0.gamma", "0.beta")), name
+
+
+@pytest.mark.parametrize(
+    ("options", "match"),
+    [
+        ({"bias": False}, 'Missing key.*"b_l0"'),
+        ({"hidden_size": 6}, "size mismatch for w_x_l0"),
+        ({"num_layers": 2}, 'Unexpected key.*"weight_ih_l1"'),
+        ({"proj_size": 2}, 'Unexpected key.*"weight_hr_l0"'),
+    ],
+)
+def test_the_state_of_an_lstm_of_another_form_is_refused(
+    options: dict[str, Any], match: str
+) -> None:
+    theirs = nn.LSTM(**{"input_size": D, "hidden_size": H} | options)
+    with pytest.raises(RuntimeError, match=match):
+        LayerNormLSTM(D, H).load_state_dict(theirs.state_dict())
+
+
+def test_biases_that_a_layer_has_no_place_for_are_refused() -> None:
+    layer = LayerNormLSTM(D, H, bias=False)
+    with pytest.raises(RuntimeError, match=r'Unexpected key.*"bias_ih_l0"'):
+        layer.load_state_dict(nn.LSTM(D, H).state_dict())
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_without_layer_norm_it_can_become_torch_s_layer(bias: bool) -> None:
+    options: dict[str, Any] = {"num_layers": 2, "bidirectional": True, "bias": bias}
+    ours = make(norm=None, dropout=0.5, **options).eval()
+    theirs = ours.as_lstm()
+    assert type(theirs) is nn.LSTM
+    assert theirs.dropout == 0.5
+    assert_same(run(ours, "unsorted", True), run(theirs, "unsorted", True))
+    with torch.no_grad():
+        theirs.get_parameter("weight_ih_l0").zero_()  # a copy
+    assert bool(ours.w_x_l0.all())
+
+
+def test_with_layer_norm_it_cannot_become_torch_s_layer() -> None:
+    with pytest.raises(ValueError, match=r"no layer norm, got .*norm='sum'; only"):
+        make(norm="sum").as_lstm()
+
+
+# --- beside the core
+
+
+def arguments(layer: Any, is_packed: bool) -> dict[str, Tensor]:
+    """Give all that one layer in one direction depends on, as leaves."""
+    x = draw(sum(SIZES), D) if is_packed else draw(T, N, D)
+    values = {"x": x, "h_0": draw(N, H, seed=1), "c_0": draw(N, H, seed=2)}
+    values |= {name[:-3]: p.detach().clone() for name, p in layer.named_parameters()}
+    return {name: value.requires_grad_() for name, value in values.items()}
+
+
+def by_layer(layer: Any, is_packed: bool, given: dict[str, Tensor]) -> list[Tensor]:
+    x, h_0, c_0, *_ = given.values()
+    names = [name for name in given if name not in ("x", "h_0", "c_0")]
+    own = {f"{name}_l0": given[name] for name in names}
+    input = PackedSequence(x, torch.tensor(SIZES)) if is_packed else x
+    h, last = functional_call(layer, own, (input, (h_0[None], c_0[None])))
+    return [h.data if is_packed else h, last[0][0], last[1][0]]
+
+
+def by_core(layer: Any, is_packed: bool, given: dict[str, Tensor]) -> list[Tensor]:
+    """Let torch differentiate the forward pass."""
+    sizes = SIZES if is_packed else None
+    x, h_0, c_0, *values = given.values()
+    own = dict(zip(list(given)[3:], values, strict=True))
+    if layer.norm is None:
+        plain = LSTMParameters(**own)
+        return list(lstm(x, plain, h_0, c_0, batch_sizes=sizes))
+    parameters = LayerNormLSTMParameters(**own)
+    options = {"norm": layer.norm, "carried": layer.carried, "batch_sizes": sizes}
+    return list(layer_norm_lstm(x, parameters, h_0, c_0, layer.eps, **options))
+
+
+def first_order(
+    f: Callable[..., list[Tensor]], layer: Any, is_packed: bool
+) -> dict[str, Tensor]:
+    given = arguments(layer, is_packed)
+    outputs = f(layer, is_packed, given)
+    arriving = [draw(*v.shape, seed=7 + k) for k, v in enumerate(outputs)]
+    slopes = torch.autograd.grad(outputs, list(given.values()), arriving)
+    found = dict(zip(("h", "h_last", "c_last"), outputs, strict=True))
+    return found | dict(zip(given, slopes, strict=True))
+
+
+def second_order(
+    f: Callable[..., list[Tensor]], layer: Any, is_packed: bool
+) -> dict[str, Tensor]:
+    """Differentiate a penalty of all gradients in all that they depend on."""
+    given = arguments(layer, is_packed)
+    outputs = f(layer, is_packed, given)
+    arriving = [draw(*v.shape, seed=7 + k) for k, v in enumerate(outputs)]
+    leaves = {**given, **{f"arriving {k}": v for k, v in enumerate(arriving)}}
+    inputs = list(given.values())
+    for value in arriving:
+        value.requires_grad_()
+    slopes = torch.autograd.grad(outputs, inputs, arriving, create_graph=True)
+    size = sum((slope**3).sum() for slope in slopes)
+    found = torch.autograd.grad(size, list(leaves.values()))  # type: ignore[arg-type]
+    return dict(zip(leaves, found, strict=True))
+
+
+@pytest.mark.parametrize("order", [first_order, second_order])
+@each_packing
+@each_cell
+def test_derivatives_are_those_of_the_forward_pass(
+    options: dict[str, Any], is_packed: bool, order: Callable[..., dict[str, Tensor]]
+) -> None:
+    layer = make(eps=0.1, **options)
+    found, expected = (order(f, layer, is_packed) for f in (by_layer, by_core))
+    assert_same(found, expected)
+
+
+@each_packing
+@each_cell
+def test_derivatives_are_those_of_finite_differences(
+    options: dict[str, Any], is_packed: bool
+) -> None:
+    layer = make(eps=0.1, **options)
+    given = arguments(layer, is_packed)
+
+    def f(*values: Tensor) -> tuple[Tensor, ...]:
+        own = dict(zip(given, values, strict=True))
+        return tuple(by_layer(layer, is_packed, own))
+
+    values = tuple(given.values())
+    assert gradcheck(f, values, fast_mode=True, check_forward_ad=True)
+    assert gradgradcheck(f, values, fast_mode=True)
+
+
+@pytest.mark.parametrize("field", [*LayerNormLSTMParameters._fields, "x", "h_0", "c_0"])
+def test_an_error_of_one_part_in_a_million_in_any_gradient_is_seen(
+    field: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    layer, right = make(), core.layer_norm_lstm_backward
+
+    def wrong(*args: Any) -> Any:
+        found = right(*args)
+        own = found.dl_dparameters
+        if field in own._fields:
+            own = own._replace(**{field: getattr(own, field) * (1 + 1e-6)})
+            return found._replace(dl_dparameters=own)
+        return found._replace(**{f"dl_d{field}": getattr(found, f"dl_d{field}") * 1.01})
+
+    expected = first_order(by_core, layer, False)
+    monkeypatch.setattr(module, "layer_norm_lstm_backward", wrong)
+    with pytest.raises(AssertionError, match=field):
+        assert_same(first_order(by_layer, layer, False), expected)
+
+
+@pytest.mark.parametrize("norm", ["terms", "sum", "gates"])
+def test_two_layers_and_directions_are_put_together_of_the_core(norm: Any) -> None:
+    layer, x = make(num_layers=2, bidirectional=True, norm=norm), draw(T, N, D)
+
+    def one(x: Tensor, ending: str) -> Any:
+        names = {k: k + ending for k in LayerNormLSTMParameters._fields}
+        own = {key: getattr(layer, name) for key, name in names.items()}
+        return layer_norm_lstm(x, LayerNormLSTMParameters(**own), norm=norm)
+
+    h, lasts = x, []
+    for k in "01":
+        forth, back = one(h, f"_l{k}"), one(h.flip(0), f"_l{k}_reverse")
+        h = torch.cat([forth.h, back.h.flip(0)], dim=-1)
+        lasts += [forth.c_last, back.c_last]
+    found, (_, c_last) = layer(x)
+    assert distance(found, h) < EXACT
+    assert distance(c_last, torch.stack(lasts)) < EXACT
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("has_redundant_biases", [True, False])
+@pytest.mark.parametrize("norm", NORMS)
+def test_it_has_the_parameters_of_its_cell(
+    norm: Any, has_redundant_biases: bool, bias: bool
+) -> None:
+    fields = {"w_x", "w_h"} | ({"b"} if bias else set())
+    if norm is not None:
+        fields |= {"gamma_h", "gamma_c", "beta_c"}
+        fields |= {"beta_h"} if has_redundant_biases else set()
+    if norm == "terms":
+        fields |= {"gamma_x"} | ({"beta_x"} if has_redundant_biases else set())
+    layer = make(norm=norm, bias=bias, has_redundant_biases=has_redundant_biases)
+    names = {name.removesuffix("_l0") for name, _ in layer.named_parameters()}
+    assert names == fields
+    found, expected = (first_order(f, layer, False) for f in (by_layer, by_core))
+    assert_same(found, expected)
+
+
+# --- neighbours and padding
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("norm", NORMS)
+def test_other_sequences_and_later_steps_change_no_bit(
+    norm: Any, dtype: torch.dtype
+) -> None:
+    layer, x = make(num_layers=2, norm=norm, dtype=dtype), draw(T, N, D, dtype=dtype)
+    others, later = x.clone(), x.clone()
+    others[:, 1:] = draw(T, N - 1, D, seed=1, dtype=dtype) * 100
+    later[3:] = 99
+    h = layer(x)[0]
+    assert torch.equal(layer(others)[0][:, 0], h[:, 0])
+    assert torch.equal(layer(later)[0][:3], h[:3])
+
+
+@pytest.mark.parametrize("bidirectional", [False, True])
+@pytest.mark.parametrize("norm", NORMS)
+def test_a_sequence_in_a_packed_batch_is_as_if_it_were_alone(
+    norm: Any, bidirectional: bool
+) -> None:
+    layer = make(num_layers=2, norm=norm, bidirectional=bidirectional)
+    x = draw(T, N, D)
+    packed, (h_last, c_last) = layer(sequences("unsorted", x))
+    h, _ = pad_packed_sequence(packed)
+    for k, length in enumerate(LENGTHS):
+        alone, last = layer(x[:length, k])
+        assert distance(h[:length, k], alone) < EXACT
+        assert distance(h_last[:, k], last[0]) < EXACT
+        assert distance(c_last[:, k], last[1]) < EXACT
+
+
+def test_the_rows_of_a_packed_batch_are_turned_around() -> None:
+    parts = [torch.arange(length) + 10 * k for k, length in enumerate([4, 3, 3, 1])]
+    packed = pack_sequence(parts)
+    order = module._backwards(packed.batch_sizes.tolist(), torch.device("cpu"))
+    expected = pack_sequence([part.flip(0) for part in parts]).data
+    assert torch.equal(packed.data[order], expected)
+    assert torch.equal(order[order], torch.arange(11))
+
+
+# --- only what is asked for
+
+
+def test_frozen_parts_get_no_gradient_and_the_others_get_theirs() -> None:
+    layer = make()
+    expected = first_order(by_layer, layer, False)
+    given = arguments(layer, False)
+    for name in ("x", "c_0", "w_h", "gamma_x", "beta_c"):
+        given[name].requires_grad_(False)
+    outputs = by_layer(layer, False, given)
+    arriving = [draw(*v.shape, seed=7 + k) for k, v in enumerate(outputs)]
+    torch.autograd.backward(outputs, arriving)
+    for name, value in given.items():
+        assert (value.grad is not None) == value.requires_grad, name
+        assert value.grad is None or distance(value.grad, expected[name]) < EXACT
+
+
+@pytest.mark.parametrize("is_needed", [True, False])
+def test_the_gradient_of_x_is_computed_only_if_asked_for(
+    is_needed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    right, shapes = core.layer_norm_lstm_backward, []
+
+    def watched(*args: Any) -> Any:
+        found = right(*args)
+        shapes.append(tuple(found.dl_dx.shape))
+        return found
+
+    monkeypatch.setattr(module, "layer_norm_lstm_backward", watched)
+    make()(draw(T, N, D).requires_grad_(is_needed))[0].sum().backward()
+    assert shapes == [(T, N, D if is_needed else 0)]
+
+
+@pytest.mark.parametrize("which", [0, 1, 2], ids=["h", "h_last", "c_last"])
+def test_a_loss_of_one_output_alone_has_its_gradient(which: int) -> None:
+    layer, found = make(), []
+    for f in (by_layer, by_core):
+        given = arguments(layer, True)
+        output = f(layer, True, given)[which]
+        slopes = torch.autograd.grad(output.sum(), list(given.values()))
+        found.append(dict(zip(given, slopes, strict=True)))
+    assert_same(found[0], found[1])
+
+
+# --- what torch does with layers
+
+
+@pytest.mark.parametrize("use_reentrant", [True, False])
+def test_checkpointing_changes_no_gradient(use_reentrant: bool) -> None:
+    layer, found = make(num_layers=2, bidirectional=True), []
+    again = functools.partial(checkpoint, layer, use_reentrant=use_reentrant)
+    for f in (layer, again):
+        x = draw(T, N, D).requires_grad_()
+        layer.zero_grad()
+        f(x)[0].pow(2).sum().backward()
+        grads = {name: p.grad for name, p in layer.named_parameters()}
+        found.append({"x": x.grad, **grads})
+    assert_same(found[1], found[0], 0.0)
+
+
+def through_pickle(layer: Any) -> Any:
+    return pickle.loads(pickle.dumps(layer))  # noqa: S301 - made here
+
+
+def through_a_file(layer: Any) -> Any:
+    file = io.BytesIO()
+    torch.save(layer.state_dict(), file)
+    file.seek(0)
+    other = make(num_layers=2, bidirectional=True)
+    other.reset_parameters()
+    other.load_state_dict(torch.load(file))
+    return other
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, through_pickle, through_a_file])
+def test_a_copy_computes_the_same_and_lives_by_itself(
+    copied: Callable[[Any], Any],
+) -> None:
+    layer = make(num_layers=2, bidirectional=True)
+    before = run(layer, "unsorted")
+    other = copied(layer)
+    assert_same(run(other, "unsorted"), before, 0.0)
+    other.reset_parameters()
+    assert_same(run(layer, "unsorted"), before, 0.0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+def test_other_dtypes_stay_and_come_close(dtype: torch.dtype) -> None:
+    layer, x = make(num_layers=2), draw(T, N, D, seed=1)
+    expected, _ = layer(x)
+    h, (h_last, c_last) = layer.to(dtype)(x.to(dtype))
+    h.float().sum().backward()
+    assert {h.dtype, h_last.dtype, c_last.dtype} == {dtype}
+    assert all(p.grad.isfinite().all() for p in layer.parameters())
+    # Values below 1; each step and layer adds some roundings.
+    assert (h.double() - expected).abs().max() < 20 * torch.finfo(dtype).eps
+
+
+def test_under_autocast_it_runs_in_float32() -> None:
+    layer, x = make(num_layers=2, dtype=torch.float32), draw(T, N, D).bfloat16()
+    expected, _ = layer(x.float())
+    with torch.autocast("cpu", torch.bfloat16):
+        h, states = layer(x)
+        again, _ = layer(x, states)
+        h.sum().backward()
+    assert torch.equal(h, expected)
+    assert {v.dtype for v in (h, *states, again)} == {torch.float32}
+    assert layer.w_x_l0.grad.dtype == torch.float32
+
+
+def test_it_has_shapes_on_the_meta_device() -> None:
+    layer = make(device="meta")
+    h, _ = layer(zeros(T, N, D, dtype=torch.float64, device="meta"))
+    assert (h.shape, h.device.type) == ((T, N, H), "meta")
+
+
+def test_gradients_of_each_sequence_by_itself_come_from_vmap() -> None:
+    layer, x = make(), draw(N, T, D)
+    own = dict(layer.named_parameters())
+
+    def loss(own: dict[str, Tensor], x: Tensor) -> Any:
+        return functional_call(layer, own, (x,))[0].pow(2).sum()
+
+    found = vmap(grad(loss), in_dims=(None, 0))(own, x)
+    for k in range(N):
+        expected = torch.autograd.grad(loss(own, x[k]), list(own.values()))
+        for name, value in zip(own, expected, strict=True):
+            assert distance(found[name][k], value) < EXACT
+
+
+def total(layer: Any, x: Tensor) -> Tensor:
+    y: Tensor = layer(x)[0].pow(2).sum()
+    return y
+
+
+def test_forward_mode_of_torch_func_agrees_with_the_gradient() -> None:
+    layer, x = make(num_layers=2, bidirectional=True), draw(2, 1, D)
+    loss, direction = functools.partial(total, layer), draw(2, 1, D, seed=1)
+    slope = grad(loss)(x)
+    assert distance(jacfwd(loss)(x), slope) < EXACT
+    along = jvp(loss, (x,), (direction,))[1]
+    assert distance(along, (slope * direction).sum()) < EXACT
+
+
+def test_of_the_two_ways_to_a_hessian_one_agrees_and_the_other_is_refused() -> None:
+    layer, x = make(), draw(2, 1, D)
+    loss = functools.partial(total, layer)
+    expected = torch.autograd.functional.hessian(loss, x)  # type: ignore[no-untyped-call]
+    assert distance(jacrev(jacrev(loss))(x), expected) < EXACT
+    with pytest.raises(NotImplementedError, match="jvp"):
+        jacfwd(jacrev(loss))(x)
+
+
+def test_tangents_of_the_weights_reach_the_gradient() -> None:
+    layer, x = make(), draw(2, 1, D).requires_grad_()
+    direction = draw(*layer.w_h_l0.shape, seed=1)
+
+    def slope(w_h: Tensor) -> Tensor:
+        h, _ = functional_call(layer, {"w_h_l0": w_h}, (x,))
+        return torch.autograd.grad(h.pow(2).sum(), x, create_graph=True)[0]
+
+    with forward_ad.dual_level():
+        dual = forward_ad.make_dual(layer.w_h_l0, direction)  # type: ignore[no-untyped-call]
+        found = forward_ad.unpack_dual(slope(dual)).tangent  # type: ignore[no-untyped-call]
+    step = 1e-5
+    ends = [slope(layer.w_h_l0 + sign * step * direction) for sign in (1, -1)]
+    # Central differences: an error of step squared.
+    assert distance(found, (ends[0] - ends[1]) / (2 * step)) < 1e-7
+
+
+def test_batches_of_gradients_are_refused() -> None:
+    x = draw(T, N, D).requires_grad_()
+    h, _ = make()(x)
+    with pytest.raises(RuntimeError, match="Batching rule"):
+        torch.autograd.grad(h, x, draw(2, T, N, H), is_grads_batched=True)
+
+
+# torch.compile warns of its own inner workings, of no interest here.
+@pytest.mark.filterwarnings("ignore")
+def test_compiled_models_run_the_layer_outside_of_their_graph(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    torch.compiler.reset()
+    seen = []
+    right = LayerNormLSTM._run
+
+    def watched(self: Any, *args: Any) -> Any:
+        seen.append(torch.compiler.is_compiling())
+        return right(self, *args)
+
+    monkeypatch.setattr(LayerNormLSTM, "_run", watched)
+    layer, x = make(), draw(T, N, D)
+    compiled: Any = torch.compile(copy.deepcopy(layer), backend="eager")
+    found, expected = (run(f, "unsorted") for f in (compiled, layer))
+    found = {name.removeprefix("_orig_mod."): v for name, v in found.items()}
+    assert_same(found, expected, 0.0)
+    assert distance(compiled(x)[0], layer(x)[0]) == 0
+    assert not any(seen)
+
+
+def test_inference_mode_gives_the_same_numbers() -> None:
+    layer, x = make(), draw(T, N, D)
+    with torch.inference_mode():
+        h, _ = layer(x)
+    assert torch.equal(h, layer(x)[0])
+
+
+class Box:
+    """What torch keeps for the backward pass, in a place that can be watched."""
+
+    def __init__(self, value: Tensor) -> None:
+        self.value = value
+
+
+@pytest.fixture
+def without_collector() -> Iterator[None]:
+    """Let a cycle of references stay where it is."""
+    gc.disable()
+    yield
+    gc.enable()
+
+
+@pytest.mark.usefixtures("without_collector")
+@pytest.mark.parametrize("has_backward", [False, True])
+def test_nothing_that_was_kept_outlives_a_step(has_backward: bool) -> None:
+    layer = make(num_layers=2, bidirectional=True)
+    boxes: list[weakref.ref[Box]] = []
+
+    def pack(value: Tensor) -> Box:
+        box = Box(value)
+        boxes.append(weakref.ref(box))
+        return box
+
+    with saved_tensors_hooks(pack, lambda box: box.value):
+        h = layer(draw(T, N, D))[0]
+        if has_backward:
+            h.sum().backward()
+    del h
+    assert len(boxes) > 4 * 16  # of 4 runs through the core
+    assert [box for box in boxes if box() is not None] == []
+
+
+@pytest.mark.usefixtures("without_collector")
+def test_no_tensor_outlives_second_derivatives() -> None:
+    # Without torch's hooks, under which its own tanh leaves something behind.
+    layer, x = make(num_layers=2, bidirectional=True), draw(T, N, D).requires_grad_()
+    h = layer(x)[0]
+    slopes = torch.autograd.grad(h.pow(2).sum(), [x, layer.w_h_l0], create_graph=True)
+    kept = [weakref.ref(value) for value in (x, h, *slopes)]
+    del x, h, slopes
+    assert [ref for ref in kept if ref() is not None] == []
+
+
+def test_after_the_backward_pass_what_it_needed_is_gone() -> None:
+    x = draw(T, N, D).requires_grad_()
+    h, _ = make()(x)
+    h.sum().backward()
+    with pytest.raises(RuntimeError, match="backward through the graph a second time"):
+        h.sum().backward()
+
+
+def test_a_change_in_place_of_what_the_backward_pass_needs_is_refused() -> None:
+    h, _ = make()(draw(T, N, D))
+    with pytest.raises(RuntimeError, match="inplace"):
+        h.relu_()
+
+
+# --- refusals
+
+
+@pytest.mark.parametrize(
+    ("options", "match"),
+    [
+        ({"input_size": 0}, "input_size must be at least 1, got 0; it is"),
+        ({"hidden_size": -2}, "hidden_size must be at least 1, got -2; it is"),
+        ({"num_layers": 0}, "num_layers must be at least 1, got 0; it is"),
+        ({"input_size": 3.0}, r"input_size must be a whole number, got 3\.0; it is"),
+        ({"num_layers": 1.5}, r"num_layers must be a whole number, got 1\.5; it is"),
+        ({"bias": 1}, "bias must be True or False, got 1"),
+        ({"batch_first": 1}, "batch_first must be True or False, got 1"),
+        ({"dropout": 1.5}, r"dropout must be a number in 0\.\.1, got 1\.5; it is"),
+        ({"dropout": True}, r"dropout must be a number in 0\.\.1, got True; it is"),
+        ({"dropout": "a"}, r"dropout must be a number in 0\.\.1, got 'a'; it is"),
+        ({"proj_size": -1}, "proj_size must be 0: .* got -1; put torch.nn.Linear"),
+    ],
+)
+def test_settings_are_refused_with_torch_s_type_of_error(
+    options: dict[str, Any], match: str
+) -> None:
+    options = {"input_size": D, "hidden_size": H} | options
+    with pytest.raises((TypeError, ValueError)) as torch_s:
+        nn.LSTM(**options)
+    with pytest.raises(torch_s.type, match=match):
+        LayerNormLSTM(**options)
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "match"),
+    [
+        ({"hidden_size": True}, TypeError, "hidden_size must be a whole number"),
+        ({"bidirectional": 1}, TypeError, "bidirectional must be True or False"),
+        ({"has_redundant_biases": 0}, TypeError, "has_redundant_biases must be True"),
+        ({"proj_size": 2}, ValueError, "proj_size must be 0"),
+        ({"norm": "layer"}, ValueError, "'terms', 'sum', 'gates', None, got 'layer'"),
+        ({"carried": None}, ValueError, "one of 'raw', 'normalized', got None"),
+        ({"eps": -1.0}, ValueError, "eps must be a finite number >= 0, got -1.0"),
+        ({"norm": ["sum"]}, ValueError, r"got \['sum'\]"),
+    ],
+)
+def test_settings_that_torch_takes_or_has_not_are_refused(
+    options: dict[str, Any], error: type[Exception], match: str
+) -> None:
+    with pytest.raises(error, match=match):
+        LayerNormLSTM(**{"input_size": D, "hidden_size": H} | options)
+
+
+def test_dropout_with_one_layer_warns_as_torch_does() -> None:
+    with pytest.warns(UserWarning, match=r"dropout=0\.5 and num_layers=1"):
+        nn.LSTM(D, H, dropout=0.5)
+    with pytest.warns(UserWarning, match=r"dropout=0\.5 .*num_layers=1") as found:
+        LayerNormLSTM(D, H, dropout=0.5)
+    assert found[0].filename == __file__
+
+
+S = zeros(1, N, H)
+X = zeros(T, N, D)
+BAD_CALLS: dict[str, tuple[Any, Any, str]] = {
+    "no steps": (X[:0], None, r"at least one step, got shape \(0, 5, 3\); leave"),
+    "features": (X[..., :2], None, r"input_size = 3 features .* got shape \(6, 5, 2\)"),
+    "axes": (X[None], None, r"shape \(T, N, D\), or \(T, D\) .* got 4D input"),
+    "one axis": (X[0, 0], None, "got 1D input"),
+    "dtype": (X.double(), None, "dtype of the weights, torch.float32, got torch.float"),
+    "whole numbers": (X.long(), None, "got torch.int64; convert"),
+    "device": (X.to("meta"), None, "on one device, got meta and cpu; move"),
+    "other N": (X, (S[:, 1:], S[:, 1:]), r"h_0 must have .* = \(1, 5, 4\) .* 4, 4\)"),
+    "other c": (X, (S, S[:, 1:]), r"c_0 must have shape \(layers, N, H\)"),
+    "flat states": (X, (S[0], S[0]), r"h_0 must have shape .* got \(5, 4\)"),
+    "unbatched": (X[:, 0], (S, S), r"h_0 must have shape \(layers, H\) = \(1, 4\)"),
+    "state dtype": (X, (S.double(), S), "h_0 must have the dtype .* got torch.float64"),
+    "number": (X, 3, r"hx must be a pair of tensors \(h_0, c_0\), got int; leave it"),
+}
+
+
+@pytest.mark.parametrize("name", BAD_CALLS)
+def test_calls_are_refused_with_torch_s_type_of_error(name: str) -> None:
+    input, hx, match = BAD_CALLS[name]
+    with pytest.raises((TypeError, ValueError, RuntimeError)) as torch_s:
+        nn.LSTM(D, H)(input, hx)
+    with pytest.raises(torch_s.type, match=match):
+        LayerNormLSTM(D, H)(input, hx)
+
+
+@pytest.mark.parametrize(
+    ("input", "hx", "error", "match"),
+    [
+        ([1.0], None, TypeError, "torch tensor or a PackedSequence, got list; convert"),
+        (X, S, TypeError, "hx must be a pair of tensors .* got Tensor; leave it out"),
+        (
+            X,
+            (S,),
+            TypeError,
+            "hx must be a pair of tensors .* got 1 values; leave it out",
+        ),
+        (X, (S, 0.0), TypeError, "c_0 must be a torch tensor, got float"),
+    ],
+)
+def test_calls_that_torch_refuses_by_chance_are_refused(
+    input: Any, hx: Any, error: type[Exception], match: str
+) -> None:
+    with pytest.raises(error, match=match):
+        LayerNormLSTM(D, H)(input, hx)
+
+
+def pack(*shapes: Sequence[int]) -> PackedSequence:
+    return pack_sequence([zeros(*shape) for shape in shapes], enforce_sorted=False)
+
+
+@pytest.mark.parametrize(
+    ("input", "hx", "error", "match"),
+    [
+        (pack((2, 4), (3, 4)), None, RuntimeError, r"input_size = 3 .* \(5, 4\)"),
+        (pack((2,), (3,)), None, ValueError, r"shape \(M, D\), .* got 1D input"),
+        (pack((2, D), (3, D)), (S, S), RuntimeError, r"= \(1, 2, 4\) .* \(1, 5, 4\)"),
+    ],
+)
+def test_packed_sequences_of_another_form_are_refused(
+    input: Any, hx: Any, error: type[Exception], match: str
+) -> None:
+    with pytest.raises(error, match=match):
+        LayerNormLSTM(D, H)(input, hx)

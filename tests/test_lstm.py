@@ -1,0 +1,713 @@
+"""The LSTM and its layer-normalized cells: against torch, differences, and broken."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from normbook import lstm
+from normbook.gradient_check import check_gradient, relative_error, survivors
+from normbook.lstm import (
+    LayerNormLSTMParameters,
+    LayerNormRNNParameters,
+    LSTMParameters,
+)
+
+cells: Any = lstm  # by its name, since mutants take the places of its functions
+T, N, D, H = 4, 5, 2, 3
+SIZES = (5, 5, 3, 2)  # of 15 steps in all; two sequences end at once
+EPS = 0.1  # so large that it matters
+EXACT = 1e-10  # float64 against torch, which adds in another order
+ROUNDING = 1e-14
+Arrays = tuple[Any, ...]
+
+
+class Cell(NamedTuple):
+    """A cell with its functions, all called in one way."""
+
+    name: str
+    norm: Any = None
+    carried: Any = "raw"
+
+    @property
+    def is_rnn(self) -> bool:
+        return self.name == "rnn"
+
+    def parameters(self, rng: Any) -> Any:
+        """Draw parameters, all that the cell can have."""
+        if self.is_rnn:
+            shapes = {"w_x": (H, D), "w_h": (H, H), "gamma": (H,), "beta": (H,)}
+            return LayerNormRNNParameters(
+                *(rng.normal(size=s) for s in shapes.values())
+            )
+        w_x, w_h, b = (rng.normal(size=s) for s in ((4 * H, D), (4 * H, H), (4 * H,)))
+        if self.norm is None:
+            return LSTMParameters(w_x, w_h, b)
+        rest = [rng.normal(size=size) for size in (4 * H,) * 4 + (H,) * 2]
+        if self.norm != "terms":
+            rest[2:4] = None, None
+        return LayerNormLSTMParameters(w_x, w_h, b, *rest)
+
+    def forward(self, x: Any, parameters: Any, *states: Any, sizes: Any = None) -> Any:
+        if self.is_rnn:
+            return cells.layer_norm_rnn_forward(x, parameters, *states, eps=EPS)
+        if self.norm is None:
+            return cells.lstm_forward(x, parameters, *states, batch_sizes=sizes)
+        options = {"norm": self.norm, "carried": self.carried, "batch_sizes": sizes}
+        return cells.layer_norm_lstm_forward(x, parameters, *states, eps=EPS, **options)
+
+    def step(self, x_t: Any, parameters: Any, *states: Any) -> Any:
+        if self.is_rnn:
+            return (cells.layer_norm_rnn_step(x_t, parameters, *states, eps=EPS),)
+        if self.norm is None:
+            return cells.lstm_step(x_t, parameters, *states)
+        options = {"norm": self.norm, "carried": self.carried}
+        return cells.layer_norm_lstm_step(x_t, parameters, *states, eps=EPS, **options)
+
+    def backward(self, cache: Any, dl_dh: Any, *dl_dlast: Any) -> Any:
+        if self.is_rnn:
+            return cells.layer_norm_rnn_backward(dl_dh, cache, *dl_dlast)
+        plain, normed = cells.lstm_backward, cells.layer_norm_lstm_backward
+        back = plain if self.norm is None else normed
+        return back(dl_dh, cache, *dl_dlast)
+
+
+PLAIN, RNN = Cell("lstm"), Cell("rnn")
+NORMED = [
+    Cell(f"{norm}-{carried}", norm, carried)
+    for norm, carried in itertools.product(
+        ("terms", "sum", "gates"), ("raw", "normalized")
+    )
+]
+TERMS = NORMED[0]
+LSTMS = [PLAIN, *NORMED]
+# A cell, and the sequences alive at each of its steps; None: not packed.
+PACKED: list[tuple[Cell, Any]] = [(cell, SIZES) for cell in LSTMS]
+CASES = [(cell, None) for cell in [*LSTMS, RNN]] + PACKED
+
+
+def case_name(value: Any) -> str:
+    return value.name if isinstance(value, Cell) else "packed" if value else "whole"
+
+
+each_cell = pytest.mark.parametrize("cell", [*LSTMS, RNN], ids=case_name)
+each_lstm = pytest.mark.parametrize("cell", LSTMS, ids=case_name)
+each_normed = pytest.mark.parametrize("cell", NORMED, ids=case_name)
+each_case = pytest.mark.parametrize(("cell", "sizes"), CASES, ids=case_name)
+
+
+class Drawn(NamedTuple):
+    """What goes into a cell, and what arrives at its outputs."""
+
+    x: Any
+    parameters: Any
+    states: Arrays
+    slopes: Arrays
+
+    @property
+    def leaves(self) -> Arrays:
+        return (self.x, *self.parameters, *self.states)
+
+
+def draw(cell: Cell, sizes: Any = None, seed: int = 0) -> Drawn:
+    rng = np.random.default_rng(seed)
+    lead = (T, N) if sizes is None else (sum(sizes),)
+    states = tuple(rng.normal(size=(N, H)) for _ in range(1 if cell.is_rnn else 2))
+    slopes = rng.normal(size=(*lead, H)), *(rng.normal(size=(N, H)) for _ in states)
+    return Drawn(rng.normal(size=(*lead, D)), cell.parameters(rng), states, slopes)
+
+
+def mapped(of: Callable[..., Any], values: Any) -> Any:
+    """Convert arrays, also inside a tuple of parameters; None stays."""
+    if values is None:
+        return None
+    if isinstance(values, tuple):
+        parts = (mapped(of, value) for value in values)
+        return type(values)(*parts) if hasattr(values, "_fields") else tuple(parts)
+    return of(values)
+
+
+def hat(a: Tensor) -> Tensor:
+    return functional.layer_norm(a, a.shape[-1:], eps=EPS)
+
+
+def affine(a: Tensor, gamma: Tensor | None, beta: Tensor | None) -> Tensor:
+    a = a if gamma is None else a * gamma
+    return a if beta is None else a + beta
+
+
+def by_formulas(cell: Cell, x_t: Tensor, p: Any, h: Tensor, *c: Tensor) -> Arrays:
+    """Run one step of one sequence by the equations; give h and what is carried."""
+    wh, wx = p.w_h @ h, p.w_x @ x_t
+    if cell.is_rnn:
+        return (torch.tanh(affine(hat(wh + wx), p.gamma, p.beta)),)
+    if cell.norm is None:
+        a = wh + wx
+    elif cell.norm == "terms":
+        a = affine(hat(wh), p.gamma_h, p.beta_h) + affine(hat(wx), p.gamma_x, p.beta_x)
+    else:
+        parts = (wh + wx).chunk(4 if cell.norm == "gates" else 1)
+        a = affine(torch.cat([hat(part) for part in parts]), p.gamma_h, p.beta_h)
+    f, i, o, g = affine(a, None, p.b).chunk(4)
+    raw = f.sigmoid() * c[0] + i.sigmoid() * g.tanh()
+    u = raw if cell.norm is None else affine(hat(raw), p.gamma_c, p.beta_c)
+    return o.sigmoid() * u.tanh(), u if cell.carried == "normalized" else raw
+
+
+def expected(cell: Cell, drawn: Drawn, sizes: Any) -> tuple[Arrays, Arrays]:
+    """Give outputs and gradients: each sequence by itself, and autograd."""
+    leaves: list[Any] = [None if v is None else torch.tensor(v, requires_grad=True)
+              for v in drawn.leaves]  # fmt: skip
+    p = type(drawn.parameters)(*leaves[1 : 1 + len(drawn.parameters)])
+    x = leaves[0].reshape(-1, D)
+    sizes = (N,) * T if sizes is None else sizes
+    rows = [list(range(sum(sizes[:t]), sum(sizes[: t + 1]))) for t in range(len(sizes))]
+    h, last = {}, []
+    for n in range(N):
+        states = tuple(state[n] for state in leaves[1 + len(p) :])
+        for row in (step[n] for step in rows if n < len(step)):
+            states = by_formulas(cell, x[row], p, *states)
+            h[row] = states[0]
+        last.append(states)
+    every = torch.stack([h[row] for row in sorted(h)]).reshape(drawn.slopes[0].shape)
+    outputs = (every, *map(torch.stack, zip(*last, strict=True)))
+    given = [leaf for leaf in leaves if leaf is not None]
+    slopes = [torch.tensor(slope) for slope in drawn.slopes]
+    return outputs, torch.autograd.grad(outputs, given, slopes)
+
+
+def gradients(cell: Cell, cache: Any, slopes: Arrays) -> list[Any]:
+    """Give the gradients of all that is there, in the order of the arguments."""
+    found = cell.backward(cache, *slopes)
+    return [v for v in (found[0], *found[1], *found[2:]) if v is not None]
+
+
+def assert_equal(found: Any, wanted: Any, tolerance: float = EXACT) -> None:
+    for k, (a, b) in enumerate(zip(found, wanted, strict=True)):
+        assert relative_error(a, b) <= tolerance, k
+
+
+@each_case
+@pytest.mark.parametrize("of", [np.asarray, torch.tensor], ids=["numpy", "torch"])
+def test_values_and_gradients_are_those_of_each_sequence_by_itself(
+    of: Any, cell: Cell, sizes: Any
+) -> None:
+    drawn = draw(cell, sizes)
+    x, parameters, states, slopes = (mapped(of, value) for value in drawn)
+    outputs, cache = cell.forward(x, parameters, *states, sizes=sizes)
+    values, slopes_of = expected(cell, drawn, sizes)
+    assert_equal(outputs, values)
+    assert_equal(gradients(cell, cache, slopes), slopes_of)
+
+
+@pytest.mark.parametrize(("cell", "sizes"), [(RNN, None), *PACKED], ids=case_name)
+def test_gradients_agree_with_central_differences(cell: Cell, sizes: Any) -> None:
+    drawn = draw(cell, sizes)
+    dl_dy = np.concatenate([slope.ravel() for slope in drawn.slopes])
+    _, cache = cell.forward(*drawn[:2], *drawn.states, sizes=sizes)
+    found = iter(gradients(cell, cache, drawn.slopes))
+    for k, leaf in enumerate(drawn.leaves):
+
+        def f(v: Any, k: int = k) -> Any:
+            leaves = [*drawn.leaves[:k], v, *drawn.leaves[k + 1 :]]
+            p = type(drawn.parameters)(*leaves[1 : 1 + len(drawn.parameters)])
+            states = leaves[1 + len(p) :]
+            outputs, _ = cell.forward(leaves[0], p, *states, sizes=sizes)
+            return np.concatenate([output.ravel() for output in outputs])
+
+        if leaf is not None:
+            check_gradient(f, leaf, next(found), dl_dy)
+
+
+@functools.cache
+def wanted(cell: Cell, sizes: Any) -> Arrays:
+    """Give all outputs and gradients, as the formulas and autograd have them."""
+    outputs, slopes = expected(cell, draw(cell, sizes), sizes)
+    return tuple(value.detach().numpy() for value in (*outputs, *slopes))
+
+
+def assert_right(cases: Any) -> None:
+    for cell, sizes, of in cases:
+        x, parameters, states, slopes = (mapped(of, v) for v in draw(cell, sizes))
+        outputs, cache = cell.forward(x, parameters, *states, sizes=sizes)
+        found = gradients(cell, cache, slopes)
+        assert_equal((*outputs, *found), wanted(cell, sizes))
+        zeros = [0 * slope for slope in slopes[1:]]
+        found = gradients(cell, cache, (slopes[0], *zeros))
+        assert_equal(gradients(cell, cache, slopes[:1]), found)
+
+
+# Between them they go through every line; in torch a length of -2 is an error.
+FEW = [
+    (PLAIN, None, np.asarray),
+    (TERMS, SIZES, np.asarray),
+    (TERMS, (N,), np.asarray),
+    (Cell("sum-normalized", "sum", "normalized"), SIZES, np.asarray),
+    (Cell("gates-raw", "gates", "raw"), SIZES, torch.tensor),
+]
+# Changes that change nothing, by function.
+EQUAL = {
+    # The sigmoid of g's rows too, which nobody reads.
+    "_forward": ["3 -> 6"],
+    # A statistic gets an axis more, of length 1, which _through takes off again.
+    "_standardize": ["1 -> 2"],
+    # Of two axes the last is axis 1.
+    "_through": ["-1 -> 1"],
+}
+FORMULAS = [
+    "_forward", "_backward", "_standardize", "_through", "_affine", "_total",
+    "_sigmoid", "_steps", "_before", "_rows", "_shaped",
+    "layer_norm_rnn_forward", "layer_norm_rnn_backward",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FORMULAS)
+def test_no_changed_formula_survives(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cases = [(RNN, None, torch.tensor)] if "rnn" in name else FEW
+
+    def check(function: Any) -> None:
+        monkeypatch.setattr(cells, name, function)
+        assert_right(cases)
+
+    assert survivors(getattr(cells, name), check) == EQUAL.get(name, [])
+
+
+def test_the_plain_lstm_is_torch_s_with_its_gates_in_another_order() -> None:
+    theirs: Any = nn.LSTM(D, H, dtype=torch.float64)
+
+    def ours(value: Tensor) -> Any:
+        i, f, g, o = value.detach().chunk(4)
+        return torch.cat([f, i, o, g]).numpy()
+
+    b = theirs.bias_ih_l0 + theirs.bias_hh_l0
+    p = LSTMParameters(*map(ours, (theirs.weight_ih_l0, theirs.weight_hh_l0, b)))
+    drawn = draw(PLAIN)
+    x, (h_0, c_0) = torch.tensor(drawn.x), map(torch.tensor, drawn.states)
+    h, last = theirs(x, (h_0[None], c_0[None]))
+    found = cells.lstm(drawn.x, p, *drawn.states)
+    assert_equal(found, [h.detach(), *(state[0].detach() for state in last)])
+
+
+@each_case
+def test_numpy_and_torch_agree_to_the_last_digits(cell: Cell, sizes: Any) -> None:
+    found = []
+    for of in (np.asarray, torch.tensor):
+        x, parameters, states, slopes = (mapped(of, v) for v in draw(cell, sizes))
+        outputs, cache = cell.forward(x, parameters, *states, sizes=sizes)
+        found.append([*outputs, *gradients(cell, cache, slopes)])
+    ours, theirs = found
+    assert_equal(ours, theirs, ROUNDING)
+
+
+def test_the_short_forms_give_what_the_long_ones_give() -> None:
+    drawn, plain, rnn = draw(NORMED[3], SIZES), draw(PLAIN, SIZES), draw(RNN)
+    options: Any = {"norm": "sum", "carried": "normalized", "batch_sizes": SIZES}
+    short = cells.layer_norm_lstm(*drawn[:2], *drawn.states, EPS, **options)
+    long = NORMED[3].forward(*drawn[:2], *drawn.states, sizes=SIZES)[0]
+    assert_equal(short, long, 0.0)
+    short = cells.lstm(*plain[:2], *plain.states, batch_sizes=SIZES)
+    assert_equal(short, PLAIN.forward(*plain[:2], *plain.states, sizes=SIZES)[0], 0.0)
+    again = cells.layer_norm_rnn(*rnn[:2], *rnn.states, EPS)
+    assert_equal(again, RNN.forward(*rnn[:2], *rnn.states)[0], 0.0)
+
+
+@each_cell
+def test_steps_one_by_one_are_the_sequence(cell: Cell) -> None:
+    x, parameters, states, _ = draw(cell)
+    outputs, _ = cell.forward(x, parameters, *states)
+    for t in range(T):
+        states = cell.step(x[t], parameters, *states)
+        assert relative_error(states[0], outputs.h[t]) <= ROUNDING
+    assert_equal(states, outputs[1:], ROUNDING)
+
+
+@each_cell
+def test_a_sequence_in_two_parts_is_the_whole(cell: Cell) -> None:
+    x, parameters, states, _ = draw(cell)
+    whole, _ = cell.forward(x, parameters, *states)
+    first, _ = cell.forward(x[:1], parameters, *states)
+    second, _ = cell.forward(x[1:], parameters, *first[1:])
+    assert_equal(second[1:], whole[1:], ROUNDING)
+    assert relative_error(np.concatenate([first.h, second.h]), whole.h) <= ROUNDING
+
+
+@each_cell
+def test_gradients_of_two_parts_add_to_those_of_the_whole(cell: Cell) -> None:
+    x, parameters, states, slopes = draw(cell)
+    outputs, cache = cell.forward(x[:1], parameters, *states)
+    _, later_cache = cell.forward(x[1:], parameters, *outputs[1:])
+    later = cell.backward(later_cache, slopes[0][1:], *slopes[1:])
+    first = cell.backward(cache, slopes[0][:1], *later[2:])
+    whole = cell.backward(cell.forward(x, parameters, *states)[1], *slopes)
+    assert_equal(first[2:], whole[2:])
+    for a, b, both in zip(first[1], later[1], whole[1], strict=True):
+        assert both is None or relative_error(a + b, both) < EXACT
+
+
+@each_case
+def test_what_is_left_out_is_a_gain_of_1_and_a_bias_or_state_of_0(
+    cell: Cell, sizes: Any
+) -> None:
+    x, given, states, slopes = draw(cell, sizes)
+    zeros = [0 * state for state in states]
+    neutral = {k: v * 0 + ("gamma" in k) for k, v in given._asdict().items()
+               if v is not None and not k.startswith("w_")}  # fmt: skip
+    found = []
+    for p, start in (given._replace(**neutral), zeros), (type(given)(*given[:2]), ()):
+        outputs, cache = cell.forward(x, p, *start, sizes=sizes)
+        found.append([*outputs, *gradients(cell, cache, slopes)])
+    ours, theirs = found
+    assert_equal(ours, theirs, ROUNDING)
+
+
+def test_the_usual_eps_is_that_of_torch() -> None:
+    x, parameters, states, _ = draw(TERMS)
+    tiny = parameters._replace(w_x=parameters.w_x / 1000)  # so that eps matters
+    usual = cells.layer_norm_lstm(x, tiny, *states).h
+    assert relative_error(usual, cells.layer_norm_lstm(x, tiny, *states, 1e-5).h) == 0
+    assert relative_error(usual, cells.layer_norm_lstm(x, tiny, *states, 2e-5).h) > 0.01
+
+
+def test_the_gradients_of_the_three_biases_are_one() -> None:
+    drawn = draw(TERMS, SIZES)
+    _, cache = TERMS.forward(*drawn[:2], *drawn.states, sizes=SIZES)
+    found = TERMS.backward(cache, *drawn.slopes).dl_dparameters
+    np.testing.assert_array_equal(found.b, found.beta_h)
+    np.testing.assert_array_equal(found.b, found.beta_x)
+
+
+def test_where_the_sum_is_normalized_the_second_gain_and_bias_have_no_gradient() -> (
+    None
+):
+    for cell in NORMED[2:]:
+        drawn = draw(cell)
+        _, cache = cell.forward(*drawn[:2], *drawn.states)
+        found = cell.backward(cache, *drawn.slopes).dl_dparameters
+        assert found.gamma_x is found.beta_x is None
+
+
+def test_from_a_state_of_0_the_first_term_is_its_bias() -> None:
+    x, parameters, _, _ = draw(TERMS)
+    other = parameters._replace(w_h=3 * parameters.w_h[::-1])
+    h, h_other = (cells.layer_norm_lstm(x, p).h for p in (parameters, other))
+    np.testing.assert_array_equal(h[0], h_other[0])
+    assert relative_error(h[1], h_other[1]) > 0.01
+
+
+@pytest.mark.parametrize("eps", [1e-5, 1e-3])
+def test_the_gradient_of_a_first_state_of_0_is_divided_by_the_root_of_eps(
+    eps: float,
+) -> None:
+    x, p, _, slopes = draw(TERMS)
+    _, cache = cells.layer_norm_lstm_forward(x[:1, :1], p, eps=eps)
+    found = cells.layer_norm_lstm_backward(slopes[0][:1, :1], cache)
+    # One step of one example: what arrives at a is the gradient of b.
+    slope = p.gamma_h * found.dl_dparameters.b
+    expected = (slope - slope.mean()) @ p.w_h / np.sqrt(eps)
+    assert relative_error(found.dl_dh_0[0], expected) < EXACT
+
+
+@each_case
+def test_an_example_depends_on_no_other_and_not_on_what_comes_later(
+    cell: Cell, sizes: Any
+) -> None:
+    x, parameters, states, _ = draw(cell, sizes)
+    outputs, _ = cell.forward(x, parameters, *states, sizes=sizes)
+    steps = np.split(x, np.cumsum(sizes)[:-1]) if sizes else list(x)
+    alone = np.stack([step[1:2] for step in steps[:3]])
+    found, _ = cell.forward(alone, parameters, *(state[1:2] for state in states))
+    parts = np.split(outputs.h, np.cumsum(sizes)[:-1]) if sizes else list(outputs.h)
+    whole = np.stack([part[1:2] for part in parts[:3]])
+    assert relative_error(found.h, whole) <= ROUNDING
+
+
+def test_the_raw_c_grows_and_the_normalized_one_does_not() -> None:
+    p = draw(TERMS).parameters
+    b = np.repeat([9.0, 9.0, 0.0, 0.0], H)  # remember all, let all in
+    p = LayerNormLSTMParameters(p.w_x, p.w_h, b)
+    x = np.ones((60, 1, D))
+    raw = cells.layer_norm_lstm_forward(x, p)[1].c
+    carried = cells.layer_norm_lstm_forward(x, p, carried="normalized")[1].c
+    assert raw[-1].std() > 5 * raw[5].std()
+    np.testing.assert_allclose(carried.std(-1), 1, atol=1e-3)  # eps takes some
+
+
+@each_normed
+def test_one_unit_forgets_its_c(cell: Cell) -> None:
+    rng = np.random.default_rng(0)
+    w_x, w_h, x = rng.normal(size=(4, D)), rng.normal(size=(4, 1)), rng.normal(size=D)
+    p = LayerNormLSTMParameters(w_x, w_h, gamma_c=np.ones(1), beta_c=np.full(1, 0.3))
+    zero, one = np.zeros((1, 1)), np.ones((1, 1, 1))
+    _, cache = cell.forward(x[None, None], p, zero, zero + 7)
+    np.testing.assert_array_equal(cache.h, cache.o * np.tanh(0.3))
+    found = cell.backward(cache, one)
+    assert found.dl_dc_0 == found.dl_dparameters.gamma_c == 0
+
+
+def test_in_float32_a_large_mean_of_c_costs_no_digits() -> None:
+    noise = np.random.default_rng(0).normal(size=(1, H)).astype(np.float32)
+    c_0 = np.float32(1e4) + noise  # whatever it was rounded to
+    found: list[Any] = []
+    for dtype in (np.float32, np.float64):
+        w_x, w_h = np.zeros((4 * H, D), dtype), np.zeros((4 * H, H), dtype)
+        p = LayerNormLSTMParameters(w_x, w_h)  # each gate is half open
+        x = np.zeros((1, 1, D), dtype)
+        cache = cells.layer_norm_lstm_forward(x, p, c_0=c_0.astype(dtype))[1]
+        found.append(cache.c_hat)
+    assert found[0].dtype == np.float32
+    assert relative_error(found[0], found[1]) < 1e-6
+
+
+@each_case
+@pytest.mark.parametrize(
+    "of",
+    [lambda v: v.astype(np.float16), lambda v: torch.tensor(v).half()],
+    ids=["numpy", "torch"],
+)
+def test_half_precision_stays_and_keeps_three_digits(
+    cell: Cell, sizes: Any, of: Any
+) -> None:
+    drawn = draw(cell, sizes)
+    x, parameters, states, slopes = (mapped(of, v) for v in drawn)
+    outputs, cache = cell.forward(x, parameters, *states, sizes=sizes)
+    found = [*outputs, *gradients(cell, cache, slopes)]
+    assert {value.dtype for value in found} == {x.dtype}
+    # Rounding of 1e-3 in all that goes in, over some steps.
+    assert_equal(found, wanted(cell, sizes), 0.03)
+
+
+@each_case
+def test_arrays_that_are_strided_and_read_only_do_as_well(
+    cell: Cell, sizes: Any
+) -> None:
+    def awkward(value: Any) -> Any:
+        twice = np.repeat(value, 2, axis=-1)[..., ::2]
+        twice.flags.writeable = False
+        return twice
+
+    x, parameters, states, slopes = (mapped(awkward, v) for v in draw(cell, sizes))
+    assert not x.flags.c_contiguous
+    outputs, cache = cell.forward(x, parameters, *states, sizes=sizes)
+    assert_equal((*outputs, *gradients(cell, cache, slopes)), wanted(cell, sizes))
+
+
+@each_cell
+@pytest.mark.parametrize("of", [np.asarray, torch.tensor], ids=["numpy", "torch"])
+def test_a_batch_without_examples_gives_gradients_of_0(cell: Cell, of: Any) -> None:
+    drawn = draw(cell)
+    x, *slopes = (of(v[..., :0, :]) for v in (drawn.x, *drawn.slopes))
+    outputs, cache = cell.forward(x, mapped(of, drawn.parameters))
+    assert tuple(outputs.h.shape) == (T, 0, H)
+    found = cell.backward(cache, *slopes)
+    assert all(float(abs(v).max()) == 0 for v in found.dl_dparameters if v is not None)
+
+
+@each_case
+def test_a_nan_spoils_its_own_sequence_from_its_step_on_and_no_other(
+    cell: Cell, sizes: Any
+) -> None:
+    x, parameters, states, _ = draw(cell, sizes)
+    rows = x.reshape(-1, D)
+    rows[N + 1, 0] = np.nan  # step 1 of example 1
+    outputs, _ = cell.forward(x, parameters, *states, sizes=sizes)
+    h = outputs.h.reshape(-1, H)
+    spoilt = np.isnan(h).all(-1)
+    ends = np.cumsum(sizes or (N,) * T)
+    assert np.flatnonzero(spoilt).tolist() == [end + 1 for end in ends[:-1]]
+    assert np.isnan(outputs.h_last).all(-1).tolist() == [False, True] + [False] * 3
+
+
+@pytest.mark.parametrize(
+    "of", [list, np.array, torch.tensor], ids=["list", "numpy", "torch"]
+)
+def test_batch_sizes_may_be_any_sequence_of_whole_numbers(of: Any) -> None:
+    x, parameters, states, _ = draw(PLAIN, SIZES)
+    _, cache = PLAIN.forward(x, parameters, *states, sizes=of(SIZES))
+    assert cache.batch_sizes == SIZES
+
+
+X, P, (H_0, C_0), SLOPES = draw(TERMS)
+M = X.reshape(-1, D)
+GOOD: dict[str, Any] = {"x": X, "parameters": P, "h_0": H_0, "c_0": C_0}
+ZEROS = np.zeros((N, H))
+
+
+def with_(**changed: Any) -> dict[str, Any]:
+    return {"parameters": P._replace(**changed)}
+
+
+def packed(*sizes: Any, x: Any = M) -> dict[str, Any]:
+    return {"x": x, "batch_sizes": sizes}
+
+
+SUM = P._replace(gamma_x=None, beta_x=None)
+BAD: list[tuple[dict[str, Any], type[Exception], str]] = [
+    ({"x": X.tolist()}, TypeError, "x must be a NumPy array or a torch tensor"),
+    ({"x": X.astype(int)}, TypeError, "real floating-point numbers, got dtype int64"),
+    ({"x": np.ma.array(X)}, TypeError, "plain dense array, got MaskedArray"),
+    ({"x": X[0]}, ValueError, r"shape \(T, N, D\), got \(5, 2\); .* x\[:, None, :\]"),
+    ({"x": X[:0]}, ValueError, "x must hold at least one step, got"),
+    ({"x": X[..., :0]}, ValueError, "at least one feature, got"),
+    ({"x": np.ones((T, N, 7))}, ValueError, r"w_x .* \(4H, D\) = \(12, 7\), got"),
+    ({"x": torch.tensor(X)}, TypeError, "w_x must be of the kind of x, Tensor"),
+    ({"x": X.astype("f4")}, TypeError, "w_x must have the dtype of x, float32, got"),
+    ({"parameters": P[:3]}, TypeError, "LayerNormLSTMParameters, got tuple; build"),
+    ({"parameters": LSTMParameters(*P[:3])}, TypeError, "got LSTMParameters"),
+    (with_(w_x=None), TypeError, "w_x must be a NumPy array .* got NoneType"),
+    (with_(w_x=P.w_x.T), ValueError, r"w_x .* \(4H, D\) = \(12, 2\), got \(2, 12\)"),
+    (with_(w_h=P.w_h[0]), ValueError, r"w_h must have two axes.* got shape \(3,\)"),
+    (with_(w_h=P.w_h[:, :0]), ValueError, r"H >= 1 units, got shape \(12, 0\)"),
+    (with_(w_h=P.w_h[:9]), ValueError, r"w_h .* = \(12, 3\), got \(9, 3\)"),
+    (with_(b=P.b[:H]), ValueError, r"b must have shape \(4H,\) = \(12,\), got \(3,\)"),
+    (with_(b=P.b.tolist()), TypeError, "b must be a NumPy array"),
+    (with_(gamma_h=P.gamma_h[None]), ValueError, r"gamma_h .* got \(1, 12\)"),
+    (with_(gamma_c=P.b), ValueError, r"gamma_c .* \(H,\) = \(3,\), got \(12,\)"),
+    (with_(beta_c=P.beta_c * 1j), TypeError, "beta_c must hold real"),
+    ({"h_0": H_0[:1]}, ValueError, r"h_0 .* \(N, H\) = \(5, 3\), got \(1, 3\)"),
+    ({"h_0": H_0.astype("f4")}, TypeError, "h_0 must have the dtype of x"),
+    ({"c_0": C_0.T}, ValueError, r"c_0 .* got \(3, 5\)"),
+    ({"c_0": 0.0}, TypeError, "c_0 must be a NumPy array .* got float"),
+    ({"eps": -1.0}, ValueError, "eps must be a finite number >= 0, got -1.0"),
+    ({"eps": None}, ValueError, "eps must be a finite number >= 0, got None"),
+    ({"norm": "both"}, ValueError, "one of 'terms', 'sum', 'gates', got 'both'"),
+    ({"norm": None}, ValueError, "norm must be one of .* got None"),
+    ({"carried": "c"}, ValueError, "carried must be one of 'raw', 'normalized', got"),
+    ({"norm": "sum"}, ValueError, "gamma_x and beta_x must be None with norm='sum'"),
+    (
+        {"norm": "gates", "parameters": SUM._replace(beta_x=P.b)},
+        ValueError, "must be None with norm='gates'.* and beta_h act on the sum",
+    ),
+    (packed(*SIZES, x=X), ValueError, r"\(M, D\), got \(4, 5, 2\); with batch_sizes"),
+    (packed(5, 4, 5, 6), ValueError, r"must not grow .* got \(5, 4, 5, 6\); sort"),
+    (packed(10, 10, 0), ValueError, r"at least 1, got \(10, 10, 0\)"),
+    (packed(10, 12, -2), ValueError, "must not grow and be at least 1"),
+    (packed(5, 5, 5), ValueError, r"add to the rows of x, 20, got .* adds to 15"),
+    (packed(), ValueError, "add to the rows of x, 20"),
+    (packed(x=M[:0]), ValueError, "at least one step"),
+    (packed(10.0, 10.0), TypeError, "whole numbers, got"),
+    ({"x": M, "batch_sizes": 20}, TypeError, "whole numbers, got 20"),
+    (packed(15, 5), ValueError, r"h_0 .* = \(15, 3\), got \(5, 3\)"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("changed", "error", "match"), BAD)
+def test_bad_input_is_refused(
+    changed: dict[str, Any], error: type[Exception], match: str
+) -> None:
+    with pytest.raises(error, match=match):
+        cells.layer_norm_lstm_forward(**GOOD | changed)
+
+
+@pytest.mark.parametrize(
+    ("changed", "error", "match"),
+    [
+        ({"parameters": P}, TypeError, "LSTMParameters, got LayerNormLSTMParameters"),
+        ({"x": X[0]}, ValueError, r"x must have shape \(T, N, D\)"),
+        ({"h_0": C_0.T}, ValueError, r"h_0 must have shape \(N, H\)"),
+        (packed(5, 4, 5, 6), ValueError, "batch_sizes must not grow"),
+    ],
+)
+def test_the_plain_cell_refuses_what_is_not_its_own(
+    changed: dict[str, Any], error: type[Exception], match: str
+) -> None:
+    good = GOOD | {"parameters": LSTMParameters(*P[:3])}
+    with pytest.raises(error, match=match):
+        cells.lstm_forward(**good | changed)
+
+
+R = draw(RNN).parameters
+
+
+@pytest.mark.parametrize(
+    ("changed", "error", "match"),
+    [
+        ({"parameters": P}, TypeError, "LayerNormRNNParameters, got LayerNormLSTM"),
+        (
+            {"parameters": R._replace(w_x=P.w_x)},
+            ValueError,
+            r"\(H, D\) = \(3, 2\), got",
+        ),
+        (
+            {"parameters": R._replace(w_h=P.w_h)},
+            ValueError,
+            r"\(H, H\) = \(3, 3\), got",
+        ),
+        (
+            {"parameters": R._replace(gamma=P.b)},
+            ValueError,
+            r"gamma .* \(H,\) = \(3,\)",
+        ),
+        ({"h_0": H_0[0]}, ValueError, r"h_0 .* got \(3,\)"),
+        ({"eps": float("nan")}, ValueError, "eps must be a finite number"),
+        ({"x": M}, ValueError, r"x must have shape \(T, N, D\)"),
+    ],
+)
+def test_the_simple_cell_refuses_what_is_not_its_own(
+    changed: dict[str, Any], error: type[Exception], match: str
+) -> None:
+    with pytest.raises(error, match=match):
+        cells.layer_norm_rnn_forward(**{"x": X, "parameters": R, "h_0": H_0} | changed)
+
+
+@each_cell
+@pytest.mark.parametrize("x_t", [X, X[0, 0], X[0].tolist()], ids=["3", "1", "list"])
+def test_a_step_takes_one_row_for_each_example(cell: Cell, x_t: Any) -> None:
+    drawn = draw(cell)
+    with pytest.raises((TypeError, ValueError), match=r"x_t must (have shape|be a)"):
+        cell.step(x_t, drawn.parameters, *drawn.states)
+
+
+BAD_SLOPES: list[tuple[int, Any, type[Exception], str]] = [
+    (0, None, TypeError, "dl_dh must be a NumPy array"),
+    (0, SLOPES[0][1:], ValueError, r"dl_dh must have the shape of h, \(4, 5, 3\), got"),
+    (0, torch.tensor(SLOPES[0]), TypeError, "dl_dh must be of the kind of h"),
+    (0, SLOPES[0].astype("f4"), TypeError, "dl_dh must have the dtype of h, float64"),
+    (0, SLOPES[0].astype(int), TypeError, "dl_dh must hold real floating-point"),
+    (1, ZEROS[None], ValueError, r"dl_dh_last .* shape of h_last, \(5, 3\), got \(1, "),
+    (1, 0.0, TypeError, "dl_dh_last must be a NumPy array"),
+    (1, ZEROS.astype("f4"), TypeError, "dl_dh_last must have the dtype of h_last"),
+    (2, ZEROS[:1], ValueError, "dl_dc_last must have the shape of c_last"),
+    (2, torch.tensor(ZEROS), TypeError, "dl_dc_last must be of the kind of c_last"),
+]
+
+
+@pytest.mark.parametrize(
+    ("cell", "place", "slope", "error", "match"),
+    [
+        (cell, *bad)
+        for cell in (PLAIN, TERMS, RNN)
+        for bad in BAD_SLOPES
+        if bad[0] < len(draw(cell).slopes)  # the simple cell has no c
+    ],
+)
+def test_a_bad_slope_is_refused(
+    cell: Cell, place: int, slope: Any, error: type[Exception], match: str
+) -> None:
+    drawn = draw(cell)
+    _, cache = cell.forward(*drawn[:2], *drawn.states)
+    slopes = list(drawn.slopes)
+    slopes[place] = slope
+    with pytest.raises(error, match=match):
+        cell.backward(cache, *slopes)
+
+
+@pytest.mark.parametrize(
+    ("cell", "other"), [*itertools.permutations([PLAIN, TERMS, RNN], 2), (TERMS, None)]
+)
+def test_the_cache_of_another_cell_is_refused(cell: Cell, other: Cell | None) -> None:
+    cache: Any = ()
+    if other is not None:
+        drawn = draw(other)
+        _, cache = other.forward(*drawn[:2], *drawn.states)
+    with pytest.raises(ValueError, match=r"cache must come from \w+_forward, got one"):
+        cell.backward(cache, SLOPES[0])
