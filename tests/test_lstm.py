@@ -486,6 +486,17 @@ def test_half_precision_stays_and_keeps_three_digits(
     assert_equal(found, wanted(cell, sizes), 0.03)
 
 
+@each_normed
+def test_in_half_precision_the_statistics_do_not_overflow(cell: Cell) -> None:
+    half = np.float16
+    w_x = np.tile(np.array([[-300.0], [0.0], [300.0]], half), (4, 1))  # 300**2 is inf
+    p = LayerNormLSTMParameters(w_x, np.zeros((12, 3), half))
+    _, cache = cell.forward(np.ones((1, 1, 1), half), p)
+    hats = cache.q_hat if cell.norm == "terms" else cache.p_hat
+    assert hats.dtype == half
+    np.testing.assert_allclose(hats.std(), 1, rtol=1e-3)
+
+
 @each_case
 def test_arrays_that_are_strided_and_read_only_do_as_well(
     cell: Cell, sizes: Any

@@ -171,9 +171,8 @@ def test_taking_in_moments_is_calling_the_layer_at_each_of_the_first_steps(
     for step, x in [(0, draw(7, 3, seed=1)), *enumerate(xs)]:  # so that counts differ
         other(x, step)
     ours(draw(7, 3, seed=1), 0)
-    mean, var = (torch.stack([f(x) for x in xs]) for f in (
-        lambda x: x.mean(0), lambda x: x.var(0, correction=0),
-    ))  # fmt: skip
+    mean = torch.stack([x.mean(0) for x in xs])
+    var = torch.stack([x.var(0, correction=0) for x in xs])
     ours.take_in(mean, var, [len(x) for x in xs])
     assert_equal(ours.state_dict(), other.state_dict(), EXACT)
 
