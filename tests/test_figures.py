@@ -22,7 +22,7 @@ def _closed() -> Iterator[None]:
     plt.close("all")
 
 
-def luminance(colour: str) -> float:
+def luminance(colour: Any) -> float:
     """Relative luminance of WCAG 2."""
     linear = [
         c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4
@@ -145,6 +145,38 @@ def test_marked_cells_stand_where_their_image_stands() -> None:
     # A number stands at the middle of its images.
     assert ax.get_xticks().tolist() == [1, 4, 7]
     assert ax.get_yticks().tolist() == [0.5, 2.5]
+
+
+def test_no_stroke_is_drawn_where_the_pen_is_lifted() -> None:
+    # A bar of three points, a dot, and a stroke that the line ends in.
+    steps = [[0, 0, 0], [0, 2, 0], [0, 3, 1], [4, -1, 1], [2, 0, 0], [1, 1, 0]]
+    _, (ax,) = figures.pen_lines({"one": ("layer", [np.array(steps)])})
+    ways = [np.asarray(line.get_xydata()).tolist() for line in ax.lines]
+    assert ways == [
+        [[0, -5], [0, -3], [0, 0]],  # the highest point of all stands at 0
+        [[4, -1]],
+        [[4, -1]],  # the dot itself: a line of one point is not seen
+        [[6, -1], [7, 0]],
+    ]
+    assert {line.get_color() for line in ax.lines} == {figures.STYLES["layer"]["color"]}
+    assert ax.get_aspect() == 1
+
+
+def test_lines_of_handwriting_stand_below_each_other() -> None:
+    steps = np.array([[0.0, 0, 0], [5, 7, 1]])
+    _, (ax, _) = figures.pen_lines(
+        {"two": ("layer", [steps] * 2), "none": ("other", [])}, columns=2
+    )
+    heights = [np.asarray(line.get_ydata()) for line in ax.lines]
+    one, two = (height for height in heights if len(height))
+    assert two.max() < one.min()
+
+
+@pytest.mark.parametrize("shape", [(4,), (4, 2), (1, 4, 3), (0, 3)])
+def test_handwriting_of_another_shape_is_refused(shape: tuple[int, ...]) -> None:
+    with pytest.raises(ValueError, match=r"must have shape \(T, 3\) .*, got \("):
+        figures.pen_lines({"one": ("layer", [np.zeros(shape)])})
+    assert plt.get_fignums() == []
 
 
 SHAPE = (2, 6, 3, 5)
@@ -325,3 +357,74 @@ def test_panels_stand_row_by_row_and_each_row_adds_its_height() -> None:
 def test_panels_that_do_not_fill_their_rows_are_refused(count: int, rows: int) -> None:
     with pytest.raises(ValueError, match="positive multiple of rows"):
         figures.panels(count, rows=rows)
+
+
+# --- shaded words
+
+SENTENCES = [["mary", "left"], ["who", "went", "where"]]
+WEIGHTS = [0.5, 0.0, 0.04, 0.06, 0.4]
+
+
+def test_shaded_words_stand_in_reading_order_and_each_sentence_begins_a_line() -> None:
+    _, (ax,) = figures.shaded_words({"a text": ("layer", SENTENCES, WEIGHTS)})
+    words = [text for text in ax.texts if not text.get_text().isdigit()]
+    assert [text.get_text() for text in words] == [
+        word for sentence in SENTENCES for word in sentence
+    ]
+    places = [text.get_position() for text in words]
+    assert [line for _, line in places] == [0.28, 0.28, 1.28, 1.28, 1.28]
+    assert places[0][0] < places[1][0]
+    assert places[2][0] < places[3][0] < places[4][0]
+    assert ax.get_title(loc="left") == "a text"
+
+
+def test_the_shade_of_a_word_is_its_weight_and_black_can_be_read_on_it() -> None:
+    for kind, style in figures.STYLES.items():
+        _, (ax,) = figures.shaded_words({"a text": (kind, SENTENCES, WEIGHTS)})
+        shades: list[Any] = [patch.get_alpha() for patch in ax.patches]
+        np.testing.assert_allclose(shades, 0.7 * np.array(WEIGHTS))
+        darkest = [1 - 0.7 * (1 - part) for part in to_rgb(style["color"])]
+        assert (luminance(darkest) + 0.05) / 0.05 >= 4.5
+
+
+def test_weights_of_five_percent_and_more_are_written_below_their_words() -> None:
+    _, (ax,) = figures.shaded_words({"a text": ("layer", SENTENCES, WEIGHTS)})
+    numbers = [text for text in ax.texts if text.get_text().isdigit()]
+    assert [text.get_text() for text in numbers] == ["50", "6", "40"]
+    words = {text.get_text(): text.get_position() for text in ax.texts}
+    for number, word in (("50", "mary"), ("6", "went"), ("40", "where")):
+        assert words[number][0] == words[word][0]
+        assert words[number][1] > words[word][1]
+
+
+def test_a_sentence_that_is_too_long_goes_on_in_the_next_line() -> None:
+    long = [["word"] * 20, ["end"]]
+    _, (ax,) = figures.shaded_words({"a text": ("layer", long, [0.0] * 21)})
+    lines = [text.get_position()[1] for text in ax.texts]
+    assert [lines.count(line) for line in sorted(set(lines))] == [8, 8, 4, 1]
+    ends = [patch.get_extents().x1 for patch in ax.patches]
+    assert max(ends) <= ax.transData.transform((44, 0))[0]
+
+
+@pytest.mark.parametrize(
+    ("weights", "message"),
+    [
+        ([0.5, 0.5], r"one value for each of the words, got shape \(2,\) for 5 words"),
+        ([0.5, 0.0, 0.0, 0.0, 1.5], "must lie in 0..1, got 0 to 1.5"),
+        ([0.5, 0.0, 0.0, -0.1, 0.5], "must lie in 0..1, got -0.1 to 0.5"),
+        ([0.5, 0.0, 0.0, np.nan, 0.5], "must lie in 0..1, got nan"),
+    ],
+)
+def test_weights_that_do_not_fit_the_words_are_refused(
+    weights: list[float], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        figures.shaded_words({"a text": ("layer", SENTENCES, weights)})
+    assert plt.get_fignums() == []
+
+
+def test_no_text_has_no_shaded_words() -> None:
+    with pytest.raises(ValueError, match="at least one panel"):
+        figures.shaded_words({})
+    with pytest.raises(ValueError, match="for 0 words"):
+        figures.shaded_words({"a text": ("layer", [[]], [])})

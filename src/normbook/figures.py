@@ -448,17 +448,19 @@ def pen_lines(
     Raises
     ------
     ValueError
-        If there is no panel, a line does not have shape (T, 3), or a kind is unknown.
+        If there is no panel, a line does not have shape (T, 3) or has no step, or a
+        kind is unknown.
     """
     with _figure(len(lines), columns=columns) as (fig, axes):
         fig.set_size_inches(8.4, 0.4 + 1.5 * -(-len(lines) // columns))
         for ax, (label, (kind, written)) in zip(axes, lines.items(), strict=True):
             top = 0.0
-            for steps in map(np.asarray, written):
-                if steps.ndim != 2 or steps.shape[1] != 3:
+            for own in written:
+                steps = np.asarray(own, dtype=float)
+                if steps.ndim != 2 or steps.shape[1] != 3 or len(steps) == 0:
                     raise ValueError(
-                        f"each line must have shape (T, 3), got {steps.shape}; give "
-                        "dx, dy and lift of each step."
+                        "each line must have shape (T, 3) with a step or more, got "
+                        f"{steps.shape}; give dx, dy and lift of each step."
                     )
                 way = np.cumsum(steps[:, :2], axis=0)
                 way[:, 1] += top - way[:, 1].max()

@@ -8,7 +8,7 @@ import pytest
 from numpy.typing import NDArray
 
 from normbook.data.sequences import Sequences
-from normbook.data.synthetic import LEVEL, SIGNAL, sequences
+from normbook.data.synthetic import LEVEL, SIGNAL, drawings, sequences
 
 LONGEST = 8
 CLASSES = 3
@@ -121,3 +121,47 @@ def test_sizes_that_make_no_sense_are_refused_before_anything_is_drawn(
     with pytest.raises(ValueError, match=message):
         sequences(generator, **{"longest": LONGEST, **changed})
     assert generator.random() == np.random.default_rng(3).random()
+
+
+# --- drawings
+
+
+def test_every_person_draws_every_character_once() -> None:
+    made = drawings(np.random.default_rng(0), drawers=3)
+    keys = [drawing[:3] for drawing in made]
+    assert keys == [("synthetic", c, d) for d in (1, 2, 3) for c in range(1, 13)]
+
+
+def test_drawings_lie_in_the_box_of_omniglot_with_the_middle_in_its_middle() -> None:
+    made = drawings(np.random.default_rng(0), drawers=500)
+    points = np.concatenate([s for drawing in made for s in drawing.strokes])
+    is_inside = (points >= [0, -105]) & (points <= [105, 0])
+    assert is_inside.mean() > 0.99
+    bar = np.array([drawing.strokes[0].mean(0) for drawing in made[::12]])
+    np.testing.assert_allclose(bar, np.tile([52.0, -52.0], (500, 1)), atol=1e-9)
+
+
+def test_people_differ_in_width_height_and_slant_as_stated() -> None:
+    made = drawings(np.random.default_rng(0), drawers=2000)
+    # The bar of a person, from top to bottom: its own angle is drawn with it.
+    bars = np.array([d.strokes[0][0] - d.strokes[0][1] for d in made[::12]])
+    lengths, slants = np.hypot(*bars.T) / 2, bars[:, 0] / bars[:, 1]
+    assert 27 < lengths.mean() < 29
+    # Of slant and angle together; the angle is stretched by width over height.
+    assert slants.std() == pytest.approx(np.hypot(0.25, 0.1), abs=0.03)
+    assert abs(slants.mean()) < 0.03
+
+
+def test_the_same_generator_gives_the_same_drawings_and_another_one_others() -> None:
+    one, same, other = (drawings(np.random.default_rng(s)) for s in (0, 0, 1))
+    first, again, differing = (made[40].strokes[0] for made in (one, same, other))
+    np.testing.assert_array_equal(first, again)
+    assert not np.allclose(first, differing)
+
+
+@pytest.mark.parametrize("drawers", [0, -1, 2.5])
+def test_a_number_of_people_that_there_cannot_be_is_refused(drawers: Any) -> None:
+    with pytest.raises(
+        ValueError, match="drawers must be a whole number of at least 1"
+    ):
+        drawings(np.random.default_rng(0), drawers=drawers)

@@ -13,7 +13,8 @@ ACCURACIES = ("SIGMOID_NET_ACCURACY", "VGG_TRAIN_ACCURACY")
 CURVES = (*ACCURACIES, "DEEP_LINEAR_LOSS")
 # These are looked at in test_batch_size.py.
 BATCH_SIZES = ("BATCH_SIZE_ERROR", "BATCH_SIZE_LAST_ERROR", "BATCH_SIZE_LOSS")
-# These in test_reading.py.
+# These in test_handwriting.py and test_reading.py.
+HANDWRITING = ("HANDWRITING_LOSS",)
 READING = ("READING_ERROR", "READING_STEPS")
 NUMBERS = ("VGG_TEST_ACCURACY", "VGG_LOSS_RANGE", "VGG_GRADIENT_CHANGE", "VGG_BETA")
 
@@ -27,7 +28,8 @@ def curves(*names: str) -> list[Any]:
 
 
 def test_everything_published_is_looked_at_here() -> None:
-    known = {*CURVES, *NUMBERS, *BATCH_SIZES, *READING, "GROUP_NORM_ERROR", "Points"}
+    known = {*CURVES, *NUMBERS, *BATCH_SIZES, *HANDWRITING, *READING}
+    known |= {"GROUP_NORM_ERROR", "Points"}
     assert known == set(published.__all__)
 
 

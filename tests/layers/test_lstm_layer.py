@@ -181,6 +181,12 @@ def test_dropout_sets_the_values_to_0_that_torch_does(kind: str) -> None:
     assert distance(still[0]["h"], found[0]["h"]) > 0.01
 
 
+def test_without_dropout_no_random_number_is_drawn() -> None:
+    layer, before = make(num_layers=3), torch.get_rng_state()
+    layer(draw(T, N, D))
+    assert torch.equal(torch.get_rng_state(), before)
+
+
 def test_dropout_of_everything_leaves_the_next_layer_its_bias() -> None:
     layer = make(num_layers=2, dropout=1.0)
     h = [layer(draw(T, N, D, seed=seed))[0] for seed in (1, 2)]

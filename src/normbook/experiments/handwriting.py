@@ -567,9 +567,8 @@ def figures(record: Record) -> dict[str, Figure]:
     for norm, (kind, _) in LOOKS.items():
         found = published.HANDWRITING_LOSS[norm]
         points(axes[-1], found.x, found.y, kind=kind)
-    source = found.source.replace(", ", ",\n")
-    axes[-1].set(xlabel=f"updates\n\n{source}", xscale="log")
-    axes[0].set(ylabel=f"loss of a line of {LINE} steps (nats)")
+    axes[-1].set(xlabel=f"updates\n\n{found.source},\ndigitised", xscale="log")
+    axes[0].set(ylabel="loss of a line (nats)")
     handles, labels = axes[0].get_legend_handles_labels()
     drawn["test"].legend(handles, labels, loc="outside upper center", ncols=2)
 

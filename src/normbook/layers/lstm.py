@@ -43,6 +43,14 @@ States = tuple[Tensor, Tensor]
 FIELDS = LayerNormLSTMParameters._fields
 # Of which torch.nn.LSTM knows something.
 PLAIN = LSTMParameters._fields
+# The fields of the cache that are arrays come first.
+ARRAYS = LSTMCache._fields.index("parameters")
+# What nn.LSTM calls our fields; the values of one line are added.
+THEIRS = {
+    "w_x": ("weight_ih",),
+    "w_h": ("weight_hh",),
+    "b": ("bias_ih", "bias_hh"),
+}
 # nn.LSTM has the gates in the order i, f, g, o; we have f, i, o, g. The same swaps
 # lead there and back.
 OTHER_ORDER = (1, 0, 3, 2)
@@ -166,10 +174,6 @@ class _Sequence(torch.autograd.Function):
             slope if is_needed else None
             for slope, is_needed in zip(slopes, ctx.needs_input_grad, strict=True)
         )
-
-
-# The fields of the cache that are arrays come first.
-ARRAYS = LSTMCache._fields.index("parameters")
 
 
 class LayerNormLSTM(nn.Module):
@@ -419,21 +423,21 @@ class LayerNormLSTM(nn.Module):
             order = _backwards(sizes, x.device)
         first = zip(*(state.unbind() for state in states), strict=True)
         last: list[States] = []
-        outputs: list[Tensor] = []
-        for ending, (h_0, c_0) in zip(self._endings(), first, strict=True):
-            own = [getattr(self, field + ending) for field in FIELDS]
-            own = _as_float32(*own) if is_autocast else own
-            is_reverse = ending.endswith("_reverse")
-            y = _reversed(x, order) if is_reverse else x
-            h, h_last, c_last = _layer(cell, y, h_0, c_0, own)
-            outputs.append(_reversed(h, order) if is_reverse else h)
-            last.append((h_last, c_last))
-            if len(outputs) <= self.bidirectional:
-                continue
-            x = outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=-1)
-            outputs = []
-            if len(last) < len(states[0]):
+        endings, directions = self._endings(), 1 + self.bidirectional
+        for k in range(0, len(endings), directions):
+            if k > 0:
                 x = nn.functional.dropout(x, self.dropout, self.training)
+            outputs = []
+            for ending in endings[k : k + directions]:
+                own = [getattr(self, field + ending) for field in FIELDS]
+                own = _as_float32(*own) if is_autocast else own
+                is_reverse = ending.endswith("_reverse")
+                y = _reversed(x, order) if is_reverse else x
+                h_0, c_0 = next(first)
+                h, h_last, c_last = _layer(cell, y, h_0, c_0, own)
+                outputs.append(_reversed(h, order) if is_reverse else h)
+                last.append((h_last, c_last))
+            x = torch.cat(outputs, dim=-1) if len(outputs) > 1 else outputs[0]
         h_last, c_last = (torch.stack(values) for values in zip(*last, strict=True))
         return x, h_last, c_last
 
@@ -441,6 +445,20 @@ class LayerNormLSTM(nn.Module):
         """Give a ``torch.nn.LSTM`` that computes the same, with a copy of the weights.
 
         ``b`` becomes its ``bias_ih``; its ``bias_hh`` is 0.
+
+        Returns
+        -------
+        torch.nn.LSTM
+
+        Raises
+        ------
+        ValueError
+            If there is layer norm, which torch's layer has not.
+
+        Examples
+        --------
+        >>> LayerNormLSTM(3, 5, norm=None).as_lstm()
+        LSTM(3, 5)
         """
         if self.norm is not None:
             raise ValueError(
@@ -461,7 +479,7 @@ class LayerNormLSTM(nn.Module):
         )
         state = {}
         for ending in self._endings():
-            for field, theirs in _THEIRS.items():
+            for field, theirs in THEIRS.items():
                 value = getattr(self, field + ending)
                 if value is None:
                     continue
@@ -481,7 +499,7 @@ class LayerNormLSTM(nn.Module):
     def _translate(self, state_dict: dict[str, Any], prefix: str) -> None:
         """Turn the entries of an nn.LSTM into ours, in place."""
         for ending in self._endings():
-            for field, theirs in _THEIRS.items():
+            for field, theirs in THEIRS.items():
                 names = [prefix + name + ending for name in theirs]
                 # What we have no place for is left for torch to complain of.
                 is_there = all(name in state_dict for name in names)
@@ -498,7 +516,8 @@ class LayerNormLSTM(nn.Module):
         """Swap the gates between f, i, o, g and i, f, g, o: the same both ways."""
         if len(value) != 4 * self.hidden_size:
             return value  # torch will name the shapes
-        return torch.cat([value.chunk(4)[k] for k in OTHER_ORDER])
+        gates = value.chunk(4)
+        return torch.cat([gates[k] for k in OTHER_ORDER])
 
     def _endings(self) -> list[str]:
         """Give how the names of each layer and direction end, in order."""
@@ -629,14 +648,6 @@ class LayerNormLSTM(nn.Module):
                 )
             states.append(state if is_batched else state[:, None])
         return states
-
-
-# What nn.LSTM calls our fields; the values of one line are added.
-_THEIRS = {
-    "w_x": ("weight_ih",),
-    "w_h": ("weight_hh",),
-    "b": ("bias_ih", "bias_hh"),
-}
 
 
 def _layer(

@@ -1,0 +1,316 @@
+"""What layer norm in an LSTM costs beside ``torch.nn.LSTM``, which has none.
+
+Run it on a machine that does nothing else:
+
+    python benchmarks/lstm.py --out lstm.json
+
+Timed are the forward pass without gradients, and forward and backward with the
+gradients of x and of all weights, in rounds in which the variants take turns:
+
+- ``nn_lstm``: torch's layer, without layer norm; the yardstick.
+- ``plain``: our layer with ``norm=None``, which computes the same as it.
+- ``layer_norm``: our layer with layer norm.
+- ``scripted``: the usual way to write such a cell, a loop over the steps in
+  TorchScript around torch's layer norm. It has the structure of the cell in PyTorch's
+  own LSTM benchmark. Like that one it carries the normalized c to the next step: for
+  about the same arithmetic it computes another function than ``layer_norm``.
+
+With one thread the time is that of the processor, with several that of the clock.
+Before anything is timed, the output and every gradient of each variant are compared
+with the formula in float64.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.functional import layer_norm
+
+from normbook.experiments import provenance
+from normbook.layers.lstm import LayerNormLSTM
+from normbook.lstm import (
+    LayerNormLSTMParameters,
+    LSTMParameters,
+    layer_norm_lstm,
+    lstm,
+)
+
+ROUNDS = 15
+WARM_UP = 2
+EPS = 1e-5
+# float32 against float64 over 400 steps, as a share of the largest value.
+TOLERANCE = 1e-3
+
+
+class Size(NamedTuple):
+    """Lengths of the axes."""
+
+    steps: int
+    examples: int
+    features: int
+    units: int
+
+
+SIZES = {
+    "s1": Size(100, 32, 256, 256),
+    "s2": Size(400, 8, 3, 400),  # strokes of handwriting
+    "s3": Size(100, 1, 256, 256),
+    "s4": Size(400, 1, 3, 400),  # one sequence of strokes
+}
+
+
+class Variant(NamedTuple):
+    """One way to compute h from x, and what it should give in float64."""
+
+    run: Callable[[Tensor], Tensor]
+    definition: Callable[..., Any]
+    parameters: dict[str, Tensor]  # named as those of the definition
+
+
+def cells(
+    x: Tensor,
+    w_x: Tensor,
+    w_h: Tensor,
+    gamma_h: Tensor,
+    beta_h: Tensor,
+    gamma_x: Tensor,
+    beta_x: Tensor,
+    gamma_c: Tensor,
+    beta_c: Tensor,
+    eps: float,
+) -> Tensor:
+    """Go through the steps with torch's layer norm; the normalized c is carried."""
+    rows, units = w_h.shape
+    h = torch.zeros([x.shape[1], units], dtype=x.dtype, device=x.device)
+    c = h
+    states = []
+    for x_t in x.unbind(0):
+        a = layer_norm(torch.mm(h, w_h.t()), [rows], gamma_h, beta_h, eps)
+        a = a + layer_norm(torch.mm(x_t, w_x.t()), [rows], gamma_x, beta_x, eps)
+        f, i, o, g = a.chunk(4, 1)
+        c = torch.sigmoid(f) * c + torch.sigmoid(i) * torch.tanh(g)
+        c = layer_norm(c, [units], gamma_c, beta_c, eps)
+        h = torch.sigmoid(o) * torch.tanh(c)
+        states.append(h)
+    return torch.stack(states)
+
+
+def variants(size: Size) -> dict[str, Variant]:
+    """Make all variants with fresh weights.
+
+    Parameters
+    ----------
+    size : Size
+
+    Returns
+    -------
+    dict of str to Variant
+    """
+    features, units = size.features, size.units
+    ours = LayerNormLSTM(features, units, bias=False, eps=EPS)
+    plain = LayerNormLSTM(features, units, norm=None)
+    theirs = plain.as_lstm()
+    own = _named(ours)
+    with torch.no_grad():  # gains of 1 and biases of 0 would hide an exchange
+        for name, value in own.items():
+            if name.startswith(("gamma", "beta")):
+                value.add_(torch.rand_like(value) / 4)
+    with warnings.catch_warnings():  # torch advises against its TorchScript
+        warnings.simplefilter("ignore", DeprecationWarning)
+        scripted = torch.jit.script(cells)
+    order = [name for name in cells.__annotations__ if name in own]
+
+    def by_formula(x: Tensor, carried: Any, **parameters: Tensor) -> Tensor:
+        given = LayerNormLSTMParameters(**parameters)
+        h: Tensor = layer_norm_lstm(x, given, eps=EPS, carried=carried).h
+        return h
+
+    return {
+        "nn_lstm": Variant(
+            lambda x: theirs(x)[0], _plain, dict(theirs.named_parameters())
+        ),
+        "plain": Variant(lambda x: plain(x)[0], _plain, _named(plain)),
+        "layer_norm": Variant(
+            lambda x: ours(x)[0], lambda x, **p: by_formula(x, "raw", **p), own
+        ),
+        "scripted": Variant(
+            lambda x: scripted(x, *(own[name] for name in order), EPS),
+            lambda x, **p: by_formula(x, "normalized", **p),
+            own,
+        ),
+    }
+
+
+def _named(layer: LayerNormLSTM) -> dict[str, Tensor]:
+    pairs = layer.named_parameters()
+    return {name.removesuffix("_l0"): value for name, value in pairs}
+
+
+def _plain(x: Tensor, **parameters: Tensor) -> Tensor:
+    """Give h of the plain LSTM, with our names of the weights or with torch's."""
+    if "weight_ih_l0" in parameters:
+        units = len(parameters["bias_ih_l0"]) // 4
+        i, f, g, o = (torch.arange(units) + k * units for k in range(4))
+        w_x, w_h, *biases = (v[torch.cat([f, i, o, g])] for v in parameters.values())
+        parameters = {"w_x": w_x, "w_h": w_h, "b": biases[0] + biases[1]}
+    h: Tensor = lstm(x, LSTMParameters(**parameters)).h
+    return h
+
+
+def inputs(size: Size, seed: int) -> tuple[Tensor, Tensor]:
+    """Give x and what arrives at h."""
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(size[:3], generator=generator)
+    return x, torch.randn((*size[:2], size.units), generator=generator)
+
+
+def check(name: str, variant: Variant, size: Size) -> None:
+    """Refuse to time what does not compute its formula.
+
+    Parameters
+    ----------
+    name : str
+    variant : Variant
+    size : Size
+
+    Raises
+    ------
+    ValueError
+        If the output or a gradient differs from the formula in float64.
+    """
+    x, dl_dh = inputs(size, seed=1)
+    given = {"x": x, **variant.parameters}
+    exact = {k: v.detach().double().requires_grad_() for k, v in given.items()}
+    given["x"] = x.requires_grad_()
+    found = step(variant.run(x), list(given.values()), dl_dh)
+    expected = step(variant.definition(**exact), list(exact.values()), dl_dh.double())
+    for key, a, b in zip(("h", *given), found, expected, strict=True):
+        error = float((a - b).detach().abs().max() / b.detach().abs().max())
+        if not error <= TOLERANCE:
+            raise ValueError(
+                f"{key} of {name} must be that of the formula to {TOLERANCE}, got an "
+                f"error of {error:.1e} for {size}; nothing is timed."
+            )
+
+
+def step(h: Tensor, leaves: list[Tensor], dl_dh: Tensor) -> list[Tensor]:
+    """Give h and the gradients."""
+    return [h, *torch.autograd.grad(h, leaves, dl_dh)]
+
+
+def measure(size: Size, rounds: int) -> dict[str, dict[str, list[float]]]:
+    """Time all variants of one size.
+
+    Parameters
+    ----------
+    size : Size
+    rounds : int
+
+    Returns
+    -------
+    dict
+        For "forward" and "both", and for each variant, the seconds of each round.
+    """
+    all_variants = variants(size)
+    for name, variant in all_variants.items():
+        check(name, variant, size)
+    # One thread is charged for its own work alone, whatever else runs beside it.
+    clock = time.process_time if torch.get_num_threads() == 1 else time.perf_counter
+    seconds: dict[str, dict[str, list[float]]] = {
+        kind: {name: [] for name in all_variants} for kind in ("forward", "both")
+    }
+    x, dl_dh = inputs(size, seed=2)
+    leaf = x.clone().requires_grad_()
+    for number in range(WARM_UP + rounds):
+        for name, variant in all_variants.items():
+            leaves = [leaf, *variant.parameters.values()]
+            start = clock()
+            with torch.no_grad():
+                variant.run(x)
+            middle = clock()
+            step(variant.run(leaf), leaves, dl_dh)
+            end = clock()
+            if number >= WARM_UP:
+                seconds["forward"][name].append(middle - start)
+                seconds["both"][name].append(end - middle)
+    return seconds
+
+
+def summary(seconds: dict[str, list[float]]) -> dict[str, Any]:
+    """Give quartiles, and the speed as a share of that of the yardstick.
+
+    Parameters
+    ----------
+    seconds : dict of str to list of float
+        For each variant, those of each round.
+
+    Returns
+    -------
+    dict
+        For each variant; the ratio is the median over the rounds.
+    """
+    row = {}
+    for name, values in seconds.items():
+        low, median, high = statistics.quantiles(values, n=4)
+        pairs = zip(seconds["nn_lstm"], values, strict=True)
+        row[name] = {
+            "lower_quartile": low,
+            "median": median,
+            "upper_quartile": high,
+            "speed_over_nn_lstm": statistics.median(a / b for a, b in pairs),
+        }
+    return row
+
+
+def main() -> None:
+    """Time, print a table, write JSON."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--out", type=Path, required=True, help="JSON file to write")
+    parser.add_argument("--rounds", type=int, default=ROUNDS)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--sizes", nargs="+", choices=SIZES, default=list(SIZES))
+    options = parser.parse_args()
+    if options.rounds < 15:
+        parser.error(f"--rounds must be at least 15, got {options.rounds}")
+    torch.set_num_threads(options.threads)
+    started = provenance.now()
+    rows = []
+    for name in options.sizes:
+        size = SIZES[name]
+        found = measure(size, options.rounds)
+        row = {kind: summary(seconds) for kind, seconds in found.items()}
+        rows.append({"size": name, **size._asdict(), **row})
+        for kind, part in row.items():
+            print(f"{name} {kind}: median in ms, speed / that of nn_lstm")
+            for variant, value in part.items():
+                ratio = value["speed_over_nn_lstm"]
+                print(f"  {variant:10} {1e3 * value['median']:8.2f} {ratio:5.2f}")
+    record = {
+        "command": f"python benchmarks/lstm.py --rounds {options.rounds} "
+        f"--threads {options.threads} --sizes {' '.join(options.sizes)}",
+        "started": started,
+        "threads": options.threads,
+        "dtype": "float32",
+        "rounds": options.rounds,
+        "capability": torch.backends.cpu.get_cpu_capability(),
+        "versions": provenance.versions(),
+        "code": provenance.code(),
+        **provenance.commit(),
+        "device": provenance.device(torch.device("cpu")),
+        "rows": rows,
+    }
+    options.out.parent.mkdir(parents=True, exist_ok=True)
+    options.out.write_text(json.dumps(record, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
