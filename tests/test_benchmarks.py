@@ -14,15 +14,24 @@ FOLDER = Path(__file__).parents[1] / "benchmarks"
 RECORD = json.loads((FOLDER / "recorded" / "sync_batch_norm.json").read_text())
 
 
-@pytest.fixture(scope="module")
-def benchmark() -> ModuleType:
-    path = FOLDER / "sync_batch_norm.py"
+def load(name: str) -> ModuleType:
+    path = FOLDER / f"{name}.py"
     spec = importlib.util.spec_from_file_location(path.stem, path)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+@pytest.fixture(scope="module")
+def benchmark() -> ModuleType:
+    return load("sync_batch_norm")
+
+
+@pytest.fixture(scope="module")
+def lstm() -> ModuleType:
+    return load("lstm")
 
 
 def test_a_summary_takes_the_slower_process_of_each_round(
@@ -66,3 +75,45 @@ def test_medians_lie_between_the_quartiles(name: str) -> None:
             row[name][k] for k in ("lower_quartile", "median", "upper_quartile")
         )
         assert 0 < low <= median <= high
+
+
+# --- the LSTM
+
+
+def test_each_variant_of_the_lstm_computes_its_formula(lstm: ModuleType) -> None:
+    size = lstm.Size(steps=4, examples=3, features=2, units=5)
+    for name, variant in lstm.variants(size).items():
+        lstm.check(name, variant, size)
+
+
+@pytest.mark.parametrize("name", ["nn_lstm", "plain", "layer_norm", "scripted"])
+def test_a_variant_of_the_lstm_that_computes_something_else_is_not_timed(
+    lstm: ModuleType, name: str
+) -> None:
+    size = lstm.Size(steps=4, examples=3, features=2, units=5)
+    right = lstm.variants(size)[name]
+    for run in (
+        lambda x: right.run(x) * 1.01,
+        lambda x: right.run(x + 0.01 * (x - x.detach())),  # the gradient of x alone
+    ):
+        with pytest.raises(ValueError, match=f"of {name} must .*; nothing is timed"):
+            lstm.check(name, right._replace(run=run), size)
+
+
+def test_what_the_usual_code_carries_on_is_not_what_the_layer_does(
+    lstm: ModuleType,
+) -> None:
+    size = lstm.Size(steps=4, examples=3, features=2, units=5)
+    all_variants = lstm.variants(size)
+    wrong = all_variants["layer_norm"]._replace(run=all_variants["scripted"].run)
+    with pytest.raises(ValueError, match="h of layer_norm must be that of the formula"):
+        lstm.check("layer_norm", wrong, size)
+
+
+def test_speeds_of_the_lstm_are_medians_over_rounds_beside_the_yardstick(
+    lstm: ModuleType,
+) -> None:
+    row = lstm.summary({"nn_lstm": [1.0, 2.0, 9.0], "plain": [2.0, 8.0, 9.0]})
+    assert row["plain"]["median"] == 8
+    assert row["plain"]["speed_over_nn_lstm"] == 0.5
+    assert row["nn_lstm"]["speed_over_nn_lstm"] == 1

@@ -1194,7 +1194,7 @@ def _sizes(x: Array, batch_sizes: Sequence[int] | None) -> tuple[int, ...]:
         if sum(sizes) != x.shape[0]:
             raise ValueError(
                 f"batch_sizes must add to the rows of x, {x.shape[0]}, got {sizes}, "
-                f"which adds to {sum(sizes)}."
+                f"which adds to {sum(sizes)}; count the sequences alive at each step."
             )
     if not sizes:
         raise ValueError(

@@ -85,6 +85,7 @@ def test_tasks_and_files_are_in_order_and_training_and_test_apart(
     ("changed", "message"),
     [
         (TEXT.replace(b"4 Ann", b"5 Ann"), "a line numbered 1 or 4, got b'5 Ann .*4;"),
+        (TEXT[TEXT.index(b"2") :], "a line numbered 1, got b'2 Bob .* in line 1;"),
         (TEXT[2:], "a number and a sentence in ASCII, got b'Ann went out.' in line 1"),
         (TEXT.replace(b"2 Bob", b"2Bob"), "a number and a sentence .* in line 2"),
         (TEXT.replace(b"Cid sat", b"C\xc3\xa9d sat"), "in ASCII, got .* in line 6"),

@@ -142,7 +142,7 @@ def test_drawings_lie_in_the_box_of_omniglot_with_the_middle_in_its_middle() -> 
 
 
 def test_people_differ_in_width_height_and_slant_as_stated() -> None:
-    made = drawings(np.random.default_rng(0), drawers=2000)
+    made = drawings(np.random.default_rng(0), drawers=500)
     # The bar of a person, from top to bottom: its own angle is drawn with it.
     bars = np.array([d.strokes[0][0] - d.strokes[0][1] for d in made[::12]])
     lengths, slants = np.hypot(*bars.T) / 2, bars[:, 0] / bars[:, 1]

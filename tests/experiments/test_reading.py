@@ -317,9 +317,20 @@ def test_the_figure_of_attention_has_all_words_in_reading_order(live: Record) ->
         np.testing.assert_allclose(shades, 0.7 * seen.weights[0])
 
 
-def test_a_record_of_something_else_is_not_drawn(live: Record) -> None:
-    with pytest.raises(RecordError, match="must be of reading, got one of vgg"):
-        reading.figures(replace(live, name="vgg"))
+def test_a_record_of_another_experiment_is_refused(live: Record) -> None:
+    other = replace(live, name="vgg")
+    for read in (
+        reading.figures,
+        lambda of: reading.attention(of, "none", 0),
+        lambda of: reading.first_steps(of, "none", "cloze", 0.5),
+    ):
+        with pytest.raises(RecordError, match="must be of reading, got one of vgg"):
+            read(other)
+
+
+def test_a_task_that_a_record_has_not_is_refused(live: Record) -> None:
+    with pytest.raises(ValueError, match="task must be one of cloze, got 'qa1'; take"):
+        reading.first_steps(live, "none", "qa1", 0.5)
 
 
 # --- what was published

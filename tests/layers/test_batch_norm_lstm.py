@@ -393,6 +393,8 @@ def test_a_call_that_cannot_be_trained_on_leaves_no_trace(
         ((D, True, T), {}, TypeError, "hidden_size must be a whole number, got True"),
         ((D, H, 0), {}, ValueError, "max_steps must be at least 1, got 0"),
         ((D, H, 1.5), {}, TypeError, "max_steps must be a whole number, got 1.5"),
+        ((D, H, T), {"batch_first": 1}, TypeError, "batch_first must be True or False"),
+        ((D, H, T), {"bidirectional": "a"}, TypeError, "bidirectional must be .* 'a'"),
         ((D, H, T), {"eps": 0.0}, ValueError, "eps must be positive, got 0"),
         ((D, H, T), {"eps": "a"}, ValueError, "eps must be a finite number"),
     ],

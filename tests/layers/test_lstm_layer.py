@@ -276,6 +276,24 @@ def test_the_state_of_an_lstm_of_another_form_is_refused(
         LayerNormLSTM(D, H).load_state_dict(theirs.state_dict())
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "match"),
+    [
+        ("bias_hh_l0", zeros(1), r"size mismatch for b_l0: .* torch.Size\(\[1\]\)"),
+        ("bias_ih_l0", zeros(3), r"size mismatch for b_l0: .* torch.Size\(\[3\]\)"),
+        ("weight_ih_l0", zeros(17, D), r"size mismatch for w_x_l0: .*\[17, 3\]"),
+        ("weight_hh_l0", zeros(), r"size mismatch for w_h_l0: .* torch.Size\(\[\]\)"),
+        ("weight_hh_l0", 3, "w_h_l0.* expected torch.Tensor .* received <class 'int'>"),
+    ],
+)
+def test_a_part_of_the_state_that_does_not_fit_is_refused(
+    name: str, value: Any, match: str
+) -> None:
+    layer = LayerNormLSTM(D, H)
+    with pytest.raises(RuntimeError, match=match):
+        layer.load_state_dict({**nn.LSTM(D, H).state_dict(), name: value})
+
+
 def test_biases_that_a_layer_has_no_place_for_are_refused() -> None:
     layer = LayerNormLSTM(D, H, bias=False)
     with pytest.raises(RuntimeError, match=r'Unexpected key.*"bias_ih_l0"'):
@@ -483,7 +501,7 @@ def test_a_sequence_in_a_packed_batch_is_as_if_it_were_alone(
 def test_the_rows_of_a_packed_batch_are_turned_around() -> None:
     parts = [torch.arange(length) + 10 * k for k, length in enumerate([4, 3, 3, 1])]
     packed = pack_sequence(parts)
-    order = module._backwards(packed.batch_sizes.tolist(), torch.device("cpu"))
+    order = module.backwards(packed.batch_sizes.tolist(), torch.device("cpu"))
     expected = pack_sequence([part.flip(0) for part in parts]).data
     assert torch.equal(packed.data[order], expected)
     assert torch.equal(order[order], torch.arange(11))
@@ -852,7 +870,7 @@ def test_calls_are_refused_with_torch_s_type_of_error(name: str) -> None:
             TypeError,
             "hx must be a pair of tensors .* got 1 values; leave it out",
         ),
-        (X, (S, 0.0), TypeError, "c_0 must be a torch tensor, got float"),
+        (X, (S, 0.0), TypeError, "c_0 must be a torch tensor, got float; leave hx out"),
     ],
 )
 def test_calls_that_torch_refuses_by_chance_are_refused(
@@ -866,11 +884,15 @@ def pack(*shapes: Sequence[int]) -> PackedSequence:
     return pack_sequence([zeros(*shape) for shape in shapes], enforce_sorted=False)
 
 
+EMPTY = PackedSequence(X[0, :0], torch.tensor([], dtype=torch.int64))
+
+
 @pytest.mark.parametrize(
     ("input", "hx", "error", "match"),
     [
         (pack((2, 4), (3, 4)), None, RuntimeError, r"input_size = 3 .* \(5, 4\)"),
-        (pack((2,), (3,)), None, ValueError, r"shape \(M, D\), .* got 1D input"),
+        (EMPTY, None, RuntimeError, "one step, got an empty PackedSequence; leave"),
+        (pack((2,), (3,)), None, ValueError, r"shape \(M, D\), got 1D input"),
         (pack((2, D), (3, D)), (S, S), RuntimeError, r"= \(1, 2, 4\) .* \(1, 5, 4\)"),
     ],
 )

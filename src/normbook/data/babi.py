@@ -111,7 +111,8 @@ def read(content: bytes, task: str) -> tuple[Story, ...]:
     for place, line in enumerate(content.splitlines(), start=1):
         number, text = _numbered(line, place)
         if number != 1 and number != last + 1:
-            raise _error(f"a line numbered 1 or {last + 1}", line, place)
+            following = f" or {last + 1}" * (last > 0)
+            raise _error(f"a line numbered 1{following}", line, place)
         if number == 1:
             facts = {}
         last = number

@@ -14,11 +14,10 @@ P. Blunsom (2015), Teaching machines to read and comprehend, arXiv:1506.03340.
 
 from __future__ import annotations
 
-import operator
-
 import numpy as np
 
 from normbook.data.stories import Stories, Story
+from normbook.data.synthetic import check_size
 
 __all__ = ["PLACEHOLDER", "stories"]
 
@@ -80,11 +79,11 @@ def stories(
     >>> print(*story.question, "->", story.answer)
     @placeholder thanked @entity5 -> @entity2
     """
-    _check("train", train, 1)
-    _check("test", test, 1)
-    _check("entities", entities, 2)
-    _check("shortest", shortest, 1)
-    _check("longest", longest, shortest)
+    check_size("train", train, 1)
+    check_size("test", test, 1)
+    check_size("entities", entities, 2)
+    check_size("shortest", shortest, 1)
+    check_size("longest", longest, shortest)
     if longest > entities:
         raise ValueError(
             f"longest must be at most {entities}, the number of entities, got "
@@ -118,14 +117,3 @@ def stories(
 
 def _name(number: int) -> str:
     return f"@entity{number}"
-
-
-def _check(name: str, value: int, least: int) -> None:
-    try:
-        is_valid = operator.index(value) >= least
-    except TypeError:
-        is_valid = False
-    if not is_valid:
-        raise ValueError(
-            f"{name} must be a whole number of at least {least}, got {value!r}."
-        )

@@ -556,7 +556,7 @@ def _from_zip(packed: bytes, sizes: dict[str, int]) -> dict[str, bytes]:
 
 
 def _from_tar(packed: bytes, sizes: dict[str, int]) -> dict[str, bytes]:
-    """Return the beginnings, of these sizes, of regular files in a tar archive."""
+    """Return the beginnings, of these sizes, of files in a tar archive."""
     found: dict[str, bytes] = {}
     unpack = lzma.open if packed.startswith(b"\xfd7zXZ") else gzip.open
     # As a stream, which is read once and no further than to the last of the files.
@@ -565,9 +565,9 @@ def _from_tar(packed: bytes, sizes: dict[str, int]) -> dict[str, bytes]:
         tarfile.open(fileobj=_Bounded(stream), mode="r|") as archive,
     ):
         for member in archive:
-            if member.name in sizes and member.isreg():
-                handle = archive.extractfile(member)
-                if handle is not None:
+            if member.name in sizes:
+                handle = archive.extractfile(member)  # of a link: an error
+                if handle is not None:  # not a folder
                     found[member.name] = handle.read(sizes[member.name])
             if len(found) == len(sizes):
                 break

@@ -25,6 +25,8 @@ recurrent neural networks, arXiv:1308.0850, section 4.
 from __future__ import annotations
 
 import io
+import math
+import numbers
 import operator
 import re
 import zipfile
@@ -43,8 +45,12 @@ DRAWERS = 20
 # What the two archives have is far below: 5 980 entries, and 14 kB in the largest.
 MEMBERS = 20_000
 MEMBER_BYTES = 100_000
+# Far outside of the box: people left it by up to 14 units.
+FARTHEST = 1000
 # Where a drawing lies: any folder, alphabet, character, person.
-_PATH = re.compile(r"[^/]+/([^/]+)/character(\d\d)/\d{4}_(\d\d)\.txt")
+_PATH = re.compile(
+    r"[\w-]+/(\w[\w()-]{0,99})/character(\d\d)/\d{4}_(\d\d)\.txt", re.ASCII
+)
 # What macOS writes into archives and folders.
 _FOREIGN = re.compile(r"__MACOSX/.*|(.*/)?\.DS_Store")
 
@@ -163,7 +169,9 @@ def read(content: bytes) -> tuple[Drawing, ...]:
                 with archive.open(member) as file:
                     text = file.read(MEMBER_BYTES + 1)
                 found[key] = Drawing(*key, _strokes(text, member.filename))
-    except (zipfile.BadZipFile, NotImplementedError, RuntimeError, EOFError) as error:
+    except StrokesError:
+        raise
+    except Exception as error:  # bytes at random can make it raise anything
         raise StrokesError(
             f"the file must be a zip archive, got {error}; get the file anew."
         ) from error
@@ -177,10 +185,11 @@ def read(content: bytes) -> tuple[Drawing, ...]:
 def _key(name: str) -> tuple[str, int, int]:
     """Return alphabet, character and drawer from the name of a file."""
     match = _PATH.fullmatch(name)
-    if match is None or not 1 <= int(match[3]) <= DRAWERS:
+    if match is None or match[2] == "00" or not 1 <= int(match[3]) <= DRAWERS:
         raise StrokesError(
-            "a drawing must be named FOLDER/ALPHABET/characterNN/NNNN_DD.txt with DD "
-            f"from 01 to {DRAWERS}, got {name[:100]!r}; get the file anew."
+            "a drawing must be named FOLDER/ALPHABET/characterCC/NNNN_DD.txt with CC "
+            f"from 01 on and DD from 01 to {DRAWERS}, got {name[:100]!r}; get the file "
+            "anew."
         )
     return match[1], int(match[2]), int(match[3])
 
@@ -211,9 +220,14 @@ def _strokes(content: bytes, name: str) -> tuple[NDArray[np.float64], ...]:
             point = [float(word) for word in line.split(b",")]
         except ValueError:
             point = []
-        if len(point) != 3 or not np.isfinite(point).all():
+        if len(point) != 3 or not all(map(math.isfinite, point)):
             raise fault(
                 "each line must hold x,y,time or BREAK",
+                f"{line[:40]!r} in line {number}",
+            )
+        if max(abs(point[0]), abs(point[1])) > FARTHEST:
+            raise fault(
+                f"a point must lie within {FARTHEST} units of (0, 0)",
                 f"{line[:40]!r} in line {number}",
             )
         points.append(point)
@@ -244,7 +258,8 @@ def resample(stroke: NDArray[np.float64], length: float) -> NDArray[np.float64]:
     Raises
     ------
     ValueError
-        If ``length`` is not above 0.
+        If ``length`` is not above 0, or the stroke has no point, another shape, or a
+        coordinate that is not finite.
 
     Examples
     --------
@@ -256,6 +271,17 @@ def resample(stroke: NDArray[np.float64], length: float) -> NDArray[np.float64]:
     """
     if not length > 0:
         raise ValueError(f"length must be above 0, got {length}; give 3.0, say.")
+    stroke = np.asarray(stroke, dtype=np.float64)
+    if stroke.ndim != 2 or stroke.shape[1] != 2 or len(stroke) == 0:
+        raise ValueError(
+            f"stroke must have shape (K, 2) with a point or more, got {stroke.shape}; "
+            "give x and y of each point, and leave empty strokes out."
+        )
+    if not np.isfinite(stroke).all():
+        raise ValueError(
+            f"stroke must hold finite numbers, got {stroke.min()} to {stroke.max()}; "
+            "leave such points out."
+        )
     pieces = np.hypot(*np.diff(stroke, axis=0).T)
     way = np.concatenate([[0.0], np.cumsum(pieces)])  # from the first point
     if way[-1] == 0:
@@ -307,8 +333,9 @@ def lines(
     Raises
     ------
     ValueError
-        If ``characters``, ``repeats`` or ``length`` is too small, or there is no line
-        for training or for testing.
+        If ``characters``, ``repeats`` or ``length`` is too small, ``gap`` not finite,
+        a drawing without strokes, no line there for training or for testing, or no
+        line for training longer than a point.
 
     Examples
     --------
@@ -326,12 +353,19 @@ def lines(
            [ 0.,  3.,  1.]])
     """
     for name, value in (("characters", characters), ("repeats", repeats)):
-        if not isinstance(value, int) or value < 1:
+        if not isinstance(value, numbers.Integral) or value < 1:
             raise ValueError(
                 f"{name} must be a whole number from 1 on, got {value!r}; give 8, say."
             )
+    if not math.isfinite(gap):
+        raise ValueError(f"gap must be finite, got {gap}; give 15.0, say.")
     by_hand: dict[tuple[str, int], list[Drawing]] = {}
     for drawing in sorted(drawings, key=operator.itemgetter(0, 1, 2)):
+        if not drawing.strokes:
+            raise ValueError(
+                f"each drawing must have a stroke, got none in {drawing[:3]}; leave it "
+                "out."
+            )
         by_hand.setdefault((drawing.alphabet, drawing.drawer), []).append(drawing)
     train: list[NDArray[np.float64]] = []
     test: list[NDArray[np.float64]] = []
@@ -351,6 +385,11 @@ def lines(
         )
     # The first step of a line leads nowhere.
     offsets = np.concatenate([line[1:, :2] for line in train])
+    if not offsets.any():
+        raise ValueError(
+            "the pen must move in a line for training, got points alone; give drawings "
+            "with longer strokes, or more characters a line."
+        )
     scale = float(np.sqrt(np.mean(offsets**2)))
     for line in train + test:
         line[:, :2] /= scale

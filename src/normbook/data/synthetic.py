@@ -76,12 +76,12 @@ def sequences(
     >>> sorted({len(x) for x in x_train}) == list(range(7, 30))
     True
     """
-    _check("train", train, 1)
-    _check("test", test, 1)
-    _check("classes", classes, 2)
-    _check("features", features, 1)
-    _check("shortest", shortest, 1)
-    _check("longest", longest, shortest)
+    check_size("train", train, 1)
+    check_size("test", test, 1)
+    check_size("classes", classes, 2)
+    check_size("features", features, 1)
+    check_size("shortest", shortest, 1)
+    check_size("longest", longest, shortest)
     means = LEVEL + SIGNAL * generator.normal(size=(classes, features))
 
     def draw(count: int) -> tuple[tuple[NDArray[np.float64], ...], NDArray[np.int64]]:
@@ -136,7 +136,7 @@ def drawings(
     >>> len(made), made[0].alphabet, sorted({drawing.drawer for drawing in made})
     (36, 'synthetic', [1, 2, 3])
     """
-    _check("drawers", drawers, 1)
+    check_size("drawers", drawers, 1)
     middle = np.array([52.0, -52.0])
     made = []
     for drawer in range(1, drawers + 1):
@@ -189,12 +189,14 @@ def _alphabet() -> list[list[NDArray[np.float64]]]:
     ]
 
 
-def _check(name: str, value: int, least: int) -> None:
+def check_size(name: str, value: int, least: int) -> None:
+    """Refuse what is not a whole number, or a smaller one."""
     try:
         is_valid = operator.index(value) >= least
     except TypeError:
         is_valid = False
     if not is_valid:
         raise ValueError(
-            f"{name} must be a whole number of at least {least}, got {value!r}."
+            f"{name} must be a whole number of at least {least}, got {value!r}; give "
+            f"{least} or more."
         )

@@ -555,6 +555,8 @@ def figures(record: Record) -> dict[str, Figure]:
     drawn = {}
     drawn["test"], axes = panels(len(endings) + 1)
     drawn["test"].set_size_inches(8.4, 3.2)
+    for ax in axes[1:-1]:
+        ax.sharey(axes[0])  # before anything is drawn: each widens it
     for ax, ending in zip(axes, endings, strict=False):
         for norm, (kind, label) in LOOKS.items():
             # No logarithm of 0: the first measurement is left out.
@@ -562,8 +564,8 @@ def figures(record: Record) -> dict[str, Figure]:
             losses = record.values(norm + ending, "test", "line")[:, 1:]
             band(ax, steps, losses, kind=kind, label=label)
         rate = variants[f"none{ending}"]["learning_rate"]
-        ax.set(xlabel=f"updates\n\nour lines, rate {rate:g}", xscale="log")
-        ax.sharey(axes[0])
+        ax.set(xlabel=f"updates\n\nour lines, rate {rate:g}")
+        ax.set_xscale("log", subs=(2, 5))  # with more, labels would overlap
     for norm, (kind, _) in LOOKS.items():
         found = published.HANDWRITING_LOSS[norm]
         points(axes[-1], found.x, found.y, kind=kind)
@@ -582,7 +584,8 @@ def figures(record: Record) -> dict[str, Figure]:
                 ax, values, np.transpose(counts).reshape(shape), kind=kind, label=label
             )
         rate = variants[f"none{ending}"]["learning_rate"]
-        ax.set(xlabel=f"loss of a line (nats)\n\nrate {rate:g}", yscale="log")
+        ax.set(xlabel=f"loss of a line (nats)\n\nrate {rate:g}")
+        ax.set_yscale("log", subs=(2, 5))
         ax.invert_xaxis()
     axes[0].set(ylabel="updates to it")
     handles, labels = axes[0].get_legend_handles_labels()

@@ -409,7 +409,13 @@ def attention(record: Record, variant: str, place: int) -> Attention:
     Returns
     -------
     Attention
+
+    Raises
+    ------
+    RecordError
+        If the record is of another experiment, or lacks what is asked of it.
     """
+    record.require(EXPERIMENT.name)
     numbers = record.values(variant, "attention", f"story_{place}")[0, -1]
     text = "".join(chr(int(number)) for number in numbers)
     *facts, question, answer = (line.split() for line in text.split("\n"))
@@ -435,8 +441,22 @@ def first_steps(
     array, shape (S,)
         Steps for each of S seeds, among those that were measured; NaN where the error
         never gets so low.
+
+    Raises
+    ------
+    RecordError
+        If the record is of another experiment, or has no such variant.
+    ValueError
+        If it has no such task.
     """
-    place = record.settings["tasks"].index(task)
+    record.require(EXPERIMENT.name)
+    tasks = record.settings["tasks"]
+    if task not in tasks:
+        raise ValueError(
+            f"task must be one of {', '.join(tasks)}, got {task!r}; take one of the "
+            "record."
+        )
+    place = tasks.index(task)
     is_low = record.values(variant, "test", "error_by_task")[:, :, place] <= level
     steps = np.array(record.steps("test", variant), dtype=np.float64)
     return np.where(is_low.any(1), steps[is_low.argmax(1)], np.nan)

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
 from normbook.layers.base import NormLayer, whole_number
+from normbook.layers.lstm import backwards
 from normbook.layers.per_step_batch_norm import PerStepBatchNorm1d
 from normbook.standardize import check_eps
 
@@ -135,6 +136,11 @@ class BatchNormLSTM(NormLayer):
         self.hidden_size = _size("hidden_size", hidden_size, "of units, H")
         self.batch_first = batch_first
         self.bidirectional = bidirectional
+        for name in ("batch_first", "bidirectional"):
+            if not isinstance(getattr(self, name), bool):
+                raise TypeError(
+                    f"{name} must be True or False, got {getattr(self, name)!r}."
+                )
         if check_eps(eps) == 0:
             raise ValueError(
                 "eps must be positive, got 0; with h_0 = 0 the first W_h h has no "
@@ -203,10 +209,10 @@ class BatchNormLSTM(NormLayer):
         h_0, c_0 = self._checked_states(hx, x, batch_sizes[0])
         if order is not None:
             h_0, c_0 = h_0[:, order], c_0[:, order]
-        backwards = _backwards(batch_sizes).to(x.device)
+        turned = backwards(batch_sizes, x.device)
         hs, h_n, c_n = [], [], []
         for k, suffix in enumerate(self._suffixes()):
-            rows = slice(None) if k == 0 else backwards
+            rows = slice(None) if k == 0 else turned
             h, h_last, c_last = self._run(x[rows], batch_sizes, h_0[k], c_0[k], suffix)
             hs.append(h[rows])  # back and forth is the same
             h_n.append(h_last)
@@ -362,13 +368,3 @@ def _size(name: str, value: Any, about: str) -> int:
             f"{name} must be at least 1, got {size}; it is the number {about}."
         )
     return size
-
-
-def _backwards(batch_sizes: list[int]) -> Tensor:
-    """Give the rows of packed steps with each sequence turned around."""
-    sizes = torch.tensor(batch_sizes)
-    starts = sizes.cumsum(0) - sizes
-    step = torch.arange(len(sizes)).repeat_interleave(sizes)
-    example = torch.arange(len(step)) - starts[step]
-    lengths = (sizes[:, None] > torch.arange(batch_sizes[0])).sum(0)
-    return starts[lengths[example] - 1 - step] + example

@@ -379,7 +379,8 @@ class LayerNormLSTM(nn.Module):
     ) -> tuple[Tensor | PackedSequence, States]:
         if isinstance(input, PackedSequence):
             return self._run_packed(input, hx)
-        self._check_input(input, "(N, T, D)" if self.batch_first else "(T, N, D)")
+        axes = "(N, T, D)" if self.batch_first else "(T, N, D)"
+        self._check_input(input, {3: axes, 2: "(T, D) for one sequence"})
         is_batched = input.ndim == 3
         x = input if is_batched else input[:, None]
         if is_batched and self.batch_first:
@@ -400,8 +401,13 @@ class LayerNormLSTM(nn.Module):
     ) -> tuple[PackedSequence, States]:
         """Run over sequences of several lengths."""
         x, batch_sizes, order, back = input
-        self._check_input(x, "(M, D)")
+        self._check_input(x, {2: "(M, D)"})
         sizes = tuple(batch_sizes.tolist())
+        if not sizes:
+            raise RuntimeError(
+                "input must hold at least one step, got an empty PackedSequence; leave "
+                "empty sequences out."
+            )
         states = self._first_states(x, hx, sizes[0])
         if order is not None:  # the states come in the order of the user
             states = [state.index_select(1, order) for state in states]
@@ -420,7 +426,7 @@ class LayerNormLSTM(nn.Module):
         cell = _Cell(self.norm, self.carried, self.eps, sizes)
         order = None
         if sizes is not None and self.bidirectional:
-            order = _backwards(sizes, x.device)
+            order = backwards(sizes, x.device)
         first = zip(*(state.unbind() for state in states), strict=True)
         last: list[States] = []
         endings, directions = self._endings(), 1 + self.bidirectional
@@ -503,10 +509,13 @@ class LayerNormLSTM(nn.Module):
                 names = [prefix + name + ending for name in theirs]
                 # What we have no place for is left for torch to complain of.
                 is_there = all(name in state_dict for name in names)
-                if is_there and getattr(self, field + ending) is not None:
+                own = getattr(self, field + ending)
+                if is_there and own is not None:
                     values = [state_dict.pop(name) for name in names]
-                    total = sum(values[1:], values[0])
-                    state_dict[prefix + field + ending] = self._other_order(total)
+                    odd = [v for v in values if getattr(v, "shape", None) != own.shape]
+                    state_dict[prefix + field + ending] = (
+                        odd[0] if odd else self._other_order(sum(values[1:], values[0]))
+                    )
             for field in FIELDS[len(PLAIN) :]:
                 value = getattr(self, field + ending)
                 if value is not None:
@@ -514,8 +523,6 @@ class LayerNormLSTM(nn.Module):
 
     def _other_order(self, value: Tensor) -> Tensor:
         """Swap the gates between f, i, o, g and i, f, g, o: the same both ways."""
-        if len(value) != 4 * self.hidden_size:
-            return value  # torch will name the shapes
         gates = value.chunk(4)
         return torch.cat([gates[k] for k in OTHER_ORDER])
 
@@ -578,17 +585,18 @@ class LayerNormLSTM(nn.Module):
                 stacklevel=3,
             )
 
-    def _check_input(self, input: Any, axes: str) -> None:
+    def _check_input(self, input: Any, shapes: dict[int, str]) -> None:
         name = type(self).__name__
         if not isinstance(input, Tensor):
             raise TypeError(
                 f"input of {name} must be a torch tensor or a PackedSequence, got "
                 f"{type(input).__name__}; convert it, e.g. torch.as_tensor(input)."
             )
-        if input.ndim not in (axes.count(",") + 1, 2):
+        if input.ndim not in shapes:
             raise ValueError(
-                f"input of {name} must have shape {axes}, or (T, D) for one sequence, "
-                f"got {input.ndim}D input of shape {tuple(input.shape)}."
+                f"input of {name} must have shape {', or '.join(shapes.values())}, got "
+                f"{input.ndim}D input of shape {tuple(input.shape)}; the last axis "
+                "holds D features."
             )
         w_x = self.w_x_l0
         if input.dtype != w_x.dtype and not _is_autocast(input):
@@ -604,7 +612,8 @@ class LayerNormLSTM(nn.Module):
         if input.shape[-1] != self.input_size:
             raise RuntimeError(
                 f"input of {name} must have input_size = {self.input_size} features on "
-                f"its last axis, got shape {tuple(input.shape)}."
+                f"its last axis, got shape {tuple(input.shape)}; move the features "
+                "there, or make the layer with their number."
             )
 
     def _first_states(
@@ -631,7 +640,8 @@ class LayerNormLSTM(nn.Module):
         for name, state in zip(("h_0", "c_0"), hx, strict=True):
             if not isinstance(state, Tensor):
                 raise TypeError(
-                    f"{name} must be a torch tensor, got {type(state).__name__}."
+                    f"{name} must be a torch tensor, got {type(state).__name__}; leave "
+                    "hx out to begin with 0."
                 )
             if state.shape != shape:
                 meaning = "(layers, N, H)" if is_batched else "(layers, H)"
@@ -672,10 +682,10 @@ def _reversed(x: Tensor, order: Tensor | None) -> Tensor:
     return x.flip(0) if order is None else x.index_select(0, order)
 
 
-def _backwards(sizes: Sequence[int], device: torch.device) -> Tensor:
+def backwards(sizes: Sequence[int], device: torch.device) -> Tensor:
     """Give the rows of a packed batch with the time of each sequence turned around.
 
-    >>> _backwards([2, 2, 1], torch.device("cpu"))  # of 3 and of 2 steps
+    >>> backwards([2, 2, 1], torch.device("cpu"))  # of 3 and of 2 steps
     tensor([4, 3, 2, 1, 0])
     """
     alive = torch.tensor(sizes)
