@@ -376,6 +376,17 @@ def test_the_curves_drawn_are_those_of_the_record(live: Record) -> None:
         np.testing.assert_array_equal(dots.get_ydata(), found.y)
 
 
+def test_both_rates_are_drawn_on_one_scale_that_shows_all_of_each_curve() -> None:
+    variants = handwriting._variants(0.001, 0.1)  # the second falls much farther
+    record = runner.run(tiny(variants=variants), "live", seeds=[0])
+    slow, fast, _ = handwriting.figures(record)["test"].axes
+    assert slow.get_ylim() == fast.get_ylim()
+    low, high = slow.get_ylim()
+    for line in (*slow.lines, *fast.lines):
+        drawn = np.asarray(line.get_ydata())
+        assert low < drawn.min() <= drawn.max() < high
+
+
 def test_figures_have_labels_and_no_titles(live: Record) -> None:
     for figure in handwriting.figures(live).values():
         assert all(ax.get_xlabel() for ax in figure.axes)
