@@ -228,12 +228,31 @@ def backward_check(function: Any) -> None:
     check_gradient(lambda x: standardize(x, 0, 0.3), x, function(dl_dy, cache), dl_dy)
 
 
+def without_mean_check(function: Any) -> None:
+    x, dl_dy = draw(), draw(1)
+    _, cache = standardize_forward(x, 0, 0.3, is_centred=False)
+
+    def forward(x: Any) -> Any:
+        return standardize(x, 0, 0.3, is_centred=False)
+
+    check_gradient(forward, x, function(dl_dy, cache), dl_dy)
+
+
 def test_every_mutant_of_the_forward_pass_is_caught() -> None:
     assert survivors(standardize_forward, definition_check) == []
 
 
-def test_every_mutant_of_the_backward_pass_is_caught() -> None:
-    assert survivors(standardize_backward, backward_check) == []
+def test_every_mutant_of_the_backward_pass_is_caught(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    module = sys.modules["normbook.standardize"]
+
+    def check(through: Any) -> None:
+        monkeypatch.setattr(module, "through", through)
+        backward_check(standardize_backward)
+        without_mean_check(standardize_backward)
+
+    assert survivors(module.through, check) == []
 
 
 def test_every_mutant_of_the_centring_is_caught(
@@ -242,7 +261,7 @@ def test_every_mutant_of_the_centring_is_caught(
     module = sys.modules["normbook.standardize"]
 
     def check(centre: Any) -> None:
-        monkeypatch.setattr(module, "_centre", centre)
+        monkeypatch.setattr(module, "centre", centre)
         definition_check(standardize_forward)
         for axes in AXES:
             test_without_centring_each_group_is_divided_by_its_root_mean_square(axes)
@@ -253,7 +272,7 @@ def test_every_mutant_of_the_centring_is_caught(
         np.testing.assert_allclose(mu[0], exact.mean(0), rtol=1e-6)
         np.testing.assert_allclose(var[0], exact.var(0), rtol=1e-4)
 
-    assert survivors(module._centre, check) == []
+    assert survivors(module.centre, check) == []
 
 
 @pytest.mark.parametrize(

@@ -372,8 +372,8 @@ def falling(step: int, rate: float, steps: int) -> float:
 
     Examples
     --------
-    >>> [falling(step, rate=0.1, steps=4) for step in (0, 1, 2)]
-    [0.1, 0.075, 0.05]
+    >>> [falling(step, rate=1.0, steps=4) for step in (0, 1, 2)]
+    [1.0, 0.75, 0.5]
     """
     return rate * (1 - step / steps)
 
