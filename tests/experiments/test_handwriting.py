@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
+import matplotlib.pyplot as plt
 import numpy as np
 import pytest
 import torch
@@ -39,6 +40,13 @@ EXACT = 1e-10
 K = 4
 COUNT = 100_000
 every_variant = pytest.mark.parametrize("variant", handwriting.LOOKS)
+
+
+@pytest.fixture(autouse=True)
+def _closed() -> Iterator[None]:
+    plt.switch_backend("agg")
+    yield
+    plt.close("all")
 
 
 def drawn(seed: int = 0) -> torch.Generator:
