@@ -940,13 +940,13 @@ def _backward(
 ) -> LSTMGradients:
     """Go back in time through any of the cells."""
     _check_gradient("dl_dh", dl_dh, "h", cache.h)
+    xp = array_namespace(dl_dh, cache.h)
     ends: dict[str, Array] = {"dl_dh_last": dl_dh_last, "dl_dc_last": dl_dc_last}
     for name, value in ends.items():
         if value is None:
-            ends[name] = cache.h_0 * 0
+            ends[name] = xp.zeros_like(cache.h_0)
         else:
             _check_gradient(name, value, name.removeprefix("dl_d"), cache.h_0)
-    xp = array_namespace(dl_dh, cache.h)
     own = _with_all_fields(cache.parameters)
     x, h, c, dl_dh = (_rows(value) for value in (cache.x, cache.h, cache.c, dl_dh))
     f, i, o, g = (_rows(value) for value in (cache.f, cache.i, cache.o, cache.g))

@@ -8,7 +8,7 @@ mixture of K bivariate normal densities for the offset and a probability for the
     \ell_t = -\log \sum_{k=1}^K \pi_k\,
         \mathcal N(dx, dy \mid \mu_k, \sigma_k, \rho_k) - \log p(\mathrm{lift}).
 
-These are equations 19 to 26 of Graves (2013). Two bounds are ours. A deviation is
+These are equations 18 to 26 of Graves (2013). Two bounds are ours. A deviation is
 :math:`\log \sigma = 3 \tanh(a / 3)`: next to :math:`a = 0` the exponential of Graves,
 but no less than 0.05, a third of a unit of the box. So far are coordinates rounded,
 and one step in five has dx = 0 exactly: without a bound the density there would grow,
@@ -485,9 +485,8 @@ def updates_to(record: Record, variant: str, value: float) -> NDArray[np.float64
         If the record is of another experiment, or has no such variant.
     """
     record.require(EXPERIMENT.name)
-    steps = record.steps("test", variant).astype(np.float64)
     is_there = record.values(variant, "test", "line") <= value  # (S, T)
-    return np.where(is_there.any(1), steps[is_there.argmax(1)], np.nan)
+    return record.first_steps(variant, "test", is_there)
 
 
 def written(record: Record, variant: str, bias: int) -> NDArray[np.float64]:

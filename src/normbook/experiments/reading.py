@@ -458,8 +458,7 @@ def first_steps(
         )
     place = tasks.index(task)
     is_low = record.values(variant, "test", "error_by_task")[:, :, place] <= level
-    steps = np.array(record.steps("test", variant), dtype=np.float64)
-    return np.where(is_low.any(1), steps[is_low.argmax(1)], np.nan)
+    return record.first_steps(variant, "test", is_low)
 
 
 # How each variant is drawn and called.

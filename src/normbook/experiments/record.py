@@ -144,6 +144,30 @@ class Record:
         run = self._runs(self.variants[0] if variant is None else variant)[0]
         return np.array(self._curve(run, measurement, "step"), dtype=np.int64)
 
+    def first_steps(
+        self, variant: str, measurement: str, is_there: NDArray[np.bool_]
+    ) -> NDArray[np.float64]:
+        """Find for each seed the first measurement at which something holds.
+
+        Parameters
+        ----------
+        variant, measurement : str
+        is_there : array of bool, shape (S, T)
+            Whether it holds, for each seed and each measurement.
+
+        Returns
+        -------
+        array, shape (S,)
+            Steps; NaN where it never holds.
+
+        Raises
+        ------
+        RecordError
+            If the record has no such variant or measurement.
+        """
+        steps = self.steps(measurement, variant).astype(np.float64)
+        return np.where(is_there.any(1), steps[is_there.argmax(1)], np.nan)
+
     def values(
         self, variant: str, measurement: str, quantity: str
     ) -> NDArray[np.float64]:

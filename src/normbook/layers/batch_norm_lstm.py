@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
 from normbook.layers.base import NormLayer, whole_number
+from normbook.layers.function import normalize
 from normbook.layers.lstm import backwards
 from normbook.layers.per_step_batch_norm import PerStepBatchNorm1d
 from normbook.standardize import check_eps
@@ -346,11 +347,16 @@ class _InOneCall:
             self.write()
             y: Tensor = self.layer(x, step)
             return y
-        var, mean = torch.var_mean(x, 0, correction=0)
+        y, (mean, var) = normalize(
+            x,
+            self.layer.weight,
+            self.layer.bias,
+            axes=(0,),
+            parameter_axes=(1,),
+            eps=self.layer.eps,
+        )
         self.moments.append((mean, var))
-        weight, bias = self.layer.weight, self.layer.bias
-        y = (x - mean) * (weight * (var + self.layer.eps).rsqrt())
-        return y if bias is None else y + bias
+        return y
 
     def write(self) -> None:
         """Write the running statistics of all steps so far, once."""
