@@ -261,6 +261,14 @@ def test_a_reason_permits_to_ignore_an_output(tmp_path: Path) -> None:
     assert rules.violations(write(notebook, tmp_path / "small.ipynb")) == []
 
 
+def test_a_page_to_look_things_up_in_needs_no_exercises(tmp_path: Path) -> None:
+    notebook = sound_notebook()
+    notebook.cells[0].source = notebook.cells[0].source.partition("## Exercises")[0]
+    path = write(notebook, tmp_path / "small.ipynb")
+    assert "no exercise" in "".join(rules.violations(path))
+    assert rules.violations(path, rules.REFERENCE_RULES) == []
+
+
 def test_an_announced_error_is_allowed(tmp_path: Path) -> None:
     notebook = sound_notebook()
     announce_error(notebook)

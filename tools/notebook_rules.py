@@ -357,7 +357,12 @@ NOTEBOOK_RULES: tuple[Rule, ...] = (
     steady_source,
     python3_kernel,
 )
-CHAPTER_RULES: tuple[Rule, ...] = (one_title, sections_in_order, exercises_solved)
+REFERENCE_RULES: tuple[Rule, ...] = (one_title,)  # a page to look things up in
+CHAPTER_RULES: tuple[Rule, ...] = (
+    *REFERENCE_RULES,
+    sections_in_order,
+    exercises_solved,
+)
 
 
 def file_rules(path: Path) -> Iterator[str]:
@@ -371,10 +376,10 @@ def file_rules(path: Path) -> Iterator[str]:
         yield "not in the form that `make execute` writes"
 
 
-def violations(path: Path) -> list[str]:
+def violations(path: Path, rules: tuple[Rule, ...] = CHAPTER_RULES) -> list[str]:
     """Return every violation in one notebook, each with the notebook's name."""
     notebook = nbformat.read(path, as_version=4)
-    found = [v for rule in (*NOTEBOOK_RULES, *CHAPTER_RULES) for v in rule(notebook)]
+    found = [v for rule in (*NOTEBOOK_RULES, *rules) for v in rule(notebook)]
     return [f"{path.name}: {v}" for v in (*found, *file_rules(path))]
 
 
