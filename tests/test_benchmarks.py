@@ -9,6 +9,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+import torch
 
 FOLDER = Path(__file__).parents[1] / "benchmarks"
 RECORD = json.loads((FOLDER / "recorded" / "sync_batch_norm.json").read_text())
@@ -117,3 +118,52 @@ def test_speeds_of_the_lstm_are_medians_over_rounds_beside_the_yardstick(
     assert row["plain"]["median"] == 8
     assert row["plain"]["speed_over_nn_lstm"] == 0.5
     assert row["nn_lstm"]["speed_over_nn_lstm"] == 1
+
+
+# --- folding
+
+
+@pytest.fixture(scope="module")
+def folding() -> ModuleType:
+    return load("folding")
+
+
+@pytest.mark.parametrize("name", ["dense", "convolutional", "separable"])
+def test_each_network_is_folded_whole_and_computes_the_same(
+    folding: ModuleType, name: str
+) -> None:
+    generator = torch.Generator().manual_seed(0)
+    network = folding.stir(folding.NETWORKS[name].build(4), generator)
+    folded = folding.fold_batch_norm(network)
+    shape = (3, 4) if name == "dense" else (3, 4, 5, 6)
+    x = torch.randn(shape, generator=generator)
+    folding.check(network, folded, x)
+    assert folding.sizes(folded, x)["buffers"] == 0
+
+
+def test_a_folded_network_that_computes_something_else_is_not_timed(
+    folding: ModuleType,
+) -> None:
+    network = folding.stir(folding.dense(4), torch.Generator().manual_seed(0))
+    folded = folding.fold_batch_norm(network)
+    with torch.no_grad():
+        folded[0][0].bias += 0.1
+    with pytest.raises(ValueError, match=r"the folded network must .*nothing is timed"):
+        folding.check(network, folded, torch.ones(3, 4))
+
+
+def test_sizes_count_what_the_layers_hold_and_write(folding: ModuleType) -> None:
+    network = folding.dense(4).eval()  # 8 blocks: 4 x 4 + 4, gain and bias, statistics
+    assert folding.sizes(network, torch.ones(3, 4)) == {
+        "parameters": 8 * (20 + 8),
+        "buffers": 8 * (4 + 4 + 1),
+        "activation_bytes": 8 * 3 * (3 * 4) * 4,
+    }
+
+
+def test_the_speed_of_a_folded_network_is_the_median_over_pairs(
+    folding: ModuleType,
+) -> None:
+    row = folding.summary({"network": [2.0, 6.0, 9.0], "folded": [1.0, 6.0, 3.0]})
+    assert row["speed_of_folded"]["median"] == 2
+    assert row["network"]["median"] == 6

@@ -1,0 +1,337 @@
+"""Whole models are folded: the same function, without batch norm, from a copy."""
+
+from __future__ import annotations
+
+import copy
+import io
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm as TorchBatchNorm
+
+from normbook.experiments.architectures import ARCHITECTURES, stir
+from normbook.gradient_check import relative_error
+from normbook.layers import batch_norm as ours
+from normbook.layers.batch_renorm import BatchRenorm1d
+from normbook.layers.folding import fold_batch_norm, folding_plan
+from normbook.layers.ghost_batch_norm import GhostBatchNorm2d
+from normbook.layers.sync_batch_norm import SyncBatchNorm
+from normbook.layers.unbiased_batch_norm import UnbiasedBatchNorm1d
+
+# Of the largest output. Unfolded, float32 is as far from float64 as that.
+EQUAL = {torch.float32: 1e-6, torch.float64: 1e-12}
+WHOLE = [name for name in ARCHITECTURES if name != "DenseNet"]
+
+
+def make(name: str, dtype: torch.dtype = torch.float64) -> tuple[nn.Module, Tensor]:
+    """Give a model with drawn weights and statistics, and an input."""
+    generator = torch.Generator().manual_seed(0)
+    model = stir(ARCHITECTURES[name].build(), generator).to(dtype)
+    return model, torch.randn(ARCHITECTURES[name].shape, generator=generator).to(dtype)
+
+
+def chain(*layers: nn.Module, shape: tuple[int, ...]) -> tuple[Any, Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    model = nn.Sequential(*layers)
+    stir(model, generator).double()
+    return model, torch.randn(shape, generator=generator, dtype=torch.float64)
+
+
+def norms(model: nn.Module) -> list[nn.Module]:
+    return [m for m in model.modules() if isinstance(m, TorchBatchNorm)]
+
+
+def assert_folds(model: nn.Module, x: Tensor) -> nn.Module:
+    folded = fold_batch_norm(model)
+    assert norms(folded) == []
+    assert relative_error(folded(x), model(x)) < EQUAL[x.dtype]
+    return folded
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("name", WHOLE)
+def test_a_folded_architecture_computes_the_same_without_batch_norm(
+    name: str, dtype: torch.dtype
+) -> None:
+    model, x = make(name, dtype)
+    y = model(x)
+    # A network that does not look at its input would be folded by anything.
+    assert (y - y[:1]).abs().max() > 0.01 * y.abs().max()
+    assert_folds(model, x)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_of_a_densenet_half_is_folded(dtype: torch.dtype) -> None:
+    model, x = make("DenseNet", dtype)
+    folded = fold_batch_norm(model, strict=False)
+    assert (len(norms(model)), len(norms(folded))) == (6, 3)
+    assert relative_error(folded(x), model(x)) < EQUAL[dtype]
+
+
+def test_a_trained_network_computes_the_same() -> None:
+    model, x = make("MobileNet, inverted residual")
+    model.train()
+    optimizer = torch.optim.SGD(model.parameters(), 0.05)
+    for _ in range(5):
+        optimizer.zero_grad()
+        model(x).square().mean().backward()
+        optimizer.step()
+    assert_folds(model.eval(), x)
+
+
+@pytest.mark.parametrize("name", ["ResNet, bottleneck", "GAN generator"])
+def test_the_gradient_of_the_input_is_the_same(name: str) -> None:
+    model, x = make(name)
+    x.requires_grad_()
+    of_model = torch.autograd.grad(model(x).square().sum(), x)[0]
+    folded = fold_batch_norm(model)
+    of_folded = torch.autograd.grad(folded(x).square().sum(), x)[0]
+    assert relative_error(of_folded, of_model) < EQUAL[torch.float64]
+
+
+@pytest.mark.parametrize("name", ["U-Net", "MLP"])
+def test_the_model_is_not_touched(name: str) -> None:
+    model, _ = make(name)
+    before, modes = copy.deepcopy(model.state_dict()), str(model)
+    fold_batch_norm(model)
+    after = model.state_dict()
+    assert list(after) == list(before)
+    assert all(torch.equal(after[key], before[key]) for key in before)
+    assert str(model) == modes
+
+
+def test_class_and_attributes_stay() -> None:
+    model, _ = make("U-Net")
+    vars(model)["classes"] = ["cat", "dog"]
+    folded: Any = fold_batch_norm(model)
+    assert type(folded) is type(model)
+    assert folded.classes == ["cat", "dog"]
+    assert not folded.training
+
+
+def test_names_of_a_state_dict_stay_and_those_of_batch_norm_go() -> None:
+    model, x = make("VGG")
+    folded = fold_batch_norm(model)
+    buffer = io.BytesIO()
+    torch.save(folded.state_dict(), buffer)
+    buffer.seek(0)
+    other, _ = make("VGG", torch.float32)
+    loaded = fold_batch_norm(other).double()
+    loaded.load_state_dict(torch.load(buffer))
+    assert torch.equal(loaded(x), folded(x))
+    assert "0.weight" in folded.state_dict()
+
+
+def test_a_folded_model_can_be_folded_again() -> None:
+    folded = fold_batch_norm(make("MLP")[0])
+    again = fold_batch_norm(folded)
+    pairs = zip(folded.parameters(), again.parameters(), strict=True)
+    assert all(torch.equal(a, b) for a, b in pairs)
+
+
+def test_a_folded_model_can_be_exported() -> None:
+    model, x = make("ResNet, bottleneck")
+    program = torch.export.export(fold_batch_norm(model), (x,))
+    assert not any("batch_norm" in str(node.target) for node in program.graph.nodes)
+    assert relative_error(program.module()(x), model(x)) < EQUAL[x.dtype]
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:.*torch.jit:FutureWarning")
+def test_a_folded_model_can_be_scripted() -> None:
+    model, x = make("U-Net")
+    scripted = torch.jit.script(fold_batch_norm(model))
+    assert relative_error(scripted(x), model(x)) < EQUAL[x.dtype]
+
+
+# --- single layers
+
+LAYERS: dict[str, tuple[Any, Any, tuple[int, ...]]] = {
+    "linear": (nn.Linear(3, 5), nn.BatchNorm1d(5), (4, 3)),
+    "conv 1-D": (nn.Conv1d(3, 5, 2), nn.BatchNorm1d(5), (4, 3, 7)),
+    "strided": (nn.Conv2d(3, 5, 3, 2, 1, 2), nn.BatchNorm2d(5), (2, 3, 9, 8)),
+    "padded": (nn.Conv2d(3, 5, 3, padding="same"), nn.BatchNorm2d(5), (2, 3, 4, 6)),
+    "reflected": (
+        nn.Conv2d(3, 5, 3, padding=1, padding_mode="reflect"),
+        nn.BatchNorm2d(5),
+        (2, 3, 4, 6),
+    ),
+    "depthwise": (nn.Conv2d(3, 6, 3, groups=3), nn.BatchNorm2d(6), (2, 3, 4, 5)),
+    "grouped 3-D": (nn.Conv3d(4, 6, 2, groups=2), nn.BatchNorm3d(6), (2, 4, 3, 5, 6)),
+    "transposed 1-D": (
+        nn.ConvTranspose1d(3, 5, 4, 3, 1, 2), nn.BatchNorm1d(5), (2, 3, 7),
+    ),
+    "transposed grouped": (
+        nn.ConvTranspose2d(4, 6, 3, 2, 1, 1, groups=2), nn.BatchNorm2d(6), (2, 4, 5, 3),
+    ),
+    "transposed 3-D": (
+        nn.ConvTranspose3d(2, 3, 2), nn.BatchNorm3d(3), (2, 2, 4, 5, 3),
+    ),
+    "our layer": (nn.Linear(3, 5), ours.BatchNorm1d(5), (4, 3)),
+    "our 2-D": (nn.Conv2d(3, 5, 2), ours.BatchNorm2d(5), (2, 3, 4, 6)),
+    "our 3-D": (nn.Conv3d(3, 5, 2), ours.BatchNorm3d(5), (2, 3, 4, 6, 5)),
+    "synchronized": (nn.Conv2d(3, 5, 2), nn.SyncBatchNorm(5), (2, 3, 4, 6)),
+    "our synchronized": (nn.Linear(3, 5), SyncBatchNorm(5), (4, 3)),
+    "ghost": (nn.Conv2d(3, 5, 2), GhostBatchNorm2d(5, 2), (2, 3, 4, 6)),
+    "renormalized": (nn.Linear(3, 5), BatchRenorm1d(5), (4, 3)),
+    "unbiased": (nn.Linear(3, 5), UnbiasedBatchNorm1d(5), (4, 3)),
+    "not affine": (nn.Linear(3, 5), nn.BatchNorm1d(5, affine=False), (4, 3)),
+    "no bias": (nn.Linear(3, 5), nn.BatchNorm1d(5, bias=False), (4, 3)),
+    "large eps": (nn.Linear(3, 5), nn.BatchNorm1d(5, eps=0.5), (4, 3)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_batch_norm_behind_a_layer_is_folded(name: str) -> None:
+    layer, norm, shape = LAYERS[name]
+    assert_folds(*chain(copy.deepcopy(layer), copy.deepcopy(norm), shape=shape))
+
+
+MODES: tuple[Any, ...] = "reflect", "replicate", "circular"
+BEFORE: dict[str, tuple[Any, Any, tuple[int, ...]]] = {
+    "linear": (nn.BatchNorm1d(3), nn.Linear(3, 5), (4, 3)),
+    "conv": (nn.BatchNorm2d(3), nn.Conv2d(3, 5, 2, stride=2), (2, 3, 6, 5)),
+    "valid": (nn.BatchNorm1d(3), nn.Conv1d(3, 5, 2, padding="valid"), (2, 3, 6)),
+    "same with 1 x 1": (
+        nn.BatchNorm2d(3), nn.Conv2d(3, 5, 1, padding="same"), (2, 3, 6, 5),
+    ),
+    "grouped": (nn.BatchNorm2d(4), nn.Conv2d(4, 6, 2, groups=2), (2, 4, 3, 5)),
+    **{
+        mode: (
+            nn.BatchNorm2d(3),
+            nn.Conv2d(3, 5, 3, padding=1, padding_mode=mode),
+            (2, 3, 6, 5),
+        )
+        for mode in MODES
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BEFORE)
+def test_batch_norm_before_a_layer_that_sees_no_zeros_is_folded(name: str) -> None:
+    norm, layer, shape = BEFORE[name]
+    assert_folds(*chain(copy.deepcopy(norm), copy.deepcopy(layer), shape=shape))
+
+
+def test_with_linear_layers_on_both_sides_the_previous_one_is_taken() -> None:
+    model, _ = chain(nn.Linear(3, 5), nn.BatchNorm1d(5), nn.Linear(5, 2), shape=(4, 3))
+    folded: Any = fold_batch_norm(model)
+    assert [tuple(f) for f in folding_plan(model)] == [("1", "0", "previous", "", "")]
+    assert torch.equal(folded[2].weight, model[2].weight)
+
+
+@pytest.mark.parametrize("between", [nn.Identity(), nn.Dropout(0.5), nn.AlphaDropout()])
+def test_what_does_nothing_in_evaluation_may_stand_between(between: nn.Module) -> None:
+    both = copy.deepcopy(between), copy.deepcopy(between)
+    assert_folds(*chain(nn.Linear(3, 5), both[0], nn.BatchNorm1d(5), shape=(4, 3)))
+    assert_folds(*chain(nn.BatchNorm1d(3), both[1], nn.Linear(3, 5), shape=(4, 3)))
+
+
+def test_one_batch_norm_behind_another_is_folded() -> None:
+    two = nn.BatchNorm1d(5), nn.BatchNorm1d(5, eps=0.1)
+    assert_folds(*chain(nn.Linear(3, 5), *two, shape=(4, 3)))
+    assert_folds(*chain(*two, nn.Linear(5, 3), shape=(4, 5)))
+
+
+def test_a_layer_takes_in_batch_norm_from_both_sides() -> None:
+    first, last = nn.BatchNorm2d(3), nn.BatchNorm2d(5)
+    model, x = chain(nn.ReLU(), first, nn.Conv2d(3, 5, 2), last, shape=(2, 3, 4, 6))
+    assert_folds(model, x)
+
+
+def test_other_normalizations_stay() -> None:
+    model, x = chain(
+        nn.Conv2d(3, 4, 2), nn.BatchNorm2d(4), nn.GroupNorm(2, 4), nn.InstanceNorm2d(4),
+        nn.LayerNorm(5), shape=(2, 3, 4, 6),
+    )  # fmt: skip
+    folded = assert_folds(model, x)
+    kinds = [type(m).__name__ for m in folded.children()]
+    assert kinds == ["Conv2d", "Identity", "GroupNorm", "InstanceNorm2d", "LayerNorm"]
+
+
+def test_a_question_for_the_shape_is_no_use_of_the_output() -> None:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv, self.norm = nn.Conv2d(3, 5, 2), nn.BatchNorm2d(5)
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = self.conv(x)
+            y: Tensor = self.norm(x).reshape(x.size(0), x.shape[1], -1)
+            return y
+
+    model, x = chain(Model(), shape=(2, 3, 4, 6))
+    assert_folds(model, x)
+
+
+def test_a_question_for_the_shape_is_no_second_reader() -> None:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm, self.conv = nn.BatchNorm2d(3), nn.Conv2d(3, 5, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = self.norm(x)
+            y: Tensor = self.conv(x).reshape(x.size(0), -1)
+            return y
+
+    model, x = chain(Model(), shape=(2, 3, 4, 6))
+    assert_folds(model, x)
+
+
+def test_a_batch_norm_with_two_names_goes_from_both() -> None:
+    model, x = chain(nn.Linear(3, 5), nn.BatchNorm1d(5), shape=(4, 3))
+    model[0].norm = model[1]
+    assert_folds(model, x)
+
+
+def test_what_the_model_keeps_while_it_runs_is_not_a_trace() -> None:
+    class Model(nn.Sequential):
+        def forward(self, x: Tensor) -> Tensor:
+            self.last = x
+            return self[1](self[0](x))  # type: ignore[no-any-return]
+
+    folded = fold_batch_norm(Model(nn.Linear(3, 5), nn.BatchNorm1d(5)).eval())
+    assert not hasattr(folded, "last")
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+def test_parameters_keep_dtype_and_requires_grad(dtype: torch.dtype) -> None:
+    model, _ = chain(nn.Linear(3, 5), nn.BatchNorm1d(5), shape=(4, 3))
+    model.to(dtype)[0].weight.requires_grad_(False)
+    layer: Any = next(fold_batch_norm(model).children())
+    assert (layer.weight.dtype, layer.bias.dtype) == (dtype, dtype)
+    assert (layer.weight.requires_grad, layer.bias.requires_grad) == (False, True)
+
+
+def test_a_new_bias_is_trained_if_the_weights_are() -> None:
+    for is_trained in (True, False):
+        layer = nn.Conv1d(3, 5, 2, bias=False).requires_grad_(is_trained)
+        model, _ = chain(layer, nn.BatchNorm1d(5), shape=(4, 3, 6))
+        folded: Any = fold_batch_norm(model)
+        assert folded[0].bias.requires_grad is is_trained
+
+
+def test_half_precision_weights_are_rounded_once() -> None:
+    model, _ = chain(nn.Linear(3, 5), nn.BatchNorm1d(5), shape=(4, 3))
+    folded: Any = fold_batch_norm(model.half())
+    exact: Any = fold_batch_norm(model.double())
+    assert torch.equal(folded[0].weight, exact[0].weight.half())
+
+
+def test_channels_last_weights_stay_so() -> None:
+    model, _ = chain(nn.Conv2d(3, 5, 2), nn.BatchNorm2d(5), shape=(2, 3, 4, 6))
+    folded: Any = fold_batch_norm(model.to(memory_format=torch.channels_last))
+    assert folded[0].weight.is_contiguous(memory_format=torch.channels_last)
+
+
+def test_the_plan_names_every_batch_norm_in_order() -> None:
+    model, _ = make("DenseNet")
+    plan = folding_plan(model)
+    assert [f.norm for f in plan] == [
+        name for name, m in model.named_modules() if isinstance(m, TorchBatchNorm)
+    ]
+    assert str(plan[0]) == "0.1: into 0.0, the previous layer"
+    assert "behind: ReLU '1.branch.1'" in str(plan[1])
