@@ -30,6 +30,7 @@ ORDER = [
     "weight_norm",
     "axes",
     "running_statistics",
+    "conventions",
     "gradient_check",
     "figures",
     "device",
@@ -37,12 +38,13 @@ ORDER = [
     "data",
     "layers",
     "diagnostics",
+    "checks",
     "experiments",
     "doctor",
     "__main__",
 ]
 MAY_IMPORT = {
-    "torch": {"layers", "fast", "diagnostics", "experiments"},
+    "torch": {"layers", "fast", "diagnostics", "checks", "experiments"},
     "matplotlib": {"figures"},
 }
 

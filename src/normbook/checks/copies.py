@@ -1,0 +1,80 @@
+"""Copies of a layer, also where ``copy.deepcopy`` refuses."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from typing import Any, TypeVar
+
+from torch import Tensor, nn
+
+__all__ = ["copy_of", "graph_nodes", "tensors_of"]
+
+Layer = TypeVar("Layer", bound=nn.Module)
+
+
+def tensors_of(layer: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Give every tensor that a layer holds, with its name.
+
+    Parameters, buffers, and what was set as a plain attribute, in a list or a
+    dictionary, too.
+    """
+    for path, module in layer.named_modules():
+        for key, value in vars(module).items():
+            if key != "_modules":
+                own = key not in ("_parameters", "_buffers")
+                name = key if own else ""
+                for label, tensor in _inside(value, name):
+                    yield f"{path}.{label}".strip("."), tensor
+
+
+def _inside(value: Any, name: str) -> Iterator[tuple[str, Tensor]]:
+    if isinstance(value, Tensor):
+        yield name, value
+    elif isinstance(value, dict):
+        for key, item in value.items():
+            yield from _inside(item, f"{name}.{key}".strip("."))
+    elif isinstance(value, list | tuple):
+        for index, item in enumerate(value):
+            yield from _inside(item, f"{name}.{index}")
+
+
+def copy_of(layer: Layer) -> Layer:
+    """Copy a layer; a tensor that hangs in a graph becomes a plain one.
+
+    ``copy.deepcopy`` alone refuses such a tensor.
+
+    Examples
+    --------
+    >>> import torch
+    >>> layer = nn.BatchNorm1d(2)
+    >>> layer.running_mean = layer.running_mean * layer.weight
+    >>> copy_of(layer).running_mean
+    tensor([0., 0.])
+    """
+    plain: dict[int, Any] = {
+        id(tensor): tensor.detach().clone()
+        for _, tensor in tensors_of(layer)
+        if not tensor.is_leaf
+    }
+    return copy.deepcopy(layer, plain)
+
+
+def graph_nodes(tensor: Tensor) -> int:
+    """Count the operations that a tensor remembers for its backward pass.
+
+    Examples
+    --------
+    >>> import torch
+    >>> x = torch.ones(1, requires_grad=True)
+    >>> graph_nodes(x), graph_nodes(x + 1)  # the sum, and x as its source
+    (0, 2)
+    """
+    seen = set()
+    waiting = [tensor.grad_fn]
+    while waiting:
+        node = waiting.pop()
+        if node is not None and node not in seen:
+            seen.add(node)
+            waiting += [source for source, _ in node.next_functions]
+    return len(seen)

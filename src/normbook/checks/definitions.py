@@ -1,0 +1,157 @@
+r"""What each kind of norm is, in plain torch, and the known ways to get it wrong.
+
+The right formula and the wrong ones are small functions with the same arguments, so
+that a test that sees a difference can ask which of the wrong ones it matches.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+__all__ = ["DIVISORS", "KINDS", "Definition", "moments"]
+
+KINDS = ("batch", "layer", "group", "instance", "rms")
+
+# What the deviation from the mean is divided by, given the biased variance and eps.
+DIVISORS: dict[str, Callable[[Tensor, float], Tensor]] = {
+    "sqrt(variance + eps)": lambda var, eps: (var + eps).sqrt(),
+    "sigma + eps": lambda var, eps: var.sqrt() + eps,
+    "sigma, without eps": lambda var, eps: var.sqrt(),
+    "sigma + sqrt(eps)": lambda var, eps: var.sqrt() + math.sqrt(eps),
+    "max(sigma, eps)": lambda var, eps: var.sqrt().clamp_min(eps),
+    "sqrt(max(variance, eps))": lambda var, eps: var.clamp_min(eps).sqrt(),
+    "sqrt(variance + eps^2)": lambda var, eps: (var + eps**2).sqrt(),
+}
+
+
+def moments(x: Tensor, axes: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+    """Give mean and biased variance, axes kept, by two passes."""
+    mean = x.mean(axes, keepdim=True)
+    return mean, (x - mean).square().mean(axes, keepdim=True)
+
+
+class Definition(NamedTuple):
+    """The norm that a layer should be.
+
+    Attributes
+    ----------
+    kind : str
+        One of ``KINDS``.
+    groups : int
+        Of the channels; for kind ``"group"``.
+    last : int
+        How many last axes are normalized; for kinds ``"layer"`` and ``"rms"``. With 0
+        it is axis 1, at every position, as for images (N, C, H, W) in some networks.
+    """
+
+    kind: str
+    groups: int = 1
+    last: int = 1
+
+    def view(self, x: Tensor) -> tuple[Tensor, tuple[int, ...]]:
+        """Give x so that one set of statistics lies along the axes given."""
+        if self.kind == "batch":
+            return x, (0, *range(2, x.dim()))
+        if self.kind == "instance":
+            return x, tuple(range(2, x.dim()))
+        if self.kind == "group":
+            x = x.reshape(len(x), self.groups, -1)
+            return x, (2,)
+        return x, self._features(x.dim())
+
+    def _features(self, dim: int) -> tuple[int, ...]:
+        return tuple(range(dim - self.last, dim)) if self.last else (1,)
+
+    def size(self, shape: tuple[int, ...]) -> int:
+        """Count the values of one set of statistics."""
+        x, axes = self.view(torch.empty(shape))
+        return math.prod(x.shape[axis] for axis in axes)
+
+    def parameter_axes(self, dim: int) -> tuple[int, ...]:
+        """Give the axes along which gain and bias differ."""
+        if self.kind in ("layer", "rms"):
+            return self._features(dim)
+        return (1,)
+
+    def parameter_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """Give the shape of gain and bias, for x of a shape."""
+        return tuple(shape[axis] for axis in self.parameter_axes(len(shape)))
+
+    def moments(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Give mean (0 for RMS norm) and biased variance, spread like x."""
+        grouped, axes = self.view(x)
+        mean, var = moments(grouped, axes)
+        if self.kind == "rms":
+            mean, var = 0 * mean, grouped.square().mean(axes, keepdim=True)
+        return (
+            mean.expand_as(grouped).reshape(x.shape),
+            var.expand_as(grouped).reshape(x.shape),
+        )
+
+    def normalize(
+        self, x: Tensor, eps: float, divisor: str = "sqrt(variance + eps)"
+    ) -> Tensor:
+        """Give x_hat, without gain and bias."""
+        mean, var = self.moments(x)
+        return (x - mean) / DIVISORS[divisor](var, eps)
+
+    def axes_cure(self, dim: int) -> str:
+        """Say over which axes the statistics run, for an input of dim axes."""
+        axes: object = self.view(torch.empty((self.groups,) * dim))[1]
+        of = f" of x.reshape(N, {self.groups}, -1)" if self.kind == "group" else ""
+        if self.kind in ("layer", "rms") and self.last:
+            axes = tuple(range(-self.last, 0))
+        return f"Take the statistics over dim={axes}{of}, with keepdim=True."
+
+    def other_axes(self, dim: int) -> dict[str, tuple[int, ...]]:
+        """Name wrong choices of axes for the statistics of an input of dim axes."""
+        everything = tuple(range(dim))
+        last = self._features(dim)
+        if self.kind == "batch":
+            named = {
+                "one mean and one variance for all channels": everything,
+                "the statistics run over the channels too, example by example, as in "
+                "layer norm": everything[1:],
+                "the statistics run over the channels of each position": (1,),
+                "the statistics of each example apart, as in instance norm": (
+                    everything[2:]
+                ),
+                "the statistics run over the examples only, so that each position "
+                "has its own": (0,),
+                "the channels are looked for on the last axis": everything[:-1],
+            }
+        elif self.kind in ("layer", "rms"):
+            named = {
+                "the statistics run over the axes between batch and features too": (
+                    everything[1:]
+                ),
+                "the statistics run over the batch too": (0, *last),
+                "the statistics run over everything, batch included": everything,
+                "the statistics run over the batch in place of the features, as in "
+                "batch norm": everything[: dim - self.last],
+                "the statistics run over the first axis only": (0,),
+                "the statistics run over axis 1 only": (1,),
+                "the statistics run over the last axis only": (dim - 1,),
+            }
+        else:
+            named = {
+                "the statistics run over all channels, as in a group norm with one "
+                "group": everything[1:],
+                "each channel is normalized apart, as in instance norm": (
+                    everything[2:]
+                ),
+                "the statistics run over the batch too, as in batch norm": (
+                    0,
+                    *everything[2:],
+                ),
+                "the statistics run over everything": everything,
+                "the statistics run over the channels of each position": (1,),
+            }
+        _, right = self.view(torch.empty((1,) * dim))
+        own = None if self.kind == "group" else set(right)
+        return {k: v for k, v in named.items() if v and set(v) != own}

@@ -1,0 +1,227 @@
+"""Claims about the backward pass in training."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from normbook.checks.claim import DoesNotApply, Fault, claim
+from normbook.checks.definitions import moments
+from normbook.checks.output_claims import affine
+from normbook.checks.subject import TOLERANCE, Subject, draw
+from normbook.gradient_check import relative_error
+
+__all__ = ["GRADIENT_CLAIMS"]
+
+# Of central differences in float64: truncation costs STEP**2, and arithmetic in
+# single precision inside the layer 1e-7 / STEP; both stay below TOLERANCE.
+STEP = 3e-3
+MOST_ENTRIES = 40
+
+
+@claim("the gradient by x is that of the output")
+def by_x(subject: Subject) -> Fault | None:
+    """Compare, for a generic upstream gradient, with the output's own derivative.
+
+    With two examples, or with ``y.sum()`` as the loss, every gradient is zero, and a
+    wrong factor cannot show.
+    """
+    x, dl_dy = _point(subject)
+    seen = _own_gradient(subject, x, dl_dy)
+    if seen is None:
+        return Fault(
+            "the output is cut off from the input: x gets no gradient at all.",
+            "Compute the output outside no_grad, without detach.",
+        )
+    expected = _reference(subject, x, dl_dy)
+    if expected is None:
+        entries, expected = _differences(subject, x, dl_dy)
+        seen = seen.flatten()[entries]
+    error = relative_error(seen, expected)
+    if error < TOLERANCE:
+        return None
+    reason = f"the gradient is off by {_percent(error)} of its largest value"
+    return _named(subject, x, dl_dy, seen, expected, reason) or Fault(
+        f"{reason} for a generic upstream gradient.",
+        "Let autograd pass through mean and variance, or check the closed form.",
+    )
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.3g} %" if math.isfinite(share) else "NaN"
+
+
+def _point(subject: Subject) -> tuple[Tensor, Tensor]:
+    shape = subject.sized(6) if subject.kind == "batch" else subject.shape
+    generator = torch.Generator().manual_seed(8)
+    dl_dy = torch.randn(shape, generator=generator, dtype=torch.float64)
+    return draw(shape, 7, 1.0), dl_dy
+
+
+def _own_gradient(subject: Subject, x: Tensor, dl_dy: Tensor) -> Tensor | None:
+    x = x.to(subject.dtype).requires_grad_()
+    y = subject.fresh()(x)
+    if not y.requires_grad:
+        return None
+    (grad,) = torch.autograd.grad(y, x, dl_dy.to(y.dtype), allow_unused=True)
+    return None if grad is None else grad.double()
+
+
+def _reference(subject: Subject, x: Tensor, dl_dy: Tensor) -> Tensor | None:
+    """Give autograd's gradient of the definition, if the output is the definition's."""
+    a, b = subject.affine
+    x = x.clone().requires_grad_()
+    y = a * subject.x_hat(x) + b
+    if (subject.output(x) - y).abs().max() > 1e-4 * y.abs().max():
+        return None
+    (grad,) = torch.autograd.grad(y, x, dl_dy)
+    return grad
+
+
+def _differences(subject: Subject, x: Tensor, dl_dy: Tensor) -> tuple[Tensor, Tensor]:
+    """Give central differences of the layer's own output at some entries of x."""
+    entries = torch.linspace(0, x.numel() - 1, min(MOST_ENTRIES, x.numel())).long()
+    slopes = []
+    for entry in entries:
+        step = torch.zeros_like(x).flatten()
+        step[entry] = STEP
+        step = step.reshape(x.shape)
+        change = subject.output(x + step) - subject.output(x - step)
+        slopes.append((dl_dy * change).sum() / (2 * STEP))
+    return entries, torch.stack(slopes)
+
+
+def _named(
+    subject: Subject,
+    x: Tensor,
+    dl_dy: Tensor,
+    seen: Tensor,
+    expected: Tensor,
+    reason: str,
+) -> Fault | None:
+    """Find the wrong formula that gives the gradient seen."""
+    if seen.shape != x.shape:
+        return _factor(seen, expected, reason)
+    constants = (
+        "Compute mean and variance with gradient: no no_grad, no detach, no .data."
+    )
+    cures = {
+        "mean and variance are constants in the backward pass": constants,
+        "the variance is a constant in the backward pass": constants,
+        "the mean is a constant in the backward pass": constants,
+        "the closed form has sqrt(m) in place of m": (
+            "Divide both sums by m, the number of values that share one mean."
+        ),
+        "the closed form has m - 1 in place of m": (
+            "Divide both sums by m, as the forward pass does."
+        ),
+        "the gain is missing": "Multiply the upstream gradient by the gain first.",
+        "the gain multiplies the result, not the upstream gradient": (
+            "Multiply the upstream gradient by the gain before the means are taken."
+        ),
+    }
+    for name, wrong in zip(cures, _wrong_gradients(subject, x, dl_dy), strict=True):
+        if relative_error(seen, wrong) < 10 * TOLERANCE:
+            return Fault(f"{name}: {reason}.", cures[name])
+    return _factor(seen, expected, reason)
+
+
+def _factor(seen: Tensor, expected: Tensor, reason: str) -> Fault | None:
+    factor = ((seen * expected).sum() / expected.square().sum()).item()
+    if factor and relative_error(seen, factor * expected) < 10 * TOLERANCE:
+        return Fault(
+            f"the gradient is {factor:.4g} times the right one: {reason}. A check "
+            "with two examples or with y.sum() as the loss passes whatever the "
+            "factor, since every gradient is 0 there.",
+            "Take the factor out; check with three examples or more and a random "
+            "upstream gradient.",
+        )
+    return None
+
+
+def _wrong_gradients(subject: Subject, x: Tensor, dl_dy: Tensor) -> list[Tensor]:
+    a, _ = subject.affine
+    gained = dl_dy * a
+    n = subject.definition.size(tuple(x.shape))
+
+    def closed(v: Tensor, by_mean: float = 1, by_variance: float = 1) -> Tensor:
+        """Give the closed form with its two sums weighted."""
+        definition = subject.definition
+        grouped, axes = definition.view(v)
+        z = definition.view(subject.x_hat(x))[0]
+        sigma = (definition.view(definition.moments(x)[1])[0] + subject.eps).sqrt()
+        mean, _ = moments(grouped, axes)
+        along, _ = moments(grouped * z, axes)
+        if definition.kind == "rms":
+            by_mean = 0
+        return ((grouped - by_mean * mean - by_variance * z * along) / sigma).reshape(
+            x.shape
+        )
+
+    return [
+        closed(gained, 0, 0),
+        closed(gained, 1, 0),
+        closed(gained, 0, 1),
+        closed(gained, math.sqrt(n), math.sqrt(n)),
+        closed(gained, n / max(n - 1, 1), n / max(n - 1, 1)),
+        closed(dl_dy),
+        a * closed(dl_dy),
+    ]
+
+
+@claim("the gradients by gain and bias are those of the output")
+def by_parameters(subject: Subject) -> Fault | None:
+    """Compare with the sums of dl_dy x_hat and of dl_dy, by the layer's own x_hat."""
+    names = {"gain": subject.gain, "bias": subject.bias}
+    if not any(names.values()) or not subject.has_known_affine:
+        raise DoesNotApply("no parameter with the name of a gain or a bias")
+    if subject.is_right_up_to_scale and affine.fault(subject):
+        raise DoesNotApply("gain and bias do not act as they are")
+    x, dl_dy = _point(subject)
+    layer = subject.fresh()
+    y = layer(x.to(subject.dtype))
+    a, b = subject.affine
+    x_hat = (y.detach().double() - b) / a
+    if y.requires_grad:
+        y.backward(dl_dy.to(y.dtype))
+    for role, integrand in (("gain", dl_dy * x_hat), ("bias", dl_dy)):
+        name = names[role]
+        if name is None or subject.spread(name) is None:
+            continue
+        seen = subject.parameter(name, layer).grad
+        if seen is None:
+            return Fault(
+                f"{name}, the {role}, gets no gradient.",
+                "Use the Parameter itself in the output, and no no_grad around it.",
+            )
+        fault = _sum_fault(subject, name, seen.double(), integrand)
+        if fault:
+            return fault
+    return None
+
+
+def _sum_fault(
+    subject: Subject, name: str, seen: Tensor, integrand: Tensor
+) -> Fault | None:
+    along = subject.definition.parameter_axes(integrand.dim())
+    rest = tuple(axis for axis in range(integrand.dim()) if axis not in along)
+    expected = integrand.sum(rest).flatten()
+    if seen.numel() == 1:
+        expected = expected.sum().reshape(1)
+    seen = seen.flatten()
+    error = relative_error(seen, expected)
+    if error < TOLERANCE:
+        return None
+    reason = f"the gradient of {name} is off by {_percent(error)} of its largest value"
+    count = integrand.numel() / expected.numel()
+    for what, factor in (("a mean, not a sum, over the batch", 1 / count),):
+        if relative_error(seen, factor * expected) < 10 * TOLERANCE:
+            reason = f"{reason}: it is {what}"
+    return Fault(
+        f"{reason}.", "Sum dl_dy * x_hat (gain) and dl_dy (bias) over all examples."
+    )
+
+
+GRADIENT_CLAIMS = (by_x, by_parameters)

@@ -1,0 +1,474 @@
+r"""Tests for a measure of smoothness that somebody else wrote.
+
+Three quantities of Santurkar et al. (2018), section 3, are often measured as something
+else. Here a measure meets losses whose every value is known in closed form.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from normbook.checks.report import Finding, Report
+
+__all__ = ["Measure", "check_smoothness_measure"]
+
+Array = NDArray[np.float64]
+Batch = tuple[Tensor, Tensor]
+Pair = tuple[float, float]
+
+RANGE = "the loss range is that of single steps from the present weights"
+CHANGE = "the gradient change is that between both ends of a step"
+SMOOTHNESS = "the effective smoothness is change divided by distance"
+LARGEST = "the effective smoothness is the largest over the steps"
+BATCH = "only the first batch counts"
+MODE = "the loss is measured in training mode"
+UNDISTURBED = "the model is left as it was"
+
+STEPS = (0.05, 0.1, 0.4)
+# The closed forms and float64 agree to 1e-12; a measure may work in float32.
+TOLERANCE = 1e-4
+
+
+class Measure(Protocol):
+    """Takes a model, ``loss(output, target)``, batches (x, target) and step lengths.
+
+    It measures on the first batch, from the present weights, in the present mode. It
+    returns three values: the pair of the lowest and highest loss over the steps, the
+    pair of the smallest and largest gradient change, and the effective smoothness; or
+    an object that has them as ``loss_range``, ``gradient_predictiveness`` and
+    ``effective_smoothness``.
+    """
+
+    def __call__(
+        self,
+        model: nn.Module,
+        loss: Callable[[Tensor, Tensor], Tensor],
+        batches: Sequence[Batch],
+        step_sizes: Sequence[float],
+        /,
+    ) -> Any:
+        """Measure."""
+
+
+def check_smoothness_measure(measure: Measure, *, quiet: bool = False) -> Report:
+    r"""Test a function that measures how smooth a loss is along its gradient.
+
+    With :math:`g = \nabla\ell(w)` on one batch and the steps
+    :math:`w(\eta) = w - \eta\,g` the quantities are
+
+    .. math::
+
+        \Big[\min_\eta \ell(w(\eta)),\ \max_\eta \ell(w(\eta))\Big], \qquad
+        \Big[\min_\eta \lVert \nabla\ell(w(\eta)) - g \rVert,\
+        \max_\eta \lVert \nabla\ell(w(\eta)) - g \rVert\Big], \qquad
+        \max_\eta \frac{\lVert \nabla\ell(w(\eta)) - g \rVert}
+        {\eta\,\lVert g \rVert}.
+
+    Parameters
+    ----------
+    measure : callable
+        ``measure(model, loss, batches, step_sizes)``, see :class:`Measure`.
+    quiet : bool
+        Whether to print nothing.
+
+    Returns
+    -------
+    Report
+
+    Raises
+    ------
+    TypeError
+        If ``measure`` does not return what it should.
+
+    Notes
+    -----
+    The losses are two quadratics, whose change is :math:`\eta \lVert Hg \rVert`, a
+    quartic, whose curvature differs from step to step, and batch norm, whose training
+    and evaluation mode differ. Source: Santurkar et al. (2018), section 3.1 and
+    Fig. 4; book, chapter *Smoothness*.
+
+    Examples
+    --------
+    >>> from normbook.diagnostics.smoothness import along_gradient
+    >>> def measure(model, loss, batches, step_sizes):
+    ...     x, target = batches[0]
+    ...     return along_gradient(model, lambda m: loss(m(x), target), step_sizes)
+    >>> check_smoothness_measure(measure).passed
+    smoothness measure: all 7 tests pass.
+    True
+    """
+    quadratic, other = _quadratic(0), _quadratic(1)
+    quartic, norm = _quartic(), _batch_norm()
+    same, spared = _run(measure, quadratic, [quadratic] * 3)
+    mixed, _ = _run(measure, quadratic, [quadratic, other, other])
+    steep, _ = _run(measure, quartic, [quartic] * 3)
+    normed, left = _run(measure, norm, [norm] * 3)
+    formulas = _formulas(same, quadratic)
+    findings = (
+        *formulas,
+        _largest(steep, quartic, formulas),
+        _batch(same, mixed),
+        _mode(normed, norm, formulas),
+        _undisturbed(spared, left),
+    )
+    report = Report("smoothness measure", findings)
+    if not quiet:
+        print(report)
+    return report
+
+
+class _Quantities(NamedTuple):
+    """What a measure returns."""
+
+    loss_range: Pair
+    change: Pair
+    smoothness: float
+
+
+class _Problem(NamedTuple):
+    """A loss on one batch: to be measured, and in closed form."""
+
+    model: nn.Module
+    loss: Callable[[Tensor, Tensor], Tensor]
+    batch: Batch
+    start: Array
+    value: Callable[[Array], float]
+    slope: Callable[[Array], Array]
+    in_evaluation: tuple[Callable[[Array], float], Callable[[Array], Array]]
+
+    def along(
+        self, points: Callable[[float], Array] | None = None
+    ) -> tuple[_Quantities, Array]:
+        """Give the quantities and the ratios, at w - eta g or at other points."""
+        g = self.slope(self.start)
+        to = points or (lambda eta: self.start - eta * g)
+        losses = [self.value(to(eta)) for eta in STEPS]
+        changes = np.array([_norm(self.slope(to(eta)) - g) for eta in STEPS])
+        ratios = changes / (np.array(STEPS) * _norm(g))
+        found = _Quantities(_ends(losses), _ends(changes), float(ratios.max()))
+        return found, ratios
+
+
+class _Free(nn.Module):
+    """The output is w - x: the weights alone decide, and the batch moves the origin."""
+
+    def __init__(self, start: Array) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.tensor(start))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.w - x
+
+
+def _quadratic(k: int) -> _Problem:
+    """Give half z H z with z = w - x; k chooses x and H, the batch."""
+    start = np.array([3.0, -1.0, 0.5])
+    x = np.array([[0.0, 0.0, 0.0], [1.0, 2.0, -1.0]][k])
+    h = np.array([[1.0, 2.0, 4.0], [2.0, 0.5, 3.0]][k])
+
+    def value(w: Array) -> float:
+        return float(0.5 * (h * (w - x) ** 2).sum())
+
+    def slope(w: Array) -> Array:
+        slopes: Array = h * (w - x)
+        return slopes
+
+    def loss(z: Tensor, target: Tensor) -> Tensor:
+        return 0.5 * (target * z.square()).sum()
+
+    batch = torch.tensor(x), torch.tensor(h)
+    return _Problem(_Free(start), loss, batch, start, value, slope, (value, slope))
+
+
+def _quartic() -> _Problem:
+    """Give a sum of w^4 / 4, where a longer step sees less curvature."""
+    start = np.array([1.0, -0.5, 0.8])
+
+    def value(w: Array) -> float:
+        return float((w**4).sum() / 4)
+
+    def slope(w: Array) -> Array:
+        cube: Array = w**3
+        return cube
+
+    def loss(z: Tensor, target: Tensor) -> Tensor:
+        return (z**4).sum() / 4
+
+    batch = torch.zeros(3, dtype=torch.float64), torch.zeros(3, dtype=torch.float64)
+    return _Problem(_Free(start), loss, batch, start, value, slope, (value, slope))
+
+
+def _batch_norm() -> _Problem:
+    """Give squared errors behind batch norm, a quadratic in its gain and bias.
+
+    In evaluation mode it sees the running statistics 0 and 1, that is, x as it is.
+    """
+    model = nn.BatchNorm1d(1, eps=1e-5, dtype=torch.float64)
+    x, target = np.array([2.0, 3.0, 7.0, 8.0]), np.array([1.0, 0.0, 2.0, -1.0])
+
+    def form(
+        seen: Array,
+    ) -> tuple[Callable[[Array], float], Callable[[Array], Array]]:
+        features = np.stack([seen, np.ones_like(seen)])  # of gain and bias
+
+        def value(w: Array) -> float:
+            return float(0.5 * ((w @ features - target) ** 2).mean())
+
+        def slope(w: Array) -> Array:
+            slopes: Array = features @ (w @ features - target) / len(target)
+            return slopes
+
+        return value, slope
+
+    def loss(y: Tensor, t: Tensor) -> Tensor:
+        return 0.5 * (y[:, 0] - t).square().mean()
+
+    in_training = form((x - x.mean()) / np.sqrt(x.var() + 1e-5))
+    in_evaluation = form(x / np.sqrt(1 + 1e-5))
+    batch = torch.tensor(x)[:, None], torch.tensor(target)
+    start = np.array([1.0, 0.0])
+    return _Problem(model, loss, batch, start, *in_training, in_evaluation)
+
+
+def _run(
+    measure: Measure, problem: _Problem, batches: Sequence[_Problem]
+) -> tuple[_Quantities, tuple[str, ...]]:
+    """Measure on a copy of the model; name what was not left as it was."""
+    model = copy.deepcopy(problem.model).train()
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    before = copy.deepcopy(model)
+    with torch.enable_grad():
+        made = measure(model, problem.loss, [b.batch for b in batches], STEPS)
+    changed = [
+        name
+        for (name, old), new in zip(
+            before.state_dict().items(), model.state_dict().values(), strict=True
+        )
+        if not torch.equal(old, new)
+    ]
+    changed += ["its mode"] if not model.training else []
+    for parameter in model.parameters():
+        if parameter.grad is None or not bool((parameter.grad == 1).all()):
+            changed.append(".grad")
+            break
+    return _quantities(made), tuple(changed)
+
+
+def _quantities(made: Any) -> _Quantities:
+    names = ("loss_range", "gradient_predictiveness", "effective_smoothness")
+    if all(hasattr(made, name) for name in names):
+        made = tuple(getattr(made, name) for name in names)
+    try:
+        losses, changes, smoothness = made
+        return _Quantities(_pair(losses), _pair(changes), float(smoothness))
+    except (TypeError, ValueError) as error:
+        raise TypeError(
+            "measure must return (lowest loss, highest loss), (smallest change, "
+            f"largest change), effective smoothness, got {made!r}; return a tuple of "
+            f"these three, or an object with {', '.join(names)}."
+        ) from error
+
+
+def _pair(values: Any) -> Pair:
+    low, high = values
+    return float(low), float(high)
+
+
+def _formulas(found: _Quantities, problem: _Problem) -> list[Finding]:
+    """Compare with the closed form; look a wrong number up among the known ones."""
+    g = problem.slope(problem.start)
+    right, _ = problem.along()
+    trained, _ = problem.along(lambda eta: _descend(problem, [eta] * len(STEPS)))
+    walked = {eta: _descend(problem, STEPS[: k + 1]) for k, eta in enumerate(STEPS)}
+    moved, _ = problem.along(lambda eta: walked[eta])
+    ends = [_norm(problem.slope(problem.start - eta * g)) for eta in STEPS]
+    distances = np.array(STEPS) * _norm(g)
+    changes = right.smoothness * distances
+    findings = [
+        _finding(
+            RANGE,
+            found.loss_range,
+            right.loss_range,
+            {
+                "separate training runs, one for each step length: their losses are "
+                "those of different points": trained.loss_range,
+                "steps one after the other: each begins where the last ended": (
+                    moved.loss_range
+                ),
+            },
+            "Take each step from the same weights, along the same gradient, and put "
+            "the weights back after it.",
+        ),
+        _finding(
+            CHANGE,
+            found.change,
+            right.change,
+            {
+                "the norm of the gradient after the step: the one before it was not "
+                "taken off, or both were added up in .grad": _ends(ends),
+                "nothing: both gradients are the same tensor, which the second "
+                "backward pass overwrites; clone the first": (0.0, 0.0),
+                "the change behind training runs, not behind one step": trained.change,
+                "the change behind steps one after the other": moved.change,
+            },
+            "Take the norm of (gradient after the step - gradient before it), of the "
+            "same batch.",
+        ),
+        _finding(
+            SMOOTHNESS,
+            (found.smoothness,),
+            (right.smoothness,),
+            {
+                "the change itself, not divided by the distance": (right.change[1],),
+                "the change divided by the step length alone; the distance is that "
+                "times the norm of the gradient": (right.smoothness * _norm(g),),
+                "the change divided by the norm of the gradient alone": (
+                    right.change[1] / _norm(g),
+                ),
+                "the change divided by the square of the distance": (
+                    float((changes / distances**2).max()),
+                ),
+            },
+            "Divide each change by the distance moved, step length times norm of the "
+            "gradient.",
+        ),
+    ]
+    if findings[1].passed is findings[2].passed is False:
+        findings[2] = Finding(SMOOTHNESS, None, "the change is already another one")
+    return findings
+
+
+def _largest(
+    found: _Quantities, problem: _Problem, formulas: Sequence[Finding]
+) -> Finding:
+    if not formulas[2].passed:
+        return Finding(LARGEST, None, "the ratio is already another one")
+    right, ratios = problem.along()
+    return _finding(
+        LARGEST,
+        (found.smoothness,),
+        (right.smoothness,),
+        {
+            "the smallest of the ratios": (float(ratios.min()),),
+            "the mean of the ratios": (float(ratios.mean()),),
+            "the ratio of the longest step": (float(ratios[-1]),),
+            "the largest change divided by the largest distance": (float(ratios[-1]),),
+        },
+        "Divide step by step, and take the largest ratio then.",
+    )
+
+
+def _batch(same: _Quantities, mixed: _Quantities) -> Finding:
+    """Compare two runs, of which only the later batches differ."""
+    texts = {
+        "loss_range": ("loss range", ", as that of training runs would"),
+        "change": (
+            "gradient change",
+            ": it is that between different batches, not that of one batch after a "
+            "step",
+        ),
+        "smoothness": ("effective smoothness", ""),
+    }
+    wrong = []
+    for field, (what, why) in texts.items():
+        before, after = (np.atleast_1d(getattr(q, field)) for q in (same, mixed))
+        if not _agree(before, after):
+            numbers = f"from {_text(before)} to {_text(after)}"
+            wrong.append(f"the {what} went {numbers}{why}")
+    if not wrong:
+        return Finding(BATCH, True)
+    return Finding(
+        BATCH,
+        False,
+        "Only the second and third batch were exchanged, and " + "; ".join(wrong) + ".",
+        "Keep to one batch: gradient, step and gradient again on the same examples.",
+    )
+
+
+def _mode(
+    found: _Quantities, problem: _Problem, formulas: Sequence[Finding]
+) -> Finding:
+    """Look at those quantities that are right where there is one mode only."""
+    right, _ = problem.along()
+    value, slope = problem.in_evaluation
+    other, _ = problem._replace(value=value, slope=slope).along()
+    fields = [k for k, finding in enumerate(formulas) if finding.passed]
+    if not fields:
+        return Finding(MODE, None, "the quantities are already others")
+    seen, expected, known = (
+        tuple(float(v) for k in fields for v in np.atleast_1d(q[k]))
+        for q in (found, right, other)
+    )
+    return _finding(
+        MODE,
+        seen,
+        expected,
+        {
+            "those of evaluation mode: running statistics in place of those of the "
+            "batch": known,
+        },
+        "Leave the model in training mode, in which it is trained.",
+    )
+
+
+def _undisturbed(*changed: tuple[str, ...]) -> Finding:
+    names = sorted({name for names in changed for name in names})
+    if not names:
+        return Finding(UNDISTURBED, True)
+    reason = f"After the measurement these are not what they were: {', '.join(names)}."
+    if any(name.startswith("running_") for name in names):
+        reason += " A forward pass in training mode moves the running statistics."
+    cure = (
+        "Measure on a copy, or put everything back: parameters, buffers, .grad, mode."
+    )
+    return Finding(UNDISTURBED, False, reason, cure)
+
+
+def _finding(
+    name: str,
+    found: Sequence[float],
+    right: Sequence[float],
+    known: dict[str, Sequence[float]],
+    cure: str,
+) -> Finding:
+    if _agree(found, right):
+        return Finding(name, True, f"{_text(found)}, as on paper.")
+    reason = f"{_text(found)}, where the closed form gives {_text(right)}."
+    for what, wrong in known.items():
+        if _agree(found, wrong):
+            reason += f" The numbers are {what}."
+            break
+    return Finding(name, False, reason, cure)
+
+
+def _descend(problem: _Problem, step_sizes: Sequence[float]) -> Array:
+    """Train: each step along the gradient of where it begins."""
+    w = problem.start
+    for eta in step_sizes:
+        w = w - eta * problem.slope(w)
+    return w
+
+
+def _agree(a: Any, b: Any) -> bool:
+    return bool(np.allclose(a, b, rtol=TOLERANCE, atol=1e-9))
+
+
+def _ends(values: Any) -> Pair:
+    return float(np.min(values)), float(np.max(values))
+
+
+def _norm(values: Array) -> float:
+    return float(np.linalg.norm(values))
+
+
+def _text(values: Any) -> str:
+    numbers = ", ".join(f"{float(v):.4g}" for v in values)
+    return numbers if len(values) == 1 else f"({numbers})"

@@ -1,0 +1,153 @@
+"""Check a norm layer that somebody else wrote."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.modules.lazy import LazyModuleMixin
+
+from normbook.checks.claim import Claim
+from normbook.checks.copies import copy_of, tensors_of
+from normbook.checks.definitions import KINDS
+from normbook.checks.example_claims import EXAMPLE_CLAIMS
+from normbook.checks.gradient_claims import GRADIENT_CLAIMS
+from normbook.checks.output_claims import OUTPUT_CLAIMS
+from normbook.checks.report import Finding, Report
+from normbook.checks.state_claims import COPY_CLAIMS, STATE_CLAIMS
+from normbook.checks.subject import Subject
+
+__all__ = ["check_norm_layer"]
+
+NAMES = {"rms": "RMS norm", "lstm": "LSTM"}
+
+
+def check_norm_layer(
+    layer: nn.Module,
+    shape: tuple[int, ...] | None = None,
+    *,
+    kind: str | None = None,
+    eps: float | None = None,
+    quiet: bool = False,
+) -> Report:
+    r"""Run every one-line test of the book that applies to a norm layer.
+
+    The layer may be anybody's: any module that normalizes. A copy is tested, on inputs
+    made here; the layer itself is never changed. Prints which tests fail and why, and
+    names the bug where the numbers are those of a known one.
+
+    Parameters
+    ----------
+    layer : Module
+        On the CPU. Maps a tensor to one of the same shape; or, for kind ``"lstm"``, has
+        the interface of :class:`torch.nn.LSTM`.
+    shape : tuple of int, optional
+        Of an input that the layer takes, (N, D) or (N, C, H, W), say; the number N of
+        examples is changed as the tests need it. By default found from the class of the
+        layer, its attributes and parameters.
+    kind : {"batch", "layer", "group", "instance", "rms", "lstm"}, optional
+        What the layer should be. By default found from its class, what it holds, or how
+        it behaves.
+    eps : float, optional
+        By default the attribute ``eps``, or the usual value that explains the output.
+    quiet : bool
+        Whether to print nothing.
+
+    Returns
+    -------
+    Report
+
+    Raises
+    ------
+    TypeError
+        If ``layer`` is no module or another argument is of the wrong type.
+    ValueError
+        If the layer does not normalize, is on another device or not initialized, or
+        raises on a plain input; if kind or shape cannot be found; if ``eps`` is
+        negative.
+
+    Notes
+    -----
+    Gain and bias are set by the tests where they have a usual name (weight, gamma,
+    scale, ...; bias, beta, shift, ...). Otherwise any fixed gain and bias are allowed:
+    found on one batch and demanded on others.
+
+    Source: book, chapter *Train and eval*.
+
+    Examples
+    --------
+    >>> _ = check_norm_layer(nn.BatchNorm1d(3))
+    batch norm of (N, 3): all 21 tests pass.
+    """
+    _check_arguments(layer, shape, kind, eps)
+    with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        with torch.enable_grad():
+            report = _report(layer, shape, kind, eps)
+    if not quiet:
+        print(report)
+    return report
+
+
+def _report(
+    layer: nn.Module,
+    shape: tuple[int, ...] | None,
+    kind: str | None,
+    eps: float | None,
+) -> Report:
+    if kind == "lstm" or (kind is None and _is_recurrent(layer)):
+        from normbook.checks.recurrent import recurrent_findings
+
+        found = recurrent_findings(copy_of(layer), shape, eps)
+        return Report(NAMES["lstm"], tuple(found))
+    subject = Subject(layer, shape, kind, eps)
+    own: tuple[Claim, ...] = STATE_CLAIMS if subject.kind == "batch" else EXAMPLE_CLAIMS
+    if subject.kind == "instance":
+        own = (*EXAMPLE_CLAIMS, *STATE_CLAIMS)
+    claims = (*OUTPUT_CLAIMS, *GRADIENT_CLAIMS, *own, *COPY_CLAIMS)
+    findings: list[Finding] = [claim(subject) for claim in claims]
+    name = NAMES.get(subject.kind, f"{subject.kind} norm")
+    sizes = ", ".join(["N", *map(str, subject.shape[1:])])
+    return Report(f"{name} of ({sizes})", tuple(findings))
+
+
+def _is_recurrent(layer: nn.Module) -> bool:
+    return all(
+        isinstance(getattr(layer, name, None), int)
+        for name in ("input_size", "hidden_size")
+    )
+
+
+def _check_arguments(layer: Any, shape: Any, kind: Any, eps: Any) -> None:
+    if not isinstance(layer, nn.Module):
+        hint = "call the class first" if isinstance(layer, type) else "pass a layer"
+        raise TypeError(f"layer must be a torch.nn.Module, got {layer!r:.80}; {hint}.")
+    if kind is not None and kind not in (*KINDS, "lstm"):
+        raise ValueError(
+            f"kind must be one of {', '.join(KINDS)} or lstm, got {kind!r}."
+        )
+    if shape is not None and not (
+        isinstance(shape, tuple | list)
+        and len(shape) > 1
+        and all(type(size) is int and size > 0 for size in shape)
+    ):
+        raise ValueError(
+            "shape must be a tuple of two or more positive whole numbers, got "
+            f"{shape!r}; pass that of an input, (N, D), say."
+        )
+    if eps is not None and not (isinstance(eps, int | float) and eps >= 0):
+        raise ValueError(f"eps must be a number of at least 0, got {eps!r}.")
+    if isinstance(layer, LazyModuleMixin) and layer.has_uninitialized_params():
+        raise ValueError(
+            "the layer must know its number of features, got a "
+            f"{type(layer).__name__} that waits for its first input; give it one."
+        )
+    devices = {t.device for _, t in tensors_of(layer)} - {torch.device("cpu")}
+    if devices:
+        raise ValueError(
+            "the layer must be on the CPU, where the tests run in float64, got "
+            f"{type(layer).__name__} on {devices.pop()}; pass "
+            "copy.deepcopy(layer).cpu()."
+        )

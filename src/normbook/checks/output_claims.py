@@ -1,0 +1,387 @@
+"""Claims about the output in training: statistics, gain and bias, eps, rounding."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from normbook.checks.claim import DoesNotApply, Fault, claim
+from normbook.checks.definitions import DIVISORS, moments
+from normbook.checks.subject import TOLERANCE, Subject, draw
+
+__all__ = ["OUTPUT_CLAIMS", "need_right_statistics"]
+
+WHERE = {
+    "batch": "each channel by the mean and variance over the batch and all positions",
+    "layer": "each example by the mean and variance over its features",
+    "rms": "each example by the mean square of its features",
+    "group": "each group of channels of each example by its mean and variance",
+    "instance": "each channel of each example by its mean and variance",
+}
+
+
+def need_right_statistics(subject: Subject) -> None:
+    """Leave a claim that compares with the definition, where that does not hold."""
+    if not subject.is_right_up_to_scale:
+        raise DoesNotApply("the statistics are not those of the definition")
+
+
+@claim("the output is (x - mean) / sigma, over the right axes")
+def statistics(subject: Subject) -> Fault | None:
+    """Compare up to a fixed gain and bias, found on one batch, with other batches."""
+    if subject.is_right_up_to_scale:
+        return None
+    reason = (
+        f"expected {WHERE[subject.kind]}; the output differs from that by "
+        f"{subject.misfit(subject.x_hat):.2g} of its largest value, whatever fixed "
+        "gain and bias are allowed."
+    )
+    cure = subject.definition.axes_cure(len(subject.shape))
+    x = draw(subject.shape, 1)
+    y = subject.output(x)
+    if not torch.equal(y, subject.output(x)):
+        return Fault(
+            f"two calls on one input differ, the layer is random. {reason}", ""
+        )
+    if (y - subject.output(-x)).abs().max() < TOLERANCE:
+        return Fault(
+            f"the sign is lost, the layer gives the same for x and -x: {reason}",
+            "Divide by sigma, which is positive, and by nothing that has a sign.",
+        )
+    later = subject.fresh()
+    later(draw(subject.shape, 17).to(subject.dtype))
+    if (later(x.to(subject.dtype)) - y).abs().max() > TOLERANCE:
+        return Fault(
+            "the running statistics take part in training, as in batch "
+            f"renormalization: after another batch the output is another. {reason}",
+            "In training, normalize by the batch alone.",
+        )
+    for name, z in _wrong_axes(subject).items():
+        if subject.misfit(z) < TOLERANCE:
+            return Fault(f"{name}: {reason}", cure)
+    for name, z in _wrong_formulas(subject).items():
+        if subject.misfit(z) < TOLERANCE:
+            return Fault(f"{name}: {reason}", f"Return {_formula(subject)}.")
+    return Fault(reason, cure)
+
+
+def _formula(subject: Subject) -> str:
+    if subject.kind == "rms":
+        return "x / ((x ** 2).mean(-1, keepdim=True) + eps).sqrt()"
+    return "(x - mean) / (((x - mean) ** 2).mean(...) + eps).sqrt()"
+
+
+def _wrong_formulas(subject: Subject) -> dict[str, Callable[[Tensor], Tensor]]:
+    """Name what may be done with the right statistics."""
+    if subject.kind == "rms":
+        return {}
+    moments_of = subject.definition.moments
+
+    def divided(
+        form: Callable[[Tensor, Tensor, Tensor], Tensor],
+    ) -> Callable[[Tensor], Tensor]:
+        return lambda x: form(x, *moments_of(x))
+
+    return {
+        "the mean is not subtracted": divided(lambda x, mean, var: x / var.sqrt()),
+        "the mean is not subtracted at all, as in RMS norm": divided(
+            lambda x, mean, var: x / (mean.square() + var).sqrt()
+        ),
+        "divided by the variance, not by its root": divided(
+            lambda x, mean, var: (x - mean) / var
+        ),
+        "divided by the root mean square of x, not of x - mean": divided(
+            lambda x, mean, var: (x - mean) / (mean.square() + var).sqrt()
+        ),
+        "divided by the mean absolute deviation": lambda x: (
+            (x - moments_of(x)[0])
+            / subject.definition.moments((x - moments_of(x)[0]).abs())[0]
+        ),
+    }
+
+
+def _wrong_axes(subject: Subject) -> dict[str, Callable[[Tensor], Tensor]]:
+    """Name what the statistics may run over."""
+
+    def over(axes: tuple[int, ...]) -> Callable[[Tensor], Tensor]:
+        def z(x: Tensor) -> Tensor:
+            mean, var = moments(x, axes)
+            return (x - mean) / var.sqrt()
+
+        return z
+
+    def in_parts(size: int) -> Callable[[Tensor], Tensor]:
+        return lambda x: torch.cat(
+            [subject.x_hat(x[first : first + size]) for first in range(0, len(x), size)]
+        )
+
+    if subject.kind == "rms":
+        return {"the mean is subtracted, as in layer norm": over((-1,))}
+    wrong = {
+        name: over(axes)
+        for name, axes in subject.definition.other_axes(len(subject.shape)).items()
+        if math.prod(subject.shape[axis] for axis in axes) > 1
+    }
+    if subject.kind == "batch":
+        for size in (2, 4, 8):
+            what = f"each {size} examples have statistics of their own, as in ghost"
+            wrong[f"{what} batch norm"] = in_parts(size)
+    return wrong
+
+
+@claim("gain and bias act on the output as they are")
+def affine(subject: Subject) -> Fault | None:
+    """Set both to other values twice and find them again in the output."""
+    need_right_statistics(subject)
+    if subject.gain is None and subject.bias is None:
+        raise DoesNotApply("no parameter with the name of a gain or a bias")
+    for name in (subject.gain, subject.bias):
+        if name is not None and subject.spread(name) is None:
+            raise DoesNotApply(f"{name} has not one value for each channel")
+    a, b, gain, bias = _two_settings(subject)
+    if subject.gain is not None:
+        ratio = a / gain
+        if (ratio / ratio.mean() - 1).abs().max() > 0.01:
+            return _gain_fault(subject, a, gain)
+    if (b - bias).abs().max() > 0.01:
+        seen = f"expected {_few(bias)} to be added, seen {_few(b)}"
+        if b.abs().max() < 0.01:
+            seen = f"the bias is not used: {seen}"
+        return Fault(f"{seen}.", "Return gain * x_hat + bias.")
+    return None
+
+
+def _two_settings(subject: Subject) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Give gains and biases as found and as set, for two settings side by side."""
+    x = draw(subject.shape, 1)
+    z = subject.x_hat(x)
+    rows = []
+    try:
+        for seed in (1, 2):
+            subject.set_affine(seed)
+            a, b = subject.fit(subject.output(x), z)
+            gain = subject.spread(subject.gain) if subject.gain else None
+            bias = subject.spread(subject.bias) if subject.bias else None
+            gain = a if gain is None else gain + 0 * a
+            rows.append((a, b, gain, 0 * b if bias is None else bias + 0 * b))
+    finally:
+        subject.set_affine(0)
+    a, b, gain, bias = (torch.cat(parts) for parts in zip(*rows, strict=True))
+    return a, b, gain, bias
+
+
+def _gain_fault(subject: Subject, a: Tensor, gain: Tensor) -> Fault:
+    known = {
+        "the gain is used as 1 + gain": 1 + gain,
+        "the gain is used as exp(gain)": gain.exp(),
+        "the gain is used as its absolute value": gain.abs(),
+        "the gain is squared": gain.square(),
+        "the gain is not used": torch.ones_like(gain),
+    }
+    seen = f"expected x_hat times {_few(gain)}, seen times {_few(a)}"
+    for name, values in known.items():
+        if (a / values - 1).abs().max() < 0.05:
+            return Fault(f"{name}: {seen}.", "Return gain * x_hat + bias.")
+    return Fault(f"{seen}.", "Return gain * x_hat + bias.")
+
+
+def _few(values: Tensor) -> str:
+    shown = [f"{value:.3g}" for value in values.flatten()[:3].tolist()]
+    return ", ".join(shown) + (", ..." if values.numel() > 3 else "")
+
+
+@claim("there is one gain and one bias for each channel")
+def parameter_shapes(subject: Subject) -> Fault | None:
+    """Look at the shapes of the parameters."""
+    names = [name for name in (subject.gain, subject.bias) if name is not None]
+    if not names:
+        raise DoesNotApply("no parameter with the name of a gain or a bias")
+    sizes = subject.definition.parameter_shape(subject.shape)
+    for name in names:
+        shape = tuple(subject.parameter(name).shape)
+        if math.prod(shape) != math.prod(sizes):
+            single = "one scalar for the whole layer: " if math.prod(shape) == 1 else ""
+            return Fault(
+                f"{single}{name} has shape {shape}, expected {sizes}.",
+                f"Make it a Parameter of shape {sizes}.",
+            )
+    return None
+
+
+@claim("the variance divides by n, not by n - 1")
+def biased(subject: Subject) -> Fault | None:
+    """Compare the scale of the output at few values with sigma of n values."""
+    need_right_statistics(subject)
+    shape = subject.shape
+    if subject.kind == "batch":
+        shape = subject.sized(4)
+    n = subject.definition.size(shape)
+    x = draw(shape, 4)
+    a, _ = subject.fit(subject.output(x), subject.x_hat(x))
+    factor = (a / subject.affine[0]).mean().item()
+    if not subject.has_known_affine and subject.kind != "batch":
+        raise DoesNotApply("without a known gain its scale cannot be told")
+    if abs(factor - 1) < max(1e-6, min(TOLERANCE, 0.1 / n)):
+        return None
+    bessel = math.sqrt((n - 1) / n)
+    seen = (
+        f"with n = {n} values the output is {factor:.4g} times what the variance over "
+        "n gives"
+    )
+    if abs(factor / bessel - 1) < 0.2 / n:
+        return Fault(
+            f"{seen}, which is sqrt((n - 1) / n): the unbiased variance normalizes. "
+            "The definition, and torch, take the biased one in training.",
+            "Use var(unbiased=False), or ((x - mean) ** 2).mean().",
+        )
+    return Fault(f"{seen}.", "Divide by sqrt(mean((x - mean) ** 2) + eps).")
+
+
+@claim("eps is added to the variance, inside the root")
+def eps_place(subject: Subject) -> Fault | None:
+    """Give inputs with sigma near sqrt(eps), where the place of eps decides."""
+    need_right_statistics(subject)
+    eps = subject.eps
+    if eps <= 0:
+        raise DoesNotApply("eps is 0")
+    # Below eps the wrong places that look alike elsewhere come apart.
+    sigmas = [0.3 * math.sqrt(eps), math.sqrt(eps), 3 * math.sqrt(eps), 0.3 * eps]
+    seen = subject.shrinkage(sigmas)
+    var = torch.tensor(sigmas, dtype=torch.float64).square()
+    var = var / subject.scale**2  # what the layer takes for the variance
+    expected = {name: var.sqrt() / form(var, eps) for name, form in DIVISORS.items()}
+    right = "sqrt(variance + eps)"
+    if (seen - expected[right]).abs().max() < 0.01:
+        return None
+    reason = (
+        f"at sigma = sqrt(eps) = {sigmas[1]:.2g} the output has standard deviation "
+        f"{seen[1]:.3g}, expected {expected[right][1]:.3g}"
+    )
+    for name, values in expected.items():
+        if (seen - values).abs().max() < 0.01:
+            reason = f"{reason}; {name} gives {values[1]:.3g}: that is the divisor here"
+            break
+    return Fault(f"{reason}.", "Divide by (var + eps).sqrt().")
+
+
+@claim("a mean far from 0 costs no precision in float32")
+def two_passes(subject: Subject) -> Fault | None:
+    """Compare float32 with float64 on the same numbers, mean / sigma 1e3 and 1e4."""
+    need_right_statistics(subject)
+    if subject.kind == "rms":
+        raise DoesNotApply("no mean is subtracted")
+    shape = subject.sized(32) if subject.kind == "batch" else subject.shape
+    noise = torch.randn(
+        shape, generator=torch.Generator().manual_seed(5), dtype=torch.float64
+    )
+    layer = subject.fresh().float()
+    z = subject.x_hat(noise.float().double())
+    a, b = subject.fit(_single(layer, noise.float()), z)
+    errors, one_pass = [], []
+    for mean in (1e3, 1e4):
+        x = (noise + mean).float()
+        exact = a * subject.x_hat(x.double()) + b
+        error = (_single(subject.fresh().float(), x) - exact).abs().max()
+        errors.append(error.item() / exact.abs().max().item())
+        shortcut = a * _one_pass(subject, x) + b
+        one_pass.append((shortcut - exact).abs().max() / exact.abs().max())
+    # Two passes lose the rounding of the mean, 5e-4 of sigma at mean 1e4.
+    if errors[0] < 0.01 and errors[1] < 0.03:
+        return None
+    return Fault(
+        "for mean / sigma = 1e3 and 1e4 the output is off by "
+        f"{errors[0]:.2g} and {errors[1]:.2g} of its largest value; the variance as "
+        f"E[x^2] - E[x]^2 gives {one_pass[0]:.2g} and {one_pass[1]:.2g}: it subtracts "
+        "two large numbers that are nearly equal.",
+        "Take the mean first, then the mean of (x - mean) ** 2.",
+    )
+
+
+def _single(layer: torch.nn.Module, x: Tensor) -> Tensor:
+    y: Tensor = layer(x)
+    return y.detach().double()
+
+
+def _one_pass(subject: Subject, x: Tensor) -> Tensor:
+    grouped, axes = subject.definition.view(x)
+    mean = grouped.mean(axes, keepdim=True)
+    var = grouped.square().mean(axes, keepdim=True) - mean.square()
+    return ((grouped - mean) / (var + subject.eps).sqrt()).reshape(x.shape).double()
+
+
+@claim("a constant channel stays finite, output and gradient")
+def constant_channel(subject: Subject) -> Fault | None:
+    """Let one set of statistics see a single value."""
+    if subject.eps <= 0:
+        raise DoesNotApply("eps is 0")
+    x = draw(subject.shape, 6, 1.0)
+    if subject.kind == "batch":
+        x[:, 0] = 0.1
+    else:
+        x[0] = 0.0 if subject.kind == "rms" else 0.1
+    x = x.to(subject.dtype).requires_grad_()
+    y = subject.fresh()(x)
+    if not y.isfinite().all():
+        return Fault(
+            "for a channel with one value throughout the output is not finite.",
+            "Divide by (var + eps).sqrt(), with eps > 0.",
+        )
+    y.square().sum().backward()
+    if x.grad is None or not x.grad.isfinite().all():
+        return Fault(
+            "for a channel with one value throughout the output is finite, its "
+            "gradient is not: the root of a variance of 0 has no derivative.",
+            "Add eps before the root, (var + eps).sqrt().",
+        )
+    return None
+
+
+@claim("the output has the dtype of the input")
+def dtype_is_kept(subject: Subject) -> Fault | None:
+    """Run in float32 and in float64."""
+    for dtype in (torch.float32, torch.float64):
+        layer = subject.fresh().to(dtype)
+        try:
+            y = layer(draw(subject.shape, 0).to(dtype))
+        except RuntimeError as error:
+            return Fault(
+                f"after .to({dtype}) the layer raises {error}",
+                "Keep tensors as parameters or buffers, make others with x.new_zeros.",
+            )
+        if y.dtype != dtype:
+            return Fault(
+                f"for {dtype} the output is {y.dtype}.",
+                "Return y.to(x.dtype).",
+            )
+    return None
+
+
+@claim("the input is left as it is")
+def input_is_kept(subject: Subject) -> Fault | None:
+    """Compare the input before and after."""
+    x = draw(subject.shape, 0).to(subject.dtype)
+    before = x.clone()
+    with torch.no_grad():
+        subject.fresh()(x)
+    if torch.equal(x, before):
+        return None
+    return Fault(
+        "the layer writes into its input, which others may still need.",
+        "Use x = x - mean in place of x -= mean.",
+    )
+
+
+OUTPUT_CLAIMS = (
+    statistics,
+    affine,
+    parameter_shapes,
+    biased,
+    eps_place,
+    two_passes,
+    constant_channel,
+    dtype_is_kept,
+    input_is_kept,
+)

@@ -1,0 +1,425 @@
+"""Norm layers written by hand: two that are right, and each bug that is known.
+
+None uses ``torch.nn``'s own norms, so that the checks meet code as people write it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+
+class HandBatchNorm(nn.Module):
+    """Batch norm of (N, D) or (N, C, ...), right in every respect."""
+
+    def __init__(self, num_features: int, eps: float = 1e-5, momentum: float = 0.1):
+        super().__init__()
+        self.eps, self.momentum = eps, momentum
+        self.gamma = nn.Parameter(torch.ones(num_features))
+        self.beta = nn.Parameter(torch.zeros(num_features))
+        self.running_mean: Any
+        self.running_var: Any
+        self.register_statistics(torch.zeros(num_features), torch.ones(num_features))
+
+    def register_statistics(self, mean: Tensor, var: Tensor) -> None:
+        self.register_buffer("running_mean", mean)
+        self.register_buffer("running_var", var)
+
+    def uses_batch(self) -> bool:
+        return self.training
+
+    def statistics(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        axes = (0, *range(2, x.dim()))
+        mean = x.mean(axes, keepdim=True)
+        return mean, ((x - mean) ** 2).mean(axes, keepdim=True)
+
+    def check(self, x: Tensor) -> None:
+        if x.numel() == x.shape[1]:
+            raise ValueError("one value for each channel has no variance")
+
+    def update(self, mean: Tensor, var: Tensor, n: int) -> None:
+        mean, var = mean.detach().flatten(), var.detach().flatten()
+        self.average(mean, var * n / (n - 1))
+
+    def average(self, mean: Tensor, var: Tensor) -> None:
+        m = self.momentum
+        self.running_mean = (1 - m) * self.running_mean + m * mean
+        self.running_var = (1 - m) * self.running_var + m * var
+
+    def normalized(self, x: Tensor, mean: Tensor, var: Tensor) -> Tensor:
+        return (x - mean) / (var + self.eps).sqrt()
+
+    def forward(self, x: Tensor) -> Tensor:
+        along = (1, -1, *[1] * (x.dim() - 2))
+        if self.uses_batch():
+            self.check(x)
+            mean, var = self.statistics(x)
+            self.update(mean, var, x.numel() // x.shape[1])
+        else:
+            mean = self.running_mean.reshape(along)
+            var = self.running_var.reshape(along)
+        x_hat = self.normalized(x, mean, var)
+        return self.gamma.reshape(along) * x_hat + self.beta.reshape(along)
+
+
+class BatchStatisticsWithoutGradient(HandBatchNorm):
+    def statistics(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        with torch.no_grad():
+            return super().statistics(x)
+
+
+class BatchBuffersInGraph(HandBatchNorm):
+    def update(self, mean: Tensor, var: Tensor, n: int) -> None:
+        self.average(mean.flatten(), var.flatten() * n / (n - 1))
+
+
+class BatchOnePassVariance(HandBatchNorm):
+    def statistics(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        axes = (0, *range(2, x.dim()))
+        mean = x.mean(axes, keepdim=True)
+        return mean, (x**2).mean(axes, keepdim=True) - mean**2
+
+
+class BatchBiasedRunningVariance(HandBatchNorm):
+    def update(self, mean: Tensor, var: Tensor, n: int) -> None:
+        self.average(mean.detach().flatten(), var.detach().flatten())
+
+
+class BatchModeFromGradMode(HandBatchNorm):
+    def uses_batch(self) -> bool:
+        return torch.is_grad_enabled()
+
+
+class BatchStatisticsNotBuffers(HandBatchNorm):
+    def register_statistics(self, mean: Tensor, var: Tensor) -> None:
+        self.running_mean, self.running_var = mean, var
+
+
+class BatchStatisticsInList(HandBatchNorm):
+    """Right, but for keeping the statistics out of state_dict, in a list."""
+
+    def register_statistics(self, mean: Tensor, var: Tensor) -> None:
+        self.kept = [mean, var]
+
+    def average(self, mean: Tensor, var: Tensor) -> None:
+        m = self.momentum
+        self.kept[0] = (1 - m) * self.kept[0] + m * mean
+        self.kept[1] = (1 - m) * self.kept[1] + m * var
+
+    @property
+    def running_mean(self) -> Tensor:
+        return self.kept[0]
+
+    @property
+    def running_var(self) -> Tensor:
+        return self.kept[1]
+
+
+class BatchSigmaPlusEps(HandBatchNorm):
+    def normalized(self, x: Tensor, mean: Tensor, var: Tensor) -> Tensor:
+        return (x - mean) / (var.sqrt() + self.eps)
+
+
+class BatchEpsInPlaceOfSmallSigma(HandBatchNorm):
+    def normalized(self, x: Tensor, mean: Tensor, var: Tensor) -> Tensor:
+        return (x - mean) / var.sqrt().clamp_min(self.eps)
+
+
+class BatchWithoutEps(HandBatchNorm):
+    def normalized(self, x: Tensor, mean: Tensor, var: Tensor) -> Tensor:
+        return (x - mean) / var.sqrt()
+
+
+class BatchScalarGain(HandBatchNorm):
+    def __init__(self, num_features: int) -> None:
+        super().__init__(num_features)
+        self.gamma = nn.Parameter(torch.ones(()))
+        self.beta = nn.Parameter(torch.zeros(()))
+
+
+class BatchUnbiasedForward(HandBatchNorm):
+    def statistics(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        axes = (0, *range(2, x.dim()))
+        return x.mean(axes, keepdim=True), x.var(axes, keepdim=True)
+
+    def update(self, mean: Tensor, var: Tensor, n: int) -> None:
+        self.average(mean.detach().flatten(), var.detach().flatten())
+
+
+class BatchMomentumReversed(HandBatchNorm):
+    def average(self, mean: Tensor, var: Tensor) -> None:
+        m = self.momentum
+        self.running_mean = m * self.running_mean + (1 - m) * mean
+        self.running_var = m * self.running_var + (1 - m) * var
+
+
+class BatchVarianceWeightsReversed(HandBatchNorm):
+    def average(self, mean: Tensor, var: Tensor) -> None:
+        m = self.momentum
+        self.running_mean = (1 - m) * self.running_mean + m * mean
+        self.running_var = m * self.running_var + (1 - m) * var
+
+
+class BatchAveragedDeviation(HandBatchNorm):
+    def average(self, mean: Tensor, var: Tensor) -> None:
+        m = self.momentum
+        self.running_mean = (1 - m) * self.running_mean + m * mean
+        sigma = (1 - m) * self.running_var.sqrt() + m * var.sqrt()
+        self.running_var = sigma**2
+
+
+class BatchWithoutAverages(HandBatchNorm):
+    def update(self, mean: Tensor, var: Tensor, n: int) -> None:
+        pass
+
+
+class BatchAlwaysByBatch(HandBatchNorm):
+    def forward(self, x: Tensor) -> Tensor:
+        is_training = self.training
+        self.training = True
+        y = super().forward(x)
+        self.training = is_training
+        return y
+
+
+class BatchAcceptsOne(HandBatchNorm):
+    def check(self, x: Tensor) -> None:
+        pass
+
+    def update(self, mean: Tensor, var: Tensor, n: int) -> None:
+        super().update(mean, var, max(n, 2))
+
+
+class BatchEvaluationUpdates(HandBatchNorm):
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.training:
+            self.update(*self.statistics(x), x.numel() // x.shape[1])
+        return super().forward(x)
+
+
+class BatchOverChannels(HandBatchNorm):
+    def statistics(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        axes = tuple(range(1, x.dim()))
+        mean = x.mean(axes, keepdim=True)
+        return mean, ((x - mean) ** 2).mean(axes, keepdim=True)
+
+    def update(self, mean: Tensor, var: Tensor, n: int) -> None:
+        super().update(mean.mean().expand(3), var.mean().expand(3), n)
+
+
+class BatchOneMeanForAll(BatchOverChannels):
+    def statistics(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return x.mean().reshape([1] * x.dim()), x.var().reshape([1] * x.dim())
+
+
+class BatchPositionsApart(HandBatchNorm):
+    def statistics(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        mean = x.mean(0, keepdim=True)
+        return mean, ((x - mean) ** 2).mean(0, keepdim=True)
+
+    def update(self, mean: Tensor, var: Tensor, n: int) -> None:
+        axes = tuple(range(2, mean.dim()))
+        super().update(mean.mean(axes), var.mean(axes), n)
+
+
+class BatchGainAsOnePlus(HandBatchNorm):
+    def normalized(self, x: Tensor, mean: Tensor, var: Tensor) -> Tensor:
+        x_hat = super().normalized(x, mean, var)
+        return x_hat * (1 + 1 / self.gamma).reshape(1, -1, *[1] * (x.dim() - 2))
+
+
+class BatchWithoutBias(HandBatchNorm):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) - self.beta.reshape(1, -1, *[1] * (x.dim() - 2))
+
+
+class BatchSinglePrecision(HandBatchNorm):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x).float()
+
+
+class BatchWritesIntoInput(HandBatchNorm):
+    def check(self, x: Tensor) -> None:
+        super().check(x)
+        with torch.no_grad():
+            x -= x.mean()
+
+
+class BatchGainGradientHalved(HandBatchNorm):
+    def normalized(self, x: Tensor, mean: Tensor, var: Tensor) -> Tensor:
+        x_hat = super().normalized(x, mean, var)
+        half = (1 + self.gamma.detach() / self.gamma) / 2  # 1, with a gradient
+        return x_hat * half.reshape(1, -1, *[1] * (x.dim() - 2))
+
+
+class BatchGainWithoutGradient(HandBatchNorm):
+    def forward(self, x: Tensor) -> Tensor:
+        gain, self.gamma.requires_grad = self.gamma.requires_grad, False
+        y = super().forward(x)
+        self.gamma.requires_grad = gain
+        return y
+
+
+class BatchNotAnAverage(HandBatchNorm):
+    def average(self, mean: Tensor, var: Tensor) -> None:
+        super().average(mean.sort().values, var)
+
+
+class BatchDividesByVariance(HandBatchNorm):
+    def normalized(self, x: Tensor, mean: Tensor, var: Tensor) -> Tensor:
+        return (x - mean) / (var + self.eps)
+
+
+class BatchMeanNotSubtracted(HandBatchNorm):
+    def normalized(self, x: Tensor, mean: Tensor, var: Tensor) -> Tensor:
+        return x / (var + self.eps).sqrt()
+
+
+class BatchRandom(HandBatchNorm):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) * (1 + torch.rand(()) * self.training)
+
+
+class BatchGhosts(HandBatchNorm):
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.training or len(x) <= 4:
+            return super().forward(x)
+        parts = [x[first : first + 4] for first in range(0, len(x), 4)]
+        return torch.cat([super(BatchGhosts, self).forward(part) for part in parts])
+
+
+class _ClosedForm(torch.autograd.Function):
+    """Batch norm of (N, D) with its closed form, divided by m, sqrt(m) or not."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, eps: float, root: bool, factor: float) -> Tensor:
+        mean = x.mean(0)
+        inv_std = 1 / (((x - mean) ** 2).mean(0) + eps).sqrt()
+        x_hat = (x - mean) * inv_std
+        ctx.save_for_backward(x_hat, inv_std)
+        ctx.m, ctx.factor = len(x) ** 0.5 if root else len(x), factor
+        return x_hat
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        (g,) = grads
+        x_hat, inv_std = ctx.saved_tensors
+        along = g.sum(0) / ctx.m + x_hat * (g * x_hat).sum(0) / ctx.m
+        return ctx.factor * inv_std * (g - along), None, None, None
+
+
+class BatchClosedForm(HandBatchNorm):
+    """Right: the closed form as a function of its own."""
+
+    root, factor = False, 1.0
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.training:
+            return super().forward(x)
+        self.check(x)
+        self.update(*self.statistics(x), len(x))
+        x_hat: Tensor = _ClosedForm.apply(x, self.eps, self.root, self.factor)  # type: ignore[no-untyped-call]
+        return self.gamma * x_hat + self.beta
+
+
+class BatchRootOfM(BatchClosedForm):
+    root = True
+
+
+class BatchGradientTimes1000(BatchClosedForm):
+    factor = 1000.0
+
+
+class HandLayerNorm(nn.Module):
+    """Layer norm of the last axis, right in every respect."""
+
+    def __init__(self, features: int, eps: float = 1e-5):
+        super().__init__()
+        self.eps = eps
+        self.gamma = nn.Parameter(torch.ones(features))
+        self.beta = nn.Parameter(torch.zeros(features))
+
+    def statistics(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        mean = x.mean(-1, keepdim=True)
+        return mean, ((x - mean) ** 2).mean(-1, keepdim=True)
+
+    def normalized(self, x: Tensor) -> Tensor:
+        mean, var = self.statistics(x)
+        return (x - mean) / (var + self.eps).sqrt()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.gamma * self.normalized(x) + self.beta
+
+
+class LayerSignLost(HandLayerNorm):
+    """After the claim LN(a x) = LN(x) for all a: x is first made positive at front."""
+
+    def normalized(self, x: Tensor) -> Tensor:
+        x_hat = super().normalized(x)
+        return x_hat * x_hat[..., :1].sign()
+
+
+class LayerUnbiased(HandLayerNorm):
+    def statistics(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return x.mean(-1, keepdim=True), x.var(-1, keepdim=True)
+
+
+class LayerSigmaPlusEps(HandLayerNorm):
+    def normalized(self, x: Tensor) -> Tensor:
+        mean, var = self.statistics(x)
+        return (x - mean) / (var.sqrt() + self.eps)
+
+
+class LayerOverTime(HandLayerNorm):
+    def statistics(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        axes = tuple(range(1, x.dim()))
+        mean = x.mean(axes, keepdim=True)
+        return mean, ((x - mean) ** 2).mean(axes, keepdim=True)
+
+
+class LayerOverBatch(HandLayerNorm):
+    def statistics(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        mean = x.mean((0, -1), keepdim=True)
+        return mean, ((x - mean) ** 2).mean((0, -1), keepdim=True)
+
+
+class LayerScalarGain(HandLayerNorm):
+    def __init__(self, features: int) -> None:
+        super().__init__(features)
+        self.gamma = nn.Parameter(torch.ones(()))
+        self.features = nn.Buffer(torch.zeros(features))
+
+
+class LayerWithoutGradient(HandLayerNorm):
+    def statistics(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        with torch.no_grad():
+            return super().statistics(x)
+
+
+class LayerMeanNotSubtracted(HandLayerNorm):
+    """RMS norm under the name of layer norm."""
+
+    def statistics(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return 0 * x, (x**2).mean(-1, keepdim=True)
+
+
+class LayerTorchStd(HandLayerNorm):
+    """As in a widely copied text: unbiased, and eps added to sigma."""
+
+    def normalized(self, x: Tensor) -> Tensor:
+        mean, std = x.mean(-1, keepdim=True), x.std(-1, keepdim=True)
+        return (x - mean) / (std + self.eps)
+
+
+class LayerOnePassVariance(HandLayerNorm):
+    def statistics(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        mean = x.mean(-1, keepdim=True)
+        return mean, (x**2).mean(-1, keepdim=True) - mean**2
+
+
+class LayerScaledInTraining(HandLayerNorm):
+    def forward(self, x: Tensor) -> Tensor:
+        y = super().forward(x)
+        return 2 * y if self.training else y

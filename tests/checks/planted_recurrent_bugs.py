@@ -1,0 +1,278 @@
+"""Recurrent layers as one finds them: one that is right, and each slip by itself."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+States = tuple[Tensor, Tensor]
+
+
+class Right(nn.Module):
+    """The layer-normalized LSTM, written by hand."""
+
+    def __init__(self, features: int, units: int) -> None:
+        super().__init__()
+        self.input_size, self.units = features, units
+        self.w_x = nn.Linear(features, 4 * units, bias=False)
+        self.w_h = nn.Linear(units, 4 * units, bias=False)
+        self.norm_x: Any = nn.LayerNorm(4 * units, bias=False)
+        self.norm_h: Any = nn.LayerNorm(4 * units)
+        self.norm_c: Any = nn.LayerNorm(units)
+
+    def forward(self, x: Tensor, states: States | None = None) -> tuple[Tensor, States]:
+        zeros = x.new_zeros(1, x.shape[1], self.units)
+        h, c = (zeros, zeros) if states is None else states
+        h, c = h[0], c[0]
+        outputs = []
+        for q in self.project(x):
+            h, c = self.step(q, h, c)
+            outputs.append(h)
+        return torch.stack(outputs), (h[None], c[None])
+
+    def project(self, x: Tensor) -> Any:
+        return self.norm_x(self.w_x(x))
+
+    def gates(self, q: Tensor, h: Tensor) -> Any:
+        return q + self.norm_h(self.w_h(h))
+
+    def step(self, q: Tensor, h: Tensor, c: Tensor) -> States:
+        f, i, o, g = self.gates(q, h).chunk(4, dim=-1)
+        c = f.sigmoid() * c + i.sigmoid() * g.tanh()
+        return o.sigmoid() * self.norm_c(c).tanh(), c
+
+
+class NormalizedStateIsCarried(Right):
+    """LN(c) overwrites c."""
+
+    def step(self, q: Tensor, h: Tensor, c: Tensor) -> States:
+        f, i, o, g = self.gates(q, h).chunk(4, dim=-1)
+        c = self.norm_c(f.sigmoid() * c + i.sigmoid() * g.tanh())
+        return o.sigmoid() * c.tanh(), c
+
+
+class ClippedState(Right):
+    """The carried state is cut at 1."""
+
+    def step(self, q: Tensor, h: Tensor, c: Tensor) -> States:
+        h, c = super().step(q, h, c)
+        return h, c.clamp(-1, 1)
+
+
+class EachGateIsNormalized(Right):
+    """Each term, but gate by gate: nn.LayerNorm(units) after the cut."""
+
+    def __init__(self, features: int, units: int) -> None:
+        super().__init__(features, units)
+        self.norm_x = PerGate(units)
+        self.norm_h = PerGate(units)
+
+
+class PerGate(nn.Module):
+    def __init__(self, units: int) -> None:
+        super().__init__()
+        self.norms = nn.ModuleList(nn.LayerNorm(units, bias=False) for _ in range(4))
+
+    def forward(self, a: Tensor) -> Tensor:
+        pairs = zip(self.norms, a.chunk(4, dim=-1), strict=True)
+        return torch.cat([norm(gate) for norm, gate in pairs], dim=-1)
+
+
+class SumIsNormalized(Right):
+    """One layer norm around W_h h + W_x x."""
+
+    def __init__(self, features: int, units: int) -> None:
+        super().__init__(features, units)
+        self.norm_x = nn.Identity()
+
+    def gates(self, q: Tensor, h: Tensor) -> Any:
+        return self.norm_h(q + self.w_h(h))
+
+
+class OnlyInputIsNormalized(Right):
+    """W_h h goes in as it is."""
+
+    def __init__(self, features: int, units: int) -> None:
+        super().__init__(features, units)
+        self.norm_h = nn.Identity()
+
+
+class OutputIsNotNormalized(Right):
+    """h = o tanh(c)."""
+
+    def __init__(self, features: int, units: int) -> None:
+        super().__init__(features, units)
+        self.norm_c = nn.Identity()
+
+
+class OutputIsNotCentred(Right):
+    """RMS norm on the way to h."""
+
+    def __init__(self, features: int, units: int) -> None:
+        super().__init__(features, units)
+        self.norm_c = nn.RMSNorm(units, eps=1e-5)
+
+
+class OutputIsOnlyCentred(Right):
+    """c less its mean on the way to h."""
+
+    def __init__(self, features: int, units: int) -> None:
+        super().__init__(features, units)
+        self.norm_c = Centred()
+
+
+class Centred(nn.Module):
+    def forward(self, c: Tensor) -> Tensor:
+        return c - c.mean(-1, keepdim=True)
+
+
+class TimeIsNormalized(Right):
+    """The statistics of W_x x run over time too, padding included."""
+
+    def project(self, x: Tensor) -> Any:
+        q = self.w_x(x)
+        mean = q.mean((0, 2), keepdim=True)
+        var = q.var((0, 2), correction=0, keepdim=True)
+        return (q - mean) / (var + 1e-5).sqrt() * self.norm_x.weight
+
+
+class BatchIsNormalized(Right):
+    """The statistics of W_x x are those of a step of the whole batch."""
+
+    def project(self, x: Tensor) -> Any:
+        q = self.w_x(x)
+        mean = q.mean((1, 2), keepdim=True)
+        var = q.var((1, 2), correction=0, keepdim=True)
+        return (q - mean) / (var + 1e-5).sqrt() * self.norm_x.weight
+
+
+class BiasIsThereThrice(Right):
+    """Both layer norms before the gates have a bias, and the sum has one, too."""
+
+    def __init__(self, features: int, units: int) -> None:
+        super().__init__(features, units)
+        self.norm_x = nn.LayerNorm(4 * units)
+        self.bias = nn.Parameter(torch.zeros(4 * units))
+
+    def gates(self, q: Tensor, h: Tensor) -> Any:
+        return super().gates(q, h) + self.bias
+
+
+class BackwardIsWrong(Right):
+    """A backward pass by hand, which forgets that mean and variance move."""
+
+    def project(self, x: Tensor) -> Any:
+        return Hat.apply(self.w_x(x)) * self.norm_x.weight  # type: ignore[no-untyped-call]
+
+
+class Hat(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, q: Tensor) -> Tensor:
+        centred = q - q.mean(-1, keepdim=True)
+        inv_std = (centred.square().mean(-1, keepdim=True) + 1e-5) ** -0.5
+        ctx.save_for_backward(inv_std)
+        return centred * inv_std
+
+    @staticmethod
+    def backward(ctx: Any, dl_dy: Tensor) -> Any:
+        (inv_std,) = ctx.saved_tensors
+        return dl_dy * inv_std
+
+
+class StatisticsAreDetached(Right):
+    """The statistics of c are taken under no_grad."""
+
+    def __init__(self, features: int, units: int) -> None:
+        super().__init__(features, units)
+        self.norm_c = Detached()
+
+
+class Detached(nn.Module):
+    def forward(self, c: Tensor) -> Any:
+        with torch.no_grad():
+            mean, var = c.mean(-1, keepdim=True), c.var(-1, correction=0, keepdim=True)
+        return (c - mean) / (var + 1e-5).sqrt()
+
+
+class EpsIsZero(Right):
+    """Nothing keeps the root from 0."""
+
+    def __init__(self, features: int, units: int) -> None:
+        super().__init__(features, units)
+        self.norm_h = nn.LayerNorm(4 * units, eps=0.0)
+
+
+class Cell(nn.Module):
+    """One step of the right layer, called as nn.LSTMCell with both states."""
+
+    def __init__(self, features: int, units: int) -> None:
+        super().__init__()
+        self.hidden_size = units
+        self.layer = Right(features, units)
+
+    def forward(self, x: Tensor, states: States) -> States:
+        return self.layer.step(self.layer.project(x), *states)
+
+
+class BatchFirst(nn.Module):
+    """The right layer, with x of shape (N, T, D), of which no attribute tells."""
+
+    def __init__(self, features: int, units: int) -> None:
+        super().__init__()
+        self.layer = Right(features, units)
+
+    def forward(self, x: Tensor, states: States | None = None) -> tuple[Tensor, States]:
+        out, states = self.layer(x.transpose(0, 1), states)
+        return out.transpose(0, 1), states
+
+
+class HasDropout(Right):
+    """With a dropout of its own making."""
+
+    def project(self, x: Tensor) -> Any:
+        return nn.functional.dropout(super().project(x), 0.5, self.training)
+
+
+class IgnoresTheState(Right):
+    """No W_h h in front of the gates; two parameters that nobody needs."""
+
+    def __init__(self, features: int, units: int) -> None:
+        super().__init__(features, units)
+        self.first = nn.Parameter(torch.zeros(units))
+        self.second = nn.Parameter(torch.zeros(units))
+
+    def gates(self, q: Tensor, h: Tensor) -> Any:
+        return q
+
+
+class RemembersModes(BatchIsNormalized):
+    """It notes the mode of each call."""
+
+    modes: ClassVar[list[bool]] = []
+
+    def project(self, x: Tensor) -> Any:
+        self.modes.append(self.training)
+        return super().project(x)
+
+
+class PlainStates(nn.Module):
+    """The right layer, with states of shape (N, H), which must be given."""
+
+    def __init__(self, features: int, units: int) -> None:
+        super().__init__()
+        self.hidden_size = units
+        self.layer = Right(features, units)
+
+    def forward(self, x: Tensor, states: States) -> tuple[Tensor, States]:
+        h, c = states
+        out, (h, c) = self.layer(x, (h[None], c[None]))
+        return out, (h[0], c[0])
+
+
+class SinglePrecision(Right):
+    """It can compute in float32 only."""
+
+    def project(self, x: Tensor) -> Any:
+        return super().project(x.float())

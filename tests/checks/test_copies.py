@@ -1,0 +1,59 @@
+"""Copies of layers that deepcopy refuses, and what hangs on a tensor."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from normbook.checks.copies import copy_of, graph_nodes, tensors_of
+
+
+def layer_in_graph() -> nn.Module:
+    layer = nn.BatchNorm1d(3)
+    layer.running_mean = 2 * layer.weight
+    return layer
+
+
+def test_deepcopy_refuses_what_copy_of_copies() -> None:
+    layer = layer_in_graph()
+    with pytest.raises(RuntimeError, match="deepcopy protocol"):
+        copy.deepcopy(layer)
+    assert copy_of(layer).state_dict()["running_mean"].tolist() == [2.0, 2.0, 2.0]
+
+
+def test_a_copy_shares_no_memory_with_the_layer() -> None:
+    layer = layer_in_graph()
+    for (_, ours), (_, theirs) in zip(
+        tensors_of(layer), tensors_of(copy_of(layer)), strict=True
+    ):
+        assert ours.data_ptr() != theirs.data_ptr()
+
+
+def test_the_layer_keeps_its_graph() -> None:
+    layer = layer_in_graph()
+    copy_of(layer)
+    assert layer.state_dict(keep_vars=True)["running_mean"].grad_fn is not None
+
+
+def test_a_tensor_in_a_list_in_a_graph_is_copied() -> None:
+    layer: Any = nn.Linear(2, 2)
+    layer.kept = [{"mean": layer.weight * 3}]
+    assert copy_of(layer).kept[0]["mean"].grad_fn is None
+
+
+def test_tensors_are_found_wherever_they_are_kept() -> None:
+    norm: Any = nn.BatchNorm1d(3)
+    norm.seen = [torch.ones(1), {"last": torch.ones(2)}]
+    layer = nn.Sequential(norm)
+    names = {name for name, _ in tensors_of(layer)}
+    assert {"0.weight", "0.running_var", "0.seen.0", "0.seen.1.last"} <= names
+
+
+def test_each_operation_counts_once() -> None:
+    x = torch.ones(1, requires_grad=True)
+    y = x + 1
+    assert graph_nodes(y * y) == 3  # the product, the sum, and x as its source

@@ -1,0 +1,328 @@
+"""check_norm_layer: right layers pass, variants say how they differ, bad input."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import planted_bugs as bugs
+import pytest
+import torch
+from torch import Tensor, nn
+
+from normbook.checks import check_norm_layer
+from normbook.layers import (
+    batch_norm,
+    batch_renorm,
+    ghost_batch_norm,
+    group_norm,
+    layer_norm,
+    lp_norm,
+    masked_batch_norm,
+    per_step_batch_norm,
+    sync_batch_norm,
+    unbiased_batch_norm,
+)
+
+OUTPUT = "the output is (x - mean) / sigma, over the right axes"
+
+
+def made(places: tuple[Any, Any, Any]) -> list[nn.Module]:
+    """Make layers of every kind, of torch.nn or of this package."""
+    batch, layer, group = places
+    return [
+        batch.BatchNorm1d(3),
+        batch.BatchNorm1d(1),
+        batch.BatchNorm1d(3, affine=False),
+        batch.BatchNorm1d(3, bias=False),
+        batch.BatchNorm1d(3, momentum=None),
+        batch.BatchNorm1d(3, momentum=1.0),
+        batch.BatchNorm1d(3, momentum=0.0),
+        batch.BatchNorm1d(3, track_running_stats=False),
+        batch.BatchNorm1d(3, eps=0.1),
+        batch.BatchNorm1d(3, eps=1e-9, dtype=torch.float64),
+        batch.BatchNorm2d(3),
+        batch.BatchNorm2d(3, affine=False, momentum=0.7),
+        batch.BatchNorm3d(2),
+        layer.LayerNorm(8),
+        layer.LayerNorm((3, 4)),
+        layer.LayerNorm((3, 4, 5)),
+        layer.LayerNorm(8, elementwise_affine=False),
+        layer.LayerNorm(8, bias=False),
+        layer.LayerNorm(8, eps=1e-2),
+        group.GroupNorm(1, 6),
+        group.GroupNorm(2, 6),
+        group.GroupNorm(6, 6),
+        group.GroupNorm(2, 6, affine=False),
+        group.InstanceNorm1d(3),
+        group.InstanceNorm1d(3, affine=True, track_running_stats=True),
+        group.InstanceNorm2d(3, affine=True),
+        group.InstanceNorm2d(3, track_running_stats=True, momentum=0.3),
+        group.InstanceNorm3d(2),
+        layer.RMSNorm(8),
+        layer.RMSNorm((3, 4), eps=1e-5),
+        layer.RMSNorm(8, elementwise_affine=False),
+    ]
+
+
+@pytest.mark.parametrize("layer", made((nn, nn, nn)), ids=str)
+def test_layers_of_torch_pass(layer: nn.Module) -> None:
+    assert check_norm_layer(layer, quiet=True).failed == ()
+
+
+@pytest.mark.parametrize("layer", made((batch_norm, layer_norm, group_norm)), ids=str)
+def test_drop_ins_of_this_package_pass(layer: nn.Module) -> None:
+    assert check_norm_layer(layer, quiet=True).failed == ()
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [nn.SyncBatchNorm(3), sync_batch_norm.SyncBatchNorm(3)],
+    ids=["torch", "own"],
+)
+def test_synchronized_batch_norm_passes_in_a_single_process(layer: nn.Module) -> None:
+    assert check_norm_layer(layer, quiet=True).failed == ()
+
+
+@pytest.mark.parametrize("shape", [(4, 3), (4, 3, 5), (1, 3, 64)])
+def test_batch_norm_passes_for_each_shape_that_it_takes(shape: tuple[int, ...]) -> None:
+    assert check_norm_layer(nn.BatchNorm1d(3), shape, quiet=True).failed == ()
+
+
+def test_a_wrapped_layer_passes() -> None:
+    assert check_norm_layer(nn.Sequential(nn.BatchNorm1d(3)), quiet=True).passed
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+def test_a_layer_of_any_precision_passes(dtype: torch.dtype) -> None:
+    assert check_norm_layer(nn.BatchNorm1d(3, dtype=dtype), quiet=True).passed
+
+
+def test_a_layer_in_evaluation_mode_without_gradients_passes() -> None:
+    layer = nn.BatchNorm1d(3).eval().requires_grad_(False)
+    with torch.no_grad():
+        assert check_norm_layer(layer, quiet=True).passed
+
+
+class ChannelsFirst(nn.Module):
+    """Layer norm over axis 1 at each position of an image."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(channels, 1, 1))
+        self.bias = nn.Parameter(torch.zeros(channels, 1, 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        mean = x.mean(1, keepdim=True)
+        var = ((x - mean) ** 2).mean(1, keepdim=True)
+        return self.weight * (x - mean) / (var + 1e-6).sqrt() + self.bias
+
+
+def test_layer_norm_over_the_channels_of_each_position_passes() -> None:
+    report = check_norm_layer(ChannelsFirst(6), (2, 6, 3, 4), quiet=True)
+    assert report.kind == "layer norm of (N, 6, 3, 4)"
+    assert report.failed == ()
+
+
+class OneParameter(nn.Module):
+    """Batch norm whose gain and bias lie in a parameter with a name of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.both = nn.Parameter(torch.tensor([[2.0, 0.5, -1.0], [0.1, -3.0, 1.0]]))
+        self.norm = nn.BatchNorm1d(3, affine=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.norm(x)
+        return y * self.both[0] + self.both[1]
+
+
+def test_gain_and_bias_under_other_names_are_found_from_the_output() -> None:
+    assert check_norm_layer(OneParameter(), (4, 3), quiet=True).failed == ()
+
+
+class ShiftedBatchNorm(OneParameter):
+    def forward(self, x: Tensor) -> Tensor:
+        y = (x - x.mean(0)) / (x.var(0) + 1e-5).sqrt()  # unbiased
+        return super().forward(x) if not self.training else y * self.both[0]
+
+
+def test_a_bug_is_found_where_the_gain_has_another_name() -> None:
+    report = check_norm_layer(ShiftedBatchNorm(), (4, 3), kind="batch", quiet=True)
+    assert "the variance divides by n, not by n - 1" in report.failed
+
+
+@pytest.mark.parametrize(
+    ("layer", "reason"),
+    [
+        (
+            unbiased_batch_norm.UnbiasedBatchNorm1d(3),
+            "the unbiased variance normalizes",
+        ),
+        (ghost_batch_norm.GhostBatchNorm1d(3, 4), "each 4 examples have statistics"),
+        (ghost_batch_norm.GhostBatchNorm2d(3, 2), "each 2 examples have statistics"),
+        (batch_renorm.BatchRenorm1d(3), "as in batch renormalization"),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_a_deliberate_variant_says_how_it_differs(
+    layer: nn.Module, reason: str
+) -> None:
+    report = check_norm_layer(layer, quiet=True)
+    assert reason in str(report).replace("\n       ", " ")
+
+
+def test_the_unbiased_variant_fails_one_test_only() -> None:
+    layer = unbiased_batch_norm.UnbiasedBatchNorm1d(3)
+    failed = check_norm_layer(layer, quiet=True).failed
+    assert failed == ("the variance divides by n, not by n - 1",)
+
+
+def test_an_lp_norm_is_told_from_batch_norm() -> None:
+    report = check_norm_layer(lp_norm.LpNorm1d(3, 2), kind="batch", quiet=True)
+    assert "root mean square of x, not of x - mean" in str(report).replace(
+        "\n       ", " "
+    )
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [
+        masked_batch_norm.MaskedBatchNorm1d(3),
+        per_step_batch_norm.PerStepBatchNorm1d(3, 2),
+    ],
+    ids=lambda layer: type(layer).__name__,
+)
+def test_a_layer_that_needs_more_than_x_is_refused(layer: nn.Module) -> None:
+    with pytest.raises(ValueError, match="missing 1 required positional argument"):
+        check_norm_layer(layer)
+
+
+class Lambda(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return (x - x.mean(-1, keepdim=True)) / x.std(-1, keepdim=True)
+
+
+class Flattened(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x.flatten()
+
+
+@pytest.mark.parametrize(
+    ("layer", "arguments", "error", "message"),
+    [
+        (None, {}, TypeError, "must be a torch.nn.Module, got None; pass a layer"),
+        (nn.BatchNorm1d, {}, TypeError, "call the class first"),
+        (nn.Linear(3, 3), {}, ValueError, "must normalize in training, got a Linear"),
+        (nn.Linear(3, 3), {"kind": "batch"}, ValueError, "must normalize in training"),
+        (nn.Linear(3, 4), {}, ValueError, "to one of the same shape, got from Linear"),
+        (nn.Identity(), {"shape": (4, 3)}, ValueError, "must normalize"),
+        (nn.Softmax(-1), {"shape": (4, 3)}, ValueError, "the kind of norm must be kno"),
+        (Lambda(), {}, ValueError, r"the shape of an input must be given.*pass shape="),
+        (Flattened(), {"shape": (4, 3)}, ValueError, r"the output is \(48,\)"),
+        (nn.LazyBatchNorm1d(), {}, ValueError, "waits for its first input"),
+        (
+            nn.BatchNorm1d(3),
+            {"shape": (4, 5)},
+            ValueError,
+            "pass the shape of an input",
+        ),
+        (nn.BatchNorm1d(3), {"shape": 4}, ValueError, "positive whole numbers, got 4"),
+        (nn.BatchNorm1d(3), {"shape": (4, 0)}, ValueError, "positive whole numbers"),
+        (nn.BatchNorm1d(3), {"kind": "bn"}, ValueError, "kind must be one of batch,"),
+        (nn.BatchNorm1d(3), {"eps": -1.0}, ValueError, "eps must be a number of at le"),
+        (nn.BatchNorm1d(3), {"eps": "1"}, ValueError, "eps must be a number of at le"),
+        (nn.BatchNorm1d(3, device="meta"), {}, ValueError, "on the CPU.*on meta; pass"),
+        (
+            nn.BatchNorm1d(3),
+            {"kind": "instance", "shape": (4, 3)},
+            ValueError,
+            "must have an axis to normalize",
+        ),
+    ],
+)
+def test_bad_input_is_refused_with_rule_and_cure(
+    layer: Any, arguments: dict[str, Any], error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        check_norm_layer(layer, **arguments)
+
+
+def test_eps_that_is_given_is_demanded() -> None:
+    report = check_norm_layer(nn.BatchNorm1d(3, eps=1e-5), eps=1e-4, quiet=True)
+    assert report.failed == ("eps is added to the variance, inside the root",)
+
+
+def test_the_kind_that_is_given_is_demanded() -> None:
+    report = check_norm_layer(nn.GroupNorm(1, 6), kind="instance", quiet=True)
+    assert report.failed == (OUTPUT,)
+
+
+def state(layer: nn.Module) -> list[Tensor]:
+    return [value.clone() for value in layer.state_dict().values()]
+
+
+@pytest.mark.parametrize("is_training", [True, False])
+def test_the_layer_is_never_changed(is_training: bool) -> None:
+    layer = bugs.BatchEvaluationUpdates(3).train(is_training)
+    before = state(layer)
+    check_norm_layer(layer, quiet=True)
+    assert all(map(torch.equal, before, state(layer)))
+    assert layer.training == is_training
+    assert all(parameter.grad is None for parameter in layer.parameters())
+
+
+def test_the_global_random_numbers_are_not_touched() -> None:
+    before = torch.get_rng_state()
+    check_norm_layer(bugs.BatchRandom(3), quiet=True)
+    assert torch.equal(before, torch.get_rng_state())
+
+
+def test_a_layer_that_deepcopy_refuses_is_checked_and_that_is_a_finding() -> None:
+    layer = nn.BatchNorm1d(3)
+    layer.running_mean = 3 * layer.weight
+    report = check_norm_layer(layer, quiet=True)
+    assert report.failed == (
+        "deepcopy and pickle work after training, and copy the statistics",
+    )
+    assert layer.running_mean.grad_fn is not None
+
+
+def test_a_trained_layer_passes() -> None:
+    layer = nn.BatchNorm1d(3, momentum=None)
+    for _ in range(3):
+        layer(torch.randn(5, 3, generator=torch.Generator().manual_seed(0)))
+    assert check_norm_layer(layer, quiet=True).passed
+
+
+def test_the_report_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    report = check_norm_layer(bugs.BatchScalarGain(3))
+    assert capsys.readouterr().out == f"{report}\n"
+
+
+def test_quiet_prints_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    check_norm_layer(nn.BatchNorm1d(3), quiet=True)
+    assert capsys.readouterr().out == ""
+
+
+def test_a_recurrent_layer_gets_the_recurrent_tests() -> None:
+    assert check_norm_layer(nn.LSTM(3, 4), quiet=True).kind == "LSTM"
+
+
+@pytest.mark.parametrize(
+    ("layer", "shape"),
+    [
+        (nn.BatchNorm2d(64), (8, 64, 56, 56)),
+        (nn.LayerNorm(768), (8, 512, 768)),
+        (bugs.HandBatchNorm(256), (32, 256)),
+        (bugs.BatchUnbiasedForward(64), (8, 64, 14, 14)),
+    ],
+    ids=str,
+)
+def test_a_call_takes_less_than_two_seconds(
+    layer: nn.Module, shape: tuple[int, ...]
+) -> None:
+    check_norm_layer(nn.BatchNorm1d(3), quiet=True)  # torch's first call is slow
+    begin = time.perf_counter()
+    check_norm_layer(layer, shape, quiet=True)
+    assert time.perf_counter() - begin < 2  # 0.3 s on a free machine

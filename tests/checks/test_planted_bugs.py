@@ -1,0 +1,178 @@
+"""Each known bug fails the tests that it should, no other, and is named."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import planted_bugs as bugs
+import pytest
+import torch
+from torch import nn
+
+from normbook.checks import check_norm_layer
+from normbook.checks.report import Report
+
+OUTPUT = "the output is (x - mean) / sigma, over the right axes"
+AFFINE = "gain and bias act on the output as they are"
+SHAPES = "there is one gain and one bias for each channel"
+BIASED = "the variance divides by n, not by n - 1"
+EPS = "eps is added to the variance, inside the root"
+TWO_PASSES = "a mean far from 0 costs no precision in float32"
+CONSTANT = "a constant channel stays finite, output and gradient"
+DTYPE = "the output has the dtype of the input"
+INPUT = "the input is left as it is"
+BY_X = "the gradient by x is that of the output"
+BY_PARAMETERS = "the gradients by gain and bias are those of the output"
+MEAN = "the running mean averages the means of the batches"
+VARIANCE = "the running variance averages the unbiased variances"
+GRAPH = "the running statistics hold no graph"
+STATE = "state_dict carries the running statistics"
+EVAL_MODE = "eval() means the same with gradients on and off"
+TRAIN_MODE = "train() uses the batch, with gradients on and off"
+KEEPS = "evaluation leaves the running statistics as they are"
+ALONE = "evaluation of an example does not depend on the others"
+SINGLE = "a batch with one value for each channel is refused in training"
+COPIES = "deepcopy and pickle work after training, and copy the statistics"
+BOTH_MODES = "training and evaluation give the same"
+EXAMPLES = "an example does not depend on the others in the batch"
+POSITIONS = "a position does not depend on the other positions"
+SIGN = "the sign of the input is the sign of x_hat: f(-x) = -f(x)"
+ONE = "a batch of one works, and gives the same"
+
+
+class Bug(NamedTuple):
+    layer: type[nn.Module]
+    failed: set[str]
+    reason: str
+
+
+BUGS = [
+    Bug(bugs.BatchStatisticsWithoutGradient, {BY_X}, "mean and variance are constants"),
+    Bug(bugs.BatchBuffersInGraph, {GRAPH, COPIES}, "keeps the autograd graph"),
+    Bug(bugs.BatchOnePassVariance, {TWO_PASSES}, "E[x^2] - E[x]^2"),
+    Bug(bugs.BatchBiasedRunningVariance, {VARIANCE}, "differs from torch; Keras"),
+    Bug(
+        bugs.BatchModeFromGradMode,
+        {EVAL_MODE, TRAIN_MODE, KEEPS, ALONE},
+        "torch.is_grad_enabled()",
+    ),
+    Bug(bugs.BatchStatisticsNotBuffers, {STATE}, "are no buffers"),
+    Bug(bugs.BatchStatisticsInList, {STATE}, "are no buffers"),
+    Bug(bugs.BatchSigmaPlusEps, {EPS, CONSTANT}, "sigma + eps gives 0.997"),
+    Bug(bugs.BatchEpsInPlaceOfSmallSigma, {EPS, CONSTANT}, "max(sigma, eps) gives 1"),
+    Bug(bugs.BatchWithoutEps, {EPS, CONSTANT}, "sigma, without eps gives 1"),
+    Bug(bugs.BatchScalarGain, {SHAPES}, "one scalar for the whole layer"),
+    Bug(bugs.BatchUnbiasedForward, {BIASED}, "the unbiased variance normalizes"),
+    Bug(
+        bugs.BatchMomentumReversed, {MEAN}, "weight of the old value here, as in Keras"
+    ),
+    Bug(bugs.BatchVarianceWeightsReversed, {VARIANCE}, "each other's weight"),
+    Bug(bugs.BatchAveragedDeviation, {VARIANCE}, "standard deviations are averaged"),
+    Bug(bugs.BatchWithoutAverages, {MEAN}, "still uses the first mean"),
+    Bug(bugs.BatchNotAnAverage, {MEAN}, "is no average"),
+    Bug(bugs.BatchAlwaysByBatch, {KEEPS, ALONE}, "normalizes by the batch"),
+    Bug(bugs.BatchAcceptsOne, {SINGLE}, "the bias, whatever the input"),
+    Bug(bugs.BatchEvaluationUpdates, {KEEPS, ALONE}, "leaks into the model"),
+    Bug(bugs.BatchOverChannels, {OUTPUT}, "the channels too, example by example"),
+    Bug(bugs.BatchOneMeanForAll, {OUTPUT}, "one mean and one variance for all"),
+    Bug(bugs.BatchDividesByVariance, {OUTPUT}, "by the variance, not by its root"),
+    Bug(bugs.BatchMeanNotSubtracted, {OUTPUT}, "the mean is not subtracted"),
+    Bug(bugs.BatchGhosts, {OUTPUT}, "each 4 examples have statistics of their own"),
+    Bug(bugs.BatchGainAsOnePlus, {AFFINE}, "the gain is used as 1 + gain"),
+    Bug(bugs.BatchWithoutBias, {AFFINE}, "the bias is not used"),
+    Bug(bugs.BatchSinglePrecision, {DTYPE}, "for torch.float64 the output is torch.fl"),
+    Bug(bugs.BatchWritesIntoInput, {INPUT}, "writes into its input"),
+    Bug(bugs.BatchGainGradientHalved, {BY_PARAMETERS}, "gamma is off by 50 %"),
+    Bug(bugs.BatchGainWithoutGradient, {BY_PARAMETERS}, "gets no gradient"),
+    Bug(bugs.BatchRootOfM, {BY_X}, "sqrt(m) in place of m"),
+    Bug(bugs.BatchGradientTimes1000, {BY_X}, "1000 times the right one"),
+    Bug(bugs.LayerSignLost, {OUTPUT, SIGN}, "LN(a x) = LN(x) holds for a > 0 only"),
+    Bug(bugs.LayerUnbiased, {BIASED}, "which is sqrt((n - 1) / n)"),
+    Bug(bugs.LayerSigmaPlusEps, {EPS, CONSTANT}, "sigma + eps gives 0.997"),
+    Bug(bugs.LayerTorchStd, {BIASED, EPS}, "sigma + eps gives 0.997"),
+    Bug(bugs.LayerOverTime, {OUTPUT, POSITIONS}, "axes between batch and features too"),
+    Bug(bugs.LayerOverBatch, {OUTPUT, EXAMPLES, ONE}, "run over the batch too"),
+    Bug(bugs.LayerMeanNotSubtracted, {OUTPUT}, "as in RMS norm"),
+    Bug(bugs.LayerScalarGain, {SHAPES}, "gamma has shape (), expected (8,)"),
+    Bug(bugs.LayerWithoutGradient, {BY_X}, "mean and variance are constants"),
+    Bug(bugs.LayerOnePassVariance, {TWO_PASSES}, "E[x^2] - E[x]^2"),
+    Bug(bugs.LayerScaledInTraining, {AFFINE, BOTH_MODES}, "after eval() the output"),
+]
+
+
+def check(layer: type[nn.Module], shape: tuple[int, ...] | None = None) -> Report:
+    features = 8 if layer.__name__.startswith("Layer") else 3
+    return check_norm_layer(layer(features), shape, quiet=True)
+
+
+def reasons(report: Report) -> str:
+    return "\n".join(f.reason for f in report.findings if f.passed is False)
+
+
+@pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.layer.__name__)
+def test_a_bug_fails_the_tests_that_it_should_and_no_other(bug: Bug) -> None:
+    assert set(check(bug.layer).failed) == bug.failed
+
+
+@pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.layer.__name__)
+def test_the_reason_names_the_bug(bug: Bug) -> None:
+    assert bug.reason in reasons(check(bug.layer))
+
+
+@pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.layer.__name__)
+def test_every_failure_has_a_cure(bug: Bug) -> None:
+    assert all(f.cure for f in check(bug.layer).findings if f.passed is False)
+
+
+def test_every_test_is_failed_by_some_bug() -> None:
+    layers = (bugs.HandBatchNorm(3), bugs.HandLayerNorm(8))
+    found = [check_norm_layer(layer, quiet=True).findings for layer in layers]
+    names = {finding.name for findings in found for finding in findings}
+    assert names == set().union(*(bug.failed for bug in BUGS))
+
+
+def test_images_show_statistics_that_each_position_has_for_itself() -> None:
+    report = check(bugs.BatchPositionsApart, (8, 3, 4, 5))
+    assert report.failed == (OUTPUT,)
+    assert "the statistics run over the examples only" in reasons(report)
+
+
+@pytest.mark.parametrize(
+    "layer", [bugs.HandBatchNorm, bugs.BatchClosedForm], ids=lambda c: c.__name__
+)
+def test_a_batch_norm_written_by_hand_passes(layer: type[nn.Module]) -> None:
+    assert check_norm_layer(layer(3), quiet=True).failed == ()
+
+
+@pytest.mark.parametrize("shape", [(4, 3), (4, 3, 5), (4, 3, 5, 6), (2, 3, 4, 5, 6)])
+def test_a_batch_norm_written_by_hand_passes_with_positions(
+    shape: tuple[int, ...],
+) -> None:
+    assert check_norm_layer(bugs.HandBatchNorm(3), shape, quiet=True).failed == ()
+
+
+def test_a_layer_norm_written_by_hand_passes() -> None:
+    assert check_norm_layer(bugs.HandLayerNorm(8), quiet=True).failed == ()
+
+
+@pytest.mark.parametrize("eps", [1e-3, 1e-5, 1e-8])
+def test_eps_without_an_attribute_is_found_by_behaviour(eps: float) -> None:
+    class Renamed(bugs.HandLayerNorm):
+        def normalized(self, x: torch.Tensor) -> torch.Tensor:
+            mean, var = self.statistics(x)
+            return (x - mean) / (var + eps).sqrt()
+
+    renamed = Renamed(8)
+    del renamed.eps
+    assert check_norm_layer(renamed, quiet=True).failed == ()
+
+
+def test_two_bugs_in_one_layer_are_both_named() -> None:
+    class Both(bugs.BatchBiasedRunningVariance, bugs.BatchStatisticsNotBuffers):
+        pass
+
+    assert set(check(Both).failed) == {VARIANCE, STATE}
+
+
+def test_a_random_layer_is_called_random() -> None:
+    assert "the layer is random" in reasons(check(bugs.BatchRandom))

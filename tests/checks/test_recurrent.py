@@ -1,0 +1,200 @@
+"""A layer-normalized LSTM of anybody: right ones pass, each slip has its name."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import planted_recurrent_bugs as planted
+import pytest
+import torch
+from torch import nn
+
+from normbook.checks import recurrent
+from normbook.checks.recurrent import recurrent_findings
+from normbook.layers.batch_norm_lstm import BatchNormLSTM
+from normbook.layers.lstm import LayerNormLSTM
+
+D, H = 3, 8
+
+
+def failures(layer: nn.Module, sizes: Any = None) -> dict[str, str]:
+    found = recurrent_findings(layer, sizes)
+    assert all(f.reason and f.cure for f in found if f.passed is False)
+    return {f.name: f.reason for f in found if f.passed is False}
+
+
+def ours(**settings: Any) -> LayerNormLSTM:
+    return LayerNormLSTM(D, H, has_redundant_biases=False, **settings)
+
+
+@pytest.fixture(autouse=True)
+def seed() -> None:
+    torch.manual_seed(0)
+
+
+@pytest.mark.parametrize(
+    ("layer", "sizes"),
+    [
+        (lambda: ours(), None),
+        (lambda: ours(bias=False), (7, 2, D)),
+        (lambda: ours(), (1, 1, D)),
+        (lambda: ours(batch_first=True), (2, 7, D)),
+        (lambda: ours(num_layers=2, dropout=0.5), None),
+        (lambda: ours(bidirectional=True), None),
+        (lambda: ours(num_layers=2, bidirectional=True), None),
+        (lambda: ours(dtype=torch.float64), None),
+        (lambda: LayerNormLSTM(1, 1, has_redundant_biases=False), None),
+        (lambda: planted.Right(D, H), None),
+        (lambda: planted.BatchFirst(D, H), (5, 7, D)),
+        (lambda: planted.Cell(D, H), (5, D)),
+        (lambda: planted.Cell(D, H), (7, 5, D)),
+        (lambda: planted.PlainStates(D, H), (7, 5, D)),
+        (lambda: planted.HasDropout(D, H), None),
+        (lambda: planted.IgnoresTheState(D, H), None),
+    ],
+)
+def test_a_right_layer_passes(layer: Any, sizes: Any) -> None:
+    assert failures(layer(), sizes) == {}
+
+
+def test_of_our_own_layer_every_test_is_made() -> None:
+    assert all(f.passed for f in recurrent_findings(ours()))
+
+
+@pytest.mark.parametrize(
+    ("layer", "expected"),
+    [
+        (planted.NormalizedStateIsCarried, {recurrent.RAW: "LN(c) stored as the st"}),
+        (planted.ClippedState, {recurrent.RAW: "is linear in c_0; here it is not"}),
+        (planted.EachGateIsNormalized, {recurrent.TOGETHER: "Each gate is normalized"}),
+        (planted.SumIsNormalized, {recurrent.TERMS: "it is the sum W_h h + W_x x"}),
+        (planted.OnlyInputIsNormalized, {recurrent.NORMED: "only W_x x is normalized"}),
+        (planted.OutputIsNotNormalized, {recurrent.OUTPUT: "c is not normalized"}),
+        (planted.OutputIsNotCentred, {recurrent.OUTPUT: "c is not normalized"}),
+        (planted.OutputIsOnlyCentred, {recurrent.OUTPUT: "c is not normalized"}),
+        (
+            planted.TimeIsNormalized,
+            {
+                recurrent.LATER: "The statistics run over time",
+                recurrent.PADDING: "The padding has a part in the statistics",
+            },
+        ),
+        (planted.BatchIsNormalized, {recurrent.OTHERS: "changes h of the others by"}),
+        (planted.BiasIsThereThrice, {recurrent.BIASES: "sum 3 times as fast"}),
+        (planted.BackwardIsWrong, {recurrent.GRADIENTS: "w_x.weight: "}),
+        (planted.StatisticsAreDetached, {recurrent.GRADIENTS: "c_0: "}),
+        (planted.EpsIsZero, {recurrent.ZEROS: "outputs are not finite"}),
+    ],
+)
+def test_each_slip_fails_its_own_test_only(layer: Any, expected: Any) -> None:
+    found = failures(layer(D, H))
+    assert found.keys() == expected.keys()
+    for name, reason in expected.items():
+        assert reason in found[name]
+
+
+def test_the_three_biases_of_the_paper_are_reported() -> None:
+    found = failures(LayerNormLSTM(D, H))
+    assert list(found) == [recurrent.BIASES]
+    assert "b_l0, beta_h_l0 and beta_x_l0 have" in found[recurrent.BIASES]
+
+
+def test_our_other_cells_fail_by_name() -> None:
+    assert list(failures(ours(carried="normalized"))) == [recurrent.RAW]
+    assert list(failures(ours(norm="sum"))) == [recurrent.TERMS]
+    assert list(failures(ours(norm="gates"))) == [recurrent.TERMS, recurrent.TOGETHER]
+
+
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.LSTMCell])
+def test_the_plain_lstm_has_no_normalization(kind: Any) -> None:
+    found = failures(kind(D, H))
+    assert list(found) == [recurrent.NORMED, recurrent.OUTPUT, recurrent.BIASES]
+    assert "no normalization was found" in found[recurrent.NORMED]
+    assert "2 times as fast" in found[recurrent.BIASES]
+
+
+def test_batch_norm_is_told_by_its_evaluation_mode() -> None:
+    found = failures(BatchNormLSTM(D, H, max_steps=6))
+    assert list(found) == [recurrent.OTHERS]
+    assert "this is batch norm, with running statistics" in found[recurrent.OTHERS]
+    assert (
+        "batch norm" not in failures(planted.BatchIsNormalized(D, H))[recurrent.OTHERS]
+    )
+
+
+def test_all_but_the_look_at_evaluation_mode_is_in_training_mode() -> None:
+    planted.RemembersModes.modes.clear()
+    recurrent_findings(planted.RemembersModes(D, H))
+    assert planted.RemembersModes.modes.count(False) == 2
+    assert planted.RemembersModes.modes[-1] is True
+
+
+def test_gates_with_gains_of_their_own_are_found_too() -> None:
+    layer = ours(norm="gates")
+    with torch.no_grad():
+        layer.get_parameter("gamma_h_l0").uniform_(0.5, 2.0)
+    assert "weights 1 / gain" in failures(layer)[recurrent.TOGETHER]
+
+
+def test_weights_of_zero_and_large_biases_hide_nothing() -> None:
+    layer = planted.EachGateIsNormalized(D, H)
+    nn.init.zeros_(layer.w_x.weight)
+    nn.init.zeros_(layer.w_h.weight)
+    layer.norm_h.bias = nn.Parameter(torch.full((4 * H,), 5.0))
+    assert list(failures(layer)) == [recurrent.TOGETHER]
+
+
+def test_the_claimed_spread_of_the_carried_state_is_the_one_measured() -> None:
+    reason = failures(ours(carried="normalized"))[recurrent.RAW]
+    assert "a deviation of 10 leaves a c_1 with a deviation of 1.00" in reason
+    assert "one of 100 leaves 1.00;" in reason
+
+
+def test_frozen_parameters_are_tested_and_stay_frozen() -> None:
+    layer = planted.BackwardIsWrong(D, H).requires_grad_(False)
+    assert "w_x.weight" in failures(layer)[recurrent.GRADIENTS]
+    assert not any(p.requires_grad for p in layer.parameters())
+
+
+@pytest.mark.parametrize("is_training", [True, False])
+def test_the_layer_and_the_random_numbers_are_left_alone(is_training: bool) -> None:
+    layer = BatchNormLSTM(D, H, max_steps=6).train(is_training)
+    layer.w_x_l0.grad = torch.ones_like(layer.w_x_l0)
+    before, numbers = copy.deepcopy(layer.state_dict()), torch.get_rng_state()
+    recurrent_findings(layer)
+    assert torch.equal(numbers, torch.get_rng_state())
+    assert all(torch.equal(before[k], v) for k, v in layer.state_dict().items())
+    assert layer.training is is_training
+    assert bool((layer.w_x_l0.grad == 1).all())
+
+
+def test_the_findings_are_the_same_each_time() -> None:
+    layer = planted.HasDropout(D, H)
+    assert recurrent_findings(layer) == recurrent_findings(layer)
+
+
+def note(layer: nn.Module, **settings: Any) -> str:
+    return recurrent_findings(layer, **settings)[-1].reason
+
+
+def test_the_gradient_of_an_initial_state_of_zeros_is_noted() -> None:
+    assert "1 / sqrt(eps) is 316" in note(ours())
+    assert "1 / sqrt(eps) is 10." in note(ours(), eps=0.01)
+    assert "1 / sqrt(eps)" not in note(planted.Right(D, H))
+
+
+@pytest.mark.parametrize(
+    ("layer", "sizes", "error", "match"),
+    [
+        (nn.Linear(D, H), (7, 5, D), TypeError, "must be called as .* got .Tensor. "),
+        (nn.GRU(D, H), None, TypeError, "got .Tensor, Tensor. for"),
+        (nn.LSTM(D, H), (7, 5, 4), TypeError, "RuntimeError: input.size"),
+        (planted.SinglePrecision(D, H), None, TypeError, "run in float64, got Run"),
+        (nn.Linear(D, H), None, ValueError, "shape of one input is needed"),
+        (nn.LSTM(D, H), (7, 5, 2, D), ValueError, "one input must be .T, N, D."),
+    ],
+)
+def test_bad_input_is_refused(layer: Any, sizes: Any, error: Any, match: str) -> None:
+    with pytest.raises(error, match=match):
+        recurrent_findings(layer, sizes)
