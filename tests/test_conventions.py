@@ -1,0 +1,696 @@
+"""Converters of batch norm and LSTM weights, by running both sides.
+
+Frameworks that are not installed here stand as their published equations: the cells
+below. ``test_conventions_elsewhere.py`` runs the frameworks themselves.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import re
+from collections.abc import Callable, Mapping
+from typing import Any, get_args
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from normbook.batch_norm import batch_norm_inference
+from normbook.conventions import (
+    BATCH_NORM,
+    LSTM,
+    NORMALIZED_LSTM,
+    BatchNormState,
+    batch_norm_from_convention,
+    batch_norm_to_convention,
+    lstm_from_convention,
+    lstm_to_convention,
+    normalized_lstm_from_convention,
+)
+from normbook.layers.batch_norm_lstm import BatchNormLSTM
+from normbook.lstm import (
+    Carried,
+    LayerNormLSTMParameters,
+    LSTMParameters,
+    Normed,
+    layer_norm_lstm,
+    lstm,
+)
+
+RTOL = 1e-10  # two ways to compute the same, float64
+DUST = 1e-14  # rounding of a product or two
+FAR = 0.05  # weights in a wrong order change h by more than this
+
+N, C = 6, 5
+T, D, H = 7, 5, 3
+
+Arrays = dict[str, Any]
+Variables = Mapping[str, Any]
+Floats = NDArray[Any]
+Step = tuple[Floats, Floats]
+
+
+def drawn(*shape: int, seed: int = 0) -> Floats:
+    return np.random.default_rng([seed, *shape]).normal(size=shape)
+
+
+def state(**changes: Any) -> Any:
+    mean, var = drawn(C, seed=3), drawn(C, seed=4) ** 2 + 0.1
+    good = BatchNormState(drawn(C, seed=1), drawn(C, seed=2), mean, var, 0.2, 1e-3)
+    return good._replace(**changes)
+
+
+def weights(**changes: Any) -> Any:
+    good = LSTMParameters(drawn(4 * H, D), drawn(4 * H, H), drawn(4 * H))
+    return good._replace(**changes)
+
+
+def keras_batch_norm(**changes: Any) -> Arrays:
+    return batch_norm_to_convention("keras", state())[0] | changes
+
+
+KERAS_SETTINGS = {"momentum": 0.99, "epsilon": 1e-3}
+
+
+# --- batch norm
+
+
+@pytest.mark.parametrize("count", [None, 8])
+@pytest.mark.parametrize("framework", BATCH_NORM)
+def test_a_batch_norm_layer_survives_the_way_there_and_back(
+    framework: str, count: int | None
+) -> None:
+    there = batch_norm_to_convention(framework, state(), count=count)
+    back = batch_norm_from_convention(framework, *there, count=count)
+    for field, value in state()._asdict().items():
+        np.testing.assert_allclose(
+            getattr(back, field), value, rtol=DUST, err_msg=field
+        )
+
+
+def test_a_batch_norm_layer_of_torch_gives_the_numbers_that_it_computes() -> None:
+    layer: Any = nn.BatchNorm1d(C, eps=0.1, dtype=torch.float64)
+    for seed in range(3):
+        layer(torch.tensor(drawn(N, C, seed=seed)))
+    read = batch_norm_from_convention(
+        "torch", layer.state_dict(), {"momentum": layer.momentum, "eps": layer.eps}
+    )
+    x = drawn(N, C, seed=9)
+    y = batch_norm_inference(
+        x, read.running_mean, read.running_var, read.gamma, read.beta, read.eps
+    )
+    theirs = layer.eval()(torch.tensor(x)).detach()
+    np.testing.assert_allclose(y, theirs, rtol=RTOL)
+
+
+@pytest.mark.parametrize("framework", BATCH_NORM)
+def test_a_batch_norm_layer_of_any_framework_goes_on_in_torch(framework: str) -> None:
+    there = batch_norm_to_convention(framework, state())
+    read = batch_norm_from_convention(framework, *there)
+    variables, settings = batch_norm_to_convention("torch", read)
+    layer: Any = nn.BatchNorm1d(C, **settings, dtype=torch.float64)
+    layer.load_state_dict({k: torch.tensor(v) for k, v in variables.items()})
+    own, x = state(), drawn(N, C)
+    hat = (x - own.running_mean) / np.sqrt(own.running_var + own.eps)
+    y = layer.eval()(torch.tensor(x)).detach()
+    np.testing.assert_allclose(y, own.gamma * hat + own.beta, rtol=RTOL)
+    assert layer.momentum == own.momentum
+
+
+@pytest.mark.parametrize("framework", ["keras", "flax", "onnx"])
+def test_the_momentum_of_others_is_the_weight_of_the_old_value(framework: str) -> None:
+    _, settings = batch_norm_to_convention(framework, state(momentum=0.2))
+    layer: Any = nn.BatchNorm1d(1, momentum=0.2)
+    layer(torch.tensor([[8.0], [12.0]]))
+    by_hand = settings["momentum"] * 0 + (1 - settings["momentum"]) * 10
+    assert math.isclose(layer.running_mean.item(), by_hand, rel_tol=1e-6)
+
+
+def test_the_defaults_in_the_row_of_torch_are_those_of_its_layer() -> None:
+    layer, row = nn.BatchNorm1d(C), BATCH_NORM["torch"]
+    assert (layer.momentum, layer.eps) == (row.default_momentum, row.default_eps)
+    names = {row.gamma, row.beta, row.running_mean, row.running_var, *row.dropped}
+    assert {*layer.state_dict()} == names
+
+
+def test_the_dust_of_rounding_is_not_carried_over() -> None:
+    read = batch_norm_from_convention("keras", keras_batch_norm(), KERAS_SETTINGS)
+    assert read.momentum == 0.01
+
+
+def test_with_a_count_a_biased_variance_becomes_the_one_that_torch_averages() -> None:
+    x = drawn(N, C)
+    layer: Any = nn.BatchNorm1d(C, momentum=1.0, dtype=torch.float64)
+    layer(torch.tensor(x))
+    keras = keras_batch_norm(moving_variance=x.var(0))
+    read = batch_norm_from_convention("keras", keras, KERAS_SETTINGS, count=N)
+    np.testing.assert_allclose(read.running_var, layer.running_var, rtol=RTOL)
+
+
+def test_without_a_count_the_variance_is_kept() -> None:
+    keras = keras_batch_norm()
+    read = batch_norm_from_convention("keras", keras, KERAS_SETTINGS)
+    np.testing.assert_array_equal(read.running_var, keras["moving_variance"])
+
+
+@pytest.mark.parametrize("framework", ["book", "torch"])
+def test_a_count_changes_nothing_where_both_sides_are_unbiased(framework: str) -> None:
+    variables, settings = batch_norm_to_convention(framework, state(), count=4)
+    read = batch_norm_from_convention(framework, variables, settings, count=4)
+    np.testing.assert_array_equal(read.running_var, state().running_var)
+
+
+def test_a_layer_without_gain_and_bias_stays_one() -> None:
+    there = batch_norm_to_convention("flax", state(gamma=None, beta=None))
+    assert set(there[0]) == {"batch_stats"}
+    assert batch_norm_from_convention("flax", *there)[:2] == (None, None)
+
+
+def test_the_plain_average_of_torch_is_kept_where_it_exists() -> None:
+    variables, settings = batch_norm_to_convention("torch", state(momentum=None))
+    assert nn.BatchNorm1d(C, **settings).momentum is None
+    assert batch_norm_from_convention("torch", variables, settings).momentum is None
+
+
+def test_the_number_of_batches_is_read_past() -> None:
+    layer: Any = nn.BatchNorm1d(C)
+    assert "num_batches_tracked" in layer.state_dict()
+    settings = {"momentum": 0.1, "eps": 1e-5}
+    read = batch_norm_from_convention("torch", layer.state_dict(), settings)
+    assert "num_batches_tracked" not in batch_norm_to_convention("torch", read)[0]
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
+def test_batch_norm_keeps_the_dtype(dtype: type) -> None:
+    given = {k: v.astype(dtype) for k, v in keras_batch_norm().items()}
+    read = batch_norm_from_convention("keras", given, KERAS_SETTINGS, count=4)
+    there, _ = batch_norm_to_convention("onnx", read, count=3)
+    assert {v.dtype for v in (*read[:4], *there.values())} == {np.dtype(dtype)}
+
+
+def test_what_was_read_shares_no_memory_with_its_source() -> None:
+    layer: Any = nn.BatchNorm1d(C)
+    settings = {"momentum": 0.1, "eps": 1e-5}
+    read = batch_norm_from_convention("torch", layer.state_dict(), settings)
+    layer(torch.tensor(drawn(N, C), dtype=torch.float32))
+    np.testing.assert_array_equal(read.running_mean, np.zeros(C))
+
+
+@pytest.mark.parametrize(
+    ("given", "error", "message"),
+    [
+        ({"framework": "kears"}, ValueError, "must be one of book, torch.*got 'kears'"),
+        ({"variables": [1.0]}, TypeError, "must be a mapping.*got list"),
+        ({"settings": 0.99}, TypeError, "settings must be a mapping.*got float"),
+        ({"settings": {"momentum": 0.9}}, ValueError, "missing epsilon"),
+        ({"settings": {"eps": 1, **KERAS_SETTINGS}}, ValueError, "unknown eps"),
+        ({"variables": {}}, ValueError, "got none: missing moving_mean, moving_var"),
+        ({"weight": drawn(C)}, ValueError, "names gamma, beta, .*: unknown weight"),
+        ({"gamma": drawn(C + 1)}, ValueError, re.escape("(C,), all the same, got")),
+        ({"beta": drawn(1, C)}, ValueError, re.escape("'beta': (1, 5)")),
+        ({"moving_variance": -np.ones(C)}, ValueError, "numbers >= 0, got"),
+        ({"moving_variance": np.full(C, np.nan)}, ValueError, "numbers >= 0, got"),
+        ({"gamma": np.arange(C)}, TypeError, "gamma must hold.*got dtype int64"),
+        ({"gamma": [[1.0], 2.0]}, TypeError, "gamma must be something that numpy"),
+        ({"momentum": None}, ValueError, "a number for keras, got None; torch alone"),
+        ({"momentum": 1.5}, ValueError, r"in \[0, 1\], got 1.5.*weight of the old"),
+        ({"momentum": "0.9"}, ValueError, r"momentum must lie in \[0, 1\], got '0.9'"),
+        ({"epsilon": -1.0}, ValueError, "eps must be a finite number >= 0, got -1.0"),
+        ({"count": 1}, ValueError, "count must be a whole number >= 2, got 1"),
+    ],
+)
+def test_batch_norm_of_a_bad_form_is_refused(
+    given: Arrays, error: type[Exception], message: str
+) -> None:
+    arguments: Arrays = {
+        "framework": "keras",
+        "variables": keras_batch_norm(),
+        "settings": dict(KERAS_SETTINGS),
+        "count": None,
+    }
+    for name, value in given.items():
+        place = "settings" if name in KERAS_SETTINGS else "variables"
+        (arguments if name in arguments else arguments[place])[name] = value
+    with pytest.raises(error, match=message):
+        batch_norm_from_convention(**arguments)
+
+
+@pytest.mark.parametrize(
+    ("given", "error", "message"),
+    [
+        (state(running_mean=None), ValueError, "missing running_mean"),
+        (state(eps=None), ValueError, "eps must be a finite number"),
+        (state(momentum=None), ValueError, "for keras, got None"),
+        (state(running_var=-np.ones(C)), ValueError, "numbers >= 0"),
+        ({"gamma": 1.0}, TypeError, "must be a BatchNormState, got dict"),
+    ],
+)
+def test_a_bad_state_is_not_written(
+    given: Any, error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        batch_norm_to_convention("keras", given)
+
+
+def test_parameters_of_torch_that_autograd_follows_are_refused_with_the_cure() -> None:
+    layer: Any = nn.BatchNorm1d(C)
+    variables = dict(layer.named_parameters()) | dict(layer.named_buffers())
+    with pytest.raises(TypeError, match=r"got Parameter .*tensor.detach\(\).cpu\(\)"):
+        batch_norm_from_convention("torch", variables, {"momentum": 0.1, "eps": 1e-5})
+
+
+# --- the plain LSTM
+
+
+@pytest.mark.parametrize("framework", LSTM)
+def test_lstm_weights_survive_the_way_there_and_back(framework: str) -> None:
+    back = lstm_from_convention(framework, lstm_to_convention(framework, weights()))
+    for field, value in weights()._asdict().items():
+        # A forget bias is taken off and added again.
+        np.testing.assert_allclose(
+            getattr(back, field), value, rtol=DUST, atol=DUST, err_msg=field
+        )
+
+
+@pytest.mark.parametrize("table", [LSTM, NORMALIZED_LSTM])
+def test_every_order_has_each_gate_once(table: Arrays) -> None:
+    assert {"".join(sorted(row.gates)) for row in table.values()} == {"fgio"}
+
+
+def test_the_weights_of_torch_compute_in_the_book_what_torch_computes() -> None:
+    layer = nn.LSTM(D, H, dtype=torch.float64)
+    read = lstm_from_convention("torch", layer.state_dict())
+    x = drawn(T, N, D)
+    h, (_, c_last) = layer(torch.tensor(x))
+    own = lstm(x, read)
+    np.testing.assert_allclose(own.h, h.detach(), rtol=RTOL)
+    np.testing.assert_allclose(own.c_last, c_last[0].detach(), rtol=RTOL)
+
+
+@pytest.mark.parametrize("has_bias", [True, False])
+@pytest.mark.parametrize("framework", LSTM)
+def test_lstm_weights_of_any_framework_go_on_in_torch(
+    framework: str, has_bias: bool
+) -> None:
+    own = weights() if has_bias else weights(b=None)
+    read = lstm_from_convention(framework, lstm_to_convention(framework, own))
+    there = lstm_to_convention("torch", read)
+    layer = nn.LSTM(D, H, dtype=torch.float64)
+    layer.load_state_dict({k: torch.tensor(v) for k, v in there.items()})
+    x = drawn(T, N, D)
+    h = layer(torch.tensor(x))[0].detach()
+    np.testing.assert_allclose(h, lstm(x, own).h, rtol=RTOL)
+
+
+def sigmoid(a: Any) -> Any:
+    return 1 / (1 + np.exp(-a))
+
+
+def update(f: Any, i: Any, g: Any, c: Any) -> Any:
+    """Give the next c from what stands before the nonlinearities."""
+    return sigmoid(f) * c + sigmoid(i) * np.tanh(g)
+
+
+def over_time(cell: Callable[..., Step], variables: Any, x: Floats) -> Floats:
+    """Run a cell from states of zeros; give all h."""
+    h, c = np.zeros((x.shape[1], H)), np.zeros((x.shape[1], H))
+    states = []
+    for x_t in x:
+        h, c = cell(variables, x_t, h, c)
+        states.append(h)
+    return np.stack(states)
+
+
+def keras(v: Variables, x_t: Floats, h: Floats, c: Floats) -> Step:
+    a = x_t @ v["kernel"] + h @ v["recurrent_kernel"] + v["bias"]
+    i, f, g, o = np.split(a, 4, axis=1)
+    c = update(f, i, g, c)
+    return sigmoid(o) * np.tanh(c), c
+
+
+def haste(v: Variables, x_t: Floats, h: Floats, c: Floats) -> Step:
+    a = x_t @ v["kernel"] + h @ v["recurrent_kernel"] + v["bias"]
+    i, g, f, o = np.split(a, 4, axis=1)
+    c = update(f, i, g, c)
+    return sigmoid(o) * np.tanh(c), c
+
+
+def flax(v: Variables, x_t: Floats, h: Floats, c: Floats) -> Step:
+    i, f, g, o = (
+        x_t @ v["i" + k]["kernel"] + h @ v["h" + k]["kernel"] + v["h" + k]["bias"]
+        for k in "ifgo"
+    )
+    c = update(f, i, g, c)
+    return sigmoid(o) * np.tanh(c), c
+
+
+def flax_nnx(v: Variables, x_t: Floats, h: Floats, c: Floats) -> Step:
+    a = x_t @ v["dense_i"]["kernel"] + h @ v["dense_h"]["kernel"]
+    i, f, g, o = np.split(a + v["dense_h"]["bias"], 4, axis=1)
+    c = update(f, i, g, c)
+    return sigmoid(o) * np.tanh(c), c
+
+
+def onnx(v: Variables, x_t: Floats, h: Floats, c: Floats) -> Step:
+    b = v["B"][0, : 4 * H] + v["B"][0, 4 * H :]
+    i, o, f, g = np.split(x_t @ v["W"][0].T + h @ v["R"][0].T + b, 4, axis=1)
+    c = update(f, i, g, c)
+    return sigmoid(o) * np.tanh(c), c
+
+
+def tensorflow1(v: Variables, x_t: Floats, h: Floats, c: Floats) -> Step:
+    a = np.concatenate([x_t, h], axis=1) @ v["kernel"] + v["bias"]
+    i, j, f, o = np.split(a, 4, axis=1)
+    c = update(f + 1.0, i, j, c)
+    return sigmoid(o) * np.tanh(c), c
+
+
+def kiros(v: Variables, x_t: Floats, h: Floats, c: Floats) -> Step:
+    a = (x_t @ v["W"] + v["b"]) + h @ v["U"] + v["b"]
+    i, f, o, g = np.split(a, 4, axis=1)
+    c = update(f, i, g, c)
+    return sigmoid(o) * np.tanh(c), c
+
+
+CELLS = {
+    "keras": keras,
+    "haste": haste,
+    "flax": flax,
+    "flax_nnx": flax_nnx,
+    "onnx": onnx,
+    "tensorflow1": tensorflow1,
+    "kiros": kiros,
+}
+
+
+@pytest.mark.parametrize("framework", CELLS)
+def test_the_cell_of_a_framework_computes_the_same_with_written_weights(
+    framework: str,
+) -> None:
+    x = drawn(T, N, D)
+    theirs = over_time(CELLS[framework], lstm_to_convention(framework, weights()), x)
+    np.testing.assert_allclose(theirs, lstm(x, weights()).h, rtol=RTOL)
+
+
+def test_the_cells_above_leave_out_only_the_book_and_torch() -> None:
+    assert {*CELLS, "book", "torch"} == {*LSTM}
+
+
+def test_every_wrong_order_computes_something_else() -> None:
+    x, right = drawn(T, N, D), lstm(drawn(T, N, D), weights()).h
+    written = lstm_to_convention("keras", weights())
+    for order in itertools.permutations(range(4)):
+        wrong = {
+            name: np.concatenate([np.split(v, 4, -1)[k] for k in order], -1)
+            for name, v in written.items()
+        }
+        error = np.abs(lstm(x, lstm_from_convention("keras", wrong)).h - right).max()
+        assert (error > FAR) == (order != (0, 1, 2, 3)), order
+
+
+def test_weights_of_haste_taken_for_those_of_keras_compute_something_else() -> None:
+    there = lstm_to_convention("haste", weights())
+    x = drawn(T, N, D)
+    taken = lstm(x, lstm_from_convention("keras", there)).h
+    assert np.abs(taken - lstm(x, weights()).h).max() > FAR
+
+
+def test_a_forget_bias_at_run_time_goes_into_the_bias() -> None:
+    there = lstm_to_convention("tensorflow1", weights(), forget_bias=0.0)
+    read = lstm_from_convention("tensorflow1", there, forget_bias=2.5)
+    assert read.b is not None
+    added = read.b - weights().b
+    np.testing.assert_allclose(added, [2.5] * H + [0.0] * 3 * H, atol=DUST)
+
+
+def test_no_bias_is_read_as_none() -> None:
+    there = lstm_to_convention("onnx", weights())
+    del there["B"]
+    assert lstm_from_convention("onnx", there).b is None
+
+
+@pytest.mark.parametrize("framework", LSTM)
+def test_lstm_weights_keep_their_dtype_and_leave_their_source_alone(
+    framework: str,
+) -> None:
+    single: Any = LSTMParameters(*(np.float32(v) for v in weights()))
+    kept = [v.copy() for v in single]
+    read = lstm_from_convention(framework, lstm_to_convention(framework, single))
+    for value in read:
+        assert value is not None
+        assert value.dtype == np.float32
+        value += 1
+    for before, after in zip(kept, single, strict=True):
+        np.testing.assert_array_equal(before, after)
+
+
+@pytest.mark.parametrize(
+    ("framework", "changes", "error", "message"),
+    [
+        ("pytorch", {}, ValueError, "must be one of book, torch, keras"),
+        ("keras", {"kernel": None}, ValueError, ": missing kernel. Pass what one"),
+        ("keras", {"beta": drawn(3)}, ValueError, ": unknown beta. Pass what one"),
+        ("torch", {"bias_hh_l0": None}, ValueError, ": missing bias_hh_l0"),
+        ("flax", {"ii": None}, ValueError, ": missing ii/kernel"),
+        ("onnx", {"P": drawn(1, 3 * H)}, ValueError, ": unknown P"),
+        ("keras", {"kernel": drawn(4 * H, D)}, ValueError, r"\(D, 4H\), with H = 3"),
+        ("torch", {"weight_ih_l0": drawn(D, 4 * H)}, ValueError, r"\(4H, D\), .*axis"),
+        ("torch", {"weight_hh_l0": drawn(4 * H)}, ValueError, "two axes, and at least"),
+        ("torch", {"weight_hh_l0": drawn(4 * H, 4)}, ValueError, r"weight_hh.*\(12, 4"),
+        ("keras", {"bias": drawn(H)}, ValueError, r"bias must have shape \(4H,\)"),
+        ("flax", {"hi": {"kernel": drawn(H, H)}}, ValueError, "missing hi/bias"),
+        ("onnx", {"W": drawn(2, 4 * H, D)}, ValueError, r"one direction, got.*\(2, 12"),
+        ("onnx", {"B": drawn(1, 4 * H + 1)}, ValueError, r"B must have shape \(1, 8H"),
+        ("tensorflow1", {"kernel": drawn(2, 4 * H)}, ValueError, r"\(D \+ H, 4H\)"),
+        ("keras", {"bias": np.zeros(4 * H, "f4")}, TypeError, "one dtype.*float32"),
+        ("keras", {"bias": np.zeros(4 * H, int)}, TypeError, "bias must hold.*int64"),
+    ],
+)
+def test_lstm_weights_of_a_bad_form_are_refused(
+    framework: str, changes: Arrays, error: type[Exception], message: str
+) -> None:
+    known = framework if framework in LSTM else "torch"
+    given = lstm_to_convention(known, weights()) | changes
+    given = {name: value for name, value in given.items() if value is not None}
+    with pytest.raises(error, match=message):
+        lstm_from_convention(framework, given)
+
+
+def test_a_forget_bias_is_refused_where_it_is_stored() -> None:
+    with pytest.raises(ValueError, match="left out for keras"):
+        lstm_from_convention(
+            "keras", lstm_to_convention("keras", weights()), forget_bias=1.0
+        )
+
+
+def test_a_forget_bias_that_is_no_number_is_refused() -> None:
+    with pytest.raises(TypeError, match="forget_bias must be a number, got 'one'"):
+        lstm_to_convention("tensorflow1", weights(), forget_bias="one")  # type: ignore[arg-type]
+
+
+def test_only_the_weights_of_a_plain_lstm_are_written() -> None:
+    with pytest.raises(TypeError, match="must be LSTMParameters, got LayerNormLSTM"):
+        lstm_to_convention("torch", LayerNormLSTMParameters(*weights()))  # type: ignore[arg-type]
+
+
+# --- LSTMs with normalization
+
+BOTH = ("gamma", "beta")
+SHAPES: dict[str, dict[str, Any]] = {
+    "kiros": {"W": (D, 4 * H), "U": (H, 4 * H), "b": (4 * H,)}
+    | {f"{k}{n}": (4 * H,) for k in "bs" for n in "12"}
+    | {"b3": (H,), "s3": (H,)},
+    "haste": {
+        "kernel": (D, 4 * H),
+        "recurrent_kernel": (H, 4 * H),
+        "bias": (4 * H,),
+        "gamma": (2, 4 * H),
+        "gamma_h": (H,),
+        "beta_h": (H,),
+    },
+    "torch_custom_lstms": {"weight_ih": (4 * H, D), "weight_hh": (4 * H, H)}
+    | {f"layernorm_{k}.{n}": (4 * H,) for k in "ih" for n in ("weight", "bias")}
+    | {f"layernorm_c.{n}": (H,) for n in ("weight", "bias")},
+    "tensorflow_addons": {"kernel": (D, 4 * H), "recurrent_kernel": (H, 4 * H)}
+    | {"bias": (4 * H,)}
+    | {f"{k}_norm/{n}": (4 * H,) for k in ("kernel", "recurrent") for n in BOTH}
+    | {f"state_norm/{n}": (H,) for n in BOTH},
+    "tensorflow1_contrib": {"kernel": (D + H, 4 * H)}
+    | {
+        f"{k}/{n}": (H,)
+        for k in ("input", "transform", "forget", "output", "state")
+        for n in BOTH
+    },
+    "cooijmans": {"Wx": (D, 4 * H), "Wa": (H, 4 * H), "ab_betas": (4 * H,)}
+    | {"a_gammas": (4 * H,), "b_gammas": (4 * H,), "h_gammas": (H,), "h_betas": (H,)},
+}
+
+
+def variables(framework: str) -> dict[str, Floats]:
+    drawn_ = {
+        name: drawn(*shape, seed=seed)
+        for seed, (name, shape) in enumerate(SHAPES[framework].items())
+    }
+    if framework == "kiros":
+        drawn_["b"] = np.full(4 * H, 0.7)  # the only kind that can be read
+    return drawn_
+
+
+def hat(a: Floats, eps: float, axis: int = -1) -> Any:
+    mean, var = a.mean(axis, keepdims=True), a.var(axis, keepdims=True)
+    return (a - mean) / np.sqrt(var + eps)
+
+
+def normalized_kiros(v: Variables, x_t: Floats, h: Floats, c: Floats) -> Step:
+    a = hat(x_t @ v["W"] + v["b"], 1e-5) * v["s1"] + v["b1"]
+    a = a + hat(h @ v["U"], 1e-5) * v["s2"] + v["b2"] + v["b"]
+    i, f, o, g = np.split(a, 4, axis=1)
+    c = update(f, i, g, c)
+    return sigmoid(o) * np.tanh(hat(c, 1e-5) * v["s3"] + v["b3"]), c
+
+
+def normalized_haste(v: Variables, x_t: Floats, h: Floats, c: Floats) -> Step:
+    a = hat(x_t @ v["kernel"], 1e-5) * v["gamma"][0] + v["bias"]
+    a = a + hat(h @ v["recurrent_kernel"], 1e-5) * v["gamma"][1]
+    i, g, f, o = np.split(a, 4, axis=1)
+    c = update(f, i, g, c)
+    return sigmoid(o) * np.tanh(hat(c, 1e-5) * v["gamma_h"] + v["beta_h"]), c
+
+
+def custom_lstms(v: Variables, x_t: Floats, h: Floats, c: Floats) -> Step:
+    def ln(name: str, a: Floats) -> Any:
+        name = f"layernorm_{name}"
+        return hat(a, 1e-5) * v[f"{name}.weight"] + v[f"{name}.bias"]
+
+    a = ln("i", x_t @ v["weight_ih"].T) + ln("h", h @ v["weight_hh"].T)
+    i, f, g, o = np.split(a, 4, axis=1)
+    c = ln("c", update(f, i, g, c))
+    return sigmoid(o) * np.tanh(c), c
+
+
+def addons(v: Variables, x_t: Floats, h: Floats, c: Floats) -> Step:
+    def ln(name: str, a: Floats) -> Any:
+        return hat(a, 1e-3) * v[f"{name}_norm/gamma"] + v[f"{name}_norm/beta"]
+
+    a = ln("kernel", x_t @ v["kernel"]) + ln("recurrent", h @ v["recurrent_kernel"])
+    i, f, g, o = np.split(a + v["bias"], 4, axis=1)
+    c = ln("state", update(f, i, g, c))
+    return sigmoid(o) * np.tanh(c), c
+
+
+def contrib(v: Variables, x_t: Floats, h: Floats, c: Floats) -> Step:
+    def ln(name: str, a: Floats) -> Any:
+        return hat(a, 1e-12) * v[f"{name}/gamma"] + v[f"{name}/beta"]
+
+    i, j, f, o = np.split(np.concatenate([x_t, h], axis=1) @ v["kernel"], 4, axis=1)
+    i, j, f, o = ln("input", i), ln("transform", j), ln("forget", f), ln("output", o)
+    c = ln("state", update(f + 1.0, i, j, c))
+    return sigmoid(o) * np.tanh(c), c
+
+
+def cooijmans(v: Variables, x_t: Floats, h: Floats, c: Floats) -> Step:
+    a = hat(h @ v["Wa"], 1e-5, axis=0) * v["a_gammas"] + v["ab_betas"]
+    a = a + hat(x_t @ v["Wx"], 1e-5, axis=0) * v["b_gammas"]
+    g, f, i, o = np.split(a, 4, axis=1)
+    c = update(f, i, g, c)
+    return sigmoid(o) * np.tanh(hat(c, 1e-5, axis=0) * v["h_gammas"] + v["h_betas"]), c
+
+
+NORMALIZED_CELLS = {
+    "kiros": normalized_kiros,
+    "haste": normalized_haste,
+    "torch_custom_lstms": custom_lstms,
+    "tensorflow_addons": addons,
+    "tensorflow1_contrib": contrib,
+}
+
+
+@pytest.mark.parametrize("framework", NORMALIZED_CELLS)
+def test_the_book_computes_what_a_cell_with_layer_norm_computes(framework: str) -> None:
+    given, x = variables(framework), drawn(T, N, D)
+    row = NORMALIZED_LSTM[framework]
+    assert row.norm is not None
+    assert row.carried is not None
+    assert row.eps is not None
+    read = normalized_lstm_from_convention(framework, given)
+    own = layer_norm_lstm(x, read, eps=row.eps, norm=row.norm, carried=row.carried)
+    theirs = over_time(NORMALIZED_CELLS[framework], given, x)
+    np.testing.assert_allclose(own.h, theirs, rtol=RTOL)
+
+
+def test_the_cell_with_batch_norm_is_that_of_the_layer() -> None:
+    given, x = variables("cooijmans"), drawn(T, N, D)
+    read = normalized_lstm_from_convention("cooijmans", given)
+    layer = BatchNormLSTM(D, H, max_steps=T, dtype=torch.float64)
+    own = {f"{k}_l0": read._asdict()[k] for k in ("w_x", "w_h", "b")}
+    own |= {f"norm_{k}_l0.weight": read._asdict()[f"gamma_{k}"] for k in "hxc"}
+    own["norm_c_l0.bias"] = read.beta_c
+    layer.load_state_dict({k: torch.tensor(v) for k, v in own.items()}, strict=False)
+    h = layer(torch.tensor(x))[0].detach()
+    np.testing.assert_allclose(h, over_time(cooijmans, given, x), rtol=RTOL)
+
+
+def test_the_normalized_cells_above_leave_nothing_out() -> None:
+    assert {*NORMALIZED_CELLS, "cooijmans"} == {*NORMALIZED_LSTM} == {*SHAPES}
+
+
+@pytest.mark.parametrize("framework", NORMALIZED_LSTM)
+def test_the_options_of_a_row_are_those_of_the_book(framework: str) -> None:
+    row = NORMALIZED_LSTM[framework]
+    assert row.norm in get_args(Normed)
+    assert row.carried in get_args(Carried)
+    assert set(row.names) <= set(LayerNormLSTMParameters._fields)
+
+
+@pytest.mark.parametrize("framework", NORMALIZED_LSTM)
+def test_a_missing_gain_is_refused_with_its_name(framework: str) -> None:
+    given = variables(framework)
+    gain = NORMALIZED_LSTM[framework].names["gamma_c"]
+    del given[gain]
+    with pytest.raises(ValueError, match=f": missing {gain}. Pass"):
+        normalized_lstm_from_convention(framework, given)
+
+
+def test_a_bias_inside_a_layer_norm_that_does_not_cancel_is_refused() -> None:
+    given = variables("kiros") | {"b": np.arange(4.0 * H)}
+    message = r"all entries of b must be equal.*from 0.0 to 11.0; append b to W"
+    with pytest.raises(ValueError, match=message):
+        normalized_lstm_from_convention("kiros", given)
+
+
+def test_the_cure_for_such_a_bias_computes_the_same() -> None:
+    given, x = variables("kiros") | {"b": drawn(4 * H)}, drawn(T, N, D)
+    cured = given | {
+        "W": np.concatenate([given["W"], given["b"][None]]),
+        "b1": given["b1"] + given["b"],
+        "b": np.zeros(4 * H),
+    }
+    ones = np.ones((T, N, 1))
+    read = normalized_lstm_from_convention("kiros", cured)
+    own = layer_norm_lstm(np.concatenate([x, ones], axis=-1), read)
+    np.testing.assert_allclose(own.h, over_time(normalized_kiros, given, x), rtol=RTOL)
+
+
+@pytest.mark.parametrize(
+    ("framework", "changes", "message"),
+    [
+        ("haste", {"gamma": drawn(3, 4 * H)}, r"gamma must have shape \(2, 4H\)"),
+        ("haste", {"gamma_h": drawn(4 * H)}, r"gamma_h must have shape \(H,\)"),
+        (
+            "tensorflow1_contrib",
+            {"forget/beta": drawn(4 * H)},
+            r"forget/beta must have shape \(H,\).*\(12,",
+        ),
+        ("cooijmans", {"h0": drawn(H)}, ": unknown h0. Pass"),
+        ("labml", {}, "must be one of kiros, haste"),
+    ],
+)
+def test_normalized_weights_of_a_bad_form_are_refused(
+    framework: str, changes: Arrays, message: str
+) -> None:
+    given = variables(framework if framework in SHAPES else "haste") | changes
+    with pytest.raises(ValueError, match=message):
+        normalized_lstm_from_convention(framework, given)

@@ -1,0 +1,440 @@
+"""The converters against the frameworks themselves, for those who have them.
+
+The book's environment has torch alone, so that these tests are skipped there. In one
+that has a framework, NumPy, array-api-compat, pytest and this package::
+
+    KERAS_BACKEND=jax TF_USE_LEGACY_KERAS=1 \
+        python -m pytest --noconftest -c /dev/null \
+        tests/test_conventions_elsewhere.py
+
+What came of it, and with which versions, stands in the book, chapter *Framework
+conventions*.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from normbook.batch_norm import batch_norm, batch_norm_inference
+from normbook.conventions import (
+    BATCH_NORM,
+    batch_norm_from_convention,
+    batch_norm_to_convention,
+    lstm_from_convention,
+    lstm_to_convention,
+)
+from normbook.layer_norm import layer_norm
+from normbook.lstm import LSTMParameters, lstm
+from normbook.running_statistics import RunningStatistics
+
+# A framework warns of its own affairs, such as a cell that is deprecated.
+pytestmark = pytest.mark.filterwarnings("default")
+
+RTOL = 2e-4  # float32, sums in another order
+ATOL = 2e-6
+NOT_HERE = "is not installed; the converters for it are compared where it is"
+
+N, C = 6, 5
+T, D, H = 7, 5, 3
+
+Floats = NDArray[Any]
+
+
+def drawn(*shape: int, seed: int = 0) -> Floats:
+    return np.random.default_rng([seed, *shape]).normal(size=shape).astype(np.float32)
+
+
+def installed(*names: str) -> Any:
+    """Give the last of these modules, or skip the test."""
+    modules = [
+        pytest.importorskip(name, reason=f"{name} {NOT_HERE}", exc_type=ImportError)
+        for name in names
+    ]
+    return modules[-1]
+
+
+def assert_equal(theirs: Any, own: Any) -> None:
+    np.testing.assert_allclose(np.asarray(theirs), own, rtol=RTOL, atol=ATOL)
+
+
+BATCHES = [3 + 2 * drawn(N, C, seed=seed) for seed in range(4)]
+
+
+def averaged(momentum: float | None, *, is_unbiased: bool) -> RunningStatistics:
+    """Give the statistics of the batches, with the weight of the new value."""
+    running = RunningStatistics.start(
+        np.zeros(C, np.float32), momentum=momentum, is_unbiased=is_unbiased
+    )
+    for x in BATCHES:
+        running = running.update(x.mean(0), x.var(0), count=N)
+    return running
+
+
+def check_batch_norm(
+    framework: str, variables: Any, settings: Any, y_training: Any, y: Any
+) -> None:
+    """Compare a layer that has seen the batches: averages, and outputs in both modes.
+
+    The outputs are those of the last batch in training and of the first afterwards.
+    """
+    own = batch_norm_from_convention(framework, variables, settings)
+    row = BATCH_NORM[framework]
+    running = averaged(own.momentum, is_unbiased=row.is_unbiased)
+    other = averaged(own.momentum, is_unbiased=not row.is_unbiased)
+    assert_equal(own.running_mean, running.mean)
+    assert_equal(own.running_var, running.var)
+    assert np.abs(own.running_var - other.var).min() > 10 * RTOL  # it would be seen
+    by_batch = batch_norm(BATCHES[-1], own.gamma, own.beta, own.eps)
+    assert_equal(y_training, by_batch)
+    statistics = own.running_mean, own.running_var
+    assert_equal(
+        y, batch_norm_inference(BATCHES[0], *statistics, own.gamma, own.beta, own.eps)
+    )
+
+
+def written(framework: str) -> Any:
+    """Give gain and bias that show, with statistics of a new layer."""
+    own = batch_norm_from_convention(
+        "book",
+        {
+            "gamma": drawn(C, seed=7),
+            "beta": drawn(C, seed=8),
+            "running_mean": np.zeros(C, np.float32),
+            "running_var": np.ones(C, np.float32),
+        },
+        {"momentum": 0.25, "eps": 0.01},
+    )
+    return batch_norm_to_convention(framework, own)
+
+
+WEIGHTS = LSTMParameters(drawn(4 * H, D), drawn(4 * H, H), drawn(4 * H))
+
+
+def check_lstm(framework: str, variables: Any, h: Any) -> None:
+    """Compare what the framework computed from x with what the book does."""
+    own = lstm(drawn(T, N, D), lstm_from_convention(framework, variables)).h
+    assert_equal(h, own)
+    assert_equal(h, lstm(drawn(T, N, D), WEIGHTS).h)
+
+
+# --- Keras
+
+
+@pytest.fixture
+def keras() -> Any:
+    return installed("keras")
+
+
+def keras_layer(keras: Any) -> tuple[Any, Any, Any]:
+    variables, settings = written("keras")
+    layer = keras.layers.BatchNormalization(**settings)
+    layer.build((None, C))
+    for variable in layer.weights:
+        variable.assign(variables[variable.name])
+    return layer, variables, settings
+
+
+def keras_variables(layer: Any) -> dict[str, Floats]:
+    return {v.name: np.asarray(v) for v in layer.weights}
+
+
+def test_keras_has_the_defaults_of_the_table(keras: Any) -> None:
+    layer, row = keras.layers.BatchNormalization(), BATCH_NORM["keras"]
+    assert (layer.momentum, layer.epsilon) == (row.default_momentum, row.default_eps)
+    layer.build((None, C))
+    names = {row.gamma, row.beta, row.running_mean, row.running_var}
+    assert {v.name for v in layer.weights} == names
+
+
+def test_batch_norm_of_keras(keras: Any) -> None:
+    layer, _, settings = keras_layer(keras)
+    for x in BATCHES:
+        y_training = layer(x, training=True)
+    y = layer(BATCHES[0], training=False)
+    check_batch_norm("keras", keras_variables(layer), settings, y_training, y)
+
+
+def test_images_in_keras_are_averaged_without_bessels_correction(keras: Any) -> None:
+    layer = keras.layers.BatchNormalization(momentum=0.0)
+    x = drawn(2, 3, 4, C)
+    layer(x, training=True)
+    assert_equal(keras_variables(layer)["moving_variance"], x.var((0, 1, 2)))
+
+
+def test_a_frozen_layer_of_keras_runs_as_in_inference(keras: Any) -> None:
+    layer, variables, _ = keras_layer(keras)
+    layer.trainable = False
+    y = layer(BATCHES[0], training=True)
+    assert_equal(y, layer(BATCHES[0], training=False))
+    for name, value in keras_variables(layer).items():
+        assert_equal(value, variables[name])
+
+
+def test_layer_norm_of_keras_has_an_eps_of_a_thousandth(keras: Any) -> None:
+    x = 0.01 * drawn(N, C)
+    y = keras.layers.LayerNormalization()(x)
+    assert_equal(y, layer_norm(x, eps=1e-3))
+    assert np.abs(np.asarray(y) - layer_norm(x, eps=1e-5)).max() > 0.1
+
+
+def test_group_norm_and_rms_norm_of_keras_have_other_defaults(keras: Any) -> None:
+    group, rms = keras.layers.GroupNormalization(), keras.layers.RMSNormalization()
+    assert (group.groups, group.epsilon, rms.epsilon) == (32, 1e-3, 1e-6)
+
+
+def test_lstm_of_keras(keras: Any) -> None:
+    layer = keras.layers.LSTM(H, return_sequences=True)
+    layer.build((None, T, D))
+    given = lstm_to_convention("keras", WEIGHTS)
+    for variable in layer.weights:
+        variable.assign(given[variable.name])
+    h = np.asarray(layer(drawn(T, N, D).transpose(1, 0, 2))).transpose(1, 0, 2)
+    check_lstm("keras", keras_variables(layer), h)
+
+
+def test_the_forget_bias_of_keras_is_in_its_variable(keras: Any) -> None:
+    layer = keras.layers.LSTM(H)
+    layer.build((None, T, D))
+    own = lstm_from_convention("keras", keras_variables(layer))
+    assert_equal(own.b, [1.0] * H + [0.0] * 3 * H)
+
+
+# --- tf.keras of Keras 2
+
+
+def test_images_in_keras_2_are_averaged_with_bessels_correction() -> None:
+    keras2 = installed("tensorflow", "tf_keras")
+    layer = keras2.layers.BatchNormalization(momentum=0.0)
+    x = drawn(2, 3, 4, C)
+    layer(x, training=True)
+    assert_equal(layer.moving_variance, x.var((0, 1, 2), ddof=1))
+
+
+def test_rows_in_keras_2_are_averaged_without_bessels_correction() -> None:
+    keras2 = installed("tensorflow", "tf_keras")
+    layer = keras2.layers.BatchNormalization(momentum=0.0)
+    layer(BATCHES[0], training=True)
+    assert_equal(layer.moving_variance, BATCHES[0].var(0))
+
+
+# --- TensorFlow 1
+
+
+def test_basic_lstm_cell_of_tensorflow_1() -> None:
+    if os.environ.get("TF_USE_LEGACY_KERAS") != "1":
+        pytest.skip("the cells of TensorFlow 1 need tf_keras, TF_USE_LEGACY_KERAS=1")
+    installed("tf_keras")
+    tf = installed("tensorflow")
+    cell = tf.compat.v1.nn.rnn_cell.BasicLSTMCell(H)
+    cell.build((None, D))
+    given = lstm_to_convention("tensorflow1", WEIGHTS)
+    kernel, bias = cell.trainable_variables
+    kernel.assign(given["kernel"])
+    bias.assign(given["bias"])
+    states, h = cell.zero_state(N, tf.float32), []
+    for x_t in drawn(T, N, D):
+        h_t, states = cell(x_t, states)
+        h.append(np.asarray(h_t))
+    check_lstm("tensorflow1", given, np.stack(h))
+
+
+# --- Flax
+
+
+@pytest.fixture
+def linen() -> Any:
+    return installed("jax", "flax", "flax.linen")
+
+
+@pytest.fixture
+def nnx() -> Any:
+    return installed("jax", "flax", "flax.nnx")
+
+
+def test_flax_has_the_defaults_of_the_table(linen: Any, nnx: Any) -> None:
+    row = BATCH_NORM["flax"]
+    for layer in (linen.BatchNorm(), nnx.BatchNorm(C, rngs=nnx.Rngs(0))):
+        given = layer.momentum, layer.epsilon
+        assert given == (row.default_momentum, row.default_eps)
+
+
+def test_batch_norm_of_flax_linen(linen: Any) -> None:
+    variables, settings = written("flax")
+    layer = linen.BatchNorm(**settings)
+    for x in BATCHES:
+        y_training, changed = layer.apply(
+            variables, x, use_running_average=False, mutable=["batch_stats"]
+        )
+        variables = variables | changed
+    y = layer.apply(variables, BATCHES[0], use_running_average=True)
+    check_batch_norm("flax", variables, settings, y_training, y)
+
+
+def test_batch_norm_of_flax_nnx(nnx: Any) -> None:
+    given, settings = written("flax")
+    layer = nnx.BatchNorm(C, **settings, rngs=nnx.Rngs(0))
+    layer.scale[...], layer.bias[...] = given["params"].values()
+    for x in BATCHES:
+        y_training = layer(x)
+    variables = {
+        "params": {"scale": layer.scale[...], "bias": layer.bias[...]},
+        "batch_stats": {"mean": layer.mean[...], "var": layer.var[...]},
+    }
+    layer.eval()
+    check_batch_norm("flax", variables, settings, y_training, layer(BATCHES[0]))
+
+
+def test_layer_norm_of_flax_has_an_eps_of_a_millionth(linen: Any) -> None:
+    x = 1e-3 * drawn(N, C)
+    layer = linen.LayerNorm()
+    variables = {"params": {"scale": np.ones(C), "bias": np.zeros(C)}}
+    y = layer.apply(variables, x)
+    assert_equal(y, layer_norm(x, eps=1e-6))
+    assert np.abs(np.asarray(y) - layer_norm(x, eps=1e-5)).max() > 0.1
+
+
+def test_group_norm_and_rms_norm_of_flax_have_the_eps_of_layer_norm(
+    linen: Any,
+) -> None:
+    group, rms = linen.GroupNorm(), linen.RMSNorm()
+    assert (group.num_groups, group.epsilon, rms.epsilon) == (32, 1e-6, 1e-6)
+
+
+def test_flax_computes_variances_in_one_pass_unless_told_not_to(linen: Any) -> None:
+    x = 1e4 + drawn(64, C)
+    spoiled, good = (
+        linen.BatchNorm(momentum=0.0, use_running_average=False, use_fast_variance=fast)
+        for fast in (True, False)
+    )
+    var = {}
+    for name, layer in (("spoiled", spoiled), ("good", good)):
+        _, changed = layer.apply(written("flax")[0], x, mutable=["batch_stats"])
+        var[name] = np.asarray(changed["batch_stats"]["var"])
+    assert_equal(var["good"], x.astype(np.float64).var(0))
+    assert np.abs(var["spoiled"] - var["good"]).max() > 1
+
+
+@pytest.mark.parametrize("name", ["OptimizedLSTMCell", "LSTMCell"])
+def test_lstm_cells_of_flax_linen(linen: Any, name: str) -> None:
+    cell = getattr(linen, name)(H)
+    given = lstm_to_convention("flax", WEIGHTS)
+    carry, h = (np.zeros((N, H), np.float32), np.zeros((N, H), np.float32)), []
+    for x_t in drawn(T, N, D):
+        carry, h_t = cell.apply({"params": given}, carry, x_t)
+        h.append(np.asarray(h_t))
+    check_lstm("flax", given, np.stack(h))
+
+
+def test_lstm_cell_of_flax_nnx(nnx: Any) -> None:
+    cell = nnx.OptimizedLSTMCell(D, H, rngs=nnx.Rngs(0))
+    given = lstm_to_convention("flax_nnx", WEIGHTS)
+    cell.dense_i.kernel[...] = given["dense_i"]["kernel"]
+    cell.dense_h.kernel[...] = given["dense_h"]["kernel"]
+    cell.dense_h.bias[...] = given["dense_h"]["bias"]
+    carry, h = (np.zeros((N, H), np.float32), np.zeros((N, H), np.float32)), []
+    for x_t in drawn(T, N, D):
+        carry, h_t = cell(carry, x_t)
+        h.append(np.asarray(h_t))
+    check_lstm("flax_nnx", given, np.stack(h))
+
+
+# --- ONNX
+
+
+@pytest.fixture
+def onnx() -> Any:
+    return installed("onnx.reference", "onnx")
+
+
+def run(onnx: Any, runtime: str, node: str, given: Any, outputs: int, **kw: Any) -> Any:
+    """Run a model of a single node, by the reference or by ONNX Runtime."""
+    names = [f"y{k}" for k in range(outputs)]
+    single = onnx.TensorProto.FLOAT
+    info = onnx.helper.make_tensor_value_info
+    graph = onnx.helper.make_graph(
+        [onnx.helper.make_node(node, list(given), names, **kw)],
+        "one_node",
+        [info(k, single, v.shape) for k, v in given.items()],
+        [info(k, single, None) for k in names],
+    )
+    opset = [onnx.helper.make_opsetid("", 17)]
+    model = onnx.helper.make_model(graph, opset_imports=opset, ir_version=8)
+    if runtime == "reference":
+        return onnx.reference.ReferenceEvaluator(model).run(None, given)
+    session = installed("onnxruntime").InferenceSession(
+        model.SerializeToString(), providers=["CPUExecutionProvider"]
+    )
+    return session.run(None, given)
+
+
+def test_onnx_has_the_defaults_of_the_table(onnx: Any) -> None:
+    row = BATCH_NORM["onnx"]
+    given = onnx.defs.get_schema("BatchNormalization")
+    defaults = {k: v.default_value for k, v in given.attributes.items()}
+    assert np.isclose(defaults["momentum"].f, row.default_momentum)
+    assert np.isclose(defaults["epsilon"].f, row.default_eps)
+    names = [row.gamma, row.beta, row.running_mean, row.running_var]
+    assert [v.name for v in given.inputs] == ["X", *names]
+
+
+def test_batch_norm_of_onnx(onnx: Any) -> None:
+    given, settings = written("onnx")
+    given = {"X": BATCHES[0]} | given
+    for x in BATCHES:
+        outputs = run(
+            onnx,
+            "reference",
+            "BatchNormalization",
+            given | {"X": x},
+            3,
+            training_mode=1,
+            **settings,
+        )
+        given |= {"input_mean": outputs[1], "input_var": outputs[2]}
+    (y,) = run(onnx, "reference", "BatchNormalization", given, 1, **settings)
+    del given["X"]
+    check_batch_norm("onnx", given, settings, outputs[0], y)
+
+
+@pytest.mark.parametrize("runtime", ["reference", "onnxruntime"])
+def test_layer_norm_of_onnx_takes_all_axes_from_the_first(
+    onnx: Any, runtime: str
+) -> None:
+    x = 0.01 * drawn(2, 3, 4, 5)
+    given = {"X": x, "Scale": np.ones((3, 4, 5), np.float32)}
+    (y,) = run(onnx, runtime, "LayerNormalization", given, 1, axis=1)
+    assert_equal(y, layer_norm(x, eps=1e-5, axes=(1, 2, 3)))
+
+
+@pytest.mark.parametrize("node", ["Layer", "Group", "RMS"])
+def test_the_norms_of_onnx_have_one_eps(onnx: Any, node: str) -> None:
+    given = onnx.defs.get_schema(f"{node}Normalization").attributes
+    assert np.isclose(given["epsilon"].default_value.f, 1e-5)
+
+
+@pytest.mark.parametrize("runtime", ["reference", "onnxruntime"])
+def test_lstm_of_onnx(onnx: Any, runtime: str) -> None:
+    given = lstm_to_convention("onnx", WEIGHTS)
+    x = {"X": drawn(T, N, D)}
+    (h,) = run(onnx, runtime, "LSTM", x | given, 1, hidden_size=H)
+    check_lstm("onnx", given, h[:, 0])
+
+
+def test_of_all_orders_onnxruntime_agrees_with_one(onnx: Any) -> None:
+    own = lstm(drawn(T, N, D), WEIGHTS).h
+    given = lstm_to_convention("onnx", WEIGHTS)
+    found = []
+    for order in itertools.permutations(range(4)):
+        rows = np.arange(4 * H).reshape(4, H)[list(order)].ravel()
+        moved = {k: given[k][:, rows] for k in "WR"}
+        moved["B"] = given["B"][:, [*rows, *(rows + 4 * H)]]
+        x = {"X": drawn(T, N, D)}
+        (h,) = run(onnx, "onnxruntime", "LSTM", x | moved, 1, hidden_size=H)
+        found += [order] if np.abs(h[:, 0] - own).max() < RTOL else []
+    assert found == [(0, 1, 2, 3)]
