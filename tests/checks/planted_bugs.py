@@ -82,6 +82,15 @@ class BatchOnePassVariance(HandBatchNorm):
         return mean, (x**2).mean(axes, keepdim=True) - mean**2
 
 
+class BatchShiftedOnePass(HandBatchNorm):
+    """One pass about a fixed centre: right near it, and near it only."""
+
+    def statistics(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        mean = x.mean(0, keepdim=True)
+        var = ((x - 1000) ** 2).mean(0, keepdim=True) - (mean - 1000) ** 2
+        return mean, var
+
+
 class BatchBiasedRunningVariance(HandBatchNorm):
     def update(self, mean: Tensor, var: Tensor, n: int) -> None:
         self.average(mean.detach().flatten(), var.detach().flatten())
@@ -170,6 +179,22 @@ class BatchAveragedDeviation(HandBatchNorm):
         self.running_var = sigma**2
 
 
+class BatchCorrectedAverages(HandBatchNorm):
+    """Divided by what the weights sum to, as in Adam."""
+
+    steps: Tensor
+
+    def __init__(self, num_features: int) -> None:
+        super().__init__(num_features)
+        self.register_buffer("steps", torch.zeros(()))
+
+    def average(self, mean: Tensor, var: Tensor) -> None:
+        self.steps = self.steps + 1
+        m = self.momentum / (1 - (1 - self.momentum) ** self.steps)
+        self.running_mean = (1 - m) * self.running_mean + m * mean
+        self.running_var = (1 - m) * self.running_var + m * var
+
+
 class BatchWithoutAverages(HandBatchNorm):
     def update(self, mean: Tensor, var: Tensor, n: int) -> None:
         pass
@@ -241,10 +266,11 @@ class BatchSinglePrecision(HandBatchNorm):
 
 
 class BatchWritesIntoInput(HandBatchNorm):
-    def check(self, x: Tensor) -> None:
-        super().check(x)
+    def forward(self, x: Tensor) -> Tensor:
+        y = super().forward(x)
         with torch.no_grad():
-            x -= x.mean()
+            x.clamp_(min=0)
+        return y
 
 
 class BatchGainGradientHalved(HandBatchNorm):

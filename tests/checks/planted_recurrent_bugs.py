@@ -7,6 +7,8 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from normbook.layers.batch_norm_lstm import BatchNormLSTM
+
 States = tuple[Tensor, Tensor]
 
 
@@ -197,11 +199,41 @@ class Detached(nn.Module):
 
 
 class EpsIsZero(Right):
-    """Nothing keeps the root from 0."""
+    """Nothing keeps the root of W_h h from 0."""
 
     def __init__(self, features: int, units: int) -> None:
         super().__init__(features, units)
         self.norm_h = nn.LayerNorm(4 * units, eps=0.0)
+
+
+class EpsOfInputIsZero(Right):
+    """Nothing keeps the root of W_x x from 0."""
+
+    def __init__(self, features: int, units: int) -> None:
+        super().__init__(features, units)
+        self.norm_x = nn.LayerNorm(4 * units, eps=0.0, bias=False)
+
+
+class EpsOfStateIsZero(Right):
+    """Nothing keeps the root of c from 0."""
+
+    def __init__(self, features: int, units: int) -> None:
+        super().__init__(features, units)
+        self.norm_c = nn.LayerNorm(units, eps=0.0)
+
+
+class EpsIsBehindTheRoot(Right):
+    """The standard deviation plus eps: finite at 0, and with no slope there."""
+
+    def __init__(self, features: int, units: int) -> None:
+        super().__init__(features, units)
+        self.norm_h = BehindTheRoot()
+
+
+class BehindTheRoot(nn.Module):
+    def forward(self, a: Tensor) -> Tensor:
+        centred = a - a.mean(-1, keepdim=True)
+        return centred / (centred.square().mean(-1, keepdim=True).sqrt() + 1e-5)
 
 
 class Cell(nn.Module):
@@ -276,3 +308,17 @@ class SinglePrecision(Right):
 
     def project(self, x: Tensor) -> Any:
         return super().project(x.float())
+
+
+class BatchNormBehindDropout(nn.Module):
+    """Batch norm is there in training mode only, and so is dropout, in two forms."""
+
+    def __init__(self, features: int, units: int) -> None:
+        super().__init__()
+        self.input_size, self.dropout = features, 0.5
+        self.first = nn.Dropout(0.5)
+        self.layer = BatchNormLSTM(features, units, max_steps=6)
+
+    def forward(self, x: Tensor, states: States | None = None) -> Any:
+        x = nn.functional.dropout(self.first(x), self.dropout, self.training)
+        return self.layer(x, states)

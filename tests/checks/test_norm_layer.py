@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from typing import Any
 
@@ -215,6 +216,7 @@ class Flattened(nn.Module):
         (nn.BatchNorm1d, {}, TypeError, "call the class first"),
         (nn.Linear(3, 3), {}, ValueError, "must normalize in training, got a Linear"),
         (nn.Linear(3, 3), {"kind": "batch"}, ValueError, "must normalize in training"),
+        (nn.LayerNorm(1), {}, ValueError, "a mean must be over two values or more"),
         (nn.Linear(3, 4), {}, ValueError, "to one of the same shape, got from Linear"),
         (nn.Identity(), {"shape": (4, 3)}, ValueError, "must normalize"),
         (nn.Softmax(-1), {"shape": (4, 3)}, ValueError, "the kind of norm must be kno"),
@@ -246,6 +248,34 @@ def test_bad_input_is_refused_with_rule_and_cure(
 ) -> None:
     with pytest.raises(error, match=message):
         check_norm_layer(layer, **arguments)
+
+
+def test_a_layer_that_cannot_be_copied_is_refused_with_the_reason() -> None:
+    layer: Any = nn.BatchNorm1d(3)
+    layer.lock = threading.Lock()
+    with pytest.raises(TypeError, match=r"must allow a copy.*thread\.lock"):
+        check_norm_layer(layer)
+
+
+def test_dropout_in_a_layer_of_unknown_kind_is_refused() -> None:
+    layer = nn.Sequential(nn.LayerNorm(8), nn.Dropout(0.5))
+    with pytest.raises(ValueError, match="that is random; take dropout"):
+        check_norm_layer(layer)
+
+
+class ChannelsLast(nn.Module):
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(channels)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.norm(x.transpose(1, 2))
+        return y.transpose(1, 2)
+
+
+def test_channels_on_the_last_axis_are_named() -> None:
+    report = check_norm_layer(ChannelsLast(8), (4, 5, 8), kind="batch", quiet=True)
+    assert "looked for on the last axis" in report.findings[0].reason
 
 
 def test_eps_that_is_given_is_demanded() -> None:

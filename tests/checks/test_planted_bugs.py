@@ -50,6 +50,7 @@ BUGS = [
     Bug(bugs.BatchStatisticsWithoutGradient, {BY_X}, "mean and variance are constants"),
     Bug(bugs.BatchBuffersInGraph, {GRAPH, COPIES}, "keeps the autograd graph"),
     Bug(bugs.BatchOnePassVariance, {TWO_PASSES}, "E[x^2] - E[x]^2"),
+    Bug(bugs.BatchShiftedOnePass, {TWO_PASSES}, "off by 0.00"),
     Bug(bugs.BatchBiasedRunningVariance, {VARIANCE}, "differs from torch; Keras"),
     Bug(
         bugs.BatchModeFromGradMode,
@@ -68,6 +69,7 @@ BUGS = [
     ),
     Bug(bugs.BatchVarianceWeightsReversed, {VARIANCE}, "each other's weight"),
     Bug(bugs.BatchAveragedDeviation, {VARIANCE}, "standard deviations are averaged"),
+    Bug(bugs.BatchCorrectedAverages, {MEAN}, "corrected for its start, as in Adam"),
     Bug(bugs.BatchWithoutAverages, {MEAN}, "still uses the first mean"),
     Bug(bugs.BatchNotAnAverage, {MEAN}, "is no average"),
     Bug(bugs.BatchAlwaysByBatch, {KEEPS, ALONE}, "normalizes by the batch"),
@@ -165,6 +167,11 @@ def test_eps_without_an_attribute_is_found_by_behaviour(eps: float) -> None:
     renamed = Renamed(8)
     del renamed.eps
     assert check_norm_layer(renamed, quiet=True).failed == ()
+
+
+def test_the_unbiased_variance_is_found_among_hundreds_of_values() -> None:
+    report = check(bugs.BatchUnbiasedForward, (8, 3, 10, 10))  # a factor of 0.9987
+    assert report.failed == (BIASED,)
 
 
 def test_two_bugs_in_one_layer_are_both_named() -> None:

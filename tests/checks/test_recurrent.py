@@ -85,6 +85,9 @@ def test_of_our_own_layer_every_test_is_made() -> None:
         (planted.BackwardIsWrong, {recurrent.GRADIENTS: "w_x.weight: "}),
         (planted.StatisticsAreDetached, {recurrent.GRADIENTS: "c_0: "}),
         (planted.EpsIsZero, {recurrent.ZEROS: "outputs are not finite"}),
+        (planted.EpsIsBehindTheRoot, {recurrent.ZEROS: "gradients are not finite"}),
+        (planted.EpsOfInputIsZero, {recurrent.ZEROS: "outputs are not finite"}),
+        (planted.EpsOfStateIsZero, {recurrent.ZEROS: "outputs are not finite"}),
     ],
 )
 def test_each_slip_fails_its_own_test_only(layer: Any, expected: Any) -> None:
@@ -130,6 +133,17 @@ def test_all_but_the_look_at_evaluation_mode_is_in_training_mode() -> None:
     assert planted.RemembersModes.modes[-1] is True
 
 
+@pytest.mark.parametrize(
+    "layer",
+    [
+        BatchNormLSTM(D, H, max_steps=6).eval(),
+        planted.BatchNormBehindDropout(D, H),
+    ],
+)
+def test_batch_norm_hides_behind_no_mode_and_no_dropout(layer: nn.Module) -> None:
+    assert list(failures(layer)) == [recurrent.OTHERS]
+
+
 def test_gates_with_gains_of_their_own_are_found_too() -> None:
     layer = ours(norm="gates")
     with torch.no_grad():
@@ -158,20 +172,28 @@ def test_frozen_parameters_are_tested_and_stay_frozen() -> None:
 
 
 @pytest.mark.parametrize("is_training", [True, False])
-def test_the_layer_and_the_random_numbers_are_left_alone(is_training: bool) -> None:
+def test_the_layer_is_left_alone(is_training: bool) -> None:
     layer = BatchNormLSTM(D, H, max_steps=6).train(is_training)
     layer.w_x_l0.grad = torch.ones_like(layer.w_x_l0)
-    before, numbers = copy.deepcopy(layer.state_dict()), torch.get_rng_state()
+    before = copy.deepcopy(layer.state_dict())
     recurrent_findings(layer)
-    assert torch.equal(numbers, torch.get_rng_state())
     assert all(torch.equal(before[k], v) for k, v in layer.state_dict().items())
     assert layer.training is is_training
     assert bool((layer.w_x_l0.grad == 1).all())
 
 
 def test_the_findings_are_the_same_each_time() -> None:
+    layer = nn.LSTM(D, H)
+    first = recurrent_findings(layer)
+    torch.manual_seed(1)
+    assert recurrent_findings(layer) == first
+
+
+def test_what_the_layer_draws_is_given_back() -> None:
     layer = planted.HasDropout(D, H)
-    assert recurrent_findings(layer) == recurrent_findings(layer)
+    numbers = torch.get_rng_state()
+    recurrent_findings(layer)
+    assert torch.equal(numbers, torch.get_rng_state())
 
 
 def note(layer: nn.Module, **settings: Any) -> str:

@@ -61,7 +61,7 @@ def _point(subject: Subject) -> tuple[Tensor, Tensor]:
 
 
 def _own_gradient(subject: Subject, x: Tensor, dl_dy: Tensor) -> Tensor | None:
-    x = x.to(subject.dtype).requires_grad_()
+    x = x.to(subject.dtype, copy=True).requires_grad_()
     y = subject.fresh()(x)
     if not y.requires_grad:
         return None
@@ -181,7 +181,7 @@ def by_parameters(subject: Subject) -> Fault | None:
         raise DoesNotApply("gain and bias do not act as they are")
     x, dl_dy = _point(subject)
     layer = subject.fresh()
-    y = layer(x.to(subject.dtype))
+    y = layer(x.to(subject.dtype, copy=True))
     a, b = subject.affine
     x_hat = (y.detach().double() - b) / a
     if y.requires_grad:

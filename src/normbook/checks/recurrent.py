@@ -307,16 +307,14 @@ def _gates(probe: _Probe) -> list[Finding]:
     """Test what the forget gate tells, of a layer that carries c itself."""
     n = 2 * max(probe.units) + 8
     x, (h, c) = probe.draw(n, probe.sizes[2]), probe.states(n)
-    # A factor of its own for each example: batch norm would notice.
-    factor = 2 + probe.draw(n, 1).tanh()
     big_x, big_h = 5 * x, 5 * h
     a = _logit(probe, big_x, big_h)
     changes = {
         name: _change(a, _logit(probe, new_x, new_h), a.mean(0))
         for name, new_x, new_h in (
-            ("x", factor * big_x, big_h),
-            ("h", big_x, factor * big_h),
-            ("both", factor * big_x, factor * big_h),
+            ("x", 2 * big_x, big_h),
+            ("h", big_x, 2 * big_h),
+            ("both", 2 * big_x, 2 * big_h),
         )
     }
     is_normed = changes["both"] < INVARIANT
@@ -380,8 +378,8 @@ def _together(probe: _Probe) -> Finding:
     reason = (
         f"The {what} over the units of the pre-activations of f is "
         f"{_rounded(means.mean())} for each of {n} examples"
-        f"{spread if is_even else ''}. Each gate is normalized on its own, so no gate "
-        "can be open or shut as a whole; of 4H numbers normalized together the f part "
+        f"{spread if is_even else ''}. Each gate is normalized on its own, so no input "
+        "can open or shut a whole gate; of 4H numbers normalized together the f part "
         "has a mean of its own in every example."
     )
     cure = "Normalize the 4H numbers first and cut them into gates then."
@@ -546,7 +544,7 @@ def _zeros(probe: _Probe, eps: float | None) -> Finding:
         c.zero_()
     wanted = [zero, *probe.layer.parameters()]
     value, slopes = _loss_and_slopes(probe, x, zero, c, wanted)
-    if all(bool(v.isfinite().all()) for v in (value, *slopes)):
+    if all(bool(v.isfinite().all()) for v in slopes):
         times = float(steep.norm() / usual.norm())
         note = (
             f"An h_0 of 0 gets {times:.3g} times the gradient of one of size 1: mind "
@@ -556,9 +554,9 @@ def _zeros(probe: _Probe, eps: float | None) -> Finding:
             note += f" (1 / sqrt(eps) is {eps**-0.5:.3g}.)"
         return Finding(ZEROS, True, note)
     what = "outputs" if not value.isfinite() else "gradients"
-    reason = f"With h_0 = c_0 = 0 and x_1 = 0 the {what} are not finite: W_h h_0 has "
-    reason += "variance 0, and is divided by its root."
-    cure = "Add eps to the variance, inside the root; 1e-5 is usual."
+    reason = f"With h_0 = c_0 = 0 and x_1 = 0 the {what} are not finite: what is 0 "
+    reason += "for all units has variance 0, and is divided by its root."
+    cure = "Add eps to the variance, inside the root, not behind it; 1e-5 is usual."
     return Finding(ZEROS, False, reason, cure)
 
 

@@ -92,9 +92,10 @@ class Subject:
             copy.deepcopy(layer)
         except Exception as error:  # noqa: BLE001 - any refusal becomes a finding
             self.copy_error = error
-        self.layer = copy_of(layer)
+        self.layer = _copied(layer)
         for parameter in self.layer.parameters():
-            parameter.requires_grad_()
+            if parameter.is_floating_point():
+                parameter.requires_grad_()
         self.layer.train()
         self.gain = self._only(GAINS)
         self.bias = self._only(BIASES)
@@ -124,7 +125,8 @@ class Subject:
         """Tell whether the layer says that it keeps no running statistics."""
         if self.kind not in ("batch", "instance"):
             return True
-        layer = self.layer
+        layer = self.fresh()
+        layer(draw(self.shape, 0).to(self.dtype))  # some make them with the first batch
         if getattr(layer, "track_running_stats", True) is False:
             return True
         names = [name for name in MEANS if hasattr(layer, name)]
@@ -192,14 +194,15 @@ class Subject:
         """Find the gain and bias with which z gives y."""
         return fit(y, z, self.definition.parameter_axes(y.dim()))
 
-    def misfit(self, z: Any) -> float:
+    def misfit(self, z: Any, axes: tuple[int, ...] | None = None) -> float:
         """Give what is left of the output after the best fixed gain and bias on z(x).
 
         Found on one batch and demanded on two others, as a share of the largest
-        output.
+        output. Gain and bias may differ along ``axes``, by default the definition's.
         """
         first = draw(self.shape, 0)
-        a, b = self.fit(self.output(first), z(first))
+        axes = axes or self.definition.parameter_axes(len(self.shape))
+        a, b = fit(self.output(first), z(first), axes)
         worst = 0.0
         for seed in (1, 2):
             x = draw(self.shape, seed, seed * LARGE)
@@ -260,6 +263,7 @@ class Subject:
             best = next(m for m in misfits if m[0] <= max(1.01 * least, TOLERANCE))
             if said or best[0] < 0.03:
                 self.definition = best[2]
+                self._check_size()
                 return best[2]
         if said:
             raise ValueError(
@@ -267,6 +271,13 @@ class Subject:
                 f"{self.shape}; pass another shape."
             )
         self._check_that_it_normalizes()
+        x = draw(self.shape, 0)
+        if not torch.equal(self.output(x), self.output(x)):
+            raise ValueError(
+                "the layer must give the same for the same input, got a "
+                f"{type(self.layer).__name__} that is random; take dropout and noise "
+                "out of it."
+            )
         raise ValueError(
             "the kind of norm must be known, got a "
             f"{type(self.layer).__name__} whose output on an input of shape "
@@ -389,6 +400,14 @@ class Subject:
                 "normalizes by its input."
             )
 
+    def _check_size(self) -> None:
+        if self.definition.size(self.shape) == 1:
+            raise ValueError(
+                "a mean must be over two values or more, got "
+                f"{type(self.layer).__name__} with input of shape {self.shape}, where "
+                "every value is its own mean; normalize over more features."
+            )
+
     def _find_eps(self, given: float | None) -> float:
         if given is not None:
             return float(given)
@@ -437,6 +456,17 @@ class Subject:
         if self.is_right_up_to_scale and not is_as_set:
             return a, b
         return gain + 0 * a, bias + 0 * b
+
+
+def _copied(layer: nn.Module) -> nn.Module:
+    try:
+        return copy_of(layer)
+    except Exception as error:
+        raise TypeError(
+            f"the layer must allow a copy, got a {type(layer).__name__} for which "
+            f"copy.deepcopy raises {type(error).__name__}: {error}; keep what cannot "
+            "be copied outside the layer."
+        ) from error
 
 
 def _kind_of(layer: nn.Module) -> str | None:
