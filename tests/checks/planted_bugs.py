@@ -82,15 +82,6 @@ class BatchOnePassVariance(HandBatchNorm):
         return mean, (x**2).mean(axes, keepdim=True) - mean**2
 
 
-class BatchShiftedOnePass(HandBatchNorm):
-    """One pass about a fixed centre: right near it, and near it only."""
-
-    def statistics(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        mean = x.mean(0, keepdim=True)
-        var = ((x - 1000) ** 2).mean(0, keepdim=True) - (mean - 1000) ** 2
-        return mean, var
-
-
 class BatchBiasedRunningVariance(HandBatchNorm):
     def update(self, mean: Tensor, var: Tensor, n: int) -> None:
         self.average(mean.detach().flatten(), var.detach().flatten())

@@ -318,6 +318,24 @@ def test_a_layer_that_deepcopy_refuses_is_checked_and_that_is_a_finding() -> Non
     assert layer.running_mean.grad_fn is not None
 
 
+class MadeWithFirstBatch(bugs.BatchStatisticsNotBuffers):
+    """Has None for statistics until it has seen a batch."""
+
+    def __init__(self, num_features: int) -> None:
+        super().__init__(num_features)
+        self.running_mean = None
+
+    def average(self, mean: Tensor, var: Tensor) -> None:
+        if self.running_mean is None:
+            self.running_mean, self.running_var = mean, var
+        super().average(mean, var)
+
+
+def test_statistics_that_the_first_batch_makes_are_not_overlooked() -> None:
+    report = check_norm_layer(MadeWithFirstBatch(3), quiet=True)
+    assert "state_dict carries the running statistics" in report.failed
+
+
 def test_a_trained_layer_passes() -> None:
     layer = nn.BatchNorm1d(3, momentum=None)
     for _ in range(3):

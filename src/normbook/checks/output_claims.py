@@ -290,7 +290,7 @@ def two_passes(subject: Subject) -> Fault | None:
         shortcut = a * _one_pass(subject, x) + b
         one_pass.append((shortcut - exact).abs().max() / exact.abs().max())
     # Two passes lose the rounding of the mean, 5e-4 of sigma at mean 1e4.
-    if errors[0] < 0.01 and errors[1] < 0.03:
+    if errors[1] < 0.03:
         return None
     return Fault(
         "for mean / sigma = 1e3 and 1e4 the output is off by "
