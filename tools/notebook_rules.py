@@ -275,10 +275,14 @@ def python3_kernel(notebook: Notebook) -> Iterator[str]:
 # --- rules for chapters: their headings and exercises
 
 
+def all_markdown(notebook: Notebook) -> str:
+    """Return the text of all markdown cells."""
+    return "\n\n".join(c.source for c in notebook.cells if c.cell_type == "markdown")
+
+
 def markdown(notebook: Notebook) -> str:
     """Return the prose, with fenced code left out."""
-    text = "\n\n".join(c.source for c in notebook.cells if c.cell_type == "markdown")
-    return re.sub(r"(?ms)^(`{3,}).*?^\1\s*$", "", text)
+    return re.sub(r"(?ms)^(`{3,}).*?^\1\s*$", "", all_markdown(notebook))
 
 
 def headings(notebook: Notebook) -> list[str]:
@@ -301,21 +305,32 @@ def sections_in_order(notebook: Notebook) -> Iterator[str]:
             yield f'the section "{after}" must stand before "{before}"'
 
 
+def titles(notebook: Notebook) -> list[str]:
+    """Return the first-level headings."""
+    return re.findall(r"(?m)^# +(.*?)\s*$", markdown(notebook))
+
+
 def one_title(notebook: Notebook) -> Iterator[str]:
     """The first cell holds the only first-level heading."""
-    titles = re.findall(r"(?m)^# +\S.*$", markdown(notebook))
-    if len(titles) != 1:
-        yield f"one first-level heading, found {len(titles)}"
-    elif titles[0] not in notebook.cells[0].source:
+    found = titles(notebook)
+    if len(found) != 1:
+        yield f"one first-level heading, found {len(found)}"
+    elif f"# {found[0]}" not in notebook.cells[0].source:
         yield "the title must stand in the first cell"
+
+
+def exercises(notebook: Notebook) -> list[tuple[str, str]]:
+    """Return the title and the label of every exercise, in their order."""
+    return re.findall(
+        r"(?m)^[:`]{3,}\{exercise(?:-start)?\} *(.*)\n:label: *(\S+)",
+        all_markdown(notebook),
+    )
 
 
 def exercises_solved(notebook: Notebook) -> Iterator[str]:
     """Every exercise has a folded solution, and one of them is to spot a bug."""
-    text = "\n\n".join(c.source for c in notebook.cells if c.cell_type == "markdown")
-    found = re.findall(
-        r"(?m)^[:`]{3,}\{exercise(?:-start)?\} *(.*)\n:label: *(\S+)", text
-    )
+    text = all_markdown(notebook)
+    found = exercises(notebook)
     if not found:
         yield "no exercise"
         return
