@@ -102,6 +102,22 @@ def test_batch_norm_with_two_linear_layers_behind_it_is_refused() -> None:
     assert "norm2: in front: add, a function and no layer" in text
 
 
+def add_to(x: Any) -> None:
+    x += 1
+
+
+@pytest.mark.parametrize("change", [torch.relu_, add_to])
+def test_what_may_be_changed_in_place_under_an_identity_is_refused(change: Any) -> None:
+    def forward(self: Any, x: Tensor) -> Any:
+        y = self.norm(x)  # as an Identity, this is x
+        change(x)
+        return self.norm2(self.conv2(y))
+
+    model = Wired(forward).eval()
+    model.conv2 = nn.Conv2d(3, 3, 1)
+    assert "uses the input of the batch norm before 'conv2' does" in refusal(model)
+
+
 def test_a_layer_that_is_called_twice_is_refused() -> None:
     def forward(self: Any, x: Tensor) -> Any:
         return self.norm2(self.conv(self.norm(self.conv(x))))
@@ -202,7 +218,7 @@ def test_every_batch_norm_that_cannot_be_folded_is_listed() -> None:
         *linear(), nn.ReLU(), *before_conv(nn.ReLU()), nn.BatchNorm2d(5)
     )
     model.append(nn.ReLU()).append(nn.BatchNorm2d(5))
-    with pytest.raises(FoldingError, match="got 2 of 4 that does not") as caught:
+    with pytest.raises(FoldingError, match="got 2 of 4 that cannot be") as caught:
         fold_batch_norm(model.eval())
     assert [folding.norm for folding in caught.value.refused] == ["3", "8"]
 
@@ -229,6 +245,18 @@ def test_dropout_in_training_mode_between_is_refused() -> None:
     model = nn.Sequential(nn.Linear(3, 5), nn.Dropout(), nn.BatchNorm1d(5)).eval()
     model[1].train()
     assert "in front: Dropout '1', no linear layer" in refusal(model)
+
+
+def test_a_hook_on_what_does_nothing_is_refused() -> None:
+    model = nn.Sequential(nn.Linear(3, 5), nn.Dropout(), nn.BatchNorm1d(5)).eval()
+    model[1].register_forward_hook(lambda module, args, y: y + 1)
+    assert "in front: Dropout '1', no linear layer" in refusal(model)
+
+
+def test_nothing_is_folded_through_a_batch_norm_that_stays() -> None:
+    model = nn.Sequential(*linear(), nn.BatchNorm1d(5)).eval()
+    model[1].train()
+    assert "2: in front: BatchNorm1d '1', no linear layer" in refusal(model)
 
 
 def test_batch_norm_without_running_statistics_is_refused() -> None:
@@ -377,6 +405,12 @@ def test_a_model_that_cannot_be_traced_is_refused() -> None:
 def test_wrapped_models_are_refused() -> None:
     model = nn.DataParallel(linear()).eval()
     assert "got a DataParallel around it; fold model.module" in refusal(model)
+
+
+def test_compiled_models_are_refused() -> None:
+    model: Any = torch.compile(linear(), backend="eager")
+    with pytest.raises(FoldingError, match=r"of torch.compile; fold model._orig_mod"):
+        fold_batch_norm(model.eval())
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")

@@ -166,6 +166,9 @@ def fold_batch_norm(model: nn.Module, *, strict: bool = True) -> nn.Module:
     shapes. Given (N, L, D) batch norm would act on axis L, and only where L and D are
     equal can this go unnoticed. Compare outputs once.
 
+    Of the optional arguments of ``forward``, ``None`` is tried against any value and
+    ``False`` against ``True``; others are taken to have their default values.
+
     Folded models are for inference: training goes other ways without batch norm.
 
     Source: Ioffe and Szegedy (2015), Algorithm 2, step 11; Jacob et al. (2018), section
@@ -197,9 +200,9 @@ def fold_batch_norm(model: nn.Module, *, strict: bool = True) -> nn.Module:
     refused = tuple(folding for folding in plan if folding.layer is None)
     if refused and strict:
         raise FoldingError(
-            f"every batch norm must stand beside a linear layer that can take it in, "
-            f"got {len(refused)} of {len(plan)} that does not; with strict=False the "
-            "others are folded and these stay:\n  " + "\n  ".join(map(str, refused)),
+            "every batch norm must be taken in by a linear layer beside it, got "
+            f"{len(refused)} of {len(plan)} that cannot be; with strict=False these "
+            "stay, and the others are folded:\n  " + "\n  ".join(map(str, refused)),
             refused,
         )
     return folded
@@ -274,6 +277,11 @@ def _check_model(model: Any) -> None:
         raise FoldingError(
             f"model must be the model itself, got a {name} around it; fold "
             "model.module, and wrap the folded one."
+        )
+    if "_orig_mod" in model._modules:
+        raise FoldingError(
+            f"model must be the model itself, got a {name} of torch.compile; fold "
+            "model._orig_mod, and compile the folded one."
         )
     if isinstance(model, TorchBatchNorm):
         raise FoldingError(
@@ -410,8 +418,8 @@ class _Layers:
             )
         if norm.running_mean.is_meta:
             return _no_values("it")
-        k, c = scale_and_shift(*_statistics(norm))
-        if not bool((k.isfinite() & c.isfinite()).all()):
+        # Where the scale is infinite, so is the shift, or it is NaN.
+        if not bool(scale_and_shift(*_statistics(norm)).shift.isfinite().all()):
             return _Obstacle(
                 "its statistics, gain or bias are not finite, or its variance + eps is "
                 "not positive",
@@ -531,14 +539,17 @@ class _Route:
         self, name: str, node: fx.Node, found: Mapping[str, Folding]
     ) -> str | _Obstacle:
         """Go towards the output to a linear layer that takes this and nothing else."""
+        start = node
         while True:
             users = [user for user in node.users if not _reads_size(user)]
             if len(users) != 1:
                 where = ", ".join(self._name(user) for user in users) or "nothing"
                 return _Obstacle(f"its output is used by {where}")
             (user,) = users
-            if self._is_linear(user) and _source(user) is node:
-                return self._checked(name, str(user.target), "next")
+            if self._is_linear(user):
+                return self._used_between(start, user) or self._checked(
+                    name, str(user.target), "next"
+                )
             if not self._does_nothing(user, found):
                 return _Obstacle(self._describe(user))
             node = user
@@ -594,6 +605,22 @@ class _Route:
             return False
         is_off = type(module) in _DROPOUT and not module.training
         return type(module) is nn.Identity or is_off
+
+    def _used_between(self, norm: fx.Node, layer: fx.Node) -> _Obstacle | None:
+        """Tell whether the input of a batch norm may change before it is needed.
+
+        Identity gives no copy, and a trace does not tell x += 1 from x = x + 1.
+        """
+        source = _source(norm)
+        for user in source.users if source else ():
+            is_between = self.order[norm] < self.order[user] < self.order[layer]
+            if is_between and not _reads_size(user):
+                return _Obstacle(
+                    f"{self._name(user)} uses the input of the batch norm before "
+                    f"{self._name(layer)} does, and may change it in place",
+                    "use it before the batch norm, or later",
+                )
+        return None
 
     def _name(self, node: fx.Node) -> str:
         if node.op == "call_module":
