@@ -31,6 +31,7 @@ from normbook.conventions import (
     normalized_lstm_from_convention,
 )
 from normbook.layers.batch_norm_lstm import BatchNormLSTM
+from normbook.layers.lstm import LayerNormLSTM
 from normbook.lstm import (
     Carried,
     LayerNormLSTMParameters,
@@ -163,10 +164,48 @@ def test_a_count_changes_nothing_where_both_sides_are_unbiased(framework: str) -
     np.testing.assert_array_equal(read.running_var, state().running_var)
 
 
+def test_a_bad_count_is_refused_even_where_it_changes_nothing() -> None:
+    message = "count must be a whole number >= 2, got 1"
+    with pytest.raises(ValueError, match=message):
+        batch_norm_to_convention("torch", state(), count=1)
+    there = batch_norm_to_convention("torch", state())
+    with pytest.raises(ValueError, match=message):
+        batch_norm_from_convention("torch", *there, count=1)
+
+
 def test_a_layer_without_gain_and_bias_stays_one() -> None:
     there = batch_norm_to_convention("flax", state(gamma=None, beta=None))
     assert set(there[0]) == {"batch_stats"}
     assert batch_norm_from_convention("flax", *there)[:2] == (None, None)
+
+
+@pytest.mark.parametrize("lacking", ["gamma", "beta"])
+def test_torch_gets_both_of_gain_and_bias_where_one_is_missing(lacking: str) -> None:
+    own = state(**{lacking: None})
+    there = batch_norm_to_convention("keras", own)
+    variables, settings = batch_norm_to_convention(
+        "torch", batch_norm_from_convention("keras", *there)
+    )
+    layer: Any = nn.BatchNorm1d(C, **settings, dtype=torch.float64).eval()
+    layer.load_state_dict({k: torch.tensor(v) for k, v in variables.items()})
+    x = drawn(N, C)
+    statistics = own.running_mean, own.running_var
+    y = batch_norm_inference(x, *statistics, own.gamma, own.beta, own.eps)
+    np.testing.assert_allclose(layer(torch.tensor(x)).detach(), y, rtol=RTOL)
+
+
+def test_torch_gets_neither_gain_nor_bias_where_both_are_missing() -> None:
+    there, _ = batch_norm_to_convention("torch", state(gamma=None, beta=None))
+    assert {*there} == {"running_mean", "running_var"}
+    nn.BatchNorm1d(C, affine=False).load_state_dict(
+        {k: torch.tensor(v) for k, v in there.items()}
+    )
+
+
+def test_onnx_always_gets_gain_and_bias_since_its_node_needs_them() -> None:
+    there, _ = batch_norm_to_convention("onnx", state(gamma=None, beta=None))
+    np.testing.assert_array_equal(there["scale"], np.ones(C))
+    np.testing.assert_array_equal(there["B"], np.zeros(C))
 
 
 def test_the_plain_average_of_torch_is_kept_where_it_exists() -> None:
@@ -203,8 +242,9 @@ def test_what_was_read_shares_no_memory_with_its_source() -> None:
     ("given", "error", "message"),
     [
         ({"framework": "kears"}, ValueError, "must be one of book, torch.*got 'kears'"),
-        ({"variables": [1.0]}, TypeError, "must be a mapping.*got list"),
-        ({"settings": 0.99}, TypeError, "settings must be a mapping.*got float"),
+        ({"framework": ["keras"]}, ValueError, r"must be one of.*got \['keras'\]"),
+        ({"variables": [1.0]}, TypeError, "must be a mapping.*got list; .*state_dict"),
+        ({"settings": 0.99}, TypeError, "settings must be a mapping.*layer.momentum"),
         ({"settings": {"momentum": 0.9}}, ValueError, "missing epsilon"),
         ({"settings": {"eps": 1, **KERAS_SETTINGS}}, ValueError, "unknown eps"),
         ({"variables": {}}, ValueError, "got none: missing moving_mean, moving_var"),
@@ -218,6 +258,8 @@ def test_what_was_read_shares_no_memory_with_its_source() -> None:
         ({"momentum": None}, ValueError, "a number for keras, got None; torch alone"),
         ({"momentum": 1.5}, ValueError, r"in \[0, 1\], got 1.5.*weight of the old"),
         ({"momentum": "0.9"}, ValueError, r"momentum must lie in \[0, 1\], got '0.9'"),
+        ({"momentum": 10**400}, ValueError, r"momentum must lie in \[0, 1\], got 10+"),
+        ({"gamma": torch.ones(C, dtype=torch.bfloat16)}, TypeError, r"\.float\(\)"),
         ({"epsilon": -1.0}, ValueError, "eps must be a finite number >= 0, got -1.0"),
         ({"count": 1}, ValueError, "count must be a whole number >= 2, got 1"),
     ],
@@ -456,13 +498,29 @@ def test_lstm_weights_keep_their_dtype_and_leave_their_source_alone(
         ("torch", {"bias_hh_l0": None}, ValueError, ": missing bias_hh_l0"),
         ("flax", {"ii": None}, ValueError, ": missing ii/kernel"),
         ("onnx", {"P": drawn(1, 3 * H)}, ValueError, ": unknown P"),
-        ("keras", {"kernel": drawn(4 * H, D)}, ValueError, r"\(D, 4H\), with H = 3"),
-        ("torch", {"weight_ih_l0": drawn(D, 4 * H)}, ValueError, r"\(4H, D\), .*axis"),
-        ("torch", {"weight_hh_l0": drawn(4 * H)}, ValueError, "two axes, and at least"),
+        ("keras", {"kernel": drawn(4 * H, D)}, ValueError, r"\(D, 4H\) with H = 3"),
+        ("torch", {"weight_ih_l0": drawn(D, 4 * H)}, ValueError, r"\(4H, D\) .*axis"),
+        ("torch", {"weight_hh_l0": drawn(4 * H)}, ValueError, r"shape \(4H, H\)"),
         ("torch", {"weight_hh_l0": drawn(4 * H, 4)}, ValueError, r"weight_hh.*\(12, 4"),
         ("keras", {"bias": drawn(H)}, ValueError, r"bias must have shape \(4H,\)"),
         ("flax", {"hi": {"kernel": drawn(H, H)}}, ValueError, "missing hi/bias"),
-        ("onnx", {"W": drawn(2, 4 * H, D)}, ValueError, r"one direction, got.*\(2, 12"),
+        (
+            "torch",
+            {"weight_ih_l0": drawn(4 * H, 0)},
+            ValueError,
+            r"weight_ih.*least 1, got \(12, 0\)",
+        ),
+        (
+            "torch",
+            {"weight_hh_l0": drawn(0, 0)},
+            ValueError,
+            r"weight_hh.*least 1, got \(0, 0\)",
+        ),
+        ("flax", {"io": {"kernel": drawn(2, H)}}, ValueError, r"io/kernel .*\(2, 3\)"),
+        ("flax", {"ii/kernel": drawn(D, H)}, ValueError, "each name once, got .*ii/k"),
+        ("onnx", {"W": drawn(2, 4 * H, D)}, ValueError, r"got \(2, 12, 5\).*\[:1\]"),
+        ("onnx", {"W": drawn(4 * H, D)}, ValueError, r"W must .*\(1, 4H, D\)"),
+        ("onnx", {"R": drawn(4 * H, H)}, ValueError, r"R must .*\(1, 4H, H\)"),
         ("onnx", {"B": drawn(1, 4 * H + 1)}, ValueError, r"B must have shape \(1, 8H"),
         ("tensorflow1", {"kernel": drawn(2, 4 * H)}, ValueError, r"\(D \+ H, 4H\)"),
         ("keras", {"bias": np.zeros(4 * H, "f4")}, TypeError, "one dtype.*float32"),
@@ -486,9 +544,32 @@ def test_a_forget_bias_is_refused_where_it_is_stored() -> None:
         )
 
 
-def test_a_forget_bias_that_is_no_number_is_refused() -> None:
-    with pytest.raises(TypeError, match="forget_bias must be a number, got 'one'"):
-        lstm_to_convention("tensorflow1", weights(), forget_bias="one")  # type: ignore[arg-type]
+@pytest.mark.parametrize("bad", ["one", math.nan, math.inf, 10**400])
+def test_a_forget_bias_that_is_no_finite_number_is_refused(bad: Any) -> None:
+    message = f"forget_bias must be a finite number, got {bad!r}; the cell has 1.0"
+    with pytest.raises(ValueError, match=message):
+        lstm_to_convention("tensorflow1", weights(), forget_bias=bad)
+
+
+def test_a_written_lstm_of_zero_features_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"w_x must have shape .*got \(12, 0\)"):
+        lstm_to_convention("tensorflow1", weights(w_x=drawn(4 * H, 0)))
+
+
+def test_written_weights_are_arrays_of_their_own() -> None:
+    for value in lstm_to_convention("keras", weights()).values():
+        assert value.flags.c_contiguous
+        assert value.flags.owndata
+
+
+def test_the_layer_of_the_book_sorts_the_gates_of_torch_in_the_same_way() -> None:
+    state = nn.LSTM(D, H, dtype=torch.float64).state_dict()
+    layer = LayerNormLSTM(D, H, norm=None, dtype=torch.float64)
+    layer.load_state_dict(dict(state))
+    read = lstm_from_convention("torch", state)
+    for field, value in read._asdict().items():
+        own = getattr(layer, f"{field}_l0").detach()
+        np.testing.assert_array_equal(own, value, err_msg=field)
 
 
 def test_only_the_weights_of_a_plain_lstm_are_written() -> None:
@@ -661,6 +742,12 @@ def test_a_bias_inside_a_layer_norm_that_does_not_cancel_is_refused() -> None:
         normalized_lstm_from_convention("kiros", given)
 
 
+def test_a_bias_that_is_nan_does_not_pass_for_one_that_cancels() -> None:
+    given = variables("kiros") | {"b": np.full(4 * H, np.nan)}
+    with pytest.raises(ValueError, match="all entries of b must be equal"):
+        normalized_lstm_from_convention("kiros", given)
+
+
 def test_the_cure_for_such_a_bias_computes_the_same() -> None:
     given, x = variables("kiros") | {"b": drawn(4 * H)}, drawn(T, N, D)
     cured = given | {
@@ -677,7 +764,7 @@ def test_the_cure_for_such_a_bias_computes_the_same() -> None:
 @pytest.mark.parametrize(
     ("framework", "changes", "message"),
     [
-        ("haste", {"gamma": drawn(3, 4 * H)}, r"gamma must have shape \(2, 4H\)"),
+        ("haste", {"gamma": drawn(3, 4 * H)}, r"gamma must have shape \(2, 4H\) "),
         ("haste", {"gamma_h": drawn(4 * H)}, r"gamma_h must have shape \(H,\)"),
         (
             "tensorflow1_contrib",

@@ -140,8 +140,8 @@ def keras_layer(keras: Any) -> tuple[Any, Any, Any]:
     return layer, variables, settings
 
 
-def keras_variables(layer: Any) -> dict[str, Floats]:
-    return {v.name: np.asarray(v) for v in layer.weights}
+def keras_variables(layer: Any) -> dict[str, Any]:
+    return {v.name: v for v in layer.weights}
 
 
 def test_keras_has_the_defaults_of_the_table(keras: Any) -> None:
@@ -150,6 +150,9 @@ def test_keras_has_the_defaults_of_the_table(keras: Any) -> None:
     layer.build((None, C))
     names = {row.gamma, row.beta, row.running_mean, row.running_var}
     assert {v.name for v in layer.weights} == names
+    start = keras_variables(layer)
+    assert_equal(start["moving_mean"], np.zeros(C))
+    assert_equal(start["moving_variance"], np.ones(C))
 
 
 def test_batch_norm_of_keras(keras: Any) -> None:
@@ -188,6 +191,19 @@ def test_group_norm_and_rms_norm_of_keras_have_other_defaults(keras: Any) -> Non
     assert (group.groups, group.epsilon, rms.epsilon) == (32, 1e-3, 1e-6)
 
 
+def test_kernels_of_keras_have_their_channels_last(keras: Any) -> None:
+    image, dense = keras.layers.Conv2D(5, (2, 3)), keras.layers.Dense(5)
+    image.build((None, 7, 7, 4))
+    dense.build((None, 4))
+    assert (*image.kernel.shape, *dense.kernel.shape) == (2, 3, 4, 5, 4, 5)
+
+
+def test_the_gates_of_keras_use_a_sigmoid_by_default(keras: Any) -> None:
+    layer = keras.layers.LSTM(H)
+    assert layer.recurrent_activation is keras.activations.sigmoid
+    assert layer.activation is keras.activations.tanh
+
+
 def test_lstm_of_keras(keras: Any) -> None:
     layer = keras.layers.LSTM(H, return_sequences=True)
     layer.build((None, T, D))
@@ -205,22 +221,48 @@ def test_the_forget_bias_of_keras_is_in_its_variable(keras: Any) -> None:
     assert_equal(own.b, [1.0] * H + [0.0] * 3 * H)
 
 
+def test_the_book_quotes_what_keras_computes(keras: Any) -> None:
+    layer = keras.layers.BatchNormalization()
+    layer.build((None, 3))
+    given = (
+        [1.5, -0.5, 2.0],
+        [0.25, 1.0, -1.0],
+        [10.0, 0.02, -3.0],
+        [4.0, 2.5e-4, 0.09],
+    )
+    for variable, value in zip(layer.weights, given, strict=True):
+        variable.assign(np.array(value, "f4"))
+    y = layer(np.array([[12.0, 0.05, -3.3], [9.0, 0.0, -2.4]], "f4"), training=False)
+    quoted = [[1.749813, 0.575736, -2.988981], [-0.499906, 1.282843, 2.97796]]
+    np.testing.assert_allclose(np.asarray(y), quoted, atol=2e-6)
+
+
 # --- tf.keras of Keras 2
 
 
-def test_images_in_keras_2_are_averaged_with_bessels_correction() -> None:
+@pytest.mark.parametrize(("shape", "freedom"), [((2, 3, 4, C), 1), ((N, C), 0)])
+def test_images_alone_are_averaged_with_bessels_correction_in_keras_2(
+    shape: tuple[int, ...], freedom: int
+) -> None:
     keras2 = installed("tensorflow", "tf_keras")
     layer = keras2.layers.BatchNormalization(momentum=0.0)
-    x = drawn(2, 3, 4, C)
-    layer(x, training=True)
-    assert_equal(layer.moving_variance, x.var((0, 1, 2), ddof=1))
+    x = drawn(*shape)
+    y = np.asarray(layer(x, training=True))
+    rows = x.reshape(-1, C)
+    assert_equal(layer.moving_variance, rows.var(0, ddof=freedom))
+    assert_equal(y.reshape(-1, C), batch_norm(rows, eps=1e-3))  # biased, for both
 
 
-def test_rows_in_keras_2_are_averaged_without_bessels_correction() -> None:
+def test_keras_2_has_more_in_its_names() -> None:
     keras2 = installed("tensorflow", "tf_keras")
-    layer = keras2.layers.BatchNormalization(momentum=0.0)
-    layer(BATCHES[0], training=True)
-    assert_equal(layer.moving_variance, BATCHES[0].var(0))
+    layer = keras2.layers.BatchNormalization()
+    layer.build((None, C))
+    row = BATCH_NORM["keras"]
+    names = [row.gamma, row.beta, row.running_mean, row.running_var]
+    assert [v.name for v in layer.weights] == [f"{name}:0" for name in names]
+    model = keras2.Sequential([keras2.layers.BatchNormalization(name="a")])
+    model.build((None, C))
+    assert [v.name for v in model.weights] == [f"a/{name}:0" for name in names]
 
 
 # --- TensorFlow 1
@@ -262,6 +304,15 @@ def test_flax_has_the_defaults_of_the_table(linen: Any, nnx: Any) -> None:
     for layer in (linen.BatchNorm(), nnx.BatchNorm(C, rngs=nnx.Rngs(0))):
         given = layer.momentum, layer.epsilon
         assert given == (row.default_momentum, row.default_eps)
+    assert_equal(layer.mean[...], np.zeros(C))
+    assert_equal(layer.var[...], np.ones(C))
+
+
+def test_images_in_flax_have_their_channels_last(linen: Any) -> None:
+    layer = linen.BatchNorm(momentum=0.0, use_running_average=False)
+    x = drawn(2, 3, 4, C)
+    _, changed = layer.apply(written("flax")[0], x, mutable=["batch_stats"])
+    assert_equal(changed["batch_stats"]["var"], x.var((0, 1, 2)))
 
 
 def test_batch_norm_of_flax_linen(linen: Any) -> None:
@@ -320,6 +371,23 @@ def test_flax_computes_variances_in_one_pass_unless_told_not_to(linen: Any) -> N
     assert np.abs(var["spoiled"] - var["good"]).max() > 1
 
 
+def test_layer_norm_of_flax_computes_variances_in_one_pass_as_well(linen: Any) -> None:
+    x = 1e4 + drawn(64, C)
+    variables = {"params": {"scale": np.ones(C), "bias": np.zeros(C)}}
+    right = layer_norm(x.astype(np.float64), eps=1e-6)
+    good = linen.LayerNorm(use_fast_variance=False).apply(variables, x)
+    spoiled = linen.LayerNorm().apply(variables, x)
+    np.testing.assert_allclose(good, right, atol=0.01)
+    assert np.abs(spoiled - right).max() > 100
+
+
+def test_kernels_of_flax_have_their_channels_last(linen: Any) -> None:
+    key = installed("jax").random.key(0)
+    image = linen.Conv(5, (2, 3)).init(key, drawn(1, 7, 7, 4))["params"]["kernel"]
+    dense = linen.Dense(5).init(key, drawn(1, 4))["params"]["kernel"]
+    assert (*image.shape, *dense.shape) == (2, 3, 4, 5, 4, 5)
+
+
 @pytest.mark.parametrize("name", ["OptimizedLSTMCell", "LSTMCell"])
 def test_lstm_cells_of_flax_linen(linen: Any, name: str) -> None:
     cell = getattr(linen, name)(H)
@@ -342,6 +410,21 @@ def test_lstm_cell_of_flax_nnx(nnx: Any) -> None:
         carry, h_t = cell(carry, x_t)
         h.append(np.asarray(h_t))
     check_lstm("flax_nnx", given, np.stack(h))
+
+
+def test_the_small_layers_of_flax_nnx_have_one_other_name(nnx: Any) -> None:
+    cell = nnx.LSTMCell(D, H, rngs=nnx.Rngs(0))
+    given = lstm_to_convention("flax", WEIGHTS)
+    for name, variables in given.items():
+        layer = getattr(cell, "if_" if name == "if" else name)
+        layer.kernel[...] = variables["kernel"]
+        if "bias" in variables:
+            layer.bias[...] = variables["bias"]
+    carry, h = (np.zeros((N, H), np.float32), np.zeros((N, H), np.float32)), []
+    for x_t in drawn(T, N, D):
+        carry, h_t = cell(carry, x_t)
+        h.append(np.asarray(h_t))
+    check_lstm("flax", given, np.stack(h))
 
 
 # --- ONNX
@@ -381,25 +464,29 @@ def test_onnx_has_the_defaults_of_the_table(onnx: Any) -> None:
     assert np.isclose(defaults["epsilon"].f, row.default_eps)
     names = [row.gamma, row.beta, row.running_mean, row.running_var]
     assert [v.name for v in given.inputs] == ["X", *names]
+    single = onnx.defs.OpSchema.FormalParameterOption.Single
+    assert {v.option for v in given.inputs} == {single}  # none can be left out
 
 
 def test_batch_norm_of_onnx(onnx: Any) -> None:
     given, settings = written("onnx")
-    given = {"X": BATCHES[0]} | given
+    here = onnx, "reference", "BatchNormalization"
+    training = settings | {"training_mode": 1}
     for x in BATCHES:
-        outputs = run(
-            onnx,
-            "reference",
-            "BatchNormalization",
-            given | {"X": x},
-            3,
-            training_mode=1,
-            **settings,
-        )
-        given |= {"input_mean": outputs[1], "input_var": outputs[2]}
-    (y,) = run(onnx, "reference", "BatchNormalization", given, 1, **settings)
-    del given["X"]
-    check_batch_norm("onnx", given, settings, outputs[0], y)
+        y_training, mean, var = run(*here, {"X": x} | given, 3, **training)
+        given |= {"input_mean": mean, "input_var": var}
+    (y,) = run(*here, {"X": BATCHES[0]} | given, 1, **settings)
+    check_batch_norm("onnx", given, settings, y_training, y)
+
+
+@pytest.mark.parametrize("runtime", ["reference", "onnxruntime"])
+def test_images_in_onnx_have_their_channels_on_axis_1(onnx: Any, runtime: str) -> None:
+    given, settings = written("onnx")
+    x = drawn(2, C, 3, 4)
+    (y,) = run(onnx, runtime, "BatchNormalization", {"X": x} | given, 1, **settings)
+    own = batch_norm_from_convention("onnx", given, settings)
+    statistics = own.running_mean, own.running_var
+    assert_equal(y, batch_norm_inference(x, *statistics, own.gamma, own.beta, own.eps))
 
 
 @pytest.mark.parametrize("runtime", ["reference", "onnxruntime"])
@@ -424,6 +511,45 @@ def test_lstm_of_onnx(onnx: Any, runtime: str) -> None:
     x = {"X": drawn(T, N, D)}
     (h,) = run(onnx, runtime, "LSTM", x | given, 1, hidden_size=H)
     check_lstm("onnx", given, h[:, 0])
+
+
+def test_an_onnx_file_names_the_weights_of_an_lstm_by_their_places(onnx: Any) -> None:
+    given = lstm_to_convention("onnx", WEIGHTS)
+    node = onnx.helper.make_node("LSTM", ["X", "a", "b", "c"], ["Y"], hidden_size=H)
+    stored = [
+        onnx.numpy_helper.from_array(given[k], name)
+        for k, name in zip("WRB", "abc", strict=True)
+    ]
+    info = onnx.helper.make_tensor_value_info("X", onnx.TensorProto.FLOAT, (T, N, D))
+    graph = onnx.helper.make_graph([node], "lstm", [info], [], stored)
+    arrays = {i.name: onnx.numpy_helper.to_array(i) for i in graph.initializer}
+    read = {k: arrays[n] for k, n in zip("WRB", node.input[1:], strict=True)}
+    (h,) = run(
+        onnx, "onnxruntime", "LSTM", {"X": drawn(T, N, D)} | read, 1, hidden_size=H
+    )
+    check_lstm("onnx", read, h[:, 0])
+
+
+def test_an_lstm_of_onnx_has_attributes_that_no_variable_shows(onnx: Any) -> None:
+    given = onnx.defs.get_schema("LSTM", 14)
+    of_function = {"activations", "clip", "direction", "input_forget", "layout"}
+    assert of_function < {*given.attributes}
+    assert [v.name for v in given.inputs][:4] == ["X", *"WRB"]
+
+
+def wave(*shape: int) -> Floats:
+    return np.sin(np.arange(1.0, 1 + np.prod(shape), dtype="f4")).reshape(shape)
+
+
+def test_the_book_quotes_what_onnxruntime_computes(onnx: Any) -> None:
+    given = {"X": wave(4, 1, 2), "W": 2 * wave(1, 8, 2), "R": 2 * wave(1, 8, 2)}
+    given["B"] = wave(1, 16)
+    (h,) = run(onnx, "onnxruntime", "LSTM", given, 1, hidden_size=2)
+    first, second = h[:, 0, 0].T
+    quoted = [0.036497, 0.188607, 0.206344, 0.034553]
+    np.testing.assert_allclose(first, quoted, atol=2e-6)
+    quoted = [0.219569, 0.073748, 0.036478, 0.259205]
+    np.testing.assert_allclose(second, quoted, atol=2e-6)
 
 
 def test_of_all_orders_onnxruntime_agrees_with_one(onnx: Any) -> None:

@@ -5,10 +5,10 @@ average is the weight of the old value here and of the new one there, the varian
 is averaged is biased or not, the four gates of an LSTM come in any order, as rows or as
 columns. Numbers in the wrong convention load without an error wherever the shapes fit.
 
-The tables `BATCH_NORM`, `LSTM` and `NORMALIZED_LSTM` hold what differs, one row for
-each convention. The functions read a row: ``..._from_convention`` turns what a
+The tables ``BATCH_NORM``, ``LSTM`` and ``NORMALIZED_LSTM`` hold what differs, one row
+for each convention. The functions read a row: ``..._from_convention`` turns what a
 framework stores into the form of this book, ``..._to_convention`` goes back. They take
-anything that :func:`numpy.asarray` takes, and give new NumPy arrays of the same dtype.
+anything that ``numpy.asarray`` takes, and give new NumPy arrays of the same dtype.
 
 A name with a slash stands for nested mappings: ``"ii/kernel"`` is
 ``variables["ii"]["kernel"]``. What was read, and in which version, stands in the book,
@@ -18,8 +18,10 @@ chapter *Framework conventions*.
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Iterable, Mapping
 from numbers import Real
+from types import MappingProxyType
 from typing import Any, Literal, NamedTuple, TypeVar
 
 import numpy as np
@@ -46,6 +48,8 @@ __all__ = [
 Floats = NDArray[Any]
 Convention = TypeVar("Convention")
 
+Shape = tuple[str, ...]  # such as ("4H", "D")
+
 GATES = "fiog"  # the book's order
 
 
@@ -65,6 +69,9 @@ class BatchNormConvention(NamedTuple):
         Whether the running variance averages unbiased variances.
     default_momentum, default_eps : float
         What its layer has if nothing is said.
+    may_lack : "gamma or beta", "gamma and beta" or "nothing"
+        Whether a layer can be without one of gain and bias, without both at once, or
+        has both always.
     dropped : tuple of str
         Variables that no other framework has. They are read past.
     """
@@ -78,6 +85,7 @@ class BatchNormConvention(NamedTuple):
     is_unbiased: bool
     default_momentum: float
     default_eps: float
+    may_lack: Literal["gamma or beta", "gamma and beta", "nothing"] = "gamma or beta"
     dropped: tuple[str, ...] = ()
 
 
@@ -124,6 +132,7 @@ BATCH_NORM = {
         is_unbiased=True,
         default_momentum=0.1,
         default_eps=1e-5,
+        may_lack="gamma and beta",
         dropped=("num_batches_tracked",),
     ),
     "keras": BatchNormConvention(
@@ -158,6 +167,7 @@ BATCH_NORM = {
         is_unbiased=False,
         default_momentum=0.9,
         default_eps=1e-5,
+        may_lack="nothing",
     ),
 }
 
@@ -183,7 +193,7 @@ def batch_norm_from_convention(
 
     Parameters
     ----------
-    framework : key of `BATCH_NORM`
+    framework : key of ``BATCH_NORM``
     variables : mapping of str to arrays of shape (C,)
         Of one layer, under the framework's names. Gain and bias may be missing.
     settings : mapping of str to float
@@ -202,11 +212,11 @@ def batch_norm_from_convention(
     Raises
     ------
     TypeError
-        If ``variables`` or ``settings`` is no mapping, a value no array of
-        floating-point numbers, or a setting no number.
+        If ``variables`` or ``settings`` is no mapping, or a value no array of
+        floating-point numbers.
     ValueError
         If the framework is unknown, a name is missing or unknown, a shape is not (C,),
-        a variance negative, or a setting or ``count`` out of its range.
+        a variance negative, or a setting or ``count`` no number in its range.
 
     Notes
     -----
@@ -232,22 +242,23 @@ def batch_norm_from_convention(
     _check_names("variables", flat, needed, [*names.values(), *convention.dropped])
     given = _flat("settings", settings)
     _check_names("settings", given, ["momentum", convention.eps])
-    arrays = {
+    arrays: dict[str, Any] = {
         field: _floats(name, flat[name]) if name in flat else None
         for field, name in names.items()
     }
     _check_channels({names[f]: a for f, a in arrays.items() if a is not None})
     var = arrays["running_var"]
-    assert var is not None  # noqa: S101  # its name was needed
     if not np.all(var >= 0):
         raise ValueError(
             f"{names['running_var']} must hold numbers >= 0, got {var}; is it another "
             "variable of the layer?"
         )
-    if count is not None and not convention.is_unbiased:
-        arrays["running_var"] = unbiased(var, count)
+    if count is not None:
+        corrected = unbiased(var, count)
+        if not convention.is_unbiased:
+            arrays["running_var"] = corrected
     return BatchNormState(
-        **arrays,  # type: ignore[arg-type]
+        **arrays,
         momentum=_turned(convention, framework, given["momentum"]),
         eps=check_eps(given[convention.eps]),
     )
@@ -260,7 +271,7 @@ def batch_norm_to_convention(
 
     Parameters
     ----------
-    framework : key of `BATCH_NORM`
+    framework : key of ``BATCH_NORM``
     state : BatchNormState
     count : int, optional
         As in :func:`batch_norm_from_convention`; an unbiased running variance becomes
@@ -269,7 +280,8 @@ def batch_norm_to_convention(
     Returns
     -------
     variables : dict
-        Under the framework's names. Gain and bias are left out if the layer has none.
+        Under the framework's names. A gain or bias that the layer does not have is
+        left out, or is ones or zeros where the framework cannot be without.
     settings : dict
         ``momentum`` and ε as the framework's layer takes them.
 
@@ -296,9 +308,17 @@ def batch_norm_to_convention(
     own.pop("momentum", None)
     # The book's own row knows what a good state is.
     good = batch_norm_from_convention("book", own, settings)
-    if count is not None and not convention.is_unbiased:
-        factor = unbiased(np.ones_like(good.running_var), count)
-        good = good._replace(running_var=good.running_var / factor)
+    if count is not None:
+        factor = unbiased(1.0, count)
+        if not convention.is_unbiased:
+            good = good._replace(running_var=good.running_var / factor)
+    lacking = (good.gamma is None) + (good.beta is None)
+    allowed = {"gamma or beta": (0, 1, 2), "gamma and beta": (0, 2), "nothing": (0,)}
+    if lacking not in allowed[convention.may_lack]:
+        ones = np.ones_like(good.running_var)
+        gamma = ones if good.gamma is None else good.gamma
+        beta = 0 * ones if good.beta is None else good.beta
+        good = good._replace(gamma=gamma, beta=beta)
     variables = {
         getattr(convention, field): value
         for field, value in zip(good._fields[:4], good[:4], strict=True)
@@ -319,15 +339,16 @@ def _turned(
             f"momentum must be a number for {framework}, got None; torch alone knows a "
             "plain average of all batches, choose a weight in its place."
         )
-    weight = float(momentum) if isinstance(momentum, Real) else math.nan
+    weight: Any = momentum if isinstance(momentum, Real) else math.nan
     if not 0 <= weight <= 1:
         raise ValueError(
             f"momentum must lie in [0, 1], got {momentum!r}; it is the weight of the "
             f"{convention.momentum_weighs} value in {framework}, which has "
             f"{convention.default_momentum} by default."
         )
-    # Without the dust of rounding: 1 - 0.99 is 0.01.
-    return weight if convention.momentum_weighs == "new" else round(1 - weight, 15)
+    if convention.momentum_weighs == "new":
+        return float(weight)
+    return round(1 - float(weight), 15)  # without dust: 1 - 0.99 is 0.01
 
 
 def _check_channels(arrays: Mapping[str, Floats]) -> None:
@@ -359,6 +380,9 @@ class LSTMConvention(NamedTuple):
     forget_bias : float
         What the cell adds to the forget gate at run time, and does not store, by
         default.
+    shapes : mapping of str to tuple of str
+        Of variables that have further axes or hold more than one field; of all others
+        the field tells the shape.
     norm, carried, eps
         Of cells with normalization: what is standardized before the gates and which c
         is carried on, as in :func:`normbook.lstm.layer_norm_lstm_forward`, and its ε.
@@ -368,6 +392,7 @@ class LSTMConvention(NamedTuple):
     names: dict[str, str]
     has_gates_last: bool = False
     forget_bias: float = 0.0
+    shapes: Mapping[str, Shape] = MappingProxyType({})
     norm: Normed | None = None
     carried: Carried | None = None
     eps: float | None = None
@@ -405,7 +430,9 @@ LSTM = {
         has_gates_last=True,
     ),
     "onnx": LSTMConvention(
-        "iofg", {"w_x": "W[0]", "w_h": "R[0]", "b": "B[:4H] + B[4H:]"}
+        "iofg",
+        {"w_x": "W[0]", "w_h": "R[0]", "b": "B[0,:4H] + B[0,4H:]"},
+        shapes={"W": ("1", "4H", "D"), "R": ("1", "4H", "H"), "B": ("1", "8H")},
     ),
     # nn.rnn_cell.BasicLSTMCell, and LSTMCell without its options
     "tensorflow1": LSTMConvention(
@@ -413,6 +440,7 @@ LSTM = {
         {"w_x": "kernel[:D]", "w_h": "kernel[D:]", "b": "bias"},
         has_gates_last=True,
         forget_bias=1.0,
+        shapes={"kernel": ("D + H", "4H")},
     ),
     "haste": LSTMConvention(
         "igfo",
@@ -457,6 +485,7 @@ NORMALIZED_LSTM = {
             "beta_c": "beta_h",
         },
         has_gates_last=True,
+        shapes={"gamma": ("2", "4H")},
         norm="terms",
         carried="raw",
         eps=1e-5,
@@ -509,6 +538,7 @@ NORMALIZED_LSTM = {
         },
         has_gates_last=True,
         forget_bias=1.0,
+        shapes={"kernel": ("D + H", "4H")},
         norm="gates",
         carried="normalized",
         eps=1e-12,
@@ -540,7 +570,7 @@ def lstm_from_convention(
 
     Parameters
     ----------
-    framework : key of `LSTM`
+    framework : key of ``LSTM``
     variables : mapping of str to arrays
         Of one layer in one direction, under the framework's names; mappings may be
         nested. Biases may be missing, all of them. An ONNX node in both directions has
@@ -588,7 +618,7 @@ def lstm_to_convention(
 
     Parameters
     ----------
-    framework : key of `LSTM`
+    framework : key of ``LSTM``
     parameters : LSTMParameters
         Without a bias, zeros are written.
     forget_bias : float, optional
@@ -620,19 +650,24 @@ def lstm_to_convention(
     added = _forget_bias(convention, framework, forget_bias)
     given = {k: v for k, v in parameters._asdict().items() if v is not None}
     own = _read(LSTM["book"], "book", given, None)
-    units = own["w_h"].shape[1]
+    lengths = _lengths(own["w_h"].shape[1], own["w_x"].shape[1])
     own.setdefault("b", np.zeros_like(own["w_h"][:, 0]))
-    own["b"][:units] -= added
-    parts: dict[str, Floats] = {}
+    own["b"][: lengths["H"]] -= added
+    shapes = _shapes(convention, convention.names)
+    written = {
+        name: np.empty([lengths[n] for n in shape], own["b"].dtype)
+        for name, shape in shapes.items()
+    }
     for field, value in own.items():
         rows = _reordered(value, GATES, convention.gates)
-        if convention.has_gates_last:
-            rows = rows.T
+        columns = rows.T if convention.has_gates_last else rows
         terms = _terms(convention.names[field])
         for term in terms:
-            blocks = np.split(rows / len(terms), len(term), axis=-1)
-            parts |= dict(zip(term, blocks, strict=True))
-    return _nested(_pack(framework, parts))
+            blocks = np.split(columns / len(terms), len(term), axis=-1)
+            for name, block in zip(term, blocks, strict=True):
+                variable, place = _place(name, lengths)
+                written[variable][place] = block
+    return _nested(written)
 
 
 def normalized_lstm_from_convention(
@@ -648,7 +683,7 @@ def normalized_lstm_from_convention(
 
     Parameters
     ----------
-    framework : key of `NORMALIZED_LSTM`
+    framework : key of ``NORMALIZED_LSTM``
     variables : mapping of str to arrays
         As in :func:`lstm_from_convention`; gains and biases of the norms must be there.
     forget_bias : float, optional
@@ -686,7 +721,7 @@ def normalized_lstm_from_convention(
     """
     convention = _of(NORMALIZED_LSTM, framework)
     own = _read(convention, framework, variables, forget_bias)
-    if framework == "kiros" and "b" in own and np.ptp(own["b"]) > 0:
+    if framework == "kiros" and "b" in own and np.any(own["b"] != own["b"][0]):
         raise ValueError(
             "all entries of b must be equal, since this code also adds b inside the "
             f"layer norm of W_x x, got entries from {own['b'].min()} to "
@@ -705,84 +740,107 @@ def _read(
     """Give our fields, in our order, of all that is there."""
     added = _forget_bias(convention, framework, forget_bias)
     flat = _flat("variables", variables)
-    stored = {
-        field: sorted({_stored(n) for term in _terms(names) for n in term})
-        for field, names in convention.names.items()
-    }
-    has_bias = any(name in flat for name in stored.get("b", ()))
-    used = {k: v for k, v in convention.names.items() if k != "b" or has_bias}
-    needed = [name for field in used for name in stored[field]]
-    _check_names("variables", flat, needed, [n for ns in stored.values() for n in ns])
-    arrays = {name: _floats(name, value) for name, value in flat.items()}
+    known = _shapes(convention, convention.names)
+    of_bias = _shapes(convention, {"b"} & {*convention.names})
+    has_bias = any(name in flat for name in of_bias)
+    fields = [f for f in convention.names if f != "b" or has_bias]
+    shapes = _shapes(convention, fields)
+    _check_names("variables", flat, shapes, known)
+    arrays = {name: _floats(name, flat[name]) for name in shapes}
     dtypes = {name: array.dtype.name for name, array in arrays.items()}
-    if len(set(dtypes.values())) > 1:
+    if len({*dtypes.values()}) > 1:
         raise TypeError(
             f"the variables must have one dtype, got {dtypes}; convert them with "
             "astype."
         )
-    parts = _unpack(framework, convention, arrays)
-    units = _units(convention, parts)
+    lengths = _solved(convention, shapes, arrays)
+
     own = {}
-    for field, names in used.items():
-        terms = [
-            np.concatenate(
-                [_checked(convention, field, n, parts[n], units, term) for n in term],
-                axis=-1,  # blocks are listed only where the gates come last
-            )
-            for term in _terms(names)
-        ]
+    for field in fields:
+        terms = []
+        for term in _terms(convention.names[field]):
+            places = [_place(name, lengths) for name in term]
+            blocks = [arrays[variable][place] for variable, place in places]
+            # Blocks are listed only where the gates come last.
+            terms.append(np.concatenate(blocks, axis=-1))
         total = sum(terms[1:], terms[0])
         rows = total.T if convention.has_gates_last else total
         is_of_gates = not field.endswith("_c")
         own[field] = _reordered(rows, convention.gates, GATES) if is_of_gates else rows
     if added:
         own.setdefault("b", np.zeros_like(own["w_h"][:, 0]))
-        own["b"][:units] += added
+        own["b"][: lengths["H"]] += added
     return own
 
 
-def _units(convention: LSTMConvention, parts: Mapping[str, Floats]) -> int:
-    """Give H, the length of the axis of the recurrent matrix that has no gates."""
-    term = _terms(convention.names["w_h"])[0]
-    name = term[0]
-    if parts[name].ndim != 2 or 0 in parts[name].shape:
-        raise ValueError(
-            f"{name} must have two axes, and at least one unit, got shape "
-            f"{parts[name].shape}; it is the recurrent matrix of one layer."
-        )
-    units = int(parts[name].shape[0 if convention.has_gates_last else 1])
-    _checked(convention, "w_h", name, parts[name], units, term)
-    return units
+def _terms(names: str) -> list[list[str]]:
+    """Read "a, b + c, d": two terms that are added, of two blocks each."""
+    return [term.split(", ") for term in names.split(" + ")]
 
 
-def _checked(
+def _place(name: str, lengths: Mapping[str, int]) -> tuple[str, Any]:
+    """Split "kernel[:D]" into the variable and the index of a part of it."""
+    variable, _, inside = name.partition("[")
+    inputs, rows = lengths["D"], lengths["4H"]
+    return variable, {
+        "": ...,
+        "0]": 0,
+        "1]": 1,
+        ":D]": slice(inputs),
+        "D:]": slice(inputs, None),
+        "0,:4H]": (0, slice(rows)),
+        "0,4H:]": (0, slice(rows, None)),
+    }[inside]
+
+
+def _shapes(convention: LSTMConvention, fields: Iterable[str]) -> dict[str, Shape]:
+    """Give the variables behind these fields, and the shape of each in letters."""
+    shapes: dict[str, Shape] = {}
+    for field in fields:
+        for term in _terms(convention.names[field]):
+            gates = "H" if field.endswith("_c") or len(term) == 4 else "4H"
+            shape: Shape = (gates, *{"w_x": ("D",), "w_h": ("H",)}.get(field, ()))
+            for name in term:
+                variable = name.partition("[")[0]
+                usual = shape[::-1] if convention.has_gates_last else shape
+                shapes[variable] = convention.shapes.get(variable, usual)
+    return shapes
+
+
+def _lengths(units: int, inputs: int) -> dict[str, int]:
+    """Give what the letters of a shape stand for."""
+    of_units = {"H": units, "4H": 4 * units, "8H": 8 * units}
+    return of_units | {"D": inputs, "D + H": inputs + units, "1": 1, "2": 2}
+
+
+def _solved(
     convention: LSTMConvention,
-    field: str,
-    name: str,
-    value: Floats,
-    units: int,
-    term: list[str],
-) -> Floats:
-    """Refuse a variable whose shape does not fit H units."""
-    blocks = 1 if field.endswith("_c") else 4 // len(term)
-    sizes: tuple[int | None, ...] = (blocks * units,)
-    words = "H" if blocks == 1 else f"{blocks}H"
-    meaning = f"({words},)"
-    if field in ("w_x", "w_h"):
-        other, letter = (None, "D") if field == "w_x" else (units, "H")
-        sizes, meaning = (*sizes, other), f"({words}, {letter})"
-        if convention.has_gates_last:
-            sizes, meaning = sizes[::-1], f"({letter}, {words})"
-    fits = value.ndim == len(sizes) and all(
-        size in (None, length) for size, length in zip(sizes, value.shape, strict=True)
-    )
-    if not fits:
-        raise ValueError(
-            f"{name} must have shape {meaning}, with H = {units} units by the "
-            f"recurrent matrix, got {value.shape}; are the gates on the other axis, or "
-            "is it of another layer?"
-        )
-    return value
+    shapes: Mapping[str, Shape],
+    arrays: Mapping[str, Floats],
+) -> dict[str, int]:
+    """Find H and D, and refuse a variable whose shape does not fit them."""
+    recurrent, *_ = _shapes(convention, ["w_h"])
+    inputs, *_ = _shapes(convention, ["w_x"])
+    # Not strict: a wrong number of axes is refused below.
+    of_h = dict(zip(shapes[recurrent], arrays[recurrent].shape, strict=False))
+    of_x = dict(zip(shapes[inputs], arrays[inputs].shape, strict=False))
+    h = max(1, of_h.get("H", of_h.get("4H", 0) // 4))
+    d = max(1, of_x.get("D", of_x.get("D + H", 0) - h))
+    lengths = _lengths(h, d)
+    for name in dict.fromkeys([recurrent, inputs, *shapes]):
+        shape, given = shapes[name], arrays[name].shape
+        if given != tuple(lengths[n] for n in shape):
+            letters = str(shape).replace("'", "")
+            cure = (
+                "of two directions pass [:1] of each variable, then [1:]."
+                if "1" in shape
+                else "are the gates on the other axis, or is it of another layer?"
+            )
+            raise ValueError(
+                f"{name} must have shape {letters} with H = {h} by {recurrent} and "
+                f"D = {d} by {inputs}, both at least 1, got {given}; {cure}"
+            )
+    return lengths
 
 
 def _forget_bias(
@@ -796,8 +854,11 @@ def _forget_bias(
             f"forget_bias must be left out for {framework}, which stores all its bias, "
             f"got {forget_bias!r}; only the cells of TensorFlow 1 add one at run time."
         )
-    if not isinstance(forget_bias, Real):
-        raise TypeError(f"forget_bias must be a number, got {forget_bias!r}.")
+    if not (isinstance(forget_bias, Real) and abs(forget_bias) <= sys.float_info.max):
+        raise ValueError(
+            f"forget_bias must be a finite number, got {forget_bias!r}; the cell "
+            f"has {convention.forget_bias} by default."
+        )
     return float(forget_bias)
 
 
@@ -807,73 +868,12 @@ def _reordered(rows: Floats, source: str, target: str) -> Floats:
     return np.concatenate([blocks[gate] for gate in target])
 
 
-def _terms(names: str) -> list[list[str]]:
-    """Read "a, b + c, d": two terms that are added, of two blocks each."""
-    return [term.split(", ") for term in names.split(" + ")]
-
-
-def _stored(name: str) -> str:
-    """Give the variable of which a name like "kernel[:D]" is a part."""
-    return name.partition("[")[0]
-
-
-def _unpack(
-    framework: str, convention: LSTMConvention, arrays: Mapping[str, Floats]
-) -> dict[str, Floats]:
-    """Cut the parts out that the table names."""
-    parts = dict(arrays)
-    if framework == "onnx":
-        for name, array in arrays.items():
-            if array.ndim == 0 or len(array) != 1:
-                raise ValueError(
-                    f"{name} must have a first axis of one direction, got shape "
-                    f"{array.shape}; take [:1] of each variable, then [1:]."
-                )
-            parts[f"{name}[0]"] = array[0]
-        if "B" in arrays:
-            if arrays["B"].size % 8 or arrays["B"].ndim != 2:
-                raise ValueError(
-                    f"B must have shape (1, 8H), got {arrays['B'].shape}; the biases "
-                    "of W come first, then those of R."
-                )
-            parts["B[:4H]"], parts["B[4H:]"] = np.split(arrays["B"][0], 2)
-    if "kernel[:D]" in _terms(convention.names["w_x"])[0]:
-        kernel = arrays["kernel"]
-        inputs = kernel.shape[0] - kernel.shape[1] // 4 if kernel.ndim == 2 else 0
-        if inputs < 1 or kernel.shape[1] % 4:
-            raise ValueError(
-                f"kernel must have shape (D + H, 4H), got {kernel.shape}; it has the "
-                "rows of x first, then those of h."
-            )
-        parts["kernel[:D]"], parts["kernel[D:]"] = kernel[:inputs], kernel[inputs:]
-    if convention.names.get("gamma_h") == "gamma[1]":
-        gamma = arrays["gamma"]
-        if gamma.ndim != 2 or len(gamma) != 2:
-            raise ValueError(
-                f"gamma must have shape (2, 4H), got {gamma.shape}; it has the gain of "
-                "W_x x first, then that of W_h h."
-            )
-        parts["gamma[0]"], parts["gamma[1]"] = gamma
-    return parts
-
-
-def _pack(framework: str, parts: dict[str, Floats]) -> dict[str, Floats]:
-    """Put the parts of a variable together again."""
-    if framework == "onnx":
-        b = np.concatenate([parts["B[:4H]"], parts["B[4H:]"]])
-        return {"W": parts["W[0]"][None], "R": parts["R[0]"][None], "B": b[None]}
-    if framework == "tensorflow1":
-        kernel = np.concatenate([parts["kernel[:D]"], parts["kernel[D:]"]])
-        return {"kernel": kernel, "bias": parts["bias"]}
-    return parts
-
-
 # --- mappings and arrays
 
 
 def _of(table: Mapping[str, Convention], framework: str) -> Convention:
     """Give a row of a table."""
-    if framework not in table:
+    if not (isinstance(framework, str) and framework in table):
         raise ValueError(
             f"framework must be one of {', '.join(table)}, got {framework!r}; for "
             "another one bring its variables into the form of one of these."
@@ -886,15 +886,21 @@ def _flat(what: str, variables: Mapping[str, Any]) -> dict[str, Any]:
     if not isinstance(variables, Mapping):
         raise TypeError(
             f"{what} must be a mapping from names to values, got "
-            f"{type(variables).__name__}; for Keras that is "
-            "{v.name: v.numpy() for v in layer.weights}."
+            f"{type(variables).__name__}; {_FORMS[what]}."
         )
-    flat: dict[str, Any] = {}
+    pairs: list[tuple[str, Any]] = []
     for key, value in variables.items():
         if isinstance(value, Mapping):
-            flat |= {f"{key}/{k}": v for k, v in _flat(what, value).items()}
+            pairs += [(f"{key}/{k}", v) for k, v in _flat(what, value).items()]
         else:
-            flat[str(key)] = value
+            pairs.append((str(key), value))
+    flat = dict(pairs)
+    if len(flat) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise ValueError(
+            f"{what} must have each name once, got {', '.join(names)}; a name with a "
+            "slash and nested mappings are the same."
+        )
     return flat
 
 
@@ -910,6 +916,19 @@ def _nested(flat: Mapping[str, Any]) -> dict[str, Any]:
     return result
 
 
+_FORMS = {
+    "variables": "for torch it is layer.state_dict(), for Keras "
+    "{v.name: v for v in layer.weights}",
+    "settings": "for torch it is {'momentum': layer.momentum, 'eps': layer.eps}, for "
+    "Keras {'momentum': layer.momentum, 'epsilon': layer.epsilon}",
+}
+_CURES = {
+    "variables": "what one layer has, in one direction, under these names",
+    "settings": "both as the layer has them, since they are not stored with its "
+    "variables",
+}
+
+
 def _check_names(
     what: str,
     given: Mapping[str, Any],
@@ -921,17 +940,17 @@ def _check_names(
     allowed = list(dict.fromkeys(needed if known is None else known))
     missing = [name for name in needed if name not in given]
     unknown = [name for name in given if name not in allowed]
-    if missing or unknown:
+    faults = [
+        f"{word} {', '.join(names)}"
+        for word, names in (("missing", missing), ("unknown", unknown))
+        if names
+    ]
+    if faults:
         raise ValueError(
             f"{what} must have the names {', '.join(allowed)}, got "
-            f"{', '.join(given) or 'none'}: {_listed('missing', missing)}"
-            f"{'; ' if missing and unknown else ''}{_listed('unknown', unknown)}. Pass "
-            "what one layer has, in one direction, under these names."
+            f"{', '.join(given) or 'none'}: {'; '.join(faults)}. Pass "
+            f"{_CURES[what]}."
         )
-
-
-def _listed(word: str, names: list[str]) -> str:
-    return f"{word} {', '.join(names)}" if names else ""
 
 
 def _floats(name: str, value: Any) -> Floats:
@@ -942,7 +961,7 @@ def _floats(name: str, value: Any) -> Floats:
         raise TypeError(
             f"{name} must be something that numpy.asarray takes, got "
             f"{type(value).__name__} ({error}); of a torch tensor pass "
-            "tensor.detach().cpu()."
+            "tensor.detach().cpu(), of bfloat16 .float() as well."
         ) from None
     if array.dtype.kind != "f":
         raise TypeError(
