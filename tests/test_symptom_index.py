@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import re
+import shutil
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +16,9 @@ ROOT = Path(__file__).resolve().parent.parent
 CELLS = nbformat.read(ROOT / "book/train_and_eval.ipynb", as_version=4).cells
 ENTRY = re.compile(r"(?m)^\((gal-[a-z-]+)\)=\n### +\S.*$")
 ROW = re.compile(r"(?m)^\| \{ref\}`(gal-[a-z-]+)` \| +\S.* \|$")
+SCRIPT = ROOT / "book/_static/symptom_index.js"
+NODE = shutil.which("node")
+needs_node = pytest.mark.skipif(NODE is None, reason="the script of a page needs node")
 
 
 def entries(cells: Any) -> dict[str, list[Any]]:
@@ -67,8 +73,102 @@ def test_an_entry_without_output_is_noticed() -> None:
 
 
 def test_the_table_carries_the_class_that_the_filter_looks_for() -> None:
-    script = (ROOT / "book/_static/symptom_index.js").read_text(encoding="utf-8")
+    script = SCRIPT.read_text(encoding="utf-8")
     assert "table.symptom-index" in script
     assert any(":class: symptom-index" in cell.source for cell in CELLS)
     config = (ROOT / "_config.yml").read_text(encoding="utf-8")
     assert '"symptom_index.js"' in config
+
+
+def symptoms(cells: Any) -> dict[str, str]:
+    """Return the text of each row of the index, by the label or page it leads to."""
+    text = "\n".join(cell.source for cell in cells if cell.cell_type == "markdown")
+    heads = dict(re.findall(r"(?m)^\((gal-[a-z-]+)\)=\n### +(\S.*)$", text))
+    rows = re.findall(r"(?m)^\| \{(?:ref|doc)\}`(.*?)(?: <(.*)>)?` \| (.*) \|$", text)
+    heads |= {target: title for title, target, _ in rows if target}
+    found = {target or title: words for title, target, words in rows}
+    return {label: f"{heads[label]} {words}" for label, words in found.items()}
+
+
+def nearest(texts: list[str], typed: str) -> tuple[list[int], bool]:
+    """Ask the script of the page which rows a typed text leads to."""
+    ask = "const [texts, typed] = JSON.parse(require('fs').readFileSync(0, 'utf8'));"
+    tell = "console.log(JSON.stringify(require(process.argv[1]).nearest(texts, typed)))"
+    command = [str(NODE), "-e", ask + tell, str(SCRIPT)]
+    given = json.dumps([texts, typed])
+    run = subprocess.run(
+        command, input=given, capture_output=True, text=True, check=True
+    )
+    answer = json.loads(run.stdout)
+    return answer["found"], answer["isWhole"]
+
+
+@needs_node
+@pytest.mark.parametrize(
+    ("typed", "label"),
+    [
+        ("Using model.eval() with batchnorm gives high error", "gal-train-eval"),
+        ("BatchNorm behaves different in train() and eval()", "gal-train-eval"),
+        ("Training accuracy high but test accuracy very low", "gal-train-eval"),
+        ("different results when testing one image vs batch", "gal-neighbours"),
+        ("difference between model.eval() and torch.no_grad()", "gal-leak"),
+        ("Expected more than 1 value per channel when training", "gal-one-value"),
+        ("running_mean should contain 256 elements not 512", "gal-channels"),
+        ("expected 2D or 3D input (got 4D input)", "gal-channels"),
+        ("normalized_shape=[768], expected input with shape [*, 768]", "gal-shape"),
+        ("Function 'NativeBatchNormBackward0' returned nan values", "gal-nan"),
+        ("Batch norm got a batched tensor as input while", "gal-vmap"),
+        ("DataParallel batch norm accuracy lower multi gpu", "gal-data-parallel"),
+        ("Keras trainable=False batchnorm still updates", "gal-requires-grad"),
+        ("BatchNorm eval mode is reset by the next train()", "gal-thaw"),
+        ("Freezing the BatchNormalization during fine-tuning", "gal-fine-tune"),
+        ('Missing key(s) in state_dict: "bn1.running_mean"', "gal-buffers-lost"),
+        ('Unexpected key(s): "bn1.num_batches_tracked"', "gal-tracked"),
+        ("modified by an inplace operation: [torch.cuda.FloatTensor", "gal-inplace"),
+        ("stochastic weight averaging poor accuracy", "gal-swa"),
+        ("expected scalar type Half but found Float", "gal-autocast"),
+        ("Trying to backward through the graph a second time", "gal-graph"),
+        ("nan loss when replacing LSTM by LayerNormLSTM", "gal-eps-outside"),
+        ("gradient accumulation batchnorm", "sec-split-accumulation"),
+        ("fuse conv and batchnorm results do not match", "folding"),
+    ],
+)
+def test_words_that_people_type_lead_to_the_entry(typed: str, label: str) -> None:
+    index = symptoms(CELLS)
+    found, _ = nearest(list(index.values()), typed)
+    assert label in [list(index)[i] for i in found[:5]]
+
+
+@needs_node
+def test_an_empty_box_shows_every_row() -> None:
+    assert nearest(["one", "two", "three"], "  ") == ([0, 1, 2], True)
+
+
+@needs_node
+def test_a_row_with_every_word_hides_those_with_some() -> None:
+    assert nearest(["nan in eval", "nan", "eval"], "nan eval") == ([0], True)
+
+
+@needs_node
+def test_without_a_row_for_every_word_rare_ones_count_most() -> None:
+    rows = ["model eval", "model train", "model thaw", "model checkpoint"]
+    assert nearest(rows, "model checkpoint fails") == ([3], False)
+
+
+@needs_node
+@pytest.mark.parametrize("typed", ["batch_norm", "BatchNorm2d", "batch normalisation"])
+def test_spellings_of_a_norm_are_one_word(typed: str) -> None:
+    found, _ = nearest(["batch norm 2d", "layer norm", "batch"], typed)
+    assert found == [0]
+
+
+@needs_node
+def test_a_word_of_no_row_is_said_to_be_in_none() -> None:
+    assert nearest(["one", "two"], "zebra") == ([], False)
+
+
+@needs_node
+def test_the_ending_of_a_typed_word_does_not_count() -> None:
+    rows = ["how to freeze it", "numbers that differ"]
+    assert nearest(rows, "freezing") == ([0], True)
+    assert nearest(rows, "a different number") == ([1], True)

@@ -1,13 +1,53 @@
-// A box above an index of symptoms. The rows that hold every typed word stay; where no
-// row does, as with a whole error text, those that hold most of its words.
-// Without this script the whole table shows.
+// A box above an index of symptoms. The rows that hold every typed word stay. Where no
+// row does, as with a whole error text, the rows that share its rarest words come, the
+// nearest first. Without this script the whole table shows.
 "use strict";
 
-document.addEventListener("DOMContentLoaded", () => {
-  const table = document.querySelector("table.symptom-index");
-  if (!table) return;
-  const rows = [...table.tBodies[0].rows];
-  const texts = rows.map((row) => row.textContent.toLowerCase());
+const COMMON = new Set(
+  ("a an and are as at be been but by can do does for from get gives got has how i if in is it my" +
+    " of on or so than that the there they this to was what when which why will with").split(" "),
+);
+
+/** The words of a text as they are compared: "BatchNorm" and "batch_norm" are one. */
+function wordsOf(text) {
+  return text
+    .toLowerCase()
+    .replace(/(batch|layer|group|instance)[ _-]?norm(ali[sz]ation)?/g, "$1norm ")
+    .split(/[^a-z0-9]+/)
+    .filter((word) => word && !COMMON.has(word));
+}
+
+/** A typed word without its ending: "freezing" finds "freeze", "different" "differs". */
+const stem = (word) => word.replace(/^(\w{4,}?)(ing|ed|es|e|s|ent|ence)$/, "$1");
+
+/** The rows, as numbers, that a typed text leads to, and whether they hold all of it. */
+function nearest(texts, typed) {
+  const wanted = [...new Set(wordsOf(typed).map(stem))];
+  const rows = texts.map(wordsOf);
+  const held = rows.map((row) =>
+    wanted.map((word) => row.some((other) => other.startsWith(word))),
+  );
+  const everywhere = (i) => held[i].every(Boolean);
+  const all = [...rows.keys()].filter(everywhere);
+  if (all.length > 0) return { found: all, isWhole: true };
+
+  const weights = wanted.map((_, k) => {
+    const count = held.filter((row) => row[k]).length;
+    return count > 0 ? Math.log(texts.length / count) : 0;
+  });
+  const scores = held.map((row) => row.reduce((sum, has, k) => sum + (has ? weights[k] : 0), 0));
+  const enough = 0.5 * Math.max(...scores);
+  const found = [...rows.keys()]
+    .filter((i) => scores[i] > 0 && scores[i] >= enough)
+    .sort((i, j) => scores[j] - scores[i])
+    .slice(0, 6);
+  return { found, isWhole: false };
+}
+
+function addFilter(table) {
+  const body = table.tBodies[0];
+  const rows = [...body.rows];
+  const texts = rows.map((row) => row.textContent);
 
   const label = document.createElement("label");
   label.htmlFor = "symptom-filter";
@@ -20,18 +60,12 @@ document.addEventListener("DOMContentLoaded", () => {
   count.setAttribute("role", "status"); // read out when it changes
 
   const filter = () => {
-    const words = input.value.toLowerCase().split(/[\s"'`:;,]+/).filter(Boolean);
-    const hits = texts.map((text) => words.filter((word) => text.includes(word)).length);
-    const most = Math.max(...hits);
-    let shown = 0;
-    rows.forEach((row, i) => {
-      row.hidden = hits[i] < most || (words.length > 0 && most === 0);
-      shown += row.hidden ? 0 : 1;
-    });
-    if (most === words.length) {
-      count.textContent = `${shown} of ${rows.length} symptoms`;
-    } else if (most > 0) {
-      count.textContent = `No entry holds all of these words; nearest: ${shown} of ${rows.length}`;
+    const { found, isWhole } = nearest(texts, input.value);
+    body.replaceChildren(...found.map((i) => rows[i]));
+    if (isWhole) {
+      count.textContent = `${found.length} of ${rows.length} symptoms`;
+    } else if (found.length > 0) {
+      count.textContent = `No entry holds all of these words; nearest first: ${found.length} of ${rows.length}`;
     } else {
       count.textContent = "No entry holds any of these words";
     }
@@ -43,4 +77,13 @@ document.addEventListener("DOMContentLoaded", () => {
   table.before(box);
   input.addEventListener("input", filter);
   filter();
-});
+}
+
+if (typeof document === "undefined") {
+  module.exports = { nearest }; // for the tests
+} else {
+  document.addEventListener("DOMContentLoaded", () => {
+    const table = document.querySelector("table.symptom-index");
+    if (table) addFilter(table);
+  });
+}
