@@ -148,6 +148,57 @@ def test_a_folded_model_can_be_scripted() -> None:
     assert relative_error(scripted(x), model(x)) < EQUAL[x.dtype]
 
 
+@pytest.mark.parametrize("name", WHOLE)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_an_example_for_which_the_output_is_the_same_changes_nothing(
+    name: str, dtype: torch.dtype
+) -> None:
+    model, x = make(name, dtype)
+    pairs = zip(
+        fold_batch_norm(model, x).parameters(),
+        fold_batch_norm(model).parameters(),
+        strict=True,
+    )
+    assert all(torch.equal(a, b) for a, b in pairs)
+    assert next(model.parameters()).dtype == dtype
+
+
+def test_a_model_that_draws_random_numbers_is_folded_and_draws_no_others() -> None:
+    class Model(nn.Sequential):
+        def forward(self, x: Tensor) -> Tensor:
+            y: Tensor = self[1](self[0](x)) + torch.randn(5)
+            return y
+
+    model = Model(nn.Linear(3, 5), nn.BatchNorm1d(5)).eval()
+    before = torch.get_rng_state()
+    assert norms(fold_batch_norm(model)) == []
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_an_example_is_not_changed_by_a_model_that_changes_its_input() -> None:
+    relu = nn.ReLU(inplace=True)
+    model, x = chain(relu, nn.Linear(3, 5), nn.BatchNorm1d(5), shape=(4, 3))
+    given = x.clone()
+    fold_batch_norm(model, x)
+    assert torch.equal(x, given)
+
+
+def test_an_example_may_be_all_arguments_of_the_model() -> None:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table, self.linear = nn.Embedding(6, 3), nn.Linear(3, 5)
+            self.norm = nn.BatchNorm1d(5)
+
+        def forward(self, token: Tensor, scale: float) -> dict[str, Tensor]:
+            y = self.norm(self.linear(self.table(token)))
+            return {"y": y, "scaled": y.mul_(scale)}
+
+    model = stir(Model(), torch.Generator().manual_seed(0))
+    folded = fold_batch_norm(model, (torch.tensor([5, 0, 2, 2]), 3.0))
+    assert norms(folded) == []
+
+
 # --- single layers
 
 LAYERS: dict[str, tuple[Any, Any, tuple[int, ...]]] = {

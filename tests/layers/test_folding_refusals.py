@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.utils import parametrizations, prune
 
+from normbook.experiments.architectures import stir
 from normbook.layers.folding import FoldingError, fold_batch_norm, folding_plan
 from normbook.layers.masked_batch_norm import MaskedBatchNorm1d
 from normbook.layers.per_step_batch_norm import PerStepBatchNorm1d
@@ -106,16 +107,35 @@ def add_to(x: Any) -> None:
     x += 1
 
 
-@pytest.mark.parametrize("change", [torch.relu_, add_to])
-def test_what_may_be_changed_in_place_under_an_identity_is_refused(change: Any) -> None:
+CHANGES: dict[str, Callable[[Any], Any]] = {
+    "itself": torch.relu_,
+    "by an operator": add_to,
+    "through a view": lambda x: x.view(-1).add_(1),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_what_may_be_changed_in_place_under_an_identity_is_refused(name: str) -> None:
     def forward(self: Any, x: Tensor) -> Any:
         y = self.norm(x)  # as an Identity, this is x
-        change(x)
+        CHANGES[name](x)
         return self.norm2(self.conv2(y))
 
     model = Wired(forward).eval()
     model.conv2 = nn.Conv2d(3, 3, 1)
-    assert "uses the input of the batch norm before 'conv2' does" in refusal(model)
+    assert "runs between the batch norm and 'conv2', and may change" in refusal(model)
+
+
+def test_a_view_that_is_older_than_the_batch_norm_may_change_it_too() -> None:
+    def forward(self: Any, x: Tensor) -> Any:
+        view = x.view(-1)
+        y = self.norm(x)
+        view.add_(1)
+        return self.norm2(self.conv2(y))
+
+    model = Wired(forward).eval()
+    model.conv2 = nn.Conv2d(3, 3, 1)
+    assert "norm: in front: the input of the model; behind: add_ runs" in refusal(model)
 
 
 def test_a_layer_that_is_called_twice_is_refused() -> None:
@@ -208,6 +228,116 @@ def test_a_route_that_depends_on_an_optional_argument_is_refused() -> None:
 
     text = refusal(Model().eval())
     assert text.count("depends on the optional arguments of the model") == 2
+
+
+@pytest.mark.parametrize("default", ["full", 0, 1.5])
+def test_a_route_that_depends_on_another_argument_is_refused(default: Any) -> None:
+    class Model(Wired):
+        def forward(self, x: Tensor, mode: Any = default) -> Any:
+            y = self.conv(x)
+            return self.norm2(self.conv2(self.norm(y) if mode == default else y * 2))
+
+    assert "fixes the optional arguments" in refusal(Model().eval())
+
+
+@pytest.mark.parametrize("default", ["full", 0, 1.5])
+def test_a_route_that_depends_on_the_type_of_an_argument_is_refused(
+    default: Any,
+) -> None:
+    class Model(Wired):
+        def forward(self, x: Tensor, mode: Any = default) -> Any:
+            y = self.conv(x)
+            is_given = not isinstance(mode, type(default))
+            return self.norm2(self.conv2(self.norm(y * 2 if is_given else y)))
+
+    assert "norm: what stands beside it depends" in refusal(Model().eval())
+
+
+def test_a_route_that_depends_on_two_arguments_together_is_refused() -> None:
+    class Model(Wired):
+        def forward(self, x: Tensor, p: bool = False, q: bool = False) -> Any:
+            y = self.conv(x)
+            return self.norm2(self.conv2(self.norm(y * 2 if p and q else y)))
+
+    assert "norm: what stands beside it depends on the optional" in refusal(
+        Model().eval()
+    )
+
+
+def test_more_optional_arguments_than_can_be_combined_are_refused() -> None:
+    class Model(Wired):
+        def forward(
+            self, x: Tensor, a: int = 0, b: int = 0, c: int = 0, d: int = 0,
+            e: int = 0, f: int = 0, g: int = 0,
+        ) -> Any:  # fmt: skip
+            return self.norm2(self.conv2(self.norm(self.conv(x))))
+
+    assert "at most 6 optional arguments" in refusal(Model().eval())
+
+
+LOOKS: dict[str, Callable[[Any], Any]] = {
+    "at the kind of a layer": lambda self: isinstance(self.norm, nn.BatchNorm2d),
+    "at the bias": lambda self: self.conv.bias is None,
+    "at eps": lambda self: self.norm.eps,
+    "at all weights": lambda self: sum(p.detach().sum() for p in self.parameters()),
+}
+
+
+@pytest.mark.parametrize("name", LOOKS)
+def test_a_model_that_looks_at_what_folding_changes_is_refused(name: str) -> None:
+    def forward(self: Any, x: Tensor) -> Any:
+        y = self.norm(self.conv(x))
+        return self.norm2(self.conv2(y)) + 1.0 * LOOKS[name](self)
+
+    model = Wired(forward).eval()
+    model.conv = nn.Conv2d(3, 3, 3, bias=False)
+    assert "must go the same way once it is folded" in refusal(model)
+
+
+def test_a_layer_that_another_calls_inside_is_refused() -> None:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.block = nn.TransformerEncoderLayer(4, 2, 6)
+            self.norm = nn.BatchNorm1d(4)
+
+        def forward(self, x: Tensor) -> Any:
+            return self.norm(self.block.linear2(self.block.linear1(self.block(x))))
+
+    text = refusal(Model().eval())
+    assert "reads the weights of 'block.linear2' by itself, or inside" in text
+
+
+# --- the example
+
+TOKENS = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4))  # right for (N, D) only
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64])
+def test_an_example_for_which_the_output_is_another_is_refused(dtype: Any) -> None:
+    model = stir(copy.deepcopy(TOKENS), torch.Generator().manual_seed(0)).to(dtype)
+    x = torch.ones(2, 4, 3, dtype=dtype)
+    with pytest.raises(FoldingError, match=r"difference.*inputs of shape \(N, D\)"):
+        fold_batch_norm(model, x)
+
+
+@pytest.mark.parametrize("example", [torch.ones(2, 5, 3), torch.ones(2, 7), "text"])
+def test_an_example_that_the_model_does_not_take_is_refused(example: Any) -> None:
+    with pytest.raises(FoldingError, match="example must be an input of the model"):
+        fold_batch_norm(copy.deepcopy(TOKENS).eval(), example)
+
+
+def test_an_output_that_cannot_be_compared_is_refused() -> None:
+    class Model(Wired):
+        def forward(self, x: Tensor, is_shown: bool = True) -> Any:
+            y = self.norm2(self.conv2(self.norm(self.conv(x))))
+            return {"y": y, "bad": y * torch.nan} if is_shown else "nothing"
+
+    x = torch.ones(2, 3, 4, 5)
+    cases = (x, "nan"), ((x, False), "no output"), (x[:0], "no output")
+    for example, found in cases:
+        with pytest.raises(FoldingError, match=f"{found} as the difference"):
+            fold_batch_norm(Model().eval(), example)
 
 
 # --- the batch norm itself
@@ -311,6 +441,15 @@ def test_a_convolution_with_a_formula_of_its_own_is_refused() -> None:
 
     model = nn.Sequential(Standardized(3, 5, 2), nn.BatchNorm2d(5)).eval()
     assert "'0', a Standardized, computes something of its own" in refusal(model)
+
+
+def test_a_batch_norm_that_is_called_in_its_own_way_is_refused() -> None:
+    class Loud(nn.BatchNorm1d):
+        def __call__(self, *args: Any) -> Any:
+            return super().__call__(*args) * 2
+
+    model = nn.Sequential(nn.Linear(3, 5), Loud(5)).eval()
+    assert "must go the same way once it is folded" in refusal(model)
 
 
 # --- the linear layer

@@ -13,8 +13,9 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections import Counter
+from collections import ChainMap, Counter
 from collections.abc import Mapping, Sequence
+from itertools import product
 from typing import Any, NamedTuple
 
 import torch
@@ -24,8 +25,10 @@ from torch.nn.modules.batchnorm import _BatchNorm as TorchBatchNorm
 from torch.nn.modules.lazy import LazyModuleMixin
 from torch.nn.parameter import is_lazy
 from torch.nn.utils import parametrize
+from torch.utils._pytree import tree_leaves, tree_map
 
 from normbook.batch_norm import fold_into_next, fold_into_previous, scale_and_shift
+from normbook.gradient_check import relative_error
 from normbook.layers.base import DTYPES
 from normbook.layers.batch_norm import _BatchNorm
 
@@ -38,6 +41,7 @@ _TRANSPOSED: tuple[type[Any], ...] = (
     nn.ConvTranspose3d,
 )
 _LINEAR: tuple[type[Any], ...] = (nn.Linear, *_CONVOLUTIONS, *_TRANSPOSED)
+_KNOWN: tuple[type[Any], ...] = (TorchBatchNorm, *_LINEAR)  # they call no others
 _DROPOUT: tuple[type[Any], ...] = (
     nn.Dropout,
     nn.Dropout1d,
@@ -63,6 +67,11 @@ _HOOKS = (
 )
 _SIZES = ("shape", "size", "dim", "ndim", "dtype", "device")
 _WRAPPERS = (nn.DataParallel, nn.parallel.DistributedDataParallel)
+# Every combination of optional arguments is traced: 64 for six of them.
+_MOST_OPTIONS = 6
+# Of the largest output, in float64. A wrong folding is wrong in the first digits, and
+# rounding in the last. Halfway between leaves room for what a deep network amplifies.
+_TOLERANCE = torch.finfo(torch.float64).eps ** 0.5
 
 
 class Folding(NamedTuple):
@@ -117,7 +126,9 @@ class _Obstacle(NamedTuple):
     cure: str = ""
 
 
-def fold_batch_norm(model: nn.Module, *, strict: bool = True) -> nn.Module:
+def fold_batch_norm(
+    model: nn.Module, example: Any = None, *, strict: bool = True
+) -> nn.Module:
     r"""Give a copy of a trained model without batch norm that computes the same.
 
     Each batch norm is folded into the linear layer whose output it normalizes,
@@ -142,6 +153,10 @@ def fold_batch_norm(model: nn.Module, *, strict: bool = True) -> nn.Module:
     ----------
     model : Module
         In evaluation mode.
+    example : Tensor or tuple, optional
+        An input of the model, or its positional arguments. With it, both models are
+        run in float64 on the CPU, which a model that casts to float32 does not allow,
+        and outputs that differ by more than rounding are refused.
     strict : bool
         If False, what cannot be folded stays as it is instead of raising.
         :func:`folding_plan` tells what that is.
@@ -157,17 +172,21 @@ def fold_batch_norm(model: nn.Module, *, strict: bool = True) -> nn.Module:
         If ``model`` is no module.
     FoldingError
         If the model is in training mode, cannot be copied or traced, is wrapped or
-        scripted, or the folded weights do not fit their dtype; with ``strict``, also
-        if some batch norm cannot be folded. All of them are listed, with reasons.
+        scripted, looks at what folding changes, gives another output for ``example``,
+        or the folded weights do not fit their dtype; with ``strict``, also if some
+        batch norm cannot be folded. All of them are listed, with reasons.
 
     Notes
     -----
     A ``Linear`` before a ``BatchNorm1d`` is taken to give (N, D), as a trace knows no
     shapes. Given (N, L, D) batch norm would act on axis L, and only where L and D are
-    equal can this go unnoticed. Compare outputs once.
+    equal can this go unnoticed. An ``example`` notices it. Neither does a trace see
+    whether the model asks for the mode of autograd, or for attributes that are changed
+    later.
 
-    Of the optional arguments of ``forward``, ``None`` is tried against any value and
-    ``False`` against ``True``; others are taken to have their default values.
+    Optional arguments of ``forward`` may have any values, ``None`` and booleans both.
+    Where the model decides by others, such as ``mode="full"``, it is not folded. While
+    it is traced, an argument without default is neither a ``list`` nor ``True``.
 
     Folded models are for inference: training goes other ways without batch norm.
 
@@ -197,6 +216,8 @@ def fold_batch_norm(model: nn.Module, *, strict: bool = True) -> nn.Module:
     (6.0, 7.0)
     """
     folded, plan = _fold(model)
+    if example is not None:
+        _compare(model, example)
     refused = tuple(folding for folding in plan if folding.layer is None)
     if refused and strict:
         raise FoldingError(
@@ -243,6 +264,7 @@ def folding_plan(model: nn.Module) -> tuple[Folding, ...]:
 def _fold(model: nn.Module) -> tuple[nn.Module, tuple[Folding, ...]]:
     _check_model(model)
     try:
+        # A model may keep what it computes, so that a trace is left in it.
         folded, traced = copy.deepcopy(model), copy.deepcopy(model)
     except Exception as error:
         found = [_changed(m, repr(name)) for name, m in model.named_modules()]
@@ -253,11 +275,13 @@ def _fold(model: nn.Module) -> tuple[nn.Module, tuple[Folding, ...]]:
             + "."
         ) from error
     layers = _Layers(model, folded)
-    plan = _agreed([_Route(graph, layers) for graph in _traces(traced)], layers)
+    graphs = _traces(traced)
+    plan = _agreed([_Route(graph, layers) for graph in graphs], layers)
     with torch.no_grad():
         for folding in plan.values():
             if folding.layer is not None:
                 layers.take_in(folding)
+    _check_same_way(traced, graphs, copy.deepcopy(folded))
     return folded, tuple(plan[name] for name in dict.fromkeys((*layers.norms, *plan)))
 
 
@@ -317,29 +341,100 @@ class _Tracer(fx.Tracer):
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         is_ours = m.__module__.startswith("normbook.layers.")
-        is_known = isinstance(m, (TorchBatchNorm, *_LINEAR))
-        return is_ours or is_known or super().is_leaf_module(m, module_qualified_name)
+        is_known = is_ours or isinstance(m, _KNOWN)
+        return is_known or super().is_leaf_module(m, module_qualified_name)
 
 
 def _traces(model: nn.Module) -> list[fx.Graph]:
-    """Trace with the optional arguments left out, and with each one given."""
-    parameters = inspect.signature(model.forward).parameters.values()
-    empty = inspect.Parameter.empty
-    defaults = {p.name: p.default for p in parameters if p.default is not empty}
-    ways: list[dict[str, Any]] = [defaults]
-    for name, value in defaults.items():
-        if value is None:  # any value: a proxy stands for it
-            ways.append({k: v for k, v in defaults.items() if k != name})
-        elif isinstance(value, bool):
-            ways.append({**defaults, name: not value})
+    """Trace with each optional argument at its default, and with any other value."""
+    choices: list[list[dict[str, Any]]] = []
+    for name, parameter in inspect.signature(model.forward).parameters.items():
+        value = parameter.default
+        if isinstance(value, bool):
+            choices.append([{name: value}, {name: not value}])
+        elif value is None or isinstance(value, (int, float, str)):
+            choices.append([{name: value}, {}])  # left open, it is any value
+    if len(choices) > _MOST_OPTIONS:
+        raise FoldingError(
+            f"forward must have at most {_MOST_OPTIONS} optional arguments, as each "
+            f"combination is traced, got {len(choices)}; fold a module around the "
+            "model whose forward fixes those that you do not use."
+        )
+    ways = [dict(ChainMap(*choice)) for choice in product(*choices)]
     try:
-        return [_Tracer().trace(model, concrete_args=way or None) for way in ways]
+        # Random numbers that forward draws are the same in all traces, and the state
+        # of the generator is put back.
+        with torch.random.fork_rng(devices=[]):
+            return [_Tracer().trace(model, concrete_args=way or None) for way in ways]
     except Exception as error:
         raise FoldingError(
             "model must be such that torch.fx can trace it, so that it is known which "
-            f"layer follows which, got {type(error).__name__}: {error}; fold its "
-            "parts, for example model.features = fold_batch_norm(model.features)."
+            f"layer follows which, got {error!r}; fold its parts, for example "
+            "model.features = fold_batch_norm(model.features), or a module around it "
+            "whose forward fixes the optional arguments."
         ) from error
+
+
+def _check_same_way(
+    model: nn.Module, graphs: Sequence[fx.Graph], folded: nn.Module
+) -> None:
+    """Refuse a model that goes another way through its layers once it is folded."""
+    cause: FoldingError | None = None
+    try:
+        is_same = list(map(str, graphs)) == list(map(str, _traces(folded)))
+    except FoldingError as error:  # the layer is gone
+        is_same, cause = False, error
+    pairs = zip(_constants(model), _constants(folded), strict=is_same)
+    if not (is_same and all(torch.equal(a, b) for a, b in pairs)):
+        raise FoldingError(
+            "model must go the same way once it is folded, got a forward that asks for "
+            "what folding changes, such as the kind of a layer, its weights, eps, or "
+            "whether it has a bias; fold its parts."
+        ) from cause
+
+
+def _has_values(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.numel() > 0
+
+
+def _constants(model: nn.Module) -> list[Tensor]:
+    """Give the tensors that are no parameters and that a trace has met."""
+    return [v for k, v in vars(model).items() if k.startswith("_tensor_constant")]
+
+
+def _compare(model: nn.Module, example: Any) -> None:
+    """Refuse to fold what gives another output for an example.
+
+    Both run in float64, so that what differs is not due to rounding.
+    """
+
+    def exact(value: Any) -> Any:
+        if not isinstance(value, Tensor):
+            return value
+        dtype = torch.float64 if value.is_floating_point() else None
+        return value.detach().to("cpu", dtype, copy=True)
+
+    args = example if isinstance(example, tuple) else (example,)
+    original = copy.deepcopy(model).to("cpu", torch.float64)
+    folded, _ = _fold(original)
+    try:
+        with torch.no_grad():
+            y, z = (tree_leaves(m(*tree_map(exact, args))) for m in (original, folded))
+    except Exception as error:
+        raise FoldingError(
+            f"example must be an input of the model, in float64, got {error!r}; pass a "
+            "tensor, or a tuple of all positional arguments."
+        ) from error
+    pairs = zip(z, y, strict=True)
+    found = [relative_error(a, b) for a, b in pairs if _has_values(a)]
+    if not (found and all(off < _TOLERANCE for off in found)):
+        differences = ", ".join(f"{off:.1g}" for off in found) or "no output"
+        raise FoldingError(
+            "the folded model must give the same output for the example, got "
+            f"{differences} as the difference, as a share of the largest value; see "
+            "that a BatchNorm1d beside a Linear has inputs of shape (N, D), or fold "
+            "parts of the model."
+        )
 
 
 class _Layers:
@@ -471,10 +566,14 @@ class _Route:
         self.order = {node: place for place, node in enumerate(graph.nodes)}
         self.calls: dict[str, list[fx.Node]] = {}
         self.read: set[int] = set()  # tensors that the model reads by itself
+        self.inside: set[nn.Module] = set()  # what layers call that are not looked into
         self.functions = []
         for node in graph.nodes:
             if node.op == "call_module":
                 self.calls.setdefault(str(node.target), []).append(node)
+                called = layers.modules[str(node.target)]
+                if not isinstance(called, _KNOWN):
+                    self.inside.update(m for m in called.modules() if m is not called)
             elif node.op == "get_attr":
                 self.read.add(_place(_attribute(layers.model, str(node.target))))
             elif node.target is functional.batch_norm:
@@ -539,7 +638,7 @@ class _Route:
         self, name: str, node: fx.Node, found: Mapping[str, Folding]
     ) -> str | _Obstacle:
         """Go towards the output to a linear layer that takes this and nothing else."""
-        start = node
+        start, chain = node, {node}
         while True:
             users = [user for user in node.users if not _reads_size(user)]
             if len(users) != 1:
@@ -547,12 +646,13 @@ class _Route:
                 return _Obstacle(f"its output is used by {where}")
             (user,) = users
             if self._is_linear(user):
-                return self._used_between(start, user) or self._checked(
+                return self._runs_between(start, user, chain) or self._checked(
                     name, str(user.target), "next"
                 )
             if not self._does_nothing(user, found):
                 return _Obstacle(self._describe(user))
             node = user
+            chain.add(node)
 
     def _checked(self, norm: str, layer: str, side: str) -> str | _Obstacle:
         """Give the linear layer back, or what is against it."""
@@ -580,10 +680,12 @@ class _Route:
                 f"{subject} is called {calls} times",
                 "make a layer for each call (copy.deepcopy keeps the weights)",
             )
-        values = self.layers.modules[name].parameters()
-        if any(_place(value) in self.read for value in values):
+        layer = self.layers.modules[name]
+        is_read = any(_place(value) in self.read for value in layer.parameters())
+        if is_read or layer in self.inside:
             return _Obstacle(
-                f"the model also reads the weights of {subject} by itself",
+                f"the model also reads the weights of {subject} by itself, or inside "
+                "of a layer that is not looked into",
                 "keep it: what they are used for would change",
             )
         return None
@@ -606,19 +708,21 @@ class _Route:
         is_off = type(module) in _DROPOUT and not module.training
         return type(module) is nn.Identity or is_off
 
-    def _used_between(self, norm: fx.Node, layer: fx.Node) -> _Obstacle | None:
+    def _runs_between(
+        self, norm: fx.Node, layer: fx.Node, chain: set[fx.Node]
+    ) -> _Obstacle | None:
         """Tell whether the input of a batch norm may change before it is needed.
 
-        Identity gives no copy, and a trace does not tell x += 1 from x = x + 1.
+        Identity gives no copy, and a trace tells neither x += 1 from x = x + 1 nor
+        which tensors are views of x.
         """
-        source = _source(norm)
-        for user in source.users if source else ():
-            is_between = self.order[norm] < self.order[user] < self.order[layer]
-            if is_between and not _reads_size(user):
+        for node, place in self.order.items():
+            is_between = self.order[norm] < place < self.order[layer]
+            if is_between and node not in chain and not _is_size(node):
                 return _Obstacle(
-                    f"{self._name(user)} uses the input of the batch norm before "
-                    f"{self._name(layer)} does, and may change it in place",
-                    "use it before the batch norm, or later",
+                    f"{self._name(node)} runs between the batch norm and "
+                    f"{self._name(layer)}, and may change the input in place",
+                    "call it before the batch norm, or later",
                 )
         return None
 
@@ -700,9 +804,8 @@ def _changed(module: nn.Module, subject: str) -> _Obstacle | None:
             f"{subject} has hooks, as weight norm and pruning use them",
             "remove them",
         )
-    own = {
-        getattr(type(module), method, None) for method in ("forward", "_conv_forward")
-    }
+    methods = "forward", "_conv_forward"
+    own = {getattr(type(module), method, None) for method in methods}
     if not own <= _METHODS or "forward" in vars(module):
         return _Obstacle(
             f"{subject}, a {type(module).__name__}, computes something of its own",
@@ -732,6 +835,12 @@ def _reads_size(node: fx.Node) -> bool:
     if node.op == "call_function" and node.target is getattr:
         return node.args[1] in _SIZES
     return node.op == "call_method" and node.target in _SIZES
+
+
+def _is_size(node: fx.Node) -> bool:
+    """Tell whether a node gives a size, or something that follows from sizes alone."""
+    inputs = node.all_input_nodes
+    return _reads_size(node) or (bool(inputs) and all(map(_is_size, inputs)))
 
 
 def _attribute(model: nn.Module, target: str) -> Any:
