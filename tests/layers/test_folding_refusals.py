@@ -313,12 +313,33 @@ def test_a_layer_that_another_calls_inside_is_refused() -> None:
 TOKENS = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4))  # right for (N, D) only
 
 
+UNBATCHED = nn.Sequential(nn.Conv1d(3, 4, 1), nn.BatchNorm1d(4))
+
+
+@pytest.mark.parametrize(
+    ("model", "shape"), [(TOKENS, (2, 4, 3)), (TOKENS, (3,)), (UNBATCHED, (3, 4))]
+)
+def test_a_folded_model_refuses_another_number_of_axes(
+    model: nn.Module, shape: tuple[int, ...]
+) -> None:
+    x, model = torch.ones(shape), copy.deepcopy(model).eval()
+    with pytest.raises(AssertionError, match="got another number of axes"):
+        fold_batch_norm(model)(x)
+    if x.dim() > 1:  # which the model itself does not refuse
+        with pytest.raises(FoldingError, match=r"must take the example.*axes"):
+            fold_batch_norm(model, x)
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64])
 def test_an_example_for_which_the_output_is_another_is_refused(dtype: Any) -> None:
-    model = stir(copy.deepcopy(TOKENS), torch.Generator().manual_seed(0)).to(dtype)
-    x = torch.ones(2, 4, 3, dtype=dtype)
-    with pytest.raises(FoldingError, match=r"difference.*inputs of shape \(N, D\)"):
-        fold_batch_norm(model, x)
+    class Model(Wired):
+        def forward(self, x: Tensor) -> Tensor:
+            y = self.conv2(self.norm(self.conv(x)))
+            return self.norm2(y) if torch.is_grad_enabled() else 2 * y
+
+    model = stir(Model(), torch.Generator().manual_seed(0)).to(dtype)
+    with pytest.raises(FoldingError, match="difference, as a share of the largest"):
+        fold_batch_norm(model, torch.ones(2, 3, 4, 5, dtype=dtype))
 
 
 @pytest.mark.parametrize("example", [torch.ones(2, 5, 3), torch.ones(2, 7), "text"])
@@ -357,7 +378,7 @@ def test_what_cannot_be_folded_stays_where_it_is_asked_for() -> None:
     model = nn.Sequential(*linear(), nn.ReLU(), nn.BatchNorm1d(5)).eval()
     folded = fold_batch_norm(model, strict=False)
     kinds = [type(layer).__name__ for layer in folded.children()]
-    assert kinds == ["Linear", "Identity", "ReLU", "BatchNorm1d"]
+    assert kinds == ["Linear", "FoldedBatchNorm", "ReLU", "BatchNorm1d"]
 
 
 def test_a_model_in_training_mode_is_refused() -> None:

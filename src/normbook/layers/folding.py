@@ -32,7 +32,13 @@ from normbook.gradient_check import relative_error
 from normbook.layers.base import DTYPES
 from normbook.layers.batch_norm import _BatchNorm
 
-__all__ = ["Folding", "FoldingError", "fold_batch_norm", "folding_plan"]
+__all__ = [
+    "FoldedBatchNorm",
+    "Folding",
+    "FoldingError",
+    "fold_batch_norm",
+    "folding_plan",
+]
 
 _CONVOLUTIONS: tuple[type[Any], ...] = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 _TRANSPOSED: tuple[type[Any], ...] = (
@@ -72,6 +78,38 @@ _MOST_OPTIONS = 6
 # Of the largest output, in float64. A wrong folding is wrong in the first digits, and
 # rounding in the last. Halfway between leaves room for what a deep network amplifies.
 _TOLERANCE = torch.finfo(torch.float64).eps ** 0.5
+
+
+class FoldedBatchNorm(nn.Identity):
+    """What stays in the place of a folded batch norm: it checks the number of axes.
+
+    ``BatchNorm1d`` and ``Linear`` both take (N, D) and (N, L, D), but only in (N, D) do
+    they mean the same axis by their channels. A trace knows no shapes.
+
+    Parameters
+    ----------
+    ndim : int
+        Axes of the inputs for which it was folded: 2 beside a ``Linear``, 3 to 5 beside
+        a convolution.
+    """
+
+    def __init__(self, ndim: int) -> None:
+        super().__init__()
+        self.ndim = ndim
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Give the input; raise AssertionError if it has another number of axes."""
+        torch._assert(  # can be traced, scripted and exported, unlike raise
+            input.dim() == self.ndim,
+            "a folded batch norm must get inputs of shape (N, D) beside a Linear and "
+            "(N, C, ...) beside a convolution, got another number of axes, for which "
+            "the model without folding is another function; keep that model.",
+        )
+        return input
+
+    def extra_repr(self) -> str:
+        """Name the number of axes."""
+        return f"ndim={self.ndim}"
 
 
 class Folding(NamedTuple):
@@ -140,7 +178,7 @@ def fold_batch_norm(
 
     or, failing that, into the one that takes its own output and nothing else:
     :math:`W' = W k`, :math:`b' = b + W(\beta - k m)`. In its place stays
-    :class:`torch.nn.Identity`, so the names in a ``state_dict`` stay, too. Parameters
+    :class:`FoldedBatchNorm`, so the names in a ``state_dict`` stay, too. Parameters
     keep dtype, device and ``requires_grad``. A layer without a bias gets one.
 
     Linear layers are ``Linear``, ``Conv1d`` to ``Conv3d`` and ``ConvTranspose1d`` to
@@ -179,10 +217,9 @@ def fold_batch_norm(
     Notes
     -----
     A ``Linear`` before a ``BatchNorm1d`` is taken to give (N, D), as a trace knows no
-    shapes. Given (N, L, D) batch norm would act on axis L, and only where L and D are
-    equal can this go unnoticed. An ``example`` notices it. Neither does a trace see
-    whether the model asks for the mode of autograd, or for attributes that are changed
-    later.
+    shapes. Given (N, L, D) batch norm would act on axis L, so there the folded model
+    raises. Neither does a trace see whether the model asks for the mode of autograd, or
+    for attributes that are changed later. An ``example`` shows what it can.
 
     Optional arguments of ``forward`` may have any values, ``None`` and booleans both.
     Where the model decides by others, such as ``mode="full"``, it is not folded. While
@@ -210,7 +247,7 @@ def fold_batch_norm(
     >>> folded
     Sequential(
       (0): Linear(in_features=1, out_features=1, bias=True)
-      (1): Identity()
+      (1): FoldedBatchNorm(ndim=2)
     )
     >>> folded[0].weight.item(), folded[0].bias.item()  # 3 * 2 and 3 * (5 - 3) + 1
     (6.0, 7.0)
@@ -417,22 +454,28 @@ def _compare(model: nn.Module, example: Any) -> None:
     args = example if isinstance(example, tuple) else (example,)
     original = copy.deepcopy(model).to("cpu", torch.float64)
     folded, _ = _fold(original)
-    try:
-        with torch.no_grad():
-            y, z = (tree_leaves(m(*tree_map(exact, args))) for m in (original, folded))
-    except Exception as error:
-        raise FoldingError(
-            f"example must be an input of the model, in float64, got {error!r}; pass a "
-            "tensor, or a tuple of all positional arguments."
-        ) from error
+    with torch.no_grad():
+        try:
+            y = tree_leaves(original(*tree_map(exact, args)))
+        except Exception as error:
+            raise FoldingError(
+                f"example must be an input of the model, in float64, got {error!r}; "
+                "pass a tensor, or a tuple of all positional arguments."
+            ) from error
+        try:
+            z = tree_leaves(folded(*tree_map(exact, args)))
+        except Exception as error:
+            raise FoldingError(
+                "the folded model must take the example, as the model does, got: "
+                f"{error}"
+            ) from error
     pairs = zip(z, y, strict=True)
     found = [relative_error(a, b) for a, b in pairs if _has_values(a)]
     if not (found and all(off < _TOLERANCE for off in found)):
         differences = ", ".join(f"{off:.1g}" for off in found) or "no output"
         raise FoldingError(
             "the folded model must give the same output for the example, got "
-            f"{differences} as the difference, as a share of the largest value; see "
-            "that a BatchNorm1d beside a Linear has inputs of shape (N, D), or fold "
+            f"{differences} as the difference, as a share of the largest value; fold "
             "parts of the model."
         )
 
@@ -488,11 +531,11 @@ class _Layers:
             layer.bias = nn.Parameter(b, requires_grad=layer.weight.requires_grad)
         else:
             layer.bias.copy_(b)
-        identity = nn.Identity().eval()
+        left = FoldedBatchNorm(layer.weight.dim()).eval()
         for parent in self.copies.values():
             for key, child in parent._modules.items():
                 if child is norm:
-                    setattr(parent, key, identity)
+                    setattr(parent, key, left)
 
     def of_norm(self, name: str) -> _Obstacle | None:
         """Tell why a batch norm is no constant scale and shift, if it is not."""
@@ -706,7 +749,7 @@ class _Route:
         if _has_hooks(module):
             return False
         is_off = type(module) in _DROPOUT and not module.training
-        return type(module) is nn.Identity or is_off
+        return type(module) in (nn.Identity, FoldedBatchNorm) or is_off
 
     def _runs_between(
         self, norm: fx.Node, layer: fx.Node, chain: set[fx.Node]
