@@ -333,7 +333,7 @@ def test_a_folded_model_refuses_another_number_of_axes(
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64])
 def test_an_example_for_which_the_output_is_another_is_refused(dtype: Any) -> None:
     class Model(Wired):
-        def forward(self, x: Tensor) -> Tensor:
+        def forward(self, x: Tensor) -> Any:
             y = self.conv2(self.norm(self.conv(x)))
             return self.norm2(y) if torch.is_grad_enabled() else 2 * y
 

@@ -99,7 +99,8 @@ class FoldedBatchNorm(nn.Identity):
 
     def forward(self, input: Tensor) -> Tensor:
         """Give the input; raise AssertionError if it has another number of axes."""
-        torch._assert(  # can be traced, scripted and exported, unlike raise
+        # Unlike raise, it can be traced, scripted and exported.
+        torch._assert(  # type: ignore[no-untyped-call]
             input.dim() == self.ndim,
             "a folded batch norm must get inputs of shape (N, D) beside a Linear and "
             "(N, C, ...) beside a convolution, got another number of axes, for which "
