@@ -5,6 +5,7 @@ None uses ``torch.nn``'s own norms, so that the checks meet code as people write
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -246,6 +247,164 @@ class BatchGainAsOnePlus(HandBatchNorm):
         return x_hat * (1 + 1 / self.gamma).reshape(1, -1, *[1] * (x.dim() - 2))
 
 
+class BatchAbsoluteGain(HandBatchNorm):
+    def normalized(self, x: Tensor, mean: Tensor, var: Tensor) -> Tensor:
+        sign = self.gamma.detach().sign().reshape(1, -1, *[1] * (x.dim() - 2))
+        return super().normalized(x, mean, var) * sign
+
+
+class BatchClampedGain(HandBatchNorm):
+    def normalized(self, x: Tensor, mean: Tensor, var: Tensor) -> Tensor:
+        used = (self.gamma.detach() > 0).reshape(1, -1, *[1] * (x.dim() - 2))
+        return super().normalized(x, mean, var) * used
+
+
+class BatchClipped(HandBatchNorm):
+    def normalized(self, x: Tensor, mean: Tensor, var: Tensor) -> Tensor:
+        return super().normalized(x, mean, var).clamp(-5, 5)
+
+
+class BatchScaled(HandBatchNorm):
+    """By a factor near that of the unbiased variance of 16 values, 0.968."""
+
+    def normalized(self, x: Tensor, mean: Tensor, var: Tensor) -> Tensor:
+        return 0.9 * super().normalized(x, mean, var)
+
+
+class BatchOtherEpsInEvaluation(HandBatchNorm):
+    def normalized(self, x: Tensor, mean: Tensor, var: Tensor) -> Tensor:
+        return (x - mean) / (var + (self.eps if self.training else 1e-2)).sqrt()
+
+
+class BatchEpsOutsideInEvaluation(HandBatchNorm):
+    def normalized(self, x: Tensor, mean: Tensor, var: Tensor) -> Tensor:
+        if self.training:
+            return super().normalized(x, mean, var)
+        return (x - mean) / (var.sqrt() + self.eps)
+
+
+class BatchGainTwiceInEvaluation(HandBatchNorm):
+    def normalized(self, x: Tensor, mean: Tensor, var: Tensor) -> Tensor:
+        gain = 1 if self.training else self.gamma.reshape(1, -1, *[1] * (x.dim() - 2))
+        return gain * super().normalized(x, mean, var)
+
+
+class BatchNoBiasInEvaluation(HandBatchNorm):
+    def forward(self, x: Tensor) -> Tensor:
+        y = super().forward(x)
+        return (
+            y if self.training else y - self.beta.reshape(1, -1, *[1] * (x.dim() - 2))
+        )
+
+
+class BatchUnbiasedInSinglePrecision(HandBatchNorm):
+    def statistics(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        mean, var = super().statistics(x)
+        n = x.numel() // x.shape[1]
+        return mean, var * n / (n - 1) if x.dtype == torch.float32 else var
+
+
+class BatchOtherEvaluationInSinglePrecision(HandBatchNorm):
+    def normalized(self, x: Tensor, mean: Tensor, var: Tensor) -> Tensor:
+        is_other = x.dtype == torch.float32 and not self.training
+        return super().normalized(x, mean, 1.1 * var if is_other else var)
+
+
+class BatchHalfBecomesSingle(HandBatchNorm):
+    def forward(self, x: Tensor) -> Tensor:
+        y = super().forward(x)
+        return y.float() if x.dtype.itemsize == 2 else y
+
+
+class BatchKeepsLastGraph(HandBatchNorm):
+    def update(self, mean: Tensor, var: Tensor, n: int) -> None:
+        self.running_mean, self.running_var = (
+            self.running_mean.detach(),
+            self.running_var.detach(),
+        )
+        self.average(mean.flatten(), var.flatten() * n / (n - 1))
+
+
+class BatchMadeWithFirst(BatchStatisticsNotBuffers):
+    """Has None for statistics until it has seen a batch."""
+
+    def __init__(self, num_features: int) -> None:
+        super().__init__(num_features)
+        self.running_mean = None
+
+    def average(self, mean: Tensor, var: Tensor) -> None:
+        if self.running_mean is None:
+            self.running_mean, self.running_var = mean, var
+        super().average(mean, var)
+
+
+class BatchKeepsInverse(HandBatchNorm):
+    """Right: evaluation multiplies by 1 / sigma, which training keeps ready."""
+
+    def __init__(self, num_features: int) -> None:
+        super().__init__(num_features)
+        self.inverse: Any
+        self.register_buffer("inverse", torch.full((num_features,), 1.00001**-0.5))
+
+    def average(self, mean: Tensor, var: Tensor) -> None:
+        super().average(mean, var)
+        self.inverse = 1 / (self.running_var + self.eps).sqrt()
+
+    def normalized(self, x: Tensor, mean: Tensor, var: Tensor) -> Tensor:
+        if self.training:
+            return super().normalized(x, mean, var)
+        inverse: Tensor = self.inverse.reshape(1, -1, *[1] * (x.dim() - 2))
+        return (x - mean) * inverse
+
+
+class BatchKeepsLastInput(HandBatchNorm):
+    """Right: what it keeps for somebody to look at is no part of what it computes."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.last_input = x.detach()
+        return super().forward(x)
+
+
+class BatchUpdatesAttributeInEvaluation(BatchStatisticsNotBuffers):
+    def forward(self, x: Tensor) -> Tensor:
+        y = super().forward(x)
+        if not self.training:
+            self.update(*self.statistics(x), x.numel() // x.shape[1])
+        return y
+
+
+class BatchCorrectedInEvaluation(HandBatchNorm):
+    """Divided in evaluation by what the weights sum to; the count is no buffer."""
+
+    def __init__(self, num_features: int) -> None:
+        super().__init__(num_features)
+        self.steps = 0
+
+    def average(self, mean: Tensor, var: Tensor) -> None:
+        self.steps += 1
+        super().average(mean, var)
+
+    def normalized(self, x: Tensor, mean: Tensor, var: Tensor) -> Tensor:
+        if not self.training and self.steps:
+            start = (1 - self.momentum) ** self.steps
+            mean, var = mean / (1 - start), (var - start) / (1 - start)
+        return super().normalized(x, mean, var)
+
+
+class BatchCountIsNoBuffer(HandBatchNorm):
+    """A plain average of all batches; state_dict forgets how many they were."""
+
+    def __init__(self, num_features: int):
+        super().__init__(num_features)
+        self.momentum: Any = None
+        self.batches = 0
+
+    def average(self, mean: Tensor, var: Tensor) -> None:
+        self.batches += 1
+        self.running_mean = torch.lerp(self.running_mean, mean, 1 / self.batches)
+        self.running_var = torch.lerp(self.running_var, var, 1 / self.batches)
+
+
 class BatchWithoutBias(HandBatchNorm):
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(x) - self.beta.reshape(1, -1, *[1] * (x.dim() - 2))
@@ -349,6 +508,10 @@ class BatchGradientTimes1000(BatchClosedForm):
     factor = 1000.0
 
 
+class BatchGradientALittleOff(BatchClosedForm):
+    factor = 1.0005
+
+
 class HandLayerNorm(nn.Module):
     """Layer norm of the last axis, right in every respect."""
 
@@ -368,6 +531,125 @@ class HandLayerNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.gamma * self.normalized(x) + self.beta
+
+
+class LayerDoubled(HandLayerNorm):
+    def normalized(self, x: Tensor) -> Tensor:
+        return 2 * super().normalized(x)
+
+
+class LayerSignFlipped(HandLayerNorm):
+    def normalized(self, x: Tensor) -> Tensor:
+        return -super().normalized(x)
+
+
+class LayerPlusOneWithoutParameters(nn.Module):
+    def __init__(self, features: int):
+        super().__init__()
+        self.normalized_shape = (features,)
+
+    def forward(self, x: Tensor) -> Tensor:
+        mean = x.mean(-1, keepdim=True)
+        var = ((x - mean) ** 2).mean(-1, keepdim=True)
+        return (x - mean) / (var + 1e-5).sqrt() + 1
+
+
+class LayerOfLayer(HandLayerNorm):
+    def normalized(self, x: Tensor) -> Tensor:
+        return super().normalized(super().normalized(x))
+
+
+class LayerEpsOutsideInSinglePrecision(HandLayerNorm):
+    def normalized(self, x: Tensor) -> Tensor:
+        if x.dtype == torch.float64:
+            return super().normalized(x)
+        mean, var = self.statistics(x)
+        return (x - mean) / (var.sqrt() + self.eps)
+
+
+class LayerRandom(HandLayerNorm):
+    def normalized(self, x: Tensor) -> Tensor:
+        return super().normalized(x) * (1 + 0.1 * torch.rand_like(x))
+
+
+class LayerPlainTensor(HandLayerNorm):
+    """Cannot be moved to float64, as a tensor of it is neither parameter nor buffer."""
+
+    def __init__(self, features: int) -> None:
+        super().__init__(features)
+        self.ones = torch.ones(features)
+
+    def normalized(self, x: Tensor) -> Tensor:
+        return nn.functional.layer_norm(x, self.ones.shape, self.ones, eps=self.eps)
+
+
+class LayerWithEpsOfType(HandLayerNorm):
+    """Right: eps is the smallest that float64, or float32, can tell from 0 beside 1."""
+
+    def __init__(self, features: int) -> None:
+        super().__init__(features)
+        del self.eps
+
+    def normalized(self, x: Tensor) -> Tensor:
+        mean, var = self.statistics(x)
+        return (x - mean) / (var + torch.finfo(x.dtype).eps).sqrt()
+
+
+class LayerWithoutEps(HandLayerNorm):
+    def __init__(self, features: int) -> None:
+        super().__init__(features)
+        del self.eps
+
+    def normalized(self, x: Tensor) -> Tensor:
+        mean, var = self.statistics(x)
+        return (x - mean) / var.sqrt()
+
+
+class LayerDividesByZero(HandLayerNorm):
+    def normalized(self, x: Tensor) -> Tensor:
+        return super().normalized(x) / (x - x).sum(-1, keepdim=True)
+
+
+class LayerInPlace(HandLayerNorm):
+    def normalized(self, x: Tensor) -> Tensor:
+        mean, var = self.statistics(x)
+        return x.sub_(mean).div_((var + self.eps).sqrt())
+
+
+class LayerDetached(HandLayerNorm):
+    def normalized(self, x: Tensor) -> Tensor:
+        return super().normalized(x).detach()
+
+
+class LayerSumOfSquares(HandLayerNorm):
+    def normalized(self, x: Tensor) -> Tensor:
+        return super().normalized(x) / math.sqrt(x.shape[-1])
+
+
+class LayerDoubledWithoutParameters(nn.Module):
+    def __init__(self, features: int):
+        super().__init__()
+        self.normalized_shape = (features,)
+
+    def forward(self, x: Tensor) -> Tensor:
+        mean = x.mean(-1, keepdim=True)
+        var = ((x - mean) ** 2).mean(-1, keepdim=True)
+        return 2 * (x - mean) / (var + 1e-5).sqrt()
+
+
+class GroupInterleaved(nn.Module):
+    """Channels 0 and 2 are a group, and 1 and 3."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.num_groups, self.num_channels = 2, 4
+
+    def forward(self, x: Tensor) -> Tensor:
+        n, _, height, width = x.shape
+        groups = x.reshape(n, 2, 2, height, width)
+        mean = groups.mean((1, 3, 4), keepdim=True)
+        var = ((groups - mean) ** 2).mean((1, 3, 4), keepdim=True)
+        return ((groups - mean) / (var + 1e-5).sqrt()).reshape(x.shape)
 
 
 class LayerSignLost(HandLayerNorm):

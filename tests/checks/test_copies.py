@@ -45,6 +45,16 @@ def test_a_tensor_in_a_list_in_a_graph_is_copied() -> None:
     assert copy_of(layer).kept[0]["mean"].grad_fn is None
 
 
+def test_hooks_that_run_stay_behind_and_those_of_the_state_are_copied() -> None:
+    layer: Any = nn.Linear(2, 2)
+    layer.register_forward_hook(print)
+    layer.register_forward_pre_hook(print, with_kwargs=True)
+    layer.register_full_backward_pre_hook(print)
+    layer.register_state_dict_post_hook(lambda *of: None)
+    hooks = {key: len(v) for key, v in vars(copy_of(layer)).items() if "hooks" in key}
+    assert {key for key, count in hooks.items() if count} == {"_state_dict_hooks"}
+
+
 def test_tensors_are_found_wherever_they_are_kept() -> None:
     norm: Any = nn.BatchNorm1d(3)
     norm.seen = [torch.ones(1), {"last": torch.ones(2)}]

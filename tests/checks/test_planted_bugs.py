@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import planted_bugs as bugs
 import pytest
@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from normbook.checks import check_norm_layer
+from normbook.checks.claim import Claim
 from normbook.checks.report import Report
 
 OUTPUT = "the output is (x - mean) / sigma, over the right axes"
@@ -19,10 +20,13 @@ BIASED = "the variance divides by n, not by n - 1"
 EPS = "eps is added to the variance, inside the root"
 TWO_PASSES = "a mean far from 0 costs no precision in float32"
 CONSTANT = "a constant channel stays finite, output and gradient"
+PRECISIONS = "float32 gives what float64 gives, up to rounding"
 DTYPE = "the output has the dtype of the input"
 INPUT = "the input is left as it is"
 BY_X = "the gradient by x is that of the output"
 BY_PARAMETERS = "the gradients by gain and bias are those of the output"
+ALIKE = "gain, bias and eps act in evaluation as in training"
+UNTRAINED = "evaluation works before any training"
 MEAN = "the running mean averages the means of the batches"
 VARIANCE = "the running variance averages the unbiased variances"
 GRAPH = "the running statistics hold no graph"
@@ -80,6 +84,39 @@ BUGS = [
     Bug(bugs.BatchMeanNotSubtracted, {OUTPUT}, "the mean is not subtracted"),
     Bug(bugs.BatchGhosts, {OUTPUT}, "each 4 examples have statistics of their own"),
     Bug(bugs.BatchGainAsOnePlus, {AFFINE}, "the gain is used as 1 + gain"),
+    Bug(bugs.BatchAbsoluteGain, {AFFINE}, "used as its absolute value"),
+    Bug(bugs.BatchClampedGain, {AFFINE}, "a negative gain is used as 0"),
+    Bug(bugs.BatchScaled, {AFFINE}, "x_hat comes out multiplied by 0.9."),
+    Bug(bugs.BatchClipped, {OUTPUT}, "large x_hat is clipped"),
+    Bug(bugs.BatchOtherEpsInEvaluation, {ALIKE}, "evaluation divides by 0.1, expected"),
+    Bug(bugs.BatchEpsOutsideInEvaluation, {ALIKE}, "divides by 1e-05, expected"),
+    Bug(bugs.BatchGainTwiceInEvaluation, {ALIKE}, "the gain acts in another way"),
+    Bug(bugs.BatchNoBiasInEvaluation, {ALIKE}, "the bias acts in another way"),
+    Bug(
+        bugs.BatchUnbiasedInSinglePrecision, {PRECISIONS}, "float32 the output differs"
+    ),
+    Bug(
+        bugs.BatchOtherEvaluationInSinglePrecision,
+        {PRECISIONS},
+        "in float32 the evaluation differs",
+    ),
+    Bug(
+        bugs.BatchHalfBecomesSingle, {DTYPE}, "for torch.float16 the output is torch.fl"
+    ),
+    Bug(bugs.BatchKeepsLastGraph, {GRAPH, COPIES}, "the last batch until the next one"),
+    Bug(bugs.BatchMadeWithFirst, {UNTRAINED, STATE}, "cannot evaluate, it raises Attr"),
+    Bug(bugs.BatchRandom, {OUTPUT}, "the layer is random"),
+    Bug(
+        bugs.BatchUpdatesAttributeInEvaluation,
+        {KEEPS, STATE},
+        "changes running_mean: what is measured leaks",
+    ),
+    Bug(
+        bugs.BatchCorrectedInEvaluation,
+        {MEAN, STATE},
+        "something else that evaluation uses is no buffer",
+    ),
+    Bug(bugs.BatchCountIsNoBuffer, {STATE}, "but not after one more batch"),
     Bug(bugs.BatchWithoutBias, {AFFINE}, "the bias is not used"),
     Bug(bugs.BatchSinglePrecision, {DTYPE}, "for torch.float64 the output is torch.fl"),
     Bug(bugs.BatchWritesIntoInput, {INPUT}, "writes into its input"),
@@ -87,8 +124,23 @@ BUGS = [
     Bug(bugs.BatchGainWithoutGradient, {BY_PARAMETERS}, "gets no gradient"),
     Bug(bugs.BatchRootOfM, {BY_X}, "sqrt(m) in place of m"),
     Bug(bugs.BatchGradientTimes1000, {BY_X}, "1000 times the right one"),
+    Bug(bugs.BatchGradientALittleOff, {BY_X}, "1.0005 times the right one"),
     Bug(bugs.LayerSignLost, {OUTPUT, SIGN}, "LN(a x) = LN(x) holds for a > 0 only"),
     Bug(bugs.LayerUnbiased, {BIASED}, "which is sqrt((n - 1) / n)"),
+    Bug(bugs.LayerDoubled, {AFFINE}, "x_hat comes out multiplied by 2"),
+    Bug(bugs.LayerSignFlipped, {AFFINE}, "the sign is the wrong one"),
+    Bug(
+        bugs.LayerPlusOneWithoutParameters, {AFFINE}, "expected 0, 0, 0, ... to be add"
+    ),
+    Bug(bugs.LayerOfLayer, {EPS}, "or a second norm behind the first"),
+    Bug(bugs.LayerEpsOutsideInSinglePrecision, {PRECISIONS}, "of size 0.0032"),
+    Bug(bugs.LayerRandom, {OUTPUT}, "the layer is random"),
+    Bug(bugs.LayerPlainTensor, {DTYPE}, "after .to(torch.float64) the layer raises Ru"),
+    Bug(bugs.LayerWithoutEps, {EPS, CONSTANT}, "sigma, without eps gives 1"),
+    Bug(bugs.LayerDividesByZero, {OUTPUT}, "holds NaN or infinity"),
+    Bug(bugs.LayerDetached, {BY_X}, "x gets no gradient at all"),
+    Bug(bugs.LayerDoubledWithoutParameters, {AFFINE}, "multiplied by 2"),
+    Bug(bugs.LayerSumOfSquares, {AFFINE}, "the sum of squares, not of their mean"),
     Bug(bugs.LayerSigmaPlusEps, {EPS, CONSTANT}, "sigma + eps gives 0.997"),
     Bug(bugs.LayerTorchStd, {BIASED, EPS}, "sigma + eps gives 0.997"),
     Bug(bugs.LayerOverTime, {OUTPUT, POSITIONS}, "axes between batch and features too"),
@@ -139,7 +191,14 @@ def test_images_show_statistics_that_each_position_has_for_itself() -> None:
 
 
 @pytest.mark.parametrize(
-    "layer", [bugs.HandBatchNorm, bugs.BatchClosedForm], ids=lambda c: c.__name__
+    "layer",
+    [
+        bugs.HandBatchNorm,
+        bugs.BatchClosedForm,
+        bugs.BatchKeepsInverse,
+        bugs.BatchKeepsLastInput,
+    ],
+    ids=lambda c: c.__name__,
 )
 def test_a_batch_norm_written_by_hand_passes(layer: type[nn.Module]) -> None:
     assert check_norm_layer(layer(3), quiet=True).failed == ()
@@ -152,8 +211,11 @@ def test_a_batch_norm_written_by_hand_passes_with_positions(
     assert check_norm_layer(bugs.HandBatchNorm(3), shape, quiet=True).failed == ()
 
 
-def test_a_layer_norm_written_by_hand_passes() -> None:
-    assert check_norm_layer(bugs.HandLayerNorm(8), quiet=True).failed == ()
+@pytest.mark.parametrize(
+    "layer", [bugs.HandLayerNorm, bugs.LayerWithEpsOfType], ids=lambda c: c.__name__
+)
+def test_a_layer_norm_written_by_hand_passes(layer: type[nn.Module]) -> None:
+    assert check_norm_layer(layer(8), quiet=True).failed == ()
 
 
 @pytest.mark.parametrize("eps", [1e-3, 1e-5, 1e-8])
@@ -180,5 +242,24 @@ def test_two_bugs_in_one_layer_are_both_named() -> None:
     assert set(check(Both).failed) == {VARIANCE, STATE}
 
 
-def test_a_random_layer_is_called_random() -> None:
-    assert "the layer is random" in reasons(check(bugs.BatchRandom))
+def test_a_layer_that_works_in_place_is_told_so_wherever_it_fails() -> None:
+    failed = [f for f in check(bugs.LayerInPlace).findings if f.passed is False]
+    assert INPUT in {finding.name for finding in failed}
+    assert all(
+        "in place" in finding.cure or "x -=" in finding.cure for finding in failed
+    )
+
+
+def test_wrong_groups_of_channels_are_named() -> None:
+    report = check_norm_layer(bugs.GroupInterleaved(), kind="group", quiet=True)
+    assert report.failed == (OUTPUT,)
+    assert "expected each group of channels of each example" in reasons(report)
+
+
+def test_an_error_of_the_checks_is_not_told_as_the_layers() -> None:
+    def broken(subject: object) -> None:
+        raise RuntimeError("the check is wrong")
+
+    subject: Any = None
+    with pytest.raises(RuntimeError, match="the check is wrong"):
+        Claim("a claim", broken)(subject)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
+from normbook.checks.calls import LayerError
 from normbook.checks.report import Finding
 from normbook.checks.subject import Subject
 
@@ -29,15 +30,14 @@ class Claim(NamedTuple):
     fault: Callable[[Subject], Fault | None]
 
     def __call__(self, subject: Subject) -> Finding:
-        """Look for a fault; an error of the user's layer is one."""
+        """Look for a fault; an error of the user's layer is one, no other error."""
         try:
             fault = self.fault(subject)
         except DoesNotApply as why:
             return Finding(self.name, None, str(why))
-        except Exception as error:  # noqa: BLE001 - whatever the layer raises
+        except LayerError as error:
             fault = Fault(
-                f"the layer raises {type(error).__name__}: {_short(str(error))}",
-                "Make the layer take this input.",
+                f"the layer raises {error}", "Make the layer take this input."
             )
         return Finding(self.name, fault is None, *(fault or ()))
 
@@ -45,8 +45,3 @@ class Claim(NamedTuple):
 def claim(name: str) -> Callable[[Callable[[Subject], Fault | None]], Claim]:
     """Make a claim of a function that looks for a fault."""
     return lambda fault: Claim(name, fault)
-
-
-def _short(text: str) -> str:
-    first = text.strip().split("\n")[0]
-    return first if len(first) <= 160 else f"{first[:157]}..."

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 from collections.abc import Iterator
 from typing import Any, TypeVar
 
@@ -42,7 +43,8 @@ def _inside(value: Any, name: str) -> Iterator[tuple[str, Tensor]]:
 def copy_of(layer: Layer) -> Layer:
     """Copy a layer; a tensor that hangs in a graph becomes a plain one.
 
-    ``copy.deepcopy`` alone refuses such a tensor.
+    ``copy.deepcopy`` alone refuses such a tensor. The hooks on forward and backward
+    stay behind: what they do outside the layer is not for a copy to repeat.
 
     Examples
     --------
@@ -57,6 +59,10 @@ def copy_of(layer: Layer) -> Layer:
         for _, tensor in tensors_of(layer)
         if not tensor.is_leaf
     }
+    for module in layer.modules():
+        for name, value in vars(module).items():
+            if re.match("_(forward|backward)(_pre)?_hooks", name):
+                plain[id(value)] = type(value)()
     return copy.deepcopy(layer, plain)
 
 

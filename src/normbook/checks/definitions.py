@@ -152,6 +152,6 @@ class Definition(NamedTuple):
                 "the statistics run over everything": everything,
                 "the statistics run over the channels of each position": (1,),
             }
-        _, right = self.view(torch.empty((1,) * dim))
+        _, right = self.view(torch.empty((self.groups,) * dim))
         own = None if self.kind == "group" else set(right)
         return {k: v for k, v in named.items() if v and set(v) != own}

@@ -7,6 +7,7 @@ import math
 import torch
 from torch import Tensor
 
+from normbook.checks.calls import call, of_the_layer
 from normbook.checks.claim import DoesNotApply, Fault, claim
 from normbook.checks.definitions import moments
 from normbook.checks.output_claims import affine
@@ -19,6 +20,10 @@ __all__ = ["GRADIENT_CLAIMS"]
 # single precision inside the layer 1e-7 / STEP; both stay below TOLERANCE.
 STEP = 3e-3
 MOST_ENTRIES = 40
+# Of autograd's gradient of the definition, by a layer that computes in float32 inside.
+EXACT = 1e-4
+# Of what the gradient is a difference of.
+ROUNDING = 1e-6
 
 
 @claim("the gradient by x is that of the output")
@@ -36,14 +41,19 @@ def by_x(subject: Subject) -> Fault | None:
             "Compute the output outside no_grad, without detach.",
         )
     expected = _reference(subject, x, dl_dy)
+    tolerance = EXACT
     if expected is None:
+        tolerance = TOLERANCE
         entries, expected = _differences(subject, x, dl_dy)
         seen = seen.flatten()[entries]
     error = relative_error(seen, expected)
-    if error < TOLERANCE:
+    rounding = ROUNDING * subject.gradient_size(x, dl_dy)
+    if error < tolerance or (seen - expected).abs().max() < rounding:
         return None
     reason = f"the gradient is off by {_percent(error)} of its largest value"
-    return _named(subject, x, dl_dy, seen, expected, reason) or Fault(
+    # A formula is named if it leaves little of what was off.
+    left = min(10 * TOLERANCE, 0.1 * error)
+    return _named(subject, x, dl_dy, seen, expected, reason, left) or Fault(
         f"{reason} for a generic upstream gradient.",
         "Let autograd pass through mean and variance, or check the closed form.",
     )
@@ -62,10 +72,11 @@ def _point(subject: Subject) -> tuple[Tensor, Tensor]:
 
 def _own_gradient(subject: Subject, x: Tensor, dl_dy: Tensor) -> Tensor | None:
     x = x.to(subject.dtype, copy=True).requires_grad_()
-    y = subject.fresh()(x)
+    y = call(subject.fresh(), x)
     if not y.requires_grad:
         return None
-    (grad,) = torch.autograd.grad(y, x, dl_dy.to(y.dtype), allow_unused=True)
+    with of_the_layer():
+        (grad,) = torch.autograd.grad(y, x, dl_dy.to(y.dtype), allow_unused=True)
     return None if grad is None else grad.double()
 
 
@@ -100,10 +111,11 @@ def _named(
     seen: Tensor,
     expected: Tensor,
     reason: str,
+    left: float,
 ) -> Fault | None:
     """Find the wrong formula that gives the gradient seen."""
     if seen.shape != x.shape:
-        return _factor(seen, expected, reason)
+        return _factor(seen, expected, reason, left)
     constants = (
         "Compute mean and variance with gradient: no no_grad, no detach, no .data."
     )
@@ -123,16 +135,16 @@ def _named(
         ),
     }
     for name, wrong in zip(cures, _wrong_gradients(subject, x, dl_dy), strict=True):
-        if relative_error(seen, wrong) < 10 * TOLERANCE:
+        if relative_error(seen, wrong) < left:
             return Fault(f"{name}: {reason}.", cures[name])
-    return _factor(seen, expected, reason)
+    return _factor(seen, expected, reason, left)
 
 
-def _factor(seen: Tensor, expected: Tensor, reason: str) -> Fault | None:
+def _factor(seen: Tensor, expected: Tensor, reason: str, left: float) -> Fault | None:
     factor = ((seen * expected).sum() / expected.square().sum()).item()
-    if factor and relative_error(seen, factor * expected) < 10 * TOLERANCE:
+    if factor and relative_error(seen, factor * expected) < left:
         return Fault(
-            f"the gradient is {factor:.4g} times the right one: {reason}. A check "
+            f"the gradient is {factor:.5g} times the right one: {reason}. A check "
             "with two examples or with y.sum() as the loss passes whatever the "
             "factor, since every gradient is 0 there.",
             "Take the factor out; check with three examples or more and a random "
@@ -181,11 +193,13 @@ def by_parameters(subject: Subject) -> Fault | None:
         raise DoesNotApply("gain and bias do not act as they are")
     x, dl_dy = _point(subject)
     layer = subject.fresh()
-    y = layer(x.to(subject.dtype, copy=True))
-    a, b = subject.affine
+    y = call(layer, x.to(subject.dtype))
+    # The layer's own x_hat, with any other factor that acts on it.
+    a, b = subject.as_set or subject.affine
     x_hat = (y.detach().double() - b) / a
     if y.requires_grad:
-        y.backward(dl_dy.to(y.dtype))
+        with of_the_layer():
+            torch.autograd.backward(y, dl_dy.to(y.dtype))
     for role, integrand in (("gain", dl_dy * x_hat), ("bias", dl_dy)):
         name = names[role]
         if name is None or subject.spread(name) is None:

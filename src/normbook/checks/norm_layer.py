@@ -14,7 +14,8 @@ from normbook.checks.copies import copy_of, tensors_of
 from normbook.checks.definitions import KINDS
 from normbook.checks.example_claims import EXAMPLE_CLAIMS
 from normbook.checks.gradient_claims import GRADIENT_CLAIMS
-from normbook.checks.output_claims import OUTPUT_CLAIMS
+from normbook.checks.output_claims import OUTPUT_CLAIMS, statistics
+from normbook.checks.recurrent import recurrent_findings
 from normbook.checks.report import Finding, Report
 from normbook.checks.state_claims import COPY_CLAIMS, STATE_CLAIMS
 from normbook.checks.subject import Subject
@@ -36,7 +37,9 @@ def check_norm_layer(
 
     The layer may be anybody's: any module that normalizes. A copy is tested, on inputs
     made here; the layer itself is never changed. Prints which tests fail and why, and
-    names the bug where the numbers are those of a known one.
+    names the bug where the numbers are those of a known one. Only inputs with the
+    number of axes that the report names are tried: a layer for several is checked once
+    for each.
 
     Parameters
     ----------
@@ -62,11 +65,11 @@ def check_norm_layer(
     Raises
     ------
     TypeError
-        If ``layer`` is no module or another argument is of the wrong type.
+        If ``layer`` is no module or a script, or another argument is of the wrong type.
     ValueError
-        If the layer does not normalize, is on another device or not initialized, or
-        raises on a plain input; if kind or shape cannot be found; if ``eps`` is
-        negative.
+        If the layer does not normalize, is on another device, not initialized or not
+        finite, or raises on a plain input; if kind or shape cannot be found; if ``eps``
+        is negative.
 
     Notes
     -----
@@ -74,17 +77,21 @@ def check_norm_layer(
     scale, ...; bias, beta, shift, ...). Otherwise any fixed gain and bias are allowed:
     found on one batch and demanded on others.
 
-    Source: book, chapter *Train and eval*.
+    The copy has no forward or backward hooks, since they may act on things outside the
+    layer. So a layer that computes in a hook, as one under the old
+    ``torch.nn.utils.weight_norm`` does, is tested without what the hook does.
+
+    Source: book, chapter *Training and evaluation*.
 
     Examples
     --------
     >>> _ = check_norm_layer(nn.BatchNorm1d(3))
-    batch norm of (N, 3): all 21 tests pass.
+    batch norm of (N, 3): all 24 tests pass.
     """
     _check_arguments(layer, shape, kind, eps)
     with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        with torch.enable_grad():
+        with torch.inference_mode(False), torch.enable_grad():
             report = _report(layer, shape, kind, eps)
     if not quiet:
         print(report)
@@ -98,8 +105,6 @@ def _report(
     eps: float | None,
 ) -> Report:
     if kind == "lstm" or (kind is None and _is_recurrent(layer)):
-        from normbook.checks.recurrent import recurrent_findings
-
         found = recurrent_findings(copy_of(layer), shape, eps)
         return Report(NAMES["lstm"], tuple(found))
     subject = Subject(layer, shape, kind, eps)
@@ -107,7 +112,12 @@ def _report(
     if subject.kind == "instance":
         own = (*EXAMPLE_CLAIMS, *STATE_CLAIMS)
     claims = (*OUTPUT_CLAIMS, *GRADIENT_CLAIMS, *own, *COPY_CLAIMS)
-    findings: list[Finding] = [claim(subject) for claim in claims]
+    if subject.is_random or not subject.is_finite:  # no other test tells anything
+        others = (claim.name for claim in claims if claim is not statistics)
+        why = "the output is random or not finite"
+        findings = [statistics(subject), *(Finding(name, None, why) for name in others)]
+    else:
+        findings = [claim(subject) for claim in claims]
     name = NAMES.get(subject.kind, f"{subject.kind} norm")
     sizes = ", ".join(["N", *map(str, subject.shape[1:])])
     return Report(f"{name} of ({sizes})", tuple(findings))
@@ -124,6 +134,12 @@ def _check_arguments(layer: Any, shape: Any, kind: Any, eps: Any) -> None:
     if not isinstance(layer, nn.Module):
         hint = "call the class first" if isinstance(layer, type) else "pass a layer"
         raise TypeError(f"layer must be a torch.nn.Module, got {layer!r:.80}; {hint}.")
+    if any(isinstance(part, torch.jit.ScriptModule) for part in layer.modules()):
+        raise TypeError(
+            "layer must be Python code, as parameters of a copy of a script have no "
+            f"gradient, got a {type(layer).__name__}; pass the layer before it was "
+            "scripted."
+        )
     if kind is not None and kind not in (*KINDS, "lstm"):
         raise ValueError(
             f"kind must be one of {', '.join(KINDS)} or lstm, got {kind!r}."
@@ -143,6 +159,12 @@ def _check_arguments(layer: Any, shape: Any, kind: Any, eps: Any) -> None:
         raise ValueError(
             "the layer must know its number of features, got a "
             f"{type(layer).__name__} that waits for its first input; give it one."
+        )
+    bad = [n for n, t in tensors_of(layer) if not t.is_meta and not t.isfinite().all()]
+    if bad:
+        raise ValueError(
+            f"what the layer holds must be finite, got NaN or infinity in {bad[0]}; "
+            "give it other values."
         )
     devices = {t.device for _, t in tensors_of(layer)} - {torch.device("cpu")}
     if devices:

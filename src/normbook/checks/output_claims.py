@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor
 
+from normbook.checks.calls import LayerError, call, of_the_layer
 from normbook.checks.claim import DoesNotApply, Fault, claim
 from normbook.checks.definitions import DIVISORS, moments
+from normbook.checks.recognition import affordable
 from normbook.checks.subject import TOLERANCE, Subject, draw
 
-__all__ = ["OUTPUT_CLAIMS", "need_right_statistics"]
+__all__ = ["OUTPUT_CLAIMS", "eps_place", "need_right_statistics", "two_settings"]
+
+# Of float32, in the gradient at worst; the bugs cost 1e-3 and more.
+ROUNDING = 1e-4
 
 WHERE = {
     "batch": "each channel by the mean and variance over the batch and all positions",
@@ -32,8 +37,20 @@ def need_right_statistics(subject: Subject) -> None:
 @claim("the output is (x - mean) / sigma, over the right axes")
 def statistics(subject: Subject) -> Fault | None:
     """Compare up to a fixed gain and bias, found on one batch, with other batches."""
+    if subject.is_random:
+        return Fault(
+            "two calls on one input differ, the layer is random; the other tests need "
+            "one that is not.",
+            "Take noise and dropout out of it, into a layer of their own.",
+        )
+    if not subject.is_finite:
+        return Fault(
+            "the output for a plain input holds NaN or infinity; the other tests need "
+            "numbers.",
+            f"Return {_formula(subject)}.",
+        )
     if subject.is_right_up_to_scale:
-        return None
+        return _clipping(subject)
     reason = (
         f"expected {WHERE[subject.kind]}; the output differs from that by "
         f"{subject.misfit(subject.x_hat):.2g} of its largest value, whatever fixed "
@@ -42,18 +59,14 @@ def statistics(subject: Subject) -> Fault | None:
     cure = subject.definition.axes_cure(len(subject.shape))
     x = draw(subject.shape, 1)
     y = subject.output(x)
-    if not torch.equal(y, subject.output(x)):
-        return Fault(
-            f"two calls on one input differ, the layer is random. {reason}", ""
-        )
     if (y - subject.output(-x)).abs().max() < TOLERANCE:
         return Fault(
             f"the sign is lost, the layer gives the same for x and -x: {reason}",
             "Divide by sigma, which is positive, and by nothing that has a sign.",
         )
     later = subject.fresh()
-    later(draw(subject.shape, 17).to(subject.dtype))
-    if (later(x.to(subject.dtype, copy=True)) - y).abs().max() > TOLERANCE:
+    call(later, draw(subject.shape, 17).to(subject.dtype))
+    if (call(later, x.to(subject.dtype)) - y).abs().max() > TOLERANCE:
         return Fault(
             "the running statistics take part in training, as in batch "
             f"renormalization: after another batch the output is another. {reason}",
@@ -67,6 +80,26 @@ def statistics(subject: Subject) -> Fault | None:
         if subject.misfit(z) < TOLERANCE:
             return Fault(f"{name}: {reason}", f"Return {_formula(subject)}.")
     return Fault(reason, cure)
+
+
+def _clipping(subject: Subject) -> Fault | None:
+    """Put one value far from all others; x_hat goes up to sqrt(n - 1) there."""
+    shape = subject.sized(64) if subject.kind == "batch" else subject.shape
+    shape = affordable(shape)
+    plain, x = draw(shape, 0), draw(shape, 1)
+    a, b = subject.fit(subject.output(plain), subject.x_hat(plain))
+    x.view(-1)[0] += 100 * x.abs().max()
+    x_hat = subject.x_hat(x)
+    expected = a * x_hat + b
+    error = (subject.output(x) - expected).abs().max() / expected.abs().max()
+    if error < TOLERANCE:
+        return None
+    return Fault(
+        "large x_hat is clipped: with one value far from all others, where x_hat goes "
+        f"up to {x_hat.max():.3g}, the output is off by {error:.2g} of its largest "
+        "value.",
+        f"Return {_formula(subject)}, whatever its size.",
+    )
 
 
 def _formula(subject: Subject) -> str:
@@ -137,27 +170,33 @@ def _wrong_axes(subject: Subject) -> dict[str, Callable[[Tensor], Tensor]]:
 def affine(subject: Subject) -> Fault | None:
     """Set both to other values twice and find them again in the output."""
     need_right_statistics(subject)
-    if subject.gain is None and subject.bias is None:
+    if subject.gain is subject.bias is None and not subject.has_known_affine:
         raise DoesNotApply("no parameter with the name of a gain or a bias")
     for name in (subject.gain, subject.bias):
         if name is not None and subject.spread(name) is None:
             raise DoesNotApply(f"{name} has not one value for each channel")
-    a, b, gain, bias = _two_settings(subject)
-    if subject.gain is not None:
-        ratio = a / gain
-        if (ratio / ratio.mean() - 1).abs().max() > 0.01:
-            return _gain_fault(subject, a, gain)
+    a, b, gain, bias = two_settings(subject)
+    ratio = a / gain
+    if (ratio / ratio.mean() - 1).abs().max() > 0.01:
+        return _gain_fault(a, gain)
+    # The factor of the unbiased variance is the fault of a claim of its own.
+    is_one = abs(subject.factor - 1) < TOLERANCE or subject.takes_unbiased
+    if subject.as_set is not None and not is_one:
+        return _factor_fault(subject)
     if (b - bias).abs().max() > 0.01:
-        seen = f"expected {_few(bias)} to be added, seen {_few(b)}"
+        seen = "expected {} to be added, seen {}".format(*_few(bias, b))
         if b.abs().max() < 0.01:
             seen = f"the bias is not used: {seen}"
         return Fault(f"{seen}.", "Return gain * x_hat + bias.")
     return None
 
 
-def _two_settings(subject: Subject) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Give gains and biases as found and as set, for two settings side by side."""
-    x = draw(subject.shape, 1)
+def two_settings(subject: Subject) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Give gains and biases as found and as set, for two settings one below the other.
+
+    The settings are those of ``set_affine`` with seeds 1 and 2.
+    """
+    x = draw(subject.shape, 1, subject.large)
     z = subject.x_hat(x)
     rows = []
     try:
@@ -166,32 +205,52 @@ def _two_settings(subject: Subject) -> tuple[Tensor, Tensor, Tensor, Tensor]:
             a, b = subject.fit(subject.output(x), z)
             gain = subject.spread(subject.gain) if subject.gain else None
             bias = subject.spread(subject.bias) if subject.bias else None
-            gain = a if gain is None else gain + 0 * a
-            rows.append((a, b, gain, 0 * b if bias is None else bias + 0 * b))
+            # What has no known name may be anything that is fixed.
+            none = (1, 0) if subject.has_known_affine else (a, b)
+            gain = (none[0] if gain is None else gain) + 0 * a
+            rows.append((a, b, gain, (none[1] if bias is None else bias) + 0 * b))
     finally:
         subject.set_affine(0)
     a, b, gain, bias = (torch.cat(parts) for parts in zip(*rows, strict=True))
     return a, b, gain, bias
 
 
-def _gain_fault(subject: Subject, a: Tensor, gain: Tensor) -> Fault:
+def _gain_fault(a: Tensor, gain: Tensor) -> Fault:
     known = {
         "the gain is used as 1 + gain": 1 + gain,
         "the gain is used as exp(gain)": gain.exp(),
         "the gain is used as its absolute value": gain.abs(),
+        "a negative gain is used as 0": gain.clamp_min(0),
         "the gain is squared": gain.square(),
         "the gain is not used": torch.ones_like(gain),
     }
-    seen = f"expected x_hat times {_few(gain)}, seen times {_few(a)}"
+    seen = "expected x_hat times {}, seen times {}".format(*_few(gain, a))
     for name, values in known.items():
-        if (a / values - 1).abs().max() < 0.05:
+        if (a - values).abs().max() < 0.05 * a.abs().max():
             return Fault(f"{name}: {seen}.", "Return gain * x_hat + bias.")
     return Fault(f"{seen}.", "Return gain * x_hat + bias.")
 
 
-def _few(values: Tensor) -> str:
-    shown = [f"{value:.3g}" for value in values.flatten()[:3].tolist()]
-    return ", ".join(shown) + (", ..." if values.numel() > 3 else "")
+def _factor_fault(subject: Subject) -> Fault:
+    root = math.sqrt(subject.definition.size(subject.shape))
+    known = {
+        "the sign is the wrong one": -1.0,
+        "divided by the root of the sum of squares, not of their mean": 1 / root,
+    }
+    names = [f"{k}: " for k, v in known.items() if abs(subject.factor / v - 1) < 0.01]
+    return Fault(
+        f"{''.join(names)}x_hat comes out multiplied by {subject.factor:.3g}.",
+        f"Return gain * x_hat + bias, where x_hat = {_formula(subject)}.",
+    )
+
+
+def _few(expected: Tensor, seen: Tensor) -> Iterator[str]:
+    """Show both where they differ most."""
+    differences = (seen - expected).abs().flatten()
+    places = differences.topk(min(3, len(differences))).indices.sort().values
+    for values in (expected, seen):
+        shown = [f"{value:.3g}" for value in values.flatten()[places].tolist()]
+        yield ", ".join(shown) + (", ..." if values.numel() > 3 else "")
 
 
 @claim("there is one gain and one bias for each channel")
@@ -220,7 +279,7 @@ def biased(subject: Subject) -> Fault | None:
     if subject.kind == "batch":
         shape = subject.sized(4)
     n = subject.definition.size(shape)
-    x = draw(shape, 4)
+    x = draw(shape, 4, subject.large)
     a, _ = subject.fit(subject.output(x), subject.x_hat(x))
     factor = (a / subject.affine[0]).mean().item()
     if not subject.has_known_affine and subject.kind != "batch":
@@ -252,10 +311,16 @@ def eps_place(subject: Subject) -> Fault | None:
     sigmas = [0.3 * math.sqrt(eps), math.sqrt(eps), 3 * math.sqrt(eps), 0.3 * eps]
     seen = subject.shrinkage(sigmas)
     var = torch.tensor(sigmas, dtype=torch.float64).square()
-    var = var / subject.scale**2  # what the layer takes for the variance
-    expected = {name: var.sqrt() / form(var, eps) for name, form in DIVISORS.items()}
+    # What the layer takes for the variance, if the factor comes from there.
+    taken = var / subject.factor**2
     right = "sqrt(variance + eps)"
-    if (seen - expected[right]).abs().max() < 0.01:
+    root = DIVISORS[right]
+    expected = {
+        name: taken.sqrt() / form(taken, eps) for name, form in DIVISORS.items()
+    }
+    if (seen - expected[right]).abs().max() < 0.01 or (
+        (seen - var.sqrt() / root(var, eps)).abs().max() < 0.01
+    ):
         return None
     reason = (
         f"at sigma = sqrt(eps) = {sigmas[1]:.2g} the output has standard deviation "
@@ -264,6 +329,8 @@ def eps_place(subject: Subject) -> Fault | None:
     for name, values in expected.items():
         if (seen - values).abs().max() < 0.01:
             reason = f"{reason}; {name} gives {values[1]:.3g}: that is the divisor here"
+            if "eps^2" in name:
+                reason += ", or a second norm behind the first, which gives the same"
             break
     return Fault(f"{reason}.", "Divide by (var + eps).sqrt().")
 
@@ -278,14 +345,13 @@ def two_passes(subject: Subject) -> Fault | None:
     noise = torch.randn(
         shape, generator=torch.Generator().manual_seed(5), dtype=torch.float64
     )
-    layer = subject.fresh().float()
     z = subject.x_hat(noise.float().double())
-    a, b = subject.fit(_single(layer, noise.float()), z)
+    a, b = subject.fit(_single(subject, noise.float()), z)
     errors, one_pass = [], []
     for mean in (1e3, 1e4):
         x = (noise + mean).float()
         exact = a * subject.x_hat(x.double()) + b
-        error = (_single(subject.fresh().float(), x) - exact).abs().max()
+        error = (_single(subject, x) - exact).abs().max()
         errors.append(error.item() / exact.abs().max().item())
         shortcut = a * _one_pass(subject, x) + b
         one_pass.append((shortcut - exact).abs().max() / exact.abs().max())
@@ -301,9 +367,8 @@ def two_passes(subject: Subject) -> Fault | None:
     )
 
 
-def _single(layer: torch.nn.Module, x: Tensor) -> Tensor:
-    y: Tensor = layer(x.clone())
-    return y.detach().double()
+def _single(subject: Subject, x: Tensor) -> Tensor:
+    return call(subject.fresh().float(), x).detach().double()
 
 
 def _one_pass(subject: Subject, x: Tensor) -> Tensor:
@@ -324,14 +389,17 @@ def constant_channel(subject: Subject) -> Fault | None:
     else:
         x[0] = 0.0 if subject.kind == "rms" else 0.1
     x = x.to(subject.dtype).requires_grad_()
-    y = subject.fresh()(x)
+    y = call(subject.fresh(), x)
     if not y.isfinite().all():
         return Fault(
             "for a channel with one value throughout the output is not finite.",
             "Divide by (var + eps).sqrt(), with eps > 0.",
         )
-    y.square().sum().backward()
-    if x.grad is None or not x.grad.isfinite().all():
+    if not y.requires_grad:
+        raise DoesNotApply("the output is cut off from the input")
+    with of_the_layer():
+        torch.autograd.backward(y.square().sum())
+    if x.grad is not None and not x.grad.isfinite().all():
         return Fault(
             "for a channel with one value throughout the output is finite, its "
             "gradient is not: the root of a variance of 0 has no derivative.",
@@ -342,12 +410,14 @@ def constant_channel(subject: Subject) -> Fault | None:
 
 @claim("the output has the dtype of the input")
 def dtype_is_kept(subject: Subject) -> Fault | None:
-    """Run in float32 and in float64."""
-    for dtype in (torch.float32, torch.float64):
+    """Run in every precision that the layer can take."""
+    for dtype in (torch.float32, torch.float64, torch.float16, torch.bfloat16):
         layer = subject.fresh().to(dtype)
         try:
-            y = layer(draw(subject.shape, 0).to(dtype))
-        except RuntimeError as error:
+            y = call(layer, draw(subject.shape, 0, 1.0).to(dtype))
+        except LayerError as error:
+            if dtype.itemsize == 2:  # not every operation can
+                continue
             return Fault(
                 f"after .to({dtype}) the layer raises {error}",
                 "Keep tensors as parameters or buffers, make others with x.new_zeros.",
@@ -360,12 +430,61 @@ def dtype_is_kept(subject: Subject) -> Fault | None:
     return None
 
 
+@claim("float32 gives what float64 gives, up to rounding")
+def precisions(subject: Subject) -> Fault | None:
+    """Compare outputs, gradients and evaluations on inputs of usual and small size."""
+    if subject.dtype != torch.float64:
+        raise DoesNotApply("the layer computes in one precision only")
+    # Where sigma is that of eps; below, float32 has no such eps.
+    small = [math.sqrt(subject.eps)] if subject.eps > 1e-10 else []
+    for scale in (1.0, *small):
+        single, double = (
+            _in_precision(subject, dtype, scale)
+            for dtype in (torch.float32, torch.float64)
+        )
+        for what, (value, size) in double.items():
+            error = (single[what][0] - value).abs().max() / size
+            if error > ROUNDING:
+                return Fault(
+                    f"in float32 the {what} differs from that in float64 by "
+                    f"{error:.2g} of the largest value, for an input of size "
+                    f"{scale:.2g}.",
+                    "Compute the same for every dtype.",
+                )
+    return None
+
+
+def _in_precision(
+    subject: Subject, dtype: torch.dtype, scale: float
+) -> dict[str, tuple[Tensor, float]]:
+    """Give what a training call and an evaluation after it give, and their sizes."""
+    shape = subject.sized(6) if subject.kind == "batch" else subject.shape
+    layer = subject.fresh().to(dtype)
+    x = draw(shape, 18, scale).float().to(dtype).requires_grad_()
+    dl_dy = draw(shape, 19, 1.0).float()
+    y = call(layer, x)
+    if y.requires_grad:
+        with of_the_layer():
+            torch.autograd.backward(y, dl_dy.to(y.dtype))
+    found = {"output": (y, y.abs().max())}
+    if x.grad is not None:
+        size = subject.gradient_size(x.detach(), dl_dy)
+        found["gradient by x"] = x.grad, x.grad.abs().max().clamp_min(size)
+    if scale == 1.0:  # a smaller variance drowns in the rounding of the first 1
+        y = call(layer.eval(), x.detach())
+        found["evaluation"] = y, y.abs().max()
+    return {
+        what: (value.detach().double(), float(size))
+        for what, (value, size) in found.items()
+    }
+
+
 @claim("the input is left as it is")
 def input_is_kept(subject: Subject) -> Fault | None:
     """Compare the input before and after."""
     x = draw(subject.shape, 0).to(subject.dtype)
     before = x.clone()
-    with torch.no_grad():
+    with torch.no_grad(), of_the_layer():
         subject.fresh()(x)
     if torch.equal(x, before):
         return None
@@ -384,5 +503,6 @@ OUTPUT_CLAIMS = (
     two_passes,
     constant_channel,
     dtype_is_kept,
+    precisions,
     input_is_kept,
 )

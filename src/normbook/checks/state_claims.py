@@ -8,6 +8,7 @@ that were used, whatever they are called and wherever they are kept.
 from __future__ import annotations
 
 import copy
+import math
 import pickle
 from collections.abc import Callable
 from typing import NamedTuple
@@ -15,10 +16,15 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from normbook.checks.calls import LayerError, call, of_the_layer
 from normbook.checks.claim import DoesNotApply, Fault, claim
 from normbook.checks.copies import copy_of, graph_nodes, tensors_of
 from normbook.checks.definitions import moments
-from normbook.checks.output_claims import need_right_statistics
+from normbook.checks.output_claims import (
+    eps_place,
+    need_right_statistics,
+    two_settings,
+)
 from normbook.checks.subject import TOLERANCE, Subject, draw
 
 __all__ = ["COPY_CLAIMS", "STATE_CLAIMS"]
@@ -44,8 +50,7 @@ def need_statistics(subject: Subject) -> None:
 def evaluate(layer: nn.Module, x: Tensor, *, is_recorded: bool = False) -> Tensor:
     """Give the output of a copy in evaluation mode."""
     with torch.set_grad_enabled(is_recorded):
-        y: Tensor = copy_of(layer).eval()(x.clone())
-    return y.detach().double()
+        return call(copy_of(layer).eval(), x).detach().double()
 
 
 def batches(subject: Subject, count: int = STEPS) -> list[Tensor]:
@@ -58,19 +63,26 @@ def trained(subject: Subject, count: int = STEPS) -> nn.Module:
     """Give a copy that has seen some batches, each with a backward pass to come."""
     layer = subject.fresh()
     for x in batches(subject, count):
-        layer(x.clone().requires_grad_())
+        call(layer, x.requires_grad_())
     return layer
 
 
 def averages(subject: Subject, layer: nn.Module) -> Averages:
     """Read from evaluation which mean and variance it normalizes by."""
-    zeros = torch.zeros(subject.sized(EXAMPLES), dtype=subject.dtype)
-    at_0 = _by_channel(evaluate(layer, zeros))
-    slope = _by_channel(evaluate(layer, zeros + 1)) - at_0
+    at_0, slope = line(subject, layer)
     a, b = (value.flatten() for value in subject.affine)
     if (slope.abs() < 1e-6 * a.abs()).any():
         raise DoesNotApply("evaluation does not normalize by fixed statistics")
     return Averages((b - at_0) / slope, (a / slope) ** 2 - subject.eps)
+
+
+def line(
+    subject: Subject, layer: nn.Module, step: float = 1.0
+) -> tuple[Tensor, Tensor]:
+    """Give height at x = 0 and slope of the evaluation, for each channel."""
+    zeros = torch.zeros(subject.sized(EXAMPLES), dtype=subject.dtype)
+    at_0 = _by_channel(evaluate(layer, zeros))
+    return at_0, (_by_channel(evaluate(layer, zeros + step)) - at_0) / step
 
 
 def _by_channel(y: Tensor) -> Tensor:
@@ -112,11 +124,16 @@ def history(subject: Subject) -> list[Step]:
     layer = subject.fresh()
     reset = getattr(layer, "reset_running_stats", None)
     if callable(reset):
-        reset()
+        with of_the_layer():
+            reset()
     steps = []
-    before = averages(subject, layer)
+    try:
+        before = averages(subject, layer)
+    except LayerError:  # the claim about evaluation before training tells it
+        call(layer, draw(subject.sized(EXAMPLES), 19, 1.0).to(subject.dtype))
+        before = averages(subject, layer)
     for x in batches(subject):
-        layer(x.clone())
+        call(layer, x)
         after = averages(subject, layer)
         grouped, axes = subject.definition.view(x.double())
         mean, var = moments(grouped, axes)
@@ -128,17 +145,89 @@ def history(subject: Subject) -> list[Step]:
     return steps
 
 
-def need_history(subject: Subject) -> list[Step]:
-    """Give the history of a layer that can have one."""
+def need_fixed_statistics(subject: Subject) -> None:
+    """Leave a claim that reads the statistics from evaluation, where it cannot."""
     need_statistics(subject)
     need_right_statistics(subject)
     layer = trained(subject).eval()
     x = draw(subject.sized(2 * EXAMPLES), 9, 1.0).to(subject.dtype)
     with torch.no_grad():
-        together = layer(x.clone())[:EXAMPLES]
-        if _largest(together - layer(x[:EXAMPLES].clone())) > 1e-4:
+        together = call(layer, x)[:EXAMPLES]
+        if _largest(together - call(layer, x[:EXAMPLES])) > 1e-4:
             raise DoesNotApply("evaluation does not normalize by fixed statistics")
+
+
+def need_history(subject: Subject) -> list[Step]:
+    """Give the history of a layer that can have one."""
+    need_fixed_statistics(subject)
+    if acts_alike(subject).passed is False:
+        raise DoesNotApply("gain, bias or eps act in another way in evaluation")
     return history(subject)
+
+
+@claim("gain, bias and eps act in evaluation as in training")
+def acts_alike(subject: Subject) -> Fault | None:
+    """Evaluate one trained layer with two settings of gain and bias, then without var.
+
+    With the same statistics, whatever they are, a slope must be as the gain, and the
+    mean that a height tells must be one.
+    """
+    need_fixed_statistics(subject)
+    if subject.as_set is None:
+        raise DoesNotApply("gain and bias are not known by name")
+    a, b, _, _ = two_settings(subject)
+    a, b = a.reshape(2, -1), b.reshape(2, -1)
+    layer = trained(subject)
+    heights, slopes = [], []
+    for seed in (1, 2):
+        subject.set_affine(seed, layer)
+        height, slope = line(subject, layer)
+        heights.append(height)
+        slopes.append(slope)
+    cure = "End both modes with the same gain * x_hat + bias."
+    size = max(map(_largest, slopes))
+    error = _largest(slopes[0] * a[1] - slopes[1] * a[0]) / (size * _largest(a))
+    if error > 0.01:
+        return Fault(
+            f"with another gain, the slope in evaluation is off by {error:.2g} of the "
+            "largest from what the same change does in training: the gain acts in "
+            "another way.",
+            cure,
+        )
+    moved = (b[0] - heights[0]) * slopes[1] - (b[1] - heights[1]) * slopes[0]
+    error = _largest(moved) / size
+    if error > 0.01:
+        return Fault(
+            f"with another bias, the output of evaluation is off by {error:.2g} from "
+            "what the same change does in training: the bias acts in another way.",
+            cure,
+        )
+    return _eps_fault(subject)
+
+
+def _eps_fault(subject: Subject) -> Fault | None:
+    """Take what training changed almost to 0: a divisor of sqrt(eps) must be left."""
+    if subject.eps <= 0 or eps_place(subject).passed is not True:
+        return None
+    layer = trained(subject)
+    step = math.sqrt(subject.eps)
+    a = subject.affine[0].flatten()
+    usual = (a / line(subject, layer, step)[1]).abs().mean().item()
+    before = dict(tensors_of(subject.layer))
+    for name, value in tensors_of(layer):
+        is_moved = name not in before or not torch.equal(value, before[name])
+        # A counter of steps has fewer values.
+        if is_moved and value.is_floating_point() and value.numel() >= subject.shape[1]:
+            value.data.mul_(1e-20)
+    divisor = (a / line(subject, layer, step)[1]).abs().mean().item()
+    # Where the divisor did not fall, no variance was among what training changed.
+    if not divisor < 0.9 * usual or abs(divisor / step - 1) < 0.02:
+        return None
+    return Fault(
+        f"with a running variance of 0, evaluation divides by {divisor:.3g}, expected "
+        f"sqrt(eps) = {step:.3g}, as in training.",
+        "Divide by (running_var + eps).sqrt(), with the same eps.",
+    )
 
 
 @claim("the running mean averages the means of the batches")
@@ -280,11 +369,19 @@ def no_graph(subject: Subject) -> Fault | None:
     if not long:
         return None
     name = next(iter(long))
+    cure = "Update under torch.no_grad(), or from mean.detach() and var.detach()."
+    first, last = short.get(name, 0), long[name]
+    if last <= first:
+        return Fault(
+            f"{name} keeps the autograd graph of the last batch until the next one: "
+            f"{last} operations, and all that they hold. And deepcopy refuses.",
+            cure,
+        )
     return Fault(
         f"{name} keeps the autograd graph of every batch it has seen: "
-        f"{short.get(name, 0)} operations after {STEPS} batches, {long.get(name, 0)} "
+        f"{first} operations after {STEPS} batches, {last} "
         f"after {2 * STEPS}. Memory grows with every step, and deepcopy refuses.",
-        "Update under torch.no_grad(), or from mean.detach() and var.detach().",
+        cure,
     )
 
 
@@ -349,20 +446,68 @@ def _can_pickle(layer: nn.Module) -> bool:
 
 @claim("state_dict carries the running statistics")
 def state_dict(subject: Subject) -> Fault | None:
-    """Load the state of a trained layer into a fresh one and compare evaluations."""
+    """Load the state of a trained layer into a fresh one; evaluate, train on."""
     need_statistics(subject)
     layer, fresh = trained(subject), subject.fresh()
     x = draw(subject.sized(EXAMPLES), 9, 1.0).to(subject.dtype)
-    fresh.load_state_dict(layer.state_dict())
-    if torch.allclose(evaluate(layer, x), evaluate(fresh, x), rtol=1e-4, atol=1e-5):
-        return None
     keys = ", ".join(layer.state_dict()) or "nothing"
-    return Fault(
-        "a fresh layer with the state_dict of a trained one evaluates differently; "
-        f"the state_dict has {keys}: the moving statistics are no buffers.",
-        'Use self.register_buffer("running_mean", ...), and write to it in place or '
-        "by assignment.",
+    cure = 'Use self.register_buffer("running_mean", ...), and write to it in place or '
+    cure += "by assignment."
+    is_carried = any(
+        not torch.equal(value, fresh.state_dict()[key])
+        for key, value in layer.state_dict().items()
+        if isinstance(value, Tensor) and key in fresh.state_dict()
     )
+    missing = f"the state_dict has {keys}: " + (
+        "something else that evaluation uses is no buffer"
+        if is_carried
+        else "the moving statistics are no buffers"
+    )
+    with of_the_layer():
+        fresh.load_state_dict(layer.state_dict())
+    expected = evaluate(layer, x)
+    try:
+        loaded = evaluate(fresh, x)
+    except LayerError as error:
+        return Fault(
+            "a fresh layer with the state_dict of a trained one cannot evaluate, it "
+            f"raises {error}; {missing}.",
+            cure,
+        )
+    if not _alike(expected, loaded):
+        return Fault(
+            "a fresh layer with the state_dict of a trained one evaluates differently; "
+            f"{missing}.",
+            cure,
+        )
+    for each in (layer, fresh):
+        call(each, batches(subject, STEPS + 1)[-1])
+    if _alike(evaluate(layer, x), evaluate(fresh, x)):
+        return None
+    return Fault(
+        "a fresh layer with the state_dict of a trained one evaluates the same, but "
+        f"not after one more batch; the state_dict has {keys}: what weighs the new "
+        "batch, a count perhaps, is no buffer.",
+        'Use self.register_buffer("num_batches_tracked", torch.tensor(0)).',
+    )
+
+
+def _alike(first: Tensor, second: Tensor) -> bool:
+    return torch.allclose(first, second, rtol=1e-4, atol=1e-5)
+
+
+@claim("evaluation works before any training")
+def untrained(subject: Subject) -> Fault | None:
+    """Evaluate a layer as it was given."""
+    need_statistics(subject)
+    try:
+        evaluate(subject.fresh(), draw(subject.sized(EXAMPLES), 9).to(subject.dtype))
+    except LayerError as error:
+        return Fault(
+            f"before the first batch in training mode, evaluation raises {error}",
+            "Begin with buffers, a running mean of 0 and a running variance of 1.",
+        )
+    return None
 
 
 @claim("eval() means the same with gradients on and off")
@@ -371,7 +516,7 @@ def evaluation_mode(subject: Subject) -> Fault | None:
     layer = trained(subject) if subject.kind == "batch" else subject.fresh()
     x = draw(subject.sized(EXAMPLES), 9, 1.0).to(subject.dtype)
     on, off = evaluate(layer, x, is_recorded=True), evaluate(layer, x)
-    if torch.allclose(on, off, rtol=1e-4, atol=1e-5):
+    if _alike(on, off):
         return None
     return Fault(
         "after eval() the output depends on whether gradients are recorded, by up to "
@@ -385,10 +530,10 @@ def training_mode(subject: Subject) -> Fault | None:
     """Run in training mode with grad enabled and disabled."""
     x = draw(subject.sized(EXAMPLES), 9, 1.0).to(subject.dtype)
     with torch.enable_grad():
-        on = subject.fresh()(x.clone()).detach()
+        on = call(subject.fresh(), x).detach()
     with torch.no_grad():
-        off = subject.fresh()(x.clone())
-    if torch.allclose(on, off, rtol=1e-4, atol=1e-5):
+        off = call(subject.fresh(), x)
+    if _alike(on, off):
         return None
     return Fault(
         "in training mode the output depends on whether gradients are recorded, by "
@@ -400,13 +545,18 @@ def training_mode(subject: Subject) -> Fault | None:
 
 @claim("evaluation leaves the running statistics as they are")
 def evaluation_keeps(subject: Subject) -> Fault | None:
-    """Evaluate other data and compare all tensors of the layer."""
+    """Evaluate other data; compare the state of the layer, and what it evaluates."""
     need_statistics(subject)
     layer = trained(subject)
+    x = draw(subject.sized(EXAMPLES), 9, 1.0).to(subject.dtype)
     before = {name: value.detach().clone() for name, value in tensors_of(layer)}
-    layer.eval()(draw(subject.sized(EXAMPLES), 10, 10.0).to(subject.dtype))
+    expected = evaluate(layer, x)
+    call(layer.eval(), draw(subject.sized(EXAMPLES), 10, 10.0).to(subject.dtype))
+    is_other = not _alike(evaluate(layer, x), expected)
     for name, value in tensors_of(layer):
-        if name in before and not torch.equal(before[name], value):
+        # What is kept elsewhere, the last input, say, may change if nothing uses it.
+        is_state = is_other or name in layer.state_dict()
+        if is_state and name in before and not torch.equal(before[name], value):
             return Fault(
                 f"a call in evaluation mode changes {name}: what is measured leaks "
                 "into the model.",
@@ -426,7 +576,7 @@ def neighbours(subject: Subject) -> Fault | None:
     if change < 1e-4:
         return None
     alone = evaluate(layer, x[:EXAMPLES], is_recorded=True)
-    by_batch = layer.train()(x[:EXAMPLES].clone()).detach().double()
+    by_batch = call(layer.train(), x[:EXAMPLES]).detach().double()
     why = (
         "evaluation normalizes by the batch, as training does"
         if _largest(alone - by_batch) < 1e-4
@@ -447,8 +597,8 @@ def single_value(subject: Subject) -> Fault | None:
     shape = (1, subject.shape[1], *(1 for _ in subject.shape[2:]))
     x = torch.ones(shape, dtype=subject.dtype)
     try:
-        y = subject.fresh()(x)
-    except Exception:  # noqa: BLE001 - the refusal, whatever its type
+        y = call(subject.fresh(), x)
+    except LayerError:  # the refusal, whatever its type
         return None
     what = "NaN" if y.isnan().any() else "the bias, whatever the input"
     return Fault(
@@ -459,10 +609,12 @@ def single_value(subject: Subject) -> Fault | None:
 
 
 STATE_CLAIMS = (
+    acts_alike,
     running_mean,
     running_variance,
     no_graph,
     state_dict,
+    untrained,
     evaluation_mode,
     training_mode,
     evaluation_keeps,

@@ -4,35 +4,36 @@ from __future__ import annotations
 
 import copy
 import math
-import re
 from collections.abc import Iterator
-from typing import Any, cast
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
 
+from normbook.checks.calls import LayerError, call
 from normbook.checks.copies import copy_of, tensors_of
-from normbook.checks.definitions import DIVISORS, KINDS, Definition
+from normbook.checks.definitions import DIVISORS, Definition
+from normbook.checks.recognition import (
+    BIASES,
+    GAINS,
+    MEANS,
+    affordable,
+    definitions_of,
+    eps_of,
+    has_fixed_affine,
+    kind_of,
+    only_parameter,
+    shapes_like,
+    shapes_of,
+)
 
 __all__ = ["Subject", "draw", "fit"]
 
-GAINS = ("weight", "gamma", "gain", "scale", "g", "w", "a", "a_2", "alpha")
-BIASES = ("bias", "beta", "shift", "offset", "b", "b_2")
-EPSILONS = ("eps", "epsilon", "variance_epsilon")
-MEANS = ("running_mean", "moving_mean", "mean", "ema_mean", "running_mu")
 USUAL_EPS = (1e-5, 1e-3, 1e-6, 1e-8, 1e-4, 1e-7, 1e-2, 1e-12)
 # The statistics of an input of this scale do not feel eps.
 LARGE = 30.0
 # What single precision inside a layer may cost; the bugs cost 1e-2 and more.
 TOLERANCE = 1e-3
-
-TORCH_KINDS: tuple[tuple[type[nn.Module], str], ...] = (
-    (nn.modules.batchnorm._BatchNorm, "batch"),
-    (nn.modules.instancenorm._InstanceNorm, "instance"),
-    (nn.GroupNorm, "group"),
-    (nn.LayerNorm, "layer"),
-    (nn.RMSNorm, "rms"),
-)
 
 
 def draw(shape: tuple[int, ...], seed: int, scale: float = LARGE) -> Tensor:
@@ -73,9 +74,14 @@ class Subject:
         float64 where the layer can, so that rounding hides nothing.
     gain, bias : str or None
         The names of the parameters, where they are known.
+    as_set : tuple of Tensor or None
+        Gain and bias as the tests set them, spread over an input; 1 and 0 where the
+        layer has none; None where it has others than those of a known name.
+    factor : float
+        What else multiplies gain * x_hat; 1 where that cannot be told.
     affine : tuple of Tensor
         The gain and bias that act on x_hat, spread over an input: as set, or as found
-        on one batch where the parameters have no known name.
+        on one batch where they are not known or act in another way.
     copy_error : Exception or None
         What ``copy.deepcopy`` of the user's layer raised.
     """
@@ -97,14 +103,17 @@ class Subject:
             if parameter.is_floating_point():
                 parameter.requires_grad_()
         self.layer.train()
-        self.gain = self._only(GAINS)
-        self.bias = self._only(BIASES)
+        self.gain = only_parameter(self.layer, GAINS)
+        self.bias = only_parameter(self.layer, BIASES)
         self.definition, self.shape = self._recognize(shape, kind)
         self.dtype = self._precision()
         self.layer = self.layer.to(self.dtype)
         self._check_that_it_normalizes()
         self.set_affine(seed=0)
+        self._check_that_it_depends_on_x()
         self.eps = self._find_eps(eps)
+        self.as_set = self._as_set()
+        self.factor = 1.0
         self.affine = self._find_affine()
 
     # What the layer holds.
@@ -116,9 +125,9 @@ class Subject:
 
     @property
     def has_known_affine(self) -> bool:
-        """Tell whether every parameter is the gain or the bias."""
-        known = {self.gain, self.bias}
-        return all(name in known for name, _ in self.layer.named_parameters())
+        """Tell whether every parameter is the gain or the bias, and no buffer is."""
+        names = {name for name, _ in self.layer.named_parameters()}
+        return names <= {self.gain, self.bias} and not has_fixed_affine(self.layer)
 
     @property
     def claims_no_statistics(self) -> bool:
@@ -126,7 +135,8 @@ class Subject:
         if self.kind not in ("batch", "instance"):
             return True
         layer = self.fresh()
-        layer(draw(self.shape, 0).to(self.dtype))  # some make them with the first batch
+        # Some make them with the first batch.
+        call(layer, draw(self.shape, 0).to(self.dtype))
         if getattr(layer, "track_running_stats", True) is False:
             return True
         names = [name for name in MEANS if hasattr(layer, name)]
@@ -136,27 +146,24 @@ class Subject:
 
     def parameter(self, name: str, layer: nn.Module | None = None) -> nn.Parameter:
         """Give a parameter of a copy of the layer."""
-        return dict((layer or self.layer).named_parameters())[name]
+        layer = self.layer if layer is None else layer  # not "or": it may have a len
+        return layer.get_parameter(name)
 
-    def _only(self, names: tuple[str, ...]) -> str | None:
-        """Find the one parameter that has one of the names."""
-        found = [
-            name
-            for name, _ in self.layer.named_parameters()
-            if name.rpartition(".")[2].lower() in names
-        ]
-        return found[0] if len(found) == 1 else None
+    def set_affine(self, seed: int, layer: nn.Module | None = None) -> None:
+        """Give gain and bias new values, no two alike, where their names are known.
 
-    def set_affine(self, seed: int) -> None:
-        """Give gain and bias new values, no two alike, where their names are known."""
+        With seed 2 the gains are negative.
+        """
         generator = torch.Generator().manual_seed(seed)
         for name, low in ((self.gain, 0.5), (self.bias, -1.0)):
             if name is not None:
-                parameter = self.parameter(name)
+                parameter = self.parameter(name, layer)
                 size = parameter.numel()
                 spread = torch.linspace(low, low + 1.5, size + 1)[1:]
                 order = torch.randperm(size, generator=generator)
                 values = (spread + 0.1 * seed)[order].reshape(parameter.shape)
+                if name == self.gain and seed == 2:
+                    values = -values
                 with torch.no_grad():
                     parameter.copy_(values)
 
@@ -183,8 +190,16 @@ class Subject:
 
     def output(self, x: Tensor) -> Tensor:
         """Give the training output of a fresh copy, in float64, without a graph."""
-        y = self.fresh()(x.to(self.dtype, copy=True))
-        return cast(Tensor, y).detach().double()
+        return call(self.fresh(), x.to(self.dtype)).detach().double()
+
+    def gradient_size(self, x: Tensor, dl_dy: Tensor) -> float:
+        """Give the largest dl_dy * gain / sigma: what a gradient is a difference of.
+
+        With two values it is a difference of nearly equal ones, and rounding is all
+        that is left of it.
+        """
+        _, var = self.definition.moments(x)
+        return (self.affine[0] * dl_dy / (var + self.eps).sqrt()).abs().max().item()
 
     def x_hat(self, x: Tensor, divisor: str = "sqrt(variance + eps)") -> Tensor:
         """Give what the layer should have before gain and bias."""
@@ -212,13 +227,29 @@ class Subject:
         return worst
 
     @property
-    def scale(self) -> float:
-        """Give the size of the output, 1 where the biased variance normalizes."""
-        if not self.has_known_affine:
-            return 1.0
-        x = draw(self.shape, 4)
-        a, _ = self.fit(self.output(x), self.x_hat(x))
-        return (a / self.affine[0]).mean().item()
+    def large(self) -> float:
+        """Give a scale of the input at which eps does not show, wherever it stands."""
+        return max(LARGE, 1e4 * math.sqrt(self.eps), 1e4 * self.eps)
+
+    @property
+    def is_random(self) -> bool:
+        """Tell whether two calls on one input differ."""
+        x = draw(self.shape, 1)
+        return not torch.allclose(self.output(x), self.output(x))
+
+    @property
+    def is_finite(self) -> bool:
+        """Tell whether plain inputs give finite outputs."""
+        return all(
+            bool(self.output(draw(self.shape, seed)).isfinite().all())
+            for seed in range(3)
+        )
+
+    @property
+    def takes_unbiased(self) -> bool:
+        """Tell whether the factor is that of the unbiased variance."""
+        n = self.definition.size(self.shape)
+        return n > 1 and abs(self.factor / math.sqrt((n - 1) / n) - 1) < 0.2 / n
 
     @property
     def is_right_up_to_scale(self) -> bool:
@@ -233,46 +264,76 @@ class Subject:
         self, shape: tuple[int, ...] | None, kind: str | None
     ) -> tuple[Definition, tuple[int, ...]]:
         """Find the definition, and a shape that the layer takes."""
-        said = kind or _kind_of(self.layer)
+        said = kind or kind_of(self.layer)
         self.eps = 0.0
-        shapes = list(_sizes(shape) if shape else self._shapes(said))
+        found_shapes = shapes_like(shape) if shape else shapes_of(self.layer, said)
+        shapes = [affordable(sizes) for sizes in found_shapes]
         if not shapes:
             raise ValueError(
                 "the shape of an input must be given, got a "
                 f"{type(self.layer).__name__} with no parameter, buffer or attribute "
                 "that tells it; pass shape=(N, D), say."
             )
-        self.shape = self._first_that_runs(shapes)
-        found = self._best(said)
+        found, self.shape = self._first_that_fits(shapes, said)
+        self.definition = found
         if found.kind in ("layer", "rms") and shape is None:
             features = self.definition.parameter_shape(self.shape)
             longer = (self.shape[0], 5, *features)
-            if len(longer) > len(self.shape) and self._runs(longer) is None:
+            is_small = math.prod(longer) <= 1e6
+            is_longer = len(longer) > len(self.shape)
+            if is_small and is_longer and self._runs(longer) is None:
                 self.shape = longer
         return found, self.shape
 
-    def _best(self, said: str | None) -> Definition:
+    def _first_that_fits(
+        self, shapes: list[tuple[int, ...]], said: str | None
+    ) -> tuple[Definition, tuple[int, ...]]:
+        """Find a shape that the layer takes, and the definition that fits there."""
+        first: tuple[Definition, tuple[int, ...]] | None = None
+        for shape in self._those_that_run(shapes):
+            self.shape = shape
+            best = self._best(said)
+            if best is None:
+                continue
+            # Two values are 1 and -1 whatever they were: other shapes tell more.
+            if said not in (None, "group") or best.size(self.shape) > 2:
+                return best, self.shape
+            first = first or (best, self.shape)
+        if first is None:
+            self.shape = next(self._those_that_run(shapes))
+            self._refuse()
+        return first
+
+    def _best(self, said: str | None) -> Definition | None:
         """Find the definition that fits best; what is said limits the choice."""
-        misfits: list[tuple[float, int, Definition]] = []
-        for order, definition in enumerate(self._definitions(said)):
+        fits: list[tuple[float, Definition]] = []
+        for definition, is_told in definitions_of(self.layer, self.shape, said):
             self.definition = definition
-            misfits.append((self.misfit(self.x_hat), order, definition))
-        if misfits:
-            least = min(error for error, _, _ in misfits)
-            # Among those that fit alike, the first.
-            best = next(m for m in misfits if m[0] <= max(1.01 * least, TOLERANCE))
-            if said or best[0] < 0.03:
-                self.definition = best[2]
+            error = self.misfit(self.x_hat)
+            if is_told or error < TOLERANCE:
+                fits.append((error, definition))
+        if fits:
+            least = min(error for error, _ in fits)
+            # Among those that fit alike, the first whose gain and bias fit, too.
+            enough = max(1.01 * least, TOLERANCE)
+            alike = [fit for fit in fits if fit[0] <= enough]
+            held = (fit for fit in alike if self._holds_as_many(fit[1]))
+            error, best = next(held, alike[0])
+            if said or error < 0.03:
+                self.definition = best
                 self._check_size()
-                return best[2]
+                return best
         if said:
             raise ValueError(
                 f"an input of a {said} norm must have an axis to normalize, got shape "
                 f"{self.shape}; pass another shape."
             )
+        return None
+
+    def _refuse(self) -> NoReturn:
+        """Say why no definition fits."""
         self._check_that_it_normalizes()
-        x = draw(self.shape, 0)
-        if not torch.equal(self.output(x), self.output(x)):
+        if self.is_random:
             raise ValueError(
                 "the layer must give the same for the same input, got a "
                 f"{type(self.layer).__name__} that is random; take dropout and noise "
@@ -285,100 +346,43 @@ class Subject:
             "'instance', 'rms' or 'lstm', and the shape of an input."
         )
 
-    def _definitions(self, said: str | None) -> Iterator[Definition]:
-        """Give the definitions to choose from, the likeliest first."""
-        dim = len(self.shape)
-        if said in (None, "batch"):
-            yield Definition("batch")
-        for kind in ("layer", "rms"):
-            if said in (None, kind):
-                told = self._normalized()
-                for last in [told] if told else [*range(1, dim), *([0] * (dim > 2))]:
-                    yield Definition(kind, last=last)
-        if said in (None, "instance") and dim > 2:
-            yield Definition("instance")
-        if said in (None, "group"):
-            groups = getattr(self.layer, "num_groups", getattr(self.layer, "groups", 0))
-            channels = self.shape[1]
-            each = math.prod(self.shape[2:])
-            for count in [groups] if groups else range(1, channels + 1):
-                if channels % count == 0 and channels // count * each > 1:
-                    yield Definition("group", groups=count)
+    def _holds_as_many(self, definition: Definition) -> bool:
+        """Tell whether gain and bias have as many values as a definition wants."""
+        count = math.prod(definition.parameter_shape(self.shape))
+        names = [name for name in (self.gain, self.bias) if name is not None]
+        return all(self.parameter(name).numel() == count for name in names)
 
-    def _normalized(self) -> int:
-        """Count the normalized last axes where the layer tells them, else give 0."""
-        given = getattr(self.layer, "normalized_shape", None)
-        if isinstance(given, int):
-            return 1
-        if given is not None:
-            return len(tuple(given))
-        for name in (self.gain, self.bias):
-            if name is not None:
-                sizes = list(self.parameter(name).shape)
-                while sizes and sizes[0] == 1:
-                    sizes.pop(0)
-                if sizes and tuple(sizes) == self.shape[-len(sizes) :]:
-                    return len(sizes)
-        return 0
-
-    def _shapes(self, said: str | None) -> Iterator[tuple[int, ...]]:
-        """Give shapes that the layer may take, by its class and what it holds."""
-        layer = self.layer
-        given = getattr(layer, "normalized_shape", None)
-        if given is not None:
-            features = (given,) if isinstance(given, int) else tuple(given)
-            yield (16, 5, *features)
-            yield (16, *features)
-            return
-        held = [t for _, t in tensors_of(layer) if t.numel() > 1]
-        count = getattr(layer, "num_features", getattr(layer, "num_channels", None))
-        lengths = [size for t in sorted(held, key=Tensor.dim) for size in t.shape]
-        lengths = [size for size in lengths if size > 1]
-        counts = [count] if isinstance(count, int) else lengths
-        tails = [(), (6,), (3, 4), (2, 3, 2)]
-        if said in ("instance", "group"):
-            tails = tails[1:]
-        several = [t.dim() for t in held if t.dim() > 1 and t.numel() == t.shape[1]]
-        named = re.search(r"([123])d", type(layer).__name__.lower())
-        first = several[0] - 2 if several else int(named[1]) if named else 0
-        if first > 1 or several:
-            tails.sort(key=lambda tail: len(tail) != first)
-        for count in dict.fromkeys(counts):
-            last = [(16, 5, count), (16, count)]
-            first_axis = [(16, count, *tail) for tail in tails]
-            yield from last if said in ("layer", "rms") else first_axis
-            yield from first_axis if said in ("layer", "rms") else last
-
-    def _runs(self, shape: tuple[int, ...]) -> Exception | None:
+    def _runs(self, shape: tuple[int, ...]) -> LayerError | None:
         """Give what the layer raises on an input of the shape; None if nothing."""
         parameter = next(iter(self.layer.parameters()), None)
         kinds = {t.dtype for _, t in tensors_of(self.layer) if t.is_floating_point()}
         dtype = parameter.dtype if parameter is not None else None
         dtype = dtype or next(iter(kinds), torch.float32)
         try:
-            y = self.fresh()(draw(shape, 0).to(dtype))
-        except Exception as error:  # noqa: BLE001 - whatever the layer raises
+            call(self.fresh(), draw(shape, 0).to(dtype))
+        except LayerError as error:
             return error
-        if not isinstance(y, Tensor) or y.shape != torch.Size(shape):
-            got = tuple(y.shape) if isinstance(y, Tensor) else type(y).__name__
-            return TypeError(f"for input of shape {shape} the output is {got}")
         self.dtype = dtype
         return None
 
-    def _first_that_runs(self, shapes: list[tuple[int, ...]]) -> tuple[int, ...]:
+    def _those_that_run(
+        self, shapes: list[tuple[int, ...]]
+    ) -> Iterator[tuple[int, ...]]:
         errors = []
         for shape in shapes:
             error = self._runs(shape)
             if error is None:
-                return shape
-            errors.append(error)
+                yield shape
+            else:
+                errors.append(error)
+        if len(errors) < len(shapes):
+            return
         first = errors[0]
         raise ValueError(
             "the layer must map a tensor to one of the same shape, got from "
             f"{type(self.layer).__name__} on an input of shape {shapes[0]} "
-            f"{type(first).__name__}: {first}; pass the shape of an input that it "
-            "takes."
-        ) from first
+            f"{first}; pass the shape of an input that it takes, or mend what it says."
+        ) from first.__cause__
 
     def _precision(self) -> torch.dtype:
         """Give float64 if the layer can compute in it, else its own dtype."""
@@ -400,6 +404,16 @@ class Subject:
                 "normalizes by its input."
             )
 
+    def _check_that_it_depends_on_x(self) -> None:
+        if torch.equal(
+            self.output(draw(self.shape, 0)), self.output(draw(self.shape, 1))
+        ):
+            raise ValueError(
+                "the output must depend on the input, got a "
+                f"{type(self.layer).__name__} that gives the same for any; if a gain "
+                "of 0 is the cause, give it other values, or a usual name."
+            )
+
     def _check_size(self) -> None:
         if self.definition.size(self.shape) == 1:
             raise ValueError(
@@ -411,19 +425,16 @@ class Subject:
     def _find_eps(self, given: float | None) -> float:
         if given is not None:
             return float(given)
-        for name in EPSILONS:
-            value = getattr(self.layer, name, None)
-            if isinstance(value, int | float):
-                return float(value)
-        if isinstance(self.layer, nn.RMSNorm):  # eps=None
-            return torch.finfo(self.dtype).eps
-        return self._eps_by_behaviour()
+        told = eps_of(self.layer, self.dtype)
+        return self._eps_by_behaviour() if told is None else told
 
     def _eps_by_behaviour(self) -> float:
         """Find the usual eps that explains how small inputs come out."""
         sigmas = [10.0**-power for power in range(1, 7)]
         seen = self.shrinkage(sigmas)
         var = torch.tensor(sigmas, dtype=torch.float64).square()
+        if (seen - 1).abs().max() < TOLERANCE:  # none, or as small as this
+            return torch.finfo(torch.float64).eps
         for divisor in DIVISORS.values():
             for eps in USUAL_EPS:
                 if (var.sqrt() / divisor(var, eps) - seen).abs().max() < 0.01:
@@ -440,22 +451,33 @@ class Subject:
             scales.append(a.abs().mean())
         return torch.stack(scales[:-1]) / scales[-1]
 
+    def _as_set(self) -> tuple[Tensor, Tensor] | None:
+        """Give gain and bias as set, spread over an input, where they are known."""
+        gain = self.spread(self.gain) if self.gain else torch.ones(())
+        bias = self.spread(self.bias) if self.bias else torch.zeros(())
+        if gain is None or bias is None or not self.has_known_affine:
+            return None
+        axes = self.definition.parameter_axes(len(self.shape))
+        sizes = [n if axis in axes else 1 for axis, n in enumerate(self.shape)]
+        zeros = torch.zeros(sizes, dtype=torch.float64)
+        return gain + zeros, bias + zeros
+
     def _find_affine(self) -> tuple[Tensor, Tensor]:
         """Give the gain and bias that act, spread over an input."""
-        x = draw(self.shape, 0)
+        x = draw(self.shape, 4, self.large)
         a, b = self.fit(self.output(x), self.x_hat(x))
-        if not self.is_right_up_to_scale and not self.has_known_affine:
+        if self.as_set is None:
             return a, b
-        gain = self.spread(self.gain) if self.gain else torch.ones_like(a)
-        bias = self.spread(self.bias) if self.bias else torch.zeros_like(a)
-        if gain is None or bias is None or not self.has_known_affine:
+        gain, bias = self.as_set
+        if not self.is_right_up_to_scale:
+            return gain, bias
+        ratio = a / gain
+        if (ratio / ratio.mean() - 1).abs().max() > 0.01:
             return a, b
-        is_as_set = ((a / gain - 1).abs().max() < 0.3) and (
-            (b - bias).abs().max() < 0.3
-        )
-        if self.is_right_up_to_scale and not is_as_set:
-            return a, b
-        return gain + 0 * a, bias + 0 * b
+        self.factor = ratio.mean().item()
+        is_known = abs(self.factor - 1) < TOLERANCE or self.takes_unbiased
+        is_as_set = is_known and bool((b - bias).abs().max() < 0.01)
+        return (gain, bias) if is_as_set else (a, b)
 
 
 def _copied(layer: nn.Module) -> nn.Module:
@@ -467,29 +489,3 @@ def _copied(layer: nn.Module) -> nn.Module:
             f"copy.deepcopy raises {type(error).__name__}: {error}; keep what cannot "
             "be copied outside the layer."
         ) from error
-
-
-def _kind_of(layer: nn.Module) -> str | None:
-    """Tell the kind by torch's type, the names of the classes, or what is held."""
-    for known, kind in TORCH_KINDS:
-        if isinstance(layer, known):
-            return kind
-    for ancestor in type(layer).__mro__:
-        name = ancestor.__name__.lower().replace("_", "")
-        for kind in KINDS:
-            if f"{kind}norm" in name:
-                return kind
-    if any(hasattr(layer, name) for name in MEANS):
-        return "batch"
-    if hasattr(layer, "num_groups"):
-        return "group"
-    return None
-
-
-def _sizes(shape: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
-    """Give shapes like the one given: enough examples, few positions where it can."""
-    _, *sizes = shape
-    if math.prod(sizes) > 1024:
-        yield (16, sizes[0], *(min(size, 4) for size in sizes[1:]))
-        yield (16, *(min(size, 4) for size in sizes[:-1]), sizes[-1])
-    yield (16 if math.prod(sizes) <= 4096 else 6, *sizes)

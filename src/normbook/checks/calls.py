@@ -1,0 +1,47 @@
+"""Calls of the layer under test, so that its errors are told from the checks' own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from torch import Tensor, nn
+
+__all__ = ["LayerError", "call", "of_the_layer"]
+
+
+class LayerError(Exception):
+    """What the user's layer raised; the error itself is the ``__cause__``."""
+
+    def __str__(self) -> str:
+        """Give type and first line of the layer's error."""
+        text = str(self.__cause__).strip().split("\n")[0]
+        text = text if len(text) <= 160 else f"{text[:157]}..."
+        return f"{type(self.__cause__).__name__}: {text}"
+
+
+@contextmanager
+def of_the_layer() -> Iterator[None]:
+    """Tell whatever is raised inside as the layer's error."""
+    try:
+        yield
+    except Exception as error:
+        raise LayerError from error
+
+
+def call(layer: nn.Module, x: Tensor) -> Tensor:
+    """Run a layer on a copy of x; the output must have the shape of x.
+
+    Examples
+    --------
+    >>> import torch
+    >>> call(nn.BatchNorm1d(2, affine=False), torch.tensor([[1.0, 2.0], [3.0, 2.0]]))
+    tensor([[-1.0000,  0.0000],
+            [ 1.0000,  0.0000]])
+    """
+    with of_the_layer():
+        y = layer(x.clone())
+        if not isinstance(y, Tensor) or y.shape != x.shape:
+            got = tuple(y.shape) if isinstance(y, Tensor) else type(y).__name__
+            raise TypeError(f"for input of shape {tuple(x.shape)} the output is {got}")
+        return y

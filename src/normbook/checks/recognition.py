@@ -1,0 +1,192 @@
+"""What a layer says that it is: by its class, attributes, parameters and buffers.
+
+Nothing here runs the layer. What it says may be wrong or incomplete; the subject of
+the checks tries the candidates and keeps the one that fits.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor, nn
+
+from normbook.checks.copies import tensors_of
+from normbook.checks.definitions import KINDS, Definition
+
+__all__ = [
+    "BIASES",
+    "GAINS",
+    "MEANS",
+    "affordable",
+    "definitions_of",
+    "eps_of",
+    "has_fixed_affine",
+    "kind_of",
+    "only_parameter",
+    "shapes_like",
+    "shapes_of",
+]
+
+GAINS = ("weight", "gamma", "gain", "scale", "g", "w", "a", "a_2", "alpha")
+BIASES = ("bias", "beta", "shift", "offset", "b", "b_2")
+EPSILONS = ("eps", "epsilon", "variance_epsilon")
+MEANS = ("running_mean", "moving_mean", "mean", "ema_mean", "running_mu")
+
+TORCH_KINDS: tuple[tuple[type[nn.Module], str], ...] = (
+    (nn.modules.batchnorm._BatchNorm, "batch"),
+    (nn.modules.instancenorm._InstanceNorm, "instance"),
+    (nn.GroupNorm, "group"),
+    (nn.LayerNorm, "layer"),
+    (nn.RMSNorm, "rms"),
+)
+
+# Of one input: more would cost seconds.
+MOST_VALUES = 2**18
+
+
+def kind_of(layer: nn.Module) -> str | None:
+    """Tell the kind by torch's type, the names of the classes, or what is held."""
+    for known, kind in TORCH_KINDS:
+        if isinstance(layer, known):
+            return kind
+    for ancestor in type(layer).__mro__:
+        name = ancestor.__name__.lower().replace("_", "")
+        for kind in KINDS:
+            if f"{kind}norm" in name:
+                return kind
+    if any(hasattr(layer, name) for name in MEANS):
+        return "batch"
+    if hasattr(layer, "num_groups"):
+        return "group"
+    return None
+
+
+def eps_of(layer: nn.Module, dtype: torch.dtype) -> float | None:
+    """Tell eps by its usual names."""
+    for name in EPSILONS:
+        value = getattr(layer, name, None)
+        if isinstance(value, int | float):
+            return float(value)
+    if isinstance(layer, nn.RMSNorm):  # eps=None
+        return torch.finfo(dtype).eps
+    return None
+
+
+def only_parameter(layer: nn.Module, names: tuple[str, ...]) -> str | None:
+    """Find the one parameter that has one of the names."""
+    found = [
+        name
+        for name, _ in layer.named_parameters()
+        if name.rpartition(".")[2].lower() in names
+    ]
+    return found[0] if len(found) == 1 else None
+
+
+def has_fixed_affine(layer: nn.Module) -> bool:
+    """Tell whether the layer holds a gain or bias that is no parameter."""
+    return any(
+        name.rpartition(".")[2].lower() in (*GAINS, *BIASES)
+        for name, tensor in tensors_of(layer)
+        if not isinstance(tensor, nn.Parameter)
+    )
+
+
+def definitions_of(
+    layer: nn.Module, shape: tuple[int, ...], said: str | None
+) -> Iterator[tuple[Definition, bool]]:
+    """Give what the layer may be, the likeliest first, and whether it says so itself.
+
+    What it does not say itself is worth a look only where it fits exactly.
+    """
+    dim = len(shape)
+    if said in (None, "batch"):
+        yield Definition("batch"), True
+    for kind in ("layer", "rms"):
+        if said in (None, kind):
+            told = _normalized(layer, shape)
+            # At each position over axis 1, whatever the attributes say.
+            first = [0] * (dim > 2)
+            choices = [*range(1, dim), *first] if told is None else [told, *first]
+            for last in dict.fromkeys(choices):
+                yield Definition(kind, last=last), told in (None, last)
+    if said in (None, "instance") and dim > 2:
+        yield Definition("instance"), True
+    if said in (None, "group"):
+        groups = getattr(layer, "num_groups", getattr(layer, "groups", 0))
+        each = math.prod(shape[2:])
+        for count in [groups] if groups else range(1, shape[1] + 1):
+            if shape[1] % count == 0 and shape[1] // count * each > 1:
+                yield Definition("group", groups=count), True
+
+
+def _normalized(layer: nn.Module, shape: tuple[int, ...]) -> int | None:
+    """Count the normalized last axes where the layer tells them; 0 is axis 1 alone."""
+    given = getattr(layer, "normalized_shape", None)
+    if given is not None:
+        sizes = (given,) if isinstance(given, int) else tuple(given)
+        if sizes != shape[-len(sizes) :] and sizes == shape[1:2]:
+            return 0
+        return len(sizes)
+    for names in (GAINS, BIASES):
+        name = only_parameter(layer, names)
+        if name is not None:
+            sizes = tuple(layer.get_parameter(name).shape)
+            while sizes and sizes[0] == 1:
+                sizes = sizes[1:]
+            if sizes and sizes == shape[-len(sizes) :]:
+                return len(sizes)
+    return None
+
+
+def shapes_of(layer: nn.Module, said: str | None) -> Iterator[tuple[int, ...]]:
+    """Give shapes that the layer may take, by its class and what it holds."""
+    held = [t for _, t in tensors_of(layer) if t.numel() > 1]
+    lengths = [size for t in sorted(held, key=Tensor.dim) for size in t.shape]
+    lengths = [size for size in lengths if size > 1]
+    # With as many examples as channels, a gain along the wrong axis would broadcast.
+    n = 24 if 16 in lengths else 16
+    given = getattr(layer, "normalized_shape", None)
+    if given is not None:
+        features = (given,) if isinstance(given, int) else tuple(given)
+        if 4 * 5 * math.prod(features) <= MOST_VALUES:
+            yield (n, 5, *features)
+        yield (n, *features)
+        if len(features) == 1:
+            yield (n, *features, 3, 4)
+        return
+    count = getattr(layer, "num_features", getattr(layer, "num_channels", None))
+    counts = [count] if isinstance(count, int) else lengths
+    tails = [(), (6,), (3, 4), (2, 3, 2)]
+    if said in ("instance", "group"):
+        tails = tails[1:]
+    several = [t.dim() for t in held if t.dim() > 1 and t.numel() == t.shape[1]]
+    names = " ".join(ancestor.__name__ for ancestor in type(layer).__mro__)
+    named = re.search(r"([123])d", names.lower())
+    first = several[0] - 2 if several else int(named[1]) if named else 0
+    if first > 1 or several:
+        tails.sort(key=lambda tail: len(tail) != first)
+    if max(counts, default=0) > 1024:
+        tails = [tuple(min(size, 2) for size in tail) for tail in tails]
+    for count in dict.fromkeys(counts):
+        last = [(n, 5, count), (n, count)]
+        first_axis = [(n, count, *tail) for tail in tails]
+        yield from last if said in ("layer", "rms") else first_axis
+        yield from first_axis if said in ("layer", "rms") else last
+
+
+def shapes_like(shape: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
+    """Give shapes like the one given: enough examples, few positions where it can."""
+    _, *sizes = shape
+    if math.prod(sizes) > 1024:
+        yield (16, sizes[0], *(min(size, 4) for size in sizes[1:]))
+        yield (16, *(min(size, 4) for size in sizes[:-1]), sizes[-1])
+    yield (16, *sizes)
+
+
+def affordable(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Give a shape with fewer examples, but four, where it has very many values."""
+    most = max(4, MOST_VALUES // math.prod(shape[1:]))
+    return (min(shape[0], most), *shape[1:])
