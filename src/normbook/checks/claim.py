@@ -36,9 +36,10 @@ class Claim(NamedTuple):
         except DoesNotApply as why:
             return Finding(self.name, None, str(why))
         except LayerError as error:
-            fault = Fault(
-                f"the layer raises {error}", "Make the layer take this input."
-            )
+            cure = "Make the layer take this input."
+            if "inplace operation" in str(error):
+                cure = "Write nothing in place: x = x - mean, not x -= mean."
+            fault = Fault(f"the layer raises {error}.", cure)
         return Finding(self.name, fault is None, *(fault or ()))
 
 

@@ -250,7 +250,7 @@ def _few(expected: Tensor, seen: Tensor) -> Iterator[str]:
     places = differences.topk(min(3, len(differences))).indices.sort().values
     for values in (expected, seen):
         shown = [f"{value:.3g}" for value in values.flatten()[places].tolist()]
-        yield ", ".join(shown) + (", ..." if values.numel() > 3 else "")
+        yield ", ".join(shown) + (" and more" if values.numel() > 3 else "")
 
 
 @claim("there is one gain and one bias for each channel")

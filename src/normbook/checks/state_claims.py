@@ -504,7 +504,7 @@ def untrained(subject: Subject) -> Fault | None:
         evaluate(subject.fresh(), draw(subject.sized(EXAMPLES), 9).to(subject.dtype))
     except LayerError as error:
         return Fault(
-            f"before the first batch in training mode, evaluation raises {error}",
+            f"before the first batch in training mode, evaluation raises {error}.",
             "Begin with buffers, a running mean of 0 and a running variance of 1.",
         )
     return None
