@@ -430,6 +430,14 @@ class BatchGainGradientHalved(HandBatchNorm):
         return x_hat * half.reshape(1, -1, *[1] * (x.dim() - 2))
 
 
+class BatchGainGradientIsMean(HandBatchNorm):
+    def normalized(self, x: Tensor, mean: Tensor, var: Tensor) -> Tensor:
+        x_hat = super().normalized(x, mean, var)
+        share = x.shape[1] / x.numel()
+        one = 1 + (share - 1) * (self.gamma / self.gamma.detach() - 1)
+        return x_hat * one.reshape(1, -1, *[1] * (x.dim() - 2))
+
+
 class BatchGainWithoutGradient(HandBatchNorm):
     def forward(self, x: Tensor) -> Tensor:
         gain, self.gamma.requires_grad = self.gamma.requires_grad, False

@@ -70,7 +70,7 @@ def test_a_right_measure_passes(measure: Any) -> None:
         (planted.divided_twice, {measures.SMOOTHNESS: "the square of the distance"}),
         (planted.smallest_ratio, {measures.LARGEST: "the smallest of the ratios"}),
         (planted.mean_ratio, {measures.LARGEST: "the mean of the ratios"}),
-        (planted.largest_over_largest, {measures.LARGEST: "the smallest of the r"}),
+        (planted.largest_over_largest, {measures.LARGEST: "or the largest change"}),
         (planted.in_evaluation_mode, {measures.MODE: "those of evaluation mode"}),
         (planted.leaves_the_last_step, {measures.UNDISTURBED: "bias, w, weight."}),
         (planted.leaves_the_statistics, {measures.UNDISTURBED: "moves the running"}),

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import threading
-import time
 from typing import Any
 
 import planted_bugs as bugs
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_hook
 
 from normbook.checks import check_norm_layer
 from normbook.layers import (
@@ -380,8 +380,8 @@ class Flattened(nn.Module):
         (nn.BatchNorm1d(3), {"shape": 4}, ValueError, "positive whole numbers, got 4"),
         (nn.BatchNorm1d(3), {"shape": (4, 0)}, ValueError, "positive whole numbers"),
         (nn.BatchNorm1d(3), {"kind": "bn"}, ValueError, "kind must be one of batch,"),
-        (nn.BatchNorm1d(3), {"eps": -1.0}, ValueError, "eps must be a number of at le"),
-        (nn.BatchNorm1d(3), {"eps": "1"}, ValueError, "eps must be a number of at le"),
+        (nn.BatchNorm1d(3), {"eps": -1.0}, ValueError, "eps must be a finite number"),
+        (nn.BatchNorm1d(3), {"eps": "1"}, ValueError, "eps must be a finite number"),
         (nn.BatchNorm1d(3, device="meta"), {}, ValueError, "on the CPU.*on meta; pass"),
         (
             nn.BatchNorm1d(3),
@@ -404,8 +404,8 @@ def test_a_script_is_refused() -> None:
         check_norm_layer(torch.jit.script(nn.BatchNorm1d(3)))
 
 
-def test_a_layer_that_cannot_be_copied_is_refused_with_the_reason() -> None:
-    layer: Any = nn.BatchNorm1d(3)
+@pytest.mark.parametrize("layer", [nn.BatchNorm1d(3), nn.LSTM(3, 4)], ids=str)
+def test_a_layer_that_cannot_be_copied_is_refused_with_the_reason(layer: Any) -> None:
     layer.lock = threading.Lock()
     with pytest.raises(TypeError, match=r"must allow a copy.*thread\.lock"):
         check_norm_layer(layer)
@@ -500,24 +500,16 @@ def test_a_recurrent_layer_gets_the_recurrent_tests() -> None:
         (nn.LayerNorm(768), (8, 512, 768)),
         (bugs.HandBatchNorm(256), (32, 256)),
         (bugs.BatchUnbiasedForward(64), (8, 64, 14, 14)),
+        (nn.LayerNorm((64, 56, 56)), None),
+        (nn.BatchNorm2d(10_000), None),
     ],
     ids=str,
 )
-def test_a_call_takes_less_than_two_seconds(
-    layer: nn.Module, shape: tuple[int, ...]
+def test_a_large_layer_is_not_run_on_more_values_than_take_seconds(
+    layer: nn.Module, shape: tuple[int, ...] | None
 ) -> None:
-    check_norm_layer(nn.BatchNorm1d(3), quiet=True)  # torch's first call is slow
-    begin = time.perf_counter()
-    check_norm_layer(layer, shape, quiet=True)
-    assert time.perf_counter() - begin < 2  # 0.3 s on a free machine
-
-
-@pytest.mark.parametrize(
-    "layer", [nn.LayerNorm((64, 56, 56)), nn.BatchNorm2d(10_000)], ids=str
-)
-def test_a_layer_with_very_many_values_takes_seconds_not_minutes(
-    layer: nn.Module,
-) -> None:
-    begin = time.perf_counter()
-    assert check_norm_layer(layer, quiet=True).passed
-    assert time.perf_counter() - begin < 10  # 1.5 s on a free machine
+    computed: list[int] = []
+    handle = register_module_forward_hook(lambda _, x, y: computed.append(y.numel()))
+    with handle:
+        check_norm_layer(layer, shape, quiet=True)
+    assert 0 < sum(computed) < 1e8

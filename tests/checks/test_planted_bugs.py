@@ -121,6 +121,7 @@ BUGS = [
     Bug(bugs.BatchSinglePrecision, {DTYPE}, "for torch.float64 the output is torch.fl"),
     Bug(bugs.BatchWritesIntoInput, {INPUT}, "writes into its input"),
     Bug(bugs.BatchGainGradientHalved, {BY_PARAMETERS}, "gamma is off by 50 %"),
+    Bug(bugs.BatchGainGradientIsMean, {BY_PARAMETERS}, "it is a mean, not a sum, over"),
     Bug(bugs.BatchGainWithoutGradient, {BY_PARAMETERS}, "gets no gradient"),
     Bug(bugs.BatchRootOfM, {BY_X}, "sqrt(m) in place of m"),
     Bug(bugs.BatchGradientTimes1000, {BY_X}, "1000 times the right one"),

@@ -63,8 +63,8 @@ def test_an_eps_of_none_is_that_of_the_dtype() -> None:
 
 
 def test_two_parameters_of_one_name_are_not_told_apart() -> None:
-    one, two = nn.Sequential(nn.LayerNorm(3)), nn.Sequential(*[nn.LayerNorm(3)] * 1)
-    two.append(nn.Linear(3, 3))
+    one = nn.Sequential(nn.LayerNorm(3))
+    two = nn.Sequential(nn.LayerNorm(3), nn.Linear(3, 3))
     assert only_parameter(one, GAINS) == "0.weight"
     assert only_parameter(two, GAINS) is None
 

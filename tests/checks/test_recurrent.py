@@ -204,6 +204,7 @@ def test_the_gradient_of_an_initial_state_of_zeros_is_noted() -> None:
     assert "1 / sqrt(eps) is 316" in note(ours())
     assert "1 / sqrt(eps) is 10." in note(ours(), eps=0.01)
     assert "1 / sqrt(eps)" not in note(planted.Right(D, H))
+    assert "1 / sqrt(eps)" not in note(ours(), eps=0.0)
 
 
 @pytest.mark.parametrize(

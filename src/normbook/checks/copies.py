@@ -46,6 +46,11 @@ def copy_of(layer: Layer) -> Layer:
     ``copy.deepcopy`` alone refuses such a tensor. The hooks on forward and backward
     stay behind: what they do outside the layer is not for a copy to repeat.
 
+    Raises
+    ------
+    TypeError
+        If the layer holds something else that cannot be copied.
+
     Examples
     --------
     >>> import torch
@@ -63,7 +68,14 @@ def copy_of(layer: Layer) -> Layer:
         for name, value in vars(module).items():
             if re.match("_(forward|backward)(_pre)?_hooks", name):
                 plain[id(value)] = type(value)()
-    return copy.deepcopy(layer, plain)
+    try:
+        return copy.deepcopy(layer, plain)
+    except Exception as error:
+        raise TypeError(
+            f"the layer must allow a copy, got a {type(layer).__name__} for which "
+            f"copy.deepcopy raises {type(error).__name__}: {error}; keep what cannot "
+            "be copied outside the layer."
+        ) from error
 
 
 def graph_nodes(tensor: Tensor) -> int:

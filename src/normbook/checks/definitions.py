@@ -69,8 +69,13 @@ class Definition(NamedTuple):
 
     def size(self, shape: tuple[int, ...]) -> int:
         """Count the values of one set of statistics."""
-        x, axes = self.view(torch.empty(shape))
+        x, axes = self.view(torch.empty(shape, device="meta"))
         return math.prod(x.shape[axis] for axis in axes)
+
+    def _axes(self, dim: int) -> tuple[int, ...]:
+        """Give the axes of the statistics in the view of an input of dim axes."""
+        # Any lengths do that the groups divide; meta, as many groups would fill memory.
+        return self.view(torch.empty((self.groups,) * dim, device="meta"))[1]
 
     def parameter_axes(self, dim: int) -> tuple[int, ...]:
         """Give the axes along which gain and bias differ."""
@@ -93,16 +98,14 @@ class Definition(NamedTuple):
             var.expand_as(grouped).reshape(x.shape),
         )
 
-    def normalize(
-        self, x: Tensor, eps: float, divisor: str = "sqrt(variance + eps)"
-    ) -> Tensor:
+    def normalize(self, x: Tensor, eps: float) -> Tensor:
         """Give x_hat, without gain and bias."""
         mean, var = self.moments(x)
-        return (x - mean) / DIVISORS[divisor](var, eps)
+        return (x - mean) / (var + eps).sqrt()
 
     def axes_cure(self, dim: int) -> str:
         """Say over which axes the statistics run, for an input of dim axes."""
-        axes: object = self.view(torch.empty((self.groups,) * dim))[1]
+        axes = self._axes(dim)
         of = f" of x.reshape(N, {self.groups}, -1)" if self.kind == "group" else ""
         if self.kind in ("layer", "rms") and self.last:
             axes = tuple(range(-self.last, 0))
@@ -152,6 +155,5 @@ class Definition(NamedTuple):
                 "the statistics run over everything": everything,
                 "the statistics run over the channels of each position": (1,),
             }
-        _, right = self.view(torch.empty((self.groups,) * dim))
-        own = None if self.kind == "group" else set(right)
+        own = None if self.kind == "group" else set(self._axes(dim))
         return {k: v for k, v in named.items() if v and set(v) != own}

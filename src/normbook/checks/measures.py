@@ -357,10 +357,10 @@ def _largest(
         (found.smoothness,),
         (right.smoothness,),
         {
-            "the smallest of the ratios": (float(ratios.min()),),
+            # The curvature falls with every step, so these are one number.
+            "the smallest of the ratios, or the largest change divided by the largest "
+            "distance": (float(ratios.min()),),
             "the mean of the ratios": (float(ratios.mean()),),
-            "the ratio of the longest step": (float(ratios[-1]),),
-            "the largest change divided by the largest distance": (float(ratios[-1]),),
         },
         "Divide step by step, and take the largest ratio then.",
     )

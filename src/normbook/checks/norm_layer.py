@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn.modules.lazy import LazyModuleMixin
 
 from normbook.checks.claim import Claim
-from normbook.checks.copies import copy_of, tensors_of
+from normbook.checks.copies import tensors_of
 from normbook.checks.definitions import KINDS
 from normbook.checks.example_claims import EXAMPLE_CLAIMS
 from normbook.checks.gradient_claims import GRADIENT_CLAIMS
@@ -19,6 +19,7 @@ from normbook.checks.recurrent import recurrent_findings
 from normbook.checks.report import Finding, Report
 from normbook.checks.state_claims import COPY_CLAIMS, STATE_CLAIMS
 from normbook.checks.subject import Subject
+from normbook.standardize import check_eps
 
 __all__ = ["check_norm_layer"]
 
@@ -65,11 +66,12 @@ def check_norm_layer(
     Raises
     ------
     TypeError
-        If ``layer`` is no module or a script, or another argument is of the wrong type.
+        If ``layer`` is no module, is a script or cannot be copied; for kind ``"lstm"``,
+        also if it cannot be called so.
     ValueError
         If the layer does not normalize, is on another device, not initialized or not
-        finite, or raises on a plain input; if kind or shape cannot be found; if ``eps``
-        is negative.
+        finite, or raises on a plain input; if kind or shape cannot be found, or one
+        that is given is not such; if ``eps`` is not a finite number >= 0.
 
     Notes
     -----
@@ -105,7 +107,7 @@ def _report(
     eps: float | None,
 ) -> Report:
     if kind == "lstm" or (kind is None and _is_recurrent(layer)):
-        found = recurrent_findings(copy_of(layer), shape, eps)
+        found = recurrent_findings(layer, shape, eps)
         return Report(NAMES["lstm"], tuple(found))
     subject = Subject(layer, shape, kind, eps)
     own: tuple[Claim, ...] = STATE_CLAIMS if subject.kind == "batch" else EXAMPLE_CLAIMS
@@ -153,8 +155,8 @@ def _check_arguments(layer: Any, shape: Any, kind: Any, eps: Any) -> None:
             "shape must be a tuple of two or more positive whole numbers, got "
             f"{shape!r}; pass that of an input, (N, D), say."
         )
-    if eps is not None and not (isinstance(eps, int | float) and eps >= 0):
-        raise ValueError(f"eps must be a number of at least 0, got {eps!r}.")
+    if eps is not None:
+        check_eps(eps)
     if isinstance(layer, LazyModuleMixin) and layer.has_uninitialized_params():
         raise ValueError(
             "the layer must know its number of features, got a "

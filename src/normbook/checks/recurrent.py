@@ -59,7 +59,7 @@ def recurrent_findings(
     Parameters
     ----------
     layer : nn.Module
-        Called as ``h, (h_last, c_last) = layer(x, (h_0, c_0))``, or as
+        On the CPU. Called as ``h, (h_last, c_last) = layer(x, (h_0, c_0))``, or as
         ``h, c = layer(x_t, (h, c))`` for one step. Of several layers and directions
         the gates of the first are looked at.
     sizes : sequence of int, optional
@@ -78,7 +78,7 @@ def recurrent_findings(
     Raises
     ------
     TypeError
-        If the layer cannot be called so.
+        If the layer cannot be called so, not copied, or not run in float64.
     ValueError
         If ``sizes`` is needed, or has another number of axes.
 
@@ -96,9 +96,9 @@ def recurrent_findings(
     >>> [finding.name for finding in recurrent_findings(layer) if not finding.passed][0]
     'the carried state is c, not its normalized form'
     """
-    devices = {p.device for p in layer.parameters() if p.is_cuda}
-    with torch.random.fork_rng(sorted(devices, key=str)):
-        return _findings(_probe(layer, sizes), eps or getattr(layer, "eps", None))
+    eps = getattr(layer, "eps", None) if eps is None else eps
+    with torch.random.fork_rng(devices=[]):
+        return _findings(_probe(layer, sizes), eps)
 
 
 def _findings(probe: _Probe, eps: float | None) -> list[Finding]:
@@ -137,9 +137,7 @@ class _Probe(NamedTuple):
     generator: torch.Generator
 
     def draw(self, *shape: int) -> Tensor:
-        drawn = torch.randn(shape, generator=self.generator, dtype=torch.float64)
-        parameter = next(self.layer.parameters(), drawn)
-        return drawn.to(parameter.device)
+        return torch.randn(shape, generator=self.generator, dtype=torch.float64)
 
     def states(self, examples: int) -> tuple[Tensor, Tensor]:
         h, c = (self.draw(examples, units) for units in self.units)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Iterator
-from typing import Any, NoReturn
+from collections.abc import Callable, Iterator
+from typing import NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -98,7 +98,7 @@ class Subject:
             copy.deepcopy(layer)
         except Exception as error:  # noqa: BLE001 - any refusal becomes a finding
             self.copy_error = error
-        self.layer = _copied(layer)
+        self.layer = copy_of(layer)
         for parameter in self.layer.parameters():
             if parameter.is_floating_point():
                 parameter.requires_grad_()
@@ -201,15 +201,17 @@ class Subject:
         _, var = self.definition.moments(x)
         return (self.affine[0] * dl_dy / (var + self.eps).sqrt()).abs().max().item()
 
-    def x_hat(self, x: Tensor, divisor: str = "sqrt(variance + eps)") -> Tensor:
+    def x_hat(self, x: Tensor) -> Tensor:
         """Give what the layer should have before gain and bias."""
-        return self.definition.normalize(x, self.eps, divisor)
+        return self.definition.normalize(x, self.eps)
 
     def fit(self, y: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
         """Find the gain and bias with which z gives y."""
         return fit(y, z, self.definition.parameter_axes(y.dim()))
 
-    def misfit(self, z: Any, axes: tuple[int, ...] | None = None) -> float:
+    def misfit(
+        self, z: Callable[[Tensor], Tensor], axes: tuple[int, ...] | None = None
+    ) -> float:
         """Give what is left of the output after the best fixed gain and bias on z(x).
 
         Found on one batch and demanded on two others, as a share of the largest
@@ -478,14 +480,3 @@ class Subject:
         is_known = abs(self.factor - 1) < TOLERANCE or self.takes_unbiased
         is_as_set = is_known and bool((b - bias).abs().max() < 0.01)
         return (gain, bias) if is_as_set else (a, b)
-
-
-def _copied(layer: nn.Module) -> nn.Module:
-    try:
-        return copy_of(layer)
-    except Exception as error:
-        raise TypeError(
-            f"the layer must allow a copy, got a {type(layer).__name__} for which "
-            f"copy.deepcopy raises {type(error).__name__}: {error}; keep what cannot "
-            "be copied outside the layer."
-        ) from error

@@ -467,8 +467,8 @@ def _compare(model: nn.Module, example: Any) -> None:
             z = tree_leaves(folded(*tree_map(exact, args)))
         except Exception as error:
             raise FoldingError(
-                "the folded model must take the example, as the model does, got: "
-                f"{error}"
+                "the folded model must take the example, as the model does, got "
+                f"{error!r}; keep the model, or fold its parts."
             ) from error
     pairs = zip(z, y, strict=True)
     found = [relative_error(a, b) for a, b in pairs if _has_values(a)]
