@@ -8,7 +8,7 @@ from typing import Any
 import planted_recurrent_bugs as planted
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from normbook.checks import recurrent
 from normbook.checks.recurrent import recurrent_findings
@@ -221,3 +221,42 @@ def test_the_gradient_of_an_initial_state_of_zeros_is_noted() -> None:
 def test_bad_input_is_refused(layer: Any, sizes: Any, error: Any, match: str) -> None:
     with pytest.raises(error, match=match):
         recurrent_findings(layer, sizes)
+
+
+class SixSteps(LayerNormLSTM):
+    """Refuses any other number of steps."""
+
+    def forward(self, x: Any, states: Any = None) -> Any:
+        assert len(x) == 6, f"six steps, got {len(x)}"
+        return super().forward(x, states)
+
+
+class NoWayBack(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, dl_dy: Tensor) -> Tensor:
+        raise RuntimeError("no way back")
+
+
+class WithoutGradient(LayerNormLSTM):
+    def forward(self, x: Any, states: Any = None) -> Any:
+        h, last = super().forward(x, states)
+        return NoWayBack.apply(h), last  # type: ignore[no-untyped-call]
+
+
+@pytest.mark.parametrize(
+    ("kind", "claim", "raised"),
+    [
+        (SixSteps, recurrent.PADDING, "AssertionError: six steps, got 5"),
+        (SixSteps, recurrent.RAW, "AssertionError: six steps, got 1"),
+        (WithoutGradient, recurrent.GRADIENTS, "RuntimeError: no way back"),
+    ],
+)
+def test_an_error_of_the_layer_is_a_finding(kind: Any, claim: str, raised: str) -> None:
+    layer = kind(3, 4, has_redundant_biases=False)
+    (finding,) = (f for f in recurrent_findings(layer) if f.name == claim)
+    assert finding.passed is False
+    assert raised in finding.reason

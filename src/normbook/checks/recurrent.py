@@ -15,12 +15,13 @@ and it is laid on by behaviour alone. The key is that :math:`c_1` is linear in
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from normbook.checks.calls import LayerError, of_the_layer
 from normbook.checks.copies import copy_of
 from normbook.checks.report import Finding
 
@@ -102,8 +103,8 @@ def recurrent_findings(
 
 
 def _findings(probe: _Probe, eps: float | None) -> list[Finding]:
-    others = _other_examples(probe)
-    raw = _carried(probe)
+    others = _tried(OTHERS, lambda: _other_examples(probe))
+    raw = _tried(RAW, lambda: _carried(probe))
     if not raw.passed:
         why = "only a state that is carried as it is shows the gates"
     elif not others.passed:
@@ -116,13 +117,22 @@ def _findings(probe: _Probe, eps: float | None) -> list[Finding]:
     return [
         raw,
         *gates,
-        _later_steps(probe),
+        _tried(LATER, lambda: _later_steps(probe)),
         others,
-        _padding(probe),
-        _redundant_biases(probe),
-        _gradients(probe),
-        _zeros(probe, eps),
+        _tried(PADDING, lambda: _padding(probe)),
+        _tried(BIASES, lambda: _redundant_biases(probe)),
+        _tried(GRADIENTS, lambda: _gradients(probe)),
+        _tried(ZEROS, lambda: _zeros(probe, eps)),
     ]
+
+
+def _tried(name: str, find: Callable[[], Finding]) -> Finding:
+    """Look for a fault; an error of the user's layer is one."""
+    try:
+        return find()
+    except LayerError as error:
+        cure = "Make the layer take this input."
+        return Finding(name, False, f"The layer raises {error}.", cure)
 
 
 class _Probe(NamedTuple):
@@ -148,13 +158,15 @@ class _Probe(NamedTuple):
         if self.is_cell:
             outputs = []
             for x_t in x:
-                h, c = self.layer(x_t, (h, c))
+                with of_the_layer():
+                    h, c = self.layer(x_t, (h, c))
                 outputs.append(h)
             return torch.stack(outputs), h, c
         if self.stacked is not None:
             h, c = (s.expand(self.stacked, *s.shape).contiguous() for s in (h, c))
         x = x.transpose(0, 1) if self.is_batch_first else x
-        out, (h, c) = self.layer(x, (h, c))
+        with of_the_layer():
+            out, (h, c) = self.layer(x, (h, c))
         out = out.transpose(0, 1) if self.is_batch_first else out
         return (out, h, c) if self.stacked is None else (out, h[0], c[0])
 
@@ -215,10 +227,10 @@ def _probe(layer: nn.Module, sizes: Sequence[int] | None) -> _Probe:
         inputs = probe.draw(*probe.sizes), *probe.states(examples)
         try:
             first = probe.run(*inputs)[0]
-        except Exception as error:
+        except LayerError as error:
             raise TypeError(
-                f"layer must run in float64, got {type(error).__name__}: {error}; "
-                "make constants with the dtype of the input."
+                f"layer must run in float64, got {error}; make constants with the "
+                "dtype of the input."
             ) from error
         if not torch.equal(first, probe.run(*inputs)[0]):
             twin.eval()
@@ -578,7 +590,8 @@ def _loss_and_slopes(
 ) -> tuple[Tensor, list[Tensor]]:
     value = _loss(probe, x, h, c)
     wanted = [v for v in by if v.requires_grad]
-    found = iter(torch.autograd.grad(value, wanted, allow_unused=True))
+    with of_the_layer():
+        found = iter(torch.autograd.grad(value, wanted, allow_unused=True))
     slopes = [next(found) if v.requires_grad else None for v in by]
     return value.detach(), [
         torch.zeros_like(v) if s is None else s for v, s in zip(by, slopes, strict=True)
