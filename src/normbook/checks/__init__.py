@@ -6,7 +6,7 @@ book that applies to it, and prints which fail and why.
 is.
 """
 
-from normbook.checks.measures import check_smoothness_measure
+from normbook.checks.measures import Measure, check_smoothness_measure
 from normbook.checks.norm_layer import check_norm_layer
 
-__all__ = ["check_norm_layer", "check_smoothness_measure"]
+__all__ = ["Measure", "check_norm_layer", "check_smoothness_measure"]
