@@ -302,10 +302,7 @@ def main() -> None:
         "dtype": "float32",
         "rounds": options.rounds,
         "capability": torch.backends.cpu.get_cpu_capability(),
-        "versions": provenance.versions(),
-        "code": provenance.code(),
-        **provenance.commit(),
-        "device": provenance.device(torch.device("cpu")),
+        **provenance.origin(torch.device("cpu")),
         "rows": rows,
     }
     options.out.parent.mkdir(parents=True, exist_ok=True)

@@ -163,10 +163,7 @@ def main() -> None:
         "threads": 1,
         "dtype": "float32",
         "rounds": options.rounds,
-        "versions": provenance.versions(),
-        "code": provenance.code(),
-        **provenance.commit(),
-        "device": provenance.device(torch.device("cpu")),
+        **provenance.origin(torch.device("cpu")),
         "rows": rows,
     }
     options.out.parent.mkdir(parents=True, exist_ok=True)

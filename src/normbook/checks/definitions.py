@@ -2,6 +2,7 @@ r"""What each kind of norm is, in plain torch, and the known ways to get it wron
 
 The right formula and the wrong ones are small functions with the same arguments, so
 that a test that sees a difference can ask which of the wrong ones it matches.
+They are written apart from the package's own formulas, whose layers are checked, too.
 """
 
 from __future__ import annotations

@@ -19,7 +19,16 @@ from normbook.data.catalogue import SOURCES
 if TYPE_CHECKING:
     from normbook.experiments.ranks import Sharing
 
-__all__ = ["code", "command", "commit", "data_hashes", "device", "now", "versions"]
+__all__ = [
+    "code",
+    "command",
+    "commit",
+    "data_hashes",
+    "device",
+    "now",
+    "origin",
+    "versions",
+]
 
 PACKAGES = ("normbook", "numpy", "scikit-learn", "torch")
 ROOT = Path(normbook.__file__).parent
@@ -143,6 +152,16 @@ def device(place: torch.device) -> dict[str, Any]:
     if place.type == "cuda":
         name = torch.cuda.get_device_name(place)
     return {"type": place.type, "name": name, "threads": torch.get_num_threads()}
+
+
+def origin(place: torch.device) -> dict[str, Any]:
+    """Say what computes: "versions", "code", "commit", "is_modified" and "device"."""
+    return {
+        "versions": versions(),
+        "code": code(),
+        **commit(),
+        "device": device(place),
+    }
 
 
 def now() -> str:

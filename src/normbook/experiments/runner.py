@@ -599,15 +599,14 @@ def _plan(
     shared: dict[str, Any] = {"parallel": parallel}
     if parallel != "runs":  # the number of shards changes the last bits
         shared["ranks"] = Ranks.started().count
+    origin = provenance.origin(place)
+    origin["device"].update(shared)
     return {
         "name": experiment.name,
         "scale": scale,
         "settings": experiment.scales[scale].settings,
         "seeds": seeds,
-        "versions": provenance.versions(),
-        "code": provenance.code(),
-        **provenance.commit(),
-        "device": {**provenance.device(place), **shared},
+        **origin,
     }
 
 
