@@ -13,6 +13,7 @@ import torch
 
 FOLDER = Path(__file__).parents[1] / "benchmarks"
 RECORD = json.loads((FOLDER / "recorded" / "sync_batch_norm.json").read_text())
+FOLDING = json.loads((FOLDER / "recorded" / "folding.json").read_text())
 
 
 def load(name: str) -> ModuleType:
@@ -58,9 +59,10 @@ def test_a_layer_that_is_not_batch_norm_of_the_whole_batch_is_not_timed(
         benchmark.check(6, 3)
 
 
-def test_the_record_was_made_from_committed_sources() -> None:
-    assert RECORD["commit"] is not None
-    assert not RECORD["is_modified"]
+@pytest.mark.parametrize("record", [RECORD, FOLDING], ids=["sync", "folding"])
+def test_the_record_was_made_from_committed_sources(record: dict[str, Any]) -> None:
+    assert record["commit"] is not None
+    assert not record["is_modified"]
 
 
 def test_the_record_has_every_shape_of_the_benchmark(benchmark: ModuleType) -> None:
@@ -167,3 +169,15 @@ def test_the_speed_of_a_folded_network_is_the_median_over_pairs(
     row = folding.summary({"network": [2.0, 6.0, 9.0], "folded": [1.0, 6.0, 3.0]})
     assert row["speed_of_folded"]["median"] == 2
     assert row["network"]["median"] == 6
+
+
+def test_the_record_of_folding_counts_what_is_counted_now(folding: ModuleType) -> None:
+    rows = {(row["network"], row["batch"]): row for row in FOLDING["rows"]}
+    assert list(rows) == [(n, b) for n in folding.NETWORKS for b in folding.BATCHES]
+    assert FOLDING["rounds"] >= 15
+    for name, (build, shape) in folding.NETWORKS.items():
+        network = build().eval()
+        pair = {"network": network, "folded": folding.fold_batch_norm(network)}
+        x = torch.ones(1, *shape)
+        counted = {key: folding.sizes(model, x) for key, model in pair.items()}
+        assert rows[name, 1]["sizes"] == counted
