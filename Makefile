@@ -12,7 +12,7 @@ PORT ?= 8000
 export PYTHON VENV VERSIONS
 BIN := $(VENV)/bin
 
-.PHONY: help setup book test lint types check lab execute serve format coverage clean
+.PHONY: help setup book test lint types check cpus lab execute serve format coverage clean
 
 help: ## list these steps
 	@echo 'usage: make STEP, where STEP is one of'
@@ -38,6 +38,9 @@ types: setup ## types
 
 check: setup ## unit tests, doctests, built pages, and every stored output recomputed
 	$(BIN)/python -m pytest -q --nbval -n 2 --dist loadfile
+
+cpus: setup ## recompute stored outputs as other CPUs would; NOTEBOOK=book/x.ipynb, CPU=sse4 for one
+	tools/cpus.sh $(BIN)/python $(if $(NOTEBOOK),"$(NOTEBOOK)",book)
 
 lab: setup ## open the notebooks in JupyterLab (ARGS=--allow-root in a container)
 	$(BIN)/python -m jupyter lab --notebook-dir=book $(ARGS)

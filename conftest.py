@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from queue import Empty
 from typing import Any
 
 import nbval.kernel
 import nbval.plugin
 from jupyter_client.manager import KernelManager
-from kernels import prepare_environment, unix_socket
+from kernels import Watch, prepare_environment, unix_socket
 
 prepare_environment()
 
@@ -22,25 +21,26 @@ class UnixSocketKernel(KernelManager):  # type: ignore[misc]
 
 
 class WatchedKernel(nbval.kernel.RunningKernel):  # type: ignore[misc]
-    """A kernel whose death is noticed when it happens.
+    """A kernel whose death or hang is noticed when it happens.
 
-    nbval waits for a reply as long as a cell may take, and a kernel that was killed
-    (out of memory, say) never replies. Here the wait is cut into seconds, after each
-    of which the kernel must still be alive.
+    nbval waits for a reply as long as a cell may take by the clock, and a kernel that
+    was killed (out of memory, say) never replies. Here the wait is cut into seconds,
+    after each of which the kernel must still be alive, and `timeout` means seconds of
+    processor time, or of waiting without any.
     """
 
     def get_message(self, stream: str, timeout: float | None = None) -> Any:
-        deadline = None if timeout is None else time.monotonic() + timeout
+        watch = None if timeout is None else Watch(self.km.provisioner.pid, timeout)
+        step = 1.0 if timeout is None else min(max(timeout, 0.0), 1.0)
         while True:
-            left = 1.0 if deadline is None else deadline - time.monotonic()
             try:
-                return super().get_message(stream, timeout=max(0.0, min(left, 1.0)))
+                return super().get_message(stream, timeout=step)
             except Empty:
                 if not self.is_alive():
                     raise RuntimeError(
                         "the kernel died: killed, or out of memory"
                     ) from None
-                if deadline is not None and time.monotonic() >= deadline:
+                if watch is not None and watch.complaint():
                     raise
 
 

@@ -8,11 +8,14 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 import xml.etree.ElementTree as ET
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import execute as execute_notebook
+import kernels
 import nbformat
 import notebook_rules as rules
 import pytest
@@ -20,7 +23,7 @@ from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_outp
 
 ROOT = Path(__file__).resolve().parent.parent
 BIN = Path(sys.executable).parent
-HANG = 5  # seconds until a cell that hangs is given up; 100 in the real run
+HANG = 5  # seconds a cell may compute, or wait without; 100 in the real run
 
 
 def run(command: list[str], cwd: Path, **environment: str) -> tuple[int, str]:
@@ -32,7 +35,7 @@ def run(command: list[str], cwd: Path, **environment: str) -> tuple[int, str]:
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        timeout=200,
+        timeout=900,  # seconds; ten times what a free machine needs
         check=False,
     )
     return done.returncode, done.stdout
@@ -92,6 +95,14 @@ def project(folder: Path, notebooks: dict[str, Any]) -> Path:
 # --- outputs
 
 
+# Twice as long by the clock as a cell may compute or wait, now computing, now waiting.
+SLOW = f"""import time
+for _ in range({4 * HANG}):
+    start = time.process_time()
+    while time.process_time() < start + 0.1:
+        pass
+    time.sleep(0.5)
+'done'"""
 NOTEBOOKS = {
     "sound": chapter(("import os", []), ("1 + 2", value("3"))),
     "wrong_number": chapter(("1 + 2", value("4"))),
@@ -102,7 +113,10 @@ NOTEBOOKS = {
     "raises": chapter(("1 / 0", [])),
     "warns": chapter(("import warnings\nwarnings.warn('careful')", [])),
     "killed": chapter(("import os\nos.kill(os.getpid(), 9)", []), ("1", value("1"))),
-    "hangs": chapter(("while True:\n    pass", [])),
+    "spins": chapter(("while True:\n    pass", [])),
+    "waits": chapter(("import time\ntime.sleep(3000)", [])),
+    "stopped": chapter(("import os\nos.kill(os.getpid(), 19)", [])),
+    "slow": chapter((SLOW, value("'done'"))),
 }
 
 
@@ -125,8 +139,9 @@ def verdicts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     return found
 
 
-def test_a_sound_notebook_is_green(verdicts: dict[str, str]) -> None:
-    assert verdicts["sound"] == ""
+@pytest.mark.parametrize("name", ["sound", "slow"])
+def test_nbval_is_green(name: str, verdicts: dict[str, str]) -> None:
+    assert verdicts[name] == ""
 
 
 @pytest.mark.parametrize(
@@ -138,7 +153,9 @@ def test_a_sound_notebook_is_green(verdicts: dict[str, str]) -> None:
         ("raises", "ZeroDivisionError"),
         ("warns", "careful"),
         ("killed", "the kernel died"),
-        ("hangs", f"Timeout of {HANG} seconds"),
+        ("spins", f"Timeout of {HANG} seconds"),
+        ("waits", f"Timeout of {HANG} seconds"),
+        ("stopped", f"Timeout of {HANG} seconds"),
     ],
 )
 def test_nbval_is_red(name: str, complaint: str, verdicts: dict[str, str]) -> None:
@@ -373,3 +390,81 @@ def test_setup_says_what_is_wrong(python: str, complaint: str, tmp_path: Path) -
     assert status == 1
     assert complaint in printed.splitlines()[-1]
     assert not (tmp_path / ".venv/.installed").exists()
+
+
+def setup_project(folder: Path) -> Path:
+    """Make a project that needs no package, so that its set-up is quick."""
+    (folder / "project/tools").mkdir(parents=True)
+    shutil.copy(ROOT / "tools/setup.sh", folder / "project/tools")
+    for name in ("requirements.txt", "constraints.txt", "pyproject.toml"):
+        (folder / "project" / name).touch()
+    return folder / "project"
+
+
+def contents(folder: Path) -> dict[str, str]:
+    """Return the text of every file below a folder."""
+    files = (path for path in folder.rglob("*") if path.is_file())
+    return {str(p.relative_to(folder)): p.read_text(encoding="utf-8") for p in files}
+
+
+OTHERS = {
+    "a thesis": {"thesis.tex": "years of work", ".installed": "not ours"},
+    "a broken environment": {"pyvenv.cfg": "home = /usr/bin\n", "bin/tool": "ours"},
+    "a mark alone": {".made-by-normbook": "elsewhere", "thesis.tex": "years of work"},
+}
+
+
+@pytest.mark.parametrize("found", OTHERS.values(), ids=OTHERS)
+def test_setup_leaves_a_folder_alone_that_it_did_not_make(
+    found: dict[str, str], tmp_path: Path
+) -> None:
+    other = tmp_path / "other folder"
+    for name, text in found.items():
+        (other / name).parent.mkdir(parents=True, exist_ok=True)
+        (other / name).write_text(text, encoding="utf-8")
+    status, printed = run(
+        ["tools/setup.sh"], setup_project(tmp_path), VENV=str(other), PYTHON="python3"
+    )
+    assert status == 1
+    assert "was left as it is; name another: make VENV=FOLDER" in printed
+    assert contents(other) == found
+
+
+def test_setup_leaves_a_file_alone(tmp_path: Path) -> None:
+    (tmp_path / "thesis").write_text("years of work", encoding="utf-8")
+    venv = str(tmp_path / "thesis")
+    status, printed = run(["tools/setup.sh"], setup_project(tmp_path), VENV=venv)
+    assert status == 1
+    assert "is a file" in printed
+    assert (tmp_path / "thesis").read_text(encoding="utf-8") == "years of work"
+
+
+def test_setup_makes_its_own_environment_anew(tmp_path: Path) -> None:
+    folder = setup_project(tmp_path)
+    status, printed = run(["tools/setup.sh"], folder)
+    assert status == 0, printed
+    moved = folder.rename(tmp_path / "moved project")  # its scripts name the old place
+    (moved / ".venv/left-over").touch()
+    status, printed = run(["tools/setup.sh"], moved)
+    assert status == 0, printed
+    assert not (moved / ".venv/left-over").exists()
+    assert (moved / ".venv/.made-by-normbook").read_text().strip() == str(moved)
+
+
+@pytest.mark.parametrize(
+    ("code", "complaint"),
+    [
+        ("while True: pass", "has used 2 seconds of processor time"),
+        ("import time; time.sleep(3000)", "has waited for 2 seconds without"),
+    ],
+    ids=["spins", "waits"],
+)
+def test_a_hanging_kernel_is_killed_when_outputs_are_stored(
+    code: str, complaint: str
+) -> None:
+    process = subprocess.Popen([sys.executable, "-c", code])
+    time.sleep(1)  # until it has started, which takes processor time
+    running: dict[str, Any] = {"watch": kernels.Watch(process.pid, 2), "complaint": ""}
+    with execute_notebook.watched(running):
+        assert process.wait(60) == -9
+    assert complaint in running["complaint"]

@@ -8,20 +8,20 @@ A notebook that fails keeps its old file. The exit status is 1 if any failed.
 
 from __future__ import annotations
 
+import contextlib
 import os
+import signal
 import sys
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import nbformat
 from jupyter_client.manager import AsyncKernelManager
-from kernels import TIMEOUT, prepare_environment, unix_socket
+from kernels import Watch, prepare_environment, unix_socket
 from nbclient import NotebookClient
-from nbclient.exceptions import (
-    CellExecutionError,
-    CellTimeoutError,
-    DeadKernelError,
-)
+from nbclient.exceptions import CellExecutionError, DeadKernelError
 from notebook_rules import CELL_METADATA, dumps, normalize, source_digest
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -45,22 +45,29 @@ def execute(path: Path) -> list[str]:
     except (OSError, ValueError) as error:
         raise ExecutionFailedError(f"cannot be read: {error}") from error
     remarks = dropped_metadata(notebook)
-    position = {"now": -1}
+    running: dict[str, Any] = {"cell": -1, "watch": None, "complaint": ""}
+
+    def start(cell: Any, cell_index: int) -> None:
+        pid = client.km.provisioner.pid
+        running.update(cell=cell_index, watch=Watch(pid))
+
     client = NotebookClient(
         notebook,
         kernel_name="python3",
         kernel_manager_class=UnixSocketKernel,
-        timeout=TIMEOUT,
+        timeout=None,  # by the clock; `watched` counts processor time
         record_timing=False,
         resources={"metadata": {"path": str(path.parent)}},
-        on_cell_start=lambda cell, cell_index: position.update(now=cell_index),
+        on_cell_start=start,
     )
     try:
-        client.execute()
-    except (CellExecutionError, CellTimeoutError, DeadKernelError) as error:
-        number = position["now"]
+        with watched(running):
+            client.execute()
+    except (CellExecutionError, DeadKernelError) as error:
+        number = running["cell"]
         first = (notebook.cells[number].source.splitlines() or [""])[0]
-        raise ExecutionFailedError(f"cell {number} ({first!r}): {error}") from error
+        why = running["complaint"] or error
+        raise ExecutionFailedError(f"cell {number} ({first!r}): {why}") from error
     for number, cell in enumerate(notebook.cells):
         if cell.cell_type != "code":
             continue
@@ -79,6 +86,28 @@ def execute(path: Path) -> list[str]:
     nbformat.validate(result)
     replace(path, dumps(result))
     return remarks
+
+
+@contextlib.contextmanager
+def watched(running: dict[str, Any]) -> Iterator[None]:
+    """Kill the kernel of the running cell when its watch gives it up."""
+    done = threading.Event()
+
+    def look() -> None:
+        while not done.wait(1.0):
+            watch = running["watch"]
+            if watch is not None and not running["complaint"] and watch.complaint():
+                running["complaint"] = watch.complaint()
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(watch.pid, signal.SIGKILL)
+
+    thread = threading.Thread(target=look, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
 
 
 def dropped_metadata(notebook: Any) -> list[str]:

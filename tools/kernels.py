@@ -10,12 +10,17 @@ import atexit
 import os
 import shutil
 import tempfile
+import time
 import uuid
 from pathlib import Path
 
 import matplotlib.font_manager  # builds the font cache before any cell does
+import psutil
 
-TIMEOUT = 100  # seconds a cell may take; a hang is reported within two minutes
+# Seconds of processor time that a cell may take, and seconds that it may wait without
+# using any. Not seconds of a clock: on a loaded machine a slow cell is not a hang.
+PATIENCE = 100.0
+IDLE = 0.02  # a kernel that waits uses less of a processor than this
 
 # A Unix socket's path is at most 107 bytes long, whatever TMPDIR says.
 _BASE = tempfile.gettempdir()
@@ -55,3 +60,42 @@ def unix_socket() -> dict[str, str]:
     """
     name = f"{uuid.uuid4().hex[:8]}.json"
     return {"transport": "ipc", "connection_file": str(RUNTIME / name)}
+
+
+class Watch:
+    """Tells a kernel that hangs from one that is slow, by the processor time it uses.
+
+    Counted are the kernel and the processes it started, from when the watch was made.
+    """
+
+    def __init__(self, pid: int, patience: float = PATIENCE) -> None:
+        self.pid, self.patience = pid, patience
+        self.start = self.used = self.marked = cpu_seconds(pid)
+        self.since = time.monotonic()
+
+    def complaint(self) -> str:
+        """Return why the kernel is given up, or '' while it is not."""
+        self.used = max(self.used, cpu_seconds(self.pid))  # less while a child ends
+        if self.used - self.start > self.patience:
+            return f"has used {self.patience:g} seconds of processor time, the most"
+        waited = time.monotonic() - self.since
+        if self.used - self.marked > IDLE * max(waited, 1.0):
+            self.marked, self.since = self.used, time.monotonic()
+        elif waited > self.patience:
+            return f"has waited for {self.patience:g} seconds without computing"
+        return ""
+
+
+def cpu_seconds(pid: int) -> float:
+    """Return the processor time of a process and of those it started, in seconds."""
+    total = 0.0
+    try:
+        process = psutil.Process(pid)
+        for one in (process, *process.children(recursive=True)):
+            try:
+                total += sum(one.cpu_times()[:4])  # own and ended children's
+            except psutil.NoSuchProcess:
+                continue
+    except psutil.NoSuchProcess:
+        pass  # its end is noticed elsewhere
+    return total

@@ -27,16 +27,27 @@ command -v "$python" >/dev/null ||
 "$python" -c 'import ensurepip, venv' 2>/dev/null ||
   fail "this Python has no venv module; on Debian and Ubuntu: sudo apt install python3-venv"
 
-# An environment from another Python, another folder or an interrupted run is made anew.
-rm -f "$stamp"
+# Only what this script made is ever deleted: a folder that holds its mark beside what
+# venv writes. An environment that somebody made by hand is used as it is; any other
+# folder that is not empty is left alone.
+mark="$venv/.made-by-normbook"
+if [ -e "$venv" ] && [ ! -d "$venv" ]; then
+  fail "VENV must name a folder, '$venv' is a file; name another: make VENV=FOLDER"
+fi
 want=$("$python" -c 'import sys; print(sys.version_info[:2])')
 have=$("$venv/bin/python" -c 'import sys, pip; print(sys.version_info[:2])' 2>/dev/null || true)
-home=$(cat "$venv/.folder" 2>/dev/null || true)
+home=$(cat "$mark" 2>/dev/null || true)
 if [ -z "$have" ] || [ "$have" != "$want" ] || [ "${home:-$PWD}" != "$PWD" ]; then
-  rm -rf "$venv"
-  "$python" -m venv "$venv" || fail "could not make $venv; is the disk full or the folder read-only?"
+  # From another Python or another folder, or interrupted: made anew.
+  if [ -f "$mark" ] && [ -f "$venv/pyvenv.cfg" ]; then
+    rm -rf "$venv"
+  elif [ -d "$venv" ] && [ -n "$(ls -A "$venv" | grep -vxF "${mark##*/}")" ]; then
+    fail "VENV must name a new folder or an environment that works with $("$python" -V), '$venv' is neither and was left as it is; name another: make VENV=FOLDER, or remove it yourself"
+  fi
+  mkdir -p "$venv" && printf '%s\n' "$PWD" >"$mark" && "$python" -m venv "$venv" ||
+    fail "could not make $venv; is the disk full or the folder read-only?"
 fi
-printf '%s\n' "$PWD" >"$venv/.folder"
+rm -f "$stamp"
 
 # pip reads relative paths in a requirements file from the current folder.
 requirements=requirements.txt

@@ -1,0 +1,34 @@
+#!/usr/bin/env bash
+# Recompute what notebooks print as CPUs with other instruction sets and cores would.
+#
+#   tools/cpus.sh PYTHON NOTEBOOK-OR-FOLDER ...
+#
+# CPU names one of the settings below; left out, all of them follow each other.
+#
+# A setting only takes instructions away: on a machine without AVX-512 the ones that
+# use it cannot be tried.
+set -uo pipefail
+cd "$(dirname "$0")/.."
+
+python=$1
+shift
+declare -A settings=(
+  [plain]="ATEN_CPU_CAPABILITY=default"
+  [avx2]="ATEN_CPU_CAPABILITY=avx2 OPENBLAS_CORETYPE=Haswell"
+  [sse4]="OPENBLAS_CORETYPE=Nehalem NPY_DISABLE_CPU_FEATURES=X86_V3 ONEDNN_MAX_CPU_ISA=SSE41 ATEN_CPU_CAPABILITY=default"
+  [threads]="OMP_NUM_THREADS=4 OPENBLAS_NUM_THREADS=4"
+)
+names=${CPU:-plain avx2 sse4 threads}
+for name in $names; do
+  if [ -z "${settings[$name]:-}" ]; then
+    echo "cpus: there is no setting '$name'; give CPU one of plain, avx2, sse4 and threads" >&2
+    exit 2
+  fi
+done
+failed=0
+for name in $names; do
+  printf '\n== %s: %s\n' "$name" "${settings[$name]}"
+  env ${settings[$name]} "$python" -m pytest -q --nbval -n "${JOBS:-2}" --dist loadfile \
+    -p no:cacheprovider --no-header "$@" || failed=1
+done
+exit $failed
