@@ -1,9 +1,9 @@
 """The recorded results: complete, of this code, and repeated in their first steps.
 
-Of each record every variant is repeated with its first seed: the first losses and the
-measurements that fall into these steps, at least those before the first. Of the runs
-with other seeds every third is repeated, without its measurements. How many losses,
-and how exactly, is said at ``runner.PRECISIONS``.
+Of each record every variant is repeated with its first seed: the first five losses and
+the measurements that fall into these steps, at least those before the first; these once
+for all variants in which they begin alike. Of the runs with other seeds every third is
+repeated, for three losses. How exactly is said at ``runner.PRECISIONS``.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from normbook.data.files import whereabouts
 from normbook.experiments import record
 from normbook.experiments.catalogue import EXPERIMENTS
 from normbook.experiments.experiment import OPENING, Scale
-from normbook.experiments.record import Record
+from normbook.experiments.record import Record, RunRecord
 from normbook.experiments.runner import load_data, replay
 
 RECORDED = Path(__file__).parents[2] / "book" / "recorded"
@@ -107,10 +107,25 @@ def test_the_first_steps_of_a_record_repeat(path: Path) -> None:
     of = read(path)
     experiment, examples = EXPERIMENTS[of.name], data(of)
     first = [kept for kept in of.runs if kept.seed == of.seeds[0]]
-    others = [kept for kept in of.runs if kept.seed != of.seeds[0]][::3]
-    assert replay(replace(of, runs=first), experiment, examples) == []
-    rest = replace(of, runs=others)
-    assert replay(rest, experiment, examples, is_measured=False) == []
+    own = {at_the_start(kept): kept for kept in reversed(first)}
+    others = [kept for kept in first if kept not in own.values()]
+    seeds = [kept for kept in of.runs if kept not in first][::3]
+
+    def repeat(runs: list[RunRecord], losses: int, is_measured: bool) -> list[str]:
+        some = replace(of, runs=runs)
+        return replay(
+            some, experiment, examples, at_most=losses, is_measured=is_measured
+        )
+
+    assert repeat(list(own.values()), 5, is_measured=True) == []
+    assert repeat(others, 5, is_measured=False) == []
+    assert repeat(seeds, 3, is_measured=False) == []
+
+
+def at_the_start(kept: RunRecord) -> str:
+    """What was measured first; networks that differ in the rate alone share it."""
+    measured = {n: c for n, c in kept.curves.items() if c["step"][0] == 0}
+    return json.dumps({n: [v[0] for v in c.values()] for n, c in measured.items()})
 
 
 # --- a false record is found out
@@ -149,9 +164,15 @@ def test_each_changed_measurement_would_be_found(path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_a_learning_rate_of_one_percent_more_would_be_found(path: Path) -> None:
+def test_another_learning_rate_would_be_found(path: Path) -> None:
     of = read(path)
-    check(false(of), experiment=tiny.faster(EXPERIMENTS[of.name]))
+    experiment = EXPERIMENTS[of.name]
+    # What rounding hides: of an unsteady network 20 % in the second loss, its last that
+    # counts; in float32, on some CPUs, 1 %.
+    exact = of.settings["dtype"] == "float64"
+    factor = 2.0 if not experiment.is_steady else 1.01 if exact else 1.1
+    faster = tiny.faster(experiment, factor)
+    check(false(of), faster, at_most=10, is_measured=False)
 
 
 def moved(value: Any) -> Any:

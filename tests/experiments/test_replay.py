@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import tiny
 
-from normbook.experiments import record
+from normbook.experiments import record, runner
 from normbook.experiments.experiment import Experiment
 from normbook.experiments.record import Record, RunRecord
 from normbook.experiments.runner import RunError, replay, run
@@ -152,6 +152,59 @@ def test_in_float32_later_losses_agree_less_closely_unless_more_is_asked_for(
     experiment = replace(experiment, is_steady=is_steady)
     assert len(replay(of, experiment, None)) == default
     assert len(replay(of, experiment, None, steps=20)) == 1
+
+
+def moved_by(by: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Move starts so far, as if rounding were as large."""
+    for name, precision in runner.PRECISIONS.items():
+        monkeypatch.setitem(runner.PRECISIONS, name, precision._replace(start=by))
+
+
+@pytest.mark.parametrize(
+    ("place", "by", "count"), [(9, 1e-6, 1), (9, 1e-2, 0), (1, 1e-2, 0), (0, 1e-2, 1)]
+)
+def test_a_later_loss_may_be_off_by_what_a_moved_start_makes_of_it(
+    place: int, by: float, count: int, kept: Record, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def change(false: RunRecord) -> None:
+        false.opening[place] *= 1.001
+
+    moved_by(by, monkeypatch)
+    of, experiment = in_float32(change_run(kept, change))
+    assert len(replay(of, experiment, None)) == count
+    assert len(replay(of, experiment, None, steps=20)) == 1
+
+
+def test_losses_of_an_unsteady_network_may_not_be_off_by_that(
+    kept: Record, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def change(false: RunRecord) -> None:
+        false.opening[1] *= 1.003
+
+    moved_by(1e-2, monkeypatch)
+    of, experiment = in_float32(change_run(kept, change))
+    assert replay(of, experiment, None) == []
+    assert len(replay(of, replace(experiment, is_steady=False), None)) == 1
+
+
+@pytest.mark.parametrize(("is_steady", "count"), [(True, 1), (False, 0)])
+def test_before_the_first_update_only_what_is_unsteady_may_be_off(
+    is_steady: bool, count: int, kept: Record, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def change(false: Any) -> None:
+        each = false.curves["weights"]["each"][0]
+        each[int(np.argmax(np.abs(each)))] *= 1.02
+
+    moved_by(1e-2, monkeypatch)
+    of, experiment = in_float32(change_run(kept, change))
+    experiment = replace(experiment, is_steady=is_steady)
+    assert len(replay(of, experiment, None)) == count
+
+
+def test_fewer_losses_can_be_compared(kept: Record) -> None:
+    false = change_run(kept, lambda false: false.opening.__setitem__(4, 9.0))
+    assert len(replay(false, TINY, None, at_most=5)) == 1
+    assert replay(false, TINY, None, at_most=4) == []
 
 
 @pytest.mark.parametrize(("factor", "count"), [(1.009, 0), (1.011, 1)])

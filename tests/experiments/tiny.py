@@ -186,11 +186,11 @@ def slowed(run: Run) -> Run:
     return run
 
 
-def faster(experiment: Experiment) -> Experiment:
-    """Let the code take a rate of 1 % more than the settings say."""
+def faster(experiment: Experiment, factor: float = 1.01) -> Experiment:
+    """Let the code take a rate of 1 % more than the settings say, or another."""
 
     def begin(settings: Settings, *others: Any) -> Run:
-        rate = 1.01 * settings["learning_rate"]
+        rate = factor * settings["learning_rate"]
         return experiment.begin({**settings, "learning_rate": rate}, *others)
 
     return replace(experiment, begin=begin)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+import fastjsonschema
 import numpy as np
 from numpy.typing import NDArray
 
@@ -269,17 +270,20 @@ def schema() -> dict[str, Any]:
     return loaded
 
 
-def _check(content: Any, where: str) -> None:
-    import jsonschema  # type: ignore[import-untyped]
+@cache
+def _validator() -> Callable[[Any], Any]:
+    compiled: Callable[[Any], Any] = fastjsonschema.compile(schema())
+    return compiled
 
-    error = jsonschema.exceptions.best_match(
-        jsonschema.Draft202012Validator(schema()).iter_errors(content)
-    )
-    if error is not None:
+
+def _check(content: Any, where: str) -> None:
+    try:
+        _validator()(content)
+    except fastjsonschema.JsonSchemaValueException as error:
         raise RecordError(
-            f"a record must follow record.schema.json, got {where} with "
-            f"{error.json_path}: {error.message[:200]}; run the experiment again."
-        )
+            f"a record must follow record.schema.json, got {where}, where "
+            f"{error.message.replace('data', '$', 1)[:200]}; run the experiment again."
+        ) from error
     variants, seeds = content["settings"]["variants"], content["seeds"]
     expected = [(variant, seed) for variant in variants for seed in seeds]
     found = [(run["variant"], run["seed"]) for run in content["runs"]]
