@@ -79,6 +79,26 @@ PRECEDED: dict[str, tuple[Map, tuple[int, ...], tuple[int, ...], dict[str, Any]]
         (6, 1, 3, 2, 1),
         {"groups": 3},
     ),
+    "transposed 1 x 1": (
+        functional.conv_transpose2d,
+        (2, 3, 5, 4),
+        (3, 5, 1, 1),
+        {"is_transposed": True},
+    ),
+    "transposed, all of the border cut off": (
+        lambda x, w, b: functional.conv_transpose2d(x, w, b, padding=(2, 3)),
+        (2, 3, 7, 6),
+        (3, 5, 3, 3),
+        {"is_transposed": True},
+    ),
+    "grouped transposed, dilated": (
+        lambda x, w, b: functional.conv_transpose1d(
+            x, w, b, padding=4, groups=2, dilation=2
+        ),
+        (2, 6, 9),
+        (6, 4, 3),
+        {"is_transposed": True, "groups": 2},
+    ),
 }
 
 
@@ -94,11 +114,20 @@ def draw(
     return *(torch.tensor(value) for value in (x, w, b, *norm)), EPS
 
 
+def outputs(w_shape: tuple[int, ...], told: dict[str, Any]) -> int:
+    is_transposed = told.get("is_transposed", False)
+    return w_shape[1] * told.get("groups", 1) if is_transposed else w_shape[0]
+
+
 def followed(name: str) -> tuple[Map, tuple[Any, ...], dict[str, Any]]:
     f, x_shape, w_shape, told = FOLLOWED[name]
-    is_transposed = told.get("is_transposed", False)
-    c_out = w_shape[1] * told.get("groups", 1) if is_transposed else w_shape[0]
+    c_out = outputs(w_shape, told)
     return f, draw(x_shape, w_shape, c_out, c_out), told
+
+
+def preceded(name: str) -> tuple[Map, tuple[Any, ...], dict[str, Any]]:
+    f, x_shape, w_shape, told = PRECEDED[name]
+    return f, draw(x_shape, w_shape, outputs(w_shape, told), x_shape[1]), told
 
 
 @pytest.mark.parametrize("name", FOLLOWED)
@@ -114,8 +143,7 @@ def test_a_map_takes_in_the_batch_norm_behind_it(name: str, has_bias: bool) -> N
 @pytest.mark.parametrize("name", PRECEDED)
 @pytest.mark.parametrize("has_bias", [True, False])
 def test_a_map_takes_in_the_batch_norm_before_it(name: str, has_bias: bool) -> None:
-    f, x_shape, w_shape, told = PRECEDED[name]
-    x, w, b, *norm = draw(x_shape, w_shape, w_shape[0], x_shape[1])
+    f, (x, w, b, *norm), told = preceded(name)
     b = b if has_bias else None
     folded = fold_into_next(w, b, *norm, **told)
     expected = f(batch_norm_inference(x, *norm), w, b)
@@ -166,8 +194,8 @@ def check_previous(fold: Callable[..., Any]) -> None:
 
 
 def check_next(fold: Callable[..., Any]) -> None:
-    for f, x_shape, w_shape, told in PRECEDED.values():
-        x, w, b, *norm = draw(x_shape, w_shape, w_shape[0], x_shape[1])
+    for name in PRECEDED:
+        f, (x, w, b, *norm), told = preceded(name)
         for bias in (b, None):
             y = f(x, *fold(w, bias, *norm, **told))
             expected = f(batch_norm_inference(x, *norm), w, bias)
@@ -227,6 +255,8 @@ def test_batch_norm_of_the_outputs_does_not_fit_the_inputs() -> None:
     w, five = np.ones((5, 3)), np.ones(5)
     with pytest.raises(ValueError, match=r"each input channel of w, shape \(3,\)"):
         fold_into_next(w, None, five, five)
+    with pytest.raises(ValueError, match=r"each input channel of w, shape \(5,\)"):
+        fold_into_next(w, None, np.ones(3), np.ones(3), is_transposed=True)
 
 
 @pytest.mark.parametrize("name", ["w", "running_mean", "running_var"])

@@ -479,6 +479,7 @@ def fold_into_next(
     beta: Array | None = None,
     eps: float = 1e-5,
     *,
+    is_transposed: bool = False,
     groups: int = 1,
 ) -> LinearMap:
     r"""Fold batch norm that *precedes* a linear map into the weights of that map.
@@ -491,16 +492,21 @@ def fold_into_next(
     with k along the input channels, and in :math:`b'` a sum over all inputs of an
     output, those under the kernel included. A convolution that pads with zeros has
     fewer inputs at the border: there the result is wrong. Reflected, replicated and
-    circular padding do no harm.
+    circular padding do no harm. The outputs of a transposed convolution meet all
+    weights only if its stride is 1 and, along each axis, its padding less its output
+    padding is at least dilation (kernel - 1); else the result is wrong.
 
     Parameters
     ----------
     w : array of floats
-        (C_out, C_in) of a linear layer, (C_out, C_in / groups, ...) of a convolution.
+        (C_out, C_in) of a linear layer, (C_out, C_in / groups, ...) of a convolution,
+        (C_in, C_out / groups, ...) of a transposed convolution.
     b : array, shape (C_out,), or None
         ``None`` stands for 0.
     running_mean, running_var, gamma, beta, eps
         As in :func:`scale_and_shift`, with C = C_in.
+    is_transposed : bool
+        Whether ``w`` belongs to a transposed convolution.
     groups : int
         Groups of the convolution.
 
@@ -529,13 +535,20 @@ def fold_into_next(
     >>> fold_into_next(w, b, mean, var, gamma, beta, eps=0.0)  # k: 3, 1; c: -8, -2
     LinearMap(w=array([[3., 2.]]), b=array([-7.]))
     """
-    _check_map(w, b, groups)
+    _check_map(w, b, groups, is_transposed)
     scale, shift = scale_and_shift(running_mean, running_var, gamma, beta, eps)
-    _check_channels(w, running_mean, w.shape[1] * groups, "input")
+    channels = w.shape[0] if is_transposed else w.shape[1] * groups
+    _check_channels(w, running_mean, channels, "input")
     xp = array_namespace(w)
-    inputs = tuple(range(1, w.ndim))
-    new_w = _across_rows(scale, w, groups) * w
-    new_b = xp.sum(_across_rows(shift, w, groups) * w, axis=inputs)
+    if is_transposed:
+        new_w = along(scale, (0,), w.ndim) * w
+        shifts = along(shift, (0,), w.ndim) * w
+        shifts = xp.reshape(shifts, (groups, w.shape[0] // groups, w.shape[1], -1))
+        new_b = xp.reshape(xp.sum(shifts, axis=(1, 3)), (-1,))
+    else:
+        new_w = _across_rows(scale, w, groups) * w
+        shifts = _across_rows(shift, w, groups) * w
+        new_b = xp.sum(shifts, axis=tuple(range(1, w.ndim)))
     return _rounded(w, new_w, new_b if b is None else b + new_b)
 
 

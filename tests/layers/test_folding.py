@@ -251,6 +251,17 @@ BEFORE: dict[str, tuple[Any, Any, tuple[int, ...]]] = {
         nn.BatchNorm2d(3), nn.Conv2d(3, 5, 1, padding="same"), (2, 3, 6, 5),
     ),
     "grouped": (nn.BatchNorm2d(4), nn.Conv2d(4, 6, 2, groups=2), (2, 4, 3, 5)),
+    "transposed 1 x 1": (
+        nn.BatchNorm2d(3), nn.ConvTranspose2d(3, 5, 1), (2, 3, 4, 5),
+    ),
+    "transposed, border cut off": (
+        nn.BatchNorm2d(3), nn.ConvTranspose2d(3, 5, 3, padding=2), (2, 3, 5, 6),
+    ),
+    "transposed, dilated, grouped": (
+        nn.BatchNorm1d(4),
+        nn.ConvTranspose1d(4, 6, 3, padding=5, output_padding=1, groups=2, dilation=2),
+        (2, 4, 9),
+    ),
     **{
         mode: (
             nn.BatchNorm2d(3),

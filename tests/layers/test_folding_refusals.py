@@ -63,9 +63,36 @@ def test_batch_norm_before_padding_with_zeros_is_refused() -> None:
         assert "the interior would be right and the border wrong" in text
 
 
-def test_batch_norm_before_a_transposed_convolution_is_refused() -> None:
-    model = nn.Sequential(nn.BatchNorm1d(3), nn.ConvTranspose1d(3, 5, 3)).eval()
-    assert "'1' is transposed: its outputs have different" in refusal(model)
+# Kernel, stride, padding, output padding, groups, bias, dilation: each of them with an
+# output that some weight of the kernel does not reach.
+TRANSPOSED: tuple[tuple[Any, ...], ...] = (
+    (3,),
+    (3, 1, 1),
+    (1, 2),
+    (2, 2),
+    (3, 2, 2),
+    (3, 1, 3, 0, 1, True, 2),
+    (3, 1, 4, 1, 1, True, 2),
+    (1, 1, 0, 1, 1, True, 2),
+    ((1, 3),),
+    ((3, 1), 1, (1, 0)),
+    (1, (1, 2)),
+)
+
+
+@pytest.mark.parametrize("options", TRANSPOSED)
+def test_batch_norm_before_a_transposed_convolution_is_refused(
+    options: tuple[Any, ...],
+) -> None:
+    layer = nn.ConvTranspose2d(3, 5, *options)
+    model = nn.Sequential(nn.BatchNorm2d(3), layer).double().eval()
+    text = refusal(stir(model, torch.Generator().manual_seed(0)))
+    assert "'1' is transposed, and not all of its outputs meet all" in text
+    # The reason is true: what a constant input adds differs from output to output.
+    x = torch.ones(1, 3, 7, 7, dtype=torch.float64)
+    with torch.no_grad():
+        y = layer(x) - layer(0 * x)
+    assert (y - y[..., 3:4, 3:4]).abs().max() > 1e-3
 
 
 def test_batch_norm_relu_convolution_is_refused() -> None:

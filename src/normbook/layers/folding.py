@@ -178,15 +178,19 @@ def fold_batch_norm(
         k = \frac{\gamma}{\sqrt{v + \epsilon}},
 
     or, failing that, into the one that takes its own output and nothing else:
-    :math:`W' = W k`, :math:`b' = b + W(\beta - k m)`. In its place stays
-    :class:`FoldedBatchNorm`, so the names in a ``state_dict`` stay, too. Parameters
-    keep dtype, device and ``requires_grad``. A layer without a bias gets one.
+    :math:`W' = W k`, :math:`b' = b + W(\beta - k m)`, if all of its outputs meet all
+    of its weights: a convolution may not pad with zeros, and a transposed one must have
+    a stride of 1 and padding - output_padding >= dilation (kernel - 1). In its place
+    stays :class:`FoldedBatchNorm`, so the names in a ``state_dict`` stay, too.
+    Parameters keep dtype, device and ``requires_grad``. A layer without a bias gets
+    one.
 
     Linear layers are ``Linear``, ``Conv1d`` to ``Conv3d`` and ``ConvTranspose1d`` to
-    ``ConvTranspose3d``, with any stride, dilation, groups and padding. Batch norm is
-    that of ``torch.nn`` and of this package; synchronized, ghost, renormalized and
-    unbiased batch norm are the same layer in evaluation. Identity and dropout may
-    stand between. Other normalizations are not touched.
+    ``ConvTranspose3d``; in front of a batch norm they may have any stride, dilation,
+    groups and padding. Batch norm is that of ``torch.nn`` and of this package;
+    synchronized, ghost, renormalized and unbiased batch norm are the same layer in
+    evaluation. Identity and dropout may stand between. Other normalizations are not
+    touched.
 
     Parameters
     ----------
@@ -508,18 +512,14 @@ class _Layers:
         """Change the weights of the linear layer, and take the batch norm out."""
         norm, layer = self.copies[folding.norm], self.copies[str(folding.layer)]
         bias = None if layer.bias is None else _exact(layer.bias)
-        w, b = _exact(layer.weight), bias
-        groups = getattr(layer, "groups", 1)
-        if folding.side == "previous":
-            w, b = fold_into_previous(
-                w,
-                b,
-                *_statistics(norm),
-                is_transposed=isinstance(layer, _TRANSPOSED),
-                groups=groups,
-            )
-        else:
-            w, b = fold_into_next(w, b, *_statistics(norm), groups=groups)
+        is_behind = folding.side == "previous"
+        w, b = (fold_into_previous if is_behind else fold_into_next)(
+            _exact(layer.weight),
+            bias,
+            *_statistics(norm),
+            is_transposed=isinstance(layer, _TRANSPOSED),
+            groups=getattr(layer, "groups", 1),
+        )
         w, b = w.to(layer.weight), b.to(layer.weight)
         if not bool(w.isfinite().all() & b.isfinite().all()):
             raise FoldingError(
@@ -810,11 +810,24 @@ def _agreed(routes: Sequence[_Route], layers: _Layers) -> dict[str, Folding]:
 
 
 def _border(layer: nn.Module, name: str) -> _Obstacle | None:
-    """Tell whether outputs at the border have fewer inputs than those inside."""
+    """Tell whether some outputs meet fewer weights than others."""
     if isinstance(layer, _TRANSPOSED):
+        # With stride 1, the outermost dilation (kernel - 1) outputs of each side meet
+        # some of the weights only. Padding cuts outputs off, and output padding adds
+        # some at the end.
+        cut = zip(layer.padding, layer.output_padding, strict=True)
+        reach = zip(layer.dilation, layer.kernel_size, strict=True)
+        is_cut = all(
+            padding - more >= dilation * (kernel - 1)
+            for (padding, more), (dilation, kernel) in zip(cut, reach, strict=True)
+        )
+        if is_cut and all(stride == 1 for stride in layer.stride):
+            return None
         return _Obstacle(
-            f"{name} is transposed: its outputs have different numbers of inputs",
-            "keep it: the shift would be wrong at the border",
+            f"{name} is transposed, and not all of its outputs meet all of its weights",
+            "keep it: only with a stride of 1 and, along each axis, padding - "
+            "output_padding >= dilation * (kernel_size - 1) is the shift the same at "
+            "each output",
         )
     if not isinstance(layer, _CONVOLUTIONS):
         return None
