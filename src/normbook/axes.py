@@ -122,13 +122,14 @@ def table(shape: Shape, num_groups: int) -> tuple[Row, ...]:
     Examples
     --------
     >>> for row in table((2, 6, 3, 5), num_groups=2):
-    ...     print(row.name, "|", row.shared, "|", row.statistics, row.parameter_shape)
-    batch norm | N, H, W | 6 (6,)
-    layer norm | C, H, W | 2 (6, 3, 5)
-    layer norm at each place | C | 30 (6,)
-    RMSNorm at each place | C | 30 (6,)
-    instance norm | H, W | 12 (6,)
-    group norm | C/2, H, W | 4 (6,)
+    ...     shapes = row.statistics_shape, row.parameter_shape
+    ...     print(row.name, "|", row.shared, "|", *shapes)
+    batch norm | N, H, W | (6,) (6,)
+    layer norm | C, H, W | (2,) (6, 3, 5)
+    layer norm at each place | C | (2, 3, 5) (6,)
+    RMSNorm at each place | C | (2, 3, 5) (6,)
+    instance norm | H, W | (2, 6) (6,)
+    group norm | C/2, H, W | (2, 2) (6,)
     """
     _check_shape(shape)
     x = _values(shape)

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import requests
 
 from normbook import atomic_file
 from normbook.data import files
@@ -41,6 +42,7 @@ ARCHIVE = Archive(limit=50_000)
 # Seconds, instead of 10, so that a server that hangs is soon left; where none hangs
 # the tests wait as long as the readers do, and a slow machine fails none of them.
 PATIENCE = 1.5
+SLACK = 60.0  # seconds: how much later a busy machine may notice
 HANGING = ("stall", "hang", "drip", "slow")
 
 
@@ -488,9 +490,21 @@ def test_a_mirror_that_fails_is_an_error_and_the_old_file_is_kept(
     assert FAILURES[behaviour] in str(caught.value)
     assert all(line.isprintable() for line in str(caught.value).split("\n"))
     assert max(map(len, str(caught.value).split("\n"))) < files.MESSAGE + 100
-    assert time.monotonic() - start < files.PATIENCE + 5  # a busy machine: 5
+    assert time.monotonic() - start < files.PATIENCE + SLACK
     assert cache.read_bytes() == b"old"
     assert list(cache.parent.iterdir()) == [cache]
+
+
+@pytest.mark.parametrize("behaviour", ["hang"], indirect=True)
+def test_a_socket_that_times_out_before_the_reader_does_tells_the_same(
+    behaviour: str, server: Server, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    get = requests.get
+    monkeypatch.setattr(
+        requests, "get", lambda *a, **b: get(*a, **{**b, "timeout": 0.2})
+    )
+    with pytest.raises(files.DataError, match=FAILURES["hang"]):
+        read(server.source(behaviour))
 
 
 @pytest.mark.parametrize("behaviour", FAILURES, indirect=True)
@@ -638,8 +652,9 @@ def test_a_full_disk_is_an_error_and_the_old_file_is_kept(
 
 DOWNLOAD = """
 import os, signal, sys
-from normbook.data import catalogue
+from normbook.data import catalogue, files
 
+files.PATIENCE = 1000.0  # so that it is the signal that ends it
 # A shell starts what is in the background with Ctrl-C ignored.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 url, size, sha256, fatal = sys.argv[1:]
@@ -663,7 +678,7 @@ def start_download(source: Source, fatal: str = "") -> "subprocess.Popen[str]":
 
 
 def wait_until_asked(server: Server) -> None:
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + SLACK
     while not server.asked:
         assert time.monotonic() < deadline, "the process asked for nothing"
         time.sleep(0.01)
@@ -689,7 +704,7 @@ def test_a_process_killed_while_it_writes_leaves_the_old_file(
 ) -> None:
     put(cache, b"old")
     with start_download(server.source("good"), fatal) as process:
-        process.wait(timeout=20)
+        process.wait(timeout=SLACK)
     assert process.returncode == -signal.SIGKILL
     assert cache.read_bytes() == b"old"
     assert read(server.source("good")) == CONTENT
@@ -699,7 +714,7 @@ def test_what_a_killed_process_leaves_is_removed_an_hour_later(
     server: Server, cache: Path
 ) -> None:
     with start_download(server.source("good"), fatal="fsync") as process:
-        process.wait(timeout=20)
+        process.wait(timeout=SLACK)
     (orphan,) = cache.parent.glob("*.part")
     young = put(cache.with_name("another-process.part"), b"")
     an_hour_ago = time.time() - atomic_file.ABANDONED_AFTER - 1
@@ -713,10 +728,8 @@ def test_ctrl_c_ends_a_download_at_once_with_130_and_no_traceback(
 ) -> None:
     with start_download(server.source("hang")) as process:
         wait_until_asked(server)
-        start = time.monotonic()
         process.send_signal(signal.SIGINT)
-        _, errors = process.communicate(timeout=20)
-    assert time.monotonic() - start < 5  # far less than the 10 s of PATIENCE
+        _, errors = process.communicate(timeout=SLACK)  # far less than its patience
     assert process.returncode == 130
     assert errors == "normbook: interrupted\n"
     assert list(cache.parent.iterdir()) == []
@@ -728,7 +741,7 @@ def test_processes_that_download_at_the_same_time_agree(
     processes = [start_download(server.source("slow")) for _ in range(3)]
     for process in processes:
         with process:
-            assert process.wait(timeout=30) == 0
+            assert process.wait(timeout=SLACK) == 0
     assert cache.read_bytes() == CONTENT
     assert list(cache.parent.iterdir()) == [cache]
 

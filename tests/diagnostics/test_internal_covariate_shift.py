@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import numpy as np
@@ -141,6 +142,35 @@ def test_a_change_of_scale_counts_without_a_change_of_mean() -> None:
 def test_the_order_of_the_examples_does_not_matter() -> None:
     x = torch.randn(50, 2, generator=torch.Generator().manual_seed(0))
     np.testing.assert_array_equal(input_shift(x, x.flip(0)), 0)
+
+
+def ascending_part(signs: tuple[int, ...]) -> torch.Tensor:
+    """Give the ascending list of mean 0 and variance 1 (or 0) most like the signs."""
+    n = len(signs)
+    total = np.cumsum((0, *signs))
+    places = itertools.combinations(range(n + 1), 2)
+    mean = {(a, b): (total[b] - total[a]) / (b - a) for a, b in places}
+    rise = [
+        max(min(mean[a, b] for b in range(i + 1, n + 1)) for a in range(i + 1))
+        for i in range(n)
+    ]
+    found = torch.tensor(rise, dtype=torch.float64)[:, None]
+    found = (found - found.mean()).round(decimals=12)
+    spread: torch.Tensor = found.std(correction=0).clamp_min(1e-9)
+    return found / spread
+
+
+def test_lists_of_one_mean_and_deviation_are_within_the_bound() -> None:
+    # The pair of lists whose differences have given signs is furthest apart where
+    # one list is the ascending one most like the signs, the other that most unlike.
+    # So to try all signs is to try all pairs.
+    shifts = [0.0]
+    for signs in itertools.product((-1, 1), repeat=8):
+        negative = tuple(-s for s in signs)
+        before, after = ascending_part(signs), ascending_part(negative)
+        shifts.append(input_shift(before, after)[0])  # NaN for a constant list
+    bound = 4 * ((1 + 5**0.5) / 2) ** -2.5
+    assert 1.19 < np.nanmax(shifts) < bound
 
 
 def test_a_constant_unit_has_no_scale() -> None:

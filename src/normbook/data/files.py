@@ -663,13 +663,14 @@ def _reason(error: Exception, received: int, file: DataFile) -> str:
 
     if isinstance(error, _MirrorError):
         return str(error)
-    if isinstance(error, (queue.Empty, requests.Timeout)):
+    # requests wraps urllib3, which wraps what the operating system said; what timed out
+    # in the middle of a file is no Timeout to requests.
+    root: BaseException = error
+    while root.__context__ is not None:
+        root = root.__context__
+    if isinstance(error, (queue.Empty, requests.Timeout)) or type(root) is TimeoutError:
         reason = f"no answer within {PATIENCE:g} s"
     else:
-        # requests wraps urllib3, which wraps what the operating system said.
-        root: BaseException = error
-        while root.__context__ is not None:
-            root = root.__context__
         reason = str(root) or type(root).__name__
     if received:
         reason += f", after {_progress(received, file)}"

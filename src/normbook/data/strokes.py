@@ -371,11 +371,12 @@ def lines(
     test: list[NDArray[np.float64]] = []
     for (_, drawer), own in by_hand.items():
         is_test = drawer in test_drawers
+        written = [[resample(s, length) for s in drawing.strokes] for drawing in own]
         for _ in range(1 if is_test else repeats):
             order = generator.permutation(len(own))
             for start in range(0, len(own) - characters + 1, characters):
-                chosen = [own[i] for i in order[start : start + characters]]
-                line = _line(chosen, length, gap)
+                chosen = [written[i] for i in order[start : start + characters]]
+                line = _line(chosen, gap)
                 (test if is_test else train).append(line)
     if not train or not test:
         raise ValueError(
@@ -397,13 +398,12 @@ def lines(
 
 
 def _line(
-    drawings: Sequence[Drawing], length: float, gap: float
+    characters: Sequence[Sequence[NDArray[np.float64]]], gap: float
 ) -> NDArray[np.float64]:
     """Steps of one line, in units of the box."""
     points, lifts = [], []
     left = 0.0
-    for drawing in drawings:
-        strokes = [resample(stroke, length) for stroke in drawing.strokes]
+    for strokes in characters:
         every = np.concatenate(strokes)
         points.append(every + np.array([left - every[:, 0].min(), 0.0]))
         left = points[-1][:, 0].max() + gap

@@ -1,8 +1,9 @@
 r"""Slices through the loss, along filter-normalized random directions.
 
-A network with batch norm computes the same after its weights are scaled, so a raw
-random direction of fixed length says nothing about how sharp a minimum is. Li et al.
-(2018) give each filter of the direction the norm of the filter that it moves.
+A network computes the same after the weights in front of a batch norm are scaled (but
+for ε), so a raw random direction of fixed length says little about how sharp a minimum
+is. Li et al. (2018) give each filter of the direction the norm of the filter that it
+moves.
 """
 
 from __future__ import annotations

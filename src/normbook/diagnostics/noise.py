@@ -3,7 +3,7 @@ r"""Noise that makes distributions shift on purpose.
 Santurkar et al. (2018) put it *after* each batch norm: the next layer then sees
 inputs whose mean and variance differ from unit to unit and from step to step, which
 is what batch norm is said to prevent. If training hardly suffers, stable
-distributions cannot be the reason for its speed.
+distributions are not necessary for its speed.
 """
 
 from __future__ import annotations

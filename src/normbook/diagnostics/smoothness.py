@@ -64,14 +64,21 @@ class AlongGradient(NamedTuple):
         Mind the level :math:`1 / \eta_{\min}` (:attr:`floor`): where the smallest step
         already turns the gradient into something small, the ratio of that step is about
         this, whatever the curvature. Where the ratios of all steps are equal instead,
-        they are the curvature.
+        they are a curvature. The largest of ``gradient_changes`` over the smallest
+        tells the two apart: 1 at a kink, the quotient of the step sizes for a parabola.
+
+        It depends on the step sizes, and so on the learning rate that they are taken
+        from: compare networks at the same distances, or each at its own best rate.
         """
         ratios = self.gradient_changes / (self.step_sizes * self.gradient_norm)
         return float(ratios.max())
 
     @property
     def floor(self) -> float:
-        r""":math:`1 / \eta_{\min}`, where the effective smoothness saturates."""
+        r""":math:`1 / \eta_{\min}`: a level that the effective smoothness often meets.
+
+        Not a bound: :attr:`effective_smoothness` may be smaller or larger.
+        """
         return float(1 / self.step_sizes.min())
 
 

@@ -600,7 +600,10 @@ def figures(record: Record) -> dict[str, Figure]:
 
 
 def _common_values(record: Record, ending: str) -> NDArray[np.float64]:
-    """Round values of the loss that all runs at one rate come to after their start."""
+    """Round values of the loss that all runs at one rate come to after their start.
+
+    Not those above the first measurement: there updates are not told apart.
+    """
     losses = [record.values(norm + ending, "test", "line")[:, 1:] for norm in LOOKS]
     first = min(values[:, 0].min() for values in losses)
     last = max(values.min(1).max() for values in losses)

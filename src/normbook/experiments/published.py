@@ -76,11 +76,12 @@ VGG_TEST_ACCURACY = {
     "batch_norm_fast": 0.802,
 }
 
-# Width of the range of losses along the gradient, mean over training (nats).
+# Width of the range of losses along the gradient, mean over 15 000 steps (nats).
 VGG_LOSS_RANGE = {"none": 1.54, "batch_norm": 0.25}
-# Largest change of the gradient along it: median over training.
+# Largest change of the gradient along it: median over 15 000 steps.
 VGG_GRADIENT_CHANGE = {"none": 47.0, "batch_norm": 22.0}
-# Effective smoothness, mean over steps 3 000 to 6 000.
+# Effective smoothness, mean over steps 3 000 to 6 000: to be compared with a mean over
+# the same steps.
 VGG_BETA = {"none": 20.1, "batch_norm": 19.9}
 
 _SANTURKAR_5B = "Santurkar et al. (2018), Fig. 5(b)"
