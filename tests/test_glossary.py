@@ -58,9 +58,7 @@ EVERYDAY = {
     "projection": ("peepholes, projections",),  # of an LSTM
     "rank": ("do not rank",),
     "running statistics": ("its running mean",),  # of Welford's rule
-    "state": ("states of the pen",),
     "unit": (
-        "each neuron",  # quoted
         *("unit vectors?", "unit Gaussians?", "in units of", "3 units", "1.5 units"),
         *("2 units", "the unit(?=[,:.])", "(?:its|their|another) unit", "The unit"),
     ),
@@ -91,6 +89,7 @@ NOT_PROSE = re.compile(
     | \$[^$]+\$                           # a formula in a line
     | \[[^\]]*\][(\[][^)\]]*[)\]]         # a link
     | <?https?:\S+                        # an address
+    | “[^”]*”                             # the words of others
     """,
     re.MULTILINE | re.DOTALL | re.VERBOSE,
 )

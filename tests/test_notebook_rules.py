@@ -176,6 +176,13 @@ def other_kernel(notebook: Any) -> None:
     notebook.metadata["kernelspec"]["name"] = "conda-env-mine"
 
 
+def measure_at_no_rate(notebook: Any) -> None:
+    prose("## What we know", "## What we know\n\n**Measured here**, three seeds\n")(
+        notebook
+    )
+    code("x = dict(lr=3)\nprint(3)")(notebook)
+
+
 BUG = ":::{exercise} Spot the bug\n:label: ex-small-bug"
 UNSOLVED = ":::{exercise} Another\n:label: ex-small-other\n\nWhy?\n:::\n\n" + BUG
 
@@ -190,6 +197,19 @@ PLANTED: dict[str, tuple[Callable[[Any], None], str]] = {
     "stderr": (store_stderr, "wrote to stderr: 'careful"),
     "long cell": (code("x = 1\n" * 16), "16 lines, at most 15"),
     "long line": (code("x = " + " + 1" * 20), "columns, at most 76"),
+    "long prose": (
+        prose("Does a", "word " * 20 + "\nDoes a"),
+        "100 columns, at most 90",
+    ),
+    "assert on literals": (
+        code("import numpy as np\nassert np.isclose(abs(0.1 * 8), 0.8)\nprint(3)"),
+        "cell 2: compares typed numbers only",
+    ),
+    "measured without seeds": (
+        prose("## What we know", "## What we know\n\n**Measured here**\n\n- much\n"),
+        "names no seeds",
+    ),
+    "measured without rates": (measure_at_no_rate, "names no learning rate"),
     "skipped": (skip, "is skipped"),
     "skipped by comment": (code("# NBVAL_SKIP\nprint(3)"), "is skipped"),
     "ignored": (ignore_output, 'give no "reason"'),

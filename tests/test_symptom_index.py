@@ -72,10 +72,15 @@ def test_an_entry_without_output_is_noticed() -> None:
     assert not cell.outputs
 
 
-def test_the_table_carries_the_class_that_the_filter_looks_for() -> None:
+def test_the_tables_carry_the_classes_that_the_filter_looks_for() -> None:
     script = SCRIPT.read_text(encoding="utf-8")
     assert "table.symptom-index" in script
-    assert any(":class: symptom-index" in cell.source for cell in CELLS)
+    assert '".symptom-group"' in script
+    text = "\n".join(cell.source for cell in CELLS if cell.cell_type == "markdown")
+    groups = re.findall(r"(?ms)^:::\{dropdown\} [^\n]*\n(.*?)^:::$", text)
+    tables = [group for group in groups if ":class: symptom-index" in group]
+    assert all(":class-container: symptom-group" in table for table in tables)
+    assert sum(table.count("\n| {") for table in tables) == len(symptoms(CELLS))
     config = (ROOT / "_config.yml").read_text(encoding="utf-8")
     assert '"symptom_index.js"' in config
 
@@ -172,3 +177,43 @@ def test_the_ending_of_a_typed_word_does_not_count() -> None:
     rows = ["how to freeze it", "numbers that differ"]
     assert nearest(rows, "freezing") == ([0], True)
     assert nearest(rows, "a different number") == ([1], True)
+
+
+FAKE_PAGE = """
+const element = () => ({
+  append(...children) { this.children = children; }, setAttribute() {},
+  addEventListener(_, action) { this.typed = action; }, value: "",
+});
+const body = (rows) => ({ rows, replaceChildren(...found) { this.rows = found; } });
+const row = (text) => ({ textContent: text, cloneNode: () => text });
+const table = (texts) => {
+  const group = { before(box) { this.box = box; } };
+  return {
+    tBodies: [body(texts.map(row))], closest: () => group, group,
+    cloneNode: () => ({ tBodies: [body([])], removeAttribute() {} }),
+  };
+};
+const { addFilter } = require(process.argv[1]);
+globalThis.document = { createElement: element };
+const tables = [table(["one cat", "two"]), table(["cat three"])];
+addFilter(tables);
+const [, input, count, results] = tables[0].group.box.children;
+const seen = [];
+for (const typed of ["", "cat", "zebra"]) {
+  input.value = typed;
+  input.typed();
+  const rows = results.hidden ? [] : results.tBodies[0].rows;
+  seen.push([tables.map(({ group }) => group.hidden), rows, count.textContent]);
+}
+console.log(JSON.stringify(seen));
+"""
+
+
+@needs_node
+def test_typed_words_gather_rows_of_all_groups() -> None:
+    command = [str(NODE), "-e", FAKE_PAGE, str(SCRIPT)]
+    run = subprocess.run(command, capture_output=True, text=True, check=True)
+    empty, some, none = json.loads(run.stdout)
+    assert empty == [[False, False], [], "3 of 3 symptoms"]
+    assert some == [[True, True], ["one cat", "cat three"], "2 of 3 symptoms"]
+    assert none == [[True, True], [], "No entry holds any of these words"]

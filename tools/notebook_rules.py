@@ -7,6 +7,8 @@
 from __future__ import annotations
 
 import ast
+import builtins
+import contextlib
 import copy
 import hashlib
 import itertools
@@ -24,6 +26,7 @@ KERNEL = {"display_name": "Python 3", "language": "python", "name": "python3"}
 CELL_METADATA = ("mystnb", "reason", "tags")  # everything else differs by editor
 MAX_LINES = 15
 MAX_COLUMNS = 76
+MAX_PROSE = 90
 MAX_BYTES = 1_000_000
 MIN_ALT = 40
 SECTIONS = (
@@ -265,6 +268,35 @@ def steady_source(notebook: Notebook) -> Iterator[str]:
                     yield f"cell {position}: reads the clock: {bare!r}"
 
 
+def asserts_can_fail(notebook: Notebook) -> Iterator[str]:
+    """An assert looks at something that a cell computed, not only at typed numbers."""
+    trees = []
+    for position, cell in code_cells(notebook):
+        with contextlib.suppress(SyntaxError):  # a magic command
+            trees.append((position, ast.parse(cell.source)))
+    nodes = [node for _, tree in trees for node in ast.walk(tree)]
+    constant = set(dir(builtins)) | {
+        name.asname or name.name
+        for node in nodes
+        if (isinstance(node, ast.Import) and node.names[0].name in ("math", "numpy"))
+        or (isinstance(node, ast.ImportFrom) and node.module == "math")
+        for name in node.names
+    }
+    stored = [n for n in nodes if isinstance(n, ast.Name | ast.FunctionDef)]
+    constant -= {
+        n.id if isinstance(n, ast.Name) else n.name
+        for n in stored
+        if isinstance(n, ast.FunctionDef) or isinstance(n.ctx, ast.Store)
+    }
+    for position, tree in trees:
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Assert):
+                names = {n.id for n in ast.walk(node) if isinstance(n, ast.Name)}
+                if names <= constant:
+                    text = ast.unparse(node)
+                    yield f"cell {position}: compares typed numbers only: {text!r}"
+
+
 def python3_kernel(notebook: Notebook) -> Iterator[str]:
     """The kernel's name is the one that every machine has."""
     name = notebook.metadata.get("kernelspec", {}).get("name")
@@ -303,6 +335,21 @@ def sections_in_order(notebook: Notebook) -> Iterator[str]:
     for before, after in itertools.pairwise(found):
         if SECTIONS.index(before) > SECTIONS.index(after):
             yield f'the section "{after}" must stand before "{before}"'
+
+
+def measured_with_settings(notebook: Notebook) -> Iterator[str]:
+    """The list of what was measured names seeds and, where a net learns, rates."""
+    found = re.search(
+        r"(?ms)^\*\*Measured here.*?(?=^\*\*|^## |\Z)", markdown(notebook)
+    )
+    if not found:
+        return
+    if not re.search(r"\bseeds?\b|\bdraws?\b", found[0]):
+        yield "the list *Measured here* names no seeds (or draws)"
+    learns = r"\blr=|learning_rate|\boptim\.|\brecord\.load\("
+    is_learning = any(re.search(learns, c.source) for _, c in code_cells(notebook))
+    if is_learning and not re.search(r"\brates?\b", found[0]):
+        yield "the list *Measured here* names no learning rate"
 
 
 def titles(notebook: Notebook) -> list[str]:
@@ -356,6 +403,24 @@ def exercises_solved(notebook: Notebook) -> Iterator[str]:
         yield 'no exercise is called "Spot the bug"'
 
 
+def narrow_prose(notebook: Notebook) -> Iterator[str]:
+    """A line of prose is short enough that a diff of it can be read."""
+    for position, cell in enumerate(notebook.cells):
+        if cell.cell_type != "markdown":
+            continue
+        bare = re.sub(r"(?ms)^ *(`{3,}).*?^ *\1 *$|\$\$.*?\$\$", "", cell.source)
+        for line in bare.splitlines():
+            # Rows of tables, addresses, titles of boxes and formulas cannot be broken.
+            if re.match(r"\s*(\||:::|\[[^\]]+\]:)", line):
+                continue
+            words = re.sub(r"\$[^$]*\$|`[^`]*`|\[[^\]]*\]\([^)]*\)", "", line)
+            if len(line) > MAX_PROSE and len(words.split()) > 2:
+                yield (
+                    f"cell {position}: a line of prose has {len(line)} columns, "
+                    f"at most {MAX_PROSE}: {line.strip()[:40]!r}"
+                )
+
+
 Rule: TypeAlias = Callable[[Notebook], Iterator[str]]
 STORED_AS_RUN: tuple[Rule, ...] = (
     executed_in_order,
@@ -367,7 +432,9 @@ NOTEBOOK_RULES: tuple[Rule, ...] = (
     *STORED_AS_RUN,
     outputs_present,
     short_cells,
+    narrow_prose,
     nothing_skipped,
+    asserts_can_fail,
     figures_described,
     steady_source,
     python3_kernel,
@@ -376,6 +443,7 @@ REFERENCE_RULES: tuple[Rule, ...] = (one_title,)  # a page to look things up in
 CHAPTER_RULES: tuple[Rule, ...] = (
     *REFERENCE_RULES,
     sections_in_order,
+    measured_with_settings,
     exercises_solved,
 )
 
