@@ -1,6 +1,6 @@
 // A box above an index of symptoms. The rows that hold every typed word stay. Where no
 // row does, as with a whole error text, the rows that share its rarest words come, the
-// nearest first. Without this script the whole table shows.
+// nearest first. With an empty box, and without this script, the groups show.
 "use strict";
 
 const COMMON = new Set(
@@ -44,10 +44,10 @@ function nearest(texts, typed) {
   return { found, isWhole: false };
 }
 
-function addFilter(table) {
-  const body = table.tBodies[0];
-  const rows = [...body.rows];
+function addFilter(tables) {
+  const rows = tables.flatMap((table) => [...table.tBodies[0].rows]);
   const texts = rows.map((row) => row.textContent);
+  const groups = tables.map((table) => table.closest(".symptom-group") ?? table);
 
   const label = document.createElement("label");
   label.htmlFor = "symptom-filter";
@@ -58,10 +58,15 @@ function addFilter(table) {
   input.autocomplete = "off";
   const count = document.createElement("p");
   count.setAttribute("role", "status"); // read out when it changes
+  const results = tables[0].cloneNode(true); // the rows found, of all groups
+  results.removeAttribute("id");
 
   const filter = () => {
     const { found, isWhole } = nearest(texts, input.value);
-    body.replaceChildren(...found.map((i) => rows[i]));
+    const isAsked = wordsOf(input.value).length > 0;
+    results.tBodies[0].replaceChildren(...found.map((i) => rows[i].cloneNode(true)));
+    results.hidden = !isAsked || found.length === 0;
+    for (const group of groups) group.hidden = isAsked;
     if (isWhole) {
       count.textContent = `${found.length} of ${rows.length} symptoms`;
     } else if (found.length > 0) {
@@ -73,17 +78,17 @@ function addFilter(table) {
 
   const box = document.createElement("div");
   box.className = "symptom-filter";
-  box.append(label, input, count);
-  table.before(box);
+  box.append(label, input, count, results);
+  groups[0].before(box);
   input.addEventListener("input", filter);
   filter();
 }
 
 if (typeof document === "undefined") {
-  module.exports = { nearest }; // for the tests
+  module.exports = { nearest, addFilter }; // for the tests
 } else {
   document.addEventListener("DOMContentLoaded", () => {
-    const table = document.querySelector("table.symptom-index");
-    if (table) addFilter(table);
+    const tables = [...document.querySelectorAll("table.symptom-index")];
+    if (tables.length > 0) addFilter(tables);
   });
 }
