@@ -35,7 +35,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import layer_norm
 
-from normbook.experiments import provenance
+from normbook.lab import provenance
 from normbook.layers.lstm import LayerNormLSTM
 from normbook.lstm import (
     LayerNormLSTMParameters,

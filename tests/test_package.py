@@ -8,6 +8,7 @@ import inspect
 import pkgutil
 import subprocess
 import sys
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,7 @@ LIBRARY = [m for m in MODULES if m != "normbook.__main__"]
 
 # Lower layers never import higher ones.
 ORDER = [
+    "errors",
     "atomic_file",
     "standardize",
     "normalize",
@@ -34,28 +36,29 @@ ORDER = [
     "gradient_check",
     "figures",
     "device",
-    "processes",
     "data",
     "layers",
     "diagnostics",
     "checks",
+    "lab",
     "experiments",
     "doctor",
     "__main__",
 ]
 MAY_IMPORT = {
-    "torch": {"layers", "fast", "diagnostics", "checks", "experiments"},
+    "torch": {"layers", "fast", "diagnostics", "checks", "lab", "experiments"},
     "matplotlib": {"figures"},
 }
 
 
-def imports(module: str) -> set[str]:
-    """Modules imported when the module is loaded, not inside its functions."""
+def imports(module: str, *, is_deep: bool = False) -> set[str]:
+    """Modules imported when the module is loaded; if deep, inside functions too."""
     spec = importlib.util.find_spec(module)
     assert spec is not None
     assert spec.origin is not None
     found: set[str] = set()
-    for node in ast.parse(Path(spec.origin).read_text()).body:
+    tree = ast.parse(Path(spec.origin).read_text())
+    for node in ast.walk(tree) if is_deep else tree.body:
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
@@ -74,6 +77,11 @@ def test_imports_point_one_way(module: str) -> None:
     for name in imports(module):
         if name.startswith("normbook.") and part(name) != part(module):
             assert ORDER.index(part(name)) < rank, f"{module} imports {name}"
+
+
+def test_no_modules_import_each_other_in_a_circle() -> None:
+    arrows = {m: (imports(m, is_deep=True) - {m}) & {*MODULES} for m in MODULES}
+    TopologicalSorter(arrows).prepare()  # CycleError names one
 
 
 @pytest.mark.parametrize("module", MODULES)

@@ -21,6 +21,7 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 from array_api_compat import array_namespace, device
 
+from normbook.errors import GradientMismatchError
 from normbook.standardize import (
     Array,
     check_float_array,
@@ -29,7 +30,6 @@ from normbook.standardize import (
 )
 
 __all__ = [
-    "GradientMismatchError",
     "Mutant",
     "check_gradient",
     "mutants",
@@ -37,10 +37,6 @@ __all__ = [
     "relative_error",
     "survivors",
 ]
-
-
-class GradientMismatchError(AssertionError):
-    """A gradient differs from the central differences of its function."""
 
 
 def relative_error(a: Array, b: Array) -> float:

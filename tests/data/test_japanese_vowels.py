@@ -9,9 +9,10 @@ import pytest
 from normbook.__main__ import main
 from normbook.data import vowels
 from normbook.data.catalogue import JAPANESE_VOWELS, SOURCES, DataFile, Source
-from normbook.data.files import CACHE, DATA, DataError, whereabouts
-from normbook.experiments.provenance import data_hashes
-from normbook.experiments.runner import LOADERS
+from normbook.data.files import CACHE, DATA, whereabouts
+from normbook.errors import DataError
+from normbook.lab.provenance import data_hashes
+from normbook.lab.runner import LOADERS
 
 END = b"1.0 " * 12 + b"\r\n"
 LENGTHS = (2, 1, 3)

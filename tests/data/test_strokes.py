@@ -15,11 +15,12 @@ from numpy.typing import NDArray
 
 from normbook.data import strokes
 from normbook.data.catalogue import SOURCES, DataFile, Source
-from normbook.data.files import CACHE, DATA, DataError, whereabouts
+from normbook.data.files import CACHE, DATA, whereabouts
 from normbook.data.strokes import Drawing, StrokesError
 from normbook.data.synthetic import drawings
-from normbook.experiments.provenance import data_hashes
-from normbook.experiments.runner import LOADERS
+from normbook.errors import DataError
+from normbook.lab.provenance import data_hashes
+from normbook.lab.runner import LOADERS
 
 # Two strokes: a corner of three points, and a dot.
 TEXT = b"START\n1.0,-2.0,0\n4.0,-2.0,15\n4.0,-6.5,30\nBREAK\n7.0,-1.0,99\nBREAK\n"

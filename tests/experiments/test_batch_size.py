@@ -12,16 +12,18 @@ import pytest
 import torch
 from torch import nn
 
-from normbook.experiments import batch_size, runner, vgg
+from normbook.errors import RecordError
+from normbook.experiments import batch_size, vgg
 from normbook.experiments.batch_size import BATCH_4, BATCH_128, VARIANTS
-from normbook.experiments.experiment import Scale
 from normbook.experiments.published import (
     BATCH_SIZE_ERROR,
     BATCH_SIZE_LAST_ERROR,
     BATCH_SIZE_LOSS,
 )
-from normbook.experiments.record import Record, RecordError, RunRecord
 from normbook.figures import STYLES
+from normbook.lab import runner
+from normbook.lab.experiment import Scale
+from normbook.lab.record import Record, RunRecord
 from normbook.layers.batch_norm import BatchNorm1d
 from normbook.layers.layer_norm import LayerNorm
 from normbook.layers.unbiased_batch_norm import UnbiasedBatchNorm1d

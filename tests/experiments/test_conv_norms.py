@@ -16,13 +16,15 @@ import torch
 from torch import Tensor, nn
 
 from normbook.data import Dataset
-from normbook.experiments import conv_norms, runner, vgg
+from normbook.errors import RecordError
+from normbook.experiments import conv_norms, vgg
 from normbook.experiments.catalogue import EXPERIMENTS
 from normbook.experiments.conv_norms import CONV_NORMS, CONV_NORMS_RATES, LOOKS
-from normbook.experiments.experiment import Experiment, Run
 from normbook.experiments.published import GROUP_NORM_ERROR
-from normbook.experiments.record import Record, RecordError, RunRecord, load, save
 from normbook.figures import STYLES
+from normbook.lab import runner
+from normbook.lab.experiment import Experiment, Run
+from normbook.lab.record import Record, RunRecord, load, save
 from normbook.layers.batch_norm import BatchNorm2d, recalibrate
 from normbook.layers.group_norm import GroupNorm, InstanceNorm2d
 

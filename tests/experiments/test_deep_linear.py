@@ -13,11 +13,13 @@ import pytest
 import torch
 from torch import nn
 
-from normbook.experiments import deep_linear, runner, vgg
-from normbook.experiments.experiment import Scale, generator
+from normbook.errors import RecordError
+from normbook.experiments import deep_linear, vgg
 from normbook.experiments.published import DEEP_LINEAR_LOSS
-from normbook.experiments.record import Record, RecordError
 from normbook.figures import STYLES
+from normbook.lab import runner
+from normbook.lab.experiment import Scale, generator
+from normbook.lab.record import Record
 from normbook.layers.batch_norm import BatchNorm1d
 from normbook.layers.lp_norm import LpNorm1d
 

@@ -13,11 +13,13 @@ import torch
 from matplotlib.figure import Figure
 from numpy.typing import ArrayLike
 
-from normbook.experiments import runner, sigmoid_net
-from normbook.experiments.experiment import Experiment
+from normbook.errors import RecordError
+from normbook.experiments import sigmoid_net
 from normbook.experiments.published import SIGMOID_NET_ACCURACY
-from normbook.experiments.record import Record, RecordError, RunRecord
 from normbook.figures import STYLES
+from normbook.lab import runner
+from normbook.lab.experiment import Experiment
+from normbook.lab.record import Record, RunRecord
 
 VARIANTS = ("none", "batch_norm", "noisy_batch_norm")
 BLUE, GREEN, GREY = (STYLES[k]["color"] for k in ("batch", "other", "none"))

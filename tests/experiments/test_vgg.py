@@ -14,11 +14,13 @@ from torch import nn
 
 from normbook.data import Dataset
 from normbook.diagnostics.noise import DistributionNoise
-from normbook.experiments import deep_linear, runner, vgg
-from normbook.experiments.experiment import Experiment, Scale, generator
+from normbook.errors import RecordError
+from normbook.experiments import deep_linear, vgg
 from normbook.experiments.published import VGG_TRAIN_ACCURACY
-from normbook.experiments.record import Record, RecordError
 from normbook.figures import STYLES
+from normbook.lab import runner
+from normbook.lab.experiment import Experiment, Scale, generator
+from normbook.lab.record import Record
 from normbook.layers.batch_norm import BatchNorm1d, BatchNorm2d
 
 CPU = torch.device("cpu")

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm as TorchBatchNorm
 
-from normbook.experiments.architectures import ARCHITECTURES, stir
 from normbook.gradient_check import relative_error
+from normbook.lab.architectures import ARCHITECTURES, stir
 from normbook.layers import batch_norm as ours
 from normbook.layers.batch_renorm import BatchRenorm1d
 from normbook.layers.folding import fold_batch_norm, folding_plan

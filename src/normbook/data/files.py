@@ -50,6 +50,7 @@ from urllib.parse import urljoin, urlsplit
 
 from normbook import atomic_file
 from normbook.data.catalogue import SOURCES, Archive, DataFile, Source
+from normbook.errors import DataError
 
 if TYPE_CHECKING:
     from requests import Response
@@ -73,10 +74,6 @@ REDIRECTS = 5
 UNPACKED = 500_000_000
 # Letters of a path or of a server's answer that an error message shows at most.
 MESSAGE = 300
-
-
-class DataError(RuntimeError):
-    """The data cannot be had; the message says where it was looked for."""
 
 
 class _MirrorError(Exception):

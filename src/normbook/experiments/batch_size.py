@@ -22,8 +22,14 @@ from torch import Tensor, nn
 
 from normbook.data import Dataset
 from normbook.diagnostics.undisturbed import undisturbed
-from normbook.experiments.digits_mlp import build, evaluate
-from normbook.experiments.experiment import (
+from normbook.errors import RecordError
+from normbook.experiments.published import (
+    BATCH_SIZE_ERROR,
+    BATCH_SIZE_LOSS,
+    Points,
+)
+from normbook.lab.digits_mlp import build, evaluate
+from normbook.lab.experiment import (
     Batches,
     Experiment,
     Measurement,
@@ -35,12 +41,6 @@ from normbook.experiments.experiment import (
     generator,
     required,
 )
-from normbook.experiments.published import (
-    BATCH_SIZE_ERROR,
-    BATCH_SIZE_LOSS,
-    Points,
-)
-from normbook.experiments.record import RecordError
 from normbook.layers.batch_norm import BatchNorm1d, recalibrate
 from normbook.layers.layer_norm import LayerNorm
 from normbook.layers.unbiased_batch_norm import UnbiasedBatchNorm1d
@@ -48,8 +48,8 @@ from normbook.layers.unbiased_batch_norm import UnbiasedBatchNorm1d
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from normbook.experiments.record import Record
     from normbook.figures import Kind
+    from normbook.lab.record import Record
 
 __all__ = [
     "BATCH_4",

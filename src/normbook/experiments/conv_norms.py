@@ -34,7 +34,9 @@ from torch import Tensor, nn
 
 from normbook.data import Dataset
 from normbook.diagnostics.undisturbed import undisturbed
-from normbook.experiments.experiment import (
+from normbook.experiments.published import GROUP_NORM_ERROR
+from normbook.experiments.vgg import CHUNK, images, tested
+from normbook.lab.experiment import (
     Batches,
     Experiment,
     Measurement,
@@ -46,8 +48,6 @@ from normbook.experiments.experiment import (
     generator,
     required,
 )
-from normbook.experiments.published import GROUP_NORM_ERROR
-from normbook.experiments.vgg import CHUNK, images, tested
 from normbook.layers.batch_norm import BatchNorm2d, recalibrate
 from normbook.layers.group_norm import GroupNorm, InstanceNorm2d
 from normbook.layers.layer_norm import LayerNorm
@@ -56,8 +56,8 @@ from normbook.layers.weight_norm import WeightStandardization
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from normbook.experiments.record import Record
     from normbook.figures import Kind
+    from normbook.lab.record import Record
 
 __all__ = [
     "CONV_NORMS",

@@ -22,7 +22,8 @@ from torch import Tensor, nn
 from normbook.data import Dataset
 from normbook.diagnostics.internal_covariate_shift import gradient_shift
 from normbook.diagnostics.smoothness import along_gradient
-from normbook.experiments.experiment import (
+from normbook.experiments.published import DEEP_LINEAR_LOSS
+from normbook.lab.experiment import (
     Batches,
     Experiment,
     Measurement,
@@ -32,15 +33,14 @@ from normbook.experiments.experiment import (
     Values,
     generator,
 )
-from normbook.experiments.published import DEEP_LINEAR_LOSS
 from normbook.layers.batch_norm import BatchNorm1d
 from normbook.layers.lp_norm import LpNorm1d
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from normbook.experiments.record import Record
     from normbook.figures import Kind, Line
+    from normbook.lab.record import Record
 
 __all__ = ["EXPERIMENT", "build"]
 

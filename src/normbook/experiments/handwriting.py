@@ -56,7 +56,7 @@ from normbook.data.sequences import pad
 from normbook.data.strokes import Drawing, lines
 from normbook.data.synthetic import drawings
 from normbook.experiments import published
-from normbook.experiments.experiment import (
+from normbook.lab.experiment import (
     Batches,
     Experiment,
     Measurement,
@@ -71,8 +71,8 @@ from normbook.layers.lstm import LayerNormLSTM
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from normbook.experiments.record import Record
     from normbook.figures import Kind
+    from normbook.lab.record import Record
 
 __all__ = [
     "EXPERIMENT",

@@ -50,7 +50,7 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 from normbook.data import cloze
 from normbook.data.stories import Stories, Story
 from normbook.experiments import published
-from normbook.experiments.experiment import (
+from normbook.lab.experiment import (
     Batches,
     Experiment,
     Measurement,
@@ -69,8 +69,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from numpy.typing import NDArray
 
-    from normbook.experiments.record import Record
     from normbook.figures import Kind, Line
+    from normbook.lab.record import Record
 
 __all__ = [
     "EXPERIMENT",

@@ -27,8 +27,9 @@ from normbook.diagnostics.internal_covariate_shift import (
     input_shift_of_update,
 )
 from normbook.diagnostics.noise import DistributionNoise
-from normbook.experiments.digits_mlp import build, evaluate
-from normbook.experiments.experiment import (
+from normbook.experiments.published import SIGMOID_NET_ACCURACY
+from normbook.lab.digits_mlp import build, evaluate
+from normbook.lab.experiment import (
     Batches,
     Experiment,
     Measurement,
@@ -40,15 +41,14 @@ from normbook.experiments.experiment import (
     generator,
     required,
 )
-from normbook.experiments.published import SIGMOID_NET_ACCURACY
 from normbook.layers.batch_norm import BatchNorm1d
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from normbook.experiments.record import Record
     from normbook.figures import Kind
+    from normbook.lab.record import Record
 
 __all__ = ["CHOICES", "EXPERIMENT"]
 

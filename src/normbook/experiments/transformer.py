@@ -38,7 +38,7 @@ from torch import Tensor, nn
 
 from normbook.data import Dataset
 from normbook.diagnostics.undisturbed import Loss, gradients
-from normbook.experiments.experiment import (
+from normbook.lab.experiment import (
     Batches,
     Experiment,
     Measurement,
@@ -53,8 +53,8 @@ from normbook.layers.layer_norm import LayerNorm, RMSNorm
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from normbook.experiments.record import Record
     from normbook.figures import Kind, Line
+    from normbook.lab.record import Record
 
 __all__ = [
     "EXPERIMENT",

@@ -25,8 +25,9 @@ from normbook.diagnostics.internal_covariate_shift import (
 )
 from normbook.diagnostics.noise import DistributionNoise
 from normbook.diagnostics.smoothness import along_gradient
-from normbook.experiments.digits_mlp import evaluate
-from normbook.experiments.experiment import (
+from normbook.experiments.published import VGG_TRAIN_ACCURACY
+from normbook.lab.digits_mlp import evaluate
+from normbook.lab.experiment import (
     Batches,
     Experiment,
     Measurement,
@@ -38,14 +39,13 @@ from normbook.experiments.experiment import (
     generator,
     required,
 )
-from normbook.experiments.published import VGG_TRAIN_ACCURACY
 from normbook.layers.batch_norm import BatchNorm1d, BatchNorm2d
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from normbook.experiments.record import Record
     from normbook.figures import Kind, Line
+    from normbook.lab.record import Record
 
 __all__ = ["EXPERIMENT", "build", "images", "tested"]
 

@@ -41,7 +41,7 @@ from torch import Tensor, nn
 from normbook.data.sequences import Sequences, pad
 from normbook.data.synthetic import sequences
 from normbook.diagnostics.undisturbed import undisturbed
-from normbook.experiments.experiment import (
+from normbook.lab.experiment import (
     Batches,
     Experiment,
     Measurement,
@@ -58,8 +58,8 @@ from normbook.layers.per_step_batch_norm import PerStepBatchNorm1d
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from normbook.experiments.record import Record
     from normbook.figures import Kind
+    from normbook.lab.record import Record
 
 __all__ = ["LONGER", "VOWELS", "Recurrent"]
 

@@ -28,6 +28,7 @@ from torch.nn.utils import parametrize
 from torch.utils._pytree import tree_leaves, tree_map
 
 from normbook.batch_norm import fold_into_next, fold_into_previous, scale_and_shift
+from normbook.errors import NormbookError
 from normbook.gradient_check import relative_error
 from normbook.layers.base import DTYPES
 from normbook.layers.batch_norm import _BatchNorm
@@ -141,7 +142,7 @@ class Folding(NamedTuple):
         return f"{self.norm}: into {self.layer}, the {self.side} layer"
 
 
-class FoldingError(ValueError):
+class FoldingError(NormbookError, ValueError):
     """A model that cannot be folded as it is. The model is as it was.
 
     Attributes

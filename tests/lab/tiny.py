@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from normbook.data import Dataset
 from normbook.diagnostics.noise import DistributionNoise
 from normbook.experiments import catalogue
-from normbook.experiments.experiment import (
+from normbook.lab.experiment import (
     Batches,
     Experiment,
     Measurement,
@@ -30,7 +30,7 @@ from normbook.experiments.experiment import (
     Values,
     generator,
 )
-from normbook.experiments.record import Record
+from normbook.lab.record import Record
 
 
 def begin(settings: Settings, seed: int, _: Dataset | None, on: torch.device) -> Run:

@@ -12,10 +12,11 @@ import numpy as np
 import pytest
 import tiny
 
-from normbook.experiments import record, runner
-from normbook.experiments.experiment import Experiment
-from normbook.experiments.record import Record, RunRecord
-from normbook.experiments.runner import RunError, replay, run
+from normbook.errors import RunError
+from normbook.lab import record, runner
+from normbook.lab.experiment import Experiment
+from normbook.lab.record import Record, RunRecord
+from normbook.lab.runner import replay, run
 
 TINY = tiny.EXPERIMENT
 

@@ -16,20 +16,15 @@ import torch
 from test_ranks import ended, start, together
 from torch import Tensor, nn
 
-from normbook import processes
 from normbook.__main__ import main
-from normbook.experiments import catalogue, record
-from normbook.experiments.data_parallel import DataParallel, share_batches
-from normbook.experiments.experiment import Run
-from normbook.experiments.ranks import Ranks
-from normbook.experiments.record import Record
-from normbook.experiments.runner import (
-    RunError,
-    check,
-    load_data,
-    run,
-    variant_settings,
-)
+from normbook.errors import RunError
+from normbook.experiments import catalogue
+from normbook.lab import processes, record
+from normbook.lab.data_parallel import DataParallel, share_batches
+from normbook.lab.experiment import Run
+from normbook.lab.ranks import Ranks
+from normbook.lab.record import Record
+from normbook.lab.runner import check, load_data, run, variant_settings
 from normbook.layers.batch_norm import BatchNorm1d
 from normbook.layers.ghost_batch_norm import GhostBatchNorm1d
 from normbook.layers.group_norm import GroupNorm

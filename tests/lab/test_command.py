@@ -16,9 +16,10 @@ import tiny
 
 from normbook.__main__ import main
 from normbook.data import files
-from normbook.experiments import catalogue, record
-from normbook.experiments.experiment import Run
-from normbook.experiments.runner import run
+from normbook.experiments import catalogue
+from normbook.lab import record
+from normbook.lab.experiment import Run
+from normbook.lab.runner import run
 
 Capture = pytest.CaptureFixture[str]
 WHERE = Path(__file__).parent
@@ -190,7 +191,7 @@ def test_the_time_of_a_dry_run_is_that_of_all_its_runs(
     monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:
     monkeypatch.setattr(
-        "normbook.experiments.runner.estimate",
+        "normbook.lab.runner.estimate",
         lambda *_, **__: {"plain": 40.0, "noisy, rate=0.1": 4000.0},
     )
     assert main(["run", "tiny", "--dry-run"]) == 0
@@ -246,7 +247,7 @@ def test_a_signal_to_end_before_the_beginning_leaves_nothing(
     def loading(_: Any) -> None:
         signal.raise_signal(number)
 
-    monkeypatch.setattr("normbook.experiments.runner.load_data", loading)
+    monkeypatch.setattr("normbook.lab.runner.load_data", loading)
     # A shell that started the tests in the background has Ctrl-C ignored.
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     error = said(capsys, "run", "tiny", code=130)

@@ -21,7 +21,7 @@ from normbook.data import Dataset
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from normbook.experiments.record import Record
+    from normbook.lab.record import Record
 
 __all__ = [
     "OPENING",
@@ -156,7 +156,7 @@ class Run:
         Those that the model or the measurements draw from in training.
     stand_in : nn.Module, optional
         What computes in the place of the model in updates, with the same parameters
-        and buffers: see :mod:`normbook.experiments.data_parallel`.
+        and buffers: see :mod:`normbook.lab.data_parallel`.
     schedule : callable, optional
         Takes the number of updates done; returns the learning rate of the next one.
         Left out, the optimizer keeps its own.

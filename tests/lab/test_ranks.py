@@ -13,16 +13,17 @@ from pathlib import Path
 import pytest
 import tiny
 
-from normbook.experiments import ranks, record
-from normbook.experiments.ranks import Ranks
-from normbook.experiments.record import Record
-from normbook.experiments.runner import run
+from normbook.lab import ranks, record
+from normbook.lab.ranks import Ranks
+from normbook.lab.record import Record
+from normbook.lab.runner import run
 
 WHERE = Path(__file__).parent
 LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
 SCRIPT = """
 import os, sys
-from normbook.experiments import ranks, runner
+from normbook.errors import OtherProcessError, RunError
+from normbook.lab import ranks, runner
 
 what, rank = sys.argv[1], int(os.environ["RANK"])
 try:
@@ -38,10 +39,10 @@ try:
             os._exit(4)
         else:
             joined.gather(0)
-except ranks.OtherProcessError as error:
+except OtherProcessError as error:
     print(error)
     sys.exit(5)
-except ranks.RunError as error:
+except RunError as error:
     print(error)
     sys.exit(1)
 """

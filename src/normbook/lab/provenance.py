@@ -17,7 +17,7 @@ import normbook
 from normbook.data.catalogue import SOURCES
 
 if TYPE_CHECKING:
-    from normbook.experiments.ranks import Sharing
+    from normbook.lab.ranks import Sharing
 
 __all__ = [
     "code",

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from normbook.data import digits
-from normbook.experiments.digits_mlp import (
+from normbook.lab.digits_mlp import (
     History,
     Split,
     build,

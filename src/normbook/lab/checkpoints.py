@@ -18,11 +18,12 @@ from typing import Any
 import torch
 
 from normbook import atomic_file
-from normbook.experiments import provenance, record
-from normbook.experiments.experiment import Run
-from normbook.experiments.record import Record
+from normbook.errors import RecordError, RunError
+from normbook.lab import provenance, record
+from normbook.lab.experiment import Run
+from normbook.lab.record import Record
 
-__all__ = ["Checkpoints", "RunError"]
+__all__ = ["Checkpoints"]
 
 PLAN = "plan.json"
 # The record until it gets its name: what is left of it after a kill lies here too.
@@ -32,10 +33,6 @@ RECORD = "record.json"
 FREE_BYTES = 200_000_000
 # torch does not notice a changed bit in a file, so a SHA-256 follows the content.
 DIGEST_BYTES = hashlib.sha256().digest_size
-
-
-class RunError(RuntimeError):
-    """A run cannot be started or continued; the message says why and the cure."""
 
 
 class Checkpoints:
@@ -238,7 +235,7 @@ class Checkpoints:
 
     def _finished(self, is_resumed: bool) -> Record:
         if is_resumed:
-            with contextlib.suppress(record.RecordError, OSError):
+            with contextlib.suppress(RecordError, OSError):
                 found = record.load(self.out)
                 plan = {key: getattr(found, key) for key in self.plan}
                 # Records older than data-parallel training do not say "runs".

@@ -13,9 +13,10 @@ import numpy as np
 import pytest
 import tiny
 
-from normbook.experiments import record
-from normbook.experiments.record import Record, RecordError
-from normbook.experiments.runner import run
+from normbook.errors import RecordError
+from normbook.lab import record
+from normbook.lab.record import Record
+from normbook.lab.runner import run
 
 
 @pytest.fixture(scope="module")

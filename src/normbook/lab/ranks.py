@@ -12,9 +12,9 @@ from typing import Any, Literal, TypeVar
 import torch
 from torch import distributed
 
-from normbook.experiments.checkpoints import RunError
+from normbook.errors import OtherProcessError, RunError
 
-__all__ = ["OtherProcessError", "Ranks", "Sharing", "is_first", "join"]
+__all__ = ["Ranks", "Sharing", "is_first", "join"]
 
 T = TypeVar("T")
 
@@ -24,10 +24,6 @@ statistics of the whole batch in each normalization, or with those of its part."
 
 # Who is done first waits for the others, as long as their last runs take.
 PATIENCE = timedelta(days=30)
-
-
-class OtherProcessError(RunError):
-    """Another process has failed, and says itself why."""
 
 
 @dataclass(frozen=True)

@@ -31,8 +31,9 @@ from typing import Any
 import cloudpickle
 
 from normbook import atomic_file
+from normbook.errors import ProcessError
 
-__all__ = ["ProcessError", "run"]
+__all__ = ["run"]
 
 # Seconds. To import torch takes long where many processes do so at once;
 START = 600.0
@@ -47,12 +48,8 @@ FAREWELL = 10.0
 # is not imported there: it would start processes in its turn.
 PROGRAM = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
-    "from normbook import processes; processes._work(*sys.argv[2:])"
+    "from normbook.lab import processes; processes._work(*sys.argv[2:])"
 )
-
-
-class ProcessError(RuntimeError):
-    """A process has raised, died, or not answered in time; the message says which."""
 
 
 def run(

@@ -11,7 +11,7 @@ import pytest
 import tiny
 import torch
 
-from normbook.experiments.experiment import (
+from normbook.lab.experiment import (
     OPENING,
     Batches,
     Run,

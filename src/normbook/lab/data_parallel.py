@@ -23,9 +23,9 @@ from typing import Any
 import torch
 from torch import Tensor, distributed, nn
 
-from normbook.experiments.checkpoints import RunError
-from normbook.experiments.experiment import Run
-from normbook.experiments.ranks import Ranks
+from normbook.errors import RunError
+from normbook.lab.experiment import Run
+from normbook.lab.ranks import Ranks
 from normbook.layers.group_norm import GroupNorm
 from normbook.layers.layer_norm import LayerNorm, RMSNorm
 from normbook.layers.lp_norm import LpNorm1d

@@ -16,16 +16,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from normbook import atomic_file
+from normbook.errors import RecordError
 
-__all__ = ["Record", "RecordError", "RunRecord", "load", "save"]
+__all__ = ["Record", "RunRecord", "load", "save"]
 
 # Significant digits of what is kept. More than any figure shows, and enough to see
 # that a repetition differs.
 DIGITS = 7
-
-
-class RecordError(ValueError):
-    """A file is no record, or a record lacks what is asked of it."""
 
 
 @dataclass(frozen=True)
@@ -265,7 +262,7 @@ def load(path: str | Path) -> Record:
 @cache
 def schema() -> dict[str, Any]:
     """Give the JSON Schema of a record."""
-    text = files("normbook.experiments").joinpath("record.schema.json").read_text()
+    text = files("normbook.lab").joinpath("record.schema.json").read_text()
     loaded: dict[str, Any] = json.loads(text)
     return loaded
 

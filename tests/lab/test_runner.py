@@ -19,11 +19,11 @@ import tiny
 import torch
 
 from normbook.data import files
-from normbook.data.files import DataError
-from normbook.experiments import record, runner
+from normbook.errors import DataError, RunError
 from normbook.experiments.catalogue import EXPERIMENTS
-from normbook.experiments.record import Record
-from normbook.experiments.runner import RunError, check, estimate, run
+from normbook.lab import record, runner
+from normbook.lab.record import Record
+from normbook.lab.runner import check, estimate, run
 
 TINY = tiny.EXPERIMENT
 UNEQUAL = tiny.with_settings(

@@ -16,8 +16,8 @@ import torch
 from normbook.__main__ import _parser
 from normbook.data import digits
 from normbook.data.catalogue import MNIST
-from normbook.experiments import provenance
-from normbook.experiments.ranks import Sharing
+from normbook.lab import provenance
+from normbook.lab.ranks import Sharing
 
 CPU = torch.device("cpu")
 WHO = ["-c", "user.name=A", "-c", "user.email=a@example.org"]

@@ -33,22 +33,15 @@ from normbook.data import (
     vowels,
 )
 from normbook.data.sequences import Sequences
-from normbook.experiments import provenance
-from normbook.experiments.checkpoints import Checkpoints, RunError
-from normbook.experiments.data_parallel import share_batches
-from normbook.experiments.experiment import OPENING, Experiment, Run, Scale
-from normbook.experiments.ranks import (
-    PATIENCE,
-    OtherProcessError,
-    Ranks,
-    Sharing,
-    join,
-)
-from normbook.experiments.record import Record, RunRecord
+from normbook.errors import OtherProcessError, RunError
+from normbook.lab import provenance
+from normbook.lab.checkpoints import Checkpoints
+from normbook.lab.data_parallel import share_batches
+from normbook.lab.experiment import OPENING, Experiment, Run, Scale
+from normbook.lab.ranks import PATIENCE, Ranks, Sharing, join
+from normbook.lab.record import Record, RunRecord
 
 __all__ = [
-    "OtherProcessError",
-    "RunError",
     "check",
     "estimate",
     "load_data",

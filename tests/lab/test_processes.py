@@ -17,7 +17,8 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from normbook.processes import ProcessError, run
+from normbook.errors import ProcessError
+from normbook.lab.processes import run
 
 # Seconds. No test waits that long; a process that the others must not wait for would.
 LONG = 1000.0
@@ -196,7 +197,7 @@ def test_a_process_that_waits_in_vain_says_where() -> None:
 
 
 SCRIPT = """
-from normbook import processes
+from normbook.lab import processes
 
 class Counter(dict):
     pass

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm as TorchBatchNorm
 
-from normbook.experiments.architectures import ARCHITECTURES, stir
+from normbook.lab.architectures import ARCHITECTURES, stir
 
 
 def norms(model: nn.Module) -> list[TorchBatchNorm]:

@@ -16,10 +16,11 @@ import pytest
 import tiny
 import torch
 
-from normbook.experiments import checkpoints, provenance, record, runner
-from normbook.experiments.experiment import Experiment, Run
-from normbook.experiments.record import Record
-from normbook.experiments.runner import RunError, run
+from normbook.errors import RunError
+from normbook.lab import checkpoints, provenance, record, runner
+from normbook.lab.experiment import Experiment, Run
+from normbook.lab.record import Record
+from normbook.lab.runner import run
 
 FEW = tiny.with_settings(tiny.EXPERIMENT, steps=3, measure_every=2)
 UPDATES = 12  # two variants with two seeds
@@ -159,7 +160,7 @@ from pathlib import Path
 import tiny
 import torch
 
-from normbook.experiments import provenance, runner
+from normbook.lab import provenance, runner
 
 CHANGES = ("open", "os.mkdir", "os.rename", "os.remove", "os.rmdir")
 TWO_STEPS = tiny.with_settings(tiny.EXPERIMENT, steps=2, measure_every=1)
