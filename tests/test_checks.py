@@ -271,7 +271,7 @@ def test_a_failing_notebook_is_named_with_its_cell(
     assert status == 1
     assert "fails.ipynb: FAILED, file unchanged: cell 2 ('x / 0')" in printed
     assert "ZeroDivisionError" in printed
-    assert not list((folder / "book").glob(".*.tmp"))
+    assert not list((folder / "book").glob("*.part"))
 
 
 def test_what_is_stored_is_in_normal_form_and_green(

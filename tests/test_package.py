@@ -22,6 +22,7 @@ LIBRARY = [m for m in MODULES if m != "normbook.__main__"]
 # Lower layers never import higher ones.
 ORDER = [
     "errors",
+    "arguments",
     "atomic_file",
     "standardize",
     "normalize",
@@ -33,6 +34,7 @@ ORDER = [
     "axes",
     "running_statistics",
     "conventions",
+    "comparison",
     "gradient_check",
     "figures",
     "device",

@@ -23,7 +23,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch, Rectangle
 from numpy.typing import ArrayLike, NDArray
 
-from normbook.axes import check_index
+from normbook.arguments import check_index
 from normbook.standardize import check_same_shape
 
 __all__ = [

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from numbers import Integral, Real
+from numbers import Real
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -16,6 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
+from normbook.arguments import check_whole
 from normbook.data import Dataset
 from normbook.layers.batch_norm import BatchNorm1d
 
@@ -286,10 +287,7 @@ def repeat(run: Callable[[torch.Generator], History], seeds: Sequence[int]) -> H
 
 
 def _check_whole(name: str, value: Any, least: int | None = 1) -> None:
-    if isinstance(value, bool) or not isinstance(value, Integral):
-        raise TypeError(
-            f"{name} must be a whole number, got {value!r}; convert it with int()."
-        )
+    check_whole(name, value, "convert it with int()")
     if least is not None and value < least:
         raise ValueError(
             f"{name} must be at least {least}, got {value}; give a larger number."

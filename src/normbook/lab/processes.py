@@ -23,7 +23,7 @@ import time
 import traceback
 from collections.abc import Callable
 from datetime import timedelta
-from numbers import Integral, Real
+from numbers import Real
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -31,6 +31,7 @@ from typing import Any
 import cloudpickle
 
 from normbook import atomic_file
+from normbook.arguments import check_whole
 from normbook.errors import ProcessError
 
 __all__ = ["run"]
@@ -283,11 +284,7 @@ def _check(function: Any, count: Any, timeout: Any) -> None:
             f"function must be callable, got {type(function).__name__}; the order is "
             "run(function, count, *arguments)."
         )
-    if isinstance(count, bool) or not isinstance(count, Integral):
-        raise TypeError(
-            f"count must be a whole number, got {count!r}; it is the number of "
-            "processes."
-        )
+    check_whole("count", count, "it is the number of processes")
     if count < 1:
         raise ValueError(f"count must be at least 1, got {count}; 2 is usual.")
     if not isinstance(timeout, Real) or not 0 < float(timeout) < math.inf:

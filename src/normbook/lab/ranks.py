@@ -81,7 +81,8 @@ class Ranks:
         ----------
         function : callable
             Without arguments. If it raises, the first process fails with that, and
-            the others with an :class:`OtherProcessError` once it has ended.
+            the others with an :class:`~normbook.errors.OtherProcessError` once it has
+            ended.
 
         Returns
         -------
