@@ -37,6 +37,9 @@ def content(made: Record, tmp_path_factory: pytest.TempPathFactory) -> Any:
     return json.loads(path.read_text())
 
 
+EACH = ("plain", "weights", "each")
+
+
 def load(content: Any, folder: Path) -> Record:
     path = folder / "changed.json"
     path.write_text(json.dumps(content))
@@ -291,6 +294,12 @@ def test_values_have_one_row_for_each_seed(made: Record) -> None:
     values = made.values("plain", "weights", "each")
     for row, run_of_seed in zip(values, made.runs[:2], strict=True):
         np.testing.assert_array_equal(row, run_of_seed.curves["weights"]["each"])
+
+
+def test_texts_are_as_they_were_recorded(path: Path) -> None:
+    read = record.load(path)
+    signs = ["".join("+-"[int(w < 0)] for w in row) for row in read.values(*EACH)[1]]
+    assert read.texts("plain", "weights", "signs")[1] == signs
 
 
 @pytest.mark.parametrize(

@@ -94,6 +94,7 @@ def test_a_changed_measurement_is_found(
         lambda false: false.curves["weights"]["angle"].__setitem__(0, 0.5),
         lambda false: false.curves["weights"]["angle"].__setitem__(1, [0.5]),
         lambda false: false.curves["weights"]["angle"].__setitem__(1, None),
+        lambda false: false.curves["weights"]["signs"].__setitem__(1, "0"),
         lambda false: false.curves["weights"]["step"].__setitem__(1, 11),
         lambda false: false.opening.__delitem__(slice(10, None)),
     ],

@@ -46,7 +46,8 @@ def begin(settings: Settings, seed: int, _: Dataset | None, on: torch.device) ->
     def weights(run: Run) -> Values:
         flat = run.model.get_parameter("0.weight").flatten().tolist()
         angle = flat[0] / flat[1] if run.step else float("nan")
-        return {"each": flat, "angle": angle}
+        signs = "".join("-" if value < 0 else "+" for value in flat)
+        return {"each": flat, "angle": angle, "signs": signs}
 
     return Run(
         model=model.to(on),

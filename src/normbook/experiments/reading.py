@@ -341,10 +341,8 @@ def begin(
         found: Values = {"probability": right.tolist()}
         for i, story in enumerate(examples):
             found[f"weights_{i}"] = weights[i, : len(story.words)].tolist()
-            # A record holds numbers: here those of Unicode.
             lines = [" ".join(line) for line in (*story.facts, story.question)]
-            text = "\n".join([*lines, story.answer])
-            found[f"story_{i}"] = [float(ord(letter)) for letter in text]
+            found[f"story_{i}"] = "\n".join([*lines, story.answer])
         return found
 
     return Run(
@@ -417,8 +415,7 @@ def attention(record: Record, variant: str, place: int) -> Attention:
         If the record is of another experiment, or lacks what is asked of it.
     """
     record.require(EXPERIMENT.name)
-    numbers = record.values(variant, "attention", f"story_{place}")[0, -1]
-    text = "".join(chr(int(number)) for number in numbers)
+    text = record.texts(variant, "attention", f"story_{place}")[0][-1]
     *facts, question, answer = (line.split() for line in text.split("\n"))
     weights = record.values(variant, "attention", f"weights_{place}")[:, -1]
     right = record.values(variant, "attention", "probability")[:, -1, place]

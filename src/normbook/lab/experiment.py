@@ -36,7 +36,7 @@ __all__ = [
 ]
 
 Settings = Mapping[str, Any]
-Values = dict[str, float | list[float]]
+Values = dict[str, Any]  # numbers, lists of numbers, or texts
 Objective = Callable[..., dict[str, Tensor]]
 
 # The losses of so many first updates are kept one by one: a record is checked by
@@ -129,8 +129,8 @@ class Measurement(NamedTuple):
     every : int
         Steps.
     measure : callable
-        Takes the run, which stands before an update; returns numbers, or lists of
-        numbers, by name. It must not disturb the run.
+        Takes the run, which stands before an update; returns numbers, lists of
+        numbers, or texts, by name. It must not disturb the run.
     """
 
     every: int

@@ -185,9 +185,21 @@ class Record:
         RecordError
             If the record has no such variant, measurement or quantity.
         """
-        runs = self._runs(variant)
-        columns = [self._curve(run, measurement, quantity) for run in runs]
+        columns = self._columns(variant, measurement, quantity)
         return np.array(columns, dtype=np.float64)
+
+    def texts(self, variant: str, measurement: str, quantity: str) -> list[list[str]]:
+        """Return what was recorded as text: for each seed a list over time.
+
+        Parameters and errors are those of :meth:`values`.
+        """
+        return self._columns(variant, measurement, quantity)
+
+    def _columns(
+        self, variant: str, measurement: str, quantity: str
+    ) -> list[list[Any]]:
+        runs = self._runs(variant)
+        return [self._curve(run, measurement, quantity) for run in runs]
 
     def _runs(self, variant: str) -> list[RunRecord]:
         if variant not in self.variants:

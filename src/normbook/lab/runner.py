@@ -672,7 +672,8 @@ def _freedom(
     """Ten times the most that a moved start makes of it by each step."""
     free, most = [], 0.0
     for place, (value, step) in enumerate(zip(found, steps, strict=False)):
-        for other in moved if step >= begins else ():
+        is_free = step >= begins and not isinstance(value, str)
+        for other in moved if is_free else ():
             apart = np.array(other[place], float) - np.array(value, float)
             far = np.abs(apart[np.isfinite(apart)]).max(initial=0.0)
             most = max(most, 10 * float(far))
@@ -691,6 +692,8 @@ def _moved(run: Run, relative: float, seed: int) -> Run:
 
 
 def _close(stored: Any, found: Any, relative: float, zero: float) -> bool:
+    if isinstance(found, str):
+        return bool(stored == found)
     try:  # null in a record is a number that is not finite
         a, b = (np.array(value, dtype=np.float64) for value in (stored, found))
     except ValueError:  # rows of several lengths
