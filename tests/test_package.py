@@ -24,6 +24,7 @@ ORDER = [
     "errors",
     "arguments",
     "atomic_file",
+    "looks",
     "standardize",
     "normalize",
     "batch_norm",

@@ -20,13 +20,13 @@ from normbook.experiments.published import (
     BATCH_SIZE_LAST_ERROR,
     BATCH_SIZE_LOSS,
 )
-from normbook.figures import STYLES
 from normbook.lab import runner
 from normbook.lab.experiment import Scale
 from normbook.lab.record import Record, RunRecord
 from normbook.layers.batch_norm import BatchNorm1d
 from normbook.layers.layer_norm import LayerNorm
 from normbook.layers.unbiased_batch_norm import UnbiasedBatchNorm1d
+from normbook.looks import STYLES
 
 LIVE = BATCH_4.scales["live"]
 TINY = {

@@ -21,12 +21,12 @@ from normbook.experiments import conv_norms, vgg
 from normbook.experiments.catalogue import EXPERIMENTS
 from normbook.experiments.conv_norms import CONV_NORMS, CONV_NORMS_RATES, LOOKS
 from normbook.experiments.published import GROUP_NORM_ERROR
-from normbook.figures import STYLES
 from normbook.lab import runner
 from normbook.lab.experiment import Experiment, Run
 from normbook.lab.record import Record, RunRecord, load, save
 from normbook.layers.batch_norm import BatchNorm2d, recalibrate
 from normbook.layers.group_norm import GroupNorm, InstanceNorm2d
+from normbook.looks import STYLES
 
 EXACT = 1e-12  # float64, other orders of sums
 SUMS = 1e-10  # the same for sums over 90 000 pixels

@@ -16,12 +16,12 @@ from torch import nn
 from normbook.errors import RecordError
 from normbook.experiments import deep_linear, vgg
 from normbook.experiments.published import DEEP_LINEAR_LOSS
-from normbook.figures import STYLES
 from normbook.lab import runner
 from normbook.lab.experiment import Scale, generator
 from normbook.lab.record import Record
 from normbook.layers.batch_norm import BatchNorm1d
 from normbook.layers.lp_norm import LpNorm1d
+from normbook.looks import STYLES
 
 CPU = torch.device("cpu")
 SCALE = Scale(

@@ -31,10 +31,10 @@ from normbook.experiments.handwriting import (
     sample,
     updates_to,
 )
-from normbook.figures import STYLES
 from normbook.lab import runner
 from normbook.lab.experiment import Experiment, Run, Scale
 from normbook.lab.record import Record
+from normbook.looks import STYLES
 
 CPU = torch.device("cpu")
 # Sums of a few numbers in float64, in another order.

@@ -17,10 +17,10 @@ from normbook.diagnostics.undisturbed import undisturbed
 from normbook.errors import RecordError
 from normbook.experiments import published, reading
 from normbook.experiments.reading import AttentiveReader
-from normbook.figures import STYLES
 from normbook.lab import runner
 from normbook.lab.experiment import Run
 from normbook.lab.record import Record
+from normbook.looks import STYLES
 
 CPU = torch.device("cpu")
 EXACT = 1e-12  # float64, other orders of sums

@@ -16,10 +16,10 @@ from numpy.typing import ArrayLike
 from normbook.errors import RecordError
 from normbook.experiments import sigmoid_net
 from normbook.experiments.published import SIGMOID_NET_ACCURACY
-from normbook.figures import STYLES
 from normbook.lab import runner
 from normbook.lab.experiment import Experiment
 from normbook.lab.record import Record, RunRecord
+from normbook.looks import STYLES
 
 VARIANTS = ("none", "batch_norm", "noisy_batch_norm")
 BLUE, GREEN, GREY = (STYLES[k]["color"] for k in ("batch", "other", "none"))

@@ -17,11 +17,11 @@ from normbook.diagnostics.noise import DistributionNoise
 from normbook.errors import RecordError
 from normbook.experiments import deep_linear, vgg
 from normbook.experiments.published import VGG_TRAIN_ACCURACY
-from normbook.figures import STYLES
 from normbook.lab import runner
 from normbook.lab.experiment import Experiment, Scale, generator
 from normbook.lab.record import Record
 from normbook.layers.batch_norm import BatchNorm1d, BatchNorm2d
+from normbook.looks import STYLES
 
 CPU = torch.device("cpu")
 TINY = {

@@ -48,16 +48,15 @@ from normbook.lab.experiment import (
     generator,
     required,
 )
+from normbook.lab.record import Record
 from normbook.layers.batch_norm import BatchNorm2d, recalibrate
 from normbook.layers.group_norm import GroupNorm, InstanceNorm2d
 from normbook.layers.layer_norm import LayerNorm
 from normbook.layers.weight_norm import WeightStandardization
+from normbook.looks import Kind, looks
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-    from normbook.figures import Kind
-    from normbook.lab.record import Record
 
 __all__ = [
     "CONV_NORMS",
@@ -96,29 +95,18 @@ def build(
     generator: torch.Generator,
     classes: int = 10,
 ) -> nn.Sequential:
-    """Stack convolutions, the mean over all places, and a linear read-out.
+    """Stack convolutions, the mean over all places, and a linear read-out (float32).
 
     Parameters
     ----------
     layers : sequence of (int, int)
         Channels and stride of each 3 x 3 convolution of images (N, 1, H, W).
     norm : str
-        What stands before each ReLU: a key of ``LOOKS``.
+        What stands before each ReLU: a key of ``LOOKS``, else ValueError.
     groups : int
         Of channels, for group norm.
     generator : torch.Generator
         CPU generator. Weights are normal after He; biases begin at 0, gains at 1.
-    classes : int
-
-    Returns
-    -------
-    nn.Sequential
-        float32, on the CPU, in training mode.
-
-    Raises
-    ------
-    ValueError
-        If there is no such ``norm``.
     """
     makers: dict[str, Callable[[int], list[nn.Module]]] = {
         "none": lambda size: [],
@@ -211,21 +199,11 @@ def _errors(model: nn.Module, x: Tensor, y: Tensor) -> Values:
     return {"loss": found["loss"], "error": 1 - found["accuracy"]}
 
 
-# How each normalization is drawn and called.
-LOOKS: dict[str, tuple[Kind, str]] = {
-    "none": ("none", "no normalization"),
-    "batch_norm": ("batch", "batch norm"),
-    "layer_norm": ("layer", "layer norm"),
-    "layer_norm_per_place": ("layer", "layer norm, each place"),
-    "instance_norm": ("other", "instance norm"),
-    "group_norm": ("other", "group norm"),
-    "group_norm_ws": ("other", "group norm, weights\nstandardized"),
-}
+LOOKS = looks(
+    "none", "batch_norm", "layer_norm", "layer_norm_per_place", "instance_norm",
+    "group_norm", "group_norm_ws",
+)  # fmt: skip
 Setting = Literal["batch_size", "learning_rate"]
-NAMES: dict[Setting, str] = {
-    "batch_size": "batch size",
-    "learning_rate": "learning rate",
-}
 
 
 def at_end(
@@ -237,7 +215,7 @@ def at_end(
     measurement: str = "test",
     quantity: str = "error",
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Give what was measured at the end of all runs with one normalization.
+    """Return what was measured at the end of all runs with one normalization.
 
     Parameters
     ----------
@@ -248,7 +226,6 @@ def at_end(
         The setting in which the runs differ.
     batch_size : int, optional
         Of the runs, where they do not differ in it.
-    measurement, quantity : str
 
     Returns
     -------
@@ -256,11 +233,6 @@ def at_end(
         Of the setting, growing.
     ends : array, shape (S, B)
         One row for each seed.
-
-    Raises
-    ------
-    RecordError
-        If the record lacks the measurement or the quantity.
     """
     own = _with_norm(record, norm, along, batch_size)
     ends = [record.values(name, measurement, quantity)[:, -1] for name in own.values()]
@@ -268,28 +240,15 @@ def at_end(
 
 
 def figures(record: Record) -> dict[str, Figure]:
-    """Draw test errors and training curves, each normalization beside batch norm.
+    """Draw a record of ``conv_norms`` or ``conv_norms_rates``.
 
-    Parameters
-    ----------
-    record : Record
-        Of ``conv_norms`` or ``conv_norms_rates``.
-
-    Returns
-    -------
-    dict from name to figure
-        Of ``conv_norms_rates``: "error_2" and "error_32", the test error at the end
-        with such batches against the learning rate, a panel for each normalization,
-        with batch norm in all of them. Of ``conv_norms``: "error", the same against
-        the batch size; "training", the loss of the smallest batches against steps;
-        "recalibrated", batch norm with running statistics and with those of many
-        training images; and, unless the scale is "live", "published", test errors
-        (above) and published errors on ImageNet (below).
-
-    Raises
-    ------
-    RecordError
-        If the record is of another experiment.
+    Of ``conv_norms_rates``: "error_2" and "error_32", the test error at the end with
+    such batches against the learning rate, a panel for each normalization, with batch
+    norm in all of them. Of ``conv_norms``: "error", the same against the batch size;
+    "training", the loss of the smallest batches against steps; "recalibrated", batch
+    norm with running statistics and with those of many training images; and, unless the
+    scale is "live", "published", test errors (above) and published errors on ImageNet
+    (below).
     """
     record.require(CONV_NORMS.name, CONV_NORMS_RATES.name)
     if record.name == CONV_NORMS_RATES.name:
@@ -336,7 +295,7 @@ def _against_batch_norm(
     **axis: Any,
 ) -> Figure:
     """Open a panel for each normalization: its curve, and that of batch norm."""
-    from normbook.figures import band, panels
+    from normbook.figures import band, panels, tick
 
     others = [norm for norm in _norms(record, batch_size) if norm != "batch_norm"]
     rows = 2 if len(others) > 3 and len(others) % 2 == 0 else 1
@@ -351,7 +310,7 @@ def _against_batch_norm(
         if k % (len(others) // rows) == 0:
             ax.set(ylabel=ylabel)
         if axis.get("xscale") == "log":
-            _tick(ax, np.asarray(x))
+            tick(ax, x, digits=3)
     _name_first(fig, axes[0])
     return fig
 
@@ -362,18 +321,13 @@ def _name_first(fig: Figure, ax: Any) -> None:
     fig.legend(handles[:1], labels[:1], loc="outside upper center")
 
 
-def _tick(ax: Any, x: NDArray[np.float64]) -> None:
-    ax.set_xticks(x, [f"{value:.3g}" for value in x])
-    ax.minorticks_off()
-
-
 def _beside_batch_norm(
     record: Record, along: Setting, batch_size: int | None = None
 ) -> Figure:
     return _against_batch_norm(
         record,
         lambda norm: at_end(record, norm, along, batch_size=batch_size),
-        NAMES[along],
+        along.replace("_", " "),
         "test error",
         batch_size,
         xscale="log",
@@ -407,7 +361,7 @@ def _recalibrated(record: Record) -> Figure:
 
 def _published(record: Record) -> Figure:
     """Our errors above, published ones below; the data sets differ."""
-    from normbook.figures import band, panels, points
+    from normbook.figures import band, panels, points, tick
 
     compared = [norm for norm in GROUP_NORM_ERROR if norm != "batch_norm"]
     count = len(compared)
@@ -427,7 +381,7 @@ def _published(record: Record) -> Figure:
             band(above, sizes, errors, kind=kind, label=label)
             points(below, *GROUP_NORM_ERROR[own][1:], kind=kind)
         below.set(xlabel=f"batch size\n\n{label}", xscale="log")
-        _tick(below, sizes)
+        tick(below, sizes, digits=3)
     _name_first(fig, axes[0])
     return fig
 
@@ -478,25 +432,25 @@ CPU: dict[str, Any] = {
     "layers": [[16, 2], [32, 2], [32, 1], [64, 2]],
     "groups": 4,
 }
+CONV_NORMS_LIVE: dict[str, Any] = {
+    **LIVE, "variants": _variants((32, 2), (3.0,), examples=LIVE_EXAMPLES, parts=2),
+}  # fmt: skip
+CONV_NORMS_CPU: dict[str, Any] = {
+    **CPU, "variants": _variants((128, 32, 8, 2), (0.1,), examples=PASS, parts=4),
+}  # fmt: skip
 CONV_NORMS = Experiment(
     name="conv_norms",
     title="A convolutional network with each normalization, over batch sizes",
     source=SOURCE,
     scales={
         "live": Scale(
-            {
-                **LIVE,
-                "variants": _variants((32, 2), (3.0,), examples=LIVE_EXAMPLES, parts=2),
-            },
+            CONV_NORMS_LIVE,
             seeds=(0, 1),
             data="digits",
             about="embedded digits, two convolutions",
         ),
         "cpu": Scale(
-            {
-                **CPU,
-                "variants": _variants((128, 32, 8, 2), (0.1,), examples=PASS, parts=4),
-            },
+            CONV_NORMS_CPU,
             seeds=(0, 1, 2),
             data="fashion-mnist",
             about="Fashion-MNIST, one pass",

@@ -50,6 +50,7 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 from normbook.data import cloze
 from normbook.data.stories import Stories, Story
 from normbook.experiments import published
+from normbook.experiments.measures import judge
 from normbook.lab.experiment import (
     Batches,
     Experiment,
@@ -60,8 +61,10 @@ from normbook.lab.experiment import (
     Values,
     generator,
 )
+from normbook.lab.record import Record
 from normbook.layers.batch_norm_lstm import BatchNormLSTM
 from normbook.layers.lstm import LayerNormLSTM
+from normbook.looks import looks
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -69,8 +72,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from numpy.typing import NDArray
 
-    from normbook.figures import Kind, Line
-    from normbook.lab.record import Record
+    from normbook.figures import Line
 
 __all__ = [
     "EXPERIMENT",
@@ -203,16 +205,9 @@ class AttentiveReader(nn.Module):
         return self.read(texts, questions).scores
 
     def read(self, texts: Tensor, questions: Tensor) -> Reading:
-        """Read texts with their questions.
+        """Read texts (N, T) with their questions (N, Q).
 
-        Parameters
-        ----------
-        texts, questions : tensors of int64, shapes (N, T) and (N, Q)
-            Numbers of words from 1, at least one in each row, and zeros behind them.
-
-        Returns
-        -------
-        Reading
+        Numbers of words from 1, at least one in each row, and zeros behind them.
         """
         y, _ = self._read(self.text, texts)  # (N, up to T, D)
         _, u = self._read(self.question, questions)  # (N, D)
@@ -316,7 +311,7 @@ def begin(
         run.model.eval()
         with torch.no_grad():
             parts = [
-                _judge(run.model(*part.unbind(1)), labels[:, 0])
+                judge(run.model(*part.unbind(1)), labels[:, 0])
                 for part, labels in zip(
                     torch.split(x_test, TOGETHER),
                     torch.split(y_test, TOGETHER),
@@ -361,14 +356,8 @@ def begin(
 
 
 def _objective(model: nn.Module, x: Tensor, y: Tensor) -> dict[str, Tensor]:
-    loss, wrong = _judge(model(*x.unbind(1)), y[:, 0])
+    loss, wrong = judge(model(*x.unbind(1)), y[:, 0])
     return {"loss": loss.mean(), "error": wrong.mean()}
-
-
-def _judge(scores: Tensor, answers: Tensor) -> tuple[Tensor, Tensor]:
-    """Cross-entropy (nats) of each question, and 1 where the answer is wrong."""
-    loss = nn.functional.cross_entropy(scores, answers, reduction="none")
-    return loss, (scores.detach().argmax(1) != answers).double()
 
 
 class Attention(NamedTuple):
@@ -395,24 +384,9 @@ class Attention(NamedTuple):
 
 
 def attention(record: Record, variant: str, place: int) -> Attention:
-    """Give the attention at the end of training, with the words.
+    """Return the attention at the end of training, with the words.
 
-    Parameters
-    ----------
-    record : Record
-        Of this experiment.
-    variant : str
-    place : int
-        Which of the recorded texts, from 0: two of each task.
-
-    Returns
-    -------
-    Attention
-
-    Raises
-    ------
-    RecordError
-        If the record is of another experiment, or lacks what is asked of it.
+    The place is that of a recorded text, from 0: two of each task.
     """
     record.require(EXPERIMENT.name)
     text = record.texts(variant, "attention", f"story_{place}")[0][-1]
@@ -425,27 +399,10 @@ def attention(record: Record, variant: str, place: int) -> Attention:
 def first_steps(
     record: Record, variant: str, task: str, level: float
 ) -> NDArray[np.float64]:
-    """Find when the test error is at most `level` for the first time.
+    """Find when the test error of a task is at most `level` for the first time.
 
-    Parameters
-    ----------
-    record : Record
-        Of this experiment.
-    variant, task : str
-    level : float
-
-    Returns
-    -------
-    array, shape (S,)
-        Steps for each of S seeds, among those that were measured; NaN where the error
-        never gets so low.
-
-    Raises
-    ------
-    RecordError
-        If the record is of another experiment, or has no such variant.
-    ValueError
-        If it has no such task.
+    Shape (S,): steps for each of S seeds, among those that were measured; NaN where the
+    error never gets so low. ValueError if the record has no such task.
     """
     record.require(EXPERIMENT.name)
     tasks = record.settings["tasks"]
@@ -459,36 +416,18 @@ def first_steps(
     return record.first_steps(variant, "test", is_low)
 
 
-# How each variant is drawn and called.
-LOOKS: dict[str, tuple[Kind, str]] = {
-    "none": ("none", "no normalization"),
-    "layer_norm": ("layer", "layer norm"),
-    "batch_norm": ("batch", "batch norm"),
-}
+LOOKS = looks("none", "layer_norm", "batch_norm")
 LEVELS = np.array([0.5, 0.4, 0.3, 0.2, 0.1, 0.05])
 
 
 def figures(record: Record) -> dict[str, Figure]:
-    """Draw test errors beside the published ones, steps to errors, and attention.
+    """Draw a record of this experiment.
 
-    Parameters
-    ----------
-    record : Record
-        Of this experiment.
-
-    Returns
-    -------
-    dict from name to figure
-        "error": test error against training steps, a column for each task; the last
-        column has points of Ba et al. (2016), Fig. 2, on another task. "steps": when
-        each error is reached first; a curve ends where not all runs get further.
-        "attention_0" and so on: the words of one text of each task, in the shade of
-        their weights at the end of the run with the first seed.
-
-    Raises
-    ------
-    RecordError
-        If the record is of another experiment.
+    "error": test error against training steps, a column for each task; the last column
+    has points of Ba et al. (2016), Fig. 2, on another task. "steps": when each error is
+    reached first; a curve ends where not all runs get further. "attention_0" and so on:
+    the words of one text of each task, in the shade of their weights at the end of the
+    run with the first seed.
     """
     from normbook.figures import curve_grid, points, shaded_words
 
@@ -530,60 +469,37 @@ BABI: dict[str, Any] = {
     "tasks": ["qa1", "qa2", "qa5"],
     "variants": VARIANTS,
 }
+LIVE: dict[str, Any] = {
+    "dtype": "float64", "tasks": ["cloze"], "train": 2000, "tested": 200,
+    "embedding": 16, "hidden": 24, "batch_size": 32, "learning_rate": 0.01,
+    "steps": 240, "average_over": 20, "test_every": 40, "variants": VARIANTS,
+}  # fmt: skip
+CPU: dict[str, Any] = {
+    **BABI, "dtype": "float64", "longest": 60, "embedding": 32, "hidden": 64,
+    "batch_size": 32, "learning_rate": 0.004, "steps": 3500, "average_over": 50,
+    "test_every": 100,
+}  # fmt: skip
+FULL: dict[str, Any] = {
+    **BABI, "dtype": "float32", "longest": 200, "embedding": 240, "hidden": 240,
+    "batch_size": 64, "learning_rate": 8e-5, "steps": 40_000, "average_over": 200,
+    "test_every": 1000,
+}  # fmt: skip
 EXPERIMENT = Experiment(
     name="reading",
     title="An attentive reader: layer norm, batch norm or none inside the LSTM",
     source=SOURCE,
     scales={
         "live": Scale(
-            {
-                "dtype": "float64",
-                "tasks": ["cloze"],
-                "train": 2000,
-                "tested": 200,
-                "embedding": 16,
-                "hidden": 24,
-                "batch_size": 32,
-                "learning_rate": 0.01,
-                "steps": 240,
-                "average_over": 20,
-                "test_every": 40,
-                "variants": VARIANTS,
-            },
-            seeds=(0, 1),
-            data="",
-            about="drawn texts of 2-4 sentences with a gap",
+            LIVE, seeds=(0, 1), data="", about="drawn texts of 2-4 sentences with a gap"
         ),
         "cpu": Scale(
-            {
-                **BABI,
-                "dtype": "float64",
-                "longest": 60,
-                "embedding": 32,
-                "hidden": 64,
-                "batch_size": 32,
-                "learning_rate": 0.004,
-                "steps": 3500,
-                "average_over": 50,
-                "test_every": 100,
-            },
+            CPU,
             seeds=(0, 1, 2),
             data="babi",
             about="three tasks of bAbI, stories of at most 60 words, 64 units",
         ),
         "full": Scale(
-            {
-                **BABI,
-                "dtype": "float32",
-                "longest": 200,
-                "embedding": 240,
-                "hidden": 240,
-                "batch_size": 64,
-                "learning_rate": 8e-5,
-                "steps": 40_000,
-                "average_over": 200,
-                "test_every": 1000,
-            },
+            FULL,
             seeds=(0, 1, 2),
             data="babi",
             about="three tasks of bAbI, stories of at most 200 words, 240 units (GPU)",

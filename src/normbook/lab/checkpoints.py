@@ -103,12 +103,8 @@ class Checkpoints:
 
         Parameters
         ----------
-        run : Run
-        variant : str
-        seed : int
         seconds : float
             That it took so far.
-        is_finished : bool
 
         Raises
         ------
@@ -136,11 +132,6 @@ class Checkpoints:
 
     def read(self, variant: str, seed: int) -> bytes | None:
         """Read the checkpoint of a run, if it has one.
-
-        Parameters
-        ----------
-        variant : str
-        seed : int
 
         Returns
         -------
@@ -171,8 +162,6 @@ class Checkpoints:
         ----------
         run : Run
             At step 0.
-        variant : str
-        seed : int
         content : bytes
             What :meth:`read` gave, here or in another process.
 
@@ -180,7 +169,6 @@ class Checkpoints:
         -------
         seconds : float
             That it took so far.
-        is_finished : bool
 
         Raises
         ------
@@ -199,10 +187,6 @@ class Checkpoints:
 
     def close(self, finished: Record) -> None:
         """Write the record, then remove the folder.
-
-        Parameters
-        ----------
-        finished : Record
 
         Raises
         ------

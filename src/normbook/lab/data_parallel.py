@@ -91,7 +91,6 @@ def share_batches(
     ----------
     run : Run
         The same in all processes. With one process it is left as it is.
-    ranks : Ranks
     has_local_statistics : bool
         Whether normalizations take the statistics of the shard only. The running
         statistics then differ between the processes.

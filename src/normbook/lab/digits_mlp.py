@@ -94,7 +94,6 @@ def build(
     std : float, optional
         The standard deviation of every weight itself, in place of
         :math:`g / \sqrt n`.
-    device : torch.device or str
 
     Returns
     -------
@@ -190,7 +189,6 @@ def train(
         CPU generator that draws the batches, without replacement within each.
     steps, batch_size, every : int
         Updates, examples in a batch, updates between two evaluations.
-    learning_rate : float
 
     Returns
     -------
@@ -253,7 +251,6 @@ def repeat(run: Callable[[torch.Generator], History], seeds: Sequence[int]) -> H
     ----------
     run : callable
         Takes a seeded CPU generator, returns a :class:`History`.
-    seeds : sequence of int
 
     Returns
     -------

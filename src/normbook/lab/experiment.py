@@ -54,10 +54,6 @@ def generator(seed: int, purpose: str) -> torch.Generator:
     purpose : str
         Such as "weights": variants that ask for the same get the same numbers.
 
-    Returns
-    -------
-    torch.Generator
-
     Examples
     --------
     >>> draw = [torch.rand(1, generator=generator(0, "weights")) for _ in range(2)]
@@ -143,12 +139,9 @@ class Run:
 
     Parameters
     ----------
-    model : nn.Module
-    optimizer : torch.optim.Optimizer
     objective : callable
         Takes the model, inputs and targets of a batch; returns scalars by name.
         "loss" is differentiated, all are recorded.
-    batches : Batches
     measurements : mapping from name to Measurement
     every : int
         Steps over which what the objective returns is averaged for the record.
@@ -327,10 +320,6 @@ def required(data: Dataset | None) -> Dataset:
     Parameters
     ----------
     data : Dataset or None
-
-    Returns
-    -------
-    Dataset
 
     Raises
     ------

@@ -53,18 +53,10 @@ def command(
 
     Parameters
     ----------
-    name, scale : str
-    seeds : sequence of int
-    place : torch.device
     processes : int
         On all machines.
-    machines : int
     parallel : "runs", "batches" or "local batches"
         What the processes share.
-
-    Returns
-    -------
-    str
 
     Examples
     --------

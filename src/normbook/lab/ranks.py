@@ -59,14 +59,6 @@ class Ranks:
     def share(self, work: Sequence[T]) -> list[T]:
         """Give this process its part of the work.
 
-        Parameters
-        ----------
-        work : sequence
-
-        Returns
-        -------
-        list
-
         Examples
         --------
         >>> Ranks(rank=1, count=3).share("abcdefgh")
@@ -83,10 +75,6 @@ class Ranks:
             Without arguments. If it raises, the first process fails with that, and
             the others with an :class:`~normbook.errors.OtherProcessError` once it has
             ended.
-
-        Returns
-        -------
-        object
         """
         if self.count == 1:
             return function()
@@ -121,10 +109,6 @@ class Ranks:
         ----------
         own : bool
             Whether it holds in this one.
-
-        Returns
-        -------
-        bool
         """
         if self.count == 1:
             return own
@@ -134,12 +118,7 @@ class Ranks:
 
 
 def is_first() -> bool:
-    """Whether this process is the one to speak: the first, or the only one.
-
-    Returns
-    -------
-    bool
-    """
+    """Whether this process is the one to speak: the first, or the only one."""
     return os.environ.get("RANK", "0") == "0"
 
 
@@ -153,10 +132,6 @@ def join(*, tensors_on: str = "cpu", timeout: timedelta = PATIENCE) -> Iterator[
         Where the tensors are that travel between them. Records do so in any case.
     timeout : timedelta
         How long a process waits for the others.
-
-    Yields
-    ------
-    Ranks
 
     Raises
     ------

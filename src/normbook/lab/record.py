@@ -149,7 +149,6 @@ class Record:
 
         Parameters
         ----------
-        variant, measurement : str
         is_there : array of bool, shape (S, T)
             Whether it holds, for each seed and each measurement.
 
@@ -170,10 +169,6 @@ class Record:
         self, variant: str, measurement: str, quantity: str
     ) -> NDArray[np.float64]:
         """Give one quantity of one variant, over time and over the seeds.
-
-        Parameters
-        ----------
-        variant, measurement, quantity : str
 
         Returns
         -------
@@ -223,7 +218,6 @@ def save(record: Record, path: Path) -> None:
 
     Parameters
     ----------
-    record : Record
     path : Path
         An old file of that name is replaced.
 
@@ -246,10 +240,6 @@ def load(path: str | Path) -> Record:
     Parameters
     ----------
     path : str or Path
-
-    Returns
-    -------
-    Record
 
     Raises
     ------

@@ -133,7 +133,6 @@ def run(
 
     Parameters
     ----------
-    experiment : Experiment
     scale : str
         A key of ``experiment.scales``.
     seeds : sequence of int, optional
@@ -272,12 +271,6 @@ def estimate(
 ) -> dict[str, float]:
     """Measure what one run of each variant would take.
 
-    Parameters
-    ----------
-    experiment : Experiment
-    scale : str
-    on : device
-
     Returns
     -------
     dict from variant to seconds
@@ -325,12 +318,10 @@ def replay(
 
     Parameters
     ----------
-    record : Record
     experiment : Experiment
         The one that the record says it is of.
     data : Dataset, Sequences or None
         What :func:`load_data` gives.
-    on : device
     steps : int, optional
         Updates to repeat, at most the 20 that a record keeps one by one. Left out,
         as many as another machine repeats: 20, or 2 where the experiment is not
@@ -401,27 +392,13 @@ def replay(
 
 
 def variant_settings(scale: Scale, variant: str) -> dict[str, Any]:
-    """Give the settings of one variant: the common ones, and its own over them.
-
-    Parameters
-    ----------
-    scale : Scale
-    variant : str
-
-    Returns
-    -------
-    dict
-    """
+    """Give the settings of one variant: the common ones, and its own over them."""
     common = {k: v for k, v in scale.settings.items() if k != "variants"}
     return {**common, **scale.settings["variants"][variant]}
 
 
 def load_data(scale: Scale) -> Any:
     """Load the data set of a scale; None where it has none.
-
-    Parameters
-    ----------
-    scale : Scale
 
     Returns
     -------
