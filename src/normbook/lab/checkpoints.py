@@ -54,22 +54,9 @@ class Checkpoints:
     def check(self, *, is_resumed: bool) -> Record | None:
         """Refuse to begin, or to go on, where that would lose or mix something.
 
-        Parameters
-        ----------
-        is_resumed : bool
-            Whether to go on.
-
-        Returns
-        -------
-        Record or None
-            The record, if there is nothing left to do but :meth:`tidy`.
-
-        Raises
-        ------
-        RunError
-            If the record is there already, checkpoints are there and nobody asked to
-            go on (or the reverse, or they belong to something else), or there is no
-            space.
+        Return the record, if there is nothing left to do but :meth:`tidy`. RunError if
+        the record is there already, checkpoints are there and nobody asked to go on (or
+        the reverse, or they belong to something else), or there is no space.
         """
         with self._usable():
             if self.out.exists():
@@ -99,17 +86,9 @@ class Checkpoints:
     def save(
         self, run: Run, variant: str, seed: int, seconds: float, *, is_finished: bool
     ) -> None:
-        """Write the checkpoint of a run.
+        """Write the checkpoint of a run that took so many seconds so far.
 
-        Parameters
-        ----------
-        seconds : float
-            That it took so far.
-
-        Raises
-        ------
-        RunError
-            If it cannot be written. The one before it is kept.
+        RunError if it cannot be written. The one before it is kept.
         """
         path = self._path(variant, seed)
         kept = {
@@ -131,18 +110,7 @@ class Checkpoints:
             ) from error
 
     def read(self, variant: str, seed: int) -> bytes | None:
-        """Read the checkpoint of a run, if it has one.
-
-        Returns
-        -------
-        bytes or None
-            For :meth:`restore`.
-
-        Raises
-        ------
-        RunError
-            If the checkpoint is damaged.
-        """
+        """Read the checkpoint of a run, if it has one; RunError if it is damaged."""
         path = self._path(variant, seed)
         if not path.exists():
             return None
@@ -156,24 +124,10 @@ class Checkpoints:
     def restore(
         self, run: Run, variant: str, seed: int, content: bytes
     ) -> tuple[float, bool]:
-        """Put a run where its checkpoint is.
+        """Put a run at step 0 where its checkpoint is, which :meth:`read` returned.
 
-        Parameters
-        ----------
-        run : Run
-            At step 0.
-        content : bytes
-            What :meth:`read` gave, here or in another process.
-
-        Returns
-        -------
-        seconds : float
-            That it took so far.
-
-        Raises
-        ------
-        RunError
-            If the checkpoint is not of this run.
+        Return the seconds that it took so far, and whether it is finished. RunError if
+        the checkpoint is not of this run.
         """
         with self._readable(self._path(variant, seed)):
             # On the CPU first: the generators' states belong there.
@@ -186,13 +140,7 @@ class Checkpoints:
             return kept["seconds"], kept["is_finished"]
 
     def close(self, finished: Record) -> None:
-        """Write the record, then remove the folder.
-
-        Raises
-        ------
-        RunError
-            If it cannot be written.
-        """
+        """Write the record (RunError if that cannot be), then remove the folder."""
         try:
             record.save(finished, self.folder / RECORD)
             (self.folder / RECORD).replace(self.out)
@@ -314,6 +262,6 @@ def _differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]
 
 
 def _short(value: object) -> str:
-    """Give the first line of what is to be said, or its beginning."""
+    """Return the first line of what is to be said, or its beginning."""
     text = (str(value).strip() or type(value).__name__).split("\n")[0]
     return text if len(text) <= 100 else f"{text[:100]}..."

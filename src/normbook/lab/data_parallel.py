@@ -57,12 +57,8 @@ class DataParallel(nn.Module):
     ranks : Ranks
         The processes.
     has_local_statistics : bool
-        Whether normalizations take the statistics of the shard only.
-
-    Raises
-    ------
-    RunError
-        If statistics shall be local, but some are inside a module that is not known.
+        Whether normalizations take the statistics of the shard only; RunError if some
+        are inside a module that is not known.
     """
 
     def __init__(
@@ -73,7 +69,7 @@ class DataParallel(nn.Module):
         self.model = _distributed(model, self.shards, has_local_statistics)
 
     def forward(self, *inputs: Tensor) -> Tensor:
-        """Give what the model gives for the whole batch."""
+        """Return what the model returns for the whole batch."""
         self.shards.count = len(inputs[0])
         own: Tensor = self.model(*map(self.shards.take, inputs))
         with torch.no_grad():
@@ -85,20 +81,11 @@ class DataParallel(nn.Module):
 def share_batches(
     run: Run, ranks: Ranks, *, has_local_statistics: bool = False
 ) -> None:
-    """Let several processes take part in every update of a run.
+    """Let several processes take part in every update of a run, the same in all.
 
-    Parameters
-    ----------
-    run : Run
-        The same in all processes. With one process it is left as it is.
-    has_local_statistics : bool
-        Whether normalizations take the statistics of the shard only. The running
-        statistics then differ between the processes.
-
-    Raises
-    ------
-    RunError
-        If statistics are local and a shard has fewer than two examples.
+    With local statistics normalizations take those of the shard only, so that the
+    running ones differ between the processes; RunError if a shard has fewer than two
+    examples.
     """
     if ranks.count == 1:
         return
@@ -187,7 +174,7 @@ def _summed(own: Tensor) -> Tensor:
 
 
 class _Whole(nn.Module):
-    """Applies a module to the whole batch, and gives the shard of the result."""
+    """Applies a module to the whole batch, and returns the shard of the result."""
 
     def __init__(self, module: nn.Module, shards: _Shards) -> None:
         super().__init__()
@@ -202,7 +189,7 @@ class _Whole(nn.Module):
 
 
 def _distributed(module: nn.Module, shards: _Shards, is_local: bool) -> nn.Module:
-    """Give a module for shards that has the parameters and buffers of another one."""
+    """Return a module for shards with the parameters and buffers of another one."""
     if type(module) is nn.Sequential:
         return nn.Sequential(*(_distributed(m, shards, is_local) for m in module))
     if type(module) in PER_EXAMPLE or (is_local and isinstance(module, LOCAL)):

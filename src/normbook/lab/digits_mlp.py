@@ -1,7 +1,8 @@
 """A small multilayer perceptron on handwritten digits, for the live experiments.
 
 Everything is float64 and every random number comes from a CPU generator that the
-caller passes in, so that a CPU and a GPU print the same numbers.
+caller passes in, so that a CPU and a GPU print the same numbers. An argument of the
+wrong kind is a TypeError, one outside of its range a ValueError.
 """
 
 from __future__ import annotations
@@ -99,15 +100,6 @@ def build(
     -------
     nn.Sequential
         float64, in training mode.
-
-    Raises
-    ------
-    TypeError
-        If a size is no whole number, the generator is none, or ``norm`` cannot be
-        called or makes no module.
-    ValueError
-        If ``placement`` or ``activation`` is unknown, a size is below 1, or ``gain``
-        or ``std`` is negative or not finite.
     """
     _check_generator(generator)
     sizes = {"depth": depth, "width": width, "features": features, "classes": classes}
@@ -194,16 +186,6 @@ def train(
     -------
     History
         A diverged run goes on and shows inf or nan.
-
-    Raises
-    ------
-    TypeError
-        If ``data`` is no :class:`Split`, a number is of the wrong kind, or the
-        generator is none.
-    ValueError
-        If images and labels differ in number, ``batch_size`` exceeds the training
-        set, ``every`` exceeds ``steps``, or ``learning_rate`` is negative or not
-        finite.
     """
     if not isinstance(data, Split):
         raise TypeError(
@@ -245,24 +227,10 @@ def train(
 
 
 def repeat(run: Callable[[torch.Generator], History], seeds: Sequence[int]) -> History:
-    """Do one experiment with several seeds; curves get the shape (S, T).
+    """Do one experiment with several seeds, and stack what each of them returns.
 
-    Parameters
-    ----------
-    run : callable
-        Takes a seeded CPU generator, returns a :class:`History`.
-
-    Returns
-    -------
-    History
-        ``steps`` of shape (T,), everything else (S, T).
-
-    Raises
-    ------
-    TypeError
-        If ``run`` returns something else.
-    ValueError
-        If there are no seeds, or the runs differ in their steps.
+    ``run`` takes a seeded CPU generator. ``steps`` keeps the shape (T,), which is the
+    same in all runs; everything else gets (S, T).
     """
     histories = [run(torch.Generator().manual_seed(seed)) for seed in seeds]
     if not histories:

@@ -45,14 +45,9 @@ OPENING = 20
 
 
 def generator(seed: int, purpose: str) -> torch.Generator:
-    """CPU generator for one purpose of one run, independent of its others.
+    """CPU generator for one purpose of the run with a seed, independent of its others.
 
-    Parameters
-    ----------
-    seed : int
-        Of the run.
-    purpose : str
-        Such as "weights": variants that ask for the same get the same numbers.
+    Variants that ask for the same purpose, such as "weights", get the same numbers.
 
     Examples
     --------
@@ -76,11 +71,6 @@ class Batches:
         With N itself there is no shuffling: every batch is the whole set.
     generator : torch.Generator
         CPU generator.
-
-    Raises
-    ------
-    ValueError
-        If ``size`` is not in 1..N.
     """
 
     def __init__(
@@ -96,7 +86,7 @@ class Batches:
         self.place = 0
 
     def draw(self) -> tuple[Tensor, Tensor]:
-        """Give the next batch: inputs and targets."""
+        """Return the next batch: inputs and targets."""
         if self.size == len(self.x):
             return self.x, self.y
         if self.place + self.size > len(self.order):
@@ -107,12 +97,12 @@ class Batches:
         return self.x[chosen], self.y[chosen]
 
     def state_dict(self) -> dict[str, Any]:
-        """Give what :meth:`load_state_dict` needs to draw on from here."""
+        """Return what :meth:`load_state_dict` needs to draw on from here."""
         state = self.generator.get_state()
         return {"order": self.order, "place": self.place, "generator": state}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Draw on from a state that :meth:`state_dict` gave."""
+        """Draw on from a state that :meth:`state_dict` returned."""
         self.order, self.place = state["order"], state["place"]
         self.generator.set_state(state["generator"])
 
@@ -191,13 +181,7 @@ class Run:
         return self.objective(model, *self.batch)["loss"]
 
     def measure(self, steps: int) -> None:
-        """Take the measurements that are due at this step.
-
-        Parameters
-        ----------
-        steps : int
-            Steps of the whole run: at the last everything is measured.
-        """
+        """Take the measurements that are due, all of them at the last of the steps."""
         for name, (every, measure) in self.measurements.items():
             if self.step % every == 0 or self.step == steps:
                 self._keep(name, measure(self))
@@ -228,7 +212,7 @@ class Run:
         return loss
 
     def state_dict(self) -> dict[str, Any]:
-        """Give all that :meth:`load_state_dict` needs to go on, bit for bit."""
+        """Return all that :meth:`load_state_dict` needs to go on, bit for bit."""
         return {
             "model": self.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),
@@ -241,7 +225,7 @@ class Run:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a state that :meth:`state_dict` gave."""
+        """Go on from a state that :meth:`state_dict` returned."""
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
         self.batches.load_state_dict(state["batches"])
@@ -299,7 +283,8 @@ class Experiment:
         ``Sequences``; None where there is none) and the device; returns the
         :class:`Run` at step 0.
     figures : callable
-        Takes a record; returns a figure by name, beside published points if any.
+        Takes a record of this experiment; returns figures by name, drawn beside
+        published points if any. RecordError if the record is of another one.
     is_steady : bool
         Whether in float32 another machine repeats its first losses. A deep network
         with batch norm, at a high rate, multiplies each rounding error.
@@ -315,17 +300,7 @@ class Experiment:
 
 
 def required(data: Dataset | None) -> Dataset:
-    """Give the data set back; it must be there.
-
-    Parameters
-    ----------
-    data : Dataset or None
-
-    Raises
-    ------
-    TypeError
-        If it is None.
-    """
+    """Return the data set, which must be there."""
     if data is None:
         raise TypeError("data must be a Dataset, got None; pass load_data(scale).")
     return data
@@ -334,18 +309,7 @@ def required(data: Dataset | None) -> Dataset:
 def classification(model: nn.Module, x: Tensor, y: Tensor) -> dict[str, Tensor]:
     """Objective of a classifier: mean cross-entropy (nats), and accuracy (0 to 1).
 
-    Parameters
-    ----------
-    model : nn.Module
-        Gives one score for each class.
-    x : tensor, shape (N, ...)
-    y : tensor, shape (N,)
-        int64 labels.
-
-    Returns
-    -------
-    dict
-        "loss" and "accuracy", scalars.
+    The model returns one score for each class; y holds int64 labels, shape (N,).
     """
     scores = model(x)
     accuracy = (scores.detach().argmax(1) == y).double().mean()

@@ -140,15 +140,15 @@ class _Process:
             )
 
     def has_joined(self) -> bool:
-        """Tell whether it has begun its work."""
+        """Whether it has begun its work."""
         return self._has("joined")
 
     def has_answered(self) -> bool:
-        """Tell whether it has finished its work, well or not."""
+        """Whether it has finished its work, well or not."""
         return self._has("result") or self._has("error")
 
     def has_failed(self) -> bool:
-        """Tell whether it can give no result any more."""
+        """Whether it can give no result any more."""
         # In this order: whoever answers lives on until _end.
         is_dead = self.popen.poll() is not None
         return self._has("error") or (is_dead and not self._has("result"))
@@ -167,11 +167,11 @@ class _Process:
         return f"{self.name} ended {how} before it answered. {self._read('log')}"
 
     def result(self) -> Any:
-        """Give what the function returned."""
+        """Return what the function returned."""
         return pickle.loads(Path(f"{self.files}.result").read_bytes())  # noqa: S301 - ours
 
     def printed(self) -> str:
-        """Give what the function printed."""
+        """Return what the function printed."""
         return self._read("printed") if self._has("printed") else ""
 
     def _has(self, kind: str) -> bool:

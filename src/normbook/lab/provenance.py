@@ -49,14 +49,7 @@ def command(
     machines: int = 1,
     parallel: Sharing = "runs",
 ) -> str:
-    """Give the command that repeats a run.
-
-    Parameters
-    ----------
-    processes : int
-        On all machines.
-    parallel : "runs", "batches" or "local batches"
-        What the processes share.
+    """Return the command that repeats a run on so many processes of all machines.
 
     Examples
     --------
@@ -74,18 +67,9 @@ def command(
 
 
 def data_hashes(name: str, data: tuple[Any, ...] | None) -> dict[str, dict[str, str]]:
-    """SHA-256 of the files, which were compared with it; of the arrays, if embedded.
+    """SHA-256 of the files of a data set, which were compared with it, by their names.
 
-    Parameters
-    ----------
-    name : str
-        Of the data set.
-    data : Dataset, Sequences or None
-
-    Returns
-    -------
-    dict from data set to (dict from file name to SHA-256)
-        Empty where there are no data.
+    Of the arrays, if they are embedded in a package; empty where there are no data.
     """
     if data is None:
         return {}
@@ -120,13 +104,9 @@ def code() -> str:
 
 
 def commit() -> dict[str, Any]:
-    """Commit of the repository, if the sources are tracked by one.
+    """Commit of the repository (None where the sources are tracked by none).
 
-    Returns
-    -------
-    dict
-        "commit", None where there is none, and "is_modified": whether the sources
-        differ from it.
+    And "is_modified": whether the sources differ from it.
     """
     try:
         # Installed into somebody's project, the sources lie in its repository and

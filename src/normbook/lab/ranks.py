@@ -50,14 +50,14 @@ class Ranks:
 
     @classmethod
     def started(cls) -> Ranks:
-        """Say which one ``torchrun`` started here, before they have joined."""
+        """Return which one ``torchrun`` started here, before they have joined."""
         names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
         if int(os.environ.get("WORLD_SIZE", "1")) == 1:
             return cls()
         return cls(*(int(os.environ[name]) for name in names))
 
     def share(self, work: Sequence[T]) -> list[T]:
-        """Give this process its part of the work.
+        """Return the part of the work of this process.
 
         Examples
         --------
@@ -67,14 +67,10 @@ class Ranks:
         return list(work[self.rank :: self.count])
 
     def first(self, function: Callable[[], T]) -> T:
-        """Call a function in the first process, and give all what it returns.
+        """Call a function in the first process; return in all what it returns.
 
-        Parameters
-        ----------
-        function : callable
-            Without arguments. If it raises, the first process fails with that, and
-            the others with an :class:`~normbook.errors.OtherProcessError` once it has
-            ended.
+        If it raises, the first process fails with that, and the others with an
+        OtherProcessError once it has ended.
         """
         if self.count == 1:
             return function()
@@ -84,18 +80,7 @@ class Ranks:
         return only
 
     def gather(self, own: T) -> list[T]:
-        """Give every process what each of them has.
-
-        Parameters
-        ----------
-        own : object
-            What this one has.
-
-        Returns
-        -------
-        list
-            One entry for each process, in their order.
-        """
+        """Return in every process what each of them has, in their order."""
         if self.count == 1:
             return [own]
         gathered: list[Any] = [None] * self.count
@@ -103,13 +88,7 @@ class Ranks:
         return gathered
 
     def any(self, own: bool) -> bool:
-        """Whether something holds in one of the processes at least.
-
-        Parameters
-        ----------
-        own : bool
-            Whether it holds in this one.
-        """
+        """Whether something holds in this or another one of the processes."""
         if self.count == 1:
             return own
         found = torch.tensor(int(own))
@@ -131,14 +110,8 @@ def join(*, tensors_on: str = "cpu", timeout: timedelta = PATIENCE) -> Iterator[
     tensors_on : "cpu" or "cuda"
         Where the tensors are that travel between them. Records do so in any case.
     timeout : timedelta
-        How long a process waits for the others.
-
-    Raises
-    ------
-    OtherProcessError
-        If another process has ended before its time.
-    RunError
-        If one keeps the others waiting for longer than the timeout.
+        How long a process waits for the others, then RunError. OtherProcessError if
+        another one has ended before its time.
     """
     ranks = Ranks.started()
     if ranks.count == 1:
