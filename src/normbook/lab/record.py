@@ -52,6 +52,9 @@ class RunRecord:
 class Record:
     """An experiment that was run, with where it comes from.
 
+    Whoever asks for a variant, measurement or quantity that it lacks gets a
+    RecordError.
+
     Attributes
     ----------
     name, scale : str
@@ -102,18 +105,7 @@ class Record:
         return list(dict.fromkeys(run.variant for run in self.runs))
 
     def require(self, *names: str) -> None:
-        """Refuse to be taken for the record of another experiment.
-
-        Parameters
-        ----------
-        *names : str
-            Of the experiments whose figures are to be drawn.
-
-        Raises
-        ------
-        RecordError
-            If the record is of none of them.
-        """
+        """Refuse to be taken for the record of an experiment of another name."""
         if self.name not in names:
             raise RecordError(
                 f"the record must be of {' or '.join(names)}, got one of {self.name}; "
@@ -121,23 +113,9 @@ class Record:
             )
 
     def steps(self, measurement: str, variant: str | None = None) -> NDArray[np.int64]:
-        """Steps at which something was measured.
+        """Return the steps, shape (T,), of a measurement such as "test".
 
-        Parameters
-        ----------
-        measurement : str
-            Such as "test".
-        variant : str, optional
-            The first one if left out.
-
-        Returns
-        -------
-        array, shape (T,)
-
-        Raises
-        ------
-        RecordError
-            If the record has no such variant or measurement.
+        The variant is the first one if left out.
         """
         run = self._runs(self.variants[0] if variant is None else variant)[0]
         return np.array(self._curve(run, measurement, "step"), dtype=np.int64)
@@ -145,22 +123,10 @@ class Record:
     def first_steps(
         self, variant: str, measurement: str, is_there: NDArray[np.bool_]
     ) -> NDArray[np.float64]:
-        """Find for each seed the first measurement at which something holds.
+        """Return for each seed the step of the first measurement at which it holds.
 
-        Parameters
-        ----------
-        is_there : array of bool, shape (S, T)
-            Whether it holds, for each seed and each measurement.
-
-        Returns
-        -------
-        array, shape (S,)
-            Steps; NaN where it never holds.
-
-        Raises
-        ------
-        RecordError
-            If the record has no such variant or measurement.
+        Whether it holds has the shape (S, T), one row for each seed. The steps have the
+        shape (S,), NaN where it never holds.
         """
         steps = self.steps(measurement, variant).astype(np.float64)
         return np.where(is_there.any(1), steps[is_there.argmax(1)], np.nan)
@@ -168,26 +134,15 @@ class Record:
     def values(
         self, variant: str, measurement: str, quantity: str
     ) -> NDArray[np.float64]:
-        """Give one quantity of one variant, over time and over the seeds.
+        """Return one quantity of one variant: shape (S, T) or (S, T, ...).
 
-        Returns
-        -------
-        array, shape (S, T) or (S, T, ...)
-            One row for each seed; NaN where a value was not finite.
-
-        Raises
-        ------
-        RecordError
-            If the record has no such variant, measurement or quantity.
+        One row for each seed; NaN where a value was not finite.
         """
         columns = self._columns(variant, measurement, quantity)
         return np.array(columns, dtype=np.float64)
 
     def texts(self, variant: str, measurement: str, quantity: str) -> list[list[str]]:
-        """Return what was recorded as text: for each seed a list over time.
-
-        Parameters and errors are those of :meth:`values`.
-        """
+        """Return what was recorded as text: for each seed a list over time."""
         return self._columns(variant, measurement, quantity)
 
     def _columns(
@@ -214,19 +169,9 @@ class Record:
 
 
 def save(record: Record, path: Path) -> None:
-    """Write a record as JSON, whole or not at all.
+    """Write a record as JSON, whole or not at all, in the place of an old file.
 
-    Parameters
-    ----------
-    path : Path
-        An old file of that name is replaced.
-
-    Raises
-    ------
-    RecordError
-        If the record does not follow the schema.
-    OSError
-        If the file cannot be written.
+    RecordError if it does not follow the schema, OSError if it cannot be written.
     """
     content = _plain(asdict(record))
     _check(content, str(path))
@@ -237,16 +182,8 @@ def save(record: Record, path: Path) -> None:
 def load(path: str | Path) -> Record:
     """Read a record and check it against the schema.
 
-    Parameters
-    ----------
-    path : str or Path
-
-    Raises
-    ------
-    FileNotFoundError
-        If there is no such file.
-    RecordError
-        If it is no record, or not of this version.
+    FileNotFoundError if there is no such file; RecordError if it is no record, or not
+    of this version.
     """
     try:
         content = json.loads(Path(path).read_bytes(), parse_constant=_refuse)
@@ -263,7 +200,7 @@ def load(path: str | Path) -> Record:
 
 @cache
 def schema() -> dict[str, Any]:
-    """Give the JSON Schema of a record."""
+    """Return the JSON Schema of a record."""
     text = files("normbook.lab").joinpath("record.schema.json").read_text()
     loaded: dict[str, Any] = json.loads(text)
     return loaded

@@ -165,10 +165,8 @@ def run(
         there are checkpoints and nobody asked to resume (or the reverse, or they
         belong to something else, or are damaged), there is no space, the processes
         cannot share batches, or have other code or data than the first.
-    OtherProcessError
-        If another process has failed.
-    DataError
-        If the data set is nowhere to be had.
+    OtherProcessError, DataError
+        If another process has failed; if the data set is nowhere to be had.
     KeyboardInterrupt
         After Ctrl-C, once the update under way is saved.
     """
@@ -242,20 +240,7 @@ def check(
 ) -> list[int]:
     """Refuse what :func:`run` would refuse, without a run, a download or a file.
 
-    Parameters
-    ----------
-    experiment, scale, seeds, on, out, is_resumed, parallel, timeout
-        As for :func:`run`.
-
-    Returns
-    -------
-    list of int
-        The seeds that would be run.
-
-    Raises
-    ------
-    RunError
-        As :func:`run`.
+    Return the seeds that would be run.
     """
     chosen = _scale(experiment, scale)
     seeds = _seeds(chosen, seeds)
@@ -269,17 +254,10 @@ def check(
 def estimate(
     experiment: Experiment, scale: str, *, on: torch.device | str = "cpu"
 ) -> dict[str, float]:
-    """Measure what one run of each variant would take.
+    """Measure the seconds that one run of each variant would take.
 
-    Returns
-    -------
-    dict from variant to seconds
-        From a second or so of updates and one of each measurement.
-
-    Raises
-    ------
-    RunError, DataError
-        As :func:`run`.
+    From a second or so of updates and one of each measurement. Errors are those of
+    :func:`run`.
     """
     chosen = _scale(experiment, scale)
     place = _place(on)
@@ -345,8 +323,7 @@ def replay(
     Raises
     ------
     RunError
-        If the record is not of this experiment, or of a scale that it lacks, or
-        ``steps`` exceeds what the record keeps.
+        If the record is not of this experiment, or ``steps`` exceeds what it keeps.
     """
     if record.name != experiment.name:
         raise RunError(
@@ -392,23 +369,13 @@ def replay(
 
 
 def variant_settings(scale: Scale, variant: str) -> dict[str, Any]:
-    """Give the settings of one variant: the common ones, and its own over them."""
+    """Return the settings of one variant: the common ones, and its own over them."""
     common = {k: v for k, v in scale.settings.items() if k != "variants"}
     return {**common, **scale.settings["variants"][variant]}
 
 
 def load_data(scale: Scale) -> Any:
-    """Load the data set of a scale; None where it has none.
-
-    Returns
-    -------
-    Dataset, Sequences or None
-
-    Raises
-    ------
-    DataError
-        If the data set is nowhere to be had.
-    """
+    """Load the data set of a scale, None where it has none; DataError if it cannot."""
     return LOADERS[scale.data]() if scale.data else None
 
 
