@@ -88,7 +88,7 @@ def check_float_array(name: str, x: Array) -> None:
 
 def check_same_kind(name: str, a: Array, other: str, b: Array) -> None:
     """Refuse a NumPy array beside a torch tensor."""
-    if array_namespace(a) is not array_namespace(b):
+    if type(a) is not type(b) and array_namespace(a) is not array_namespace(b):
         raise TypeError(
             f"{name} must be of the kind of {other}, {type(b).__name__}, got "
             f"{type(a).__name__}; convert one of them."

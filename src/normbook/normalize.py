@@ -78,6 +78,13 @@ class Method(NamedTuple):
     parameter_axes: tuple[int, ...]
     is_centred: bool = True
 
+    def axes_of(self, ndim: int) -> tuple[int, ...]:
+        """Return the axes of x with so many axes."""
+        if self.axes[-1] is not ...:
+            return self.axes
+        *firsts, start, _ = self.axes
+        return (*firsts, *range(start, ndim))
+
 
 METHODS = {
     "batch norm": Method((0, 2, ...), (1,)),  # of (N, D) or (N, C, ...)
@@ -186,10 +193,8 @@ def backward(dl_dy: Array, cache: NormalizeCache) -> NormalizeGradients:
 def choice(method: str, x: Array, name: str = "x", shapes: str = "") -> dict[str, Any]:
     """Return the axes of a method for x; refuse x where an axis is missing."""
     check_float_array(name, x)
-    axes, parameter_axes, is_centred = METHODS[method]
-    if axes[-1] is ...:
-        *firsts, start, _ = axes
-        axes = (*firsts, *range(start, x.ndim))
+    _, parameter_axes, is_centred = METHODS[method]
+    axes = METHODS[method].axes_of(x.ndim)
     if not axes or x.ndim <= max(*axes, *parameter_axes, 1):
         raise ValueError(
             f"{name} must have shape {shapes}, got {tuple(x.shape)}; add the missing "
