@@ -23,6 +23,8 @@ PAIRS: list[tuple[str, str, str]] = [
     ("layer_norm_gradient", "normalize", "through_scale"),
     ("layer_norm_gradient", "normalize", "centre"),
     ("layer_norm_gradient", "normalize", "scale"),
+    ("moving_averages", "running_statistics", "averaged"),
+    ("moving_averages", "running_statistics", "debiased"),
 ]
 
 

@@ -130,7 +130,9 @@ def check_parameters(
 
 
 def check_values(x: Array, axes: tuple[int, ...]) -> None:
-    """Refuse x with a group in which there is no value."""
+    """Refuse x without axes, and with a group in which there is no value."""
+    if not axes:
+        raise ValueError("axes must name at least one axis, got (); pass e.g. 0.")
     if math.prod([x.shape[axis] for axis in axes]) == 0:
         raise ValueError(
             "a mean needs at least one value in each group, got x of shape "

@@ -25,8 +25,8 @@ from normbook.normalize import (
     affine_gradients,
     along,
     choice,
+    enter,
     normalize_backward,
-    normalize_forward,
 )
 
 __all__ = [
@@ -52,8 +52,7 @@ def batch_axes(x: Array) -> tuple[int, ...]:
     >>> batch_axes(np.zeros((8, 3))), batch_axes(np.zeros((8, 3, 5, 7)))
     ((0,), (0, 2, 3))
     """
-    axes: tuple[int, ...] = choice("batch norm", x, shapes=SHAPES)["axes"]
-    return axes
+    return choice("batch norm", x, shapes=SHAPES)[0]
 
 
 def batch_norm_forward(
@@ -86,8 +85,7 @@ def batch_norm_forward(
     >>> cache.mu, cache.var
     (array([[ 2., 30.]]), array([[  1., 400.]]))
     """
-    axes = choice("batch norm", x, shapes=SHAPES)
-    return normalize_forward(x, gamma, beta, **axes, eps=eps)
+    return enter(x, gamma, beta, eps, *choice("batch norm", x, shapes=SHAPES))
 
 
 def batch_norm(

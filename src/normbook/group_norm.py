@@ -22,8 +22,8 @@ from normbook.normalize import (
     NormalizeGradients,
     backward,
     choice,
+    enter,
     normalize_backward,
-    normalize_forward,
 )
 
 __all__ = [
@@ -98,8 +98,7 @@ def group_norm_forward(
     gamma, beta = (
         None if value is None else value.reshape(groups) for value in (gamma, beta)
     )
-    axes = choice("group norm", grouped)
-    y, cache = normalize_forward(grouped, gamma, beta, **axes, eps=eps)
+    y, cache = enter(grouped, gamma, beta, eps, *choice("group norm", grouped))
     return y.reshape(x.shape), cache
 
 
@@ -192,7 +191,7 @@ def instance_norm_forward(
     (array([ 2., 30.]), array([  1., 400.]))
     """
     axes = choice("instance norm", x, shapes="(N, C, L) or more axes")
-    return normalize_forward(x, gamma, beta, **axes, eps=eps)
+    return enter(x, gamma, beta, eps, *axes)
 
 
 def instance_norm(

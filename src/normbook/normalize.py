@@ -190,8 +190,10 @@ def backward(dl_dy: Array, cache: NormalizeCache) -> NormalizeGradients:
 # --- the door -------------------------------------------------------------------------
 
 
-def choice(method: str, x: Array, name: str = "x", shapes: str = "") -> dict[str, Any]:
-    """Return the axes of a method for x; refuse x where an axis is missing."""
+def choice(
+    method: str, x: Array, name: str = "x", shapes: str = ""
+) -> tuple[tuple[int, ...], tuple[int, ...], bool]:
+    """Return the row of a method for x; refuse x where an axis is missing."""
     check_float_array(name, x)
     _, parameter_axes, is_centred = METHODS[method]
     axes = METHODS[method].axes_of(x.ndim)
@@ -200,7 +202,22 @@ def choice(method: str, x: Array, name: str = "x", shapes: str = "") -> dict[str
             f"{name} must have shape {shapes}, got {tuple(x.shape)}; add the missing "
             f"axis, e.g. {name}[None] for a single example."
         )
-    return {"axes": axes, "parameter_axes": parameter_axes, "is_centred": is_centred}
+    return axes, parameter_axes, is_centred
+
+
+def enter(
+    x: Array,
+    gamma: Array | None,
+    beta: Array | None,
+    eps: float,
+    axes: tuple[int, ...],
+    parameter_axes: tuple[int, ...],
+    is_centred: bool,
+) -> tuple[Array, NormalizeCache]:
+    """Check what axes do not tell, and compute."""
+    check_values(x, axes)
+    check_parameters(x, parameter_axes, gamma=gamma, beta=beta)
+    return forward(x, gamma, beta, axes, parameter_axes, check_eps(eps), is_centred)
 
 
 def moments(x: Array, axes: Axes) -> tuple[Array, Array]:
@@ -240,7 +257,9 @@ def moments(x: Array, axes: Axes) -> tuple[Array, Array]:
     >>> mu, var
     (array([[ 2., 10.]]), array([[1., 0.]]))
     """
-    axes = _checked_axes(x, axes)
+    check_float_array("x", x)
+    axes = sorted_axes(x, axes)
+    check_values(x, axes)
     centred, mu = centre(as_float32(x), axes)
     return mu, (centred * centred).mean(axes, keepdims=True)
 
@@ -337,10 +356,10 @@ def normalize_forward(
     >>> cache.mu.ravel(), cache.var.ravel()
     (array([ 2., 30.]), array([  1., 400.]))
     """
-    axes = _checked_axes(x, axes)
+    check_float_array("x", x)
+    axes = sorted_axes(x, axes)
     parameter_axes = sorted_axes(x, parameter_axes, "parameter_axes")
-    check_parameters(x, parameter_axes, gamma=gamma, beta=beta)
-    return forward(x, gamma, beta, axes, parameter_axes, check_eps(eps), is_centred)
+    return enter(x, gamma, beta, eps, axes, parameter_axes, is_centred)
 
 
 def normalize(
@@ -442,12 +461,3 @@ def normalize_backward(dl_dy: Array, cache: NormalizeCache) -> NormalizeGradient
     """
     check_like("dl_dy", dl_dy, "y", cache.x_hat)
     return backward(dl_dy, cache)
-
-
-def _checked_axes(x: Array, axes: Axes) -> tuple[int, ...]:
-    check_float_array("x", x)
-    counted = sorted_axes(x, axes)
-    if not counted:
-        raise ValueError("axes must name at least one axis, got (); pass e.g. 0.")
-    check_values(x, counted)
-    return counted

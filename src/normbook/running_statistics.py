@@ -43,6 +43,16 @@ __all__ = [
 ]
 
 
+def averaged(average: Array, value: Array, alpha: float) -> Array:
+    """Take one more value into an exponential moving average."""
+    return alpha * average + (1 - alpha) * value
+
+
+def debiased(average: Array, alpha: float, steps: int) -> Array:
+    """Divide by the weights of the values: what is missing to 1 is the start at 0."""
+    return average / (1 - alpha**steps)
+
+
 def exponential_average(
     running: Array,
     new: Array,
@@ -81,15 +91,14 @@ def exponential_average(
 
     Examples
     --------
-    >>> exponential_average(0.0, 10.0, momentum=0.1)
-    1.0
-    >>> exponential_average(0.0, 10.0, decay=0.75)
+    >>> exponential_average(0.0, 10.0, momentum=0.25)
     2.5
+    >>> exponential_average(0.0, 10.0, decay=0.25)
+    7.5
     """
-    old_weight = _decay(momentum, decay)
-    new_weight = 1 - old_weight if momentum is None else momentum
+    alpha = _decay(momentum, decay)
     _check_same_shape_or_number(running, new)
-    return old_weight * running + new_weight * new
+    return averaged(running, new, alpha)
 
 
 def cumulative_average(running: Array, new: Array, steps: int) -> Array:
@@ -171,7 +180,7 @@ def debias(
     """
     decay = _decay(momentum, decay)
     _check_steps(steps, least=1)
-    return running / (1 - decay**steps)
+    return debiased(running, decay, steps)
 
 
 def unbiased(var: Array, count: int) -> Array:

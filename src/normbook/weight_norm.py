@@ -17,8 +17,8 @@ from normbook.arrays import Array, as_float32, check_parameters
 from normbook.normalize import (
     NormalizeCache,
     choice,
+    enter,
     normalize_backward,
-    normalize_forward,
 )
 
 __all__ = [
@@ -53,8 +53,7 @@ def row_axes(weights: Array) -> tuple[int, ...]:
     >>> row_axes(np.zeros((8, 3))), row_axes(np.zeros((8, 3, 5, 5)))
     ((1,), (1, 2, 3))
     """
-    axes: tuple[int, ...] = choice("weight norm", weights, "weights", SHAPES)["axes"]
-    return axes
+    return choice("weight norm", weights, "weights", SHAPES)[0]
 
 
 def gain_of_rows(v: Array, g: Array) -> Array:
@@ -116,7 +115,7 @@ def weight_norm_forward(v: Array, g: Array) -> tuple[Array, NormalizeCache]:
     array([[6., 8.]])
     """
     axes = choice("weight norm", v, "weights", SHAPES)
-    return normalize_forward(v, gain_of_rows(v, g), **axes, eps=0.0)
+    return enter(v, gain_of_rows(v, g), None, 0.0, *axes)
 
 
 def weight_norm(v: Array, g: Array) -> Array:
@@ -240,7 +239,7 @@ def weight_standardization_forward(
     (array([ 2., 30.]), array([  1., 400.]))
     """
     axes = choice("weight standardization", w, "weights", SHAPES)
-    return normalize_forward(w, **axes, eps=eps)
+    return enter(w, None, None, eps, *axes)
 
 
 def weight_standardization(w: Array, eps: float = 1e-10) -> Array:

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from normbook.running_statistics import (
+    averaged,
     cumulative_average,
-    exponential_average,
     unbiased,
 )
 
@@ -205,7 +205,7 @@ class ChannelNorm(NormLayer):
                 continue
             old = running.to(new.dtype)  # half precision is rounded once, at the end
             if momentum is not None:
-                value = exponential_average(old, new, momentum=momentum)
+                value = averaged(old, new, 1 - momentum)
             elif self.num_batches_tracked is not None:
                 steps = int(self.num_batches_tracked)
                 value = cumulative_average(old, new, steps)
