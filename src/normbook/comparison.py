@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from normbook.standardize import Array, check_same_shape
+from normbook.arrays import Array, check_same_shape
 
 __all__ = ["as_numpy", "detached", "relative_error"]
 

@@ -22,8 +22,8 @@ from matplotlib.patches import Patch, Rectangle
 from numpy.typing import ArrayLike, NDArray
 
 from normbook.arguments import check_index
+from normbook.arrays import check_same_shape
 from normbook.looks import STYLES, Kind
-from normbook.standardize import check_same_shape
 
 __all__ = [
     "STYLES",

@@ -21,14 +21,9 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 from array_api_compat import array_namespace, device
 
+from normbook.arrays import Array, check_float_array, check_same_kind, check_same_shape
 from normbook.comparison import as_numpy, detached, relative_error
 from normbook.errors import GradientMismatchError
-from normbook.standardize import (
-    Array,
-    check_float_array,
-    check_same_kind,
-    check_same_shape,
-)
 
 __all__ = [
     "Mutant",

@@ -27,9 +27,9 @@ from torch.nn.parameter import is_lazy
 from torch.nn.utils import parametrize
 from torch.utils._pytree import tree_leaves, tree_map
 
-from normbook.batch_norm import fold_into_next, fold_into_previous, scale_and_shift
 from normbook.comparison import relative_error
 from normbook.errors import NormbookError
+from normbook.folding import fold_into_next, fold_into_previous, scale_and_shift
 from normbook.layers.base import DTYPES
 from normbook.layers.batch_norm import _BatchNorm
 
