@@ -9,9 +9,8 @@ from normbook.__main__ import main
 from normbook.data import babi
 from normbook.data.babi import BabiError
 from normbook.data.catalogue import BABI, SOURCES, DataFile, Source
-from normbook.data.files import CACHE, DATA, whereabouts
+from normbook.data.files import CACHE, DATA, DataError, whereabouts
 from normbook.data.stories import Stories, Story
-from normbook.errors import DataError
 from normbook.lab.provenance import data_hashes
 from normbook.lab.runner import LOADERS
 

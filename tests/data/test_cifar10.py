@@ -20,8 +20,7 @@ from normbook import doctor
 from normbook.__main__ import main
 from normbook.data import Dataset, cifar10
 from normbook.data.catalogue import CIFAR_10, SOURCES, DataFile, Source
-from normbook.data.files import CACHE, DATA, read, whereabouts
-from normbook.errors import DataError
+from normbook.data.files import CACHE, DATA, DataError, read, whereabouts
 
 COUNT = 4  # pictures in each of the six files
 NAMES = (*cifar10.TRAINING, cifar10.TEST)

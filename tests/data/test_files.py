@@ -35,7 +35,6 @@ from normbook.data.catalogue import (
     DataFile,
     Source,
 )
-from normbook.errors import DataError
 
 CONTENT = bytes(i * i % 251 for i in range(5 * files.PIECE))
 NAME = "numbers.gz"
@@ -318,7 +317,7 @@ def test_a_damaged_file_in_the_folder_is_an_error_and_stays_as_it_is(
     put(cache, CONTENT)
     path = put(folder / NAME, content)
     before = path.stat()
-    with pytest.raises(DataError, match=r"must be the file of Odd .*replace or"):
+    with pytest.raises(files.DataError, match=r"must be the file of Odd .*replace or"):
         read(server.source("good"))
     assert path.read_bytes() == content
     assert path.stat().st_mtime_ns == before.st_mtime_ns
@@ -329,7 +328,7 @@ def test_a_folder_of_the_name_of_the_file_is_an_error(
     server: Server, folder: Path
 ) -> None:
     (folder / NAME).mkdir()
-    with pytest.raises(DataError, match="it is not a regular file; replace or"):
+    with pytest.raises(files.DataError, match="it is not a regular file; replace or"):
         read(server.source("good"))
 
 
@@ -337,7 +336,7 @@ def test_a_pipe_in_the_folder_is_an_error_and_is_not_waited_for(
     server: Server, folder: Path
 ) -> None:
     os.mkfifo(folder / NAME)
-    with pytest.raises(DataError, match="it is not a regular file; replace or"):
+    with pytest.raises(files.DataError, match="it is not a regular file; replace or"):
         read(server.source("good"))
 
 
@@ -356,7 +355,7 @@ def test_a_file_that_may_not_be_read_is_no_damaged_one(
 ) -> None:
     path = put(folder / "odd-numbers" / NAME, CONTENT)
     forbid(path, function, monkeypatch)
-    with pytest.raises(DataError, match=r"permissions .* forbid .*; change them"):
+    with pytest.raises(files.DataError, match=r"permissions .* forbid .*; change them"):
         read(server.source("good"))
     is_here, text = files.whereabouts(server.source("good"))
     assert not is_here
@@ -369,7 +368,7 @@ def test_the_file_of_another_data_set_is_passed_over_not_called_damaged(
 ) -> None:
     add_other(monkeypatch)
     put(folder / NAME, b"other")
-    with pytest.raises(DataError, match="it is the file of other"):
+    with pytest.raises(files.DataError, match="it is the file of other"):
         read(server.source("broken"))
     assert read(server.source("good")) == CONTENT
 
@@ -380,7 +379,7 @@ def test_the_file_of_another_data_set_in_the_folder_of_this_one_is_an_error(
 ) -> None:
     add_other(monkeypatch)
     path = put(folder / name / NAME, b"other")
-    with pytest.raises(DataError, match=r"it is the file of other; replace or"):
+    with pytest.raises(files.DataError, match=r"it is the file of other; replace or"):
         read(server.source("good"))
     is_here, text = files.whereabouts(server.source("good"))
     assert not is_here
@@ -403,7 +402,7 @@ def test_a_folder_that_is_none_is_an_error(
 ) -> None:
     put(folder / "file", b"")
     monkeypatch.setenv(files.DATA, str(folder / name))
-    with pytest.raises(DataError, match=r"must name a folder .* got .*; correct"):
+    with pytest.raises(files.DataError, match=r"must name a folder .* got .*; correct"):
         read(server.source("good"))
 
 
@@ -411,7 +410,7 @@ def test_a_folder_below_one_that_is_closed_is_an_error(
     server: Server, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     forbid(folder, "stat", monkeypatch)
-    with pytest.raises(DataError, match=r"got .* \(Permission denied\); correct"):
+    with pytest.raises(files.DataError, match=r"got .* \(Permission denied\); correct"):
         read(server.source("good"))
 
 
@@ -433,7 +432,7 @@ def test_a_setting_that_can_be_no_folder_is_an_error_of_one_short_line(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv(setting, value)
-    with pytest.raises(DataError, match=reason) as caught:
+    with pytest.raises(files.DataError, match=reason) as caught:
         read(server.source("good"))
     assert len(str(caught.value)) < 600
     assert "\n" not in str(caught.value)
@@ -485,7 +484,7 @@ def test_a_mirror_that_fails_is_an_error_and_the_old_file_is_kept(
 ) -> None:
     put(cache, b"old")
     start = time.monotonic()
-    with pytest.raises(DataError) as caught:
+    with pytest.raises(files.DataError) as caught:
         read(server.source(behaviour))
     assert f"/{behaviour}/{NAME}: " in str(caught.value)
     assert FAILURES[behaviour] in str(caught.value)
@@ -504,7 +503,7 @@ def test_a_socket_that_times_out_before_the_reader_does_tells_the_same(
     monkeypatch.setattr(
         requests, "get", lambda *a, **b: get(*a, **{**b, "timeout": 0.2})
     )
-    with pytest.raises(DataError, match=FAILURES["hang"]):
+    with pytest.raises(files.DataError, match=FAILURES["hang"]):
         read(server.source(behaviour))
 
 
@@ -537,7 +536,7 @@ def test_a_mirror_that_is_too_slow_on_average_is_left(
 ) -> None:
     monkeypatch.setattr(files, "GRACE", PATIENCE / 2)  # `slow` takes 5/4 PATIENCE
     monkeypatch.setattr(files, "SLOWEST", 100_000)  # and sends at 11 kB/s
-    with pytest.raises(DataError, match=r"slower than 100 kB/s: \d+ of 20480 b"):
+    with pytest.raises(files.DataError, match=r"slower than 100 kB/s: \d+ of 20480 b"):
         read(server.source("slow"))
     assert not cache.exists()
 
@@ -557,14 +556,14 @@ def test_a_host_that_refuses_connections_is_named_with_the_reason(
         deaf.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{deaf.getsockname()[1]}/a"
         file = DataFile(NAME, 1, "0", (url,))
-        with pytest.raises(DataError, match=f"{url}: .*refused"):
+        with pytest.raises(files.DataError, match=f"{url}: .*refused"):
             files.read(Source("odd", "Odd", "none", "none", (file,)), file)
 
 
 @pytest.mark.parametrize("url", ["http://example.org/a", "ftp://127.0.0.1/a", "a"])
 def test_an_address_without_encryption_is_not_asked(url: str, cache: Path) -> None:
     file = DataFile(NAME, 1, "0", (url,))
-    with pytest.raises(DataError, match=f"{url}: not an https address"):
+    with pytest.raises(files.DataError, match=f"{url}: not an https address"):
         files.read(Source("odd", "Odd", "none", "none", (file,)), file)
 
 
@@ -577,7 +576,7 @@ def test_the_bytes_are_asked_for_as_they_are_stored(
 
 def test_the_error_names_each_place_and_what_to_do(server: Server, cache: Path) -> None:
     source = server.source("broken", "forbidden")
-    with pytest.raises(DataError) as caught:
+    with pytest.raises(files.DataError) as caught:
         read(source)
     message = str(caught.value)
     for part in (
@@ -621,7 +620,7 @@ def test_a_cache_that_is_no_folder_is_an_error_before_any_download(
     server: Server, cache: Path
 ) -> None:
     put(cache.parents[1], b"")
-    with pytest.raises(DataError, match=r"must be one that .*set NORMBOOK_CACHE"):
+    with pytest.raises(files.DataError, match=r"must be one that .*set NORMBOOK_CACHE"):
         read(server.source("good"))
     assert server.asked == []
 
@@ -630,7 +629,7 @@ def test_a_cache_without_permission_is_an_error_before_any_download(
     server: Server, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(os, "access", lambda *_: False)  # root may write everywhere
-    with pytest.raises(DataError, match="Permission denied"):
+    with pytest.raises(files.DataError, match="Permission denied"):
         read(server.source("good"))
     assert server.asked == []
 
@@ -643,7 +642,7 @@ def test_a_full_disk_is_an_error_and_the_old_file_is_kept(
 
     put(cache, b"old")
     monkeypatch.setattr(os, "fsync", fsync)
-    with pytest.raises(DataError, match=r"No space left.*make room or set"):
+    with pytest.raises(files.DataError, match=r"No space left.*make room or set"):
         read(server.source("good"))
     assert list(cache.parent.iterdir()) == [cache]
     assert cache.read_bytes() == b"old"
@@ -851,7 +850,7 @@ def test_the_folder_of_the_reader_holds_the_file_not_the_archive(
 def test_an_archive_that_is_not_right_is_passed_over(
     behaviour: str, reason: str, server: Server, cache: Path
 ) -> None:
-    with pytest.raises(DataError, match=reason):
+    with pytest.raises(files.DataError, match=reason):
         read(packed(server.source(behaviour)))
     assert not cache.exists()
     assert read(packed(server.source(behaviour, "zip"))) == CONTENT
@@ -859,7 +858,7 @@ def test_an_archive_that_is_not_right_is_passed_over(
 
 def test_an_archive_is_no_bomb(server: Server, cache: Path) -> None:
     tracemalloc.start()
-    with pytest.raises(DataError):
+    with pytest.raises(files.DataError):
         read(packed(server.source("longer")))
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
@@ -935,7 +934,7 @@ def test_an_archive_of_the_reader_that_is_not_right_is_refused(
     content: bytes, reason: str, server: Server, folder: Path
 ) -> None:
     path = put(folder / "odd.tar.gz", content)
-    with pytest.raises(DataError, match=rf"{path.name} must be .*{reason}"):
+    with pytest.raises(files.DataError, match=rf"{path.name} must be .*{reason}"):
         read(in_tar(server))
     assert server.asked == []
 
@@ -947,7 +946,7 @@ def test_a_tar_archive_is_not_unpacked_without_a_limit(
     bomb = tarred(("zeros", bytes(10**7)), (f"inside/{NAME}", CONTENT))
     put(folder / "odd.tar.gz", gzip.compress(bomb))
     tracemalloc.start()
-    with pytest.raises(DataError, match="more than 1048576 bytes are packed"):
+    with pytest.raises(files.DataError, match="more than 1048576 bytes are packed"):
         read(in_tar(server))
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()

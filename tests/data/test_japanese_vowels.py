@@ -9,8 +9,7 @@ import pytest
 from normbook.__main__ import main
 from normbook.data import vowels
 from normbook.data.catalogue import JAPANESE_VOWELS, SOURCES, DataFile, Source
-from normbook.data.files import CACHE, DATA, whereabouts
-from normbook.errors import DataError
+from normbook.data.files import CACHE, DATA, DataError, whereabouts
 from normbook.lab.provenance import data_hashes
 from normbook.lab.runner import LOADERS
 

@@ -15,10 +15,9 @@ from numpy.typing import NDArray
 
 from normbook.data import strokes
 from normbook.data.catalogue import SOURCES, DataFile, Source
-from normbook.data.files import CACHE, DATA, whereabouts
+from normbook.data.files import CACHE, DATA, DataError, whereabouts
 from normbook.data.strokes import Drawing, StrokesError
 from normbook.data.synthetic import drawings
-from normbook.errors import DataError
 from normbook.lab.provenance import data_hashes
 from normbook.lab.runner import LOADERS
 

@@ -50,7 +50,7 @@ from urllib.parse import urljoin, urlsplit
 
 from normbook import atomic_file
 from normbook.data.catalogue import SOURCES, Archive, DataFile, Source
-from normbook.errors import DataError
+from normbook.errors import DataError as DataError  # what loaders raise
 
 if TYPE_CHECKING:
     from requests import Response
