@@ -57,7 +57,7 @@ def _closed() -> Iterator[None]:
 
 
 def by_hand(size: int, epochs: int, values: dict[str, list[float]]) -> Record:
-    """Give a record of MNIST with one variant and a seed for each row of values."""
+    """Return a record of MNIST with one variant and a seed for each row of values."""
     settings: dict[str, Any] = {
         "batch_size": size,
         "measure_every": 10,
@@ -161,7 +161,7 @@ def test_the_first_point_stands_after_the_first_epoch(record: Record) -> None:
 
 
 def lines(ax: Any, kind: str) -> list[Any]:
-    """Give the lines in the colour of a kind, without markers."""
+    """Return the lines in the colour of a kind, without markers."""
     colour = STYLES[kind]["color"]  # type: ignore[index]
     own = [line for line in ax.lines if line.get_color() == colour]
     return [line for line in own if line.get_marker() == "None"]

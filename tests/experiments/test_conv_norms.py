@@ -43,7 +43,7 @@ def _closed() -> Iterator[None]:
 
 
 def tiny(experiment: Experiment = CONV_NORMS) -> Experiment:
-    """Give runs of at most 12 steps at the scale "live"."""
+    """Return runs of at most 12 steps at the scale "live"."""
     settings = dict(experiment.scales["live"].settings)
     variants = {}
     for name, own in settings["variants"].items():
@@ -80,7 +80,7 @@ def layers(model: nn.Module, kind: type[nn.Module]) -> list[Any]:
 
 
 def norms(model: nn.Module) -> list[Any]:
-    """Give the layers before the ReLUs, which are neither ReLU nor convolution."""
+    """Return the layers before the ReLUs, which are neither ReLU nor convolution."""
     children = list(model.children())
     before = [children[k - 1] for k, m in enumerate(children) if type(m) is nn.ReLU]
     return [module for module in before if not isinstance(module, nn.Conv2d)]
@@ -348,7 +348,7 @@ OTHERS = [norm for norm in LOOKS if norm != "batch_norm"]
 
 
 def errors(record: Record, norm: str, measurement: str = "test") -> list[float]:
-    """Give the median error at the end for batches of 3, then of 6."""
+    """Return the median error at the end for batches of 3, then of 6."""
     found = [
         np.median([
             run.curves[measurement]["error"][-1]

@@ -120,7 +120,7 @@ def test_a_run_measures_what_it_says(record: Record) -> None:
 
 
 def line_of(ax: Any, kind: str) -> Any:
-    """Give the line in the colour of a kind, without markers."""
+    """Return the line in the colour of a kind, without markers."""
     style = STYLES[kind]  # type: ignore[index]
     (found,) = [
         line

@@ -45,7 +45,7 @@ def live() -> Record:
 
 
 def invented(experiment: Experiment, scale: str, quantities: dict[str, Any]) -> Record:
-    """Give a record of random numbers, at the steps of a scale, with two seeds."""
+    """Return a record of random numbers, at the steps of a scale, with two seeds."""
     settings = experiment.scales[scale].settings
     steps = list(range(0, settings["steps"] + 1, settings["measure_every"]))
     rng = np.random.default_rng(0)

@@ -159,7 +159,7 @@ def test_images_may_be_rows_of_digits_or_squares() -> None:
 
 
 def drawn(ax: Any, kind: str) -> list[Any]:
-    """Give the lines in the colour of a kind, without markers."""
+    """Return the lines in the colour of a kind, without markers."""
     style = STYLES[kind]  # type: ignore[index]
     return [
         line

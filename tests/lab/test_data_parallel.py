@@ -93,18 +93,18 @@ def begin(name: str, variant: str) -> Run:
 
 
 def fewer(begun: Run) -> Run:
-    """Give batches of two examples: of three processes one has none."""
+    """Return batches of two examples: of three processes one has none."""
     begun.batches.size = 2
     return with_layers(begun, BatchNorm1d(4, dtype=torch.float64))
 
 
 def ghosts(begun: Run) -> Run:
-    """Give a layer that takes the statistics of groups, which no shard has."""
+    """Return a layer that takes the statistics of groups, which no shard has."""
     return with_layers(begun, GhostBatchNorm1d(4, 2, dtype=torch.float64))
 
 
 def local(begun: Run) -> Run:
-    """Give batch norm, for a batch of which two processes have two and three."""
+    """Return batch norm, for a batch of which two processes have two and three."""
     return with_layers(begun, BatchNorm1d(4, dtype=torch.float64))
 
 

@@ -98,26 +98,26 @@ EXPERIMENT = Experiment(
 
 
 def with_settings(experiment: Experiment, **settings: Any) -> Experiment:
-    """Give the experiment with other settings at the scale "live"."""
+    """Return the experiment with other settings at the scale "live"."""
     scale = experiment.scales["live"]
     scale = replace(scale, settings={**scale.settings, **settings})
     return with_scale(experiment, "live", scale)
 
 
 def with_variants(experiment: Experiment, *names: str) -> Experiment:
-    """Give the experiment with some of its variants at the scale "live"."""
+    """Return the experiment with some of its variants at the scale "live"."""
     known = experiment.scales["live"].settings["variants"]
     return with_settings(experiment, variants={name: known[name] for name in names})
 
 
 def with_seeds(experiment: Experiment, seeds: Sequence[int]) -> Experiment:
-    """Give the experiment with other seeds at the scale "live"."""
+    """Return the experiment with other seeds at the scale "live"."""
     scale = replace(experiment.scales["live"], seeds=tuple(seeds))
     return with_scale(experiment, "live", scale)
 
 
 def with_scale(experiment: Experiment, name: str, scale: Scale) -> Experiment:
-    """Give the experiment with one scale more, or another one of that name."""
+    """Return the experiment with one scale more, or another one of that name."""
     return replace(experiment, scales={**experiment.scales, name: scale})
 
 
@@ -133,7 +133,7 @@ FEW: dict[str, tuple[str, dict[str, int]]] = {
 
 
 def few(name: str) -> Experiment:
-    """Give three steps of one variant of an experiment of the book."""
+    """Return three steps of one variant of an experiment of the book."""
     variant, settings = FEW[name]
     experiment = with_variants(catalogue.EXPERIMENTS[name], variant)
     return with_settings(experiment, steps=3, **settings)
@@ -146,7 +146,7 @@ PROGRESS = re.compile(
 
 
 def losses_by_hand(seed: int, steps: int) -> list[float]:
-    """Give the first losses of "plain", at most two, in NumPy."""
+    """Return the first losses of "plain", at most two, in NumPy."""
     weight, bias = (
         torch.empty(size, dtype=torch.float64).normal_(
             generator=generator(seed, "weights")

@@ -182,12 +182,12 @@ def distance(
             'one of the scale "live"; take the record of a larger scale.'
         )
     there = _published(record, variant, quantity)
-    own = epochs(record, variant)
+    numbers = epochs(record, variant)
     ours = np.median(record.values(variant, "test", quantity), axis=0)
-    reached = [i for i, epoch in enumerate(there.x) if epoch in own]
-    chosen = [int(np.flatnonzero(own == there.x[i])[0]) for i in reached]
+    reached = [i for i, epoch in enumerate(there.x) if epoch in numbers]
+    chosen = [int(np.flatnonzero(numbers == there.x[i])[0]) for i in reached]
     return Distance(
-        epochs=own[chosen],
+        epochs=numbers[chosen],
         published=np.array([there.y[i] for i in reached]),
         ours=ours[chosen],
     )
@@ -212,11 +212,14 @@ def figures(record: Record) -> dict[str, Figure]:
         columns: dict[str, dict[str, Any]] = {}
         for is_on_scores, reading in READINGS.items():
             lines = columns.setdefault(f"epoch\n\n{reading}", {})
-            for variant, own in variants.items():
-                if own["norm"] not in _BATCH or own["is_on_scores"] == is_on_scores:
-                    kind, label = LOOKS[own["norm"]]
-                    found = record.values(variant, "test", quantity)[:, 1:]
-                    lines[label] = (kind, epochs(record, variant)[1:], found)
+            for variant, settings in variants.items():
+                if (
+                    settings["norm"] not in _BATCH
+                    or settings["is_on_scores"] == is_on_scores
+                ):
+                    kind, label = LOOKS[settings["norm"]]
+                    runs = record.values(variant, "test", quantity)[:, 1:]
+                    lines[label] = (kind, epochs(record, variant)[1:], runs)
         fig, ((*axes,),) = curve_grid(
             {ylabel: columns}, yscale="log" if quantity == "train_loss" else "linear"
         )
@@ -332,8 +335,8 @@ def _choices(
     }
 
     def settings(common: dict[str, Any], steps: int) -> dict[str, Any]:
-        own = {"batch_size": batch_size, "measure_every": steps, "steps": steps}
-        return {**common, "variants": variants, **own}
+        sizes = {"batch_size": batch_size, "measure_every": steps, "steps": steps}
+        return {**common, "variants": variants, **sizes}
 
     return Experiment(
         name=f"batch_{batch_size}_choices",
@@ -369,16 +372,16 @@ def choices_figures(record: Record) -> dict[str, Figure]:
     record.require(BATCH_128_CHOICES.name, BATCH_4_CHOICES.name)
     fig, axes = panels(len(_NORMS), sharey=True)
     for ax, name in zip(axes, _NORMS, strict=True):
-        own = {
+        by_rate = {
             v["learning_rate"]: variant
             for variant, v in record.settings["variants"].items()
             if variant.startswith(f"{name} ") and v["activation"] == "relu"
         }
         kind, label = LOOKS[VARIANTS[name]["norm"]]
-        runs = [record.values(v, "test", "error")[:, -1] for v in own.values()]
-        band(ax, list(own), np.transpose(runs), kind=kind)
+        runs = [record.values(v, "test", "error")[:, -1] for v in by_rate.values()]
+        band(ax, list(by_rate), np.transpose(runs), kind=kind)
         if record.scale != "live":
-            there = _published(record, next(iter(own.values())), "error")
+            there = _published(record, next(iter(by_rate.values())), "error")
             ax.axhline(there.y[0], color=STYLES[kind]["color"], linestyle=":")
         where = ",\nscores too" if VARIANTS[name]["is_on_scores"] else ""
         ax.set(xlabel=f"learning rate\n\n{label}{where}", xscale="log", yscale="log")

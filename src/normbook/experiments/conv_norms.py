@@ -195,8 +195,8 @@ def begin(
 
 
 def _errors(model: nn.Module, x: Tensor, y: Tensor) -> Values:
-    found = tested(model, x, y)
-    return {"loss": found["loss"], "error": 1 - found["accuracy"]}
+    means = tested(model, x, y)
+    return {"loss": means["loss"], "error": 1 - means["accuracy"]}
 
 
 LOOKS = looks(
@@ -234,9 +234,11 @@ def at_end(
     ends : array, shape (S, B)
         One row for each seed.
     """
-    own = _with_norm(record, norm, along, batch_size)
-    ends = [record.values(name, measurement, quantity)[:, -1] for name in own.values()]
-    return np.array(list(own), dtype=np.float64), np.stack(ends, axis=1)
+    by_value = _with_norm(record, norm, along, batch_size)
+    ends = [
+        record.values(name, measurement, quantity)[:, -1] for name in by_value.values()
+    ]
+    return np.array(list(by_value), dtype=np.float64), np.stack(ends, axis=1)
 
 
 def figures(record: Record) -> dict[str, Figure]:
@@ -270,20 +272,20 @@ def figures(record: Record) -> dict[str, Figure]:
 def _norms(record: Record, batch_size: int | None) -> list[str]:
     """Normalizations of a record, in order."""
     variants = record.settings["variants"].values()
-    own = (v for v in variants if batch_size in (None, v["batch_size"]))
-    return list(dict.fromkeys(v["norm"] for v in own))
+    chosen = (v for v in variants if batch_size in (None, v["batch_size"]))
+    return list(dict.fromkeys(v["norm"] for v in chosen))
 
 
 def _with_norm(
     record: Record, norm: str, along: Setting, batch_size: int | None = None
 ) -> dict[float, str]:
     """Names of the variants with one normalization, by their setting, growing."""
-    own = {
+    names = {
         settings[along]: name
         for name, settings in record.settings["variants"].items()
         if settings["norm"] == norm and batch_size in (None, settings["batch_size"])
     }
-    return dict(sorted(own.items()))
+    return dict(sorted(names.items()))
 
 
 def _against_batch_norm(
@@ -302,9 +304,9 @@ def _against_batch_norm(
     fig, axes = panels(len(others), rows=rows, sharey=True)
     fig.set_size_inches(8.4, 1 + 2.6 * rows)
     for k, (ax, norm) in enumerate(zip(axes, others, strict=True)):
-        for own in ("batch_norm", norm):
-            x, runs = curve(own)
-            kind, label = LOOKS[own]
+        for one in ("batch_norm", norm):
+            x, runs = curve(one)
+            kind, label = LOOKS[one]
             band(ax, x, runs, kind=kind, label=label)
         ax.set(xlabel=f"{xlabel}\n\n{label}", **axis)
         if k % (len(others) // rows) == 0:
@@ -351,10 +353,10 @@ def _recalibrated(record: Record) -> Figure:
     from normbook.figures import sweep
 
     sizes, running = at_end(record, "batch_norm")
-    _, found = at_end(record, "batch_norm", measurement="recalibrated")
+    _, recalibrated = at_end(record, "batch_norm", measurement="recalibrated")
     lines: dict[str, tuple[Kind, ArrayLike]] = {
         "batch norm, running statistics": ("batch", running),
-        "recalibrated": ("reference", found),
+        "recalibrated": ("reference", recalibrated),
     }
     return sweep(sizes, {"test error": lines}, xlabel="batch size")[0]
 
@@ -375,11 +377,11 @@ def _published(record: Record) -> Figure:
         for ax in row[1:]:
             ax.sharey(row[0])
     for above, below, norm in zip(axes[:count], axes[count:], compared, strict=True):
-        for own in ("batch_norm", norm):
-            kind, label = LOOKS[own]
-            sizes, errors = at_end(record, own)
+        for one in ("batch_norm", norm):
+            kind, label = LOOKS[one]
+            sizes, errors = at_end(record, one)
             band(above, sizes, errors, kind=kind, label=label)
-            points(below, *GROUP_NORM_ERROR[own][1:], kind=kind)
+            points(below, *GROUP_NORM_ERROR[one][1:], kind=kind)
         below.set(xlabel=f"batch size\n\n{label}", xscale="log")
         tick(below, sizes, digits=3)
     _name_first(fig, axes[0])
@@ -394,18 +396,20 @@ def _variants(
     parts: int,
     norms: Sequence[str] = tuple(LOOKS),
 ) -> dict[str, Settings]:
-    """Give each normalization with each batch size and rate, on the same images.
+    """Return variants: each normalization with each batch size and rate.
+
+    All see the same number of images.
 
     The learning rate is said for batches of ``LARGE``, and is in proportion to the
     batch. Tests stand after each of ``parts`` equal parts of the run.
     """
-    found: dict[str, Settings] = {}
+    variants: dict[str, Settings] = {}
     for size in sizes:
         for norm in norms:
             for rate in rates:
                 steps = examples // size
                 name = f"{norm} batch={size}"
-                found[name + f" rate={rate:g}" * (len(rates) > 1)] = {
+                variants[name + f" rate={rate:g}" * (len(rates) > 1)] = {
                     "norm": norm,
                     "batch_size": size,
                     "learning_rate": rate * size / LARGE,
@@ -414,7 +418,7 @@ def _variants(
                     "measure_every": steps // parts,
                     "average_over": steps // AVERAGES,
                 }
-    return found
+    return variants
 
 
 LARGE = 128

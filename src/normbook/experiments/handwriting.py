@@ -334,7 +334,7 @@ def objective(
     outputs = model(x)
     if outputs.requires_grad:
         bound = clip / live.sum()  # the loss is a mean
-        outputs.register_hook(lambda found: found.clamp(-bound, bound))
+        outputs.register_hook(lambda gradient: gradient.clamp(-bound, bound))
     losses = -log_density(mixture(outputs), y[..., :3])
     return {"loss": (losses * live).sum() / live.sum()}
 
@@ -377,8 +377,8 @@ def begin(
     )
     dtype = getattr(torch, settings["dtype"])
     train, test = (
-        _tensors(own, settings["cut"], device, dtype)
-        for own in (written.train, written.test)
+        _tensors(part, settings["cut"], device, dtype)
+        for part in (written.train, written.test)
     )
     model = PenNetwork(
         settings["norm"],
@@ -396,7 +396,7 @@ def begin(
     def samples(_: Run) -> Values:
         # In float64, so that another machine draws the same from the same weights.
         exact = copy.deepcopy(model).double()
-        found: Values = {}
+        strokes: Values = {}
         for bias in BIASES:
             drawn = sample(
                 exact,
@@ -406,8 +406,8 @@ def begin(
                 count=settings["samples"],
             )
             drawn[..., :2] *= written.scale
-            found[f"bias_{bias}"] = drawn.mT.cpu().numpy().round(1).tolist()
-        return found
+            strokes[f"bias_{bias}"] = drawn.mT.cpu().numpy().round(1).tolist()
+        return strokes
 
     return Run(
         model=model,
@@ -499,9 +499,9 @@ def figures(record: Record) -> dict[str, Figure]:
         ax.set(xlabel=f"updates\n\nour lines, rate {rate:g}")
         ax.set_xscale("log", subs=(2, 5))  # with more, labels would overlap
     for norm, (kind, _) in LOOKS.items():
-        found = published.HANDWRITING_LOSS[norm]
-        points(axes[-1], found.x, found.y, kind=kind)
-    axes[-1].set(xlabel=f"updates\n\n{found.source},\ndigitised", xscale="log")
+        curve = published.HANDWRITING_LOSS[norm]
+        points(axes[-1], curve.x, curve.y, kind=kind)
+    axes[-1].set(xlabel=f"updates\n\n{curve.source},\ndigitised", xscale="log")
     axes[0].set(ylabel="loss of a line (nats)")
     legend_above(drawn["test"], axes[0])
 

@@ -201,7 +201,7 @@ class AttentiveReader(nn.Module):
         nn.init.zeros_(self.scores.bias)
 
     def forward(self, texts: Tensor, questions: Tensor) -> Tensor:
-        """Give the scores of the answers, (N, answers); the rest as :meth:`read`."""
+        """Return the scores of the answers, (N, answers); the rest as :meth:`read`."""
         return self.read(texts, questions).scores
 
     def read(self, texts: Tensor, questions: Tensor) -> Reading:
@@ -221,7 +221,7 @@ class AttentiveReader(nn.Module):
         return Reading(self.scores(g), nn.functional.pad(weights, (0, rest)))
 
     def _read(self, lstm: nn.Module, words: Tensor) -> tuple[Tensor, Tensor]:
-        """Give the states at all words, and the last one (of each direction)."""
+        """Return the states at all words, and the last one (of each direction)."""
         lengths = (words != 0).sum(dim=1)
         packed = pack_padded_sequence(
             self.embedding(words), lengths.cpu(), batch_first=True, enforce_sorted=False
@@ -236,7 +236,7 @@ def _bounds(inputs: int) -> tuple[float, float]:
 
 
 def _stories(settings: Settings, data: Stories | None) -> Stories:
-    """Give the stories that are short enough; draw them where there is no data set."""
+    """Return the stories that are short enough; draw them without a data set."""
     if data is None:
         drawn = np.random.default_rng(0)  # the same texts for all seeds
         return cloze.stories(drawn, train=settings["train"], test=settings["tested"])
@@ -248,12 +248,12 @@ def _stories(settings: Settings, data: Stories | None) -> Stories:
 
 
 def _shown(settings: Settings, stories: Stories) -> list[Story]:
-    """Give the stories whose attention is recorded: the first two with four facts."""
-    found: list[Story] = []
+    """Return the stories whose attention is recorded: the first two with four facts."""
+    shown: list[Story] = []
     for task in settings["tasks"]:
         few = [s for s in stories.test if s.task == task and len(s.facts) == 4]
-        found += few[:2]
-    return found
+        shown += few[:2]
+    return shown
 
 
 class _Encoding(NamedTuple):
@@ -333,12 +333,12 @@ def begin(
         with torch.no_grad():
             scores, weights = model.read(*x_shown.unbind(1))
         right = scores.softmax(1).gather(1, y_shown[:, :1])[:, 0]
-        found: Values = {"probability": right.tolist()}
+        values: Values = {"probability": right.tolist()}
         for i, story in enumerate(examples):
-            found[f"weights_{i}"] = weights[i, : len(story.words)].tolist()
+            values[f"weights_{i}"] = weights[i, : len(story.words)].tolist()
             lines = [" ".join(line) for line in (*story.facts, story.question)]
-            found[f"story_{i}"] = "\n".join([*lines, story.answer])
-        return found
+            values[f"story_{i}"] = "\n".join([*lines, story.answer])
+        return values
 
     return Run(
         model=model,
@@ -441,8 +441,8 @@ def figures(record: Record) -> dict[str, Figure]:
         for variant, (kind, label) in LOOKS.items():
             runs = record.values(variant, "test", "error_by_task")[:, :, place]
             lines[label] = (kind, record.steps("test", variant), runs)
-            found = [first_steps(record, variant, task, level) for level in LEVELS]
-            firsts[label] = (kind, LEVELS, np.transpose(found))
+            counts = [first_steps(record, variant, task, level) for level in LEVELS]
+            firsts[label] = (kind, LEVELS, np.transpose(counts))
     beside = "thousands of steps\n\nBa et al. (2016):\nnews, validation"
     error, ((*_, last),) = curve_grid({"test error": {**errors, beside: {}}})
     for variant, (kind, _) in LOOKS.items():

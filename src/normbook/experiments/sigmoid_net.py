@@ -159,9 +159,9 @@ def _draw_accuracy(record: Record) -> Figure:
             steps = record.steps("test", variant)
             band(ax, steps, accuracy, kind=kind, label=label)
         if record.scale == "paper":
-            for variant, found in SIGMOID_NET_ACCURACY.items():
+            for variant, published in SIGMOID_NET_ACCURACY.items():
                 said = "published" if variant == "none" else None
-                points(ax, found.x, found.y, kind=LOOKS[variant][0], label=said)
+                points(ax, published.x, published.y, kind=LOOKS[variant][0], label=said)
         ax.set(xlabel="training steps", ylabel="test accuracy")
     axes[1].set_ylim(0.94, 0.99)
     legend_above(fig, axes[0])
@@ -172,12 +172,12 @@ def _draw_inputs(record: Record) -> Figure:
     from normbook.figures import band, panels
 
     # (3 quantiles, seeds, times, units), of the first seed
-    found = {
+    inputs = {
         v: np.array([record.values(v, "inputs", q)[0] for q in ("q15", "q50", "q85")])
         for v in record.variants
     }
-    fig, axes = panels(len(found), sharex=True, sharey=True)
-    for ax, (variant, quantiles) in zip(axes, found.items(), strict=True):
+    fig, axes = panels(len(inputs), sharex=True, sharey=True)
+    for ax, (variant, quantiles) in zip(axes, inputs.items(), strict=True):
         kind, label = LOOKS[variant]
         steps = record.steps("inputs", variant)
         # The median and the range of three quantiles are these quantiles.
@@ -194,11 +194,11 @@ def _draw_inputs(record: Record) -> Figure:
 def _draw_input_shift(record: Record) -> Figure:
     from normbook.figures import band, legend_above, panels
 
-    found = {v: record.values(v, "shift", "inputs") for v in record.variants}
-    count = next(iter(found.values())).shape[2]
+    shifts = {v: record.values(v, "shift", "inputs") for v in record.variants}
+    count = next(iter(shifts.values())).shape[2]
     fig, axes = panels(count, sharex=True, sharey=True)
     for layer, ax in enumerate(axes):
-        for variant, shift in found.items():
+        for variant, shift in shifts.items():
             kind, label = LOOKS[variant]
             steps, medians = _stretches(record.steps("shift", variant), shift)
             band(ax, steps, medians[:, :, layer], kind=kind, label=label)
@@ -211,14 +211,14 @@ def _draw_input_shift(record: Record) -> Figure:
 def _draw_gradient_shift(record: Record) -> Figure:
     from normbook.figures import band, legend_above, panels
 
-    found = {
+    shifts = {
         quantity: {v: record.values(v, "shift", quantity) for v in record.variants}
         for quantity in ("l2", "cosine")
     }
-    count = next(iter(found["l2"].values())).shape[2] - 1  # nothing below the lowest
+    count = next(iter(shifts["l2"].values())).shape[2] - 1  # nothing below the lowest
     fig, axes = panels(2 * count, rows=2, sharex=True)
     _share_rows(axes, count)
-    for row, lines in enumerate(found.values()):
+    for row, lines in enumerate(shifts.values()):
         for layer in range(1, count + 1):
             ax = axes[row * count + layer - 1]
             for variant, shift in lines.items():
@@ -248,7 +248,7 @@ def choices_figures(record: Record) -> dict[str, Figure]:
         for name, v in record.settings["variants"].items()
     }
     _, rates, stds = (sorted(set(column)) for column in zip(*names, strict=True))
-    found = {v: record.values(v, "test", "accuracy") for v in record.variants}
+    accuracies = {v: record.values(v, "test", "accuracy") for v in record.variants}
     steps = record.steps("test")
     parts = [int(np.abs(steps - share * steps[-1]).argmin()) for share in (0.2, 0.5, 1)]
     fig, axes = panels(len(parts) * len(stds), rows=len(parts), sharex=True)
@@ -257,7 +257,7 @@ def choices_figures(record: Record) -> dict[str, Figure]:
     for ax, (part, std) in zip(axes, product(parts, stds), strict=True):
         for norm in ("none", "batch_norm"):
             kind, label = LOOKS[norm]
-            runs = [found[names[norm, rate, std]][:, part] for rate in rates]
+            runs = [accuracies[names[norm, rate, std]][:, part] for rate in rates]
             band(ax, rates, np.transpose(runs), kind=kind, label=label)
             published = SIGMOID_NET_ACCURACY[norm]
             if record.scale == "paper" and steps[part] in published.x:
@@ -283,7 +283,7 @@ THIN_LINE: dict[str, Any] = {"linewidth": 0.7, "linestyle": "-", "alpha": 0.6}
 
 
 def _share_rows(axes: Sequence[Axes], columns: int) -> None:
-    """Give all panels of a row the vertical scale of the first."""
+    """Let all panels of a row share the vertical scale of the first."""
     for place, ax in enumerate(axes):
         if place % columns:
             ax.sharey(axes[place - place % columns])

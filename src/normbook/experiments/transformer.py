@@ -136,8 +136,8 @@ class Block(nn.Module):
             part(x).unflatten(2, (self.heads, -1)).transpose(1, 2)  # (N, heads, T, -1)
             for part in (self.query, self.key, self.value)
         )
-        found = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
-        mixed: Tensor = self.mix(found.transpose(1, 2).flatten(2))
+        attended = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        mixed: Tensor = self.mix(attended.transpose(1, 2).flatten(2))
         return mixed
 
     def _feed_forward(self, x: Tensor) -> Tensor:
@@ -280,8 +280,8 @@ def gradient_norms(model: Transformer, loss: Loss) -> NDArray[np.float64]:
     (2020) is about. The loss (nats) is on one fixed batch. The model is left as it was.
     """
     matrices = [block.get_parameter("down.weight") for block in model.blocks]
-    _, found = gradients(model, loss, matrices)
-    return np.array([gradient.double().norm().item() for gradient in found])
+    _, slopes = gradients(model, loss, matrices)
+    return np.array([gradient.double().norm().item() for gradient in slopes])
 
 
 def begin(
@@ -308,8 +308,8 @@ def begin(
 
     def test(run: Run) -> Values:
         with torch.no_grad():
-            found = objective(run.model, x[:tested], y[:tested])
-        return {name: value.item() for name, value in found.items()}
+            values = objective(run.model, x[:tested], y[:tested])
+        return {name: value.item() for name, value in values.items()}
 
     def blocks(run: Run) -> Values:
         moved = []
@@ -368,7 +368,9 @@ def figures(record: Record) -> dict[str, Figure]:
     from normbook.figures import curve_grid
 
     record.require(EXPERIMENT.name)
-    rates = sorted({own["learning_rate"] for own in _variants(record).values()})
+    rates = sorted(
+        {settings["learning_rate"] for settings in _variants(record).values()}
+    )
     columns = _columns(record)
 
     def values(variant: str) -> NDArray[np.float64]:
@@ -397,8 +399,8 @@ def figures(record: Record) -> dict[str, Figure]:
             lines = row.setdefault(f"block\n\n{title}", {})
             for v, (kind, label) in column.items():
                 if _variants(record)[v]["learning_rate"] == rates[len(rates) // 2]:
-                    found = record.values(v, "blocks", quantity)[:, place]
-                    lines[label] = (kind, np.arange(1, found.shape[1] + 1), found)
+                    runs = record.values(v, "blocks", quantity)[:, place]
+                    lines[label] = (kind, np.arange(1, runs.shape[1] + 1), runs)
     drawn = {
         "training": curve_grid(training)[0],
         "blocks": curve_grid(blocks, yscale="log")[0],
@@ -416,12 +418,12 @@ def _draw_accuracy(record: Record, rates: list[float]) -> Figure:
     fig, axes = panels(len(columns), sharey=True)
     fig.set_size_inches(8.4, fig.get_size_inches()[1])
     for ax, (title, column) in zip(axes, columns.items(), strict=True):
-        found = {
+        accuracies = {
             _variants(record)[v]["learning_rate"]: record.values(v, "test", "accuracy")
             for v, (kind, _) in column.items()
             if kind == "layer"
         }
-        last = np.transpose([found[rate][:, -1] for rate in rates])
+        last = np.transpose([accuracies[rate][:, -1] for rate in rates])
         band(ax, rates, last, kind="layer", label="layer norm")
         ax.set(xlabel=f"learning rate\n\n{title}", xscale="log", ylim=(-0.05, 1.05))
         ax.margins(x=0.2)  # room for the numbers of two panels side by side
@@ -431,19 +433,19 @@ def _draw_accuracy(record: Record, rates: list[float]) -> Figure:
 
 
 def _variants(record: Record) -> dict[str, dict[str, Any]]:
-    found: dict[str, dict[str, Any]] = record.settings["variants"]
-    return found
+    variants: dict[str, dict[str, Any]] = record.settings["variants"]
+    return variants
 
 
 def _columns(record: Record) -> dict[str, dict[str, tuple[Kind, str]]]:
     """Variants and their looks by place and warm-up."""
     variants = _variants(record)
-    warmups = sorted({own["warmup"] for own in variants.values()})
+    warmups = sorted({settings["warmup"] for settings in variants.values()})
     return {
         f"{place}-LN,\n{f'warm-up {warmup}' if warmup else 'no warm-up'}": {
-            name: LOOKS[own["norm"]]
-            for name, own in variants.items()
-            if own["warmup"] == warmup and own["norm"].startswith(place)
+            name: LOOKS[settings["norm"]]
+            for name, settings in variants.items()
+            if settings["warmup"] == warmup and settings["norm"].startswith(place)
         }
         for place in ("post", "pre")
         for warmup in warmups
@@ -461,8 +463,8 @@ def _grid(
     return {
         f"{norm}, rate={rate:g}, warmup={steps}": {"norm": norm, "learning_rate": rate}
         | {"warmup": steps}
-        for norm, own in chosen.items()
-        for rate in own
+        for norm, chosen_rates in chosen.items()
+        for rate in chosen_rates
         for steps in (0, warmup)
     }
 

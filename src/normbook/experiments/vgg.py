@@ -134,10 +134,10 @@ def begin(
         return dict(tested(run.model, x_test, y_test))
 
     def inputs(run: Run) -> Values:
-        found = layer_statistics(run.model, run.loss, followed)
+        layers = layer_statistics(run.model, run.loss, followed)
         return {
-            "mean": [layer.inputs.mean[:UNITS].tolist() for layer in found],
-            "std": [layer.inputs.std[:UNITS].tolist() for layer in found],
+            "mean": [layer.inputs.mean[:UNITS].tolist() for layer in layers],
+            "std": [layer.inputs.std[:UNITS].tolist() for layer in layers],
         }
 
     def shift(run: Run) -> Values:
@@ -172,24 +172,24 @@ def _mean(values: NDArray[np.float64]) -> float:
 
 
 def tested(model: nn.Module, x: Tensor, y: Tensor) -> dict[str, float]:
-    """Give loss (nats) and accuracy in evaluation mode, a chunk at a time."""
+    """Return loss (nats) and accuracy in evaluation mode, a chunk at a time."""
     loss = accuracy = 0.0
     for k in range(0, len(x), CHUNK):
         part = x[k : k + CHUNK]
-        found = evaluate(model, part, y[k : k + CHUNK])
-        loss += found[0] * len(part) / len(x)
-        accuracy += found[1] * len(part) / len(x)
+        means = evaluate(model, part, y[k : k + CHUNK])
+        loss += means[0] * len(part) / len(x)
+        accuracy += means[1] * len(part) / len(x)
     return {"loss": loss, "accuracy": accuracy}
 
 
 def images(x: Any, device: torch.device, dtype: torch.dtype = torch.float32) -> Tensor:
     """Images as (N, C, H, W); digits come as rows of 64."""
-    found = torch.as_tensor(x).to(dtype)
-    if found.dim() == 2:
-        found = found.reshape(-1, 8, 8)
-    if found.dim() == 3:
-        found = found[:, None]
-    return found.to(device=device, memory_format=torch.channels_last)
+    pictures = torch.as_tensor(x).to(dtype)
+    if pictures.dim() == 2:
+        pictures = pictures.reshape(-1, 8, 8)
+    if pictures.dim() == 3:
+        pictures = pictures[:, None]
+    return pictures.to(device=device, memory_format=torch.channels_last)
 
 
 LOOKS = looks("none", "batch_norm", "noisy_batch_norm")
@@ -266,10 +266,10 @@ def figures(record: Record) -> dict[str, Figure]:
 
 def _by_rate(record: Record) -> dict[float, list[str]]:
     """Variants with each learning rate."""
-    found: dict[float, list[str]] = {}
-    for variant, own in record.settings["variants"].items():
-        found.setdefault(own["learning_rate"], []).append(variant)
-    return found
+    by_rate: dict[float, list[str]] = {}
+    for variant, settings in record.settings["variants"].items():
+        by_rate.setdefault(settings["learning_rate"], []).append(variant)
+    return by_rate
 
 
 def _look(record: Record, variant: str) -> tuple[Kind, str]:
@@ -280,7 +280,7 @@ def _draw_shift(record: Record, variants: Sequence[str]) -> Figure:
     """Medians over training, layer by layer; the first layer has nothing below it."""
     from normbook.figures import band, legend_above, panels
 
-    found = {
+    by_variant = {
         variant: [
             record.values(variant, "shift", name)  # (S, T, layers)
             for name in ("inputs", "l2", "cosine", "gradient_norm")
@@ -289,7 +289,7 @@ def _draw_shift(record: Record, variants: Sequence[str]) -> Figure:
     }
     fig, axes = panels(3)
     fig.set_size_inches(8.4, fig.get_size_inches()[1])
-    for variant, (inputs, l2, cosine, norm) in found.items():
+    for variant, (inputs, l2, cosine, norm) in by_variant.items():
         kind, label = _look(record, variant)
         shifts = (inputs, l2 / np.where(norm > 0, norm, np.nan), cosine)
         for ax, shift in zip(axes, shifts, strict=True):
@@ -307,9 +307,9 @@ def _inputs(
     record: Record, variants: Sequence[str]
 ) -> dict[str, dict[str, dict[str, Line]]]:
     """The units of the deepest layer that was followed, of the first seed."""
-    found: dict[str, dict[str, dict[str, Line]]] = {}
+    rows: dict[str, dict[str, dict[str, Line]]] = {}
     for quantity in ("mean", "std"):
-        row = found.setdefault(f"{quantity} of an input", {})
+        row = rows.setdefault(f"{quantity} of an input", {})
         for variant in variants:
             kind, label = _look(record, variant)
             units = record.values(variant, "inputs", quantity)[0, :, -1].T
@@ -317,7 +317,7 @@ def _inputs(
             row[f"training steps\n\n{label}"] = {
                 f"_{k}": (kind, steps, unit[None]) for k, unit in enumerate(units)
             }
-    return found
+    return rows
 
 
 COMMON: dict[str, Any] = {

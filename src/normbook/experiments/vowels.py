@@ -220,7 +220,7 @@ def begin(
         }
 
     def company(run: Run) -> Values:
-        found: Values = {}
+        errors: Values = {}
         for name, order in orders.items():
             wrong = []
             with undisturbed(run.model), torch.no_grad():
@@ -228,8 +228,8 @@ def begin(
                 for part in torch.split(order, size):
                     scores = run.model(x_test[part], y_test[part, 1])
                     wrong.append(judge(scores, y_test[part, 0])[1])
-            found[name] = float(torch.cat(wrong).mean())
-        return found
+            errors[name] = float(torch.cat(wrong).mean())
+        return errors
 
     every = settings["measure_every"]
     return Run(
@@ -290,9 +290,9 @@ def figures(record: Record) -> dict[str, Figure]:
         ("train_loss", "training loss (nats)"),
     ):
         rows[ylabel] = {}
-        for own, title in PANELS.items():
+        for batch_norm, title in PANELS.items():
             lines = rows[ylabel].setdefault(f"training steps\n\n{title}", {})
-            for variant in ("none", "layer_norm", own):
+            for variant in ("none", "layer_norm", batch_norm):
                 kind, label = LOOKS[variant]
                 values = record.values(variant, "test", quantity)
                 lines[label] = (kind, record.steps("test", variant), values)
@@ -303,8 +303,8 @@ def figures(record: Record) -> dict[str, Figure]:
     names += [f"≤ {b}" for b in bounds[1:]] + [f"> {bounds[-1]}"]
     lengths, axes = panels(len(PANELS), sharey=True)
     lengths.set_size_inches(10.5, lengths.get_size_inches()[1])  # as wide as the other
-    for ax, (own, title) in zip(axes, PANELS.items(), strict=True):
-        for variant in ("none", "layer_norm", own):
+    for ax, (batch_norm, title) in zip(axes, PANELS.items(), strict=True):
+        for variant in ("none", "layer_norm", batch_norm):
             kind, label = LOOKS[variant]
             errors = record.values(variant, "test", "error_by_length")[:, -1]
             band(ax, np.arange(len(names)), errors, kind=kind, label=label)

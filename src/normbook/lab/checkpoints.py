@@ -168,13 +168,13 @@ class Checkpoints:
     def _finished(self, is_resumed: bool) -> Record:
         if is_resumed:
             with contextlib.suppress(RecordError, OSError):
-                found = record.load(self.out)
-                plan = {key: getattr(found, key) for key in self.plan}
+                finished = record.load(self.out)
+                plan = {key: getattr(finished, key) for key in self.plan}
                 # Records older than data-parallel training do not say "runs".
-                device = {"parallel": "runs", **found.device}
+                device = {"parallel": "runs", **finished.device}
                 plan["device"] = {k: device[k] for k in self.plan["device"]}
                 if not _differences(plan, self.plan):
-                    return found
+                    return finished
         raise RunError(
             f"the record must not be there yet, got {self.out}; name another one with "
             "--out, or delete it."

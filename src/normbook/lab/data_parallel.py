@@ -71,11 +71,11 @@ class DataParallel(nn.Module):
     def forward(self, *inputs: Tensor) -> Tensor:
         """Return what the model returns for the whole batch."""
         self.shards.count = len(inputs[0])
-        own: Tensor = self.model(*map(self.shards.take, inputs))
+        scores: Tensor = self.model(*map(self.shards.take, inputs))
         with torch.no_grad():
-            whole = self.shards.join(own)
-        part = self.shards.own
-        return torch.cat([whole[: part.start], own, whole[part.stop :]])
+            whole = self.shards.join(scores)
+        part = self.shards.part
+        return torch.cat([whole[: part.start], scores, whole[part.stop :]])
 
 
 def share_batches(
@@ -105,16 +105,16 @@ def share_batches(
 # objective for each shard, and orders them anew after its first step: with three
 # processes or more the sums, and the last bits after --resume, depend on the order.
 def _sum_gradients(optimizer: torch.optim.Optimizer, *_: Any) -> None:
-    found = [
+    gradients = [
         parameter.grad
         for group in optimizer.param_groups
         for parameter in group["params"]
         if parameter.grad is not None
     ]
-    flat = torch.cat([gradient.flatten() for gradient in found])
+    flat = torch.cat([gradient.flatten() for gradient in gradients])
     distributed.all_reduce(flat)
-    parts = torch.split(flat, [gradient.numel() for gradient in found])
-    for gradient, part in zip(found, parts, strict=True):
+    parts = torch.split(flat, [gradient.numel() for gradient in gradients])
+    for gradient, part in zip(gradients, parts, strict=True):
         gradient.copy_(part.view(gradient.shape))
 
 
@@ -129,29 +129,29 @@ class _Shards:
         self.count = 0  # examples in the batch
 
     @property
-    def own(self) -> slice:
+    def part(self) -> slice:
         rank, ranks = self.ranks.rank, self.ranks.count
         return slice(self.count * rank // ranks, self.count * (rank + 1) // ranks)
 
     def take(self, whole: Tensor) -> Tensor:
-        return whole[self.own]
+        return whole[self.part]
 
-    def join(self, own: Tensor) -> Tensor:
+    def join(self, shard: Tensor) -> Tensor:
         """Put the shards together.
 
         Its derivative sums over the processes: each of them uses the whole.
         """
-        if own.dtype == torch.bool:  # which gloo does not add up
-            return self.join(own.byte()).bool()
-        before, after = self.own.start, self.count - self.own.stop
-        if before + len(own) + after != self.count:
+        if shard.dtype == torch.bool:  # which gloo does not add up
+            return self.join(shard.byte()).bool()
+        before, after = self.part.start, self.count - self.part.stop
+        if before + len(shard) + after != self.count:
             raise ValueError(
                 "what mixes examples must be given one row for each example, got shape "
-                f"{tuple(own.shape)} for {self.own.stop - before} examples; reshape "
+                f"{tuple(shard.shape)} for {self.part.stop - before} examples; reshape "
                 "inside of that module."
             )
-        padding = [0, 0] * (own.dim() - 1) + [before, after]
-        whole: Tensor = _Sum.apply(nn.functional.pad(own, padding))  # type: ignore[no-untyped-call]
+        padding = [0, 0] * (shard.dim() - 1) + [before, after]
+        whole: Tensor = _Sum.apply(nn.functional.pad(shard, padding))  # type: ignore[no-untyped-call]
         return whole
 
 
@@ -159,18 +159,18 @@ class _Sum(torch.autograd.Function):
     """Sum over the processes: each has a part of its derivative, too."""
 
     @staticmethod
-    def forward(ctx: Any, own: Tensor) -> Tensor:
-        return _summed(own)
+    def forward(ctx: Any, shard: Tensor) -> Tensor:
+        return _summed(shard)
 
     @staticmethod
     def backward(ctx: Any, dl_dsum: Tensor) -> Tensor:
         return _summed(dl_dsum)
 
 
-def _summed(own: Tensor) -> Tensor:
-    found = own.clone(memory_format=torch.contiguous_format)
-    distributed.all_reduce(found)
-    return found
+def _summed(part: Tensor) -> Tensor:
+    total = part.clone(memory_format=torch.contiguous_format)
+    distributed.all_reduce(total)
+    return total
 
 
 class _Whole(nn.Module):
@@ -182,8 +182,8 @@ class _Whole(nn.Module):
 
     def forward(self, *inputs: Any) -> Tensor:
         whole = (
-            self.shards.join(given) if isinstance(given, Tensor) else given
-            for given in inputs
+            self.shards.join(value) if isinstance(value, Tensor) else value
+            for value in inputs
         )
         return self.shards.take(self.module(*whole))
 
@@ -201,5 +201,5 @@ def _distributed(module: nn.Module, shards: _Shards, is_local: bool) -> nn.Modul
         )
     if any(module.children()):
         return _Whole(module, shards)
-    found: nn.Module = SyncBatchNorm.convert_sync_batchnorm(module)
-    return _Whole(module, shards) if found is module else found
+    converted: nn.Module = SyncBatchNorm.convert_sync_batchnorm(module)
+    return _Whole(module, shards) if converted is module else converted

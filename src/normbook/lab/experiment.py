@@ -191,20 +191,20 @@ class Run:
         model = self.model.train()
         if self.stand_in is not None:
             model = self.stand_in.train()
-        found = self.objective(model, *self.batch)
+        values = self.objective(model, *self.batch)
         self.optimizer.zero_grad()
-        found["loss"].backward()  # type: ignore[no-untyped-call]
+        values["loss"].backward()  # type: ignore[no-untyped-call]
         if self.schedule is not None:  # of the step alone: a resumed run needs no more
             for group in self.optimizer.param_groups:
                 group["lr"] = self.schedule(self.step)
         self.optimizer.step()
         self.step += 1
-        for name, value in found.items():
+        for name, value in values.items():
             self.sums[name] = self.sums.get(name, 0.0) + value.item()
         if self.step % self.every == 0:
             self._keep("training", {k: s / self.every for k, s in self.sums.items()})
             self.sums = {}
-        loss = found["loss"].item()
+        loss = values["loss"].item()
         if len(self.opening) < OPENING:
             self.opening.append(loss)
         self._before_draw = self.batches.state_dict()
@@ -229,8 +229,8 @@ class Run:
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
         self.batches.load_state_dict(state["batches"])
-        for name, own in self.generators.items():
-            own.set_state(state["generators"][name])
+        for name, rand in self.generators.items():
+            rand.set_state(state["generators"][name])
         self.step = state["step"]
         self.opening, self.curves = state["opening"], state["curves"]
         self.sums = state["sums"]

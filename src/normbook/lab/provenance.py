@@ -85,13 +85,13 @@ def data_hashes(name: str, data: tuple[Any, ...] | None) -> dict[str, dict[str, 
 
 def versions() -> dict[str, str]:
     """Versions of Python and of the packages that compute."""
-    found = {"python": platform.python_version()}
+    numbers = {"python": platform.python_version()}
     for name in PACKAGES:
         try:
-            found[name] = version(name)
+            numbers[name] = version(name)
         except PackageNotFoundError:  # run from its sources
-            found[name] = "not installed"
-    return found
+            numbers[name] = "not installed"
+    return numbers
 
 
 def code() -> str:

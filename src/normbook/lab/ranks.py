@@ -74,26 +74,26 @@ class Ranks:
         """
         if self.count == 1:
             return function()
-        found: list[Any] = [function() if self.rank == 0 else None]
-        distributed.broadcast_object_list(found)
-        only: T = found[0]
+        shared: list[Any] = [function() if self.rank == 0 else None]
+        distributed.broadcast_object_list(shared)
+        only: T = shared[0]
         return only
 
-    def gather(self, own: T) -> list[T]:
+    def gather(self, value: T) -> list[T]:
         """Return in every process what each of them has, in their order."""
         if self.count == 1:
-            return [own]
+            return [value]
         gathered: list[Any] = [None] * self.count
-        distributed.all_gather_object(gathered, own)
+        distributed.all_gather_object(gathered, value)
         return gathered
 
-    def any(self, own: bool) -> bool:
+    def any(self, flag: bool) -> bool:
         """Whether something holds in this or another one of the processes."""
         if self.count == 1:
-            return own
-        found = torch.tensor(int(own))
-        distributed.all_reduce(found, distributed.ReduceOp.MAX)
-        return bool(found)
+            return flag
+        total = torch.tensor(int(flag))
+        distributed.all_reduce(total, distributed.ReduceOp.MAX)
+        return bool(total)
 
 
 def is_first() -> bool:

@@ -222,11 +222,11 @@ def _check(content: Any, where: str) -> None:
         ) from error
     variants, seeds = content["settings"]["variants"], content["seeds"]
     expected = [(variant, seed) for variant in variants for seed in seeds]
-    found = [(run["variant"], run["seed"]) for run in content["runs"]]
-    if found != expected:
+    pairs = [(run["variant"], run["seed"]) for run in content["runs"]]
+    if pairs != expected:
         raise RecordError(
             "a record must have one run for each variant and seed, in this order: "
-            f"{expected}; got {found} in {where}; run the experiment again."
+            f"{expected}; got {pairs} in {where}; run the experiment again."
         )
     for run in content["runs"]:
         for name, curve in run["curves"].items():

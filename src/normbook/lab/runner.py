@@ -178,10 +178,10 @@ def run(
         kept = None if out is None else Checkpoints(out, plan)
         started = provenance.now()
         if kept is not None:
-            found = ranks.first(lambda: kept.check(is_resumed=is_resumed))
-            if found is not None:  # it was killed after its last step
+            earlier = ranks.first(lambda: kept.check(is_resumed=is_resumed))
+            if earlier is not None:  # it was killed after its last step
                 ranks.first(kept.tidy)
-                return found
+                return earlier
         data = load_data(chosen)
         hashes = provenance.data_hashes(chosen.data, data)
         _check_same(ranks, {"code": plan["code"], "data": hashes})
@@ -204,8 +204,8 @@ def run(
         everything = ranks.gather(finished)
         if parallel != "runs":
             del everything[1:]
-        runs = {(run.variant, run.seed): run for own in everything for run in own}
-        spent = max(sum(run.wall_seconds for run in own) for own in everything)
+        runs = {(run.variant, run.seed): run for part in everything for run in part}
+        spent = max(sum(run.wall_seconds for run in part) for part in everything)
         record = Record(
             **{**plan, "device": {**plan["device"], "ranks": ranks.count}},
             command=provenance.command(
@@ -358,13 +358,17 @@ def replay(
             _differences, kept, run, losses, precision, experiment.is_steady
         )
         moved: list[Run] = []
-        found = differ(moved)
+        quantities = differ(moved)
         is_same_start = _close(kept.opening[0], run.opening[0], losses[0], 0)
-        while found and is_same_start and steps is None and len(moved) < MOVED_STARTS:
+        while (
+            quantities and is_same_start and steps is None and len(moved) < MOVED_STARTS
+        ):
             start = _moved(begin(), precision.start, seed=len(moved))
             moved.append(_repeat(start, len(losses), last))
-            found = differ(moved)
-        differences += [f"{kept.variant}, seed {kept.seed}: {name}" for name in found]
+            quantities = differ(moved)
+        differences += [
+            f"{kept.variant}, seed {kept.seed}: {name}" for name in quantities
+        ]
     return differences
 
 
@@ -517,14 +521,14 @@ def _own_gpu(ranks: Ranks) -> torch.device:
     return torch.device("cuda", ranks.local % torch.cuda.device_count())
 
 
-def _check_same(ranks: Ranks, own: Mapping[str, Any]) -> None:
+def _check_same(ranks: Ranks, here: Mapping[str, Any]) -> None:
     """Refuse to share work between processes with other code or data."""
-    found = ranks.gather(own)
+    everywhere = ranks.gather(here)
     differing = [
         f"{key} in process {rank}"
-        for rank, other in enumerate(found)
-        for key in own
-        if other[key] != found[0][key]
+        for rank, other in enumerate(everywhere)
+        for key in here
+        if other[key] != everywhere[0][key]
     ]
     if not differing:
         return
@@ -590,8 +594,8 @@ def _differences(
         strict=False,
     )
     if len(kept.opening) < count or not all(
-        _close(stored, found, relative, precision.zero + far)
-        for stored, found, relative, far in rows
+        _close(stored, repeated, relative, precision.zero + far)
+        for stored, repeated, relative, far in rows
     ):
         differences.append(f"losses of the first {count} steps")
     for name, curve in run.curves.items():
@@ -608,14 +612,14 @@ def _differences(
 
 
 def _freedom(
-    found: Sequence[Any],
+    repeated: Sequence[Any],
     moved: Sequence[Sequence[Any]],
     steps: Iterable[int],
     begins: int,
 ) -> list[float]:
     """Ten times the most that a moved start makes of it by each step."""
     free, most = [], 0.0
-    for place, (value, step) in enumerate(zip(found, steps, strict=False)):
+    for place, (value, step) in enumerate(zip(repeated, steps, strict=False)):
         is_free = step >= begins and not isinstance(value, str)
         for other in moved if is_free else ():
             apart = np.array(other[place], float) - np.array(value, float)
@@ -635,11 +639,11 @@ def _moved(run: Run, relative: float, seed: int) -> Run:
     return run
 
 
-def _close(stored: Any, found: Any, relative: float, zero: float) -> bool:
-    if isinstance(found, str):
-        return bool(stored == found)
+def _close(stored: Any, repeated: Any, relative: float, zero: float) -> bool:
+    if isinstance(repeated, str):
+        return bool(stored == repeated)
     try:  # null in a record is a number that is not finite
-        a, b = (np.array(value, dtype=np.float64) for value in (stored, found))
+        a, b = (np.array(value, dtype=np.float64) for value in (stored, repeated))
     except ValueError:  # rows of several lengths
         return False
     is_finite = np.isfinite(b)
