@@ -398,10 +398,9 @@ def _variants(
 ) -> dict[str, Settings]:
     """Return variants: each normalization with each batch size and rate.
 
-    All see the same number of images.
-
-    The learning rate is said for batches of ``LARGE``, and is in proportion to the
-    batch. Tests stand after each of ``parts`` equal parts of the run.
+    All see the same number of images. The learning rate is said for batches of
+    ``LARGE``, and is in proportion to the batch. Tests stand after each of ``parts``
+    equal parts of the run.
     """
     variants: dict[str, Settings] = {}
     for size in sizes:
