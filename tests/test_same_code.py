@@ -17,7 +17,13 @@ import pytest
 BOOK = Path(__file__).parent.parent / "book"
 
 # Chapter, module of the package, function. In both it has the same name.
-PAIRS: list[tuple[str, str, str]] = []
+PAIRS: list[tuple[str, str, str]] = [
+    ("batch_norm_gradient", "normalize", "through"),
+    ("layer_norm_gradient", "normalize", "through"),
+    ("layer_norm_gradient", "normalize", "through_scale"),
+    ("layer_norm_gradient", "normalize", "centre"),
+    ("layer_norm_gradient", "normalize", "scale"),
+]
 
 
 def functions(source: str) -> dict[str, ast.FunctionDef]:

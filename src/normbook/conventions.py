@@ -26,9 +26,9 @@ from typing import Any, Literal, NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from normbook.arrays import check_eps
 from normbook.lstm import Carried, LayerNormLSTMParameters, LSTMParameters, Normed
 from normbook.running_statistics import unbiased
-from normbook.standardize import check_eps
 
 __all__ = [
     "BATCH_NORM",

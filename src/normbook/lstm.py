@@ -34,16 +34,16 @@ from typing import Literal, NamedTuple, get_args
 
 from array_api_compat import array_namespace, device
 
-from normbook.standardize import (
+from normbook.arrays import (
     Array,
-    accumulation_dtype,
-    centre,
+    as_dtype,
+    as_float32,
     check_eps,
     check_float_array,
     check_same_kind,
     check_same_shape,
-    through,
 )
+from normbook.normalize import centre, scale, through
 
 __all__ = [
     "Carried",
@@ -1032,22 +1032,21 @@ def _standardize(x: Array, eps: float, groups: int = 1) -> tuple[Array, Array]:
     xp = array_namespace(x)
     shape = (x.shape[0], groups, x.shape[1] // groups)
     parts = x if groups == 1 else xp.reshape(x, shape)
-    centred, _, var = centre(accumulation_dtype(parts), (-1,), is_centred=True)
-    inv_std = 1 / xp.sqrt(var + eps)
-    x_hat = xp.astype(centred * inv_std, x.dtype, copy=False)
-    return xp.reshape(x_hat, x.shape), inv_std
+    x_hat, _, inv_std = scale(centre(as_float32(parts), -1)[0], -1, eps)
+    return xp.reshape(as_dtype(x_hat, x.dtype), x.shape), inv_std
 
 
 def _through(dl_dy: Array, gamma: Array | None, x_hat: Array, inv_std: Array) -> Array:
     """Go back through gain and hat; the parts are those that inv_std has."""
     dl_dx_hat = dl_dy if gamma is None else dl_dy * gamma
     if inv_std.ndim == 2:
-        return through(dl_dx_hat, x_hat, inv_std, (-1,))
+        return as_dtype(through(dl_dx_hat, x_hat, inv_std, -1), dl_dy.dtype)
     xp = array_namespace(dl_dy)
     groups = inv_std.shape[1]
     shape = (dl_dy.shape[0], groups, dl_dy.shape[1] // groups)
     dl_dx_hat, x_hat = xp.reshape(dl_dx_hat, shape), xp.reshape(x_hat, shape)
-    return xp.reshape(through(dl_dx_hat, x_hat, inv_std, (-1,)), dl_dy.shape)
+    dl_dx = as_dtype(through(dl_dx_hat, x_hat, inv_std, -1), dl_dy.dtype)
+    return xp.reshape(dl_dx, dl_dy.shape)
 
 
 def _affine(x_hat: Array, gamma: Array | None, beta: Array | None) -> Array:

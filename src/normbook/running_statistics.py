@@ -21,14 +21,14 @@ from typing import Literal, NamedTuple
 
 from array_api_compat import array_namespace
 
-from normbook.standardize import (
+from normbook.arrays import (
     Array,
     Axes,
     check_float_array,
     check_same_kind,
     check_same_shape,
-    moments,
 )
+from normbook.normalize import moments
 
 __all__ = [
     "PopulationStatistics",
@@ -343,7 +343,7 @@ class RunningStatistics:
         Parameters
         ----------
         mean, var : arrays, shape (D,)
-            Of the batch; ``var`` biased, as :func:`normbook.standardize.moments`
+            Of the batch; ``var`` biased, as :func:`normbook.normalize.moments`
             and the cache of a forward pass give it (flatten it to (D,) first).
         count : int
             Number of values in each group.
@@ -544,7 +544,7 @@ def population_statistics(batches: Iterable[Array], axes: Axes) -> PopulationSta
         Alike but for their length along the reduced axes.
     axes : int or tuple of int
         The axes along which one group lies, as in
-        :func:`normbook.standardize.moments`.
+        :func:`normbook.normalize.moments`.
 
     Returns
     -------
@@ -554,7 +554,7 @@ def population_statistics(batches: Iterable[Array], axes: Axes) -> PopulationSta
     Raises
     ------
     TypeError, ValueError
-        As :func:`normbook.standardize.moments`, and if there is no batch.
+        As :func:`normbook.normalize.moments`, and if there is no batch.
 
     Notes
     -----

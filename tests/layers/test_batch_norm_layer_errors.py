@@ -211,7 +211,7 @@ def test_state_of_a_wrong_shape_is_refused_by_name(key: str) -> None:
 @pytest.mark.parametrize(
     ("step", "call"),
     [
-        ("function.normalize_forward", 1),
+        ("function.formulas.forward", 1),
         ("base.unbiased", 1),
         ("base.exponential_average", 1),
         ("base.exponential_average", 2),  # the mean is averaged, the variance not yet

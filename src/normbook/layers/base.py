@@ -19,7 +19,6 @@ from normbook.running_statistics import (
     exponential_average,
     unbiased,
 )
-from normbook.standardize import check_eps
 
 __all__ = [
     "ChannelNorm",
@@ -77,9 +76,6 @@ class NormLayer(nn.Module):
                 f"input of {type(self).__name__} must hold real floating-point "
                 f"numbers, got {input.dtype}; convert it, e.g. input.float()."
             )
-
-    def _checked_eps(self) -> float:
-        return check_eps(self._checked_number("eps", "1e-5 is usual"))
 
     def _checked_number(self, name: str, usual: str) -> Any:
         value: Any = getattr(self, name)

@@ -15,7 +15,7 @@ from typing import ClassVar
 from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm as TorchBatchNorm
 
-from normbook.batch_norm import CHANNEL, batch_axes
+from normbook.batch_norm import CHANNEL
 from normbook.layers.base import (
     ChannelNorm,
     check_dtypes,
@@ -24,6 +24,7 @@ from normbook.layers.base import (
     write,
 )
 from normbook.layers.function import normalize, normalize_by
+from normbook.normalize import METHODS
 
 __all__ = ["BatchNorm1d", "BatchNorm2d", "BatchNorm3d"]
 
@@ -32,7 +33,7 @@ def by_batch(
     x: Tensor, gamma: Tensor | None, beta: Tensor | None, eps: float
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return y, and mean and biased variance of each channel."""
-    axes = batch_axes(x)
+    axes = METHODS["batch norm"].axes_of(x.ndim)
     y, statistics = normalize(
         x, gamma, beta, axes=axes, parameter_axes=CHANNEL, eps=eps
     )

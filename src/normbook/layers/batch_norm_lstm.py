@@ -13,11 +13,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
+from normbook.arrays import check_eps
 from normbook.layers.base import NormLayer, whole_number
 from normbook.layers.function import normalize
 from normbook.layers.lstm import backwards
 from normbook.layers.sequences import PerStepBatchNorm1d
-from normbook.standardize import check_eps
 
 __all__ = ["BatchNormLSTM"]
 

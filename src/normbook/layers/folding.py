@@ -2,8 +2,8 @@ r"""Folding: batch norm layers disappear into the linear layers beside them.
 
 In evaluation batch norm is a scale and a shift for each channel. A linear layer in
 front of it or behind it can take both in, and the layer is gone. The formulas are
-:func:`normbook.batch_norm.fold_into_previous` and
-:func:`normbook.batch_norm.fold_into_next`; here whole models are folded.
+:func:`normbook.folding.fold_into_previous` and
+:func:`normbook.folding.fold_into_next`; here whole models are folded.
 
 Which layer follows which is read from a trace (:mod:`torch.fx`). What is edited is a
 copy of the model, so its class, its attributes and its ``forward`` stay. What stands
@@ -26,7 +26,7 @@ from torch.nn.modules.batchnorm import _BatchNorm as TorchBatchNorm
 from torch.nn.parameter import is_lazy
 from torch.utils._pytree import tree_leaves, tree_map
 
-from normbook.batch_norm import fold_into_next, fold_into_previous
+from normbook.folding import fold_into_next, fold_into_previous
 from normbook.gradient_check import relative_error
 from normbook.layers import folding_obstacles as against
 from normbook.layers.folding_obstacles import (

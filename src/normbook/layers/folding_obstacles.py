@@ -11,7 +11,7 @@ from torch.nn.modules.batchnorm import _BatchNorm as TorchBatchNorm
 from torch.nn.modules.lazy import LazyModuleMixin
 from torch.nn.utils import parametrize
 
-from normbook.batch_norm import scale_and_shift
+from normbook.folding import scale_and_shift
 from normbook.layers.base import DTYPES
 from normbook.layers.batch_norm import _BatchNorm
 

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.autograd import forward_ad
 from torch.nn.utils.rnn import PackedSequence
 
+from normbook.arrays import check_eps
 from normbook.layers.base import whole_number
 from normbook.lstm import (
     Carried,
@@ -34,7 +35,6 @@ from normbook.lstm import (
     lstm_backward,
     lstm_forward,
 )
-from normbook.standardize import check_eps
 
 __all__ = ["LayerNormLSTM"]
 

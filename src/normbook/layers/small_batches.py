@@ -21,6 +21,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from normbook.arrays import as_float32
 from normbook.batch_norm import batch_axes
 from normbook.layers.batch_norm import (
     BatchNorm1d,
@@ -30,8 +31,8 @@ from normbook.layers.batch_norm import (
     _count,
     by_batch,
 )
+from normbook.normalize import moments
 from normbook.running_statistics import unbiased
-from normbook.standardize import accumulation_dtype, moments
 
 __all__ = [
     "BatchRenorm1d",
@@ -407,7 +408,7 @@ def _correction(
     x: Tensor, mean: Tensor, var: Tensor, eps: float, r_max: float, d_max: float
 ) -> tuple[Tensor, Tensor]:
     """Return r and d, shape (C,): what takes the statistics of x to the given ones."""
-    x = accumulation_dtype(x)
+    x = as_float32(x)
     mu_batch, var_batch = (value.flatten() for value in moments(x, batch_axes(x)))
     sigma_batch, sigma = (var_batch + eps).sqrt(), (var.to(x.dtype) + eps).sqrt()
     r = (sigma_batch / sigma).clamp(1 / r_max, r_max)
