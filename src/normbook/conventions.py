@@ -211,15 +211,10 @@ def batch_norm_from_convention(
 def batch_norm_to_convention(
     framework: str, state: BatchNormState, *, count: int | None = None
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    r"""Write a batch norm layer as another framework stores it.
+    """Write a batch norm layer as another framework stores it.
 
-    Parameters
-    ----------
-    framework : key of ``BATCH_NORM``
-    state : BatchNormState
-    count : int, optional
-        As in :func:`batch_norm_from_convention`; an unbiased running variance becomes
-        a biased one where the framework averages such.
+    Parameters are those of :func:`batch_norm_from_convention`. With ``count`` an
+    unbiased running variance becomes a biased one where the framework averages such.
 
     Returns
     -------
@@ -232,8 +227,7 @@ def batch_norm_to_convention(
     Raises
     ------
     TypeError, ValueError
-        As :func:`batch_norm_from_convention`, and if the momentum is None, a plain
-        average, which torch alone has.
+        As there, and if the momentum is None, a plain average, which torch alone has.
 
     Examples
     --------
@@ -247,14 +241,11 @@ def batch_norm_to_convention(
             f"state must be a BatchNormState, got {type(state).__name__}; "
             "batch_norm_from_convention makes one."
         )
-    *arrays, momentum, eps = state
-    present = {
-        f: v for f, v in zip(state._fields, arrays, strict=False) if v is not None
-    }
+    present = {k: v for k, v in state._asdict().items() if v is not None}
+    settings = {"momentum": state.momentum, "eps": present.pop("eps", None)}
+    present.pop("momentum", None)
     # The row of the book knows what a good state is.
-    state = batch_norm_from_convention(
-        "book", present, {"momentum": momentum, "eps": eps}
-    )
+    state = batch_norm_from_convention("book", present, settings)
     var = state.running_var
     if count is not None:
         factor = unbiased(1.0, count)
