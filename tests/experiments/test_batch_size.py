@@ -25,7 +25,7 @@ from normbook.lab.experiment import Scale
 from normbook.lab.record import Record, RunRecord
 from normbook.layers.batch_norm import BatchNorm1d
 from normbook.layers.layer_norm import LayerNorm
-from normbook.layers.unbiased_batch_norm import UnbiasedBatchNorm1d
+from normbook.layers.small_batches import UnbiasedBatchNorm1d
 from normbook.looks import STYLES
 
 LIVE = BATCH_4.scales["live"]

@@ -24,8 +24,9 @@ from normbook.experiments.published import GROUP_NORM_ERROR
 from normbook.lab import runner
 from normbook.lab.experiment import Experiment, Run
 from normbook.lab.record import Record, RunRecord, load, save
-from normbook.layers.batch_norm import BatchNorm2d, recalibrate
+from normbook.layers.batch_norm import BatchNorm2d
 from normbook.layers.group_norm import GroupNorm, InstanceNorm2d
+from normbook.layers.recalibrate import recalibrate
 from normbook.looks import STYLES
 
 EXACT = 1e-12  # float64, other orders of sums

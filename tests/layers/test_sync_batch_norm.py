@@ -15,7 +15,8 @@ from torch import Tensor, nn
 
 from normbook.errors import ProcessError
 from normbook.lab.processes import run as run_processes
-from normbook.layers.batch_norm import BatchNorm1d, recalibrate
+from normbook.layers.batch_norm import BatchNorm1d
+from normbook.layers.recalibrate import recalibrate
 
 # float64; the same sums in another order.
 EXACT = 1e-12

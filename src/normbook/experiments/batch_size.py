@@ -42,9 +42,10 @@ from normbook.lab.experiment import (
     required,
 )
 from normbook.lab.record import Record
-from normbook.layers.batch_norm import BatchNorm1d, recalibrate
+from normbook.layers.batch_norm import BatchNorm1d
 from normbook.layers.layer_norm import LayerNorm
-from normbook.layers.unbiased_batch_norm import UnbiasedBatchNorm1d
+from normbook.layers.recalibrate import recalibrate
+from normbook.layers.small_batches import UnbiasedBatchNorm1d
 from normbook.looks import STYLES, looks
 
 if TYPE_CHECKING:

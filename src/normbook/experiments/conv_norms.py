@@ -49,9 +49,10 @@ from normbook.lab.experiment import (
     required,
 )
 from normbook.lab.record import Record
-from normbook.layers.batch_norm import BatchNorm2d, recalibrate
+from normbook.layers.batch_norm import BatchNorm2d
 from normbook.layers.group_norm import GroupNorm, InstanceNorm2d
 from normbook.layers.layer_norm import LayerNorm
+from normbook.layers.recalibrate import recalibrate
 from normbook.layers.weight_norm import WeightStandardization
 from normbook.looks import Kind, looks
 

@@ -54,8 +54,7 @@ from normbook.lab.experiment import (
 )
 from normbook.lab.record import Record
 from normbook.layers.layer_norm import LayerNorm
-from normbook.layers.masked_batch_norm import MaskedBatchNorm1d
-from normbook.layers.per_step_batch_norm import PerStepBatchNorm1d
+from normbook.layers.sequences import MaskedBatchNorm1d, PerStepBatchNorm1d
 from normbook.looks import LOOKS as ALL_LOOKS
 from normbook.looks import looks
 
