@@ -1,4 +1,4 @@
-r"""bAbI: questions about short made stories, three of its twenty tasks.
+r"""bAbI: questions about short made stories, three tasks of Weston et al. (2015).
 
 "Mary moved to the bathroom. John went to the hallway. Where is Mary?" A program drew
 such stories, with a question after every few sentences. Here are the tasks
@@ -11,12 +11,6 @@ The authors publish an archive. It has each task twice: the folder ``en-10k``, w
 taken here, and ``en``, which has only 1 000 questions for training. Those are the first
 of the 10 000, and the questions for testing are the same. So the two must never be
 mixed. There are no questions for validation: set some of training aside.
-
-References
-----------
-J. Weston, A. Bordes, S. Chopra, A. M. Rush, B. van Merrienboer, A. Joulin and
-T. Mikolov (2015), Towards AI-complete question answering: a set of prerequisite toy
-tasks, arXiv:1502.05698. Data: CC BY 3.0.
 """
 
 from __future__ import annotations
@@ -68,18 +62,8 @@ def read(content: bytes, task: str) -> tuple[Story, ...]:
     three parts with tabs between them: its words, the answer, and the numbers of the
     lines that it follows from. All other lines are facts.
 
-    Parameters
-    ----------
-    content : bytes
-        Content of the file.
-    task : str
-        Which task it is.
-
-    Returns
-    -------
-    tuple of Story
-        One for each question, with all facts of its story up to there. Words are in
-        small letters, without ``.`` and ``?``.
+    The story of a question holds all facts of it up to there. Words are in small
+    letters, without ``.`` and ``?``.
 
     Examples
     --------

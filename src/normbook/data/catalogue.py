@@ -16,47 +16,23 @@ class Archive:
     """A zip or tar archive in which files are published.
 
     Only the files in it have a known size and hash, so it may be packed anew.
-
-    Attributes
-    ----------
-    limit : int
-        Bytes that it may have at most.
-    folder : str
-        Where the files are in it, with ``/`` at the end; empty for the top.
-    names : tuple of str
-        What it may be called in a folder of the reader; none where the reader has
-        to unpack it.
     """
 
-    limit: int
-    folder: str = ""
+    limit: int  # bytes that it may have at most
+    folder: str = ""  # where the files are in it, with / at the end
+    # What it may be called in a folder of the reader; none where he has to unpack it.
     names: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class DataFile:
-    """One file as its authors publish it, never repacked.
+    """One file as its authors publish it, never repacked."""
 
-    Attributes
-    ----------
-    name : str
-        Name of the file, on the mirrors and in a folder of the reader alike.
-    size : int
-        Size (bytes).
-    sha256 : str
-        SHA-256 of the content, in hexadecimal.
-    urls : tuple of str
-        Where it can be downloaded, in the order in which to try.
-    archive : Archive or None
-        Where the addresses hold an archive with this file in it; None where they hold
-        the file itself.
-    """
-
-    name: str
-    size: int
-    sha256: str
-    urls: tuple[str, ...]
-    archive: Archive | None = None
+    name: str  # on the mirrors and in a folder of the reader alike
+    size: int  # bytes
+    sha256: str  # of the content, in hexadecimal
+    urls: tuple[str, ...]  # where it can be downloaded, in the order in which to try
+    archive: Archive | None = None  # what the addresses hold, if not the file itself
 
     @property
     def limit(self) -> int:
@@ -80,30 +56,14 @@ class DataFile:
 
 @dataclass(frozen=True)
 class Source:
-    """Where a data set comes from, and on what terms.
+    """Where a data set comes from, and on what terms."""
 
-    Attributes
-    ----------
-    name : str
-        Name on the command line and of the folder that holds the files.
-    title : str
-        Name as the authors write it.
-    licence : str
-        Licence of the data; "none stated" where the authors state none.
-    citation : str
-        The publication to cite.
-    files : tuple of DataFile
-        Its files; none where a package that is installed anyway contains them.
-    package : str
-        The distribution that contains the data, or empty.
-    """
-
-    name: str
-    title: str
-    licence: str
-    citation: str
-    files: tuple[DataFile, ...] = ()
-    package: str = ""
+    name: str  # on the command line, and of the folder that holds the files
+    title: str  # as the authors write it
+    licence: str  # "none stated" where the authors state none
+    citation: str  # the publication to cite
+    files: tuple[DataFile, ...] = ()  # none where a package that is needed has them
+    package: str = ""  # the distribution that contains the data
 
     @property
     def size(self) -> int:

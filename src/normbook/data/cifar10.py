@@ -1,4 +1,4 @@
-"""CIFAR-10: 60 000 colour pictures of 32 x 32 pixels, of things and animals.
+"""CIFAR-10: 60 000 colour pictures of 32 x 32 pixels (Krizhevsky 2009).
 
 The author publishes one archive, in which the pictures are Python pickles, and a
 pickle may call any function of Python while it is read. Those of this data set
@@ -6,12 +6,6 @@ need three names of NumPy. Here only these three are let through, and each stand
 for a class of ours that keeps what it is given: a pickle calls nothing else, not
 even NumPy. Before that, the SHA-256 of the archive has been checked, and nothing of
 it is written to the disk.
-
-References
-----------
-A. Krizhevsky (2009), Learning multiple layers of features from tiny images,
-technical report, University of Toronto,
-https://www.cs.toronto.edu/~kriz/learning-features-2009-TR.pdf.
 """
 
 from __future__ import annotations
@@ -31,18 +25,9 @@ from normbook.data.mnist import scaled
 
 # What the labels 0 to 9 mean, in the author's words.
 CLASSES = (
-    "airplane",
-    "automobile",
-    "bird",
-    "cat",
-    "deer",
-    "dog",
-    "frog",
-    "horse",
-    "ship",
+    "airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship",
     "truck",
-)
-
+)  # fmt: skip
 # Five files in the archive for training, one for testing, of 10 000 pictures each.
 FOLDER = "cifar-10-batches-py"
 BATCHES = (*(f"data_batch_{k}" for k in range(1, 6)), "test_batch")

@@ -18,11 +18,10 @@ Where a mirror has the file in a zip or tar archive, the file is unpacked in mem
 and it is the file that is checked and kept, with the others that the data set has in
 the same archive.
 
-Why `requests` and not `pooch`, which would bring a cache and hashes: pooch asks
-a single address for each file, reads whatever comes without a limit of size,
-waits without an end for a server that sends one byte now and then, and leaves
-its temporary file behind when it is killed. Here a download is held in memory
-(170 MB at most) until it is known to be right, and only then written.
+Why `requests` and not `pooch`: that asks a single address for each file, reads what
+comes without a limit of size, waits without an end for a server that sends a byte now
+and then, and leaves its temporary file behind when it is killed. Here a download is
+held in memory (170 MB at most) until it is known to be right, and only then written.
 """
 
 from __future__ import annotations
@@ -31,7 +30,6 @@ import contextlib
 import errno
 import gzip
 import io
-import ipaddress
 import lzma
 import os
 import queue
@@ -89,26 +87,13 @@ class _ArchiveError(Exception):
 
 @dataclass(frozen=True)
 class Copy:
-    """A place on this machine where a file may lie, and what lies there.
+    """A place on this machine where a file may lie, and what lies there."""
 
-    Attributes
-    ----------
-    place : str
-        ``"NORMBOOK_DATA"`` or ``"cache"``.
-    path : Path
-    content : bytes or None
-        None if there is no such file. To be used only if there is no `fault`.
-    fault : str
-        What is wrong with it; empty if it is the file as published.
-    is_permitted : bool
-        Whether the permissions allow to look at it.
-    """
-
-    place: str
+    place: str  # "NORMBOOK_DATA" or "cache"
     path: Path
-    content: bytes | None
-    fault: str
-    is_permitted: bool = True
+    content: bytes | None  # None if there is no such file; to be used if it is good
+    fault: str  # what is wrong with it; empty if it is the file as published
+    is_permitted: bool = True  # whether the permissions allow to look at it
 
     @property
     def is_good(self) -> bool:
@@ -175,16 +160,7 @@ def _short(text: str) -> str:
 def copies(source: Source, file: DataFile) -> Iterator[Copy]:
     """Look at each place on this machine that may hold a file, best first.
 
-    Parameters
-    ----------
-    source : Source
-    file : DataFile
-        One of its files.
-
-    Yields
-    ------
-    Copy
-        What is there, read and checked.
+    What is there has been read and checked.
 
     Raises
     ------
@@ -194,15 +170,12 @@ def copies(source: Source, file: DataFile) -> Iterator[Copy]:
     folder = data_folder()
     if folder is not None:
         archive = file.archive
+        unpacked = archive.folder + file.name if archive else file.name
         for base in (*(folder / name for name in source.folders), folder):
-            yield _inspect(DATA, base / file.name, source, file, base == folder)
-            if archive is not None:
-                if archive.folder:
-                    yield _inspect(
-                        DATA, base / archive.folder / file.name, source, file
-                    )
-                for name in archive.names:
-                    yield _inspect(DATA, base / name, source, file, archive=archive)
+            for name in dict.fromkeys((file.name, unpacked)):
+                yield _inspect(DATA, base / name, source, file, base == folder)
+            for name in archive.names if archive else ():
+                yield _inspect(DATA, base / name, source, file, archive=archive)
     yield _inspect("cache", _cached(source, file), source, file)
 
 
@@ -256,18 +229,9 @@ def _inspect(
 
 
 def whereabouts(source: Source) -> tuple[bool, str]:
-    """Say whether a data set can be loaded without a network, and from where.
+    """Return whether all of a data set is on this machine, as published, and where.
 
-    Parameters
-    ----------
-    source : Source
-
-    Returns
-    -------
-    is_here : bool
-        Whether all of it is on this machine, as published.
-    text : str
-        Where it is, or what is the matter, in one line.
+    If it is not, the text says in one line what is the matter.
     """
     if source.package:
         try:
@@ -299,16 +263,7 @@ def whereabouts(source: Source) -> tuple[bool, str]:
 def read(source: Source, file: DataFile) -> bytes:
     """Return the content of a file, downloaded if it is nowhere yet.
 
-    Parameters
-    ----------
-    source : Source
-    file : DataFile
-        One of its files.
-
-    Returns
-    -------
-    bytes
-        Of the size and SHA-256 that the catalogue states.
+    It has the size and SHA-256 that the catalogue states.
 
     Raises
     ------
@@ -320,16 +275,7 @@ def read(source: Source, file: DataFile) -> bytes:
 
 
 def fetch(source: Source) -> list[Path]:
-    """Make sure that all files of a data set are on this machine.
-
-    Parameters
-    ----------
-    source : Source
-
-    Returns
-    -------
-    list of Path
-        Where each file lies.
+    """Make sure that all files of a data set are here; return where each lies.
 
     Raises
     ------
@@ -501,10 +447,7 @@ def _receive(
 def _demand_https(url: str) -> None:
     """Refuse an address without encryption, unless it is this very machine."""
     parts = urlsplit(url)
-    try:
-        is_here = ipaddress.ip_address(parts.hostname or "").is_loopback
-    except ValueError:  # a name, not an address
-        is_here = False
+    is_here = parts.hostname in ("127.0.0.1", "::1")
     if parts.scheme != "https" and not (parts.scheme == "http" and is_here):
         raise _MirrorError(f"not an https address: {url}")
 

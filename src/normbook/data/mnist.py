@@ -6,13 +6,8 @@ Their files are in the format idx: two zero bytes, a byte for the type of the nu
 (8: unsigned bytes), a byte for the number of dimensions, one big-endian 32-bit size
 per dimension, then the numbers with the last index running fastest.
 
-References
-----------
-Y. LeCun, L. Bottou, Y. Bengio and P. Haffner (1998), Gradient-based learning applied
-to document recognition, Proceedings of the IEEE 86(11), 2278-2324,
-https://doi.org/10.1109/5.726791. H. Xiao, K. Rasul and R. Vollgraf (2017),
-Fashion-MNIST: a novel image dataset for benchmarking machine learning algorithms,
-arXiv:1708.07747.
+They are of LeCun et al. (1998) and of Xiao et al. (2017):
+:mod:`normbook.data.catalogue` cites them.
 """
 
 from __future__ import annotations
@@ -30,17 +25,9 @@ __all__ = ["FASHION_CLASSES", "load", "load_fashion", "read", "scaled"]
 
 # What the labels 0 to 9 of Fashion-MNIST mean, in the authors' words.
 FASHION_CLASSES = (
-    "T-shirt/top",
-    "Trouser",
-    "Pullover",
-    "Dress",
-    "Coat",
-    "Sandal",
-    "Shirt",
-    "Sneaker",
-    "Bag",
-    "Ankle boot",
-)
+    "T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker",
+    "Bag", "Ankle boot",
+)  # fmt: skip
 
 
 def load(is_scaled: bool = True) -> Dataset:
@@ -95,17 +82,7 @@ def _load(source: Source, is_scaled: bool) -> Dataset:
 
 
 def read(packed: bytes) -> NDArray[np.uint8]:
-    """Unpack an idx file whose hash has matched.
-
-    Parameters
-    ----------
-    packed : bytes
-        Content of the ``.gz`` file, of unsigned bytes.
-
-    Returns
-    -------
-    ndarray of uint8
-        An array of its own, which may be written to.
+    """Return the numbers in a gzip-compressed idx file whose hash has matched.
 
     Examples
     --------
@@ -119,20 +96,11 @@ def read(packed: bytes) -> NDArray[np.uint8]:
     dimensions = content[3]
     shape = struct.unpack_from(f">{dimensions}I", content, offset=4)
     numbers = np.frombuffer(content, np.uint8, offset=4 + 4 * dimensions)
-    return numbers.reshape(shape).copy()
+    return numbers.reshape(shape).copy()  # which may be written to
 
 
 def scaled(raw: Dataset) -> Dataset:
-    """Bring pixels from 0 .. 255 to [0, 1], as float32.
-
-    Parameters
-    ----------
-    raw : Dataset
-
-    Returns
-    -------
-    Dataset
-    """
+    """Return the data set with pixels from 0 .. 255 brought to [0, 1], as float32."""
     x_train, x_test = (
         np.divide(x, np.float32(255), dtype=np.float32)  # no second array of floats
         for x in (raw.x_train, raw.x_test)

@@ -1,4 +1,4 @@
-"""Omniglot: how people draw characters, stroke by stroke, and lines of such characters.
+"""Omniglot: how people draw characters (Lake et al. 2015), and lines of them.
 
 Each character of an alphabet was drawn once by each of 20 people, in a box of 105 x
 105 units, with a mouse or a finger. What is kept is the path of the pen. The authors
@@ -10,23 +10,15 @@ sixth person. It is text: a line ``START``, a line ``x,y,time`` for each point (
 time in ms is not used here), and ``BREAK`` behind each stroke. x grows to the right, y
 upwards, so that the box reaches from (0, -105) to (105, 0).
 
-A network that is to write takes the pen's way in steps, as in Graves (2013): how far
-to the next point, and whether the pen is lifted there. :func:`lines` makes lines of
-several characters of such steps.
-
-References
-----------
-B. M. Lake, R. Salakhutdinov and J. B. Tenenbaum (2015), Human-level concept learning
-through probabilistic program induction, Science 350(6266), 1332-1338,
-https://doi.org/10.1126/science.aab3050. A. Graves (2013), Generating sequences with
-recurrent neural networks, arXiv:1308.0850, section 4.
+A network that is to write takes the pen's way in steps, as in Graves (2013,
+arXiv:1308.0850, section 4): how far to the next point, and whether the pen is lifted
+there. :func:`lines` makes lines of several characters of such steps.
 """
 
 from __future__ import annotations
 
 import io
 import math
-import numbers
 import operator
 import zipfile
 from collections.abc import Collection, Sequence
@@ -35,7 +27,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from normbook.data import files
+from normbook.data import check_size, files
 from normbook.data.catalogue import OMNIGLOT_STROKES
 
 __all__ = ["Drawing", "Lines", "lines", "load", "read", "resample"]
@@ -110,22 +102,12 @@ def load() -> tuple[Drawing, ...]:
 
 
 def read(content: bytes) -> tuple[Drawing, ...]:
-    """Read the drawings in one archive whose hash has matched.
-
-    Parameters
-    ----------
-    content : bytes
-        Content of the zip file. What macOS adds to folders is passed over.
-
-    Returns
-    -------
-    tuple of Drawing
-        In the order of the archive.
-    """
+    """Return the drawings in a zip archive whose hash has matched."""
     with zipfile.ZipFile(io.BytesIO(content)) as archive:
         return tuple(
             _drawing(name, archive.read(name))
             for name in archive.namelist()
+            # not a folder, nor what macOS adds
             if name.endswith(".txt") and not name.startswith("__MACOSX/")
         )
 
@@ -255,11 +237,8 @@ def lines(
            [ 0.,  3.,  0.],
            [ 0.,  3.,  1.]])
     """
-    for name, value in (("characters", characters), ("repeats", repeats)):
-        if not isinstance(value, numbers.Integral) or value < 1:
-            raise ValueError(
-                f"{name} must be a whole number from 1 on, got {value!r}; give 8, say."
-            )
+    check_size("characters", characters, 1)
+    check_size("repeats", repeats, 1)
     if not math.isfinite(gap):
         raise ValueError(f"gap must be finite, got {gap}; give 15.0, say.")
     by_hand: dict[tuple[str, int], list[Drawing]] = {}

@@ -1,4 +1,4 @@
-"""Japanese Vowels: 640 short recordings of nine speakers, of several lengths.
+"""Japanese Vowels: 640 recordings of several lengths (Kudo et al. 1999).
 
 Nine men say the vowels /ae/. A recording is a sequence of 7 to 29 steps (one each
 6.4 ms), and a step 12 numbers (cepstrum coefficients from linear prediction). The
@@ -10,13 +10,6 @@ speakers follow each other, with as many sequences as the authors state.
 
 The authors publish the files in a zip archive. What is checked here are the files in
 it, which a folder of yours may hold as they are.
-
-References
-----------
-M. Kudo, J. Toyama and M. Shimbo (1999), Multidimensional curve classification using
-passing-through regions, Pattern Recognition Letters 20(11-13), 1103-1111,
-https://doi.org/10.1016/S0167-8655(99)00077-X. Data: UCI Machine Learning Repository,
-https://doi.org/10.24432/C5NS47.
 """
 
 from __future__ import annotations
@@ -65,16 +58,9 @@ def load() -> Sequences:
 
 
 def read(content: bytes) -> tuple[NDArray[np.float64], ...]:
-    r"""Read the sequences in one of the two files, whose hash has matched.
+    r"""Return the sequences, each ``(T_i, 12)``, in a file whose hash has matched.
 
-    Parameters
-    ----------
-    content : bytes
-        Content of the file. Blank lines in it mean nothing.
-
-    Returns
-    -------
-    tuple of ndarray, float64, each of shape (T_i, 12)
+    Blank lines in it mean nothing.
 
     Examples
     --------
