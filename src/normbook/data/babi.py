@@ -39,13 +39,6 @@ def load() -> Stories:
     ------
     DataError
         As :func:`normbook.data.files.read`.
-
-    Examples
-    --------
-    >>> from normbook.data import babi
-    >>> stories = babi.load()  # doctest: +SKIP
-    >>> len(stories.train), len(stories.test)  # doctest: +SKIP
-    (30000, 3000)
     """
     train: list[Story] = []
     test: list[Story] = []

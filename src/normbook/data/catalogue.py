@@ -266,15 +266,5 @@ BABI = Source(
     ),
 )
 
-SOURCES = {
-    source.name: source
-    for source in (
-        DIGITS,
-        MNIST,
-        FASHION_MNIST,
-        CIFAR_10,
-        JAPANESE_VOWELS,
-        OMNIGLOT_STROKES,
-        BABI,
-    )
-}
+_ALL = (DIGITS, MNIST, FASHION_MNIST, CIFAR_10, JAPANESE_VOWELS, OMNIGLOT_STROKES, BABI)
+SOURCES = {source.name: source for source in _ALL}

@@ -68,9 +68,6 @@ def load(is_scaled: bool = True) -> Dataset:
     >>> from normbook.data import cifar10
     >>> cifar10.CLASSES[6]
     'frog'
-    >>> dataset = cifar10.load()  # doctest: +SKIP
-    >>> dataset.x_train.shape, dataset.x_train.dtype  # doctest: +SKIP
-    ((50000, 3, 32, 32), dtype('float32'))
     """
     (file,) = CIFAR_10.files
     content = gzip.decompress(files.read(CIFAR_10, file))

@@ -210,7 +210,7 @@ def _inspect(
         with path.open("rb") as handle:
             content = handle.read(limit + 1)
         if archive is not None:
-            (content,) = _unpack(content, archive, [file])
+            content = _unpack(content, archive, [file])[file]
     except (FileNotFoundError, NotADirectoryError):
         return Copy(place, path, None, "no such file")
     except PermissionError:
@@ -397,16 +397,16 @@ def _download(
         raise _MirrorError(_reason(error, len(received), file)) from error
     finally:
         is_over.set()
-    contents = [bytes(received)]
+    contents = {file: bytes(received)}
     if file.archive:
         try:
-            contents = _unpack(contents[0], file.archive, wanted)
+            contents = _unpack(contents[file], file.archive, wanted)
         except _ArchiveError as error:
             raise _MirrorError(f"what came cannot be unpacked: {error}") from error
-    for other, content in zip(wanted, contents, strict=True):
+    for other, content in contents.items():
         if fault := other.fault(content):
             raise _MirrorError(f"what came is not the file: {fault}")
-    return dict(zip(wanted, contents, strict=True))
+    return contents
 
 
 def _receive(
@@ -505,7 +505,9 @@ def _is_watched() -> bool:
 # --- archives
 
 
-def _unpack(packed: bytes, archive: Archive, wanted: list[DataFile]) -> list[bytes]:
+def _unpack(
+    packed: bytes, archive: Archive, wanted: list[DataFile]
+) -> dict[DataFile, bytes]:
     """Return files of an archive, or of each a byte more than it may have."""
     if len(packed) > archive.limit:
         raise _ArchiveError(f"the archive is larger than {archive.limit} bytes")
@@ -513,7 +515,7 @@ def _unpack(packed: bytes, archive: Archive, wanted: list[DataFile]) -> list[byt
     take = _from_zip if packed.startswith(b"PK") else _from_tar
     try:
         contents = dict(take(packed, sizes))
-        return [contents[name] for name in sizes]
+        return {file: contents[archive.folder + file.name] for file in wanted}
     except Exception as error:  # bytes at random can make it raise anything
         names = ", ".join(file.name for file in wanted)
         raise _ArchiveError(f"it is no archive with {names} in it ({error})") from error

@@ -50,13 +50,6 @@ def load(is_scaled: bool = True) -> Dataset:
     ------
     DataError
         As :func:`normbook.data.files.read`.
-
-    Examples
-    --------
-    >>> from normbook.data import mnist
-    >>> dataset = mnist.load()  # doctest: +SKIP
-    >>> dataset.x_train.shape, dataset.x_train.dtype  # doctest: +SKIP
-    ((60000, 28, 28), dtype('float32'))
     """
     return _load(MNIST, is_scaled)
 

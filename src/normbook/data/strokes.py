@@ -84,13 +84,6 @@ def load() -> tuple[Drawing, ...]:
     ------
     DataError
         As :func:`normbook.data.files.read`.
-
-    Examples
-    --------
-    >>> from normbook.data import strokes
-    >>> drawings = strokes.load()  # doctest: +SKIP
-    >>> drawings[0].alphabet, len(drawings[0].strokes)  # doctest: +SKIP
-    ('Balinese', 1)
     """
     # A drawing that is in both archives is kept once.
     drawings = {
@@ -241,22 +234,22 @@ def lines(
     check_size("repeats", repeats, 1)
     if not math.isfinite(gap):
         raise ValueError(f"gap must be finite, got {gap}; give 15.0, say.")
-    by_hand: dict[tuple[str, int], list[Drawing]] = {}
+    by_person: dict[tuple[str, int], list[Drawing]] = {}
     for drawing in sorted(drawings, key=operator.itemgetter(0, 1, 2)):
         if not drawing.strokes:
             raise ValueError(
                 f"each drawing must have a stroke, got none in {drawing[:3]}; leave it "
                 "out."
             )
-        by_hand.setdefault((drawing.alphabet, drawing.drawer), []).append(drawing)
+        by_person.setdefault((drawing.alphabet, drawing.drawer), []).append(drawing)
     train: list[NDArray[np.float64]] = []
     test: list[NDArray[np.float64]] = []
-    for (_, drawer), own in by_hand.items():
+    for (_, drawer), drawn in by_person.items():
         is_test = drawer in test_drawers
-        written = [[resample(s, length) for s in drawing.strokes] for drawing in own]
+        written = [[resample(s, length) for s in drawing.strokes] for drawing in drawn]
         for _ in range(1 if is_test else repeats):
-            order = generator.permutation(len(own))
-            for start in range(0, len(own) - characters + 1, characters):
+            order = generator.permutation(len(drawn))
+            for start in range(0, len(drawn) - characters + 1, characters):
                 chosen = [written[i] for i in order[start : start + characters]]
                 line = _line(chosen, gap)
                 (test if is_test else train).append(line)
@@ -286,8 +279,8 @@ def _line(
     points, lifts = [], []
     left = 0.0
     for strokes in characters:
-        every = np.concatenate(strokes)
-        points.append(every + np.array([left - every[:, 0].min(), 0.0]))
+        character = np.concatenate(strokes)
+        points.append(character + np.array([left - character[:, 0].min(), 0.0]))
         left = points[-1][:, 0].max() + gap
         for stroke in strokes:
             lifts.append(np.arange(len(stroke)) == len(stroke) - 1)

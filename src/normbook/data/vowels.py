@@ -43,13 +43,6 @@ def load() -> Sequences:
     ------
     DataError
         As :func:`normbook.data.files.read`.
-
-    Examples
-    --------
-    >>> from normbook.data import vowels
-    >>> dataset = vowels.load()  # doctest: +SKIP
-    >>> len(dataset.x_train), dataset.x_train[0].shape  # doctest: +SKIP
-    (270, (20, 12))
     """
     train, test = (
         read(files.read(JAPANESE_VOWELS, file)) for file in JAPANESE_VOWELS.files
