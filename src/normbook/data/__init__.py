@@ -8,10 +8,11 @@ Every data set has a function ``load()``; those of pictures return a
 >>> dataset.x_train.shape, dataset.x_test.shape
 ((1437, 64), (360, 64))
 
-`digits` comes with scikit-learn and needs no download. The files of the others
-are looked for in the folder named by the environment variable
-``NORMBOOK_DATA``, then in the cache, and are downloaded only then
-(:mod:`normbook.data.files`). ``normbook data list`` shows what is there.
+`digits` comes with scikit-learn and needs no download. The files of the others are
+looked for in the folder named by the environment variable ``NORMBOOK_DATA``, then in
+the cache, and are downloaded only then (:mod:`normbook.data.files`). Where one is
+damaged or nowhere to be had, loading raises ``DataError``, which says what to do.
+``normbook data list`` shows what is there, ``normbook data fetch`` whom to cite.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ __all__ = ["load", "read"]
 
 
 def load() -> Stories:
-    """Load three tasks of bAbI from a folder of yours, the cache, or the network.
+    """Load three tasks of bAbI.
 
     A folder of yours may hold the archive of the authors, or the files in it.
 
@@ -34,11 +34,6 @@ def load() -> Stories:
     Stories
         30 000 for training and 3 000 for testing, in the order of the tasks and of
         the files.
-
-    Raises
-    ------
-    DataError
-        As :func:`normbook.data.files.read`.
     """
     train: list[Story] = []
     test: list[Story] = []

@@ -40,7 +40,7 @@ NAMES = {
 
 
 def load(is_scaled: bool = True) -> Dataset:
-    """Load CIFAR-10 from a folder of yours, the cache, or the network.
+    """Load CIFAR-10.
 
     The download is 170 MB, from one server, which can take an hour for it. In memory
     the scaled pictures are 740 MB.
@@ -57,17 +57,6 @@ def load(is_scaled: bool = True) -> Dataset:
         channels are red, green and blue, the rows begin at the top; `y_train`
         ``(50000,)`` and `y_test` ``(10000,)``, int64, the index into ``CLASSES``.
         The order is that of the files.
-
-    Raises
-    ------
-    DataError
-        As :func:`normbook.data.files.read`.
-
-    Examples
-    --------
-    >>> from normbook.data import cifar10
-    >>> cifar10.CLASSES[6]
-    'frog'
     """
     (file,) = CIFAR_10.files
     content = gzip.decompress(files.read(CIFAR_10, file))

@@ -365,7 +365,21 @@ def _nowhere(source: Source, file: DataFile, tried: list[str]) -> str:
 def _download(
     url: str, file: DataFile, wanted: list[DataFile]
 ) -> dict[DataFile, bytes]:
-    """Return the contents of the files that one mirror has at an address, checked.
+    """Return the contents of the files that one mirror has at an address, checked."""
+    contents = {file: _transfer(url, file)}
+    if file.archive:
+        try:
+            contents = _unpack(contents[file], file.archive, wanted)
+        except _ArchiveError as error:
+            raise _MirrorError(f"what came cannot be unpacked: {error}") from error
+    for other, content in contents.items():
+        if fault := other.fault(content):
+            raise _MirrorError(f"what came is not the file: {fault}")
+    return contents
+
+
+def _transfer(url: str, file: DataFile) -> bytes:
+    """Return what one mirror sends, at most a piece more than it may.
 
     A thread of its own talks to the server and this one waits for it: the
     timeouts of sockets hold for one address and one packet, so that a host
@@ -382,6 +396,10 @@ def _download(
     received = bytearray()
     start = time.monotonic()
     total = None if file.archive else file.size
+
+    def progress() -> str:
+        return f"{len(received)}{f' of {total}' if total else ''} bytes"
+
     options = {"desc": file.name, "unit": "B", "unit_scale": True, "leave": False}
     try:
         with tqdm(total=total, disable=not _is_watched(), **options) as bar:
@@ -392,21 +410,21 @@ def _download(
                 bar.update(len(piece))
                 if len(received) > file.limit:
                     break
-                _demand_speed(len(received), time.monotonic() - start, file)
+                seconds = time.monotonic() - start
+                least = min(file.limit, SLOWEST * seconds)
+                if seconds > GRACE and len(received) < least:
+                    raise _MirrorError(
+                        f"slower than {SLOWEST / 1000:g} kB/s: {progress()} in "
+                        f"{seconds:.0f} s"
+                    )
+    except _MirrorError:
+        raise
     except Exception as error:
-        raise _MirrorError(_reason(error, len(received), file)) from error
+        after = f", after {progress()}" if received else ""
+        raise _MirrorError(_reason(error) + after) from error
     finally:
         is_over.set()
-    contents = {file: bytes(received)}
-    if file.archive:
-        try:
-            contents = _unpack(contents[file], file.archive, wanted)
-        except _ArchiveError as error:
-            raise _MirrorError(f"what came cannot be unpacked: {error}") from error
-    for other, content in contents.items():
-        if fault := other.fault(content):
-            raise _MirrorError(f"what came is not the file: {fault}")
-    return contents
+    return bytes(received)
 
 
 def _receive(
@@ -465,36 +483,18 @@ def _check_answer(response: Response, file: DataFile) -> None:
         )
 
 
-def _demand_speed(received: int, seconds: float, file: DataFile) -> None:
-    """Refuse a mirror that is far too slow, unless it is done."""
-    if seconds > GRACE and received < min(file.limit, SLOWEST * seconds):
-        raise _MirrorError(
-            f"slower than {SLOWEST / 1000:g} kB/s: {_progress(received, file)} in "
-            f"{seconds:.0f} s"
-        )
-
-
-def _reason(error: Exception, received: int, file: DataFile) -> str:
+def _reason(error: Exception) -> str:
     """Say in a few words why a download failed."""
     import requests
 
-    if isinstance(error, _MirrorError):
-        return str(error)
     # requests wraps urllib3, which wraps what the operating system said; what timed out
     # in the middle of a file is no Timeout to requests.
     root: BaseException = error
     while root.__context__ is not None:
         root = root.__context__
     if isinstance(error, (queue.Empty, requests.Timeout)) or type(root) is TimeoutError:
-        reason = f"no answer within {PATIENCE:g} s"
-    else:
-        reason = str(root) or type(root).__name__
-    return reason + (f", after {_progress(received, file)}" if received else "")
-
-
-def _progress(received: int, file: DataFile) -> str:
-    """Say how much has come, of how much where that is known."""
-    return f"{received} bytes" if file.archive else f"{received} of {file.size} bytes"
+        return f"no answer within {PATIENCE:g} s"
+    return str(root) or type(root).__name__
 
 
 def _is_watched() -> bool:

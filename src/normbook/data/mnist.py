@@ -1,13 +1,11 @@
 """MNIST and Fashion-MNIST: 70 000 pictures each, of digits and of clothes.
 
-Fashion-MNIST has the same files, sizes and counts, and is harder to classify.
+Fashion-MNIST (Xiao et al. 2017) has the files, sizes and counts of MNIST (LeCun et al.
+1998), and is harder to classify.
 
-Their files are in the format idx: two zero bytes, a byte for the type of the numbers
+The files are in the format idx: two zero bytes, a byte for the type of the numbers
 (8: unsigned bytes), a byte for the number of dimensions, one big-endian 32-bit size
 per dimension, then the numbers with the last index running fastest.
-
-They are of LeCun et al. (1998) and of Xiao et al. (2017):
-:mod:`normbook.data.catalogue` cites them.
 """
 
 from __future__ import annotations
@@ -31,7 +29,7 @@ FASHION_CLASSES = (
 
 
 def load(is_scaled: bool = True) -> Dataset:
-    """Load MNIST from a folder of yours, the cache, or the network.
+    """Load MNIST.
 
     Parameters
     ----------
@@ -45,23 +43,12 @@ def load(is_scaled: bool = True) -> Dataset:
         `x_train` ``(60000, 28, 28)`` and `x_test` ``(10000, 28, 28)``, 0 is the
         background; `y_train` ``(60000,)`` and `y_test` ``(10000,)``, int64, the
         digit 0 to 9. The order is that of the files.
-
-    Raises
-    ------
-    DataError
-        As :func:`normbook.data.files.read`.
     """
     return _load(MNIST, is_scaled)
 
 
 def load_fashion(is_scaled: bool = True) -> Dataset:
-    """Load Fashion-MNIST: as :func:`load`, labels are indices of ``FASHION_CLASSES``.
-
-    Examples
-    --------
-    >>> FASHION_CLASSES[9]
-    'Ankle boot'
-    """
+    """Load Fashion-MNIST: as :func:`load`, labels are indices of FASHION_CLASSES."""
     return _load(FASHION_MNIST, is_scaled)
 
 

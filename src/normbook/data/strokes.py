@@ -73,17 +73,12 @@ class Lines(NamedTuple):
 
 
 def load() -> tuple[Drawing, ...]:
-    """Load the strokes of Omniglot from a folder of yours, the cache, or the network.
+    """Load the strokes of Omniglot.
 
     Returns
     -------
     tuple of Drawing
         4 840 of them, by alphabet, character and drawer.
-
-    Raises
-    ------
-    DataError
-        As :func:`normbook.data.files.read`.
     """
     # A drawing that is in both archives is kept once.
     drawings = {

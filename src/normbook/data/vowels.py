@@ -29,7 +29,7 @@ TEST_COUNTS = (31, 35, 88, 44, 29, 24, 40, 50, 29)
 
 
 def load() -> Sequences:
-    """Load Japanese Vowels from a folder of yours, the cache, or the network.
+    """Load Japanese Vowels.
 
     Returns
     -------
@@ -38,11 +38,6 @@ def load() -> Sequences:
         float64, as in the files; T_i is 7 to 26 for training, 7 to 29 for testing.
         `y_train` ``(270,)`` and `y_test` ``(370,)``, int64, the speaker 0 to 8.
         The order is that of the files: by speaker.
-
-    Raises
-    ------
-    DataError
-        As :func:`normbook.data.files.read`.
     """
     train, test = (
         read(files.read(JAPANESE_VOWELS, file)) for file in JAPANESE_VOWELS.files
