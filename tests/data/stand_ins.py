@@ -15,7 +15,6 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from normbook.data import cifar10
 from normbook.data.catalogue import BABI, SOURCES, DataFile, Source
 from normbook.data.files import CACHE, DATA
 from normbook.experiments.runner import LOADERS
@@ -101,7 +100,8 @@ def batch(k: int, *, is_fortran: bool = False) -> bytes:
 
 def cifar10_like(**changed: bytes) -> dict[str, bytes]:
     """The archive; files in it may have another content."""
-    members = {name: batch(k) for k, name in enumerate(cifar10.BATCHES)}
+    members = {f"data_batch_{k + 1}": batch(k) for k in range(5)}
+    members["test_batch"] = batch(5)
     packed = io.BytesIO()
     with tarfile.open(fileobj=packed, mode="w", format=tarfile.GNU_FORMAT) as archive:
         for name, content in {"batches.meta": b"", **members, **changed}.items():
@@ -148,10 +148,13 @@ def zipped(members: dict[str, bytes]) -> bytes:
 
 
 def omniglot_like() -> dict[str, bytes]:
-    """Two archives: Greek is in both."""
+    """Two archives: Greek is in both, and neither is in order."""
     greek = {path("Greek", c, d): DRAWING for c in (1, 2) for d in (6, 7)}
-    latin = {path("Latin"): DRAWING}
-    return {"one.zip": zipped(greek), "two.zip": zipped({**greek, **latin})}
+    latin, balinese = {path("Latin"): DRAWING}, {path("Balinese"): DRAWING}
+    return {
+        "one.zip": zipped({**latin, **greek}),
+        "two.zip": zipped({**greek, **balinese}),
+    }
 
 
 # --- bAbI

@@ -35,8 +35,8 @@ def test_blank_lines_mean_nothing(blank: bytes) -> None:
 
 
 def test_a_step_with_some_ones_is_a_step() -> None:
-    step = END.replace(b"1.0", b"0.0", 1)
-    assert [len(x) for x in vowels.read(step + END)] == [1]
+    first, last = END.replace(b"1.0", b"0.0", 1), b"1.0 " * 11 + b"0.0\r\n"
+    assert [len(x) for x in vowels.read(first + last + END)] == [2]
 
 
 def test_the_speakers_follow_each_other_as_the_authors_state(
