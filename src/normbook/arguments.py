@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from numbers import Integral
+import operator
 from typing import Any
 
-__all__ = ["check_index", "check_whole"]
+__all__ = ["check_index", "whole_number"]
 
 
-def check_whole(name: str, value: Any, cure: str) -> None:
-    """Refuse what is no whole number, and True."""
-    if isinstance(value, bool) or not isinstance(value, Integral):
+def whole_number(name: str, value: Any, cure: str) -> int:
+    """Return an int; refuse what is none, and True."""
+    try:
+        number = operator.index(value)
+    except TypeError:
+        number = None
+    if number is None or isinstance(value, bool):
         raise TypeError(f"{name} must be a whole number, got {value!r}; {cure}.")
+    return number
 
 
 def check_index(shape: tuple[int, ...], index: tuple[int, ...]) -> None:

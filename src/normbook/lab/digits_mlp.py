@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from normbook.arguments import check_whole
+from normbook.arguments import whole_number
 from normbook.data import Dataset
 from normbook.layers.batch_norm import BatchNorm1d
 
@@ -252,7 +252,7 @@ def repeat(run: Callable[[torch.Generator], History], seeds: Sequence[int]) -> H
 
 
 def _check_whole(name: str, value: Any, least: int | None = 1) -> None:
-    check_whole(name, value, "convert it with int()")
+    whole_number(name, value, "convert it with int()")
     if least is not None and value < least:
         raise ValueError(
             f"{name} must be at least {least}, got {value}; give a larger number."

@@ -31,7 +31,7 @@ from typing import Any
 import cloudpickle
 
 from normbook import atomic_file
-from normbook.arguments import check_whole
+from normbook.arguments import whole_number
 from normbook.errors import ProcessError
 
 __all__ = ["run"]
@@ -284,7 +284,7 @@ def _check(function: Any, count: Any, timeout: Any) -> None:
             f"function must be callable, got {type(function).__name__}; the order is "
             "run(function, count, *arguments)."
         )
-    check_whole("count", count, "it is the number of processes")
+    whole_number("count", count, "it is the number of processes")
     if count < 1:
         raise ValueError(f"count must be at least 1, got {count}; 2 is usual.")
     if not isinstance(timeout, Real) or not 0 < float(timeout) < math.inf:

@@ -6,7 +6,6 @@ that several of them keep are kept here.
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Mapping
 from numbers import Real
 from typing import Any, ClassVar
@@ -14,6 +13,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from normbook import arguments
 from normbook.running_statistics import (
     averaged,
     cumulative_average,
@@ -245,14 +245,8 @@ class ChannelNorm(NormLayer):
 
 
 def whole_number(name: str, value: Any, about: str) -> int:
-    """Give an int; refuse what is none, and True."""
-    try:
-        number = operator.index(value)
-    except TypeError:
-        number = None
-    if number is None or isinstance(value, bool):
-        raise TypeError(f"{name} must be a whole number, got {value!r}; it is {about}.")
-    return number
+    """Return an int, and refuse what is none: say what it is about."""
+    return arguments.whole_number(name, value, f"it is {about}")
 
 
 def check_places(

@@ -13,13 +13,13 @@ weights, are shared over time.
 from __future__ import annotations
 
 import copy
-import operator
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from normbook.arguments import whole_number
 from normbook.layers.base import write
 from normbook.layers.batch_norm import BatchNorm1d
 
@@ -283,14 +283,7 @@ class PerStepBatchNorm1d(MaskedBatchNorm1d):
 
 
 def _whole(name: str, value: Any, least: int) -> int:
-    try:
-        number = operator.index(value)
-    except TypeError:
-        number = None
-    if number is None or isinstance(value, bool):
-        raise TypeError(
-            f"{name} must be a whole number, got {value!r}; time steps are counted."
-        )
+    number = whole_number(name, value, "time steps are counted")
     if number < least:
         raise ValueError(
             f"{name} must be at least {least}, got {number}; steps count from 0."

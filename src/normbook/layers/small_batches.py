@@ -15,12 +15,13 @@ layers change what training divides by; all else is as in
 from __future__ import annotations
 
 import math
-from numbers import Integral, Real
+from numbers import Real
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
+from normbook.arguments import whole_number
 from normbook.arrays import as_float32
 from normbook.batch_norm import batch_axes
 from normbook.layers.batch_norm import (
@@ -80,17 +81,11 @@ class _GhostBatchNorm(_BatchNorm):
         return f"{settings}, virtual_batch_size={self.virtual_batch_size}"
 
     def _check_virtual_batch_size(self) -> None:
-        size = self.virtual_batch_size
-        if isinstance(size, bool) or not isinstance(size, Integral):
-            raise TypeError(
-                f"virtual_batch_size must be a whole number, got {size!r}; it counts "
-                "the examples of a ghost, 32 is usual."
-            )
+        name = "virtual_batch_size"
+        cure = "it counts the examples of a ghost, 32 is usual"
+        size = whole_number(name, self.virtual_batch_size, cure)
         if size < 1:
-            raise ValueError(
-                f"virtual_batch_size must be at least 1, got {size}; it counts the "
-                "examples of a ghost, 32 is usual."
-            )
+            raise ValueError(f"{name} must be at least 1, got {size}; {cure}.")
 
     def _check(self, input: Tensor, uses_batch: bool) -> None:
         super()._check(input, uses_batch)
