@@ -17,7 +17,14 @@ import pytest
 BOOK = Path(__file__).parent.parent / "book"
 
 # Chapter, module of the package, function. In both it has the same name.
-PAIRS: list[tuple[str, str, str]] = []
+PAIRS: list[tuple[str, str, str]] = [
+    ("lstm", "lstm", "step"),
+    ("lstm", "lstm", "local_slopes"),
+    ("lstm", "lstm", "step_backward"),
+    ("layer_norm_lstm", "layer_norm_lstm", "update"),
+    ("layer_norm_lstm", "layer_norm_lstm", "step"),
+    ("layer_norm_lstm", "layer_norm_lstm", "step_backward"),
+]
 
 
 def functions(source: str) -> dict[str, ast.FunctionDef]:

@@ -27,7 +27,8 @@ from typing import Any, Literal, NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from normbook.lstm import Carried, LayerNormLSTMParameters, LSTMParameters, Normed
+from normbook.layer_norm_lstm import Carried, LayerNormLSTMParameters, Normed
+from normbook.lstm import LSTMParameters
 from normbook.running_statistics import unbiased
 from normbook.standardize import check_eps
 
@@ -385,7 +386,8 @@ class LSTMConvention(NamedTuple):
         the field tells the shape.
     norm, carried, eps
         Of cells with normalization: what is standardized before the gates and which c
-        is carried on, as in :func:`normbook.lstm.layer_norm_lstm_forward`, and its ε.
+        is carried on, as in
+        :func:`normbook.layer_norm_lstm.layer_norm_lstm_forward`, and its ε.
     """
 
     gates: str
@@ -677,7 +679,7 @@ def normalized_lstm_from_convention(
 
     What is normalized differs between these cells too, and no converter can change
     that: ``NORMALIZED_LSTM[framework]`` has the ``norm``, ``carried`` and ``eps`` with
-    which :func:`normbook.lstm.layer_norm_lstm` is the same cell. The hats of
+    which :func:`normbook.layer_norm_lstm.layer_norm_lstm` is the same cell. The hats of
     "cooijmans" run over the batch, as in
     :class:`normbook.layers.batch_norm_lstm.BatchNormLSTM`.
 

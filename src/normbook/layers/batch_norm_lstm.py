@@ -1,8 +1,8 @@
 r"""Recurrent batch norm: an LSTM with batch statistics of their own for each time step.
 
-The formulas are those of the layer-normalized LSTM in :mod:`normbook.lstm`. But here a
-hat standardizes each unit over the examples of the batch, and in evaluation by running
-statistics, which each step has for itself.
+The formulas are those of :mod:`normbook.layer_norm_lstm`. But here a hat standardizes
+each unit over the examples of the batch, and in evaluation by running statistics, which
+each step has for itself.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ class BatchNormLSTM(NormLayer):
 
     Other than in :class:`torch.nn.LSTM` there is one layer, one bias, no projection and
     no single sequence without the axis N. Names and the order of gates are those of
-    :class:`normbook.lstm.LayerNormLSTMParameters`.
+    :class:`normbook.layer_norm_lstm.LayerNormLSTMParameters`.
 
     Steps are counted from the start of each call: states that are carried from one
     call to the next meet the statistics of first steps. Where training began with

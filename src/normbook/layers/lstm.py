@@ -1,8 +1,8 @@
 r"""The layer-normalized LSTM as a layer: called as ``torch.nn.LSTM``.
 
-:mod:`normbook.lstm` computes. Here torch is told to take its backward pass through
-time, and several layers, both directions, dropout between layers and packed sequences
-come around it.
+:mod:`normbook.layer_norm_lstm` computes. Here torch is told to take its backward pass
+through time, and several layers, both directions, dropout between layers and packed
+sequences come around it.
 """
 
 from __future__ import annotations
@@ -20,17 +20,19 @@ from torch import Tensor, nn
 from torch.autograd import forward_ad
 from torch.nn.utils.rnn import PackedSequence
 
-from normbook.layers.base import whole_number
-from normbook.lstm import (
+from normbook.layer_norm_lstm import (
     Carried,
+    LayerNormLSTMCache,
     LayerNormLSTMParameters,
-    LSTMCache,
-    LSTMGradients,
-    LSTMOutput,
-    LSTMParameters,
     Normed,
     layer_norm_lstm_backward,
     layer_norm_lstm_forward,
+)
+from normbook.layers.base import whole_number
+from normbook.lstm import (
+    LSTMCache,
+    LSTMOutput,
+    LSTMParameters,
     lstm_backward,
     lstm_forward,
 )
@@ -39,12 +41,11 @@ from normbook.standardize import check_eps
 __all__ = ["LayerNormLSTM"]
 
 States = tuple[Tensor, Tensor]
+Parameters = Sequence[Tensor | None]  # in the order of FIELDS
 
 FIELDS = LayerNormLSTMParameters._fields
 # Of which torch.nn.LSTM knows something.
 PLAIN = LSTMParameters._fields
-# The fields of the cache that are arrays come first.
-ARRAYS = LSTMCache._fields.index("parameters")
 # What nn.LSTM calls our fields; the values of one line are added.
 THEIRS = {
     "w_x": ("weight_ih",),
@@ -66,49 +67,30 @@ class _Cell:
     batch_sizes: tuple[int, ...] | None  # None: all sequences have one length
 
     def forward(
-        self, x: Tensor, h_0: Tensor, c_0: Tensor, parameters: Sequence[Tensor | None]
-    ) -> tuple[LSTMOutput, LSTMCache]:
-        own = self._named(parameters)
-        if isinstance(own, LSTMParameters):
-            return lstm_forward(x, own, h_0, c_0, batch_sizes=self.batch_sizes)
+        self, x: Tensor, h_0: Tensor, c_0: Tensor, parameters: Parameters
+    ) -> tuple[LSTMOutput, Any]:
+        own, sizes = self._named(parameters), self.batch_sizes
+        if self.norm is None:
+            return lstm_forward(x, own, h_0, c_0, batch_sizes=sizes)
+        options: Any = {"norm": self.norm, "carried": self.carried}
         return layer_norm_lstm_forward(
-            x,
-            own,
-            h_0,
-            c_0,
-            self.eps,
-            norm=self.norm,  # type: ignore[arg-type]
-            carried=self.carried,
-            batch_sizes=self.batch_sizes,
+            x, own, h_0, c_0, self.eps, **options, batch_sizes=sizes
         )
 
-    def cache(
-        self, arrays: Sequence[Tensor | None], parameters: Sequence[Tensor | None]
-    ) -> LSTMCache:
+    def cache(self, arrays: Sequence[Tensor], parameters: Parameters) -> Any:
         """Put together what was saved."""
-        named: dict[str, Any] = dict(zip(LSTMCache._fields, arrays, strict=False))
-        x = named["x"]
-        return LSTMCache(
-            **named,
-            parameters=self._named(parameters),
-            norm=self.norm,
-            carried=self.carried,
-            batch_sizes=self.batch_sizes or (x.shape[1],) * x.shape[0],
-        )
+        x, own = arrays[0], self._named(parameters)
+        sizes = self.batch_sizes or (x.shape[1],) * x.shape[0]
+        if self.norm is None:
+            return LSTMCache._make((*arrays, own, sizes))
+        options = own, self.norm, self.carried, sizes
+        return LayerNormLSTMCache._make((*arrays, *options))
 
-    def backward(
-        self,
-        dl_dh: Tensor,
-        cache: LSTMCache,
-        dl_dh_last: Tensor | None,
-        dl_dc_last: Tensor | None,
-    ) -> LSTMGradients:
+    def backward(self, dl_dh: Tensor, cache: Any, *last: Tensor | None) -> Any:
         backward = lstm_backward if self.norm is None else layer_norm_lstm_backward
-        return backward(dl_dh, cache, dl_dh_last, dl_dc_last)
+        return backward(dl_dh, cache, *last)
 
-    def _named(
-        self, parameters: Sequence[Tensor | None]
-    ) -> LSTMParameters | LayerNormLSTMParameters:
+    def _named(self, parameters: Parameters) -> Any:
         if self.norm is None:
             return LSTMParameters(*parameters[: len(PLAIN)])
         return LayerNormLSTMParameters(*parameters)
@@ -129,8 +111,10 @@ class _Sequence(torch.autograd.Function):
     ) -> tuple[Tensor | None, ...]:
         with _no_autocast(x):
             output, cache = cell.forward(x, h_0, c_0, parameters)
-        kept = cache[LSTMCache._fields.index("c") : ARRAYS]
-        return (*output, *kept)
+        return (
+            *output,
+            *cache[cache._fields.index("c") : cache._fields.index("parameters")],
+        )
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
@@ -151,7 +135,7 @@ class _Sequence(torch.autograd.Function):
     ) -> tuple[Tensor | None, ...]:
         # Unpacked once: torch.utils.checkpoint allows no more.
         saved = ctx.saved_tensors
-        arrays, parameters = saved[:ARRAYS], saved[ARRAYS:]
+        arrays, parameters = saved[: -len(FIELDS)], saved[-len(FIELDS) :]
         x, h_0, c_0, h = arrays[:4]
         needs_x = ctx.needs_input_grad[1]
         with _no_autocast(x):
@@ -215,7 +199,8 @@ class LayerNormLSTM(nn.Module):
         Of the parameters.
     norm : "terms", "sum", "gates" or None
         What is standardized before the gates, see
-        :func:`normbook.lstm.layer_norm_lstm_forward`. ``None`` is the plain LSTM.
+        :func:`normbook.layer_norm_lstm.layer_norm_lstm_forward`. ``None`` is the plain
+        LSTM.
     eps : float
         Added to each variance, inside the root. It must not be 0 where the states
         begin with 0.
