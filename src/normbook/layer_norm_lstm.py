@@ -1,4 +1,4 @@
-r"""The layer-normalized LSTM of Ba, Kiros and Hinton, forward and backward in time.
+r"""The layer-normalized LSTM, forward and backward through time.
 
 .. math::
 
@@ -8,17 +8,17 @@ r"""The layer-normalized LSTM of Ba, Kiros and Hinton, forward and backward in t
     c_t &= f\,c_{t-1} + i\,g, \qquad u_t = \gamma_c\,\hat c_t + \beta_c, \qquad
     h_t = o\,\tanh(u_t)
 
-A hat standardizes one example: over all 4H numbers of p or q, over the H numbers of c.
-So neither the other examples nor the length of the sequence have an influence. The raw
-c goes on to the next step. Without hats, gains and betas it is the plain LSTM of
-:mod:`normbook.lstm`, whose shapes and order of gates hold here too.
+A hat standardizes one example at one step: over all 4H numbers of p or q, over the H
+numbers of c. The raw c goes on to the next step. Shapes and the order of gates are
+those of :mod:`normbook.lstm`. Other cells that bear the name in widely used code
+normalize the sum p + q, or each gate of it, or carry u on; they are here as options,
+since with the same weights they compute something else.
 
-Other cells that bear the name in widely used code normalize the sum p + q, or each gate
-of it, or carry u on; they are here as options, since with the same weights they compute
-something else.
+:func:`update`, :func:`step` and :func:`step_backward` are the formulas; they check
+nothing. The others run over a sequence.
 
-:func:`step` and :func:`step_backward` are those of the book's chapter *Layer
-normalization in an LSTM*.
+Source: Ba, Kiros and Hinton (2016), equations 20 to 22; book, chapter *Layer
+normalization in an LSTM*, where the backward pass is derived.
 """
 
 from __future__ import annotations
@@ -79,10 +79,7 @@ class LayerNormLSTMParameters(NamedTuple):
 
 
 class LayerNormLSTMCache(NamedTuple):
-    """What the backward pass needs; also what one likes to look at.
-
-    Shapes are (T, N, ...), or (M, ...) packed.
-    """
+    """What the backward pass needs; from h on of shape (T, N, ...), or (M, ...)."""
 
     x: Array
     h_0: Array
@@ -136,7 +133,7 @@ def by_gates(v: Array) -> Array:
 
 
 def update(a: Array, c_prev: Array, weights: Any, eps: float) -> tuple[Array, ...]:
-    """From a to h and c, with what the way back needs."""
+    """Next h and c, from a, and what the way back needs."""
     a_f, a_i, a_o, a_g = split(a, 4)
     f, i, o, g = sigmoid(a_f), sigmoid(a_i), sigmoid(a_o), tanh(a_g)
     c_t = f * c_prev + i * g
@@ -148,7 +145,7 @@ def update(a: Array, c_prev: Array, weights: Any, eps: float) -> tuple[Array, ..
 def step(
     q_t: Array, h_prev: Array, c_prev: Array, weights: Any, eps: float
 ) -> tuple[Array, ...]:
-    """One step on; q_t has its hat, its gain and all biases already."""
+    """Next h and c; q_t has its hat, its gain and all biases already."""
     p_hat, r_p = hat(h_prev @ weights.w_h.T, eps)
     a = weights.gamma_h * p_hat + q_t
     return *update(a, c_prev, weights, eps), p_hat, r_p
@@ -157,7 +154,7 @@ def step(
 def step_backward(
     dl_dh_t: Array, dl_dc_after: Array, kept: Any, weights: Any, through_p: Any
 ) -> tuple[Array, ...]:
-    """One step back: what goes to h and c before it, what arrives at a, p and u.
+    """What goes to h and c before the step, and what arrives at a, p and u.
 
     ``through_p`` is the way back through the hat of p.
     """
@@ -178,13 +175,10 @@ def step_of_sum(
     return *update(a, c_prev, weights, eps), p_hat, r_p
 
 
-def with_one_bias(parameters: LayerNormLSTMParameters) -> LayerNormLSTMParameters:
+def with_one_bias(parameters: LayerNormLSTMParameters) -> Any:
     """Put in 1 and 0 where a gain or bias was left out; b becomes the sum of all."""
-    full: Any = through_time.complete(parameters)
-    weights: LayerNormLSTMParameters = full._replace(
-        b=full.b + full.beta_h + full.beta_x
-    )
-    return weights
+    full = through_time.complete(parameters)
+    return full._replace(b=full.b + full.beta_h + full.beta_x)
 
 
 def step_carrying_u(
@@ -249,11 +243,6 @@ def layer_norm_lstm_forward(
         Also if eps is negative, an option is unknown, or ``gamma_x`` or ``beta_x`` is
         given where the sum is normalized.
 
-    Notes
-    -----
-    Source: Ba, Kiros and Hinton (2016), equations 20 to 22; book, chapter *Layer
-    normalization in an LSTM*, for the other options too.
-
     Examples
     --------
     With weights of 0 each term is its own mean, and the hats are 0. Only c has
@@ -312,21 +301,12 @@ def layer_norm_lstm_step(
     h_prev: Array,
     c_prev: Array,
     eps: float = 1e-5,
-    *,
-    norm: Normed = "terms",
-    carried: Carried = "raw",
+    **options: Any,
 ) -> tuple[Array, Array]:
-    """Run the layer-normalized LSTM one step on; return h and what is carried on.
-
-    ``x_t`` has shape (N, D), the states (N, H). The backward pass of a step is
-    :func:`layer_norm_lstm_backward` of a sequence of one step. Options and errors are
-    those of :func:`layer_norm_lstm_forward`.
-    """
+    """Run it one step on, from x_t of shape (N, D); return h and what is carried on."""
     through_time.check_step(x_t)
-    _, h_t, c_t = layer_norm_lstm(
-        x_t[None, ...], parameters, h_prev, c_prev, eps, norm=norm, carried=carried
-    )
-    return h_t, c_t
+    states = layer_norm_lstm(x_t[None, ...], parameters, h_prev, c_prev, eps, **options)
+    return states[1:]
 
 
 def layer_norm_lstm_backward(
@@ -337,30 +317,10 @@ def layer_norm_lstm_backward(
 ) -> LSTMGradients:
     r"""Gradients through the layer-normalized LSTM, backward through time.
 
-    :func:`step_backward` over all steps, then with :math:`\delta q_t =
-    N_q^\top(\gamma_x\,\delta a_t)`, the way back through the hat of q,
-
-    .. math::
-
-        \frac{\partial\ell}{\partial x_t} &= W_x^\top \delta q_t, \qquad
-        \frac{\partial\ell}{\partial W_h} = \sum_t \delta p_t\,h_{t-1}^\top, \qquad
-        \frac{\partial\ell}{\partial W_x} = \sum_t \delta q_t\,x_t^\top, \\
-        \frac{\partial\ell}{\partial b} &= \sum_t \delta a_t, \qquad
-        \frac{\partial\ell}{\partial\gamma_h} = \sum_t \delta a_t\,\hat p_t, \qquad
-        \frac{\partial\ell}{\partial\gamma_c} = \sum_t \delta u_t\,\hat c_t
-
-    and likewise for the others.
-    Where the sum is normalized, :math:`\delta q_t = \delta p_t`, and ``gamma_x`` and
-    ``beta_x`` have no gradient. Where the normalized c is carried, what comes from the
-    step behind arrives at u and not at c.
-
-    Parameters, errors and return value are those of
-    :func:`normbook.lstm.lstm_backward`, the cache that of
-    :func:`layer_norm_lstm_forward`.
-
-    Notes
-    -----
-    Source: derived in the book, chapter *Layer normalization in an LSTM*.
+    :func:`step_backward` over all steps, then the sums: for :math:`\gamma_h` it is
+    :math:`\sum_t \delta a_t\,\hat p_t`. Arguments, errors and returned value are those
+    of :func:`normbook.lstm.lstm_backward`; ``gamma_x`` and ``beta_x`` have no gradient
+    where the sum is normalized.
 
     Examples
     --------
@@ -417,14 +377,10 @@ def layer_norm_lstm_backward(
 def _check_options(
     norm: object, carried: object, parameters: LayerNormLSTMParameters
 ) -> None:
-    for name, value, options in (
-        ("norm", norm, get_args(Normed)),
-        ("carried", carried, get_args(Carried)),
-    ):
-        if value not in options:
-            raise ValueError(
-                f"{name} must be one of {', '.join(map(repr, options))}, got {value!r}."
-            )
+    for name, value, known in (("norm", norm, Normed), ("carried", carried, Carried)):
+        if value not in get_args(known):
+            options = ", ".join(map(repr, get_args(known)))
+            raise ValueError(f"{name} must be one of {options}, got {value!r}.")
     if norm != "terms" and not (parameters.gamma_x is None is parameters.beta_x):
         raise ValueError(
             f"gamma_x and beta_x must be None with norm={norm!r}, which normalizes the "

@@ -2,8 +2,11 @@ r"""The simple recurrent network with layer norm of the sum.
 
 .. math:: h_t = \tanh(\gamma\,\hat a_t + \beta), \qquad a_t = W_h h_{t-1} + W_x x_t
 
-The hat standardizes the H numbers of one example at one step, so neither the other
-examples nor the length of the sequence have an influence.
+The hat standardizes the H numbers of one example at one step. Arguments and errors are
+those of :mod:`normbook.layer_norm_lstm`, without c and without packing.
+
+Source: Ba, Kiros and Hinton (2016), equation 4; book, chapter *Layer normalization in
+an LSTM*.
 """
 
 from __future__ import annotations
@@ -25,6 +28,8 @@ __all__ = [
     "layer_norm_rnn_backward",
     "layer_norm_rnn_forward",
     "layer_norm_rnn_step",
+    "step",
+    "step_backward",
 ]
 
 
@@ -66,7 +71,7 @@ class RNNGradients(NamedTuple):
 def step(
     q_t: Array, h_prev: Array, weights: LayerNormRNNParameters, eps: float
 ) -> tuple[Array, ...]:
-    """One step on, from q_t = W_x x_t; return h and what the way back needs."""
+    """Next h, from q_t = W_x x_t, and what the way back needs."""
     a_hat, inv_std = hat(h_prev @ weights.w_h.T + q_t, eps)
     return tanh(weights.gamma * a_hat + weights.beta), a_hat, inv_std
 
@@ -74,7 +79,7 @@ def step(
 def step_backward(
     dl_dh_t: Array, h_t: Array, a_hat: Array, inv_std: Array, weights: Any
 ) -> tuple[Array, ...]:
-    """One step back: what goes to h before it, what arrives at a and behind its hat."""
+    """What goes to h before the step, and what arrives at a and behind its hat."""
     dl_du = dl_dh_t * (1 - h_t**2)
     dl_da = through(weights.gamma * dl_du, a_hat, inv_std)
     return dl_da @ weights.w_h, dl_da, dl_du
@@ -87,33 +92,6 @@ def layer_norm_rnn_forward(
     eps: float = 1e-5,
 ) -> tuple[RNNOutput, RNNCache]:
     """Run the network over a sequence, and keep what the backward pass needs.
-
-    Parameters
-    ----------
-    x : array of floats, shape (T, N, D)
-    parameters : LayerNormRNNParameters
-    h_0 : array, shape (N, H), optional
-        The state before the first step; ``None`` stands for 0.
-    eps : float
-        Added to the variance, inside the root.
-
-    Returns
-    -------
-    output : RNNOutput
-    cache : RNNCache
-
-    Raises
-    ------
-    TypeError
-        If an argument is not an array of real floating-point numbers, or they are of
-        different kinds or dtypes.
-    ValueError
-        If a shape does not fit, there is no step, or eps is negative.
-
-    Notes
-    -----
-    Source: Ba, Kiros and Hinton (2016), equation 4; book, chapter *Layer normalization
-    in an LSTM*.
 
     Examples
     --------
@@ -152,10 +130,7 @@ def layer_norm_rnn_step(
     h_prev: Array,
     eps: float = 1e-5,
 ) -> Array:
-    """Run the network one step on, from ``x_t`` of shape (N, D); return h.
-
-    Errors are those of :func:`layer_norm_rnn_forward`.
-    """
+    """Run the network one step on, from x_t of shape (N, D); return h."""
     through_time.check_step(x_t)
     return layer_norm_rnn(x_t[None, ...], parameters, h_prev, eps).h_last
 
@@ -163,35 +138,7 @@ def layer_norm_rnn_step(
 def layer_norm_rnn_backward(
     dl_dh: Array, cache: RNNCache, dl_dh_last: Array | None = None
 ) -> RNNGradients:
-    r"""Gradients through the network, backward through time.
-
-    With :math:`\delta h_t` what arrives at step t from the loss and from the step
-    behind it, and :math:`N^\top` the way back through the hat,
-
-    .. math::
-
-        \delta u_t = \delta h_t\,(1 - h_t^2), \qquad
-        \delta a_t = N^\top(\gamma\,\delta u_t), \qquad
-        \delta h_{t-1} = W_h^\top\delta a_t, \qquad
-        \frac{\partial\ell}{\partial\gamma} = \sum_t \delta u_t\,\hat a_t .
-
-    Parameters
-    ----------
-    dl_dh : array
-        Shape of ``h``: what the loss sends to the state of each step.
-    cache : RNNCache
-        From :func:`layer_norm_rnn_forward`.
-    dl_dh_last : array, shape (N, H), optional
-        What arrives besides at the last state; ``None`` stands for 0.
-
-    Returns
-    -------
-    RNNGradients
-
-    Raises
-    ------
-    TypeError, ValueError
-        As :func:`normbook.lstm.lstm_backward`.
+    """Gradients through the network: :func:`step_backward` over all steps, and sums.
 
     Examples
     --------

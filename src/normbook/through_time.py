@@ -35,14 +35,9 @@ def over_steps(
     """Go from the first step to the last.
 
     ``step(row, *states)`` takes the rows of one step and the states before it, (N, H)
-    each, and returns the next states, and behind them what is to be kept.
-
-    Returns
-    -------
-    last : arrays, shape (N, H)
-        The states behind the last step of each sequence.
-    kept : arrays, shape (M, ...)
-        All that was returned, of all steps.
+    each, and returns the next states, and behind them what is to be kept. Returned are
+    the states behind the last step of each sequence, and all that ``step`` returned, of
+    shape (M, ...).
     """
     alive, kept, ended = batch_sizes[0], [], []
     for of_step in steps(batch_sizes):
@@ -66,14 +61,8 @@ def back_over_steps(
     ``step_backward(dl_dh_t, *arriving, *rows)`` takes all that arrives at h, what
     arrives at the other states, and of ``rows`` those of the step. It returns what goes
     to the states before the step, and behind them what is to be kept. ``last`` arrives
-    at the states behind the last step of each sequence.
-
-    Returns
-    -------
-    first : arrays, shape (N, H)
-        What arrives at the states before the first step.
-    kept : arrays, shape (M, ...)
-        All else that was returned, of all steps.
+    at the states behind the last step of each sequence. Returned are what arrives at
+    the states before the first step, and what was kept, of shape (M, ...).
     """
     xp = array_namespace(dl_dh)
     alive, kept = batch_sizes[-1], []
