@@ -21,9 +21,10 @@ LIBRARY = [m for m in MODULES if m != "normbook.__main__"]
 # Lower layers never import higher ones.
 ORDER = [
     "atomic_file",
-    "standardize",
+    "arrays",
     "normalize",
     "batch_norm",
+    "folding",
     "layer_norm",
     "through_time",
     "lstm",

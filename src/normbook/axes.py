@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from normbook.arrays import Array
 from normbook.batch_norm import batch_norm_backward, batch_norm_forward
 from normbook.group_norm import (
     group_norm_backward,
@@ -28,7 +29,6 @@ from normbook.layer_norm import (
     rms_norm_forward,
 )
 from normbook.normalize import NormalizeCache, NormalizeGradients
-from normbook.standardize import Array
 
 __all__ = ["Row", "Sharing", "group_of", "sharing", "table"]
 

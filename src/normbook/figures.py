@@ -23,8 +23,8 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch, Rectangle
 from numpy.typing import ArrayLike, NDArray
 
+from normbook.arrays import check_same_shape
 from normbook.axes import check_index
-from normbook.standardize import check_same_shape
 
 __all__ = [
     "STYLES",

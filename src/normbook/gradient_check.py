@@ -21,12 +21,7 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 from array_api_compat import array_namespace, device
 
-from normbook.standardize import (
-    Array,
-    check_float_array,
-    check_same_kind,
-    check_same_shape,
-)
+from normbook.arrays import Array, check_float_array, check_same_kind, check_same_shape
 
 __all__ = [
     "GradientMismatchError",

@@ -27,9 +27,8 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any, Literal, NamedTuple, get_args
 
-from array_api_compat import array_namespace
-
-from normbook import through_time
+from normbook import normalize, through_time
+from normbook.arrays import Array, as_dtype, as_float32, check_eps
 from normbook.lstm import (
     LSTMGradients,
     LSTMOutput,
@@ -39,8 +38,6 @@ from normbook.lstm import (
     split,
     tanh,
 )
-from normbook.standardize import Array, accumulation_dtype, centre, check_eps
-from normbook.standardize import through as through_axes
 
 __all__ = [
     "Carried",
@@ -105,15 +102,15 @@ class LayerNormLSTMCache(NamedTuple):
 
 def hat(v: Array, eps: float) -> tuple[Array, Array]:
     """Standardize each row; return it with 1 / s, s the root of variance plus eps."""
-    xp = array_namespace(v)
-    centred, _, var = centre(accumulation_dtype(v), (-1,), is_centred=True)
-    inv_std = 1 / xp.sqrt(var + eps)
-    return xp.astype(centred * inv_std, v.dtype, copy=False), inv_std
+    centred, _ = normalize.centre(as_float32(v), -1)
+    v_hat, _, inv_std = normalize.scale(centred, -1, eps)
+    return as_dtype(v_hat, v.dtype), inv_std
 
 
 def through(w: Array, v_hat: Array, inv_std: Array) -> Array:
     """Way of w back through a hat."""
-    return through_axes(w, v_hat, inv_std, (-1,))
+    w_32, v_hat = as_float32(w), as_float32(v_hat)
+    return as_dtype(normalize.through(w_32, v_hat, inv_std, -1), w.dtype)
 
 
 def hat_of_gates(v: Array, eps: float) -> tuple[Array, Array]:

@@ -15,9 +15,9 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from normbook import through_time
+from normbook.arrays import Array, check_eps
 from normbook.layer_norm_lstm import hat, through
 from normbook.lstm import tanh
-from normbook.standardize import Array, check_eps
 
 __all__ = [
     "LayerNormRNNParameters",

@@ -27,7 +27,7 @@ from typing import Any, NamedTuple
 from array_api_compat import array_namespace
 
 from normbook import through_time
-from normbook.standardize import Array
+from normbook.arrays import Array
 
 __all__ = [
     "LSTMCache",

@@ -17,12 +17,7 @@ from typing import Any
 
 from array_api_compat import array_namespace, device
 
-from normbook.standardize import (
-    Array,
-    check_float_array,
-    check_same_kind,
-    check_same_shape,
-)
+from normbook.arrays import Array, check_float_array, check_like, check_same_kind
 
 Arrays = Sequence[Array]
 Sizes = tuple[int, ...]
@@ -152,7 +147,7 @@ def check_inputs(
     axes |= {"gamma_c": ("H",), "beta_c": ("H",)} | dict.fromkeys(states, ("N", "H"))
     for name, value in (parameters._asdict() | states).items():
         if value is not None or name == "w_x":
-            _check_like(name, value, x, axes.get(name, (every,)), lengths)
+            _check_input(name, value, x, axes.get(name, (every,)), lengths)
     zeros = array_namespace(x).zeros((sizes[0], units), dtype=x.dtype, device=device(x))
     return [zeros if value is None else value for value in states.values()], sizes
 
@@ -198,7 +193,7 @@ def _checked_sizes(batch_sizes: Sequence[int], rows: int) -> Sizes:
     return sizes
 
 
-def _check_like(
+def _check_input(
     name: str, value: Array, x: Array, axes: tuple[str, ...], lengths: dict[str, int]
 ) -> None:
     """Refuse what is not of the kind and dtype of x, or has not these axes."""
@@ -240,9 +235,7 @@ def check_gradients(
     for name, value in given.items():
         other = name.removeprefix("dl_d")
         state = cache.h if other == "h" else cache.h_0
-        check_float_array(name, value)
-        check_same_kind(name, value, other, state)
-        check_same_shape(name, value, other, state)
+        check_like(name, value, other, state)
         _check_same_dtype(name, value, other, state)
     zeros = array_namespace(cache.h_0).zeros_like(cache.h_0)
     return [zeros if value is None else value for value in last.values()]

@@ -24,7 +24,7 @@ from normbook.experiments.record import Record, RecordError, RunRecord
 from normbook.figures import STYLES
 from normbook.layers.batch_norm import BatchNorm1d
 from normbook.layers.layer_norm import LayerNorm
-from normbook.layers.unbiased_batch_norm import UnbiasedBatchNorm1d
+from normbook.layers.small_batches import UnbiasedBatchNorm1d
 
 LIVE = BATCH_4.scales["live"]
 TINY = {

@@ -23,8 +23,9 @@ from normbook.experiments.experiment import Experiment, Run
 from normbook.experiments.published import GROUP_NORM_ERROR
 from normbook.experiments.record import Record, RecordError, RunRecord, load, save
 from normbook.figures import STYLES
-from normbook.layers.batch_norm import BatchNorm2d, recalibrate
+from normbook.layers.batch_norm import BatchNorm2d
 from normbook.layers.group_norm import GroupNorm, InstanceNorm2d
+from normbook.layers.recalibrate import recalibrate
 
 EXACT = 1e-12  # float64, other orders of sums
 SUMS = 1e-10  # the same for sums over 90 000 pixels

@@ -31,9 +31,9 @@ from normbook.experiments.runner import (
     variant_settings,
 )
 from normbook.layers.batch_norm import BatchNorm1d
-from normbook.layers.ghost_batch_norm import GhostBatchNorm1d
 from normbook.layers.group_norm import GroupNorm
 from normbook.layers.layer_norm import LayerNorm, RMSNorm
+from normbook.layers.small_batches import GhostBatchNorm1d
 
 STEPS = 4
 # Sums in another order, and what a few steps make of that.

@@ -14,8 +14,7 @@ from torch.nn.utils import parametrizations, prune
 
 from normbook.experiments.architectures import stir
 from normbook.layers.folding import FoldingError, fold_batch_norm, folding_plan
-from normbook.layers.masked_batch_norm import MaskedBatchNorm1d
-from normbook.layers.per_step_batch_norm import PerStepBatchNorm1d
+from normbook.layers.sequences import MaskedBatchNorm1d, PerStepBatchNorm1d
 
 
 class Wired(nn.Module):

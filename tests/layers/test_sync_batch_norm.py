@@ -13,7 +13,8 @@ from layer_pairs import assert_equal, distance
 from sync_cases import CHANNELS, UNEQUAL, Case, with_state
 from torch import Tensor, nn
 
-from normbook.layers.batch_norm import BatchNorm1d, recalibrate
+from normbook.layers.batch_norm import BatchNorm1d
+from normbook.layers.recalibrate import recalibrate
 from normbook.processes import ProcessError
 from normbook.processes import run as run_processes
 

@@ -41,9 +41,10 @@ from normbook.experiments.published import (
     Points,
 )
 from normbook.experiments.record import RecordError
-from normbook.layers.batch_norm import BatchNorm1d, recalibrate
+from normbook.layers.batch_norm import BatchNorm1d
 from normbook.layers.layer_norm import LayerNorm
-from normbook.layers.unbiased_batch_norm import UnbiasedBatchNorm1d
+from normbook.layers.recalibrate import recalibrate
+from normbook.layers.small_batches import UnbiasedBatchNorm1d
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

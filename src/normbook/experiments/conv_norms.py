@@ -48,9 +48,10 @@ from normbook.experiments.experiment import (
 )
 from normbook.experiments.published import GROUP_NORM_ERROR
 from normbook.experiments.vgg import CHUNK, images, tested
-from normbook.layers.batch_norm import BatchNorm2d, recalibrate
+from normbook.layers.batch_norm import BatchNorm2d
 from normbook.layers.group_norm import GroupNorm, InstanceNorm2d
 from normbook.layers.layer_norm import LayerNorm
+from normbook.layers.recalibrate import recalibrate
 from normbook.layers.weight_norm import WeightStandardization
 
 if TYPE_CHECKING:

@@ -52,8 +52,7 @@ from normbook.experiments.experiment import (
     generator,
 )
 from normbook.layers.layer_norm import LayerNorm
-from normbook.layers.masked_batch_norm import MaskedBatchNorm1d
-from normbook.layers.per_step_batch_norm import PerStepBatchNorm1d
+from normbook.layers.sequences import MaskedBatchNorm1d, PerStepBatchNorm1d
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -15,11 +15,10 @@ import torch
 from torch import Tensor, nn
 
 from normbook.running_statistics import (
+    averaged,
     cumulative_average,
-    exponential_average,
     unbiased,
 )
-from normbook.standardize import check_eps
 
 __all__ = [
     "ChannelNorm",
@@ -77,9 +76,6 @@ class NormLayer(nn.Module):
                 f"input of {type(self).__name__} must hold real floating-point "
                 f"numbers, got {input.dtype}; convert it, e.g. input.float()."
             )
-
-    def _checked_eps(self) -> float:
-        return check_eps(self._checked_number("eps", "1e-5 is usual"))
 
     def _checked_number(self, name: str, usual: str) -> Any:
         value: Any = getattr(self, name)
@@ -209,7 +205,7 @@ class ChannelNorm(NormLayer):
                 continue
             old = running.to(new.dtype)  # half precision is rounded once, at the end
             if momentum is not None:
-                value = exponential_average(old, new, momentum=momentum)
+                value = averaged(old, new, 1 - momentum)
             elif self.num_batches_tracked is not None:
                 steps = int(self.num_batches_tracked)
                 value = cumulative_average(old, new, steps)

@@ -13,11 +13,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
+from normbook.arrays import check_eps
 from normbook.layers.base import NormLayer, whole_number
 from normbook.layers.function import normalize
 from normbook.layers.lstm import backwards
-from normbook.layers.per_step_batch_norm import PerStepBatchNorm1d
-from normbook.standardize import check_eps
+from normbook.layers.sequences import PerStepBatchNorm1d
 
 __all__ = ["BatchNormLSTM"]
 
@@ -36,7 +36,7 @@ class BatchNormLSTM(NormLayer):
         h_t = o\,\tanh(\gamma_c\,\hat c_t + \beta_c)
 
     A hat is that of
-    :class:`~normbook.layers.per_step_batch_norm.PerStepBatchNorm1d`: in training by
+    :class:`~normbook.layers.sequences.PerStepBatchNorm1d`: in training by
     the sequences alive at step t, in evaluation by the running statistics of step t,
     and from ``max_steps`` on by those of the last trained step. Gains are shared over
     time and begin at 0.1. The raw c goes on to the next step.

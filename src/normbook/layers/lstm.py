@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.autograd import forward_ad
 from torch.nn.utils.rnn import PackedSequence
 
+from normbook.arrays import check_eps
 from normbook.layer_norm_lstm import (
     Carried,
     LayerNormLSTMCache,
@@ -36,7 +37,6 @@ from normbook.lstm import (
     lstm_backward,
     lstm_forward,
 )
-from normbook.standardize import check_eps
 
 __all__ = ["LayerNormLSTM"]
 

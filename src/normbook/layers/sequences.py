@@ -1,8 +1,13 @@
-r"""Batch norm in a recurrent network: statistics of their own for each time step.
+r"""Batch norm of sequences: padding does not count, and each time step has its own.
+
+Sequences of several lengths that share a tensor are padded to one. To batch norm the
+padding is data like any other: it moves mean and variance, the more the longer it is.
+:class:`MaskedBatchNorm1d` is told which entries are live, and looks at no others.
 
 The first steps of a recurrent network differ from the later ones: its state has only
-begun to fill. One mean and variance for all steps would fit none of the first. So each
-step has its own, while gain and bias, like the weights, are shared over time.
+begun to fill. One mean and variance for all steps would fit none of the first. In
+:class:`PerStepBatchNorm1d` each step has its own, while gain and bias, like the
+weights, are shared over time.
 """
 
 from __future__ import annotations
@@ -17,9 +22,99 @@ from torch import Tensor
 
 from normbook.layers.base import write
 from normbook.layers.batch_norm import BatchNorm1d
-from normbook.layers.masked_batch_norm import MaskedBatchNorm1d
 
-__all__ = ["PerStepBatchNorm1d"]
+__all__ = ["MaskedBatchNorm1d", "PerStepBatchNorm1d"]
+
+
+class MaskedBatchNorm1d(BatchNorm1d):
+    r"""Batch normalization of the live entries of ``(N, C, T)`` or ``(N, D)``.
+
+    .. math::
+
+        \mu = \frac{1}{K}\sum_{n,t} m_{nt}\,x_{nt}, \qquad
+        \sigma^2 = \frac{1}{K}\sum_{n,t} m_{nt}\,(x_{nt} - \mu)^2, \qquad
+        K = \sum_{n,t} m_{nt}
+
+    in each channel, with :math:`m_{nt}` 1 where the entry is live and 0 where it is
+    padding. Live entries are normalized as by
+    :class:`~normbook.layers.batch_norm.BatchNorm1d`, in evaluation by the running
+    statistics; padding becomes 0. Call it as ``layer(input, mask)``, with a ``mask`` of
+    dtype bool, true where live, and shape ``(N, T)`` or ``(N,)``.
+
+    It equals batch norm of the K live entries put together, of shape ``(K, C)``, in
+    output, gradient and running statistics. No gradient reaches the padding, and
+    nothing leaves it, NaN included.
+
+    Parameters
+    ----------
+    num_features, eps, momentum, affine, track_running_stats, device, dtype, bias
+        As in :class:`~normbook.layers.batch_norm.BatchNorm1d`, and so is the
+        ``state_dict``.
+
+    Raises
+    ------
+    TypeError
+        If the mask is no tensor of dtype bool.
+    ValueError
+        If its shape does not fit that of the input, or a single entry is live in
+        training. If none is, the output is 0 and the running statistics stay.
+    RuntimeError
+        If it is on another device than the input.
+
+    Notes
+    -----
+    Other errors are those of :class:`~normbook.layers.batch_norm.BatchNorm1d`.
+
+    Source: book, chapter *Variable length*.
+
+    Examples
+    --------
+    >>> x = torch.tensor([[[1.0, 3.0, 9.0]], [[5.0, 9.0, 9.0]]])  # the 9s are padding
+    >>> mask = torch.tensor([[True, True, False], [True, False, False]])
+    >>> layer = MaskedBatchNorm1d(1, momentum=1.0)
+    >>> y = layer(x, mask)
+    >>> layer.running_mean, layer.running_var  # of 1, 3 and 5
+    (tensor([3.]), tensor([4.]))
+    >>> [round(value, 3) for value in y.flatten().tolist()]
+    [-1.225, 0.0, 0.0, 1.225, 0.0, 0.0]
+    """
+
+    def forward(self, input: Tensor, mask: Tensor) -> Tensor:  # type: ignore[override]
+        """Normalize the live entries; padding becomes 0."""
+        self._check(input, uses_batch=False)
+        self._check_mask(input, mask)
+        live = input.movedim(1, -1)[mask]  # (K, C)
+        if len(live) == 1 and (self.training or self.running_mean is None):
+            raise ValueError(
+                f"{type(self).__name__} needs more than 1 live entry to normalize by "
+                f"the batch, got 1 in a mask of shape {tuple(mask.shape)}; make the "
+                "batch larger, or call eval() to use the running statistics."
+            )
+        y_live = super().forward(live)
+        y = y_live.new_zeros(*mask.shape, self.num_features)
+        return y.index_put((mask,), y_live).movedim(-1, 1).contiguous()
+
+    def _size(self, input: Tensor, mask: Tensor) -> int:  # type: ignore[override]
+        return int(mask.sum())
+
+    def _check_mask(self, input: Tensor, mask: Any) -> None:
+        if not isinstance(mask, Tensor) or mask.dtype != torch.bool:
+            found = mask.dtype if isinstance(mask, Tensor) else type(mask).__name__
+            raise TypeError(
+                f"mask must be a torch tensor of dtype bool, got {found}; for lengths "
+                "of shape (N,) it is torch.arange(T) < lengths[:, None]."
+            )
+        expected = (len(input), *input.shape[2:])
+        if tuple(mask.shape) != expected:
+            raise ValueError(
+                f"mask must have the shape of the input without its channels, "
+                f"{expected}, got {tuple(mask.shape)}; give one bool for each entry."
+            )
+        if mask.device != input.device:
+            raise RuntimeError(
+                f"input and mask must be on one device, got {input.device} and "
+                f"{mask.device}; move one of them with .to(...)."
+            )
 
 
 class PerStepBatchNorm1d(MaskedBatchNorm1d):
@@ -34,7 +129,7 @@ class PerStepBatchNorm1d(MaskedBatchNorm1d):
     ``layer(input, step, mask)``: ``step`` counts from 0, and ``mask``, of shape
     ``(N,)`` and dtype bool, is true where a sequence has not ended yet; left out, all
     are alive. Padding becomes 0, as in
-    :class:`~normbook.layers.masked_batch_norm.MaskedBatchNorm1d`.
+    :class:`MaskedBatchNorm1d`.
 
     A step that was never trained has no statistics. In evaluation it takes those of
     the last trained step before it; so do steps from ``max_steps`` on.
@@ -73,7 +168,7 @@ class PerStepBatchNorm1d(MaskedBatchNorm1d):
     Notes
     -----
     Other errors are those of
-    :class:`~normbook.layers.masked_batch_norm.MaskedBatchNorm1d`.
+    :class:`MaskedBatchNorm1d`.
 
     Source: Cooijmans et al. (2016), section 3; book, chapter *Variable length*. What
     to do with one live example is a choice of this book.
@@ -167,14 +262,14 @@ class PerStepBatchNorm1d(MaskedBatchNorm1d):
         write(updates, steps[: len(counts)])
 
     def _at(self, step: int) -> PerStepBatchNorm1d:
-        """Give one step as a layer of its own, on the same memory."""
+        """Return one step as a layer of its own, on the same memory."""
         layer = copy.copy(self)
         rows = self._buffers.items()
         layer._buffers = {k: None if v is None else v[step] for k, v in rows}
         return layer
 
     def _by_last_trained(self, step: int, alive: int) -> PerStepBatchNorm1d:
-        """Give the last trained step up to this one, to be used as in evaluation."""
+        """Return the last trained step up to this one, to be used as in evaluation."""
         trained = self.get_buffer("num_batches_tracked")[: step + 1].nonzero()
         if self.training and alive == 1 and len(trained) == 0:
             raise ValueError(

@@ -12,12 +12,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from normbook.batch_norm import (
-    batch_norm_inference,
-    fold_into_next,
-    fold_into_previous,
-    scale_and_shift,
-)
+from normbook.batch_norm import batch_norm_inference
+from normbook.folding import fold_into_next, fold_into_previous, scale_and_shift
 from normbook.gradient_check import relative_error, survivors
 
 EXACT = 1e-13  # float64, sums of a hundred terms
@@ -211,7 +207,7 @@ def test_every_mutant_of_a_formula_is_caught() -> None:
 def test_every_mutant_of_a_helper_is_caught(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    module = sys.modules["normbook.batch_norm"]
+    module = sys.modules["normbook.folding"]
 
     def check(helper: Any) -> None:
         monkeypatch.setattr(module, name, helper)
