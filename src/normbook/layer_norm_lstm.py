@@ -260,7 +260,13 @@ def layer_norm_lstm_forward(
         x, parameters, LayerNormLSTMParameters, batch_sizes, h_0=h_0, c_0=c_0
     )
     eps = check_eps(eps)
-    _check_options(norm, carried, parameters)
+    check_option("norm", norm, get_args(Normed))
+    check_option("carried", carried, get_args(Carried))
+    if norm != "terms" and not (parameters.gamma_x is None is parameters.beta_x):
+        raise ValueError(
+            f"gamma_x and beta_x must be None with norm={norm!r}, which normalizes the "
+            "sum of both terms, got an array; gamma_h and beta_h act on the sum."
+        )
     weights = with_one_bias(parameters)
     (rows,) = through_time.as_rows(x, x)
     q, q_hat, r_q = rows @ weights.w_x.T, None, None
@@ -371,15 +377,8 @@ def layer_norm_lstm_backward(
     return LSTMGradients(dl_dx, gradients, dl_dh_0, dl_dc_0)
 
 
-def _check_options(
-    norm: object, carried: object, parameters: LayerNormLSTMParameters
-) -> None:
-    for name, value, known in (("norm", norm, Normed), ("carried", carried, Carried)):
-        if value not in get_args(known):
-            options = ", ".join(map(repr, get_args(known)))
-            raise ValueError(f"{name} must be one of {options}, got {value!r}.")
-    if norm != "terms" and not (parameters.gamma_x is None is parameters.beta_x):
-        raise ValueError(
-            f"gamma_x and beta_x must be None with norm={norm!r}, which normalizes the "
-            "sum of both terms, got an array; gamma_h and beta_h act on the sum."
-        )
+def check_option(name: str, value: object, options: tuple[Any, ...]) -> None:
+    """Refuse what is none of the options."""
+    if value not in options:
+        known = ", ".join(map(repr, options))
+        raise ValueError(f"{name} must be one of {known}, got {value!r}.")
