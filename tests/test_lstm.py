@@ -631,55 +631,31 @@ def test_bad_input_is_refused(
         normed.layer_norm_lstm_forward(**GOOD | changed)
 
 
-@pytest.mark.parametrize(
-    ("changed", "error", "match"),
-    [
-        ({"parameters": P}, TypeError, "LSTMParameters, got LayerNormLSTMParameters"),
-        ({"x": X[0]}, ValueError, r"x must have shape \(T, N, D\)"),
-        ({"h_0": C_0.T}, ValueError, r"h_0 must have shape \(N, H\)"),
-        (packed(5, 4, 5, 6), ValueError, "batch_sizes must not grow"),
-    ],
-)
-def test_the_plain_cell_refuses_what_is_not_its_own(
-    changed: dict[str, Any], error: type[Exception], match: str
-) -> None:
-    good = GOOD | {"parameters": LSTMParameters(*P[:3])}
-    with pytest.raises(error, match=match):
-        plain.lstm_forward(**good | changed)
-
-
+OF_PLAIN = GOOD | {"parameters": LSTMParameters(*P[:3])}
 R = draw(RNN).parameters
+OF_RNN = {"x": X, "parameters": R, "h_0": H_0}
+NOT_ITS_OWN: list[tuple[dict[str, Any], dict[str, Any], type[Exception], str]] = [
+    (OF_PLAIN, {"parameters": P}, TypeError, "LSTMParameters, got LayerNormLSTM"),
+    (OF_PLAIN, {"x": X[0]}, ValueError, r"x must have shape \(T, N, D\)"),
+    (OF_PLAIN, {"h_0": C_0.T}, ValueError, r"h_0 must have shape \(N, H\)"),
+    (OF_PLAIN, packed(5, 4, 5, 6), ValueError, "batch_sizes must not grow"),
+    (OF_RNN, {"parameters": P}, TypeError, "LayerNormRNNParameters, got LayerNormLSTM"),
+    (OF_RNN, {"parameters": R._replace(w_x=P.w_x)}, ValueError, r"\(H, D\) = \(3, 2\)"),
+    (OF_RNN, {"parameters": R._replace(w_h=P.w_h)}, ValueError, r"\(H, H\) = \(3, 3\)"),
+    (OF_RNN, {"parameters": R._replace(gamma=P.b)}, ValueError, r"gamma .* \(H,\) = "),
+    (OF_RNN, {"h_0": H_0[0]}, ValueError, r"h_0 .* got \(3,\)"),
+    (OF_RNN, {"eps": float("nan")}, ValueError, "eps must be a finite number"),
+    (OF_RNN, {"x": M}, ValueError, r"x must have shape \(T, N, D\)"),
+]
 
 
-@pytest.mark.parametrize(
-    ("changed", "error", "match"),
-    [
-        ({"parameters": P}, TypeError, "LayerNormRNNParameters, got LayerNormLSTM"),
-        (
-            {"parameters": R._replace(w_x=P.w_x)},
-            ValueError,
-            r"\(H, D\) = \(3, 2\), got",
-        ),
-        (
-            {"parameters": R._replace(w_h=P.w_h)},
-            ValueError,
-            r"\(H, H\) = \(3, 3\), got",
-        ),
-        (
-            {"parameters": R._replace(gamma=P.b)},
-            ValueError,
-            r"gamma .* \(H,\) = \(3,\)",
-        ),
-        ({"h_0": H_0[0]}, ValueError, r"h_0 .* got \(3,\)"),
-        ({"eps": float("nan")}, ValueError, "eps must be a finite number"),
-        ({"x": M}, ValueError, r"x must have shape \(T, N, D\)"),
-    ],
-)
-def test_the_simple_cell_refuses_what_is_not_its_own(
-    changed: dict[str, Any], error: type[Exception], match: str
+@pytest.mark.parametrize(("good", "changed", "error", "match"), NOT_ITS_OWN)
+def test_the_other_cells_refuse_what_is_not_their_own(
+    good: dict[str, Any], changed: dict[str, Any], error: type[Exception], match: str
 ) -> None:
+    forward = rnn.layer_norm_rnn_forward if good is OF_RNN else plain.lstm_forward
     with pytest.raises(error, match=match):
-        rnn.layer_norm_rnn_forward(**{"x": X, "parameters": R, "h_0": H_0} | changed)
+        forward(**good | changed)
 
 
 @each_cell

@@ -183,14 +183,15 @@ def step_carrying_u(
 ) -> tuple[Array, ...]:
     """One step on that carries u, the normalized c, to the next."""
     h_t, _, *kept = step(q_t, h_prev, u_prev, weights, eps)
-    return h_t, weights.gamma_c * kept[5] + weights.beta_c, *kept
+    *_, c_hat, _r_c, _p_hat, _r_p = kept
+    return h_t, weights.gamma_c * c_hat + weights.beta_c, *kept
 
 
 def step_carrying_u_backward(
     dl_dh_t: Array, dl_du_after: Array, kept: Any, weights: Any, through_p: Any
 ) -> tuple[Array, ...]:
     """One step back; what comes from behind arrives at u, and through its hat at c."""
-    c_hat, r_c = kept[3:5]
+    _, _, _, c_hat, r_c, *_ = kept
     dl_dc_after = through(weights.gamma_c * dl_du_after, c_hat, r_c)
     *others, dl_du = step_backward(dl_dh_t, dl_dc_after, kept, weights, through_p)
     return *others, dl_du + dl_du_after
