@@ -27,7 +27,6 @@ from normbook.data import (
     babi,
     cifar10,
     digits,
-    fashion_mnist,
     mnist,
     strokes,
     vowels,
@@ -89,7 +88,7 @@ PRECISIONS = {
 LOADERS: dict[str, Callable[[], tuple[Any, ...]]] = {
     "digits": digits.load,
     "mnist": mnist.load,
-    "fashion-mnist": fashion_mnist.load,
+    "fashion-mnist": mnist.load_fashion,
     "cifar-10": cifar10.load,
     "japanese-vowels": vowels.load,
     "babi": babi.load,

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import inspect
 import math
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import torch
@@ -175,9 +176,19 @@ class _NormalizeByWithTangents(_NormalizeBy):
         return dy.to(x.dtype)
 
 
-# torch asks for the signature of forward at each call, which costs as much as a mean.
+class _ByPosition(inspect.Signature):
+    """The signature of a function that is given all its arguments by position.
+
+    torch asks for it and binds the arguments anew at each call, to fill in defaults.
+    Here are none, and binding costs more than a mean.
+    """
+
+    def bind(self, *args: Any, **kwargs: Any) -> Any:
+        return SimpleNamespace(args=args, kwargs=kwargs, apply_defaults=lambda: None)
+
+
 for _forward in (_Normalize.forward, _NormalizeBy.forward):
-    vars(_forward)["__signature__"] = inspect.signature(_forward)
+    vars(_forward)["__signature__"] = _ByPosition()
 
 
 def normalize(
