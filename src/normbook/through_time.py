@@ -98,7 +98,7 @@ def as_rows(x: Array, *values: Array) -> list[Array]:
 
 
 def like_steps(x: Array, *rows: Array) -> list[Array]:
-    """Give rows the leading axes of x again."""
+    """Rows with the leading axes of x again."""
     return [value.reshape((*x.shape[:-1], *value.shape[1:])) for value in rows]
 
 
@@ -231,8 +231,8 @@ def check_gradients(
             f"cache must be {kind.__name__}, got {type(cache).__name__}; take the "
             "backward pass of its cell."
         )
-    given = {"dl_dh": dl_dh} | {k: v for k, v in last.items() if v is not None}
-    for name, value in given.items():
+    gradients = {"dl_dh": dl_dh} | {k: v for k, v in last.items() if v is not None}
+    for name, value in gradients.items():
         other = name.removeprefix("dl_d")
         state = cache.h if other == "h" else cache.h_0
         check_like(name, value, other, state)

@@ -394,12 +394,12 @@ class LayerNormLSTM(nn.Module):
                 x = nn.functional.dropout(x, self.dropout, self.training)
             outputs = []
             for ending in endings[k : k + directions]:
-                own = [getattr(self, field + ending) for field in FIELDS]
-                own = _as_float32(*own) if is_autocast else own
+                weights = [getattr(self, field + ending) for field in FIELDS]
+                weights = _as_float32(*weights) if is_autocast else weights
                 is_reverse = ending.endswith("_reverse")
                 y = _reversed(x, order) if is_reverse else x
                 h_0, c_0 = next(first)
-                h, h_last, c_last = _layer(cell, y, h_0, c_0, own)
+                h, h_last, c_last = _layer(cell, y, h_0, c_0, weights)
                 outputs.append(_reversed(h, order) if is_reverse else h)
                 last.append((h_last, c_last))
             x = torch.cat(outputs, dim=-1) if len(outputs) > 1 else outputs[0]
@@ -468,10 +468,10 @@ class LayerNormLSTM(nn.Module):
                 names = [prefix + name + ending for name in theirs]
                 # What we have no place for is left for torch to complain of.
                 is_there = all(name in state_dict for name in names)
-                own = getattr(self, field + ending)
-                if is_there and own is not None:
+                ours = getattr(self, field + ending)
+                if is_there and ours is not None:
                     values = [state_dict.pop(name) for name in names]
-                    odd = [v for v in values if getattr(v, "shape", None) != own.shape]
+                    odd = [v for v in values if getattr(v, "shape", None) != ours.shape]
                     state_dict[prefix + field + ending] = (
                         odd[0] if odd else self._other_order(sum(values[1:], values[0]))
                     )
