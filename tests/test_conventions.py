@@ -30,16 +30,15 @@ from normbook.conventions import (
     lstm_to_convention,
     normalized_lstm_from_convention,
 )
-from normbook.layers.batch_norm_lstm import BatchNormLSTM
-from normbook.layers.lstm import LayerNormLSTM
-from normbook.lstm import (
+from normbook.layer_norm_lstm import (
     Carried,
     LayerNormLSTMParameters,
-    LSTMParameters,
     Normed,
     layer_norm_lstm,
-    lstm,
 )
+from normbook.layers.batch_norm_lstm import BatchNormLSTM
+from normbook.layers.lstm import LayerNormLSTM
+from normbook.lstm import LSTMParameters, lstm
 
 RTOL = 1e-10  # two ways to compute the same, float64
 DUST = 1e-14  # rounding of a product or two

@@ -23,6 +23,12 @@ PAIRS: list[tuple[str, str, str]] = [
     ("layer_norm_gradient", "normalize", "through_scale"),
     ("layer_norm_gradient", "normalize", "centre"),
     ("layer_norm_gradient", "normalize", "scale"),
+    ("lstm", "lstm", "step"),
+    ("lstm", "lstm", "local_slopes"),
+    ("lstm", "lstm", "step_backward"),
+    ("layer_norm_lstm", "layer_norm_lstm", "update"),
+    ("layer_norm_lstm", "layer_norm_lstm", "step"),
+    ("layer_norm_lstm", "layer_norm_lstm", "step_backward"),
     ("moving_averages", "running_statistics", "averaged"),
     ("moving_averages", "running_statistics", "debiased"),
 ]

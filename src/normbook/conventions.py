@@ -27,7 +27,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from normbook.arrays import check_eps
-from normbook.lstm import Carried, LayerNormLSTMParameters, LSTMParameters, Normed
+from normbook.layer_norm_lstm import Carried, LayerNormLSTMParameters, Normed
+from normbook.lstm import LSTMParameters
 from normbook.running_statistics import unbiased
 
 __all__ = [
@@ -353,7 +354,8 @@ class LSTMConvention(NamedTuple):
         default.
     norm, carried, eps
         Of cells with normalization: what is standardized before the gates and which c
-        is carried on, as in :func:`normbook.lstm.layer_norm_lstm_forward`, and its ε.
+        is carried on, as in
+        :func:`normbook.layer_norm_lstm.layer_norm_lstm_forward`, and its ε.
     """
 
     gates: str
@@ -556,7 +558,7 @@ def normalized_lstm_from_convention(
 
     What is normalized differs between these cells too, and no converter can change
     that: ``NORMALIZED_LSTM[framework]`` has the ``norm``, ``carried`` and ``eps`` with
-    which :func:`normbook.lstm.layer_norm_lstm` is the same cell. The hats of
+    which :func:`normbook.layer_norm_lstm.layer_norm_lstm` is the same cell. The hats of
     "cooijmans" run over the batch, as in
     :class:`normbook.layers.batch_norm_lstm.BatchNormLSTM`.
 
