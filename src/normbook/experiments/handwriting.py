@@ -377,8 +377,8 @@ def begin(
     )
     dtype = getattr(torch, settings["dtype"])
     train, test = (
-        _tensors(part, settings["cut"], device, dtype)
-        for part in (written.train, written.test)
+        _tensors(own, settings["cut"], device, dtype)
+        for own in (written.train, written.test)
     )
     model = PenNetwork(
         settings["norm"],
