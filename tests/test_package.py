@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 import normbook
+from normbook.errors import NormbookError
 
 ROOT = Path(normbook.__file__).parent
 MODULES = sorted(m.name for m in pkgutil.walk_packages([str(ROOT)], "normbook."))
@@ -123,6 +124,27 @@ def public(module: str) -> list[tuple[str, object]]:
 def test_everything_public_has_a_docstring(module: str) -> None:
     assert importlib.import_module(module).__doc__
     assert [name for name, value in public(module) if not inspect.getdoc(value)] == []
+
+
+def test_errors_are_one_tree_and_each_has_a_builtin_type() -> None:
+    errors = {
+        name: value.__mro__
+        for module in LIBRARY
+        for name, value in public(module)
+        if inspect.isclass(value) and issubclass(value, Exception)
+    }
+    usual = {AssertionError, RuntimeError, ValueError}
+    outside = {
+        name
+        for name, mro in errors.items()
+        if NormbookError not in mro or not usual & {*mro}
+    }
+    # The signals between the checks of a layer, and the root.
+    assert outside == {
+        "normbook.checks.calls.LayerError",
+        "normbook.checks.claim.DoesNotApply",
+        "normbook.errors.NormbookError",
+    }
 
 
 @pytest.mark.parametrize("module", LIBRARY)
