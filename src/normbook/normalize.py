@@ -86,6 +86,7 @@ class Method(NamedTuple):
         return (*firsts, *range(start, ndim))
 
 
+#: The methods by name.
 METHODS = {
     "batch norm": Method((0, 2, ...), (1,)),  # of (N, D) or (N, C, ...)
     "layer norm": Method((-1,), (-1,)),  # of (..., D)

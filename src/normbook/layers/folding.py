@@ -7,7 +7,7 @@ front of it or behind it can take both in, and the layer is gone. The formulas a
 
 Which layer follows which is read from a trace (:mod:`torch.fx`). What is edited is a
 copy of the model, so its class, its attributes and its ``forward`` stay. What stands
-against it is in the tables of :mod:`normbook.layers.folding_obstacles`.
+against it is in the tables of ``normbook.layers.folding_obstacles``.
 """
 
 from __future__ import annotations
