@@ -152,7 +152,7 @@ def _named(layer: LayerNormLSTM) -> dict[str, Tensor]:
 
 
 def _plain(x: Tensor, **parameters: Tensor) -> Tensor:
-    """Give h of the plain LSTM, with our names of the weights or with torch's."""
+    """Return h of the plain LSTM, with our names of the weights or with torch's."""
     if "weight_ih_l0" in parameters:
         units = len(parameters["bias_ih_l0"]) // 4
         i, f, g, o = (torch.arange(units) + k * units for k in range(4))
@@ -163,7 +163,7 @@ def _plain(x: Tensor, **parameters: Tensor) -> Tensor:
 
 
 def inputs(size: Size, seed: int) -> tuple[Tensor, Tensor]:
-    """Give x and what arrives at h."""
+    """Return x and what arrives at h."""
     generator = torch.Generator().manual_seed(seed)
     x = torch.randn(size[:3], generator=generator)
     return x, torch.randn((*size[:2], size.units), generator=generator)
@@ -199,7 +199,7 @@ def check(name: str, variant: Variant, size: Size) -> None:
 
 
 def step(h: Tensor, leaves: list[Tensor], dl_dh: Tensor) -> list[Tensor]:
-    """Give h and the gradients."""
+    """Return h and the gradients."""
     return [h, *torch.autograd.grad(h, leaves, dl_dh)]
 
 
@@ -242,7 +242,7 @@ def measure(size: Size, rounds: int) -> dict[str, dict[str, list[float]]]:
 
 
 def summary(seconds: dict[str, list[float]]) -> dict[str, Any]:
-    """Give quartiles, and the speed as a share of that of the yardstick.
+    """Return quartiles, and the speed as a share of that of the yardstick.
 
     Parameters
     ----------

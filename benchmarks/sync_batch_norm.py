@@ -38,7 +38,7 @@ TOLERANCE = 1e-5
 
 
 def draw(size: int, channels: int, seed: int) -> Tensor:
-    """Give a batch with mean 2 and deviation 3; the same in all processes."""
+    """Return a batch with mean 2 and deviation 3; the same in all processes."""
     generator = torch.Generator().manual_seed(seed)
     return torch.randn(size, channels, generator=generator) * 3 + 2
 
@@ -50,7 +50,7 @@ def step(layer: torch.nn.Module, x: Tensor, dl_dy: Tensor) -> list[Tensor]:
 
 
 def shard(values: Tensor) -> Tensor:
-    """Give the part of this process."""
+    """Return the part of this process."""
     return values.chunk(PROCESSES)[distributed.get_rank()]
 
 

@@ -17,7 +17,7 @@ EXACT = 1e-10  # float64 against torch, which adds in another order
 def torch_gradients(
     f: Callable[..., torch.Tensor], dl_dy: np.ndarray[Any, Any], *arrays: Any
 ) -> tuple[torch.Tensor, tuple[torch.Tensor, ...]]:
-    """Give f of the arrays, and the gradients that autograd finds."""
+    """Return f of the arrays, and the gradients that autograd finds."""
     leaves = [torch.tensor(a, requires_grad=True) for a in arrays]
     y = f(*leaves)
     return y, torch.autograd.grad(y, leaves, torch.tensor(dl_dy))

@@ -27,7 +27,7 @@ Arrays = tuple[np.ndarray[Any, Any], ...]
 
 
 def draw(shape: tuple[int, ...], seed: int = 0) -> Arrays:
-    """Give x, dl_dy, gamma, beta, running mean and running variance."""
+    """Return x, dl_dy, gamma, beta, running mean and running variance."""
     rng = np.random.default_rng(seed)
     per_channel = [rng.normal(size=shape[1]) for _ in range(3)]
     var = rng.uniform(0.5, 2, shape[1])

@@ -351,7 +351,7 @@ def sigmoid(a: Any) -> Any:
 
 
 def update(f: Any, i: Any, g: Any, c: Any) -> Any:
-    """Give the next c from what stands before the nonlinearities."""
+    """Return the next c from what stands before the nonlinearities."""
     return sigmoid(f) * c + sigmoid(i) * np.tanh(g)
 
 

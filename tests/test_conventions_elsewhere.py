@@ -51,7 +51,7 @@ def drawn(*shape: int, seed: int = 0) -> Floats:
 
 
 def installed(*names: str) -> Any:
-    """Give the last of these modules, or skip the test."""
+    """Return the last of these modules, or skip the test."""
     modules = [
         pytest.importorskip(name, reason=f"{name} {NOT_HERE}", exc_type=ImportError)
         for name in names
@@ -67,7 +67,7 @@ BATCHES = [3 + 2 * drawn(N, C, seed=seed) for seed in range(4)]
 
 
 def averaged(momentum: float | None, *, is_unbiased: bool) -> RunningStatistics:
-    """Give the statistics of the batches, with the weight of the new value."""
+    """Return the statistics of the batches, with the weight of the new value."""
     running = RunningStatistics.start(
         np.zeros(C, np.float32), momentum=momentum, is_unbiased=is_unbiased
     )
@@ -99,7 +99,7 @@ def check_batch_norm(
 
 
 def written(framework: str) -> Any:
-    """Give gain and bias that show, with statistics of a new layer."""
+    """Return gain and bias that show, with statistics of a new layer."""
     own = batch_norm_from_convention(
         "book",
         {

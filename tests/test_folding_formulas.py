@@ -101,7 +101,7 @@ PRECEDED: dict[str, tuple[Map, tuple[int, ...], tuple[int, ...], dict[str, Any]]
 def draw(
     x_shape: tuple[int, ...], w_shape: tuple[int, ...], c_out: int, channels: int
 ) -> tuple[Any, ...]:
-    """Give x, w, b, and of batch norm statistics, gain, bias and eps."""
+    """Return x, w, b, and of batch norm statistics, gain, bias and eps."""
     rng = np.random.default_rng(0)
     x, w, b = (rng.normal(size=shape) for shape in (x_shape, w_shape, (c_out,)))
     mean, gamma, beta = rng.normal(size=(3, channels))

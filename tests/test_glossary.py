@@ -190,7 +190,7 @@ def everyday(phrase: str) -> re.Pattern[str]:
 
 
 def is_part(use: Use, found: list[Use]) -> bool:
-    """Tell whether a longer word covers this one: "batch size" is no "batch"."""
+    """Return whether a longer word covers this one: "batch size" is no "batch"."""
     length = use.end - use.start
     return any(
         other.start <= use.start < other.end and other.end - other.start > length

@@ -71,7 +71,7 @@ each_pair = pytest.mark.parametrize("pair", [group_pair(2), INSTANCE])
 
 
 def draw(shape: tuple[int, ...], seed: int = 0) -> Arrays:
-    """Give x, gamma, beta and dl_dy."""
+    """Return x, gamma, beta and dl_dy."""
     rng = np.random.default_rng(seed)
     parameters = rng.normal(size=shape[1]), rng.normal(size=shape[1])
     return rng.normal(2, 3, shape), *parameters, rng.normal(size=shape)

@@ -69,7 +69,7 @@ each_pair = pytest.mark.parametrize("pair", [LAYER, RMS], ids=["layer", "rms"])
 
 
 def draw(shape: tuple[int, ...], axes: Any = -1, seed: int = 0) -> Arrays:
-    """Give x, gamma, beta and dl_dy."""
+    """Return x, gamma, beta and dl_dy."""
     rng = np.random.default_rng(seed)
     features = shape[-np.size(axes) :]
     parameters = rng.normal(size=features), rng.normal(size=features)

@@ -167,7 +167,7 @@ def by_formulas(cell: Cell, x_t: Tensor, p: Any, h: Tensor, *c: Tensor) -> Array
 
 
 def expected(cell: Cell, drawn: Drawn, sizes: Any) -> tuple[Arrays, Arrays]:
-    """Give outputs and gradients: each sequence by itself, and autograd."""
+    """Return outputs and gradients: each sequence by itself, and autograd."""
     leaves: list[Any] = [None if v is None else torch.tensor(v, requires_grad=True)
               for v in drawn.leaves]  # fmt: skip
     p = type(drawn.parameters)(*leaves[1 : 1 + len(drawn.parameters)])
@@ -189,7 +189,7 @@ def expected(cell: Cell, drawn: Drawn, sizes: Any) -> tuple[Arrays, Arrays]:
 
 
 def gradients(cell: Cell, cache: Any, slopes: Arrays) -> list[Any]:
-    """Give the gradients of all that is there, in the order of the arguments."""
+    """Return the gradients of all that is there, in the order of the arguments."""
     found = cell.backward(cache, *slopes)
     return [v for v in (found[0], *found[1], *found[2:]) if v is not None]
 
@@ -233,7 +233,7 @@ def test_gradients_agree_with_central_differences(cell: Cell, sizes: Any) -> Non
 
 @functools.cache
 def wanted(cell: Cell, sizes: Any) -> Arrays:
-    """Give all outputs and gradients, as the formulas and autograd have them."""
+    """Return all outputs and gradients, as the formulas and autograd have them."""
     outputs, slopes = expected(cell, draw(cell, sizes), sizes)
     return tuple(value.detach().numpy() for value in (*outputs, *slopes))
 

@@ -43,7 +43,7 @@ with_and_without_mean = pytest.mark.parametrize("is_centred", [True, False])
 
 
 def draw(parameter_axes: Any, seed: int = 0) -> Arrays:
-    """Give x, gamma, beta and dl_dy."""
+    """Return x, gamma, beta and dl_dy."""
     rng = np.random.default_rng(seed)
     named = np.atleast_1d(parameter_axes) % len(SHAPE)
     shape = tuple(length for axis, length in enumerate(SHAPE) if axis in named)
@@ -52,7 +52,7 @@ def draw(parameter_axes: Any, seed: int = 0) -> Arrays:
 
 
 def spread(value: Any, parameter_axes: Any) -> Any:
-    """Give a gain or bias the shape of x, one value after the other."""
+    """Return a gain or bias the shape of x, one value after the other."""
     named = np.atleast_1d(parameter_axes) % len(SHAPE)
     whole = np.empty(SHAPE)
     for place in np.ndindex(*SHAPE):

@@ -61,7 +61,7 @@ def digest(quote: Quote) -> str:
 
 
 def is_in(quote: str, document: str) -> bool:
-    """Tell whether the parts of a quote stand in a document, in their order."""
+    """Return whether the parts of a quote stand in a document, in their order."""
     start, where = 0, plain(document)
     for part in quote.split("…"):
         found = where.find(plain(part), start)

@@ -202,7 +202,7 @@ SIZES = pytest.mark.parametrize(
 
 
 def parts_of(x: Any, sizes: list[int], kind: Any = np.asarray) -> list[Any]:
-    """Give the statistics of stretches of x, which has shape (N, D)."""
+    """Return the statistics of stretches of x, which has shape (N, D)."""
     stretches = np.split(x, np.cumsum(sizes)[:-1])
     return [
         PopulationStatistics(kind(s.mean(0)), kind(s.var(0)), len(s)) for s in stretches

@@ -61,7 +61,7 @@ def in_package(module: str) -> dict[str, ast.FunctionDef]:
 
 
 def bare(function: ast.FunctionDef) -> str:
-    """Give the syntax tree without docstring and annotations, as text."""
+    """Return the syntax tree without docstring and annotations, as text."""
     function = ast.parse(ast.unparse(function)).body[0]  # type: ignore[assignment]
     function.returns = None
     arguments = function.args
@@ -81,7 +81,7 @@ def bare(function: ast.FunctionDef) -> str:
 
 
 def plain(statement: ast.stmt) -> ast.stmt:
-    """Give ``name: type = value`` as ``name = value``."""
+    """Return ``name: type = value`` as ``name = value``."""
     if isinstance(statement, ast.AnnAssign) and statement.value is not None:
         return ast.Assign([statement.target], statement.value)
     return statement

@@ -32,14 +32,14 @@ each_kind = pytest.mark.parametrize("of", [np.asarray, torch.tensor])
 
 
 def draw(shape: tuple[int, ...], seed: int = 0) -> Arrays:
-    """Give v, g and dl_dw."""
+    """Return v, g and dl_dw."""
     rng = np.random.default_rng(seed)
     lengths = rng.normal(size=shape[0])
     return rng.normal(0.3, 1, shape), lengths, rng.normal(size=shape)
 
 
 def torch_weight_norm(v: Any, g: Any, dl_dw: Any) -> list[torch.Tensor]:
-    """Give w, dl_dv and dl_dg of torch."""
+    """Return w, dl_dv and dl_dg of torch."""
     leaves = [torch.tensor(a, requires_grad=True) for a in (v, g)]
     column = leaves[1].reshape(-1, *(1,) * (v.ndim - 1))
     w = torch._weight_norm(leaves[0], column, 0)

@@ -172,7 +172,7 @@ def outputs_present(notebook: Notebook) -> Iterator[str]:
 
 
 def ends_on_value(source: str) -> bool:
-    """Tell whether the last statement shows a value or prints one."""
+    """Return whether the last statement shows a value or prints one."""
     try:
         body = ast.parse(source).body
     except SyntaxError:  # a magic command; nbval runs it all the same

@@ -74,7 +74,7 @@ def gain_of_rows(v: Array, g: Array) -> Array:
 
 
 def weight_norm_forward(v: Array, g: Array) -> tuple[Array, NormalizeCache]:
-    r"""Give each row of v the length g, and keep what the backward pass needs.
+    r"""Scale each row of v to the length g, and keep what the backward pass needs.
 
     .. math:: w_i = g_i \, \frac{v_i}{\lVert v_i \rVert}
 
@@ -119,7 +119,7 @@ def weight_norm_forward(v: Array, g: Array) -> tuple[Array, NormalizeCache]:
 
 
 def weight_norm(v: Array, g: Array) -> Array:
-    r"""Give each row of v the length g.
+    r"""Scale each row of v to the length g.
 
     .. math:: w_i = g_i \, v_i / \lVert v_i \rVert
 

@@ -40,7 +40,7 @@ class Product(nn.Module):
 
 
 def by_hand() -> tuple[Any, Any]:
-    """Give G and G' of the three layers: ∂ℓ/∂a = a b² c² x², and so on."""
+    """Return G and G' of the three layers: ∂ℓ/∂a = a b² c² x², and so on."""
     g = np.array([A * B**2 * C**2, A**2 * B * C**2, A**2 * B**2 * C]) * X**2
     a, b = A - STEP * g[0], B - STEP * g[1]
     after = np.array([A * B**2 * C**2, a**2 * B * C**2, a**2 * b**2 * C]) * X**2
@@ -145,7 +145,7 @@ def test_the_order_of_the_examples_does_not_matter() -> None:
 
 
 def ascending_part(signs: tuple[int, ...]) -> torch.Tensor:
-    """Give the ascending list of mean 0 and variance 1 (or 0) most like the signs."""
+    """Return the ascending list of mean 0 and variance 1 (or 0) most like the signs."""
     n = len(signs)
     total = np.cumsum((0, *signs))
     places = itertools.combinations(range(n + 1), 2)
@@ -191,7 +191,7 @@ ROWS = torch.randn(8, 2, dtype=torch.float64, generator=SEEDED)
 
 
 def chain() -> Any:
-    """Give x -> W x -> V (W x): two linear layers, W = diag(1, 2), V = (3, -1)."""
+    """Return x -> W x -> V (W x): two linear layers, W = diag(1, 2), V = (3, -1)."""
     first, second = nn.Linear(2, 2, bias=False), nn.Linear(2, 1, bias=False)
     with torch.no_grad():
         first.weight.copy_(torch.diag(torch.tensor([1.0, 2.0])))

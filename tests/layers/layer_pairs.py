@@ -69,7 +69,7 @@ def name(pair: Pair) -> str:
 
 
 def draw(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> Tensor:
-    """Give values with mean 2 and deviation 3, so that no statistic is 0 or 1."""
+    """Return values with mean 2 and deviation 3, so that no statistic is 0 or 1."""
     generator = torch.Generator().manual_seed(seed)
     return torch.randn(shape, generator=generator, dtype=dtype) * 3 + 2
 
@@ -89,7 +89,7 @@ def twins(pair: Pair, *args: Any, **options: Any) -> tuple[Any, Any]:
 
 
 def run(layer: Any, x: Tensor, dl_dy: Tensor) -> dict[str, Tensor]:
-    """Give the output, every gradient, and the buffers afterwards."""
+    """Return the output, every gradient, and the buffers afterwards."""
     x = x.detach().clone(memory_format=torch.preserve_format).requires_grad_()
     y = layer(x)
     leaves = {"x": x} | dict(layer.named_parameters())

@@ -47,7 +47,7 @@ class Case(NamedTuple):
     is_far: bool = False  # x: mean / deviation = 1e4, in digits that float32 holds
 
     def whole(self, seed: int) -> Tensor:
-        """Give the batch: two of x (0 and 1), two of dl_dy (2 and 3)."""
+        """Return the batch: two of x (0 and 1), two of dl_dy (2 and 3)."""
         values = draw(sum(self.sizes), CHANNELS, *self.rest, seed=seed)
         if self.is_far and seed < 2:
             values = (values * 8).round() / 8 + 30_000
@@ -63,7 +63,7 @@ class Case(NamedTuple):
 
 
 def with_state(layer: Any, case: Case) -> Any:
-    """Give the layer gains, biases and running statistics of its own."""
+    """Return the layer gains, biases and running statistics of its own."""
     layer = layer(CHANNELS, **{"dtype": torch.float64} | case.options)
     generator = torch.Generator().manual_seed(99)
     with torch.no_grad():

@@ -17,7 +17,7 @@ few = settings(max_examples=20, deadline=None, derandomize=True)
 
 @st.composite
 def problems(draw_from: st.DrawFn, /, **options: Any) -> tuple[Any, Tensor, Tensor]:
-    """Give a layer with a random state, an input and a gradient from above."""
+    """Return a layer with a random state, an input and a gradient from above."""
     pair = draw_from(st.sampled_from(PAIRS))
     N, C = draw_from(st.integers(2, 6)), draw_from(st.integers(1, 4))
     rest = [draw_from(st.integers(1, 4)) for _ in pair.shape[2:]]

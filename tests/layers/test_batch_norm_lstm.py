@@ -75,7 +75,7 @@ def plain(layer: Any, x: Tensor, hx: Any, lengths: list[int], suffix: str) -> An
 
 
 def by_loop(layer: Any, x: Tensor, hx: Any, lengths: list[int]) -> list[Tensor]:
-    """Give output, h_n and c_n of the plain loop, in each direction."""
+    """Return output, h_n and c_n of the plain loop, in each direction."""
     h_0, c_0 = hx
     found = [plain(layer, x, (h_0[0], c_0[0]), lengths, "_l0")]
     if layer.bidirectional:
@@ -92,7 +92,7 @@ def by_layer(layer: Any, x: Tensor, hx: Any, lengths: list[int]) -> list[Tensor]
 
 
 def all_of(run: Any, layer: Any, lengths: list[int]) -> dict[str, Tensor]:
-    """Give values, gradients and statistics after one call."""
+    """Return values, gradients and statistics after one call."""
     leaves = [v.requires_grad_() for v in (draw(max(lengths), N, D), *states(layer))]
     values = run(layer, leaves[0], leaves[1:], lengths)
     losses = [(v * draw(*v.shape, seed=k)).sum() for k, v in enumerate(values, 20)]

@@ -30,7 +30,7 @@ WHOLE = [name for name in ARCHITECTURES if name != "DenseNet"]
 
 
 def make(name: str, dtype: torch.dtype = torch.float64) -> tuple[nn.Module, Tensor]:
-    """Give a model with drawn weights and statistics, and an input."""
+    """Return a model with drawn weights and statistics, and an input."""
     generator = torch.Generator().manual_seed(0)
     model = stir(ARCHITECTURES[name].build(), generator).to(dtype)
     return model, torch.randn(ARCHITECTURES[name].shape, generator=generator).to(dtype)

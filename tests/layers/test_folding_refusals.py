@@ -32,7 +32,7 @@ class Wired(nn.Module):
 
 
 def refusal(model: nn.Module) -> str:
-    """Give the error's text; refuse a model that was changed."""
+    """Return the error's text; refuse a model that was changed."""
     before = copy.deepcopy(model.state_dict())
     kinds = str(model)
     with pytest.raises(FoldingError) as caught:

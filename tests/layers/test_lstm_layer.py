@@ -51,13 +51,13 @@ pytestmark = pytest.mark.filterwarnings(
 
 
 def draw(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> Tensor:
-    """Give values of the size at which no gate is quite open or shut."""
+    """Return values of the size at which no gate is quite open or shut."""
     generator = torch.Generator().manual_seed(seed)
     return torch.randn(shape, generator=generator, dtype=dtype)
 
 
 def make(**options: Any) -> Any:
-    """Give a layer whose every parameter has an effect: gains and biases are drawn."""
+    """Return a layer whose every parameter has an effect: gains and biases are drawn."""
     layer = LayerNormLSTM(D, H, **{"dtype": torch.float64} | options)
     generator = torch.Generator().manual_seed(99)
     with torch.no_grad():
@@ -67,7 +67,7 @@ def make(**options: Any) -> Any:
 
 
 def twins(**options: Any) -> tuple[Any, Any]:
-    """Give our plain LSTM and torch's, with the same weights."""
+    """Return our plain LSTM and torch's, with the same weights."""
     options = {"dtype": torch.float64} | options
     ours, theirs = LayerNormLSTM(D, H, norm=None, **options), nn.LSTM(D, H, **options)
     generator = torch.Generator().manual_seed(99)
@@ -102,7 +102,7 @@ def first_states(layer: Any, kind: str) -> tuple[Tensor, Tensor]:
 
 
 def as_ours(name: str, value: Tensor) -> tuple[str, Tensor]:
-    """Give the name and the order of the gates that we use for a value of nn.LSTM."""
+    """Return the name and the order of the gates that we use for a value of nn.LSTM."""
     kind, _, ending = name.partition("_l")
     if kind not in ("weight_ih", "weight_hh", "bias_ih"):
         return name, value
@@ -112,7 +112,7 @@ def as_ours(name: str, value: Tensor) -> tuple[str, Tensor]:
 
 
 def run(layer: Any, kind: str, has_states: bool = False) -> dict[str, Tensor]:
-    """Give the outputs and every gradient."""
+    """Return the outputs and every gradient."""
     x = draw(T, N, D, seed=1).requires_grad_()
     states = first_states(layer, kind) if has_states else None
     h, last = layer(sequences(kind, x), states)
@@ -323,7 +323,7 @@ def test_with_layer_norm_it_cannot_become_torch_s_layer() -> None:
 
 
 def arguments(layer: Any, is_packed: bool) -> dict[str, Tensor]:
-    """Give all that one layer in one direction depends on, as leaves."""
+    """Return all that one layer in one direction depends on, as leaves."""
     x = draw(sum(SIZES), D) if is_packed else draw(T, N, D)
     values = {"x": x, "h_0": draw(N, H, seed=1), "c_0": draw(N, H, seed=2)}
     values |= {name[:-3]: p.detach().clone() for name, p in layer.named_parameters()}

@@ -32,7 +32,7 @@ def make(kind: Any = MaskedBatchNorm1d, **options: Any) -> Any:
 
 
 def problem(shape: tuple[int, ...], seed: int = 0) -> tuple[Tensor, Tensor]:
-    """Give an input, padded at the ends of sequences and elsewhere, and its mask."""
+    """Return an input, padded at the ends of sequences and elsewhere, and its mask."""
     generator = torch.Generator().manual_seed(seed)
     mask = torch.rand((shape[0], *shape[2:]), generator=generator) < 0.6
     mask.view(-1)[:2] = True
@@ -41,7 +41,7 @@ def problem(shape: tuple[int, ...], seed: int = 0) -> tuple[Tensor, Tensor]:
 
 
 def run(layer: Any, x: Tensor, mask: Tensor | None, dl_dy: Tensor) -> dict[str, Tensor]:
-    """Give the output, every gradient, and the buffers afterwards."""
+    """Return the output, every gradient, and the buffers afterwards."""
     x = x.detach().clone().requires_grad_()
     y = layer(x) if mask is None else layer(x, mask)
     leaves = {"x": x} | dict(layer.named_parameters())

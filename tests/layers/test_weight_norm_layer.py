@@ -23,7 +23,7 @@ def draw(*shape: int, seed: int = 0) -> Tensor:
 
 
 def build(kind: str) -> tuple[Any, Tensor]:
-    """Give a layer in float64, and an input of it."""
+    """Return a layer in float64, and an input of it."""
     layer: nn.Linear | nn.Conv2d
     if kind == "linear":
         layer, x = nn.Linear(5, 3, dtype=torch.float64), draw(7, 5)
@@ -43,7 +43,7 @@ def with_weight_norm(layer: nn.Module) -> Any:
 
 
 def gradients(layer: nn.Module, x: Tensor) -> dict[str, Tensor]:
-    """Give the output, and the gradients of the input and of all parameters."""
+    """Return the output, and the gradients of the input and of all parameters."""
     x = x.clone().requires_grad_()
     named = dict(layer.named_parameters())
     y = layer(x)

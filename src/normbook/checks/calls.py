@@ -14,7 +14,7 @@ class LayerError(Exception):
     """What the user's layer raised; the error itself is the ``__cause__``."""
 
     def __str__(self) -> str:
-        """Give type and first line of the layer's error."""
+        """Return type and first line of the layer's error."""
         text = str(self.__cause__).strip().split("\n")[0]
         text = text if len(text) <= 160 else f"{text[:157]}..."
         return f"{type(self.__cause__).__name__}: {text}"
@@ -22,7 +22,7 @@ class LayerError(Exception):
 
 @contextmanager
 def of_the_layer() -> Iterator[None]:
-    """Tell whatever is raised inside as the layer's error."""
+    """Report whatever is raised inside as the layer's error."""
     try:
         yield
     except Exception as error:

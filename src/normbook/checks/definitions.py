@@ -31,7 +31,7 @@ DIVISORS: dict[str, Callable[[Tensor, float], Tensor]] = {
 
 
 def moments(x: Tensor, axes: tuple[int, ...]) -> tuple[Tensor, Tensor]:
-    """Give mean and biased variance, axes kept, by two passes."""
+    """Return mean and biased variance, axes kept, by two passes."""
     mean = x.mean(axes, keepdim=True)
     return mean, (x - mean).square().mean(axes, keepdim=True)
 
@@ -55,7 +55,7 @@ class Definition(NamedTuple):
     last: int = 1
 
     def view(self, x: Tensor) -> tuple[Tensor, tuple[int, ...]]:
-        """Give x so that one set of statistics lies along the axes given."""
+        """Return x so that one set of statistics lies along the axes given."""
         if self.kind == "batch":
             return x, (0, *range(2, x.dim()))
         if self.kind == "instance":
@@ -74,22 +74,22 @@ class Definition(NamedTuple):
         return math.prod(x.shape[axis] for axis in axes)
 
     def _axes(self, dim: int) -> tuple[int, ...]:
-        """Give the axes of the statistics in the view of an input of dim axes."""
+        """Return the axes of the statistics in the view of an input of dim axes."""
         # Any lengths do that the groups divide; meta, as many groups would fill memory.
         return self.view(torch.empty((self.groups,) * dim, device="meta"))[1]
 
     def parameter_axes(self, dim: int) -> tuple[int, ...]:
-        """Give the axes along which gain and bias differ."""
+        """Return the axes along which gain and bias differ."""
         if self.kind in ("layer", "rms"):
             return self._features(dim)
         return (1,)
 
     def parameter_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
-        """Give the shape of gain and bias, for x of a shape."""
+        """Return the shape of gain and bias, for x of a shape."""
         return tuple(shape[axis] for axis in self.parameter_axes(len(shape)))
 
     def moments(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Give mean (0 for RMS norm) and biased variance, spread like x."""
+        """Return mean (0 for RMS norm) and biased variance, spread like x."""
         grouped, axes = self.view(x)
         mean, var = moments(grouped, axes)
         if self.kind == "rms":
@@ -100,7 +100,7 @@ class Definition(NamedTuple):
         )
 
     def normalize(self, x: Tensor, eps: float) -> Tensor:
-        """Give x_hat, without gain and bias."""
+        """Return x_hat, without gain and bias."""
         mean, var = self.moments(x)
         return (x - mean) / (var + eps).sqrt()
 

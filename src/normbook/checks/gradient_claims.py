@@ -81,7 +81,7 @@ def _own_gradient(subject: Subject, x: Tensor, dl_dy: Tensor) -> Tensor | None:
 
 
 def _reference(subject: Subject, x: Tensor, dl_dy: Tensor) -> Tensor | None:
-    """Give autograd's gradient of the definition, if the output is the definition's."""
+    """Return autograd's gradient of the definition, if the output is the definition's."""
     a, b = subject.affine
     x = x.clone().requires_grad_()
     y = a * subject.x_hat(x) + b
@@ -92,7 +92,7 @@ def _reference(subject: Subject, x: Tensor, dl_dy: Tensor) -> Tensor | None:
 
 
 def _differences(subject: Subject, x: Tensor, dl_dy: Tensor) -> tuple[Tensor, Tensor]:
-    """Give central differences of the layer's own output at some entries of x."""
+    """Return central differences of the layer's own output at some entries of x."""
     entries = torch.linspace(0, x.numel() - 1, min(MOST_ENTRIES, x.numel())).long()
     slopes = []
     for entry in entries:
@@ -159,7 +159,7 @@ def _wrong_gradients(subject: Subject, x: Tensor, dl_dy: Tensor) -> list[Tensor]
     n = subject.definition.size(tuple(x.shape))
 
     def closed(v: Tensor, by_mean: float = 1, by_variance: float = 1) -> Tensor:
-        """Give the closed form with its two sums weighted."""
+        """Return the closed form with its two sums weighted."""
         definition = subject.definition
         grouped, axes = definition.view(v)
         z = definition.view(subject.x_hat(x))[0]

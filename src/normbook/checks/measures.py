@@ -146,7 +146,7 @@ class _Problem(NamedTuple):
     def along(
         self, points: Callable[[float], Array] | None = None
     ) -> tuple[_Quantities, Array]:
-        """Give the quantities and the ratios, at w - eta g or at other points."""
+        """Return the quantities and the ratios, at w - eta g or at other points."""
         g = self.slope(self.start)
         to = points or (lambda eta: self.start - eta * g)
         losses = [self.value(to(eta)) for eta in STEPS]
@@ -168,7 +168,7 @@ class _Free(nn.Module):
 
 
 def _quadratic(k: int) -> _Problem:
-    """Give half z H z with z = w - x; k chooses x and H, the batch."""
+    """Return half z H z with z = w - x; k chooses x and H, the batch."""
     start = np.array([3.0, -1.0, 0.5])
     x = np.array([[0.0, 0.0, 0.0], [1.0, 2.0, -1.0]][k])
     h = np.array([[1.0, 2.0, 4.0], [2.0, 0.5, 3.0]][k])
@@ -188,7 +188,7 @@ def _quadratic(k: int) -> _Problem:
 
 
 def _quartic() -> _Problem:
-    """Give a sum of w^4 / 4, where a longer step sees less curvature."""
+    """Return a sum of w^4 / 4, where a longer step sees less curvature."""
     start = np.array([1.0, -0.5, 0.8])
 
     def value(w: Array) -> float:
@@ -206,7 +206,7 @@ def _quartic() -> _Problem:
 
 
 def _batch_norm() -> _Problem:
-    """Give squared errors behind batch norm, a quadratic in its gain and bias.
+    """Return squared errors behind batch norm, a quadratic in its gain and bias.
 
     In evaluation mode it sees the running statistics 0 and 1, that is, x as it is.
     """

@@ -192,7 +192,7 @@ def affine(subject: Subject) -> Fault | None:
 
 
 def two_settings(subject: Subject) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Give gains and biases as found and as set, for two settings one below the other.
+    """Return gains and biases as found and as set, for two settings one below the other.
 
     The settings are those of ``set_affine`` with seeds 1 and 2.
     """
@@ -302,7 +302,7 @@ def biased(subject: Subject) -> Fault | None:
 
 @claim("eps is added to the variance, inside the root")
 def eps_place(subject: Subject) -> Fault | None:
-    """Give inputs with sigma near sqrt(eps), where the place of eps decides."""
+    """Return inputs with sigma near sqrt(eps), where the place of eps decides."""
     need_right_statistics(subject)
     eps = subject.eps
     if eps <= 0:
@@ -457,7 +457,7 @@ def precisions(subject: Subject) -> Fault | None:
 def _in_precision(
     subject: Subject, dtype: torch.dtype, scale: float
 ) -> dict[str, tuple[Tensor, float]]:
-    """Give what a training call and an evaluation after it give, and their sizes."""
+    """Return what a training call and an evaluation after it give, and their sizes."""
     shape = subject.sized(6) if subject.kind == "batch" else subject.shape
     layer = subject.fresh().to(dtype)
     x = draw(shape, 18, scale).float().to(dtype).requires_grad_()

@@ -48,7 +48,7 @@ MOST_VALUES = 2**18
 
 
 def kind_of(layer: nn.Module) -> str | None:
-    """Tell the kind by torch's type, the names of the classes, or what is held."""
+    """Recognize the kind by torch's type, the names of the classes, or what is held."""
     for known, kind in TORCH_KINDS:
         if isinstance(layer, known):
             return kind
@@ -65,7 +65,7 @@ def kind_of(layer: nn.Module) -> str | None:
 
 
 def eps_of(layer: nn.Module, dtype: torch.dtype) -> float | None:
-    """Tell eps by its usual names."""
+    """Read eps by its usual names."""
     for name in EPSILONS:
         value = getattr(layer, name, None)
         if isinstance(value, int | float):
@@ -86,7 +86,7 @@ def only_parameter(layer: nn.Module, names: tuple[str, ...]) -> str | None:
 
 
 def has_fixed_affine(layer: nn.Module) -> bool:
-    """Tell whether the layer holds a gain or bias that is no parameter."""
+    """Return whether the layer holds a gain or bias that is no parameter."""
     return any(
         name.rpartition(".")[2].lower() in (*GAINS, *BIASES)
         for name, tensor in tensors_of(layer)
@@ -97,7 +97,7 @@ def has_fixed_affine(layer: nn.Module) -> bool:
 def definitions_of(
     layer: nn.Module, shape: tuple[int, ...], said: str | None
 ) -> Iterator[tuple[Definition, bool]]:
-    """Give what the layer may be, the likeliest first, and whether it says so itself.
+    """Return what the layer may be, the likeliest first, and whether it says so itself.
 
     What it does not say itself is worth a look only where it fits exactly.
     """
@@ -142,7 +142,7 @@ def _normalized(layer: nn.Module, shape: tuple[int, ...]) -> int | None:
 
 
 def shapes_of(layer: nn.Module, said: str | None) -> Iterator[tuple[int, ...]]:
-    """Give shapes that the layer may take, by its class and what it holds."""
+    """Return shapes that the layer may take, by its class and what it holds."""
     held = [t for _, t in tensors_of(layer) if t.numel() > 1]
     lengths = [size for t in sorted(held, key=Tensor.dim) for size in t.shape]
     lengths = [size for size in lengths if size > 1]
@@ -178,7 +178,7 @@ def shapes_of(layer: nn.Module, said: str | None) -> Iterator[tuple[int, ...]]:
 
 
 def shapes_like(shape: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
-    """Give shapes like the one given: enough examples, few positions where it can."""
+    """Return shapes like the one given: enough examples, few positions where it can."""
     _, *sizes = shape
     if math.prod(sizes) > 1024:
         yield (16, sizes[0], *(min(size, 4) for size in sizes[1:]))
@@ -187,6 +187,6 @@ def shapes_like(shape: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
 
 
 def affordable(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Give a shape with fewer examples, but four, where it has very many values."""
+    """Return a shape with fewer examples, but four, where it has very many values."""
     most = max(4, MOST_VALUES // math.prod(shape[1:]))
     return (min(shape[0], most), *shape[1:])

@@ -176,7 +176,7 @@ class _Probe(NamedTuple):
         return h, c
 
     def forward_in_time(self, out: Tensor) -> Tensor | None:
-        """Give the part of the output that may not look ahead, if there is one."""
+        """Return the part of the output that may not look ahead, if there is one."""
         units = self.units[0]
         if out.shape[-1] == units:
             return out
@@ -609,7 +609,7 @@ def _logit(probe: _Probe, x: Tensor, h: Tensor) -> Tensor:
 
 
 def _change(before: Tensor, after: Tensor, centre: Tensor) -> float:
-    """Give the size of a change, as a share of what is there; 0 if nothing is."""
+    """Return the size of a change, as a share of what is there; 0 if nothing is."""
     size = float((before - centre).norm())
     moved = float((after - before).norm())
     return moved / size if size else moved

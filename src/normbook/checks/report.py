@@ -74,7 +74,7 @@ class Report(NamedTuple):
         return not self.failed
 
     def __str__(self) -> str:
-        """Give one line for the whole, and name, reason and cure of each failure."""
+        """Return one line for the whole, and name, reason and cure of each failure."""
         count = sum(f.passed is not None for f in self.findings)
         if self.passed:
             return f"{self.kind}: all {count} tests pass."

@@ -48,19 +48,19 @@ def need_statistics(subject: Subject) -> None:
 
 
 def evaluate(layer: nn.Module, x: Tensor, *, is_recorded: bool = False) -> Tensor:
-    """Give the output of a copy in evaluation mode."""
+    """Return the output of a copy in evaluation mode."""
     with torch.set_grad_enabled(is_recorded):
         return call(copy_of(layer).eval(), x).detach().double()
 
 
 def batches(subject: Subject, count: int = STEPS) -> list[Tensor]:
-    """Give small batches for training."""
+    """Return small batches for training."""
     shape = subject.sized(EXAMPLES)
     return [draw(shape, 20 + k, 1.0).to(subject.dtype) for k in range(count)]
 
 
 def trained(subject: Subject, count: int = STEPS) -> nn.Module:
-    """Give a copy that has seen some batches, each with a backward pass to come."""
+    """Return a copy that has seen some batches, each with a backward pass to come."""
     layer = subject.fresh()
     for x in batches(subject, count):
         call(layer, x.requires_grad_())
@@ -79,7 +79,7 @@ def averages(subject: Subject, layer: nn.Module) -> Averages:
 def line(
     subject: Subject, layer: nn.Module, step: float = 1.0
 ) -> tuple[Tensor, Tensor]:
-    """Give height at x = 0 and slope of the evaluation, for each channel."""
+    """Return height at x = 0 and slope of the evaluation, for each channel."""
     zeros = torch.zeros(subject.sized(EXAMPLES), dtype=subject.dtype)
     at_0 = _by_channel(evaluate(layer, zeros))
     return at_0, (_by_channel(evaluate(layer, zeros + step)) - at_0) / step
@@ -100,21 +100,21 @@ class Step(NamedTuple):
 
     @property
     def weight(self) -> float:
-        """Give the share of the new mean in the running mean."""
+        """Return the share of the new mean in the running mean."""
         new = self.mean - self.before.mean
         moved = self.after.mean - self.before.mean
         return ((moved * new).sum() / new.square().sum()).item()
 
     @property
     def is_average(self) -> bool:
-        """Tell whether the running mean moved straight towards the batch's."""
+        """Return whether the running mean moved straight towards the batch's."""
         new = self.mean - self.before.mean
         error = self.after.mean - self.before.mean - self.weight * new
         return bool(error.abs().max() < TOLERANCE * new.abs().max())
 
     @property
     def taken(self) -> Tensor:
-        """Give the variance that the running variance took in."""
+        """Return the variance that the running variance took in."""
         moved = self.after.var - self.before.var
         return self.before.var + moved / self.weight
 
@@ -158,7 +158,7 @@ def need_fixed_statistics(subject: Subject) -> None:
 
 
 def need_history(subject: Subject) -> list[Step]:
-    """Give the history of a layer that can have one."""
+    """Return the history of a layer that can have one."""
     need_fixed_statistics(subject)
     if acts_alike(subject).passed is False:
         raise DoesNotApply("gain, bias or eps act in another way in evaluation")
@@ -433,7 +433,7 @@ def _pickled(layer: nn.Module) -> nn.Module:
 
 
 def _can_pickle(layer: nn.Module) -> bool:
-    """Tell whether the layer can be pickled before training.
+    """Return whether the layer can be pickled before training.
 
     A class that is defined in a function cannot, and that is no fault of its state.
     """
@@ -591,7 +591,7 @@ def neighbours(subject: Subject) -> Fault | None:
 
 @claim("a batch with one value for each channel is refused in training")
 def single_value(subject: Subject) -> Fault | None:
-    """Give one example with one position: its deviation from its mean is 0."""
+    """Return one example with one position: its deviation from its mean is 0."""
     if subject.kind != "batch":
         raise DoesNotApply("only batch norm is meant to refuse")
     shape = (1, subject.shape[1], *(1 for _ in subject.shape[2:]))

@@ -120,18 +120,18 @@ class Subject:
 
     @property
     def kind(self) -> str:
-        """Give the kind of the definition."""
+        """Return the kind of the definition."""
         return self.definition.kind
 
     @property
     def has_known_affine(self) -> bool:
-        """Tell whether every parameter is the gain or the bias, and no buffer is."""
+        """Return whether every parameter is the gain or the bias, and no buffer is."""
         names = {name for name, _ in self.layer.named_parameters()}
         return names <= {self.gain, self.bias} and not has_fixed_affine(self.layer)
 
     @property
     def claims_no_statistics(self) -> bool:
-        """Tell whether the layer says that it keeps no running statistics."""
+        """Return whether the layer says that it keeps no running statistics."""
         if self.kind not in ("batch", "instance"):
             return True
         layer = self.fresh()
@@ -145,12 +145,12 @@ class Subject:
         return any(getattr(layer, name) is None for name in names)
 
     def parameter(self, name: str, layer: nn.Module | None = None) -> nn.Parameter:
-        """Give a parameter of a copy of the layer."""
+        """Return a parameter of a copy of the layer."""
         layer = self.layer if layer is None else layer  # not "or": it may have a len
         return layer.get_parameter(name)
 
     def set_affine(self, seed: int, layer: nn.Module | None = None) -> None:
-        """Give gain and bias new values, no two alike, where their names are known.
+        """Set gain and bias to new values, no two alike, where their names are known.
 
         With seed 2 the gains are negative.
         """
@@ -168,7 +168,7 @@ class Subject:
                     parameter.copy_(values)
 
     def spread(self, name: str) -> Tensor | None:
-        """Give a parameter so that it broadcasts with an input; None if it cannot."""
+        """Return a parameter so that it broadcasts with an input; None if it cannot."""
         value = self.parameter(name).detach().double()
         sizes = self.definition.parameter_shape(self.shape)
         if value.numel() not in (1, math.prod(sizes)):
@@ -181,19 +181,19 @@ class Subject:
     # Running it.
 
     def fresh(self) -> nn.Module:
-        """Give a copy, in training mode."""
+        """Return a copy, in training mode."""
         return copy_of(self.layer)
 
     def sized(self, examples: int) -> tuple[int, ...]:
-        """Give the shape of an input with a number of examples."""
+        """Return the shape of an input with a number of examples."""
         return (examples, *self.shape[1:])
 
     def output(self, x: Tensor) -> Tensor:
-        """Give the training output of a fresh copy, in float64, without a graph."""
+        """Return the training output of a fresh copy, in float64, without a graph."""
         return call(self.fresh(), x.to(self.dtype)).detach().double()
 
     def gradient_size(self, x: Tensor, dl_dy: Tensor) -> float:
-        """Give the largest dl_dy * gain / sigma: what a gradient is a difference of.
+        """Return the largest dl_dy * gain / sigma: what a gradient is a difference of.
 
         With two values it is a difference of nearly equal ones, and rounding is all
         that is left of it.
@@ -202,7 +202,7 @@ class Subject:
         return (self.affine[0] * dl_dy / (var + self.eps).sqrt()).abs().max().item()
 
     def x_hat(self, x: Tensor) -> Tensor:
-        """Give what the layer should have before gain and bias."""
+        """Return what the layer should have before gain and bias."""
         return self.definition.normalize(x, self.eps)
 
     def fit(self, y: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
@@ -212,7 +212,7 @@ class Subject:
     def misfit(
         self, z: Callable[[Tensor], Tensor], axes: tuple[int, ...] | None = None
     ) -> float:
-        """Give what is left of the output after the best fixed gain and bias on z(x).
+        """Return what is left of the output after the best fixed gain and bias on z(x).
 
         Found on one batch and demanded on two others, as a share of the largest
         output. Gain and bias may differ along ``axes``, by default the definition's.
@@ -230,18 +230,18 @@ class Subject:
 
     @property
     def large(self) -> float:
-        """Give a scale of the input at which eps does not show, wherever it stands."""
+        """Return an input scale at which eps does not show, wherever it stands."""
         return max(LARGE, 1e4 * math.sqrt(self.eps), 1e4 * self.eps)
 
     @property
     def is_random(self) -> bool:
-        """Tell whether two calls on one input differ."""
+        """Return whether two calls on one input differ."""
         x = draw(self.shape, 1)
         return not torch.allclose(self.output(x), self.output(x))
 
     @property
     def is_finite(self) -> bool:
-        """Tell whether plain inputs give finite outputs."""
+        """Return whether plain inputs give finite outputs."""
         return all(
             bool(self.output(draw(self.shape, seed)).isfinite().all())
             for seed in range(3)
@@ -249,13 +249,13 @@ class Subject:
 
     @property
     def takes_unbiased(self) -> bool:
-        """Tell whether the factor is that of the unbiased variance."""
+        """Return whether the factor is that of the unbiased variance."""
         n = self.definition.size(self.shape)
         return n > 1 and abs(self.factor / math.sqrt((n - 1) / n) - 1) < 0.2 / n
 
     @property
     def is_right_up_to_scale(self) -> bool:
-        """Tell whether the statistics are those of the definition."""
+        """Return whether the statistics are those of the definition."""
         if not hasattr(self, "_misfit"):
             self._misfit = self.misfit(self.x_hat)
         return self._misfit < TOLERANCE
@@ -349,13 +349,13 @@ class Subject:
         )
 
     def _holds_as_many(self, definition: Definition) -> bool:
-        """Tell whether gain and bias have as many values as a definition wants."""
+        """Return whether gain and bias have as many values as a definition wants."""
         count = math.prod(definition.parameter_shape(self.shape))
         names = [name for name in (self.gain, self.bias) if name is not None]
         return all(self.parameter(name).numel() == count for name in names)
 
     def _runs(self, shape: tuple[int, ...]) -> LayerError | None:
-        """Give what the layer raises on an input of the shape; None if nothing."""
+        """Return what the layer raises on an input of the shape; None if nothing."""
         parameter = next(iter(self.layer.parameters()), None)
         kinds = {t.dtype for _, t in tensors_of(self.layer) if t.is_floating_point()}
         dtype = parameter.dtype if parameter is not None else None
@@ -387,7 +387,7 @@ class Subject:
         ) from first.__cause__
 
     def _precision(self) -> torch.dtype:
-        """Give float64 if the layer can compute in it, else its own dtype."""
+        """Return float64 if the layer can compute in it, else its own dtype."""
         own = self.dtype
         single = self.layer
         self.layer = copy_of(single).double()
@@ -444,7 +444,7 @@ class Subject:
         return USUAL_EPS[0]
 
     def shrinkage(self, sigmas: list[float]) -> Tensor:
-        """Give the scale of the output for inputs of each sigma, 1 for large sigma."""
+        """Return the output scale for inputs of each sigma, 1 for large sigma."""
         z = draw(self.shape, 3, 1.0)
         z = self.definition.normalize(z, 0.0)
         scales = []
@@ -454,7 +454,7 @@ class Subject:
         return torch.stack(scales[:-1]) / scales[-1]
 
     def _as_set(self) -> tuple[Tensor, Tensor] | None:
-        """Give gain and bias as set, spread over an input, where they are known."""
+        """Return gain and bias as set, spread over an input, where they are known."""
         gain = self.spread(self.gain) if self.gain else torch.ones(())
         bias = self.spread(self.bias) if self.bias else torch.zeros(())
         if gain is None or bias is None or not self.has_known_affine:
@@ -465,7 +465,7 @@ class Subject:
         return gain + zeros, bias + zeros
 
     def _find_affine(self) -> tuple[Tensor, Tensor]:
-        """Give the gain and bias that act, spread over an input."""
+        """Return the gain and bias that act, spread over an input."""
         x = draw(self.shape, 4, self.large)
         a, b = self.fit(self.output(x), self.x_hat(x))
         if self.as_set is None:

@@ -49,7 +49,7 @@ class LayerStatistics(NamedTuple):
 def layer_inputs(
     model: nn.Module, loss: Loss, layers: Sequence[str]
 ) -> dict[str, torch.Tensor]:
-    """Give what enters some layers: one row for each value of a unit.
+    """Return what enters some layers: one row for each value of a unit.
 
     Unlike the other measures it runs the model as it is: running statistics move
     and random numbers are drawn, unless it is called inside

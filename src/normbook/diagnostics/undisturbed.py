@@ -73,7 +73,7 @@ def undisturbed(model: nn.Module) -> Iterator[Callable[[], None]]:
 
 
 def eager(model: nn.Module) -> nn.Module:
-    """Give the module behind ``torch.compile``: its names, and a place for hooks."""
+    """Return the module behind ``torch.compile``: its names, and a place for hooks."""
     original: nn.Module = getattr(model, "_orig_mod", model)
     return original
 

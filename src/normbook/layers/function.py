@@ -257,7 +257,7 @@ def normalize_by(
 
 
 def _saved(ctx: Any) -> tuple[Tensor, NormalizeCache]:
-    """Give x, and what the forward pass knew."""
+    """Return x, and what the forward pass knew."""
     # Unpacked once: torch.utils.checkpoint allows no more.
     x, gamma, mu, inv_std = ctx.saved_tensors
     x_hat = (x if mu is None else x - mu) * inv_std

@@ -224,7 +224,7 @@ class _InstanceNorm(ChannelNorm, TorchInstanceNorm):
         return y
 
     def _by_input(self, x: Tensor) -> tuple[Tensor, list[tuple[Tensor, Tensor]]]:
-        """Give y, and what is to be written to the running statistics."""
+        """Return y, and what is to be written to the running statistics."""
         y, statistics = normalize(
             x,
             self.weight,

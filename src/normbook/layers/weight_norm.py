@@ -47,7 +47,7 @@ class WeightNorm(nn.Module):
     """
 
     def forward(self, g: Tensor, v: Tensor) -> Tensor:
-        """Give each row of v the length g."""
+        """Scale each row of v to the length g."""
         w, _ = normalize(
             v,
             gain_of_rows(v, g.reshape(-1)),
