@@ -79,7 +79,7 @@ class _Method(NamedTuple):
 
 
 def _methods(num_groups: int) -> dict[str, _Method]:
-    """Return the functions by name; looked up at each call, so that tests can break one.
+    """Functions by name; looked up at each call, so that tests can break one.
 
     Layer norm comes twice: over the whole image, as its paper has it for a layer, and
     over the channels of each place, as in transformers and ConvNeXt.

@@ -57,7 +57,7 @@ def draw(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> Tens
 
 
 def make(**options: Any) -> Any:
-    """Return a layer whose every parameter has an effect: gains and biases are drawn."""
+    """Return a layer in which each parameter acts: gains and biases are drawn."""
     layer = LayerNormLSTM(D, H, **{"dtype": torch.float64} | options)
     generator = torch.Generator().manual_seed(99)
     with torch.no_grad():

@@ -81,7 +81,7 @@ def _own_gradient(subject: Subject, x: Tensor, dl_dy: Tensor) -> Tensor | None:
 
 
 def _reference(subject: Subject, x: Tensor, dl_dy: Tensor) -> Tensor | None:
-    """Return autograd's gradient of the definition, if the output is the definition's."""
+    """Autograd's gradient of the definition, if the output is the definition's."""
     a, b = subject.affine
     x = x.clone().requires_grad_()
     y = a * subject.x_hat(x) + b

@@ -192,7 +192,7 @@ def affine(subject: Subject) -> Fault | None:
 
 
 def two_settings(subject: Subject) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return gains and biases as found and as set, for two settings one below the other.
+    """Gains and biases as found and as set, for two settings one below the other.
 
     The settings are those of ``set_affine`` with seeds 1 and 2.
     """
