@@ -45,6 +45,7 @@ from normbook.experiments.experiment import (
     classification,
     generator,
     required,
+    shared_by_runs,
 )
 from normbook.experiments.published import GROUP_NORM_ERROR
 from normbook.experiments.vgg import CHUNK, images, tested
@@ -162,10 +163,7 @@ def begin(
     """Make one network, its data and its measurements."""
     data = required(data)
     dtype = getattr(torch, settings["dtype"])
-    x, x_test = (images(x, device, dtype) for x in (data.x_train, data.x_test))
-    # As usual with convolutions: over all training pixels, mean 0 and variance 1.
-    mean, std = x.mean(), x.std()
-    x, x_test = (x - mean) / std, (x_test - mean) / std
+    x, x_test = _standardized(data, device, dtype)
     y, y_test = (torch.as_tensor(y).to(device) for y in (data.y_train, data.y_test))
     model = build(
         settings["layers"],
@@ -204,6 +202,16 @@ def begin(
         every=settings["average_over"],
         schedule=schedule,
     )
+
+
+@shared_by_runs
+def _standardized(
+    data: Dataset, device: torch.device, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    """Images for training and test: over all training pixels, mean 0, variance 1."""
+    x, x_test = (images(x, device, dtype) for x in (data.x_train, data.x_test))
+    mean, std = x.mean(), x.std()
+    return (x - mean) / std, (x_test - mean) / std
 
 
 def _errors(model: nn.Module, x: Tensor, y: Tensor) -> Values:

@@ -8,6 +8,7 @@ to the run, so that a run can be saved, continued elsewhere, and repeated.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -33,6 +34,7 @@ __all__ = [
     "classification",
     "generator",
     "required",
+    "shared_by_runs",
 ]
 
 Settings = Mapping[str, Any]
@@ -340,6 +342,42 @@ def required(data: Dataset | None) -> Dataset:
     if data is None:
         raise TypeError("data must be a Dataset, got None; pass load_data(scale).")
     return data
+
+
+def shared_by_runs(prepare: Callable[..., Any]) -> Callable[..., Any]:
+    """Let the runs of one data set share what is made of it; nobody may change it.
+
+    Parameters
+    ----------
+    prepare : callable
+        Takes the data set and settings. Its last result is kept, and returned again
+        for the very same data set with equal settings.
+
+    Returns
+    -------
+    callable
+
+    Examples
+    --------
+    >>> @shared_by_runs
+    ... def doubled(data, factor):
+    ...     return [factor * x for x in data]
+    >>> data = [1.0, 2.0]
+    >>> doubled(data, 2) is doubled(data, 2)
+    True
+    >>> doubled(data, 3), doubled([5.0], 3)
+    ([3.0, 6.0], [15.0])
+    """
+    last: list[Any] = []
+
+    @functools.wraps(prepare)
+    def prepared(data: Any, *settings: Any) -> Any:
+        if not last or last[0] is not data or last[1] != settings:
+            last.clear()  # never two of them in the memory
+            last[:] = data, settings, prepare(data, *settings)
+        return last[2]
+
+    return prepared
 
 
 def classification(model: nn.Module, x: Tensor, y: Tensor) -> dict[str, Tensor]:

@@ -53,7 +53,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from normbook.data.sequences import pad
-from normbook.data.strokes import Drawing, lines
+from normbook.data.strokes import Drawing, Lines, lines
 from normbook.data.synthetic import drawings
 from normbook.experiments import published
 from normbook.experiments.experiment import (
@@ -65,6 +65,7 @@ from normbook.experiments.experiment import (
     Settings,
     Values,
     generator,
+    shared_by_runs,
 )
 from normbook.layers.lstm import LayerNormLSTM
 
@@ -385,14 +386,8 @@ def begin(
     device: torch.device,
 ) -> Run:
     """Make one network, its lines and its measurements."""
-    # The lines are the same for every seed, so that losses can be compared.
-    fixed = np.random.default_rng(0)
-    written = lines(
-        drawings(fixed) if data is None else data,
-        fixed,
-        characters=settings["characters"],
-        repeats=settings["repeats"],
-        length=settings["length"],
+    written = _written(
+        data, settings["characters"], settings["repeats"], settings["length"]
     )
     dtype = getattr(torch, settings["dtype"])
     train, test = (
@@ -443,6 +438,21 @@ def begin(
         schedule=partial(
             falling, rate=settings["learning_rate"], steps=settings["steps"]
         ),
+    )
+
+
+@shared_by_runs
+def _written(
+    data: Sequence[Drawing] | None, characters: int, repeats: int, length: int
+) -> Lines:
+    """Lines of these drawings: the same for every seed, so that losses compare."""
+    fixed = np.random.default_rng(0)
+    return lines(
+        drawings(fixed) if data is None else data,
+        fixed,
+        characters=characters,
+        repeats=repeats,
+        length=length,
     )
 
 
