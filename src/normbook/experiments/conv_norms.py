@@ -25,6 +25,7 @@ fast that another machine does not repeat them.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -163,7 +164,8 @@ def begin(
     """Make one network, its data and its measurements."""
     data = required(data)
     dtype = getattr(torch, settings["dtype"])
-    x, x_test = _standardized(data, device, dtype)
+    standardized: _Standardized = _Standardized.of(data, device, dtype)
+    x = standardized.x
     y, y_test = (torch.as_tensor(y).to(device) for y in (data.y_train, data.y_test))
     model = build(
         settings["layers"],
@@ -174,7 +176,7 @@ def begin(
     rate, steps = settings["learning_rate"], settings["steps"]
 
     def test(run: Run) -> Values:
-        return _errors(run.model, x_test, y_test)
+        return _errors(run.model, standardized.x_test, y_test)
 
     def recalibrated(run: Run) -> Values:
         with undisturbed(run.model):
@@ -204,14 +206,19 @@ def begin(
     )
 
 
-@shared_by_runs
-def _standardized(
-    data: Dataset, device: torch.device, dtype: torch.dtype
-) -> tuple[Tensor, Tensor]:
+@dataclass(frozen=True)
+class _Standardized:
     """Images for training and test: over all training pixels, mean 0, variance 1."""
-    x, x_test = (images(x, device, dtype) for x in (data.x_train, data.x_test))
-    mean, std = x.mean(), x.std()
-    return (x - mean) / std, (x_test - mean) / std
+
+    x: Tensor
+    x_test: Tensor
+
+    @staticmethod
+    @shared_by_runs
+    def of(data: Dataset, device: torch.device, dtype: torch.dtype) -> _Standardized:
+        x, x_test = (images(x, device, dtype) for x in (data.x_train, data.x_test))
+        mean, std = x.mean(), x.std()
+        return _Standardized((x - mean) / std, (x_test - mean) / std)
 
 
 def _errors(model: nn.Module, x: Tensor, y: Tensor) -> Values:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -345,13 +346,13 @@ def required(data: Dataset | None) -> Dataset:
 
 
 def shared_by_runs(prepare: Callable[..., Any]) -> Callable[..., Any]:
-    """Let the runs of one data set share what is made of it; nobody may change it.
+    """Let the runs of one data set share what is made of it; none may change it.
 
     Parameters
     ----------
     prepare : callable
-        Takes the data set and settings. Its last result is kept, and returned again
-        for the very same data set with equal settings.
+        Takes the data set and settings. Its last result is returned again for the very
+        same data set with equal settings, as long as a run holds it.
 
     Returns
     -------
@@ -361,21 +362,22 @@ def shared_by_runs(prepare: Callable[..., Any]) -> Callable[..., Any]:
     --------
     >>> @shared_by_runs
     ... def doubled(data, factor):
-    ...     return [factor * x for x in data]
+    ...     return factor * torch.tensor(data)
     >>> data = [1.0, 2.0]
-    >>> doubled(data, 2) is doubled(data, 2)
-    True
-    >>> doubled(data, 3), doubled([5.0], 3)
-    ([3.0, 6.0], [15.0])
+    >>> of_a_run = doubled(data, 2)
+    >>> doubled(data, 2) is of_a_run, doubled([*data], 2) is of_a_run
+    (True, False)
     """
-    last: list[Any] = []
+    last: dict[str, Any] = {}
 
     @functools.wraps(prepare)
     def prepared(data: Any, *settings: Any) -> Any:
-        if not last or last[0] is not data or last[1] != settings:
-            last.clear()  # never two of them in the memory
-            last[:] = data, settings, prepare(data, *settings)
-        return last[2]
+        if last and last["data"] is data and last["settings"] == settings:
+            return last["result"]()
+        result = prepare(data, *settings)
+        weak = weakref.ref(result, lambda _: last.clear())
+        last.update(data=data, settings=settings, result=weak)
+        return result
 
     return prepared
 

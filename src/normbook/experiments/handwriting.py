@@ -44,6 +44,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -53,7 +54,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from normbook.data.sequences import pad
-from normbook.data.strokes import Drawing, Lines, lines
+from normbook.data.strokes import Drawing, lines
 from normbook.data.synthetic import drawings
 from normbook.experiments import published
 from normbook.experiments.experiment import (
@@ -386,14 +387,9 @@ def begin(
     device: torch.device,
 ) -> Run:
     """Make one network, its lines and its measurements."""
-    written = _written(
-        data, settings["characters"], settings["repeats"], settings["length"]
-    )
     dtype = getattr(torch, settings["dtype"])
-    train, test = (
-        _tensors(own, settings["cut"], device, dtype)
-        for own in (written.train, written.test)
-    )
+    sizes = (settings[name] for name in ("characters", "repeats", "length", "cut"))
+    written: _Written = _Written.of(data, *sizes, device, dtype)
     model = PenNetwork(
         settings["norm"],
         hidden=settings["hidden"],
@@ -404,7 +400,7 @@ def begin(
 
     def measure_test(run: Run) -> Values:
         with torch.no_grad():
-            loss = objective(run.model, *test)["loss"].item()
+            loss = objective(run.model, *written.test)["loss"].item()
         return {"per_step": loss, "line": LINE * loss}
 
     def samples(_: Run) -> Values:
@@ -429,7 +425,9 @@ def begin(
             model.parameters(), lr=settings["learning_rate"], fused=True
         ),
         objective=partial(objective, clip=settings["clip"]),
-        batches=Batches(*train, settings["batch_size"], generator(seed, "batches")),
+        batches=Batches(
+            *written.train, settings["batch_size"], generator(seed, "batches")
+        ),
         measurements={
             "test": Measurement(settings["test_every"], measure_test),
             "samples": Measurement(settings["steps"], samples),
@@ -441,19 +439,37 @@ def begin(
     )
 
 
-@shared_by_runs
-def _written(
-    data: Sequence[Drawing] | None, characters: int, repeats: int, length: int
-) -> Lines:
-    """Lines of these drawings: the same for every seed, so that losses compare."""
-    fixed = np.random.default_rng(0)
-    return lines(
-        drawings(fixed) if data is None else data,
-        fixed,
-        characters=characters,
-        repeats=repeats,
-        length=length,
-    )
+@dataclass(frozen=True)
+class _Written:
+    """Lines as tensors: the same for every seed, so that losses can be compared."""
+
+    train: tuple[Tensor, Tensor]
+    test: tuple[Tensor, Tensor]
+    scale: float
+
+    @staticmethod
+    @shared_by_runs
+    def of(
+        data: Sequence[Drawing] | None,
+        characters: int,
+        repeats: int,
+        length: int,
+        cut: int,
+        device: torch.device,
+        dtype: torch.dtype,
+    ) -> _Written:
+        fixed = np.random.default_rng(0)
+        written = lines(
+            drawings(fixed) if data is None else data,
+            fixed,
+            characters=characters,
+            repeats=repeats,
+            length=length,
+        )
+        train, test = (
+            _tensors(part, cut, device, dtype) for part in (written.train, written.test)
+        )
+        return _Written(train, test, written.scale)
 
 
 def _tensors(
