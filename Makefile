@@ -12,7 +12,7 @@ PORT ?= 8000
 export PYTHON VENV VERSIONS
 BIN := $(VENV)/bin
 
-.PHONY: help setup book test lint types check cpus lab execute serve format coverage clean
+.PHONY: help setup book test quick lint types check cpus lab execute serve format coverage clean
 
 help: ## list these steps
 	@echo 'usage: make STEP, where STEP is one of'
@@ -28,6 +28,9 @@ book: setup ## build the site from nothing into _build/html and print where it i
 	@$(BIN)/python -c 'import pathlib; print("The site:", pathlib.Path("_build/html/index.html").resolve().as_uri())'
 
 test: lint types book check ## everything that CI checks
+
+quick: setup ## what changed since main, within a minute: lint, types, nearest tests
+	$(BIN)/python tools/quick.py
 
 lint: setup ## style of code and notebooks
 	$(BIN)/python -m ruff check .
