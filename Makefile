@@ -11,8 +11,9 @@ VERSIONS ?= pinned
 PORT ?= 8000
 export PYTHON VENV VERSIONS
 BIN := $(VENV)/bin
+ELSEWHERE = KERAS_BACKEND=jax TF_USE_LEGACY_KERAS=1 PYTHONPATH=src $(VENV)-elsewhere/bin/python
 
-.PHONY: help setup book test quick lint types check cpus lab execute serve format coverage clean
+.PHONY: help setup book test quick lint types check cpus elsewhere lab execute serve format coverage clean
 
 help: ## list these steps
 	@echo 'usage: make STEP, where STEP is one of'
@@ -44,6 +45,13 @@ check: setup ## unit tests, doctests, built pages, and every stored output recom
 
 cpus: setup ## recompute stored outputs as other CPUs would; NOTEBOOK=book/x.ipynb, CPU=sse4 for one
 	tools/cpus.sh $(BIN)/python $(if $(NOTEBOOK),"$(NOTEBOOK)",book)
+
+# A framework that cannot be imported is an error; the tests alone would be skipped.
+elsewhere: ## compare the converters with Keras, TensorFlow, Flax and ONNX, in an environment of their own
+	$(PYTHON) -m venv $(VENV)-elsewhere
+	$(VENV)-elsewhere/bin/python -m pip --disable-pip-version-check install -q -r tests/elsewhere.txt
+	$(ELSEWHERE) -c 'import flax.linen, flax.nnx, jax, keras, onnx.reference, onnxruntime, tensorflow, tf_keras'
+	$(ELSEWHERE) -m pytest -q -rs --noconftest -c /dev/null tests/test_conventions_elsewhere.py
 
 lab: setup ## open the notebooks in JupyterLab (ARGS=--allow-root in a container)
 	$(BIN)/python -m jupyter lab --notebook-dir=book $(ARGS)

@@ -1,5 +1,6 @@
 """The workflows hold to what keeps them safe, and run nothing of their own."""
 
+import ast
 import re
 from pathlib import Path
 from typing import Any
@@ -69,3 +70,23 @@ def test_the_steps_are_those_of_the_makefile(workflow: Any) -> None:
     commands = [s["run"] for job in jobs(workflow) for s in job["steps"] if "run" in s]
     others = [command for command in commands if not command.startswith("make ")]
     assert all("torch.cuda.is_available" in command for command in others)
+
+
+def test_what_is_skipped_here_runs_in_the_weekly_job_with_all_its_frameworks() -> None:
+    weekly = yaml.safe_load((ROOT / ".github/workflows/weekly.yml").read_text("utf-8"))
+    assert weekly["jobs"]["elsewhere"]["steps"][-1]["run"] == "make elsewhere"
+    makefile = (ROOT / "Makefile").read_text("utf-8")
+    (imported,) = re.findall(r"ELSEWHERE\) -c 'import (.*)'$", makefile, re.MULTILINE)
+    tests = (ROOT / "tests/test_conventions_elsewhere.py").read_text("utf-8")
+    asked_for = {
+        word.value
+        for node in ast.walk(ast.parse(tests))
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "installed"
+        for word in node.args
+        if isinstance(word, ast.Constant)
+    }
+    assert "keras" in asked_for
+    missing = asked_for - set(imported.split(", "))
+    assert {name for name in missing if f"{name}." not in imported} == set()
+    pinned = re.findall(r"^(\w+)==", (ROOT / "tests/elsewhere.txt").read_text(), re.M)
+    assert {name.split(".")[0] for name in asked_for} <= set(pinned)
