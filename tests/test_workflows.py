@@ -79,7 +79,7 @@ def test_what_is_skipped_here_runs_in_the_weekly_job_with_all_its_frameworks() -
     (imported,) = re.findall(r"ELSEWHERE\) -c 'import (.*)'$", makefile, re.MULTILINE)
     tests = (ROOT / "tests/test_conventions_elsewhere.py").read_text("utf-8")
     asked_for = {
-        word.value
+        str(word.value)
         for node in ast.walk(ast.parse(tests))
         if isinstance(node, ast.Call) and ast.unparse(node.func) == "installed"
         for word in node.args
