@@ -28,7 +28,10 @@ book: setup ## build the site from nothing into _build/html and print where it i
 	$(BIN)/jupyter-book build . -W -n --keep-going -q
 	@$(BIN)/python -c 'import pathlib; print("The site:", pathlib.Path("_build/html/index.html").resolve().as_uri())'
 
-test: lint types book check ## everything that CI checks
+# Types and site keep one core each busy; the checks of the pages need the site.
+test: lint ## everything that CI checks
+	@$(MAKE) --no-print-directory types & types=$$!; $(MAKE) --no-print-directory book; wait $$types
+	@$(MAKE) --no-print-directory check
 
 quick: setup ## what changed since main, within a minute: lint, types, nearest tests
 	$(BIN)/python tools/quick.py
