@@ -13,7 +13,7 @@ export PYTHON VENV VERSIONS
 BIN := $(VENV)/bin
 ELSEWHERE = KERAS_BACKEND=jax TF_USE_LEGACY_KERAS=1 PYTHONPATH=src $(VENV)-elsewhere/bin/python
 
-.PHONY: help setup book test quick lint types check cpus elsewhere lab execute serve format coverage clean
+.PHONY: help setup book test quick lint types check cpus data elsewhere lab execute serve format coverage clean
 
 help: ## list these steps
 	@echo 'usage: make STEP, where STEP is one of'
@@ -48,6 +48,10 @@ check: setup ## unit tests, doctests, built pages, and every stored output recom
 
 cpus: setup ## recompute stored outputs as other CPUs would; NOTEBOOK=book/x.ipynb, CPU=sse4 for one
 	tools/cpus.sh $(BIN)/python $(if $(NOTEBOOK),"$(NOTEBOOK)",book)
+
+data: setup ## download all data sets (230 MB) and run the tests that are skipped without
+	$(BIN)/python -m normbook data fetch all
+	$(BIN)/python -m pytest -q -rs -n 2 --dist loadfile tests/data tests/experiments/test_records.py
 
 # A framework that cannot be imported is an error; the tests alone would be skipped.
 elsewhere: ## compare the converters with Keras, TensorFlow, Flax and ONNX, in an environment of their own
