@@ -94,7 +94,7 @@ class Template:
         ours, theirs = socket.socketpair()
         tools, number = str(Path(__file__).parent), str(theirs.fileno())
         with theirs:
-            self._popen = subprocess.Popen(
+            self.process = subprocess.Popen(
                 [sys.executable, "-c", PROGRAM, tools, number, *self.modules],
                 stdin=subprocess.DEVNULL,
                 pass_fds=[theirs.fileno()],
@@ -108,12 +108,19 @@ class Template:
             "environment": how.get("env") or dict(os.environ),
             "folder": how.get("cwd") or os.getcwd(),
         }
-        self._socket.sendall(json.dumps(order).encode() + b"\n")
-        with self._socket.makefile() as answer:
+        line = ""
+        with contextlib.suppress(OSError), self._socket.makefile() as answer:
+            self._socket.sendall(json.dumps(order).encode() + b"\n")
             line = answer.readline()
         if not line:
             raise RuntimeError("the process that kernels are copies of has ended")
         return Forked(int(line))
+
+    def close(self) -> None:
+        """End the process; what it started goes with it."""
+        if "_socket" in vars(self):
+            self._socket.close()
+            self.process.wait()
 
 
 def serve(number: str, *modules: str) -> None:
