@@ -43,8 +43,9 @@ lint: setup ## style of code and notebooks
 types: setup ## types
 	$(BIN)/python -m mypy
 
+# For two cores: the third computes while tests of the others wait.
 check: setup ## unit tests, doctests, built pages, and every stored output recomputed
-	$(BIN)/python -m pytest -q --nbval -n 2 --dist loadfile
+	$(BIN)/python -m pytest -q --nbval -n 3 --dist loadfile
 
 cpus: setup ## recompute stored outputs as other CPUs would; NOTEBOOK=book/x.ipynb, CPU=sse4 for one
 	tools/cpus.sh $(BIN)/python $(if $(NOTEBOOK),"$(NOTEBOOK)",book)

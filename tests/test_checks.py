@@ -360,7 +360,7 @@ def test_the_test_command_runs_every_step(
     assert status == 0, printed
     assert all(step in log for step in STEPS)
     assert "build . -W -n --keep-going" in log
-    assert "-m pytest -q --nbval -n 2 --dist loadfile\n" in log
+    assert "-m pytest -q --nbval -n 3 --dist loadfile\n" in log
 
 
 @pytest.mark.parametrize("step", STEPS)
