@@ -22,7 +22,7 @@ from typing import NamedTuple
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-SECONDS = 40.0  # no test starts later than so long after the first
+SECONDS = 30.0  # no test starts later than so long after the first
 FOLDERS = ("src", "tests", "tools", "book", "benchmarks")
 LATE = "the minute is over"
 SHOWN = 8  # lines of a list; of the others their number
