@@ -24,8 +24,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from normbook.experiments import provenance
-from normbook.experiments.architectures import stir
+from normbook.lab import provenance
+from normbook.lab.architectures import stir
 from normbook.layers.folding import fold_batch_norm
 
 ROUNDS = 31

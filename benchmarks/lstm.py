@@ -35,14 +35,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import layer_norm
 
-from normbook.experiments import provenance
+from normbook.lab import provenance
+from normbook.layer_norm_lstm import LayerNormLSTMParameters, layer_norm_lstm
 from normbook.layers.lstm import LayerNormLSTM
-from normbook.lstm import (
-    LayerNormLSTMParameters,
-    LSTMParameters,
-    layer_norm_lstm,
-    lstm,
-)
+from normbook.lstm import LSTMParameters, lstm
 
 ROUNDS = 15
 WARM_UP = 2

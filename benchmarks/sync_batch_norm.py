@@ -24,10 +24,10 @@ from typing import Any
 import torch
 from torch import Tensor, distributed
 
-from normbook.experiments import provenance
+from normbook.lab import provenance
+from normbook.lab.processes import run
 from normbook.layers.batch_norm import BatchNorm1d
 from normbook.layers.sync_batch_norm import SyncBatchNorm
-from normbook.processes import run
 
 PROCESSES = 2
 SHAPES = [(64, 16), (64, 256), (64, 4096), (1024, 16), (1024, 256), (1024, 4096)]

@@ -30,16 +30,15 @@ from normbook.conventions import (
     lstm_to_convention,
     normalized_lstm_from_convention,
 )
-from normbook.layers.batch_norm_lstm import BatchNormLSTM
-from normbook.layers.lstm import LayerNormLSTM
-from normbook.lstm import (
+from normbook.layer_norm_lstm import (
     Carried,
     LayerNormLSTMParameters,
-    LSTMParameters,
     Normed,
     layer_norm_lstm,
-    lstm,
 )
+from normbook.layers.batch_norm_lstm import BatchNormLSTM
+from normbook.layers.lstm import LayerNormLSTM
+from normbook.lstm import LSTMParameters, lstm
 
 RTOL = 1e-10  # two ways to compute the same, float64
 DUST = 1e-14  # rounding of a product or two
@@ -723,13 +722,13 @@ def test_the_options_of_a_row_are_those_of_the_book(framework: str) -> None:
     row = NORMALIZED_LSTM[framework]
     assert row.norm in get_args(Normed)
     assert row.carried in get_args(Carried)
-    assert set(row.names) <= set(LayerNormLSTMParameters._fields)
+    assert set(row.parts) <= set(LayerNormLSTMParameters._fields)
 
 
 @pytest.mark.parametrize("framework", NORMALIZED_LSTM)
 def test_a_missing_gain_is_refused_with_its_name(framework: str) -> None:
     given = variables(framework)
-    gain = NORMALIZED_LSTM[framework].names["gamma_c"]
+    gain = str(*NORMALIZED_LSTM[framework].parts["gamma_c"])
     del given[gain]
     with pytest.raises(ValueError, match=f": missing {gain}. Pass"):
         normalized_lstm_from_convention(framework, given)

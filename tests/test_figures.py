@@ -13,6 +13,7 @@ from matplotlib.colors import to_rgb
 from normbook import figures
 from normbook.axes import sharing
 from normbook.group_norm import instance_norm_forward
+from normbook.looks import Kind
 
 
 @pytest.fixture(autouse=True)
@@ -32,7 +33,7 @@ def luminance(colour: Any) -> float:
 
 
 @pytest.mark.parametrize("kind", list(figures.STYLES))
-def test_every_colour_can_be_told_from_white(kind: figures.Kind) -> None:
+def test_every_colour_can_be_told_from_white(kind: Kind) -> None:
     contrast = 1.05 / (luminance(figures.STYLES[kind]["color"]) + 0.05)
     assert contrast >= 3
 
@@ -201,7 +202,7 @@ def drawn_sharing(ax: Any) -> tuple[Any, Any]:
 
 def draw_sharing() -> dict[str, Any]:
     """Draw what the code of the book shares; give the panels by name."""
-    kinds: list[figures.Kind] = ["batch", "layer", "layer", "other", "other", "other"]
+    kinds: list[Kind] = ["batch", "layer", "layer", "other", "other", "other"]
     found = zip(kinds, sharing(SHAPE, 3, INDEX).items(), strict=True)
     methods = {name: (kind, *masks) for kind, (name, masks) in found}
     _, axes = figures.shared_cells(methods, INDEX)
@@ -227,7 +228,7 @@ def test_a_function_that_shares_otherwise_changes_the_picture(
 
 def test_shared_cells_have_the_colour_of_their_method_and_frame_the_value() -> None:
     for name, ax in draw_sharing().items():
-        kind: figures.Kind = (
+        kind: Kind = (
             "batch" if "batch" in name else "layer" if "layer" in name else "other"
         )
         assert to_rgb(ax.collections[0].cmap(1.0)) == to_rgb(

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import torch
 
+from normbook.errors import GradientMismatchError
 from normbook.gradient_check import (
-    GradientMismatchError,
     check_gradient,
     mutants,
     numerical_gradient,

@@ -196,10 +196,6 @@ def backward_check(function: Any) -> None:
         assert_gradients(function(dl_dy, cache), expected)
 
 
-def test_every_mutant_of_the_backward_pass_is_caught() -> None:
-    assert survivors(normalize_backward, backward_check) == []
-
-
 @pytest.mark.parametrize("name", ["affine", "affine_gradients", "along"])
 def test_every_mutant_of_a_helper_is_caught(
     name: str, monkeypatch: pytest.MonkeyPatch
@@ -215,6 +211,7 @@ def test_every_mutant_of_a_helper_is_caught(
     def check(helper: Any) -> None:
         monkeypatch.setattr(module, name, helper)
         forward_check(normalize_forward)
+        backward_check(normalize_backward)
         cache = normalize_forward(*arrays, **choice)[1]
         assert_gradients(normalize_backward(dl_dy, cache), expected)
 

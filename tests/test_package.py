@@ -8,11 +8,13 @@ import inspect
 import pkgutil
 import subprocess
 import sys
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
 
 import normbook
+from normbook.errors import NormbookError
 
 ROOT = Path(normbook.__file__).parent
 MODULES = sorted(m.name for m in pkgutil.walk_packages([str(ROOT)], "normbook."))
@@ -20,42 +22,51 @@ LIBRARY = [m for m in MODULES if m != "normbook.__main__"]
 
 # Lower layers never import higher ones.
 ORDER = [
+    "errors",
+    "arguments",
     "atomic_file",
-    "standardize",
+    "looks",
+    "arrays",
     "normalize",
     "batch_norm",
+    "folding",
     "layer_norm",
+    "through_time",
     "lstm",
+    "layer_norm_lstm",
+    "layer_norm_rnn",
     "group_norm",
     "weight_norm",
     "axes",
     "running_statistics",
     "conventions",
+    "comparison",
     "gradient_check",
     "figures",
     "device",
-    "processes",
     "data",
     "layers",
     "diagnostics",
     "checks",
+    "lab",
     "experiments",
     "doctor",
     "__main__",
 ]
 MAY_IMPORT = {
-    "torch": {"layers", "fast", "diagnostics", "checks", "experiments"},
+    "torch": {"layers", "fast", "diagnostics", "checks", "lab", "experiments"},
     "matplotlib": {"figures"},
 }
 
 
-def imports(module: str) -> set[str]:
-    """Modules imported when the module is loaded, not inside its functions."""
+def imports(module: str, *, is_deep: bool = False) -> set[str]:
+    """Modules imported when the module is loaded; if deep, inside functions too."""
     spec = importlib.util.find_spec(module)
     assert spec is not None
     assert spec.origin is not None
     found: set[str] = set()
-    for node in ast.parse(Path(spec.origin).read_text()).body:
+    tree = ast.parse(Path(spec.origin).read_text())
+    for node in ast.walk(tree) if is_deep else tree.body:
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
@@ -74,6 +85,11 @@ def test_imports_point_one_way(module: str) -> None:
     for name in imports(module):
         if name.startswith("normbook.") and part(name) != part(module):
             assert ORDER.index(part(name)) < rank, f"{module} imports {name}"
+
+
+def test_no_modules_import_each_other_in_a_circle() -> None:
+    arrows = {m: (imports(m, is_deep=True) - {m}) & {*MODULES} for m in MODULES}
+    TopologicalSorter(arrows).prepare()  # CycleError names one
 
 
 @pytest.mark.parametrize("module", MODULES)
@@ -108,6 +124,27 @@ def public(module: str) -> list[tuple[str, object]]:
 def test_everything_public_has_a_docstring(module: str) -> None:
     assert importlib.import_module(module).__doc__
     assert [name for name, value in public(module) if not inspect.getdoc(value)] == []
+
+
+def test_errors_are_one_tree_and_each_has_a_builtin_type() -> None:
+    errors = {
+        name: value.__mro__
+        for module in LIBRARY
+        for name, value in public(module)
+        if inspect.isclass(value) and issubclass(value, Exception)
+    }
+    usual = {AssertionError, RuntimeError, ValueError}
+    outside = {
+        name
+        for name, mro in errors.items()
+        if NormbookError not in mro or not usual & {*mro}
+    }
+    # The signals between the checks of a layer, and the root.
+    assert outside == {
+        "normbook.checks.calls.LayerError",
+        "normbook.checks.claim.DoesNotApply",
+        "normbook.errors.NormbookError",
+    }
 
 
 @pytest.mark.parametrize("module", LIBRARY)

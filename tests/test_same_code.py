@@ -17,7 +17,21 @@ import pytest
 BOOK = Path(__file__).parent.parent / "book"
 
 # Chapter, module of the package, function. In both it has the same name.
-PAIRS: list[tuple[str, str, str]] = []
+PAIRS: list[tuple[str, str, str]] = [
+    ("batch_norm_gradient", "normalize", "through"),
+    ("layer_norm_gradient", "normalize", "through"),
+    ("layer_norm_gradient", "normalize", "through_scale"),
+    ("layer_norm_gradient", "normalize", "centre"),
+    ("layer_norm_gradient", "normalize", "scale"),
+    ("lstm", "lstm", "step"),
+    ("lstm", "lstm", "local_slopes"),
+    ("lstm", "lstm", "step_backward"),
+    ("layer_norm_lstm", "layer_norm_lstm", "update"),
+    ("layer_norm_lstm", "layer_norm_lstm", "step"),
+    ("layer_norm_lstm", "layer_norm_lstm", "step_backward"),
+    ("moving_averages", "running_statistics", "averaged"),
+    ("moving_averages", "running_statistics", "debiased"),
+]
 
 
 def functions(source: str) -> dict[str, ast.FunctionDef]:

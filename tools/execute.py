@@ -24,6 +24,8 @@ from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError, DeadKernelError
 from notebook_rules import CELL_METADATA, dumps, normalize, source_digest
 
+from normbook import atomic_file
+
 ROOT = Path(__file__).resolve().parent.parent
 
 
@@ -84,7 +86,7 @@ def execute(path: Path) -> list[str]:
     notebook.metadata["normbook"] = {"source_sha256": source_digest(notebook)}
     result = normalize(notebook, path.stem)
     nbformat.validate(result)
-    replace(path, dumps(result))
+    atomic_file.write(path, dumps(result).encode())
     return remarks
 
 
@@ -119,19 +121,6 @@ def dropped_metadata(notebook: Any) -> list[str]:
         for key in cell.metadata
         if key not in CELL_METADATA and key not in usual
     ]
-
-
-def replace(path: Path, text: str) -> None:
-    """Write a file so that a reader sees the old one or the new one, never a part."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with temporary.open("w", encoding="utf-8", newline="\n") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def main(arguments: list[str]) -> int:

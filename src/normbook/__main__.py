@@ -17,11 +17,19 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from normbook.errors import (
+    DataError,
+    NormbookError,
+    OtherProcessError,
+    RecordError,
+    RunError,
+)
+
 if TYPE_CHECKING:
     import torch
 
     from normbook.data.catalogue import Source
-    from normbook.experiments.experiment import Experiment, Scale
+    from normbook.lab.experiment import Experiment, Scale
 
 ALL = "all"
 
@@ -227,7 +235,7 @@ def _list(_: argparse.Namespace) -> int:
 
 
 def _fetch(options: argparse.Namespace) -> int:
-    from normbook.data.files import DataError, fetch
+    from normbook.data.files import fetch
 
     code = 0
     for source in _named(options):
@@ -253,7 +261,7 @@ def _fetch(options: argparse.Namespace) -> int:
 def _verify(options: argparse.Namespace) -> int:
     """Check each copy; a data set that is wholly absent fails only if named."""
     from normbook.data.catalogue import SOURCES
-    from normbook.data.files import DataError, copies
+    from normbook.data.files import copies
 
     named = _named(options)
     is_failed = is_forbidden = False
@@ -326,7 +334,7 @@ def _experiments(_: argparse.Namespace) -> int:
 
 def _lengths(scale: Scale) -> list[int]:
     """Steps of a run of each variant."""
-    from normbook.experiments.runner import variant_settings
+    from normbook.lab.runner import variant_settings
 
     variants = scale.settings["variants"]
     return [variant_settings(scale, variant)["steps"] for variant in variants]
@@ -334,9 +342,7 @@ def _lengths(scale: Scale) -> list[int]:
 
 def _run(options: argparse.Namespace) -> int:
     from normbook import device
-    from normbook.data.files import DataError
-    from normbook.experiments import ranks, runner
-    from normbook.experiments.record import RecordError
+    from normbook.lab import ranks, runner
 
     out = options.out or Path(f"{options.name.name}.json")
     choices: dict[str, Any] = {
@@ -369,9 +375,9 @@ def _run(options: argparse.Namespace) -> int:
             state = way_on if Path(folder).exists() else "nothing was begun"
             print(f"normbook: interrupted; {state}", file=sys.stderr)
         return 130
-    except ranks.OtherProcessError:  # that one has said why
+    except OtherProcessError:  # that one has said why
         return 1
-    except (DataError, RecordError, runner.RunError) as error:
+    except NormbookError as error:
         print(f"normbook: {error}", file=sys.stderr)
         return 1
     if ranks.is_first():
@@ -382,7 +388,6 @@ def _run(options: argparse.Namespace) -> int:
 def _device(name: str | None) -> torch.device:
     """Pick the device; a wrong one is an error of the run."""
     from normbook import device
-    from normbook.experiments.runner import RunError
 
     try:
         return device.pick(name)
@@ -405,7 +410,7 @@ def _show_plan(
 ) -> None:
     from normbook.data.catalogue import SOURCES
     from normbook.data.files import whereabouts
-    from normbook.experiments import ranks, runner
+    from normbook.lab import ranks, runner
 
     experiment = options.name
     scale = experiment.scales[options.scale]
@@ -439,19 +444,19 @@ def _show_plan(
 
 
 def _plot(options: argparse.Namespace) -> int:
-    from normbook.experiments import record
     from normbook.figures import use_style
+    from normbook.lab import record
 
     experiment = options.name
     path = options.record or Path(f"{experiment.name}.json")
     try:
         if not options.out.is_dir():
-            raise record.RecordError(
+            raise RecordError(
                 f"--out must be a folder that exists, got {options.out}; make it."
             )
         found = record.load(path)
         if found.name != experiment.name:
-            raise record.RecordError(
+            raise RecordError(
                 f"the record must be of {experiment.name}, got one of {found.name} in "
                 f"{path}; give another --record."
             )
@@ -467,7 +472,7 @@ def _plot(options: argparse.Namespace) -> int:
             file=sys.stderr,
         )
         return 1
-    except (record.RecordError, OSError) as error:
+    except (RecordError, OSError) as error:
         print(f"normbook: {error}", file=sys.stderr)
         return 1
     return 0

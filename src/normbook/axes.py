@@ -14,6 +14,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from normbook.arguments import check_index
+from normbook.arrays import Array
 from normbook.batch_norm import batch_norm_backward, batch_norm_forward
 from normbook.group_norm import (
     group_norm_backward,
@@ -28,7 +30,6 @@ from normbook.layer_norm import (
     rms_norm_forward,
 )
 from normbook.normalize import NormalizeCache, NormalizeGradients
-from normbook.standardize import Array
 
 __all__ = ["Row", "Sharing", "group_of", "sharing", "table"]
 
@@ -263,15 +264,4 @@ def _check_shape(shape: Shape) -> None:
         raise ValueError(
             "shape must be (N, C, H, W), each at least 2, got "
             f"{shape}; along an axis of length 1 all is shared and nothing is."
-        )
-
-
-def check_index(shape: Shape, index: Shape) -> None:
-    """Refuse what is not a place in an array of this shape."""
-    if len(index) != len(shape) or not all(
-        0 <= i < n for i, n in zip(index, shape, strict=True)
-    ):
-        raise ValueError(
-            f"index must be a place in an array of shape {shape}, got {index}; count "
-            "from 0 along each axis."
         )

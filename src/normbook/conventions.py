@@ -8,7 +8,7 @@ columns. Numbers in the wrong convention load without an error wherever the shap
 The tables ``BATCH_NORM``, ``LSTM`` and ``NORMALIZED_LSTM`` hold what differs, one row
 for each convention. The functions read a row: ``..._from_convention`` turns what a
 framework stores into the form of this book, ``..._to_convention`` goes back. They take
-anything that ``numpy.asarray`` takes, and give new NumPy arrays of the same dtype.
+anything that ``numpy.asarray`` takes, and return new NumPy arrays of the same dtype.
 
 A name with a slash stands for nested mappings: ``"ii/kernel"`` is
 ``variables["ii"]["kernel"]``. What was read, and in which version, stands in the book,
@@ -21,15 +21,15 @@ import math
 import sys
 from collections.abc import Iterable, Mapping
 from numbers import Real
-from types import MappingProxyType
 from typing import Any, Literal, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from normbook.lstm import Carried, LayerNormLSTMParameters, LSTMParameters, Normed
+from normbook.arrays import check_eps
+from normbook.layer_norm_lstm import Carried, LayerNormLSTMParameters, Normed
+from normbook.lstm import LSTMParameters
 from normbook.running_statistics import unbiased
-from normbook.standardize import check_eps
 
 __all__ = [
     "BATCH_NORM",
@@ -38,6 +38,7 @@ __all__ = [
     "BatchNormConvention",
     "BatchNormState",
     "LSTMConvention",
+    "Part",
     "batch_norm_from_convention",
     "batch_norm_to_convention",
     "lstm_from_convention",
@@ -47,10 +48,6 @@ __all__ = [
 
 Floats = NDArray[Any]
 Convention = TypeVar("Convention")
-
-Shape = tuple[str, ...]  # such as ("4H", "D")
-
-GATES = "fiog"  # the book's order
 
 
 # --- batch norm
@@ -68,10 +65,9 @@ class BatchNormConvention(NamedTuple):
     is_unbiased : bool
         Whether the running variance averages unbiased variances.
     default_momentum, default_eps : float
-        What its layer has if nothing is said.
     may_lack : "gamma or beta", "gamma and beta" or "nothing"
-        Whether a layer can be without one of gain and bias, without both at once, or
-        has both always.
+        Whether a layer can be without one of gain and bias, only without both at once,
+        or has both always.
     dropped : tuple of str
         Variables that no other framework has. They are read past.
     """
@@ -90,86 +86,42 @@ class BatchNormConvention(NamedTuple):
 
 
 class BatchNormState(NamedTuple):
-    """A batch norm layer in the convention of this book, which is that of torch.
+    """A batch norm layer in the convention of this book, which is that of torch."""
 
-    Attributes
-    ----------
-    gamma, beta : arrays, shape (C,), or None
-        Gain and bias; None where the layer has none.
-    running_mean, running_var : arrays, shape (C,)
-    momentum : float or None
-        Weight of the new value in the running averages; None: they are plain averages.
-    eps : float
-    """
-
-    gamma: Floats | None
+    gamma: Floats | None  # (C,), or None where the layer has none
     beta: Floats | None
     running_mean: Floats
     running_var: Floats
-    momentum: float | None
+    momentum: float | None  # weight of the new value; None for a plain average
     eps: float
 
 
+# fmt: off
 BATCH_NORM = {
     "book": BatchNormConvention(
-        gamma="gamma",
-        beta="beta",
-        running_mean="running_mean",
-        running_var="running_var",
-        eps="eps",
-        momentum_weighs="new",
-        is_unbiased=True,
-        default_momentum=0.1,
-        default_eps=1e-5,
-    ),
+        "gamma", "beta", "running_mean", "running_var", "eps",
+        momentum_weighs="new", is_unbiased=True,
+        default_momentum=0.1, default_eps=1e-5),
     "torch": BatchNormConvention(
-        gamma="weight",
-        beta="bias",
-        running_mean="running_mean",
-        running_var="running_var",
-        eps="eps",
-        momentum_weighs="new",
-        is_unbiased=True,
-        default_momentum=0.1,
-        default_eps=1e-5,
-        may_lack="gamma and beta",
-        dropped=("num_batches_tracked",),
-    ),
+        "weight", "bias", "running_mean", "running_var", "eps",
+        momentum_weighs="new", is_unbiased=True,
+        default_momentum=0.1, default_eps=1e-5,
+        may_lack="gamma and beta", dropped=("num_batches_tracked",)),
     "keras": BatchNormConvention(
-        gamma="gamma",
-        beta="beta",
-        running_mean="moving_mean",
-        running_var="moving_variance",
-        eps="epsilon",
-        momentum_weighs="old",
-        is_unbiased=False,
-        default_momentum=0.99,
-        default_eps=1e-3,
-    ),
+        "gamma", "beta", "moving_mean", "moving_variance", "epsilon",
+        momentum_weighs="old", is_unbiased=False,
+        default_momentum=0.99, default_eps=1e-3),
     "flax": BatchNormConvention(
-        gamma="params/scale",
-        beta="params/bias",
-        running_mean="batch_stats/mean",
-        running_var="batch_stats/var",
-        eps="epsilon",
-        momentum_weighs="old",
-        is_unbiased=False,
-        default_momentum=0.99,
-        default_eps=1e-5,
-    ),
+        "params/scale", "params/bias", "batch_stats/mean", "batch_stats/var", "epsilon",
+        momentum_weighs="old", is_unbiased=False,
+        default_momentum=0.99, default_eps=1e-5),
     "onnx": BatchNormConvention(
-        gamma="scale",
-        beta="B",
-        running_mean="input_mean",
-        running_var="input_var",
-        eps="epsilon",
-        momentum_weighs="old",
-        is_unbiased=False,
-        default_momentum=0.9,
-        default_eps=1e-5,
-        may_lack="nothing",
-    ),
+        "scale", "B", "input_mean", "input_var", "epsilon",
+        momentum_weighs="old", is_unbiased=False,
+        default_momentum=0.9, default_eps=1e-5,
+        may_lack="nothing"),
 }
+# fmt: on
 
 
 def batch_norm_from_convention(
@@ -187,9 +139,9 @@ def batch_norm_from_convention(
 
         y = \gamma\,\frac{x - m}{\sqrt{v + \epsilon}} + \beta
 
-    with the m and v that are stored. So for equal outputs they are kept as they are,
-    however they were estimated. Only for training on, or to compare statistics, it
-    matters that one framework averages biased and another unbiased variances.
+    with the m and v that are stored, however they were estimated, so they are kept as
+    they are. Only to train on, or to compare statistics, it matters that one framework
+    averages biased and another unbiased variances.
 
     Parameters
     ----------
@@ -200,14 +152,10 @@ def batch_norm_from_convention(
         ``momentum`` and ε, both, under the framework's names and in its meaning. They
         are not stored with the variables, and the defaults differ.
     count : int, optional
-        Number of values behind each mean of a training batch, the batch size times the
-        places of an image. With it a biased running variance becomes an unbiased one,
-        n / (n - 1) times as large. That is exact if every batch had this number and the
-        start at 1 is forgotten.
-
-    Returns
-    -------
-    BatchNormState
+        Number n of values behind each mean of a training batch, the batch size times
+        the places of an image. With it a biased running variance becomes an unbiased
+        one, n / (n - 1) times as large. That is exact if every batch had this number
+        and the start at 1 is forgotten.
 
     Raises
     ------
@@ -217,13 +165,6 @@ def batch_norm_from_convention(
     ValueError
         If the framework is unknown, a name is missing or unknown, a shape is not (C,),
         a variance negative, or a setting or ``count`` no number in its range.
-
-    Notes
-    -----
-    The ``num_batches_tracked`` of torch is read past: no other framework counts.
-
-    Source: the frameworks' documentation, see the book, chapter *Framework
-    conventions*.
 
     Examples
     --------
@@ -235,47 +176,46 @@ def batch_norm_from_convention(
     >>> batch_norm_from_convention("keras", keras, settings, count=4).running_var
     array([1.])
     """
-    convention = _of(BATCH_NORM, framework)
-    names = {field: getattr(convention, field) for field in BatchNormState._fields[:4]}
-    needed = [names["running_mean"], names["running_var"]]
+    row = _row(BATCH_NORM, framework)
+    names = {field: getattr(row, field) for field in BatchNormState._fields[:4]}
+    statistics = [row.running_mean, row.running_var]
     flat = _flat("variables", variables)
-    _check_names("variables", flat, needed, [*names.values(), *convention.dropped])
-    given = _flat("settings", settings)
-    _check_names("settings", given, ["momentum", convention.eps])
+    _check_names("variables", flat, statistics, [*names.values(), *row.dropped])
+    chosen = _flat("settings", settings)
+    _check_names("settings", chosen, ["momentum", row.eps], ["momentum", row.eps])
     arrays: dict[str, Any] = {
         field: _floats(name, flat[name]) if name in flat else None
         for field, name in names.items()
     }
-    _check_channels({names[f]: a for f, a in arrays.items() if a is not None})
+    shapes = {names[f]: a.shape for f, a in arrays.items() if a is not None}
+    if any(len(shape) != 1 for shape in shapes.values()) or len({*shapes.values()}) > 1:
+        raise ValueError(
+            f"the variables must have shape (C,), all the same, got {shapes}; pass "
+            "those of one layer, flattened."
+        )
     var = arrays["running_var"]
     if not np.all(var >= 0):
         raise ValueError(
-            f"{names['running_var']} must hold numbers >= 0, got {var}; is it another "
+            f"{row.running_var} must hold numbers >= 0, got {var}; is it another "
             "variable of the layer?"
         )
     if count is not None:
-        corrected = unbiased(var, count)
-        if not convention.is_unbiased:
-            arrays["running_var"] = corrected
+        corrected = unbiased(var, count)  # checks the count for all
+        arrays["running_var"] = var if row.is_unbiased else corrected
     return BatchNormState(
         **arrays,
-        momentum=_turned(convention, framework, given["momentum"]),
-        eps=check_eps(given[convention.eps]),
+        momentum=_turned(row, framework, chosen["momentum"]),
+        eps=check_eps(chosen[row.eps]),
     )
 
 
 def batch_norm_to_convention(
     framework: str, state: BatchNormState, *, count: int | None = None
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    r"""Write a batch norm layer as another framework stores it.
+    """Write a batch norm layer as another framework stores it.
 
-    Parameters
-    ----------
-    framework : key of ``BATCH_NORM``
-    state : BatchNormState
-    count : int, optional
-        As in :func:`batch_norm_from_convention`; an unbiased running variance becomes
-        a biased one where the framework averages such.
+    Parameters are those of :func:`batch_norm_from_convention`. With ``count`` an
+    unbiased running variance becomes a biased one where the framework averages such.
 
     Returns
     -------
@@ -288,8 +228,7 @@ def batch_norm_to_convention(
     Raises
     ------
     TypeError, ValueError
-        As :func:`batch_norm_from_convention`, and if the momentum is None, a plain
-        average, which torch alone has.
+        As there, and if the momentum is None, a plain average, which torch alone has.
 
     Examples
     --------
@@ -297,43 +236,40 @@ def batch_norm_to_convention(
     >>> batch_norm_to_convention("onnx", state)[1]
     {'momentum': 0.9, 'epsilon': 1e-05}
     """
-    convention = _of(BATCH_NORM, framework)
+    row = _row(BATCH_NORM, framework)
     if not isinstance(state, BatchNormState):
         raise TypeError(
             f"state must be a BatchNormState, got {type(state).__name__}; "
             "batch_norm_from_convention makes one."
         )
-    own = {field: v for field, v in state._asdict().items() if v is not None}
-    settings = {"momentum": state.momentum, "eps": own.pop("eps", None)}
-    own.pop("momentum", None)
-    # The book's own row knows what a good state is.
-    good = batch_norm_from_convention("book", own, settings)
+    present = {k: v for k, v in state._asdict().items() if v is not None}
+    settings = {"momentum": state.momentum, "eps": present.pop("eps", None)}
+    present.pop("momentum", None)
+    # The row of the book knows what a good state is.
+    state = batch_norm_from_convention("book", present, settings)
+    var = state.running_var
     if count is not None:
         factor = unbiased(1.0, count)
-        if not convention.is_unbiased:
-            good = good._replace(running_var=good.running_var / factor)
-    lacking = (good.gamma is None) + (good.beta is None)
+        state = state._replace(running_var=var if row.is_unbiased else var / factor)
+    lacking = (state.gamma is None) + (state.beta is None)
     allowed = {"gamma or beta": (0, 1, 2), "gamma and beta": (0, 2), "nothing": (0,)}
-    if lacking not in allowed[convention.may_lack]:
-        ones = np.ones_like(good.running_var)
-        gamma = ones if good.gamma is None else good.gamma
-        beta = 0 * ones if good.beta is None else good.beta
-        good = good._replace(gamma=gamma, beta=beta)
+    if lacking not in allowed[row.may_lack]:
+        gamma = np.ones_like(var) if state.gamma is None else state.gamma
+        beta = np.zeros_like(var) if state.beta is None else state.beta
+        state = state._replace(gamma=gamma, beta=beta)
     variables = {
-        getattr(convention, field): value
-        for field, value in zip(good._fields[:4], good[:4], strict=True)
+        getattr(row, field): value
+        for field, value in zip(state._fields[:4], state[:4], strict=True)
         if value is not None
     }
-    momentum = _turned(convention, framework, good.momentum)
-    return _nested(variables), {"momentum": momentum, convention.eps: good.eps}
+    momentum = _turned(row, framework, state.momentum)
+    return _nested(variables), {"momentum": momentum, row.eps: state.eps}
 
 
-def _turned(
-    convention: BatchNormConvention, framework: str, momentum: Any
-) -> float | None:
+def _turned(row: BatchNormConvention, framework: str, momentum: Any) -> float | None:
     """Turn a weight of the old value into one of the new value, or back."""
     if momentum is None:
-        if convention.momentum_weighs == "new":
+        if row.momentum_weighs == "new":
             return None
         raise ValueError(
             f"momentum must be a number for {framework}, got None; torch alone knows a "
@@ -343,25 +279,62 @@ def _turned(
     if not 0 <= weight <= 1:
         raise ValueError(
             f"momentum must lie in [0, 1], got {momentum!r}; it is the weight of the "
-            f"{convention.momentum_weighs} value in {framework}, which has "
-            f"{convention.default_momentum} by default."
+            f"{row.momentum_weighs} value in {framework}, which has "
+            f"{row.default_momentum} by default."
         )
-    if convention.momentum_weighs == "new":
+    if row.momentum_weighs == "new":
         return float(weight)
     return round(1 - float(weight), 15)  # without dust: 1 - 0.99 is 0.01
 
 
-def _check_channels(arrays: Mapping[str, Floats]) -> None:
-    """Refuse what is not one number for each channel."""
-    shapes = {name: value.shape for name, value in arrays.items()}
-    if {len(shape) for shape in shapes.values()} != {1} or len({*shapes.values()}) > 1:
-        raise ValueError(
-            f"the variables must have shape (C,), all the same, got {shapes}; pass "
-            "those of one layer, flattened."
-        )
-
-
 # --- LSTMs
+
+GATES = "fiog"  # the book's order: forget, input, output, and g for the candidate
+
+
+class Part(NamedTuple):
+    """A variable of a framework, or a part of one, that holds rows of a field of ours.
+
+    Parts that hold the same rows are added.
+
+    Attributes
+    ----------
+    variable : str
+    gates : str
+        Whose rows it holds; empty: of all four, in the order of the convention.
+    shape : tuple of str
+        Of the variable, such as ``("D + H", "4H")``; empty: that of the rows.
+    at : tuple
+        Index of the part, with letters for lengths, as in ``np.index_exp[:"D"]``.
+    """
+
+    variable: str
+    gates: str = ""
+    shape: tuple[str, ...] = ()
+    at: tuple[Any, ...] = ()
+
+    def __str__(self) -> str:
+        if not self.at:
+            return self.variable
+        inside = (
+            f"{i.start or ''}:{i.stop or ''}" if isinstance(i, slice) else f"{i}"
+            for i in self.at
+        )
+        return f"{self.variable}[{','.join(inside)}]"
+
+    def of(self, array: Floats, lengths: Mapping[str, int]) -> Floats:
+        """Return a view of this part of the variable."""
+        place = tuple(
+            slice(lengths.get(i.start), lengths.get(i.stop))
+            if isinstance(i, slice)
+            else i
+            for i in self.at
+        )
+        part: Floats = array[(*place, ...)]
+        return part
+
+
+Parts = Mapping[str, tuple[Part, ...]]
 
 
 class LSTMConvention(NamedTuple):
@@ -372,217 +345,146 @@ class LSTMConvention(NamedTuple):
     gates : str
         Order of the four blocks: forget, input, output, and g for the candidate, which
         others call c or j.
-    names : dict of str to str
-        From our field to the variables that make it up. ``"a, b"`` are blocks, one
-        behind the other; ``"a + b"`` are added; ``"a[:D]"`` is a part of one.
+    parts : mapping of str to tuple of Part
+        From our field to what makes it up.
     has_gates_last : bool
         Whether the blocks are columns, of a matrix (D, 4H), in place of rows.
     forget_bias : float
         What the cell adds to the forget gate at run time, and does not store, by
         default.
-    shapes : mapping of str to tuple of str
-        Of variables that have further axes or hold more than one field; of all others
-        the field tells the shape.
     norm, carried, eps
         Of cells with normalization: what is standardized before the gates and which c
-        is carried on, as in :func:`normbook.lstm.layer_norm_lstm_forward`, and its ε.
+        is carried on, as in
+        :func:`normbook.layer_norm_lstm.layer_norm_lstm_forward`, and its ε.
     """
 
     gates: str
-    names: dict[str, str]
+    parts: Parts
     has_gates_last: bool = False
     forget_bias: float = 0.0
-    shapes: Mapping[str, Shape] = MappingProxyType({})
     norm: Normed | None = None
     carried: Carried | None = None
     eps: float | None = None
 
 
+def _whole(**variables: str) -> Parts:
+    """Return fields that are one variable each."""
+    return {field: (Part(variable),) for field, variable in variables.items()}
+
+
+def _blocks(gates: str, *variables: str) -> tuple[Part, ...]:
+    """Return a field that has a variable for each gate."""
+    return tuple(Part(v, gate) for gate, v in zip(gates, variables, strict=True))
+
+
+_OF_BOTH = ("D + H", "4H")  # one matrix for x and h
+_X_AND_H = {
+    "w_x": (Part("kernel", shape=_OF_BOTH, at=np.index_exp[:"D"]),),
+    "w_h": (Part("kernel", shape=_OF_BOTH, at=np.index_exp["D":]),),
+}
+
+# fmt: off
 LSTM = {
-    "book": LSTMConvention("fiog", {"w_x": "w_x", "w_h": "w_h", "b": "b"}),
+    "book": LSTMConvention("fiog", _whole(w_x="w_x", w_h="w_h", b="b")),
     "torch": LSTMConvention(
         "ifgo",
-        {
-            "w_x": "weight_ih_l0",
-            "w_h": "weight_hh_l0",
-            "b": "bias_ih_l0 + bias_hh_l0",
-        },
-    ),
+        {**_whole(w_x="weight_ih_l0", w_h="weight_hh_l0"),
+         "b": (Part("bias_ih_l0"), Part("bias_hh_l0"))}),
     "keras": LSTMConvention(
+        "ifgo", _whole(w_x="kernel", w_h="recurrent_kernel", b="bias"),
+        has_gates_last=True),
+    "flax": LSTMConvention(  # linen.OptimizedLSTMCell, linen.LSTMCell
         "ifgo",
-        {"w_x": "kernel", "w_h": "recurrent_kernel", "b": "bias"},
-        has_gates_last=True,
-    ),
-    # linen.OptimizedLSTMCell, linen.LSTMCell
-    "flax": LSTMConvention(
-        "ifgo",
-        {
-            "w_x": "ii/kernel, if/kernel, ig/kernel, io/kernel",
-            "w_h": "hi/kernel, hf/kernel, hg/kernel, ho/kernel",
-            "b": "hi/bias, hf/bias, hg/bias, ho/bias",
-        },
-        has_gates_last=True,
-    ),
-    # nnx.OptimizedLSTMCell
-    "flax_nnx": LSTMConvention(
-        "ifgo",
-        {"w_x": "dense_i/kernel", "w_h": "dense_h/kernel", "b": "dense_h/bias"},
-        has_gates_last=True,
-    ),
+        {"w_x": _blocks("ifgo", "ii/kernel", "if/kernel", "ig/kernel", "io/kernel"),
+         "w_h": _blocks("ifgo", "hi/kernel", "hf/kernel", "hg/kernel", "ho/kernel"),
+         "b": _blocks("ifgo", "hi/bias", "hf/bias", "hg/bias", "ho/bias")},
+        has_gates_last=True),
+    "flax_nnx": LSTMConvention(  # nnx.OptimizedLSTMCell
+        "ifgo", _whole(w_x="dense_i/kernel", w_h="dense_h/kernel", b="dense_h/bias"),
+        has_gates_last=True),
     "onnx": LSTMConvention(
         "iofg",
-        {"w_x": "W[0]", "w_h": "R[0]", "b": "B[0,:4H] + B[0,4H:]"},
-        shapes={"W": ("1", "4H", "D"), "R": ("1", "4H", "H"), "B": ("1", "8H")},
-    ),
-    # nn.rnn_cell.BasicLSTMCell, and LSTMCell without its options
-    "tensorflow1": LSTMConvention(
-        "igfo",
-        {"w_x": "kernel[:D]", "w_h": "kernel[D:]", "b": "bias"},
-        has_gates_last=True,
-        forget_bias=1.0,
-        shapes={"kernel": ("D + H", "4H")},
-    ),
+        {"w_x": (Part("W", shape=("1", "4H", "D"), at=(0,)),),
+         "w_h": (Part("R", shape=("1", "4H", "H"), at=(0,)),),
+         "b": (Part("B", shape=("1", "8H"), at=np.index_exp[0, :"4H"]),
+               Part("B", shape=("1", "8H"), at=np.index_exp[0, "4H":]))}),
+    "tensorflow1": LSTMConvention(  # BasicLSTMCell, LSTMCell without its options
+        "igfo", {**_X_AND_H, **_whole(b="bias")},
+        has_gates_last=True, forget_bias=1.0),
     "haste": LSTMConvention(
-        "igfo",
-        {"w_x": "kernel", "w_h": "recurrent_kernel", "b": "bias"},
-        has_gates_last=True,
-    ),
-    # The code of Ba, Kiros and Hinton (2016) adds its bias twice.
-    "kiros": LSTMConvention(
-        "ifog", {"w_x": "W", "w_h": "U", "b": "b + b"}, has_gates_last=True
-    ),
+        "igfo", _whole(w_x="kernel", w_h="recurrent_kernel", b="bias"),
+        has_gates_last=True),
+    "kiros": LSTMConvention(  # the code of Ba, Kiros and Hinton (2016) adds b twice
+        "ifog", {**_whole(w_x="W", w_h="U"), "b": (Part("b"), Part("b"))},
+        has_gates_last=True),
 }
 
 NORMALIZED_LSTM = {
     "kiros": LSTMConvention(
         "ifog",
-        {
-            "w_x": "W",
-            "w_h": "U",
-            "b": "b",
-            "gamma_h": "s2",
-            "beta_h": "b2",
-            "gamma_x": "s1",
-            "beta_x": "b1",
-            "gamma_c": "s3",
-            "beta_c": "b3",
-        },
-        has_gates_last=True,
-        norm="terms",
-        carried="raw",
-        eps=1e-5,
-    ),
-    # Its gamma_h and beta_h belong to the cell, not to W_h h.
-    "haste": LSTMConvention(
+        _whole(
+            w_x="W", w_h="U", b="b", gamma_h="s2", beta_h="b2",
+            gamma_x="s1", beta_x="b1", gamma_c="s3", beta_c="b3"),
+        has_gates_last=True, norm="terms", carried="raw", eps=1e-5),
+    "haste": LSTMConvention(  # its gamma_h and beta_h belong to the cell, not to W_h h
         "igfo",
-        {
-            "w_x": "kernel",
-            "w_h": "recurrent_kernel",
-            "b": "bias",
-            "gamma_h": "gamma[1]",
-            "gamma_x": "gamma[0]",
-            "gamma_c": "gamma_h",
-            "beta_c": "beta_h",
-        },
-        has_gates_last=True,
-        shapes={"gamma": ("2", "4H")},
-        norm="terms",
-        carried="raw",
-        eps=1e-5,
-    ),
-    # benchmarks/fastrnns in the sources of torch
-    "torch_custom_lstms": LSTMConvention(
+        {**_whole(w_x="kernel", w_h="recurrent_kernel", b="bias"),
+         "gamma_h": (Part("gamma", shape=("2", "4H"), at=(1,)),),
+         "gamma_x": (Part("gamma", shape=("2", "4H"), at=(0,)),),
+         **_whole(gamma_c="gamma_h", beta_c="beta_h")},
+        has_gates_last=True, norm="terms", carried="raw", eps=1e-5),
+    "torch_custom_lstms": LSTMConvention(  # benchmarks/fastrnns in the sources of torch
         "ifgo",
-        {
-            "w_x": "weight_ih",
-            "w_h": "weight_hh",
-            "gamma_h": "layernorm_h.weight",
-            "beta_h": "layernorm_h.bias",
-            "gamma_x": "layernorm_i.weight",
-            "beta_x": "layernorm_i.bias",
-            "gamma_c": "layernorm_c.weight",
-            "beta_c": "layernorm_c.bias",
-        },
-        norm="terms",
-        carried="normalized",
-        eps=1e-5,
-    ),
+        _whole(
+            w_x="weight_ih", w_h="weight_hh",
+            gamma_h="layernorm_h.weight", beta_h="layernorm_h.bias",
+            gamma_x="layernorm_i.weight", beta_x="layernorm_i.bias",
+            gamma_c="layernorm_c.weight", beta_c="layernorm_c.bias"),
+        norm="terms", carried="normalized", eps=1e-5),
     "tensorflow_addons": LSTMConvention(
         "ifgo",
-        {
-            "w_x": "kernel",
-            "w_h": "recurrent_kernel",
-            "b": "bias",
-            "gamma_h": "recurrent_norm/gamma",
-            "beta_h": "recurrent_norm/beta",
-            "gamma_x": "kernel_norm/gamma",
-            "beta_x": "kernel_norm/beta",
-            "gamma_c": "state_norm/gamma",
-            "beta_c": "state_norm/beta",
-        },
-        has_gates_last=True,
-        norm="terms",
-        carried="normalized",
-        eps=1e-3,
-    ),
-    # LayerNormBasicLSTMCell
-    "tensorflow1_contrib": LSTMConvention(
+        _whole(
+            w_x="kernel", w_h="recurrent_kernel", b="bias",
+            gamma_h="recurrent_norm/gamma", beta_h="recurrent_norm/beta",
+            gamma_x="kernel_norm/gamma", beta_x="kernel_norm/beta",
+            gamma_c="state_norm/gamma", beta_c="state_norm/beta"),
+        has_gates_last=True, norm="terms", carried="normalized", eps=1e-3),
+    "tensorflow1_contrib": LSTMConvention(  # LayerNormBasicLSTMCell
         "igfo",
-        {
-            "w_x": "kernel[:D]",
-            "w_h": "kernel[D:]",
-            "gamma_h": "input/gamma, transform/gamma, forget/gamma, output/gamma",
-            "beta_h": "input/beta, transform/beta, forget/beta, output/beta",
-            "gamma_c": "state/gamma",
-            "beta_c": "state/beta",
-        },
-        has_gates_last=True,
-        forget_bias=1.0,
-        shapes={"kernel": ("D + H", "4H")},
-        norm="gates",
-        carried="normalized",
-        eps=1e-12,
-    ),
-    # Its hats run over the batch: normbook.layers.batch_norm_lstm.
-    "cooijmans": LSTMConvention(
+        {**_X_AND_H,
+         "gamma_h": _blocks(
+             "igfo", "input/gamma", "transform/gamma", "forget/gamma", "output/gamma"),
+         "beta_h": _blocks(
+             "igfo", "input/beta", "transform/beta", "forget/beta", "output/beta"),
+         **_whole(gamma_c="state/gamma", beta_c="state/beta")},
+        has_gates_last=True, forget_bias=1.0,
+        norm="gates", carried="normalized", eps=1e-12),
+    "cooijmans": LSTMConvention(  # hats over the batch: layers.batch_norm_lstm
         "gfio",
-        {
-            "w_x": "Wx",
-            "w_h": "Wa",
-            "b": "ab_betas",
-            "gamma_h": "a_gammas",
-            "gamma_x": "b_gammas",
-            "gamma_c": "h_gammas",
-            "beta_c": "h_betas",
-        },
-        has_gates_last=True,
-        norm="terms",
-        carried="raw",
-        eps=1e-5,
-    ),
+        _whole(
+            w_x="Wx", w_h="Wa", b="ab_betas", gamma_h="a_gammas", gamma_x="b_gammas",
+            gamma_c="h_gammas", beta_c="h_betas"),
+        has_gates_last=True, norm="terms", carried="raw", eps=1e-5),
 }
+# fmt: on
 
 
 def lstm_from_convention(
     framework: str, variables: Mapping[str, Any], *, forget_bias: float | None = None
 ) -> LSTMParameters:
-    """Read the weights of an LSTM of another framework.
+    """Read the weights of an LSTM of another framework, into rows of f, i, o, g.
 
     Parameters
     ----------
     framework : key of ``LSTM``
     variables : mapping of str to arrays
         Of one layer in one direction, under the framework's names; mappings may be
-        nested. Biases may be missing, all of them. An ONNX node in both directions has
-        an axis for them: pass ``W[:1]`` and so on, then ``W[1:]``.
+        nested. Biases may be missing, all of them: then ``b`` is None. For layer k of
+        torch rename ``weight_ih_lk`` to ``weight_ih_l0``, and so on. An ONNX node in
+        both directions has an axis for them: pass ``W[:1]`` and so on, then ``W[1:]``.
     forget_bias : float, optional
         What the cell of TensorFlow 1 adds at run time; 1, its default, if left out.
         All others store their bias.
-
-    Returns
-    -------
-    LSTMParameters
-        With rows in the order f, i, o, g.
 
     Raises
     ------
@@ -593,11 +495,6 @@ def lstm_from_convention(
         If the framework is unknown, a name is missing or unknown, a shape does not
         fit, or ``forget_bias`` is given where the cell adds none.
 
-    Notes
-    -----
-    For layer k of torch rename ``weight_ih_lk`` to ``weight_ih_l0``, and so on. Two
-    biases in the same place are added; a bias that is left out is None.
-
     Examples
     --------
     >>> keras = {
@@ -607,8 +504,8 @@ def lstm_from_convention(
     >>> lstm_from_convention("keras", keras).w_x.T  # f, i, o, g
     array([[2., 1., 4., 3.]])
     """
-    convention = _of(LSTM, framework)
-    return LSTMParameters(**_read(convention, framework, variables, forget_bias))
+    row = _row(LSTM, framework)
+    return LSTMParameters(**_read(row, framework, variables, forget_bias))
 
 
 def lstm_to_convention(
@@ -616,24 +513,9 @@ def lstm_to_convention(
 ) -> dict[str, Any]:
     """Write the weights of a plain LSTM as another framework stores them.
 
-    Parameters
-    ----------
-    framework : key of ``LSTM``
-    parameters : LSTMParameters
-        Without a bias, zeros are written.
-    forget_bias : float, optional
-        As in :func:`lstm_from_convention`.
-
-    Returns
-    -------
-    dict
-        Under the framework's names, nested where a name has a slash. A bias that comes
-        in two halves is shared between them.
-
-    Raises
-    ------
-    TypeError, ValueError
-        As :func:`lstm_from_convention`.
+    Without a bias, zeros are written. A bias that comes in two halves is shared between
+    them. The rest is as in :func:`lstm_from_convention`. Names with a slash become
+    nested mappings.
 
     Examples
     --------
@@ -641,32 +523,31 @@ def lstm_to_convention(
     >>> lstm_to_convention("tensorflow1", zeros)["bias"]  # i, g, f, o: it will add 1
     array([ 0.,  0., -1.,  0.])
     """
-    convention = _of(LSTM, framework)
+    row = _row(LSTM, framework)
     if not isinstance(parameters, LSTMParameters):
         raise TypeError(
             f"parameters must be LSTMParameters, got {type(parameters).__name__}; "
             "build LSTMParameters(w_x=..., w_h=...)."
         )
-    added = _forget_bias(convention, framework, forget_bias)
-    given = {k: v for k, v in parameters._asdict().items() if v is not None}
-    own = _read(LSTM["book"], "book", given, None)
-    lengths = _lengths(own["w_h"].shape[1], own["w_x"].shape[1])
-    own.setdefault("b", np.zeros_like(own["w_h"][:, 0]))
-    own["b"][: lengths["H"]] -= added
-    shapes = _shapes(convention, convention.names)
+    added = _forget_bias(row, framework, forget_bias)
+    present = {k: v for k, v in parameters._asdict().items() if v is not None}
+    fields = _read(LSTM["book"], "book", present, None)
+    lengths = _lengths(fields["w_h"].shape[1], fields["w_x"].shape[1])
+    fields.setdefault("b", np.zeros_like(fields["w_h"][:, 0]))
+    fields["b"][: lengths["H"]] -= added
     written = {
-        name: np.empty([lengths[n] for n in shape], own["b"].dtype)
-        for name, shape in shapes.items()
+        name: np.empty([lengths[n] for n in shape], fields["b"].dtype)
+        for name, shape in _shapes(row, row.parts).items()
     }
-    for field, value in own.items():
-        rows = _reordered(value, GATES, convention.gates)
-        columns = rows.T if convention.has_gates_last else rows
-        terms = _terms(convention.names[field])
-        for term in terms:
-            blocks = np.split(columns / len(terms), len(term), axis=-1)
-            for name, block in zip(term, blocks, strict=True):
-                variable, place = _place(name, lengths)
-                written[variable][place] = block
+    for field, value in fields.items():
+        blocks = dict(zip(GATES, np.split(value, 4), strict=True))
+        parts = row.parts[field]
+        terms = sum(len(_gates(row, field, part)) for part in parts) // 4
+        for part in parts:
+            gates = _gates(row, field, part)
+            rows = np.concatenate([blocks[gate] for gate in gates]) / terms
+            place = part.of(written[part.variable], lengths)
+            place[...] = rows.T if row.has_gates_last else rows
     return _nested(written)
 
 
@@ -677,34 +558,21 @@ def normalized_lstm_from_convention(
 
     What is normalized differs between these cells too, and no converter can change
     that: ``NORMALIZED_LSTM[framework]`` has the ``norm``, ``carried`` and ``eps`` with
-    which :func:`normbook.lstm.layer_norm_lstm` is the same cell. The hats of
+    which :func:`normbook.layer_norm_lstm.layer_norm_lstm` is the same cell. The hats of
     "cooijmans" run over the batch, as in
     :class:`normbook.layers.batch_norm_lstm.BatchNormLSTM`.
 
-    Parameters
-    ----------
-    framework : key of ``NORMALIZED_LSTM``
-    variables : mapping of str to arrays
-        As in :func:`lstm_from_convention`; gains and biases of the norms must be there.
-    forget_bias : float, optional
-        What the cell of TensorFlow 1 adds at run time; 1, its default, if left out.
-
-    Returns
-    -------
-    LayerNormLSTMParameters
-        With rows in the order f, i, o, g, gains and biases included. What the cell
-        does not have is None.
+    Parameters are those of :func:`lstm_from_convention`, with a key of
+    ``NORMALIZED_LSTM``; gains and biases of the norms must be there. What the cell does
+    not have is None.
 
     Raises
     ------
     TypeError, ValueError
         As :func:`lstm_from_convention`, and for a bias inside a layer norm that does
-        not cancel, in "kiros".
-
-    Notes
-    -----
-    "kiros" standardizes :math:`W_x x + b`, and adds b once more outside. The first is
-    :math:`\widehat{W_x x}` only if all entries of b are equal.
+        not cancel: "kiros" standardizes :math:`W_x x + b`, and adds b once more
+        outside. The first is :math:`\widehat{W_x x}` only if all entries of b are
+        equal.
 
     Examples
     --------
@@ -719,33 +587,31 @@ def normalized_lstm_from_convention(
     >>> normalized_lstm_from_convention("haste", variables).gamma_x  # from i, g, f, o
     array([4., 5., 0., 1., 6., 7., 2., 3.])
     """
-    convention = _of(NORMALIZED_LSTM, framework)
-    own = _read(convention, framework, variables, forget_bias)
-    if framework == "kiros" and "b" in own and np.any(own["b"] != own["b"][0]):
+    row = _row(NORMALIZED_LSTM, framework)
+    fields = _read(row, framework, variables, forget_bias)
+    if framework == "kiros" and "b" in fields and np.any(fields["b"] != fields["b"][0]):
         raise ValueError(
             "all entries of b must be equal, since this code also adds b inside the "
-            f"layer norm of W_x x, got entries from {own['b'].min()} to "
-            f"{own['b'].max()}; append b to W as a further row, for a feature of x "
+            f"layer norm of W_x x, got entries from {fields['b'].min()} to "
+            f"{fields['b'].max()}; append b to W as a further row, for a feature of x "
             "that is always 1, add b to b1, and pass a b of zeros."
         )
-    return LayerNormLSTMParameters(**own)
+    return LayerNormLSTMParameters(**fields)
 
 
 def _read(
-    convention: LSTMConvention,
+    row: LSTMConvention,
     framework: str,
     variables: Mapping[str, Any],
     forget_bias: float | None,
 ) -> dict[str, Floats]:
-    """Give our fields, in our order, of all that is there."""
-    added = _forget_bias(convention, framework, forget_bias)
+    """Return our fields, in our order, of all that is there."""
+    added = _forget_bias(row, framework, forget_bias)
     flat = _flat("variables", variables)
-    known = _shapes(convention, convention.names)
-    of_bias = _shapes(convention, {"b"} & {*convention.names})
-    has_bias = any(name in flat for name in of_bias)
-    fields = [f for f in convention.names if f != "b" or has_bias]
-    shapes = _shapes(convention, fields)
-    _check_names("variables", flat, shapes, known)
+    has_bias = any(part.variable in flat for part in row.parts.get("b", ()))
+    fields = [field for field in row.parts if field != "b" or has_bias]
+    shapes = _shapes(row, fields)
+    _check_names("variables", flat, shapes, _shapes(row, row.parts))
     arrays = {name: _floats(name, flat[name]) for name in shapes}
     dtypes = {name: array.dtype.name for name, array in arrays.items()}
     if len({*dtypes.values()}) > 1:
@@ -753,74 +619,55 @@ def _read(
             f"the variables must have one dtype, got {dtypes}; convert them with "
             "astype."
         )
-    lengths = _solved(convention, shapes, arrays)
+    lengths = _solved(row, shapes, arrays)
 
-    own = {}
+    result = {}
     for field in fields:
-        terms = []
-        for term in _terms(convention.names[field]):
-            places = [_place(name, lengths) for name in term]
-            blocks = [arrays[variable][place] for variable, place in places]
-            # Blocks are listed only where the gates come last.
-            terms.append(np.concatenate(blocks, axis=-1))
-        total = sum(terms[1:], terms[0])
-        rows = total.T if convention.has_gates_last else total
-        is_of_gates = not field.endswith("_c")
-        own[field] = _reordered(rows, convention.gates, GATES) if is_of_gates else rows
+        blocks: dict[str, Floats] = {}
+        for part in row.parts[field]:
+            rows = part.of(arrays[part.variable], lengths)
+            rows = rows.T if row.has_gates_last else rows
+            gates = _gates(row, field, part)
+            for gate, block in zip(gates, np.split(rows, len(gates)), strict=True):
+                blocks[gate] = blocks[gate] + block if gate in blocks else block
+        order = GATES if len(blocks) == 4 else blocks
+        result[field] = np.concatenate([blocks[gate] for gate in order])
     if added:
-        own.setdefault("b", np.zeros_like(own["w_h"][:, 0]))
-        own["b"][: lengths["H"]] += added
-    return own
+        result.setdefault("b", np.zeros_like(result["w_h"][:, 0]))
+        result["b"][: lengths["H"]] += added
+    return result
 
 
-def _terms(names: str) -> list[list[str]]:
-    """Read "a, b + c, d": two terms that are added, of two blocks each."""
-    return [term.split(", ") for term in names.split(" + ")]
+def _gates(row: LSTMConvention, field: str, part: Part) -> str:
+    """Return the blocks of this part in turn; gain and bias of the cell have one."""
+    return part.gates or ("c" if field.endswith("_c") else row.gates)
 
 
-def _place(name: str, lengths: Mapping[str, int]) -> tuple[str, Any]:
-    """Split "kernel[:D]" into the variable and the index of a part of it."""
-    variable, _, inside = name.partition("[")
-    inputs, rows = lengths["D"], lengths["4H"]
-    return variable, {
-        "": ...,
-        "0]": 0,
-        "1]": 1,
-        ":D]": slice(inputs),
-        "D:]": slice(inputs, None),
-        "0,:4H]": (0, slice(rows)),
-        "0,4H:]": (0, slice(rows, None)),
-    }[inside]
-
-
-def _shapes(convention: LSTMConvention, fields: Iterable[str]) -> dict[str, Shape]:
-    """Give the variables behind these fields, and the shape of each in letters."""
-    shapes: dict[str, Shape] = {}
+def _shapes(row: LSTMConvention, fields: Iterable[str]) -> dict[str, tuple[str, ...]]:
+    """Return the variables behind these fields, and the shape of each in letters."""
+    shapes = {}
     for field in fields:
-        for term in _terms(convention.names[field]):
-            gates = "H" if field.endswith("_c") or len(term) == 4 else "4H"
-            shape: Shape = (gates, *{"w_x": ("D",), "w_h": ("H",)}.get(field, ()))
-            for name in term:
-                variable = name.partition("[")[0]
-                usual = shape[::-1] if convention.has_gates_last else shape
-                shapes[variable] = convention.shapes.get(variable, usual)
+        for part in row.parts[field]:
+            rows = "4H" if len(_gates(row, field, part)) == 4 else "H"
+            shape = (rows, *{"w_x": "D", "w_h": "H"}.get(field, ""))
+            usual = shape[::-1] if row.has_gates_last else shape
+            shapes[part.variable] = part.shape or usual
     return shapes
 
 
 def _lengths(units: int, inputs: int) -> dict[str, int]:
-    """Give what the letters of a shape stand for."""
+    """Return what the letters of a shape stand for."""
     of_units = {"H": units, "4H": 4 * units, "8H": 8 * units}
     return of_units | {"D": inputs, "D + H": inputs + units, "1": 1, "2": 2}
 
 
 def _solved(
-    convention: LSTMConvention,
-    shapes: Mapping[str, Shape],
+    row: LSTMConvention,
+    shapes: Mapping[str, tuple[str, ...]],
     arrays: Mapping[str, Floats],
 ) -> dict[str, int]:
     """Find H and D, and refuse a variable whose shape does not fit them."""
-    recurrent, *_ = _shapes(convention, ["w_h"])
-    inputs, *_ = _shapes(convention, ["w_x"])
+    recurrent, inputs = (row.parts[field][0].variable for field in ("w_h", "w_x"))
     # Not strict: a wrong number of axes is refused below.
     of_h = dict(zip(shapes[recurrent], arrays[recurrent].shape, strict=False))
     of_x = dict(zip(shapes[inputs], arrays[inputs].shape, strict=False))
@@ -828,8 +675,8 @@ def _solved(
     d = max(1, of_x.get("D", of_x.get("D + H", 0) - h))
     lengths = _lengths(h, d)
     for name in dict.fromkeys([recurrent, inputs, *shapes]):
-        shape, given = shapes[name], arrays[name].shape
-        if given != tuple(lengths[n] for n in shape):
+        shape, actual = shapes[name], arrays[name].shape
+        if actual != tuple(lengths[n] for n in shape):
             letters = str(shape).replace("'", "")
             cure = (
                 "of two directions pass [:1] of each variable, then [1:]."
@@ -838,18 +685,18 @@ def _solved(
             )
             raise ValueError(
                 f"{name} must have shape {letters} with H = {h} by {recurrent} and "
-                f"D = {d} by {inputs}, both at least 1, got {given}; {cure}"
+                f"D = {d} by {inputs}, both at least 1, got {actual}; {cure}"
             )
     return lengths
 
 
 def _forget_bias(
-    convention: LSTMConvention, framework: str, forget_bias: float | None
+    row: LSTMConvention, framework: str, forget_bias: float | None
 ) -> float:
-    """Give what is added at run time."""
+    """Return what is added at run time."""
     if forget_bias is None:
-        return convention.forget_bias
-    if not convention.forget_bias:
+        return row.forget_bias
+    if not row.forget_bias:
         raise ValueError(
             f"forget_bias must be left out for {framework}, which stores all its bias, "
             f"got {forget_bias!r}; only the cells of TensorFlow 1 add one at run time."
@@ -857,22 +704,27 @@ def _forget_bias(
     if not (isinstance(forget_bias, Real) and abs(forget_bias) <= sys.float_info.max):
         raise ValueError(
             f"forget_bias must be a finite number, got {forget_bias!r}; the cell "
-            f"has {convention.forget_bias} by default."
+            f"has {row.forget_bias} by default."
         )
     return float(forget_bias)
 
 
-def _reordered(rows: Floats, source: str, target: str) -> Floats:
-    """Bring the four blocks of rows from one order of the gates into another."""
-    blocks = dict(zip(source, np.split(rows, 4), strict=True))
-    return np.concatenate([blocks[gate] for gate in target])
-
-
 # --- mappings and arrays
 
+_FORMS = {
+    "variables": "for torch it is layer.state_dict(), for Keras "
+    "{v.name: v for v in layer.weights}",
+    "settings": "for torch it is {'momentum': layer.momentum, 'eps': layer.eps}, for "
+    "Keras {'momentum': layer.momentum, 'epsilon': layer.epsilon}",
+}
+_CURES = {
+    "variables": "what one layer has, in one direction, under these names",
+    "settings": "both as the layer has them, since they are not stored with its "
+    "variables",
+}
 
-def _of(table: Mapping[str, Convention], framework: str) -> Convention:
-    """Give a row of a table."""
+
+def _row(table: Mapping[str, Convention], framework: str) -> Convention:
     if not (isinstance(framework, str) and framework in table):
         raise ValueError(
             f"framework must be one of {', '.join(table)}, got {framework!r}; for "
@@ -896,10 +748,9 @@ def _flat(what: str, variables: Mapping[str, Any]) -> dict[str, Any]:
             pairs.append((str(key), value))
     flat = dict(pairs)
     if len(flat) < len(pairs):
-        names = [name for name, _ in pairs]
         raise ValueError(
-            f"{what} must have each name once, got {', '.join(names)}; a name with a "
-            "slash and nested mappings are the same."
+            f"{what} must have each name once, got {', '.join(n for n, _ in pairs)}; a "
+            "name with a slash and nested mappings are the same."
         )
     return flat
 
@@ -916,45 +767,24 @@ def _nested(flat: Mapping[str, Any]) -> dict[str, Any]:
     return result
 
 
-_FORMS = {
-    "variables": "for torch it is layer.state_dict(), for Keras "
-    "{v.name: v for v in layer.weights}",
-    "settings": "for torch it is {'momentum': layer.momentum, 'eps': layer.eps}, for "
-    "Keras {'momentum': layer.momentum, 'epsilon': layer.epsilon}",
-}
-_CURES = {
-    "variables": "what one layer has, in one direction, under these names",
-    "settings": "both as the layer has them, since they are not stored with its "
-    "variables",
-}
-
-
 def _check_names(
-    what: str,
-    given: Mapping[str, Any],
-    needed: Iterable[str],
-    known: Iterable[str] | None = None,
+    what: str, flat: Mapping[str, Any], needed: Iterable[str], known: Iterable[str]
 ) -> None:
     """Refuse a mapping that lacks a name, or has one that nobody knows."""
-    needed = list(needed)
-    allowed = list(dict.fromkeys(needed if known is None else known))
-    missing = [name for name in needed if name not in given]
-    unknown = [name for name in given if name not in allowed]
-    faults = [
-        f"{word} {', '.join(names)}"
-        for word, names in (("missing", missing), ("unknown", unknown))
-        if names
-    ]
-    if faults:
+    known = list(known)
+    missing = ", ".join(name for name in needed if name not in flat)
+    unknown = ", ".join(name for name in flat if name not in known)
+    if missing or unknown:
+        faults = [f"missing {missing}"] * bool(missing)
+        faults += [f"unknown {unknown}"] * bool(unknown)
         raise ValueError(
-            f"{what} must have the names {', '.join(allowed)}, got "
-            f"{', '.join(given) or 'none'}: {'; '.join(faults)}. Pass "
-            f"{_CURES[what]}."
+            f"{what} must have the names {', '.join(known)}, got "
+            f"{', '.join(flat) or 'none'}: {'; '.join(faults)}. Pass {_CURES[what]}."
         )
 
 
 def _floats(name: str, value: Any) -> Floats:
-    """Give a copy of anything that NumPy can read, if it holds floats."""
+    """Return a copy of anything that NumPy can read, if it holds floats."""
     try:
         array = np.asarray(value)
     except (TypeError, ValueError, RuntimeError) as error:

@@ -14,6 +14,7 @@ from pathlib import Path
 from normbook.data import files
 from normbook.data.catalogue import SOURCES
 from normbook.device import DEVICE, pick
+from normbook.errors import DataError
 
 # Needed to run the chapters, besides what the package itself requires.
 CHAPTERS = ("torch", "sympy", "ipykernel")
@@ -269,7 +270,7 @@ def _examine_settings(report: Report) -> bool:
     for folder in (files.data_folder, files.cache_folder):
         try:
             folder()
-        except files.DataError as error:
+        except DataError as error:
             report.hints.append(str(error))
             is_right = False
     rows = [(name, os.environ.get(name) or "not set") for name in SETTINGS]

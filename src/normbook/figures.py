@@ -1,8 +1,6 @@
 """Figures of the book: one style, and every plot that is drawn more than once.
 
-A colour means one thing throughout: batch norm is blue and solid, layer norm
-orange and dashed, other methods green and dash-dotted, a reference purple and
-dotted, no normalization grey.
+What a colour means stands in :mod:`normbook.looks`.
 """
 
 from __future__ import annotations
@@ -23,8 +21,9 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch, Rectangle
 from numpy.typing import ArrayLike, NDArray
 
-from normbook.axes import check_index
-from normbook.standardize import check_same_shape
+from normbook.arguments import check_index
+from normbook.arrays import check_same_shape
+from normbook.looks import STYLES, Kind
 
 __all__ = [
     "STYLES",
@@ -32,6 +31,7 @@ __all__ = [
     "curve_grid",
     "curves",
     "depth_profile",
+    "legend_above",
     "marked_cells",
     "panels",
     "pen_lines",
@@ -40,19 +40,11 @@ __all__ = [
     "shared_cells",
     "signed_map",
     "sweep",
+    "tick",
     "use_style",
 ]
 
-Kind = Literal["batch", "layer", "other", "reference", "none"]
 Line = tuple[Kind, ArrayLike, ArrayLike]
-
-STYLES: dict[Kind, dict[str, Any]] = {
-    "batch": {"color": "#0072B2", "linestyle": "-"},
-    "layer": {"color": "#D55E00", "linestyle": "--"},
-    "other": {"color": "#009E73", "linestyle": "-."},
-    "reference": {"color": "#CC79A7", "linestyle": ":"},
-    "none": {"color": "#595959", "linestyle": (0, (5, 1))},
-}
 
 
 def use_style() -> None:
@@ -125,6 +117,19 @@ def points(
         )
     colour = _style(kind)["color"]
     ax.plot(x, y, "o", color=colour, fillstyle="none", label=label)
+
+
+def legend_above(fig: Figure, ax: Axes, *, columns: int | None = None) -> None:
+    """Name the lines of one panel above all, side by side."""
+    handles, labels = ax.get_legend_handles_labels()
+    columns = columns or len(labels)
+    fig.legend(handles, labels, loc="outside upper center", ncols=columns)
+
+
+def tick(ax: Axes, x: ArrayLike, digits: int = 6) -> None:
+    """Mark these values on the axis below, and no others."""
+    ax.set_xticks(np.asarray(x), [f"{value:.{digits}g}" for value in np.asarray(x)])
+    ax.minorticks_off()
 
 
 def panels(
@@ -284,8 +289,7 @@ def depth_profile(
                 layers = np.arange(1, rows.shape[1] + 1)
                 band(ax, layers, rows, kind=kind, label=label)
             ax.set(xlabel=xlabel, ylabel=ylabel, yscale=yscale)
-        handles, labels = axes[0].get_legend_handles_labels()
-        fig.legend(handles, labels, loc="outside upper center", ncols=len(labels))
+        legend_above(fig, axes[0])
     return fig, axes
 
 
@@ -320,10 +324,8 @@ def sweep(
             for label, (kind, runs) in lines.items():
                 band(ax, x, runs, kind=kind, label=label)
             ax.set(xlabel=xlabel, ylabel=ylabel, xscale="log", yscale=yscale, ylim=ylim)
-            ax.set_xticks(np.asarray(x), [f"{value:g}" for value in np.asarray(x)])
-            ax.minorticks_off()
-        handles, labels = axes[0].get_legend_handles_labels()
-        fig.legend(handles, labels, loc="outside upper center", ncols=len(labels))
+            tick(ax, x)
+        legend_above(fig, axes[0])
     return fig, axes
 
 

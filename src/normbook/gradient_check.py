@@ -21,15 +21,11 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 from array_api_compat import array_namespace, device
 
-from normbook.standardize import (
-    Array,
-    check_float_array,
-    check_same_kind,
-    check_same_shape,
-)
+from normbook.arrays import Array, check_float_array, check_same_kind, check_same_shape
+from normbook.comparison import as_numpy, detached, relative_error
+from normbook.errors import GradientMismatchError
 
 __all__ = [
-    "GradientMismatchError",
     "Mutant",
     "check_gradient",
     "mutants",
@@ -37,48 +33,6 @@ __all__ = [
     "relative_error",
     "survivors",
 ]
-
-
-class GradientMismatchError(AssertionError):
-    """A gradient differs from the central differences of its function."""
-
-
-def relative_error(a: Array, b: Array) -> float:
-    r"""Largest difference, as a share of the largest value.
-
-    .. math:: \max_i |a_i - b_i| \,/\, \max_i \max(|a_i|, |b_i|)
-
-    One scale for the whole array: an entry that is 0 up to rounding does not
-    count as wrong by 100 %.
-
-    Parameters
-    ----------
-    a, b : arrays of one shape
-        What to compare.
-
-    Returns
-    -------
-    float
-        0.0 if both are equal everywhere; NaN if either holds a NaN.
-
-    Raises
-    ------
-    ValueError
-        If the shapes differ.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> relative_error(np.array([1.0, 0.0]), np.array([1.0, 0.5]))
-    0.5
-    """
-    a, b = _numpy(a), _numpy(b)
-    check_same_shape("a", a, "b", b)
-    if np.array_equal(a, b):  # infinities too
-        return 0.0
-    scale = max(np.max(np.abs(a)), np.max(np.abs(b)))
-    worst = np.max(np.abs(a - b))
-    return float(worst / scale) if scale != 0 else 0.0
 
 
 def numerical_gradient(
@@ -139,9 +93,9 @@ def numerical_gradient(
         raise ValueError(
             f"step must be a positive number, got {step!r}; 1e-5 is usual in float64."
         )
-    start, slopes = _numpy(x).copy(), np.empty(x.shape)
+    start, slopes = as_numpy(x).copy(), np.empty(x.shape)
     # f gets a copy each time: it may write into its argument.
-    y = _detached(f(xp.asarray(start.copy(), device=device(x))))
+    y = detached(f(xp.asarray(start.copy(), device=device(x))))
     check_float_array("f(x)", y)
     g = xp.ones_like(y) if dl_dy is None else dl_dy
     check_float_array("dl_dy", g)
@@ -154,7 +108,7 @@ def numerical_gradient(
             moved = start.copy()
             moved[place] += sign * h
             moved = xp.asarray(moved, device=device(x))
-            sides.append(float(xp.sum(_detached(f(moved)) * g)))
+            sides.append(float(xp.sum(detached(f(moved)) * g)))
         slopes[place] = (sides[0] - sides[1]) / (2 * h)
     return xp.asarray(slopes, device=device(x))
 
@@ -202,7 +156,7 @@ def check_gradient(
     >>> check_gradient(lambda x: x**2, x, 3 * x)
     Traceback (most recent call last):
         ...
-    normbook.gradient_check.GradientMismatchError: the gradient must agree with \
+    normbook.errors.GradientMismatchError: the gradient must agree with \
 central differences to 1e-07, got a relative error of 0.333: at index (0,) it is 9, \
 the differences give 6
     """
@@ -211,8 +165,8 @@ the differences give 6
             f"tolerance must be a positive number, got {tolerance!r}; 1e-7 is "
             "usual in float64."
         )
-    expected = _numpy(numerical_gradient(f, x, dl_dy, step))
-    given = _numpy(dl_dx)
+    expected = as_numpy(numerical_gradient(f, x, dl_dy, step))
+    given = as_numpy(dl_dx)
     check_same_shape("dl_dx", given, "x", expected)
     error = relative_error(given, expected)
     if not error <= tolerance:  # NaN must fail too
@@ -449,13 +403,3 @@ def _compiled(definition: ast.FunctionDef, function: Any) -> Callable[..., Any]:
     mutant.__defaults__ = function.__defaults__
     mutant.__kwdefaults__ = function.__kwdefaults__
     return cast(Callable[..., Any], mutant)
-
-
-def _detached(y: Array) -> Array:
-    return y.detach() if hasattr(y, "detach") else y
-
-
-def _numpy(a: Array) -> Any:
-    """Bring an array to NumPy in float64, from any device and dtype."""
-    a = _detached(a)
-    return np.asarray(a.double().cpu() if hasattr(a, "cpu") else a, dtype=np.float64)

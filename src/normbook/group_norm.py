@@ -11,19 +11,19 @@ from __future__ import annotations
 import math
 import operator
 
-from array_api_compat import array_namespace
-
+from normbook.arrays import (
+    Array,
+    check_float_array,
+    check_parameters,
+    check_same_kind,
+)
 from normbook.normalize import (
     NormalizeCache,
     NormalizeGradients,
-    check_parameters,
+    backward,
+    choice,
+    enter,
     normalize_backward,
-    normalize_forward,
-)
-from normbook.standardize import (
-    Array,
-    check_float_array,
-    check_same_kind,
 )
 
 __all__ = [
@@ -59,9 +59,7 @@ def group_norm_forward(
     num_groups : int
         G, a divisor of C. Channels that follow each other form a group.
     gamma, beta : arrays, shape (C,), optional
-        Gain and bias of each channel; ``None`` stands for 1 and 0.
     eps : float
-        Added to the variance, inside the root; unit of x squared.
 
     Returns
     -------
@@ -73,12 +71,9 @@ def group_norm_forward(
 
     Raises
     ------
-    TypeError
-        If an array does not hold real floating-point numbers, or ``num_groups`` is no
-        whole number.
-    ValueError
-        If ``num_groups`` does not divide C, a shape does not fit, a group has no value,
-        or eps is negative.
+    TypeError, ValueError
+        As :func:`normbook.normalize.normalize_forward`, and if ``num_groups`` is no
+        whole number that divides C.
 
     Notes
     -----
@@ -95,20 +90,16 @@ def group_norm_forward(
     >>> cache.mu.ravel(), cache.var.ravel()
     (array([ 2., 30.]), array([  1., 400.]))
     """
-    _check_channels(x, at_least=2)
+    check_float_array("x", x)
     # Before the channels are split, or an error would tell of shapes nobody gave.
     groups = _groups(x, num_groups)
     check_parameters(x, (1,), gamma=gamma, beta=beta)
-    xp = array_namespace(x)
-    grouped = xp.reshape(x, (x.shape[0], *groups, *x.shape[2:]))
+    grouped = x.reshape((x.shape[0], *groups, *x.shape[2:]))
     gamma, beta = (
-        None if value is None else xp.reshape(value, groups) for value in (gamma, beta)
+        None if value is None else value.reshape(groups) for value in (gamma, beta)
     )
-    axes = tuple(range(2, grouped.ndim))
-    y, cache = normalize_forward(
-        grouped, gamma, beta, axes=axes, parameter_axes=(1, 2), eps=eps
-    )
-    return xp.reshape(y, x.shape), cache
+    y, cache = enter(grouped, gamma, beta, eps, *choice("group norm", grouped))
+    return y.reshape(x.shape), cache
 
 
 def group_norm(
@@ -118,16 +109,9 @@ def group_norm(
     beta: Array | None = None,
     eps: float = 1e-5,
 ) -> Array:
-    r"""Normalize each group of channels of each example.
+    """Normalize each group of channels of each example.
 
-    .. math:: y = \gamma (x - \mu) / \sqrt{\sigma^2 + \epsilon} + \beta
-
-    Parameters, errors and source are those of :func:`group_norm_forward`.
-
-    Returns
-    -------
-    y : array
-        Shape and dtype of ``x``.
+    The ``y`` of :func:`group_norm_forward`.
 
     Examples
     --------
@@ -139,30 +123,10 @@ def group_norm(
 
 
 def group_norm_backward(dl_dy: Array, cache: NormalizeCache) -> NormalizeGradients:
-    r"""Gradients through group norm, statistics included, in closed form.
+    """Differentiate through group norm, statistics included, in closed form.
 
-    That of :func:`normbook.normalize.normalize_backward`, with means over one group
-    of one example, and sums for gain and bias over examples and places.
-
-    Parameters
-    ----------
-    dl_dy : array
-        Shape of ``y``.
-    cache : NormalizeCache
-        From :func:`group_norm_forward`.
-
-    Returns
-    -------
-    NormalizeGradients
-        ``dl_dx`` in the shape of x; ``dl_dgamma`` and ``dl_dbeta`` of shape (C,),
-        also where gamma and beta were left out.
-
-    Raises
-    ------
-    TypeError
-        If ``dl_dy`` is no float array of the kind of ``y``.
-    ValueError
-        If ``dl_dy`` has another shape than ``y``.
+    :func:`normbook.normalize.normalize_backward`, with ``dl_dy`` and the gradients in
+    the shapes of x, gamma and beta; parameters and errors are there.
 
     Examples
     --------
@@ -187,14 +151,9 @@ def group_norm_backward(dl_dy: Array, cache: NormalizeCache) -> NormalizeGradien
             f"dl_dy must have the shape of y, {shape}, got {tuple(dl_dy.shape)}; pass "
             "one value for each value of y."
         )
-    xp = array_namespace(dl_dy)
-    grouped = xp.reshape(dl_dy, tuple(cache.x_hat.shape))
-    dl_dx, dl_dgamma, dl_dbeta = normalize_backward(grouped, cache)
-    return NormalizeGradients(
-        dl_dx=xp.reshape(dl_dx, shape),
-        dl_dgamma=xp.reshape(dl_dgamma, (channels,)),
-        dl_dbeta=xp.reshape(dl_dbeta, (channels,)),
-    )
+    dl_dx, *parameters = backward(dl_dy.reshape(cache.x_hat.shape), cache)
+    dl_dgamma, dl_dbeta = (gradient.reshape(channels) for gradient in parameters)
+    return NormalizeGradients(dl_dx.reshape(shape), dl_dgamma, dl_dbeta)
 
 
 def instance_norm_forward(
@@ -212,28 +171,8 @@ def instance_norm_forward(
 
     Batch norm on one image: the contrast of each channel is taken out.
 
-    Parameters
-    ----------
-    x : array of floats, shape (N, C, L), (N, C, H, W) or (N, C, T, H, W)
-    gamma, beta : arrays, shape (C,), optional
-        Gain and bias of each channel; ``None`` stands for 1 and 0.
-    eps : float
-        Added to the variance, inside the root; unit of x squared.
-
-    Returns
-    -------
-    y : array
-        Shape and dtype of ``x``.
-    cache : NormalizeCache
-        Its ``mu`` and ``var`` (biased) have shape (N, C, 1, ...).
-
-    Raises
-    ------
-    TypeError
-        If an argument is not an array of real floating-point numbers.
-    ValueError
-        If x has no axis of places, a shape does not fit, a channel has no value, or
-        eps is negative.
+    :func:`normbook.normalize.normalize_forward` for x of shape (N, C, L), (N, C, H, W)
+    or (N, C, T, H, W), with gamma and beta of shape (C,); the rest is there.
 
     Notes
     -----
@@ -251,10 +190,8 @@ def instance_norm_forward(
     >>> cache.mu.ravel(), cache.var.ravel()
     (array([ 2., 30.]), array([  1., 400.]))
     """
-    _check_channels(x, at_least=3)
-    return normalize_forward(
-        x, gamma, beta, axes=tuple(range(2, x.ndim)), parameter_axes=1, eps=eps
-    )
+    axes = choice("instance norm", x, shapes="(N, C, L) or more axes")
+    return enter(x, gamma, beta, eps, *axes)
 
 
 def instance_norm(
@@ -263,16 +200,9 @@ def instance_norm(
     beta: Array | None = None,
     eps: float = 1e-5,
 ) -> Array:
-    r"""Normalize each channel of each example over its places.
+    """Normalize each channel of each example over its places.
 
-    .. math:: y = \gamma (x - \mu) / \sqrt{\sigma^2 + \epsilon} + \beta
-
-    Parameters, errors and source are those of :func:`instance_norm_forward`.
-
-    Returns
-    -------
-    y : array
-        Shape and dtype of ``x``.
+    The ``y`` of :func:`instance_norm_forward`.
 
     Examples
     --------
@@ -284,55 +214,16 @@ def instance_norm(
     return instance_norm_forward(x, gamma, beta, eps)[0]
 
 
-def instance_norm_backward(dl_dy: Array, cache: NormalizeCache) -> NormalizeGradients:
-    r"""Gradients through instance norm, statistics included, in closed form.
-
-    That of :func:`normbook.normalize.normalize_backward`, with means over the places
-    of one channel of one example, and sums for gain and bias over examples and places.
-
-    Parameters
-    ----------
-    dl_dy : array
-        Shape of ``y``.
-    cache : NormalizeCache
-        From :func:`instance_norm_forward`.
-
-    Returns
-    -------
-    NormalizeGradients
-        ``dl_dx`` in the shape of x; ``dl_dgamma`` and ``dl_dbeta`` of shape (C,),
-        also where gamma and beta were left out.
-
-    Raises
-    ------
-    TypeError
-        If ``dl_dy`` is no float array of the kind of ``y``.
-    ValueError
-        If ``dl_dy`` has another shape than ``y``.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> _, cache = instance_norm_forward(np.array([[[0.0, 3.0, 3.0]]]), eps=0.0)
-    >>> dl_dx = instance_norm_backward(np.array([[[0.0, 1.0, -1.0]]]), cache).dl_dx
-    >>> np.round(dl_dx * np.sqrt(2), 9)  # sigma is the root of 2
-    array([[[ 0.,  1., -1.]]])
-    """
-    return normalize_backward(dl_dy, cache)
-
-
-def _check_channels(x: Array, at_least: int) -> None:
-    check_float_array("x", x)
-    if x.ndim < at_least:
-        shapes = "(N, C) or (N, C, ...)" if at_least == 2 else "(N, C, L) or more axes"
-        raise ValueError(
-            f"x must have shape {shapes}, got {tuple(x.shape)}; add the missing axis, "
-            "e.g. x[None] for a single example."
-        )
+instance_norm_backward = normalize_backward
 
 
 def _groups(x: Array, num_groups: int) -> tuple[int, int]:
-    """Give the number of groups, a divisor of the channels, and the size of each."""
+    """Return the number of groups, a divisor of the channels, and the size of each."""
+    if x.ndim < 2:
+        raise ValueError(
+            f"x must have shape (N, C) or (N, C, ...), got {tuple(x.shape)}; add the "
+            "missing axis, e.g. x[None] for a single example."
+        )
     channels = int(x.shape[1])
     try:
         groups = operator.index(num_groups)

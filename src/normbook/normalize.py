@@ -1,4 +1,4 @@
-r"""Normalize: one function of which every normalization is a choice of axes.
+r"""Normalize: the formulas of the book, of which every method is a choice of axes.
 
 Standardize along some axes, then multiply by a gain and add a bias:
 
@@ -9,50 +9,55 @@ Standardize along some axes, then multiply by a gain and add a bias:
 
 Two choices make the method. ``axes`` says which values share one mean and one
 variance; ``parameter_axes`` says along which axes gain and bias have values of their
-own. Batch norm, layer norm, RMSNorm, instance norm and group norm in the modules
-beside this one are such choices and nothing more; :mod:`normbook.axes` lists them.
+own. Batch norm, layer norm, RMSNorm, instance norm, group norm, weight norm and weight
+standardization are such choices and nothing more: the table :data:`METHODS`.
+
+First stand the formulas, in the names of the chapters, which check nothing; behind them
+the public functions, which check their arguments once and then call the formulas.
 """
 
 from __future__ import annotations
 
-import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from array_api_compat import array_namespace
-
-from normbook.standardize import (
+from normbook.arrays import (
     Array,
     Axes,
-    StandardizeCache,
-    accumulation_dtype,
+    as_dtype,
+    as_float32,
+    check_eps,
     check_float_array,
-    check_same_kind,
-    check_same_shape,
+    check_like,
+    check_parameters,
+    check_values,
     sorted_axes,
-    standardize_backward,
-    standardize_forward,
 )
 
 __all__ = [
+    "METHODS",
+    "Method",
     "NormalizeCache",
     "NormalizeGradients",
+    "moments",
     "normalize",
     "normalize_backward",
     "normalize_forward",
+    "standardize",
 ]
 
 
 class NormalizeCache(NamedTuple):
     """What the backward pass needs from the forward pass.
 
-    ``mu``, ``var`` (biased) and ``inv_std`` keep the reduced axes with length 1;
-    ``mu`` is None where the mean was not taken off.
+    The statistics keep the reduced axes with length 1. Of half precision they, and
+    ``x_hat``, are float32. ``mu`` is None where the mean was not taken off; ``var`` is
+    then the mean square.
     """
 
     x_hat: Array
     mu: Array  # or None
-    var: Array
-    inv_std: Array
+    var: Array  # biased, without eps
+    inv_std: Array  # 1 / sqrt(var + eps)
     axes: tuple[int, ...]
     parameter_axes: tuple[int, ...]
     gamma: Array | None
@@ -66,13 +71,231 @@ class NormalizeGradients(NamedTuple):
     dl_dbeta: Array
 
 
+class Method(NamedTuple):
+    """The axes of a method; ``2, ...`` stands for axis 2 and all behind it."""
+
+    axes: tuple[Any, ...]
+    parameter_axes: tuple[int, ...]
+    is_centred: bool = True
+
+    def axes_of(self, ndim: int) -> tuple[int, ...]:
+        """Return the axes of x with so many axes."""
+        if self.axes[-1] is not ...:
+            return self.axes
+        *firsts, start, _ = self.axes
+        return (*firsts, *range(start, ndim))
+
+
+METHODS = {
+    "batch norm": Method((0, 2, ...), (1,)),  # of (N, D) or (N, C, ...)
+    "layer norm": Method((-1,), (-1,)),  # of (..., D)
+    "RMSNorm": Method((-1,), (-1,), is_centred=False),
+    "instance norm": Method((2, ...), (1,)),  # of (N, C, ...)
+    "group norm": Method((2, ...), (1, 2)),  # of (N, groups, C / groups, ...)
+    "weight norm": Method((1, ...), (0,), is_centred=False),  # of (C_out, C_in, ...)
+    "weight standardization": Method((1, ...), ()),
+}
+
+
+# --- the formulas ---------------------------------------------------------------------
+
+
+def centre(x: Array, axes: Axes) -> tuple[Array, Array]:
+    """Take the mean off; return also the mean."""
+    mu = x.mean(axes, keepdims=True)
+    centred = x - mu
+    rest = centred.mean(axes, keepdims=True)  # what rounding left of the mean
+    return centred - rest, mu + rest
+
+
+def scale(centred: Array, axes: Axes, eps: float) -> tuple[Array, Array, Array]:
+    """Divide by the root mean square; return also the mean square, and 1 / root."""
+    var = (centred * centred).mean(axes, keepdims=True)
+    inv_std = (var + eps) ** -0.5
+    return centred * inv_std, var, inv_std
+
+
+def through(g: Array, x_hat: Array, inv_std: Array, axes: Axes) -> Array:
+    """Take a gradient through mean and root: the closed form of every method."""
+    along = (g * x_hat).mean(axes, keepdims=True)
+    return inv_std * (g - g.mean(axes, keepdims=True) - x_hat * along)
+
+
+def through_scale(g: Array, x_hat: Array, inv_std: Array, axes: Axes) -> Array:
+    """Take a gradient through the root alone, where no mean was taken off."""
+    along = (g * x_hat).mean(axes, keepdims=True)
+    return inv_std * (g - x_hat * along)
+
+
+def along(value: Array, axes: tuple[int, ...], ndim: int) -> Array:
+    """Return an array with these axes with length 1 along all others."""
+    lengths = dict(zip(axes, value.shape, strict=True))
+    return value.reshape(tuple(lengths.get(axis, 1) for axis in range(ndim)))
+
+
+def affine(
+    x_hat: Array,
+    gamma: Array | None,
+    beta: Array | None,
+    parameter_axes: tuple[int, ...],
+) -> Array:
+    """Multiply by the gain and add the bias, each along its axes."""
+    y = x_hat
+    if gamma is not None:
+        y = y * along(gamma, parameter_axes, x_hat.ndim)
+    if beta is not None:
+        y = y + along(beta, parameter_axes, x_hat.ndim)
+    return y
+
+
+def affine_gradients(
+    dl_dy: Array, x_hat: Array, parameter_axes: tuple[int, ...]
+) -> tuple[Array, Array]:
+    """Return what reaches gain and bias: sums over all that they act on."""
+    others = tuple(axis for axis in range(dl_dy.ndim) if axis not in parameter_axes)
+    dl_dgamma, dl_dbeta = dl_dy * x_hat, dl_dy
+    if others:  # in torch a sum over no axis is a sum over all
+        dl_dgamma, dl_dbeta = dl_dgamma.sum(others), dl_dbeta.sum(others)
+    return dl_dgamma, dl_dbeta
+
+
+def forward(
+    x: Array,
+    gamma: Array | None,
+    beta: Array | None,
+    axes: tuple[int, ...],
+    parameter_axes: tuple[int, ...],
+    eps: float,
+    is_centred: bool,
+) -> tuple[Array, NormalizeCache]:
+    """Normalize, as :func:`normalize_forward` does, with nothing checked."""
+    values, mu = as_float32(x), None
+    if is_centred:
+        values, mu = centre(values, axes)
+    x_hat, var, inv_std = scale(values, axes, eps)
+    y = as_dtype(affine(x_hat, gamma, beta, parameter_axes), x.dtype)
+    return y, NormalizeCache(x_hat, mu, var, inv_std, axes, parameter_axes, gamma)
+
+
+def backward(dl_dy: Array, cache: NormalizeCache) -> NormalizeGradients:
+    """Differentiate, as :func:`normalize_backward` does, with nothing checked."""
+    x_hat, mu, _, inv_std, axes, parameter_axes, gamma = cache
+    dl_dy_32 = as_float32(dl_dy)
+    g = affine(dl_dy_32, gamma, None, parameter_axes)
+    back = through_scale if mu is None else through
+    dl_dx = as_dtype(back(g, x_hat, inv_std, axes), dl_dy.dtype)
+    return NormalizeGradients(dl_dx, *affine_gradients(dl_dy_32, x_hat, parameter_axes))
+
+
+# --- the door -------------------------------------------------------------------------
+
+
+def choice(
+    method: str, x: Array, name: str = "x", shapes: str = ""
+) -> tuple[tuple[int, ...], tuple[int, ...], bool]:
+    """Return the row of a method for x; refuse x where an axis is missing."""
+    check_float_array(name, x)
+    _, parameter_axes, is_centred = METHODS[method]
+    axes = METHODS[method].axes_of(x.ndim)
+    if not axes or x.ndim <= max(*axes, *parameter_axes, 1):
+        raise ValueError(
+            f"{name} must have shape {shapes}, got {tuple(x.shape)}; add the missing "
+            f"axis, e.g. {name}[None] for a single example."
+        )
+    return axes, parameter_axes, is_centred
+
+
+def enter(
+    x: Array,
+    gamma: Array | None,
+    beta: Array | None,
+    eps: float,
+    axes: tuple[int, ...],
+    parameter_axes: tuple[int, ...],
+    is_centred: bool,
+) -> tuple[Array, NormalizeCache]:
+    """Check what axes do not tell, and compute."""
+    check_values(x, axes)
+    check_parameters(x, parameter_axes, gamma=gamma, beta=beta)
+    return forward(x, gamma, beta, axes, parameter_axes, check_eps(eps), is_centred)
+
+
+def moments(x: Array, axes: Axes) -> tuple[Array, Array]:
+    r"""Return mean and biased variance of each group, in two passes.
+
+    The textbook shortcut :math:`\overline{x^2} - \bar x^2` subtracts two large
+    numbers and can even turn negative. Here the mean is taken off first. A second
+    look at the centred values then repairs what rounding left in the mean: the
+    *corrected two-pass algorithm*.
+
+    Parameters
+    ----------
+    x : array of floats, any shape
+    axes : int or tuple of int
+        The axes along which one group lies.
+
+    Returns
+    -------
+    mu, var : arrays
+        Shape of ``x`` with length 1 along ``axes``; unit of x, and its square; of half
+        precision float32. ``var`` divides by the number of values n (biased).
+
+    Raises
+    ------
+    TypeError, ValueError
+        As :func:`normalize_forward`.
+
+    Notes
+    -----
+    Source: Chan, Golub and LeVeque (1983), "Algorithms for computing the sample
+    variance", eq. 1.7.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> mu, var = moments(np.array([[1.0, 10.0], [3.0, 10.0]]), axes=0)
+    >>> mu, var
+    (array([[ 2., 10.]]), array([[1., 0.]]))
+    """
+    check_float_array("x", x)
+    axes = sorted_axes(x, axes)
+    check_values(x, axes)
+    centred, mu = centre(as_float32(x), axes)
+    return mu, (centred * centred).mean(axes, keepdims=True)
+
+
+def standardize(
+    x: Array, axes: Axes, eps: float = 1e-5, *, is_centred: bool = True
+) -> Array:
+    r"""Shift and scale each group to mean 0 and (almost) variance 1.
+
+    .. math:: \hat x_i = (x_i - \mu) / \sqrt{\sigma^2 + \epsilon}
+
+    The variance of the result is :math:`\sigma^2 / (\sigma^2 + \epsilon)`.
+    :func:`normalize` without gain and bias: parameters, errors and source are there.
+
+    Returns
+    -------
+    x_hat : array
+        Shape and dtype of ``x``.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> standardize(np.array([[2.0, 4.0], [6.0, 8.0]]), axes=0, eps=0.0)
+    array([[-1., -1.],
+           [ 1.,  1.]])
+    """
+    return normalize_forward(x, axes=axes, eps=eps, is_centred=is_centred)[0]
+
+
 def normalize_forward(
     x: Array,
     gamma: Array | None = None,
     beta: Array | None = None,
     *,
     axes: Axes,
-    parameter_axes: Axes,
+    parameter_axes: Axes = (),
     eps: float = 1e-5,
     is_centred: bool = True,
 ) -> tuple[Array, NormalizeCache]:
@@ -81,6 +304,8 @@ def normalize_forward(
     Parameters
     ----------
     x : array of floats, any shape
+        A NumPy array or a torch tensor. Of half precision the statistics are float32,
+        and the result is rounded once, at the end.
     gamma, beta : arrays, optional
         Gain and bias. Their shape is that of ``x`` along ``parameter_axes``, in the
         order of the axes of ``x``; ``None`` stands for 1 and 0.
@@ -102,15 +327,20 @@ def normalize_forward(
     Raises
     ------
     TypeError
-        If an argument is not an array of real floating-point numbers.
+        If an argument is not an array of real floating-point numbers, or not of the
+        kind of ``x``.
     ValueError
         If an axis does not exist or is named twice, a shape does not fit, a group
-        has no value, or eps is negative.
+        has no value, or eps is negative or not finite.
 
     Notes
     -----
-    Source: Wu and He (2018), section 3.1, for the methods as sets of values that
-    share statistics; book, chapter *Choosing the axes*.
+    With ``eps=0`` a group of equal values gives 0/0: NaN, and no error, because
+    looking at the values would halt a GPU.
+
+    Source: Ioffe and Szegedy (2015), Algorithm 1, for the formula; Wu and He (2018),
+    section 3.1, for the methods as sets of values that share statistics; book,
+    chapters *Batch normalization* and *Choosing the axes*.
 
     Examples
     --------
@@ -129,15 +359,7 @@ def normalize_forward(
     check_float_array("x", x)
     axes = sorted_axes(x, axes)
     parameter_axes = sorted_axes(x, parameter_axes, "parameter_axes")
-    check_parameters(x, parameter_axes, gamma=gamma, beta=beta)
-    # Half precision is rounded once, at the end: x_hat stays in float32.
-    x_hat, cache = standardize_forward(
-        accumulation_dtype(x), axes, eps, is_centred=is_centred
-    )
-    y = affine(x_hat, gamma, beta, parameter_axes)
-    xp = array_namespace(x)
-    y = xp.astype(y, x.dtype, copy=False)
-    return y, NormalizeCache(*cache, parameter_axes, gamma)
+    return enter(x, gamma, beta, eps, axes, parameter_axes, is_centred)
 
 
 def normalize(
@@ -146,7 +368,7 @@ def normalize(
     beta: Array | None = None,
     *,
     axes: Axes,
-    parameter_axes: Axes,
+    parameter_axes: Axes = (),
     eps: float = 1e-5,
     is_centred: bool = True,
 ) -> Array:
@@ -165,7 +387,7 @@ def normalize(
     --------
     >>> import numpy as np
     >>> x = np.array([[3.0, 4.0, 12.0]])  # mean square 169 / 3
-    >>> y = normalize(x, axes=1, parameter_axes=1, eps=0.0, is_centred=False)
+    >>> y = normalize(x, axes=1, eps=0.0, is_centred=False)
     >>> y * 13 / np.sqrt(3)
     array([[ 3.,  4., 12.]])
     """
@@ -181,7 +403,7 @@ def normalize(
 
 
 def normalize_backward(dl_dy: Array, cache: NormalizeCache) -> NormalizeGradients:
-    r"""Gradients through a normalization, statistics included, in closed form.
+    r"""Differentiate through a normalization, statistics included, in closed form.
 
     With :math:`g = \gamma\,\partial\ell/\partial y` and means over the values that
     share statistics,
@@ -194,15 +416,16 @@ def normalize_backward(dl_dy: Array, cache: NormalizeCache) -> NormalizeGradient
         \,\hat x, \qquad
         \frac{\partial\ell}{\partial\beta} = \sum \frac{\partial\ell}{\partial y},
 
-    the sums over all values that a gain has a part in. Without centring,
-    :math:`\bar g` is missing.
+    the sums over all values that a gain acts on. It is exact for every
+    :math:`\epsilon \ge 0`. Without centring, :math:`\bar g` is missing. Batch norm,
+    layer norm, RMSNorm and instance norm have this backward pass under their names.
 
     Parameters
     ----------
     dl_dy : array
         Shape of ``y``.
     cache : NormalizeCache
-        From :func:`normalize_forward`.
+        From the forward pass.
 
     Returns
     -------
@@ -236,69 +459,5 @@ def normalize_backward(dl_dy: Array, cache: NormalizeCache) -> NormalizeGradient
     >>> dl_dgamma * np.sqrt(2), dl_dbeta
     (array([-2.,  2.,  0.]), array([1., 2., 0.]))
     """
-    check_float_array("dl_dy", dl_dy)
-    check_same_kind("dl_dy", dl_dy, "y", cache.x_hat)
-    check_same_shape("dl_dy", dl_dy, "y", cache.x_hat)
-    g = accumulation_dtype(dl_dy)
-    dl_dx_hat = affine(g, cache.gamma, None, cache.parameter_axes)
-    dl_dx = standardize_backward(dl_dx_hat, StandardizeCache(*cache[:5]))
-    return affine_gradients(dl_dy, dl_dx, cache.x_hat, cache.parameter_axes)
-
-
-def affine(
-    x_hat: Array,
-    gamma: Array | None,
-    beta: Array | None,
-    parameter_axes: tuple[int, ...],
-) -> Array:
-    """Multiply by the gain and add the bias, each along its axes."""
-    y = x_hat
-    if gamma is not None:
-        y = y * along(gamma, parameter_axes, x_hat.ndim)
-    if beta is not None:
-        y = y + along(beta, parameter_axes, x_hat.ndim)
-    return y
-
-
-def affine_gradients(
-    dl_dy: Array, dl_dx: Array, x_hat: Array, parameter_axes: tuple[int, ...]
-) -> NormalizeGradients:
-    """Sum what reaches gain and bias, beside a gradient of x that is known."""
-    xp = array_namespace(dl_dy, x_hat)
-    g = accumulation_dtype(dl_dy)
-    others = tuple(axis for axis in range(g.ndim) if axis not in parameter_axes)
-
-    def total(values: Array) -> Array:
-        # A sum over no axis would be, in torch, a sum over all.
-        return xp.sum(values, axis=others) if others else values
-
-    return NormalizeGradients(
-        dl_dx=xp.astype(dl_dx, dl_dy.dtype, copy=False),
-        dl_dgamma=total(g * x_hat),
-        dl_dbeta=total(g),
-    )
-
-
-def along(value: Array, axes: tuple[int, ...], ndim: int) -> Array:
-    """Give an array with these axes length 1 along all others, so it broadcasts."""
-    xp = array_namespace(value)
-    lengths = dict(zip(axes, value.shape, strict=True))
-    return xp.reshape(value, tuple(lengths.get(axis, 1) for axis in range(ndim)))
-
-
-def check_parameters(
-    x: Array, parameter_axes: tuple[int, ...], **values: Array | None
-) -> None:
-    """Refuse a gain or bias that has not one value for each place on its axes."""
-    expected = tuple(x.shape[axis] for axis in parameter_axes)
-    for name, value in values.items():
-        if value is None:
-            continue
-        check_float_array(name, value)
-        check_same_kind(name, value, "x", x)
-        if tuple(value.shape) != expected:
-            raise ValueError(
-                f"{name} must have shape {expected}, got {tuple(value.shape)}; pass "
-                f"{math.prod(expected)} values, one per feature: "
-                f"axes {parameter_axes} of x with shape {tuple(x.shape)}."
-            )
+    check_like("dl_dy", dl_dy, "y", cache.x_hat)
+    return backward(dl_dy, cache)

@@ -21,14 +21,14 @@ from typing import Literal, NamedTuple
 
 from array_api_compat import array_namespace
 
-from normbook.standardize import (
+from normbook.arrays import (
     Array,
     Axes,
     check_float_array,
     check_same_kind,
     check_same_shape,
-    moments,
 )
+from normbook.normalize import moments
 
 __all__ = [
     "PopulationStatistics",
@@ -41,6 +41,16 @@ __all__ = [
     "unbiased",
     "welford",
 ]
+
+
+def averaged(average: Array, value: Array, alpha: float) -> Array:
+    """Take one more value into an exponential moving average."""
+    return alpha * average + (1 - alpha) * value
+
+
+def debiased(average: Array, alpha: float, steps: int) -> Array:
+    """Divide by the weights of the values: what is missing to 1 is the start at 0."""
+    return average / (1 - alpha**steps)
 
 
 def exponential_average(
@@ -81,15 +91,14 @@ def exponential_average(
 
     Examples
     --------
-    >>> exponential_average(0.0, 10.0, momentum=0.1)
-    1.0
-    >>> exponential_average(0.0, 10.0, decay=0.75)
+    >>> exponential_average(0.0, 10.0, momentum=0.25)
     2.5
+    >>> exponential_average(0.0, 10.0, decay=0.25)
+    7.5
     """
-    old_weight = _decay(momentum, decay)
-    new_weight = 1 - old_weight if momentum is None else momentum
+    alpha = _decay(momentum, decay)
     _check_same_shape_or_number(running, new)
-    return old_weight * running + new_weight * new
+    return averaged(running, new, alpha)
 
 
 def cumulative_average(running: Array, new: Array, steps: int) -> Array:
@@ -171,7 +180,7 @@ def debias(
     """
     decay = _decay(momentum, decay)
     _check_steps(steps, least=1)
-    return running / (1 - decay**steps)
+    return debiased(running, decay, steps)
 
 
 def unbiased(var: Array, count: int) -> Array:
@@ -343,7 +352,7 @@ class RunningStatistics:
         Parameters
         ----------
         mean, var : arrays, shape (D,)
-            Of the batch; ``var`` biased, as :func:`normbook.standardize.moments`
+            Of the batch; ``var`` biased, as :func:`normbook.normalize.moments`
             and the cache of a forward pass give it (flatten it to (D,) first).
         count : int
             Number of values in each group.
@@ -544,7 +553,7 @@ def population_statistics(batches: Iterable[Array], axes: Axes) -> PopulationSta
         Alike but for their length along the reduced axes.
     axes : int or tuple of int
         The axes along which one group lies, as in
-        :func:`normbook.standardize.moments`.
+        :func:`normbook.normalize.moments`.
 
     Returns
     -------
@@ -554,7 +563,7 @@ def population_statistics(batches: Iterable[Array], axes: Axes) -> PopulationSta
     Raises
     ------
     TypeError, ValueError
-        As :func:`normbook.standardize.moments`, and if there is no batch.
+        As :func:`normbook.normalize.moments`, and if there is no batch.
 
     Notes
     -----

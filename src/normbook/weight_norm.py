@@ -13,19 +13,12 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
+from normbook.arrays import Array, as_float32, check_parameters
 from normbook.normalize import (
     NormalizeCache,
-    check_parameters,
+    choice,
+    enter,
     normalize_backward,
-    normalize_forward,
-)
-from normbook.standardize import (
-    Array,
-    StandardizeCache,
-    accumulation_dtype,
-    check_float_array,
-    standardize_backward,
-    standardize_forward,
 )
 
 __all__ = [
@@ -39,6 +32,9 @@ __all__ = [
     "weight_standardization_backward",
     "weight_standardization_forward",
 ]
+
+
+SHAPES = "(D_out, D_in) or (C_out, C_in, ...)"
 
 
 class WeightNormGradients(NamedTuple):
@@ -57,13 +53,7 @@ def row_axes(weights: Array) -> tuple[int, ...]:
     >>> row_axes(np.zeros((8, 3))), row_axes(np.zeros((8, 3, 5, 5)))
     ((1,), (1, 2, 3))
     """
-    check_float_array("weights", weights)
-    if weights.ndim < 2:
-        raise ValueError(
-            "weights must have shape (D_out, D_in) or (C_out, C_in, ...), got "
-            f"{tuple(weights.shape)}; give a single row an axis, e.g. weights[None]."
-        )
-    return tuple(range(1, weights.ndim))
+    return choice("weight norm", weights, "weights", SHAPES)[0]
 
 
 def gain_of_rows(v: Array, g: Array) -> Array:
@@ -80,7 +70,7 @@ def gain_of_rows(v: Array, g: Array) -> Array:
     """
     n = math.prod([v.shape[axis] for axis in row_axes(v)])
     check_parameters(v, (0,), g=g)
-    return accumulation_dtype(g) / math.sqrt(max(n, 1))
+    return as_float32(g) / math.sqrt(max(n, 1))
 
 
 def weight_norm_forward(v: Array, g: Array) -> tuple[Array, NormalizeCache]:
@@ -124,14 +114,8 @@ def weight_norm_forward(v: Array, g: Array) -> tuple[Array, NormalizeCache]:
     >>> w
     array([[6., 8.]])
     """
-    return normalize_forward(
-        v,
-        gain_of_rows(v, g),
-        axes=row_axes(v),
-        parameter_axes=0,
-        eps=0.0,
-        is_centred=False,
-    )
+    axes = choice("weight norm", v, "weights", SHAPES)
+    return enter(v, gain_of_rows(v, g), None, 0.0, *axes)
 
 
 def weight_norm(v: Array, g: Array) -> Array:
@@ -140,11 +124,6 @@ def weight_norm(v: Array, g: Array) -> Array:
     .. math:: w_i = g_i \, v_i / \lVert v_i \rVert
 
     Parameters, errors and source are those of :func:`weight_norm_forward`.
-
-    Returns
-    -------
-    w : array
-        Shape and dtype of ``v``.
 
     Examples
     --------
@@ -206,7 +185,7 @@ def weight_norm_backward(dl_dw: Array, cache: NormalizeCache) -> WeightNormGradi
 
 def weight_standardization_forward(
     w: Array, eps: float = 1e-10
-) -> tuple[Array, StandardizeCache]:
+) -> tuple[Array, NormalizeCache]:
     r"""Standardize each row of w, and keep what the backward pass needs.
 
     .. math::
@@ -226,7 +205,7 @@ def weight_standardization_forward(
     -------
     w_hat : array
         Shape and dtype of ``w``.
-    cache : StandardizeCache
+    cache : NormalizeCache
 
     Raises
     ------
@@ -259,7 +238,8 @@ def weight_standardization_forward(
     >>> cache.mu.ravel(), cache.var.ravel()
     (array([ 2., 30.]), array([  1., 400.]))
     """
-    return standardize_forward(w, row_axes(w), eps)
+    axes = choice("weight standardization", w, "weights", SHAPES)
+    return enter(w, None, None, eps, *axes)
 
 
 def weight_standardization(w: Array, eps: float = 1e-10) -> Array:
@@ -268,11 +248,6 @@ def weight_standardization(w: Array, eps: float = 1e-10) -> Array:
     .. math:: \hat w_i = (w_i - \mu_i) / \sqrt{\sigma_i^2 + \epsilon}
 
     Parameters, errors and source are those of :func:`weight_standardization_forward`.
-
-    Returns
-    -------
-    w_hat : array
-        Shape and dtype of ``w``.
 
     Examples
     --------
@@ -283,7 +258,7 @@ def weight_standardization(w: Array, eps: float = 1e-10) -> Array:
     return weight_standardization_forward(w, eps)[0]
 
 
-def weight_standardization_backward(dl_dw_hat: Array, cache: StandardizeCache) -> Array:
+def weight_standardization_backward(dl_dw_hat: Array, cache: NormalizeCache) -> Array:
     r"""Gradient through weight standardization, in closed form.
 
     With :math:`g = \partial\ell/\partial\hat w` and means over the weights of one
@@ -322,4 +297,4 @@ def weight_standardization_backward(dl_dw_hat: Array, cache: StandardizeCache) -
     >>> weight_standardization_backward(np.array([[0.25, -0.5]]), cache)
     array([[0., 0.]])
     """
-    return standardize_backward(dl_dw_hat, cache)
+    return normalize_backward(dl_dw_hat, cache).dl_dx

@@ -14,15 +14,12 @@ from torch.nn.modules.module import register_module_forward_hook
 from normbook.checks import check_norm_layer
 from normbook.layers import (
     batch_norm,
-    batch_renorm,
-    ghost_batch_norm,
     group_norm,
     layer_norm,
     lp_norm,
-    masked_batch_norm,
-    per_step_batch_norm,
+    sequences,
+    small_batches,
     sync_batch_norm,
-    unbiased_batch_norm,
 )
 
 OUTPUT = "the output is (x - mean) / sigma, over the right axes"
@@ -275,12 +272,12 @@ def test_a_bug_is_found_where_the_gain_has_another_name() -> None:
     ("layer", "reason"),
     [
         (
-            unbiased_batch_norm.UnbiasedBatchNorm1d(3),
+            small_batches.UnbiasedBatchNorm1d(3),
             "the unbiased variance normalizes",
         ),
-        (ghost_batch_norm.GhostBatchNorm1d(3, 4), "each 4 examples have statistics"),
-        (ghost_batch_norm.GhostBatchNorm2d(3, 2), "each 2 examples have statistics"),
-        (batch_renorm.BatchRenorm1d(3), "as in batch renormalization"),
+        (small_batches.GhostBatchNorm1d(3, 4), "each 4 examples have statistics"),
+        (small_batches.GhostBatchNorm2d(3, 2), "each 2 examples have statistics"),
+        (small_batches.BatchRenorm1d(3), "as in batch renormalization"),
     ],
     ids=lambda value: type(value).__name__,
 )
@@ -292,7 +289,7 @@ def test_a_deliberate_variant_says_how_it_differs(
 
 
 def test_the_unbiased_variant_fails_one_test_only() -> None:
-    layer = unbiased_batch_norm.UnbiasedBatchNorm1d(3)
+    layer = small_batches.UnbiasedBatchNorm1d(3)
     failed = check_norm_layer(layer, quiet=True).failed
     assert failed == ("the variance divides by n, not by n - 1",)
 
@@ -307,8 +304,8 @@ def test_an_lp_norm_is_told_from_batch_norm() -> None:
 @pytest.mark.parametrize(
     "layer",
     [
-        masked_batch_norm.MaskedBatchNorm1d(3),
-        per_step_batch_norm.PerStepBatchNorm1d(3, 2),
+        sequences.MaskedBatchNorm1d(3),
+        sequences.PerStepBatchNorm1d(3, 2),
     ],
     ids=lambda layer: type(layer).__name__,
 )

@@ -54,5 +54,5 @@ def test_the_split_depends_on_the_seed_alone() -> None:
 
 @pytest.mark.parametrize("seed", [-1, 2**32, 1.5, "0", None])
 def test_a_seed_that_is_none_is_refused(seed: object) -> None:
-    with pytest.raises(ValueError, match=r"seed must be a whole number .*, got .*pass"):
+    with pytest.raises(ValueError, match=r"seed must be a whole number .*, got .*give"):
         digits.load(seed)  # type: ignore[arg-type]

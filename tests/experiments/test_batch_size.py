@@ -12,19 +12,21 @@ import pytest
 import torch
 from torch import nn
 
-from normbook.experiments import batch_size, runner, vgg
+from normbook.errors import RecordError
+from normbook.experiments import batch_size, vgg
 from normbook.experiments.batch_size import BATCH_4, BATCH_128, VARIANTS
-from normbook.experiments.experiment import Scale
 from normbook.experiments.published import (
     BATCH_SIZE_ERROR,
     BATCH_SIZE_LAST_ERROR,
     BATCH_SIZE_LOSS,
 )
-from normbook.experiments.record import Record, RecordError, RunRecord
-from normbook.figures import STYLES
+from normbook.lab import runner
+from normbook.lab.experiment import Scale
+from normbook.lab.record import Record, RunRecord
 from normbook.layers.batch_norm import BatchNorm1d
 from normbook.layers.layer_norm import LayerNorm
-from normbook.layers.unbiased_batch_norm import UnbiasedBatchNorm1d
+from normbook.layers.small_batches import UnbiasedBatchNorm1d
+from normbook.looks import STYLES
 
 LIVE = BATCH_4.scales["live"]
 TINY = {
@@ -55,7 +57,7 @@ def _closed() -> Iterator[None]:
 
 
 def by_hand(size: int, epochs: int, values: dict[str, list[float]]) -> Record:
-    """Give a record of MNIST with one variant and a seed for each row of values."""
+    """Return a record of MNIST with one variant and a seed for each row of values."""
     settings: dict[str, Any] = {
         "batch_size": size,
         "measure_every": 10,
@@ -159,7 +161,7 @@ def test_the_first_point_stands_after_the_first_epoch(record: Record) -> None:
 
 
 def lines(ax: Any, kind: str) -> list[Any]:
-    """Give the lines in the colour of a kind, without markers."""
+    """Return the lines in the colour of a kind, without markers."""
     colour = STYLES[kind]["color"]  # type: ignore[index]
     own = [line for line in ax.lines if line.get_color() == colour]
     return [line for line in own if line.get_marker() == "None"]

@@ -16,15 +16,18 @@ import torch
 from torch import Tensor, nn
 
 from normbook.data import Dataset
-from normbook.experiments import conv_norms, runner, vgg
+from normbook.errors import RecordError
+from normbook.experiments import conv_norms, vgg
 from normbook.experiments.catalogue import EXPERIMENTS
 from normbook.experiments.conv_norms import CONV_NORMS, CONV_NORMS_RATES, LOOKS
-from normbook.experiments.experiment import Experiment, Run
 from normbook.experiments.published import GROUP_NORM_ERROR
-from normbook.experiments.record import Record, RecordError, RunRecord, load, save
-from normbook.figures import STYLES
-from normbook.layers.batch_norm import BatchNorm2d, recalibrate
+from normbook.lab import runner
+from normbook.lab.experiment import Experiment, Run
+from normbook.lab.record import Record, RunRecord, load, save
+from normbook.layers.batch_norm import BatchNorm2d
 from normbook.layers.group_norm import GroupNorm, InstanceNorm2d
+from normbook.layers.recalibrate import recalibrate
+from normbook.looks import STYLES
 
 EXACT = 1e-12  # float64, other orders of sums
 SUMS = 1e-10  # the same for sums over 90 000 pixels
@@ -41,7 +44,7 @@ def _closed() -> Iterator[None]:
 
 
 def tiny(experiment: Experiment = CONV_NORMS) -> Experiment:
-    """Give runs of at most 12 steps at the scale "live"."""
+    """Return runs of at most 12 steps at the scale "live"."""
     settings = dict(experiment.scales["live"].settings)
     variants = {}
     for name, own in settings["variants"].items():
@@ -78,7 +81,7 @@ def layers(model: nn.Module, kind: type[nn.Module]) -> list[Any]:
 
 
 def norms(model: nn.Module) -> list[Any]:
-    """Give the layers before the ReLUs, which are neither ReLU nor convolution."""
+    """Return the layers before the ReLUs, which are neither ReLU nor convolution."""
     children = list(model.children())
     before = [children[k - 1] for k, m in enumerate(children) if type(m) is nn.ReLU]
     return [module for module in before if not isinstance(module, nn.Conv2d)]
@@ -346,7 +349,7 @@ OTHERS = [norm for norm in LOOKS if norm != "batch_norm"]
 
 
 def errors(record: Record, norm: str, measurement: str = "test") -> list[float]:
-    """Give the median error at the end for batches of 3, then of 6."""
+    """Return the median error at the end for batches of 3, then of 6."""
     found = [
         np.median([
             run.curves[measurement]["error"][-1]

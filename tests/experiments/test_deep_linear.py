@@ -13,13 +13,15 @@ import pytest
 import torch
 from torch import nn
 
-from normbook.experiments import deep_linear, runner, vgg
-from normbook.experiments.experiment import Scale, generator
+from normbook.errors import RecordError
+from normbook.experiments import deep_linear, vgg
 from normbook.experiments.published import DEEP_LINEAR_LOSS
-from normbook.experiments.record import Record, RecordError
-from normbook.figures import STYLES
+from normbook.lab import runner
+from normbook.lab.experiment import Scale, generator
+from normbook.lab.record import Record
 from normbook.layers.batch_norm import BatchNorm1d
 from normbook.layers.lp_norm import LpNorm1d
+from normbook.looks import STYLES
 
 CPU = torch.device("cpu")
 SCALE = Scale(
@@ -118,7 +120,7 @@ def test_a_run_measures_what_it_says(record: Record) -> None:
 
 
 def line_of(ax: Any, kind: str) -> Any:
-    """Give the line in the colour of a kind, without markers."""
+    """Return the line in the colour of a kind, without markers."""
     style = STYLES[kind]  # type: ignore[index]
     (found,) = [
         line

@@ -21,8 +21,8 @@ from torch.distributions import (
 
 from normbook.data.strokes import lines
 from normbook.data.synthetic import drawings
-from normbook.experiments import handwriting, published, runner
-from normbook.experiments.experiment import Experiment, Run, Scale
+from normbook.errors import RecordError
+from normbook.experiments import handwriting, published
 from normbook.experiments.handwriting import (
     Mixture,
     PenNetwork,
@@ -31,8 +31,10 @@ from normbook.experiments.handwriting import (
     sample,
     updates_to,
 )
-from normbook.experiments.record import Record, RecordError
-from normbook.figures import STYLES
+from normbook.lab import runner
+from normbook.lab.experiment import Experiment, Run, Scale
+from normbook.lab.record import Record
+from normbook.looks import STYLES
 
 CPU = torch.device("cpu")
 # Sums of a few numbers in float64, in another order.

@@ -14,11 +14,13 @@ from torch import Tensor
 
 from normbook.data.stories import Stories, Story
 from normbook.diagnostics.undisturbed import undisturbed
-from normbook.experiments import published, reading, runner
-from normbook.experiments.experiment import Run
+from normbook.errors import RecordError
+from normbook.experiments import published, reading
 from normbook.experiments.reading import AttentiveReader
-from normbook.experiments.record import Record, RecordError
-from normbook.figures import STYLES
+from normbook.lab import runner
+from normbook.lab.experiment import Run
+from normbook.lab.record import Record
+from normbook.looks import STYLES
 
 CPU = torch.device("cpu")
 EXACT = 1e-12  # float64, other orders of sums

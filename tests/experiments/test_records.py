@@ -21,11 +21,11 @@ import tiny
 from normbook.__main__ import _parser
 from normbook.data.catalogue import SOURCES
 from normbook.data.files import whereabouts
-from normbook.experiments import record
 from normbook.experiments.catalogue import EXPERIMENTS
-from normbook.experiments.experiment import OPENING, Scale
-from normbook.experiments.record import Record, RunRecord
-from normbook.experiments.runner import load_data, replay
+from normbook.lab import record
+from normbook.lab.experiment import OPENING, Scale
+from normbook.lab.record import Record, RunRecord
+from normbook.lab.runner import load_data, replay
 
 RECORDED = Path(__file__).parents[2] / "book" / "recorded"
 PATHS = [pytest.param(p, id=p.stem) for p in sorted(RECORDED.glob("*.json"))]
@@ -198,6 +198,8 @@ def moved(value: Any) -> Any:
     """Add a twentieth: behind a batch norm, means are 0 and no factor moves them."""
     if isinstance(value, list):
         return [moved(inner) for inner in value]
+    if isinstance(value, str):
+        return f"{value}."
     return None if value is None else 1.05 * value + 0.05
 
 

@@ -13,11 +13,13 @@ import torch
 from matplotlib.figure import Figure
 from numpy.typing import ArrayLike
 
-from normbook.experiments import runner, sigmoid_net
-from normbook.experiments.experiment import Experiment
+from normbook.errors import RecordError
+from normbook.experiments import sigmoid_net
 from normbook.experiments.published import SIGMOID_NET_ACCURACY
-from normbook.experiments.record import Record, RecordError, RunRecord
-from normbook.figures import STYLES
+from normbook.lab import runner
+from normbook.lab.experiment import Experiment
+from normbook.lab.record import Record, RunRecord
+from normbook.looks import STYLES
 
 VARIANTS = ("none", "batch_norm", "noisy_batch_norm")
 BLUE, GREEN, GREY = (STYLES[k]["color"] for k in ("batch", "other", "none"))
@@ -43,7 +45,7 @@ def live() -> Record:
 
 
 def invented(experiment: Experiment, scale: str, quantities: dict[str, Any]) -> Record:
-    """Give a record of random numbers, at the steps of a scale, with two seeds."""
+    """Return a record of random numbers, at the steps of a scale, with two seeds."""
     settings = experiment.scales[scale].settings
     steps = list(range(0, settings["steps"] + 1, settings["measure_every"]))
     rng = np.random.default_rng(0)

@@ -15,9 +15,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from normbook.experiments import runner, transformer
-from normbook.experiments.experiment import Experiment, Run
-from normbook.experiments.record import Record, RecordError
+from normbook.errors import RecordError
+from normbook.experiments import transformer
 from normbook.experiments.transformer import (
     EQUALS,
     NORMS,
@@ -28,8 +27,11 @@ from normbook.experiments.transformer import (
     gradient_norms,
     warmed_up,
 )
-from normbook.figures import STYLES
+from normbook.lab import runner
+from normbook.lab.experiment import Experiment, Run
+from normbook.lab.record import Record
 from normbook.layers.layer_norm import LayerNorm, RMSNorm
+from normbook.looks import STYLES
 
 CPU = torch.device("cpu")
 EXACT = 1e-12  # float64, other orders of sums

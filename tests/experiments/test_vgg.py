@@ -14,12 +14,14 @@ from torch import nn
 
 from normbook.data import Dataset
 from normbook.diagnostics.noise import DistributionNoise
-from normbook.experiments import deep_linear, runner, vgg
-from normbook.experiments.experiment import Experiment, Scale, generator
+from normbook.errors import RecordError
+from normbook.experiments import deep_linear, vgg
 from normbook.experiments.published import VGG_TRAIN_ACCURACY
-from normbook.experiments.record import Record, RecordError
-from normbook.figures import STYLES
+from normbook.lab import runner
+from normbook.lab.experiment import Experiment, Scale, generator
+from normbook.lab.record import Record
 from normbook.layers.batch_norm import BatchNorm1d, BatchNorm2d
+from normbook.looks import STYLES
 
 CPU = torch.device("cpu")
 TINY = {
@@ -157,7 +159,7 @@ def test_images_may_be_rows_of_digits_or_squares() -> None:
 
 
 def drawn(ax: Any, kind: str) -> list[Any]:
-    """Give the lines in the colour of a kind, without markers."""
+    """Return the lines in the colour of a kind, without markers."""
     style = STYLES[kind]  # type: ignore[index]
     return [
         line

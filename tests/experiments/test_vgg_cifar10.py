@@ -8,9 +8,10 @@ import torch
 
 from normbook.data import Dataset
 from normbook.data.catalogue import SOURCES
-from normbook.experiments import runner, vgg
+from normbook.experiments import vgg
 from normbook.experiments.catalogue import EXPERIMENTS
-from normbook.experiments.experiment import generator
+from normbook.lab import runner
+from normbook.lab.experiment import generator
 
 CPU = torch.device("cpu")
 SCALE = vgg.EXPERIMENT.scales["cifar10"]

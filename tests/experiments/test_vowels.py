@@ -16,10 +16,12 @@ from torch import Tensor
 from normbook.data.sequences import Sequences, pad
 from normbook.data.synthetic import sequences
 from normbook.diagnostics.undisturbed import undisturbed
-from normbook.experiments import runner, vowels
-from normbook.experiments.experiment import Experiment, Run
-from normbook.experiments.record import Record, RecordError
-from normbook.figures import STYLES
+from normbook.errors import RecordError
+from normbook.experiments import vowels
+from normbook.lab import runner
+from normbook.lab.experiment import Experiment, Run
+from normbook.lab.record import Record
+from normbook.looks import STYLES
 
 CPU = torch.device("cpu")
 EXACT = 1e-12  # float64, other orders of sums

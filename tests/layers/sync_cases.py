@@ -15,7 +15,8 @@ from layer_pairs import draw, run
 from torch import Tensor, distributed, nn
 
 from normbook.layers import sync_batch_norm as module
-from normbook.layers.batch_norm import BatchNorm1d, recalibrate
+from normbook.layers.batch_norm import BatchNorm1d
+from normbook.layers.recalibrate import recalibrate
 from normbook.layers.sync_batch_norm import SyncBatchNorm
 from normbook.running_statistics import PopulationStatistics, merge
 

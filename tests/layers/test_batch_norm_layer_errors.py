@@ -211,10 +211,10 @@ def test_state_of_a_wrong_shape_is_refused_by_name(key: str) -> None:
 @pytest.mark.parametrize(
     ("step", "call"),
     [
-        ("function.normalize_forward", 1),
+        ("function.formulas.forward", 1),
         ("base.unbiased", 1),
-        ("base.exponential_average", 1),
-        ("base.exponential_average", 2),  # the mean is averaged, the variance not yet
+        ("base.averaged", 1),
+        ("base.averaged", 2),  # the mean is averaged, the variance not yet
         ("batch_norm.laid_out", 1),
     ],
 )

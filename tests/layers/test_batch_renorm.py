@@ -11,9 +11,10 @@ from layer_pairs import EXACT, assert_equal, distance, draw, run
 from torch import Tensor, nn
 
 from normbook.gradient_check import survivors
-from normbook.layers import batch_renorm as module
-from normbook.layers.batch_norm import BatchNorm1d, BatchNorm2d, recalibrate
-from normbook.layers.batch_renorm import BatchRenorm1d, BatchRenorm2d, BatchRenorm3d
+from normbook.layers import small_batches as module
+from normbook.layers.batch_norm import BatchNorm1d, BatchNorm2d
+from normbook.layers.recalibrate import recalibrate
+from normbook.layers.small_batches import BatchRenorm1d, BatchRenorm2d, BatchRenorm3d
 
 LAYERS = {2: BatchRenorm1d, 3: BatchRenorm1d, 4: BatchRenorm2d, 5: BatchRenorm3d}
 SHAPES = [(7, 3), (5, 3, 4), (2, 3, 4, 5), (2, 3, 4, 5, 6)]

@@ -11,16 +11,18 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm as TorchBatchNorm
 
-from normbook.experiments.architectures import ARCHITECTURES, stir
 from normbook.gradient_check import relative_error
+from normbook.lab.architectures import ARCHITECTURES, stir
 from normbook.layers import batch_norm as ours
-from normbook.layers.batch_renorm import BatchRenorm1d
 from normbook.layers.folding import fold_batch_norm, folding_plan
-from normbook.layers.ghost_batch_norm import GhostBatchNorm2d
 from normbook.layers.group_norm import GroupNorm
 from normbook.layers.layer_norm import LayerNorm
+from normbook.layers.small_batches import (
+    BatchRenorm1d,
+    GhostBatchNorm2d,
+    UnbiasedBatchNorm1d,
+)
 from normbook.layers.sync_batch_norm import SyncBatchNorm
-from normbook.layers.unbiased_batch_norm import UnbiasedBatchNorm1d
 
 # Of the largest output. Unfolded, float32 is as far from float64 as that.
 EQUAL = {torch.float32: 1e-6, torch.float64: 1e-12}

@@ -12,10 +12,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.utils import parametrizations, prune
 
-from normbook.experiments.architectures import stir
+from normbook.lab.architectures import stir
 from normbook.layers.folding import FoldingError, fold_batch_norm, folding_plan
-from normbook.layers.masked_batch_norm import MaskedBatchNorm1d
-from normbook.layers.per_step_batch_norm import PerStepBatchNorm1d
+from normbook.layers.sequences import MaskedBatchNorm1d, PerStepBatchNorm1d
 
 
 class Wired(nn.Module):

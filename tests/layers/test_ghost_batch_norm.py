@@ -12,9 +12,10 @@ from layer_pairs import EXACT, assert_equal, distance, draw, run
 from torch import Tensor, nn
 
 from normbook.gradient_check import survivors
-from normbook.layers import ghost_batch_norm as module
-from normbook.layers.batch_norm import BatchNorm1d, BatchNorm2d, recalibrate
-from normbook.layers.ghost_batch_norm import (
+from normbook.layers import small_batches as module
+from normbook.layers.batch_norm import BatchNorm1d, BatchNorm2d
+from normbook.layers.recalibrate import recalibrate
+from normbook.layers.small_batches import (
     GhostBatchNorm1d,
     GhostBatchNorm2d,
     GhostBatchNorm3d,

@@ -290,9 +290,9 @@ def test_a_momentum_outside_0_to_1_is_refused_and_nothing_is_updated(
 @pytest.mark.parametrize(
     ("step", "call"),
     [
-        ("function.normalize_forward", 1),
+        ("function.formulas.forward", 1),
         ("base.unbiased", 1),
-        ("base.exponential_average", 2),  # the mean is averaged, the variance not yet
+        ("base.averaged", 2),  # the mean is averaged, the variance not yet
     ],
 )
 def test_an_error_in_the_computation_itself_leaves_the_statistics(

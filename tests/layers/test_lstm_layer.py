@@ -21,10 +21,11 @@ from torch.func import functional_call, grad, jacfwd, jacrev, jvp, vmap
 from torch.nn.utils.rnn import PackedSequence, pack_sequence, pad_packed_sequence
 from torch.utils.checkpoint import checkpoint
 
-from normbook import lstm as core
+from normbook import layer_norm_lstm as core
+from normbook.layer_norm_lstm import LayerNormLSTMParameters, layer_norm_lstm
 from normbook.layers import lstm as module
 from normbook.layers.lstm import LayerNormLSTM
-from normbook.lstm import LayerNormLSTMParameters, LSTMParameters, layer_norm_lstm, lstm
+from normbook.lstm import LSTMParameters, lstm
 
 # float64, the same sums in another order, over 6 steps and 3 layers.
 EXACT = 1e-12

@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from layer_pairs import EXACT, assert_equal, distance, draw
 from torch import Tensor, nn
 
-from normbook.layers.batch_norm import BatchNorm1d, recalibrate
-from normbook.layers.masked_batch_norm import MaskedBatchNorm1d
+from normbook.layers.batch_norm import BatchNorm1d
+from normbook.layers.recalibrate import recalibrate
+from normbook.layers.sequences import MaskedBatchNorm1d
 
 SHAPES = [(4, 3, 5), (7, 3)]
 each_shape = pytest.mark.parametrize("shape", SHAPES, ids=str)

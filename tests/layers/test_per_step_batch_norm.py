@@ -15,9 +15,9 @@ from test_masked_batch_norm import run as run_other
 from torch import Tensor, nn
 from torch.optim.swa_utils import update_bn
 
-from normbook.layers.batch_norm import BatchNorm1d, recalibrate
-from normbook.layers.masked_batch_norm import MaskedBatchNorm1d
-from normbook.layers.per_step_batch_norm import PerStepBatchNorm1d
+from normbook.layers.batch_norm import BatchNorm1d
+from normbook.layers.recalibrate import recalibrate
+from normbook.layers.sequences import MaskedBatchNorm1d, PerStepBatchNorm1d
 
 STEPS = 4
 MASK = torch.tensor([True, True, False, True, False, True, True])

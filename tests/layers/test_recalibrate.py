@@ -13,8 +13,9 @@ from torch import Tensor, nn
 from torch.optim.swa_utils import update_bn
 
 from normbook.gradient_check import survivors
-from normbook.layers import batch_norm as module
-from normbook.layers.batch_norm import BatchNorm1d, BatchNorm2d, recalibrate
+from normbook.layers import recalibrate as module
+from normbook.layers.batch_norm import BatchNorm1d, BatchNorm2d
+from normbook.layers.recalibrate import recalibrate
 
 SIZES = (6, 6, 3)
 

@@ -13,9 +13,10 @@ from layer_pairs import assert_equal, distance
 from sync_cases import CHANNELS, UNEQUAL, Case, with_state
 from torch import Tensor, nn
 
-from normbook.layers.batch_norm import BatchNorm1d, recalibrate
-from normbook.processes import ProcessError
-from normbook.processes import run as run_processes
+from normbook.errors import ProcessError
+from normbook.lab.processes import run as run_processes
+from normbook.layers.batch_norm import BatchNorm1d
+from normbook.layers.recalibrate import recalibrate
 
 # float64; the same sums in another order.
 EXACT = 1e-12

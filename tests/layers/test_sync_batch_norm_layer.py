@@ -15,8 +15,8 @@ from sync_cases import CHANNELS, Case, counted, with_state
 from torch import distributed, nn
 
 from normbook.layers.batch_norm import BatchNorm1d, BatchNorm2d, BatchNorm3d
+from normbook.layers.small_batches import UnbiasedBatchNorm1d
 from normbook.layers.sync_batch_norm import SyncBatchNorm
-from normbook.layers.unbiased_batch_norm import UnbiasedBatchNorm1d
 
 SETTINGS: list[dict[str, Any]] = [
     {},

@@ -10,8 +10,9 @@ from layer_pairs import EXACT, assert_equal, distance, draw, run
 from torch import Tensor, nn
 
 from normbook.gradient_check import survivors
-from normbook.layers.batch_norm import BatchNorm1d, recalibrate
-from normbook.layers.unbiased_batch_norm import UnbiasedBatchNorm1d
+from normbook.layers.batch_norm import BatchNorm1d
+from normbook.layers.recalibrate import recalibrate
+from normbook.layers.small_batches import UnbiasedBatchNorm1d
 
 SHAPES = [(7, 3), (2, 3), (5, 3, 4)]
 each_shape = pytest.mark.parametrize("shape", SHAPES, ids=str)

@@ -173,7 +173,7 @@ def test_the_backward_pass_is_the_closed_form(monkeypatch: pytest.MonkeyPatch) -
     def refuse(*_: Any) -> None:
         raise RuntimeError("the closed form was asked")
 
-    monkeypatch.setattr("normbook.layers.function.normalize_backward", refuse)
+    monkeypatch.setattr("normbook.layers.function.formulas.backward", refuse)
     v, g = draw(3, 5).requires_grad_(), draw(3, 1)
     for w in (WeightNorm()(g, v), WeightStandardization()(v)):
         with pytest.raises(RuntimeError, match="the closed form was asked"):

@@ -12,7 +12,7 @@ from normbook.checks.claim import DoesNotApply, Fault, claim
 from normbook.checks.definitions import moments
 from normbook.checks.output_claims import affine
 from normbook.checks.subject import TOLERANCE, Subject, draw
-from normbook.gradient_check import relative_error
+from normbook.comparison import relative_error
 
 __all__ = ["GRADIENT_CLAIMS"]
 

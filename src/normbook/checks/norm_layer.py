@@ -9,6 +9,7 @@ import torch
 from torch import nn
 from torch.nn.modules.lazy import LazyModuleMixin
 
+from normbook.arrays import check_eps
 from normbook.checks.claim import Claim
 from normbook.checks.copies import tensors_of
 from normbook.checks.definitions import KINDS
@@ -19,7 +20,6 @@ from normbook.checks.recurrent import recurrent_findings
 from normbook.checks.report import Finding, Report
 from normbook.checks.state_claims import COPY_CLAIMS, STATE_CLAIMS
 from normbook.checks.subject import Subject
-from normbook.standardize import check_eps
 
 __all__ = ["check_norm_layer"]
 

@@ -1,6 +1,6 @@
 """Data sets for the experiments, as NumPy arrays.
 
-Every data set has a module with one function ``load()`` that returns a
+Every data set has a function ``load()``; those of pictures return a
 :class:`Dataset`:
 
 >>> from normbook.data import digits
@@ -8,14 +8,16 @@ Every data set has a module with one function ``load()`` that returns a
 >>> dataset.x_train.shape, dataset.x_test.shape
 ((1437, 64), (360, 64))
 
-`digits` comes with scikit-learn and needs no download. The files of the others
-are looked for in the folder named by the environment variable
-``NORMBOOK_DATA``, then in the cache, and are downloaded only then
-(:mod:`normbook.data.files`). ``normbook data list`` shows what is there.
+`digits` comes with scikit-learn and needs no download. The files of the others are
+looked for in the folder named by the environment variable ``NORMBOOK_DATA``, then in
+the cache, and are downloaded only then (:mod:`normbook.data.files`). Where one is
+damaged or nowhere to be had, loading raises ``DataError``, which says what to do.
+``normbook data list`` shows what is there, ``normbook data fetch`` whom to cite.
 """
 
 from __future__ import annotations
 
+import operator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:  # the command lists data sets where NumPy is not installed
@@ -37,3 +39,17 @@ class Dataset(NamedTuple):
     y_train: NDArray[Any]
     x_test: NDArray[Any]
     y_test: NDArray[Any]
+
+
+def check_size(name: str, value: int, least: int, most: int | None = None) -> None:
+    """Refuse what is no whole number, or lies outside of its bounds."""
+    try:
+        whole = operator.index(value)
+        is_valid = whole >= least and (most is None or whole <= most)
+    except TypeError:
+        is_valid = False
+    if not is_valid:
+        bounds = f"of at least {least}" if most is None else f"from {least} to {most}"
+        raise ValueError(
+            f"{name} must be a whole number {bounds}, got {value!r}; give {least}, say."
+        )

@@ -7,6 +7,7 @@ are, in Python and on the command line.
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
 
 
@@ -15,75 +16,54 @@ class Archive:
     """A zip or tar archive in which files are published.
 
     Only the files in it have a known size and hash, so it may be packed anew.
-
-    Attributes
-    ----------
-    limit : int
-        Bytes that it may have at most.
-    folder : str
-        Where the files are in it, with ``/`` at the end; empty for the top.
-    names : tuple of str
-        What it may be called in a folder of the reader; none where the reader has
-        to unpack it.
     """
 
-    limit: int
-    folder: str = ""
+    limit: int  # bytes that it may have at most
+    folder: str = ""  # where the files are in it, with / at the end
+    # What it may be called in a folder of the reader; none where he has to unpack it.
     names: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class DataFile:
-    """One file as its authors publish it, never repacked.
+    """One file as its authors publish it, never repacked."""
 
-    Attributes
-    ----------
-    name : str
-        Name of the file, on the mirrors and in a folder of the reader alike.
-    size : int
-        Size (bytes).
-    sha256 : str
-        SHA-256 of the content, in hexadecimal.
-    urls : tuple of str
-        Where it can be downloaded, in the order in which to try.
-    archive : Archive or None
-        Where the addresses hold an archive with this file in it; None where they hold
-        the file itself.
-    """
+    name: str  # on the mirrors and in a folder of the reader alike
+    size: int  # bytes
+    sha256: str  # of the content, in hexadecimal
+    urls: tuple[str, ...]  # where it can be downloaded, in the order in which to try
+    archive: Archive | None = None  # what the addresses hold, if not the file itself
 
-    name: str
-    size: int
-    sha256: str
-    urls: tuple[str, ...]
-    archive: Archive | None = None
+    @property
+    def limit(self) -> int:
+        """Bytes that may come from an address at most."""
+        return self.archive.limit if self.archive else self.size
+
+    def fault(self, content: bytes) -> str:
+        """Return how `content` differs from the file as published, or an empty text.
+
+        A byte more than the size is enough to tell.
+        """
+        if len(content) > self.size:
+            return f"it is larger than the {self.size} bytes it must have"
+        if len(content) < self.size:
+            return f"it has {len(content)} bytes instead of {self.size}"
+        sha256 = hashlib.sha256(content).hexdigest()
+        if sha256 != self.sha256:
+            return f"its SHA-256 is {sha256} instead of {self.sha256}"
+        return ""
 
 
 @dataclass(frozen=True)
 class Source:
-    """Where a data set comes from, and on what terms.
+    """Where a data set comes from, and on what terms."""
 
-    Attributes
-    ----------
-    name : str
-        Name on the command line and of the folder that holds the files.
-    title : str
-        Name as the authors write it.
-    licence : str
-        Licence of the data; "none stated" where the authors state none.
-    citation : str
-        The publication to cite.
-    files : tuple of DataFile
-        Its files; none where a package that is installed anyway contains them.
-    package : str
-        The distribution that contains the data, or empty.
-    """
-
-    name: str
-    title: str
-    licence: str
-    citation: str
-    files: tuple[DataFile, ...] = ()
-    package: str = ""
+    name: str  # on the command line, and of the folder that holds the files
+    title: str  # as the authors write it
+    licence: str  # "none stated" where the authors state none
+    citation: str  # the publication to cite
+    files: tuple[DataFile, ...] = ()  # none where a package that is needed has them
+    package: str = ""  # the distribution that contains the data
 
     @property
     def size(self) -> int:
@@ -97,22 +77,22 @@ class Source:
 
 
 def _files(
-    mirrors: tuple[str, ...], contents: dict[str, tuple[int, str]]
+    mirrors: tuple[str, ...], manifest: str, archive: Archive | None = None
 ) -> tuple[DataFile, ...]:
-    """Files that have the same names on every mirror."""
-    return tuple(
-        DataFile(name, size, sha256, tuple(mirror + name for mirror in mirrors))
-        for name, (size, sha256) in contents.items()
-    )
+    """Files of a manifest, which has name, size and SHA-256 of each.
 
-
-def _packed(
-    urls: tuple[str, ...], archive: Archive, contents: dict[str, tuple[int, str]]
-) -> tuple[DataFile, ...]:
-    """Files that are in one archive."""
+    Mirrors are folders of such files; addresses of the archive where there is one.
+    """
+    words = manifest.split()
     return tuple(
-        DataFile(name, size, sha256, urls, archive)
-        for name, (size, sha256) in contents.items()
+        DataFile(
+            name,
+            int(size),
+            sha256,
+            mirrors if archive else tuple(mirror + name for mirror in mirrors),
+            archive,
+        )
+        for name, size, sha256 in zip(words[::3], words[1::3], words[2::3], strict=True)
     )
 
 
@@ -141,24 +121,16 @@ MNIST = Source(
             "https://ossci-datasets.s3.amazonaws.com/mnist/",
             "https://storage.googleapis.com/cvdf-datasets/mnist/",
         ),
-        {
-            "train-images-idx3-ubyte.gz": (
-                9_912_422,
-                "440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609",
-            ),
-            "train-labels-idx1-ubyte.gz": (
-                28_881,
-                "3552534a0a558bbed6aed32b30c495cca23d567ec52cac8be1a0730e8010255c",
-            ),
-            "t10k-images-idx3-ubyte.gz": (
-                1_648_877,
-                "8d422c7b0a1c1c79245a5bcf07fe86e33eeafee792b84584aec276f5a2dbc4e6",
-            ),
-            "t10k-labels-idx1-ubyte.gz": (
-                4_542,
-                "f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6",
-            ),
-        },
+        """
+        train-images-idx3-ubyte.gz 9912422
+        440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609
+        train-labels-idx1-ubyte.gz 28881
+        3552534a0a558bbed6aed32b30c495cca23d567ec52cac8be1a0730e8010255c
+        t10k-images-idx3-ubyte.gz 1648877
+        8d422c7b0a1c1c79245a5bcf07fe86e33eeafee792b84584aec276f5a2dbc4e6
+        t10k-labels-idx1-ubyte.gz 4542
+        f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6
+        """,
     ),
 )
 
@@ -175,24 +147,16 @@ FASHION_MNIST = Source(
             "https://github.com/zalandoresearch/fashion-mnist/raw/master/data/fashion/",
             "https://storage.googleapis.com/tensorflow/tf-keras-datasets/",
         ),
-        {
-            "train-images-idx3-ubyte.gz": (
-                26_421_880,
-                "3aede38d61863908ad78613f6a32ed271626dd12800ba2636569512369268a84",
-            ),
-            "train-labels-idx1-ubyte.gz": (
-                29_515,
-                "a04f17134ac03560a47e3764e11b92fc97de4d1bfaf8ba1a3aa29af54cc90845",
-            ),
-            "t10k-images-idx3-ubyte.gz": (
-                4_422_102,
-                "346e55b948d973a97e58d2351dde16a484bd415d4595297633bb08f03db6a073",
-            ),
-            "t10k-labels-idx1-ubyte.gz": (
-                5_148,
-                "67da17c76eaffca5446c3361aaab5c3cd6d1c2608764d35dfb1850b086bf8dd5",
-            ),
-        },
+        """
+        train-images-idx3-ubyte.gz 26421880
+        3aede38d61863908ad78613f6a32ed271626dd12800ba2636569512369268a84
+        train-labels-idx1-ubyte.gz 29515
+        a04f17134ac03560a47e3764e11b92fc97de4d1bfaf8ba1a3aa29af54cc90845
+        t10k-images-idx3-ubyte.gz 4422102
+        346e55b948d973a97e58d2351dde16a484bd415d4595297633bb08f03db6a073
+        t10k-labels-idx1-ubyte.gz 5148
+        67da17c76eaffca5446c3361aaab5c3cd6d1c2608764d35dfb1850b086bf8dd5
+        """,
     ),
 )
 
@@ -209,12 +173,10 @@ CIFAR_10 = Source(
     # file from elsewhere puts it into a folder and names that in NORMBOOK_DATA.
     files=_files(
         ("https://www.cs.toronto.edu/~kriz/",),
-        {
-            "cifar-10-python.tar.gz": (
-                170_498_071,
-                "6d958be074577803d12ecdefd02955f39262c83c16fe9348329d7fe0b5c001ce",
-            ),
-        },
+        """
+        cifar-10-python.tar.gz 170498071
+        6d958be074577803d12ecdefd02955f39262c83c16fe9348329d7fe0b5c001ce
+        """,
     ),
 )
 
@@ -229,19 +191,15 @@ JAPANESE_VOWELS = Source(
         "classification using passing-through regions, Pattern Recognition Letters "
         "20(11-13), 1103-1111; UCI Machine Learning Repository, doi:10.24432/C5NS47"
     ),
-    files=_packed(
+    files=_files(
         ("https://archive.ics.uci.edu/static/public/128/japanese+vowels.zip",),
+        """
+        ae.train 514651
+        7ae33b2b678b6c0df7a4137e5b82e127e95d63b2e2d7764e7e4ea3fe1b659935
+        ae.test 685540
+        7894594714a3186f8961c75535654cdc6bd232d3dd97d7c04c99bfa3013f57a9
+        """,
         Archive(limit=5_000_000),
-        {
-            "ae.train": (
-                514_651,
-                "7ae33b2b678b6c0df7a4137e5b82e127e95d63b2e2d7764e7e4ea3fe1b659935",
-            ),
-            "ae.test": (
-                685_540,
-                "7894594714a3186f8961c75535654cdc6bd232d3dd97d7c04c99bfa3013f57a9",
-            ),
-        },
     ),
 )
 
@@ -259,16 +217,12 @@ OMNIGLOT_STROKES = Source(
             "https://github.com/brendenlake/omniglot/raw/"
             "057f034baf2ecb8530bc5710e5a23584d2a519cc/python/",
         ),
-        {
-            "strokes_background_small1.zip": (
-                3_056_274,
-                "8cb3960fb6cf4ccf5f064ad83169f828c36c36782a0f6e7faacb7ecfae4468a2",
-            ),
-            "strokes_background_small2.zip": (
-                4_100_947,
-                "345bf2141efbea062833dbb2828abbc23d9e07825e46f2afdd4daecddfed6e78",
-            ),
-        },
+        """
+        strokes_background_small1.zip 3056274
+        8cb3960fb6cf4ccf5f064ad83169f828c36c36782a0f6e7faacb7ecfae4468a2
+        strokes_background_small2.zip 4100947
+        345bf2141efbea062833dbb2828abbc23d9e07825e46f2afdd4daecddfed6e78
+        """,
     ),
 )
 
@@ -284,8 +238,22 @@ BABI = Source(
     # Three of the twenty tasks. The folder "en" of the archive has files of the same
     # names with 1 000 questions: the tests are the same, and the questions for training
     # are the first of these. One address: the other that is known offers no https.
-    files=_packed(
+    files=_files(
         ("https://s3.amazonaws.com/text-datasets/babi_tasks_1-20_v1-2.tar.gz",),
+        """
+        qa1_single-supporting-fact_train.txt 944248
+        749ea9f7c99070feb2d88c975a254417a0dcc8274add4435ae5ae24c7afc7e9d
+        qa1_single-supporting-fact_test.txt 94477
+        55acf66cef2f6d798e2aa1d056e1ec8f24e910ea9215b639450574321132959b
+        qa2_two-supporting-facts_train.txt 1794716
+        d4074c0c5d54f70ce2f538056ce2b6ef6a313da336da4245f1a24f1298e37ef3
+        qa2_two-supporting-facts_test.txt 179835
+        eff93fb9cd81ba02eb765772cf7cc269769ed44ec71cbbbc19cfb16ee5eba0f6
+        qa5_three-arg-relations_train.txt 2122413
+        2506910935b701bac64fc8b1d7ff12bd8d0f47ceefca183454282bec784c12a5
+        qa5_three-arg-relations_test.txt 207037
+        ec825c1c8a76e63a31f0d7a7763cd63740e98332fa9bdf246a19068949bd5f97
+        """,
         Archive(
             limit=20_000_000,
             folder="tasks_1-20_v1-2/en-10k/",
@@ -295,44 +263,8 @@ BABI = Source(
                 "tasks_1-20_v1-2_en.tar.xz",
             ),
         ),
-        {
-            "qa1_single-supporting-fact_train.txt": (
-                944_248,
-                "749ea9f7c99070feb2d88c975a254417a0dcc8274add4435ae5ae24c7afc7e9d",
-            ),
-            "qa1_single-supporting-fact_test.txt": (
-                94_477,
-                "55acf66cef2f6d798e2aa1d056e1ec8f24e910ea9215b639450574321132959b",
-            ),
-            "qa2_two-supporting-facts_train.txt": (
-                1_794_716,
-                "d4074c0c5d54f70ce2f538056ce2b6ef6a313da336da4245f1a24f1298e37ef3",
-            ),
-            "qa2_two-supporting-facts_test.txt": (
-                179_835,
-                "eff93fb9cd81ba02eb765772cf7cc269769ed44ec71cbbbc19cfb16ee5eba0f6",
-            ),
-            "qa5_three-arg-relations_train.txt": (
-                2_122_413,
-                "2506910935b701bac64fc8b1d7ff12bd8d0f47ceefca183454282bec784c12a5",
-            ),
-            "qa5_three-arg-relations_test.txt": (
-                207_037,
-                "ec825c1c8a76e63a31f0d7a7763cd63740e98332fa9bdf246a19068949bd5f97",
-            ),
-        },
     ),
 )
 
-SOURCES = {
-    source.name: source
-    for source in (
-        DIGITS,
-        MNIST,
-        FASHION_MNIST,
-        CIFAR_10,
-        JAPANESE_VOWELS,
-        OMNIGLOT_STROKES,
-        BABI,
-    )
-}
+_ALL = (DIGITS, MNIST, FASHION_MNIST, CIFAR_10, JAPANESE_VOWELS, OMNIGLOT_STROKES, BABI)
+SOURCES = {source.name: source for source in _ALL}

@@ -16,8 +16,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from normbook.data import check_size
 from normbook.data.stories import Stories, Story
-from normbook.data.synthetic import check_size
 
 __all__ = ["PLACEHOLDER", "stories"]
 

@@ -2,21 +2,14 @@
 
 Images of handwritten digits, 8 x 8 pixels, made by counting the dark pixels in
 4 x 4 blocks of a scan, so that a pixel is a whole number from 0 to 16. They are
-the test part of the data set as scikit-learn contains it.
-
-References
-----------
-E. Alpaydin and C. Kaynak (1998), Optical Recognition of Handwritten
-Digits, UCI Machine Learning Repository, https://doi.org/10.24432/C50P49.
+the test part of the data set of Alpaydin and Kaynak (1998), as scikit-learn has it.
 """
 
 from __future__ import annotations
 
-import operator
-
 import numpy as np
 
-from normbook.data import Dataset
+from normbook.data import Dataset, check_size
 
 TEST_EXAMPLES = 360  # a fifth of 1 797; 1 437 are left to train on
 MAX_PIXEL = 16
@@ -56,18 +49,7 @@ def load(seed: int = 0) -> Dataset:
     >>> (x_train[:, [0, 32, 39]] == 0).all()
     np.True_
     """
-    try:
-        seed = operator.index(seed)
-    except TypeError:
-        seed_is_valid = False
-    else:
-        seed_is_valid = 0 <= seed <= MAX_SEED
-    if not seed_is_valid:
-        raise ValueError(
-            f"seed must be a whole number from 0 to {MAX_SEED}, got {seed!r}; "
-            "pass for example seed=0."
-        )
-
+    check_size("seed", seed, 0, MAX_SEED)
     # Imported here: scikit-learn takes a second, and only this function needs it.
     from sklearn.datasets import load_digits
     from sklearn.model_selection import train_test_split
@@ -76,6 +58,6 @@ def load(seed: int = 0) -> Dataset:
     x = pixels.astype(np.float64) / MAX_PIXEL  # (1797, 64)
     y = labels.astype(np.int64)  # (1797,)
     x_train, x_test, y_train, y_test = train_test_split(
-        x, y, test_size=TEST_EXAMPLES, random_state=seed, stratify=y
+        x, y, test_size=TEST_EXAMPLES, random_state=int(seed), stratify=y
     )
     return Dataset(x_train, y_train, x_test, y_test)

@@ -18,20 +18,18 @@ Where a mirror has the file in a zip or tar archive, the file is unpacked in mem
 and it is the file that is checked and kept, with the others that the data set has in
 the same archive.
 
-Why `requests` and not `pooch`, which would bring a cache and hashes: pooch asks
-a single address for each file, reads whatever comes without a limit of size,
-waits without an end for a server that sends one byte now and then, and leaves
-its temporary file behind when it is killed. Here a download is held in memory
-(170 MB at most) until it is known to be right, and only then written.
+Why `requests` and not `pooch`: that asks a single address for each file, reads what
+comes without a limit of size, waits without an end for a server that sends a byte now
+and then, and leaves its temporary file behind when it is killed. Here a download is
+held in memory (170 MB at most) until it is known to be right, and only then written.
 """
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import gzip
-import hashlib
 import io
-import ipaddress
 import lzma
 import os
 import queue
@@ -50,6 +48,7 @@ from urllib.parse import urljoin, urlsplit
 
 from normbook import atomic_file
 from normbook.data.catalogue import SOURCES, Archive, DataFile, Source
+from normbook.errors import DataError as DataError  # what loaders raise
 
 if TYPE_CHECKING:
     from requests import Response
@@ -75,10 +74,6 @@ UNPACKED = 500_000_000
 MESSAGE = 300
 
 
-class DataError(RuntimeError):
-    """The data cannot be had; the message says where it was looked for."""
-
-
 class _MirrorError(Exception):
     """One mirror did not give the file; the message is the reason."""
 
@@ -89,39 +84,18 @@ class _ArchiveError(Exception):
 
 @dataclass(frozen=True)
 class Copy:
-    """A place on this machine where a file may lie, and what lies there.
+    """A place on this machine where a file may lie, and what lies there."""
 
-    Attributes
-    ----------
-    place : str
-        ``"NORMBOOK_DATA"`` or ``"cache"``.
-    path : Path
-        Where the file is, or would be.
-    content : bytes or None
-        What is there, None if there is no such file. To be used only if there
-        is no `fault`.
-    fault : str
-        What is wrong with it; empty if it is the file as published.
-    is_permitted : bool
-        Whether the permissions allow to look at it; if not, nothing is known
-        about what is there.
-    """
-
-    place: str
+    place: str  # "NORMBOOK_DATA" or "cache"
     path: Path
-    content: bytes | None
-    fault: str
-    is_permitted: bool = True
+    content: bytes | None  # None if there is no such file; to be used if it is good
+    fault: str  # what is wrong with it; empty if it is the file as published
+    is_permitted: bool = True  # whether the permissions allow to look at it
 
     @property
     def is_good(self) -> bool:
         """Whether this is the file as published."""
         return not self.fault
-
-    @property
-    def is_damaged(self) -> bool:
-        """Whether there is a file which is not the one as published."""
-        return bool(self.fault) and self.content is not None
 
 
 def data_folder() -> Path | None:
@@ -135,18 +109,16 @@ def data_folder() -> Path | None:
     folder = _setting(DATA)
     if folder is None:
         return None
+    reason = "not a folder"
     try:
-        is_folder = stat.S_ISDIR(folder.stat().st_mode)
-        reason = "not a folder"
+        if stat.S_ISDIR(folder.stat().st_mode):
+            return folder
     except OSError as error:
-        is_folder = False
         reason = error.strerror or str(error)
-    if not is_folder:
-        raise DataError(
-            f"{DATA} must name a folder that exists, got {_short(str(folder))} "
-            f"({reason}); correct it, or unset {DATA} to use the cache and downloads."
-        )
-    return folder
+    raise DataError(
+        f"{DATA} must name a folder that exists, got {_short(str(folder))} "
+        f"({reason}); correct it, or unset {DATA} to use the cache and downloads."
+    )
 
 
 def cache_folder() -> Path:
@@ -163,150 +135,6 @@ def cache_folder() -> Path:
     import platformdirs
 
     return Path(platformdirs.user_cache_dir("normbook", appauthor=False))
-
-
-def copies(source: Source, file: DataFile) -> Iterator[Copy]:
-    """Look at each place on this machine that may hold `file`, best first.
-
-    Parameters
-    ----------
-    source : Source
-        The data set.
-    file : DataFile
-        One of its files.
-
-    Yields
-    ------
-    Copy
-        What is there, read and checked.
-
-    Raises
-    ------
-    DataError
-        If ``NORMBOOK_DATA`` names something that is not a folder, or
-        ``NORMBOOK_CACHE`` the home folder of a user that is unknown.
-    """
-    folder = data_folder()
-    if folder is not None:
-        for name in source.folders:
-            yield from _chosen(folder / name, source, file)
-        yield from _chosen(folder, source, file, is_shared=True)
-    yield _inspect("cache", _cached(source, file), source, file)
-
-
-def whereabouts(source: Source) -> tuple[bool, str]:
-    """Say whether a data set can be loaded without a network, and from where.
-
-    Parameters
-    ----------
-    source : Source
-        The data set.
-
-    Returns
-    -------
-    is_here : bool
-        Whether all of it is on this machine, as published.
-    text : str
-        Where it is, or what is the matter, in one line.
-    """
-    if source.package:
-        try:
-            return True, f"in {source.package} {metadata.version(source.package)}"
-        except metadata.PackageNotFoundError:
-            return False, f"missing: python -m pip install {source.package}"
-    folders = []
-    absent = []
-    try:
-        for file in source.files:
-            found = list(copies(source, file))
-            # As in _obtain: a damaged file in NORMBOOK_DATA is not passed over.
-            copy = next((c for c in found if c.content is not None), None)
-            if copy is None:
-                absent.append(file.name)
-            elif copy.is_damaged:
-                state = "damaged" if copy.is_permitted else "not readable"
-                return False, f"{state}: {copy.path}: {copy.fault}"
-            else:
-                folders.append(str(copy.path.parent))
-    except DataError as error:
-        return False, str(error)
-    where = ", ".join(dict.fromkeys(folders))
-    if not absent:
-        return True, where
-    cure = f"normbook data fetch {source.name}"
-    if not folders:
-        return False, f"missing: {cure}"
-    return False, f"in {where}, but {', '.join(absent)} missing: {cure}"
-
-
-def read(source: Source, file: DataFile) -> bytes:
-    """Return the content of a file, downloaded if it is nowhere yet.
-
-    Parameters
-    ----------
-    source : Source
-        The data set.
-    file : DataFile
-        One of its files.
-
-    Returns
-    -------
-    bytes
-        The content, of the size and SHA-256 that the catalogue states.
-
-    Raises
-    ------
-    DataError
-        If the file in ``NORMBOOK_DATA`` is damaged, the cache cannot be written
-        to, or no place has the file.
-    """
-    return _obtain(source, file)[1]
-
-
-def fetch(source: Source) -> list[Path]:
-    """Make sure that all files of a data set are on this machine.
-
-    Parameters
-    ----------
-    source : Source
-        The data set.
-
-    Returns
-    -------
-    list of Path
-        Where each file lies.
-
-    Raises
-    ------
-    DataError
-        As :func:`read`.
-    """
-    return [_obtain(source, file)[0] for file in source.files]
-
-
-def fault(content: bytes | bytearray, file: DataFile) -> str:
-    """Say how `content` differs from the file as published.
-
-    Parameters
-    ----------
-    content : bytes or bytearray
-        What was found; a byte more than ``file.size`` is enough to tell.
-    file : DataFile
-        What it should be.
-
-    Returns
-    -------
-    str
-        The difference, or the empty string.
-    """
-    if len(content) > file.size:
-        return f"it is larger than the {file.size} bytes it must have"
-    if len(content) < file.size:
-        return f"it has {len(content)} bytes instead of {file.size}"
-    sha256 = hashlib.sha256(content).hexdigest()
-    if sha256 != file.sha256:
-        return f"its SHA-256 is {sha256} instead of {file.sha256}"
-    return ""
 
 
 def _setting(name: str) -> Path | None:
@@ -326,21 +154,30 @@ def _short(text: str) -> str:
     return repr(text) if len(text) <= MESSAGE else f"{text[:MESSAGE]!r}..."
 
 
+def copies(source: Source, file: DataFile) -> Iterator[Copy]:
+    """Look at each place on this machine that may hold a file, best first.
+
+    What is there has been read and checked.
+
+    Raises
+    ------
+    DataError
+        As :func:`data_folder` and :func:`cache_folder`.
+    """
+    folder = data_folder()
+    if folder is not None:
+        archive = file.archive
+        unpacked = archive.folder + file.name if archive else file.name
+        for base in (*(folder / name for name in source.folders), folder):
+            for name in dict.fromkeys((file.name, unpacked)):
+                yield _inspect(DATA, base / name, source, file, base == folder)
+            for name in archive.names if archive else ():
+                yield _inspect(DATA, base / name, source, file, archive=archive)
+    yield _inspect("cache", _cached(source, file), source, file)
+
+
 def _cached(source: Source, file: DataFile) -> Path:
     return cache_folder() / source.name / file.name
-
-
-def _chosen(
-    folder: Path, source: Source, file: DataFile, is_shared: bool = False
-) -> Iterator[Copy]:
-    """Look at each place in a folder of the reader."""
-    yield _inspect(DATA, folder / file.name, source, file, is_shared)
-    if file.archive is not None:
-        if file.archive.folder:
-            path = folder / file.archive.folder / file.name
-            yield _inspect(DATA, path, source, file)
-        for name in file.archive.names:
-            yield _inspect(DATA, folder / name, source, file, archive=file.archive)
 
 
 def _inspect(
@@ -357,11 +194,20 @@ def _inspect(
     data sets share there can be only one of the two, and for the other it is no
     damaged file; in the folder of one data set it is.
     """
+    others = {
+        same: other
+        for other in SOURCES.values()
+        for same in other.files
+        if other is not source and same.name == path.name
+    }
+    limit = archive.limit if archive else max(f.size for f in (file, *others))
     try:
         if not stat.S_ISREG(path.stat().st_mode):  # to open a pipe would wait
             return Copy(place, path, b"", "it is not a regular file")
         with path.open("rb") as handle:
-            content = handle.read((archive.limit if archive else file.size) + 1)
+            content = handle.read(limit + 1)
+        if archive is not None:
+            content = _unpack(content, archive, [file])[file]
     except (FileNotFoundError, NotADirectoryError):
         return Copy(place, path, None, "no such file")
     except PermissionError:
@@ -369,38 +215,80 @@ def _inspect(
         return Copy(place, path, b"", reason, is_permitted=False)
     except OSError as error:
         return Copy(place, path, b"", f"it cannot be read ({error.strerror})")
-    if archive is not None:
+    except _ArchiveError as error:
+        return Copy(place, path, b"", str(error))
+    fault = file.fault(content)
+    owner = next((o for same, o in others.items() if not same.fault(content)), None)
+    if not fault or owner is None:
+        return Copy(place, path, content, fault)
+    fault = f"it is the file of {owner.name}"
+    return Copy(place, path, None if is_shared else content, fault)
+
+
+def whereabouts(source: Source) -> tuple[bool, str]:
+    """Return whether all of a data set is on this machine, as published, and where.
+
+    If it is not, the text says in one line what is the matter.
+    """
+    if source.package:
         try:
-            (content,) = _unpack(content, archive, [file])
-        except _ArchiveError as error:
-            return Copy(place, path, b"", str(error))
-    difference = fault(content, file)
-    owner = _other_owner(path, source) if difference else None
-    if owner is None:
-        return Copy(place, path, content, difference)
-    reason = f"it is the file of {owner.name}"
-    return Copy(place, path, None if is_shared else content, reason)
+            return True, f"in {source.package} {metadata.version(source.package)}"
+        except metadata.PackageNotFoundError:
+            return False, f"missing: python -m pip install {source.package}"
+    folders, absent = [], []
+    try:
+        for file in source.files:
+            present = (c for c in copies(source, file) if c.content is not None)
+            # As in _obtain: a damaged file in NORMBOOK_DATA is not passed over.
+            copy = next(present, None)
+            if copy is None:
+                absent.append(file.name)
+            elif copy.is_good:
+                folders.append(str(copy.path.parent))
+            else:
+                state = "damaged" if copy.is_permitted else "not readable"
+                return False, f"{state}: {copy.path}: {copy.fault}"
+    except DataError as error:
+        return False, str(error)
+    where = ", ".join(dict.fromkeys(folders))
+    cure = f"missing: normbook data fetch {source.name}"
+    if absent and folders:
+        return False, f"in {where}, but {', '.join(absent)} {cure}"
+    return not absent, cure if absent else where
 
 
-def _other_owner(path: Path, source: Source) -> Source | None:
-    """Return the other data set that the file belongs to, if there is one."""
-    for other in SOURCES.values():
-        for file in other.files:
-            if other is source or file.name != path.name:
-                continue
-            with path.open("rb") as handle:
-                if not fault(handle.read(file.size + 1), file):
-                    return other
-    return None
+def read(source: Source, file: DataFile) -> bytes:
+    """Return the content of a file, downloaded if it is nowhere yet.
+
+    It has the size and SHA-256 that the catalogue states.
+
+    Raises
+    ------
+    DataError
+        If the file in ``NORMBOOK_DATA`` is damaged, the cache cannot be written
+        to, or no place has the file; the message lists each place and the cure.
+    """
+    return _obtain(source, file)[1]
+
+
+def fetch(source: Source) -> list[Path]:
+    """Make sure that all files of a data set are here; return where each lies.
+
+    Raises
+    ------
+    DataError
+        As :func:`read`.
+    """
+    return [_obtain(source, file)[0] for file in source.files]
 
 
 def _obtain(source: Source, file: DataFile) -> tuple[Path, bytes]:
     """Return where a file lies and its content, downloaded if need be."""
     tried = [] if data_folder() else [f"{DATA}: not set"]
     for copy in copies(source, file):
-        if copy.is_good and copy.content is not None:
+        if copy.content is not None and copy.is_good:
             return copy.path, copy.content
-        if copy.is_damaged and copy.place == DATA:
+        if copy.content is not None and copy.place == DATA:
             cure = "replace or remove it" if copy.is_permitted else "change them"
             raise DataError(
                 f"{copy.path} must be the file of {source.title} as published, but "
@@ -409,11 +297,14 @@ def _obtain(source: Source, file: DataFile) -> tuple[Path, bytes]:
         tried.append(f"{copy.place}: {copy.path}: {copy.fault}")
 
     path = _cached(source, file)
-    _prepare(path.parent)
+    with _writing(path.parent):  # before anything is downloaded for it
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if not os.access(path.parent, os.W_OK | os.X_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
     # One download of an archive gives all files that are in it.
-    wanted = (
-        [f for f in source.files if f.urls == file.urls] if file.archive else [file]
-    )
+    wanted = [
+        f for f in source.files if f == file or (f.archive and f.urls == file.urls)
+    ]
     for url in file.urls:
         try:
             contents = _download(url, file, wanted)
@@ -421,62 +312,71 @@ def _obtain(source: Source, file: DataFile) -> tuple[Path, bytes]:
             # A server's words may contain what makes a terminal do things.
             reason = "".join(filter(str.isprintable, str(error)))
             tried.append(f"{url}: {reason[:MESSAGE]}")
-        else:
+            continue
+        with _writing(path.parent):
             for other, content in contents.items():
-                _store(_cached(source, other), content)
-            return path, contents[file]
+                atomic_file.write(_cached(source, other), content)
+        return path, contents[file]
     raise DataError(_nowhere(source, file, tried))
+
+
+@contextlib.contextmanager
+def _writing(folder: Path) -> Iterator[None]:
+    """Say what to do where the cache cannot be written to."""
+    try:
+        yield
+    except OSError as error:
+        raise DataError(
+            "the cache folder must be one that can be written to, but "
+            f"{_short(str(folder))} is not ({error.strerror}); make room or set "
+            f"{CACHE} to another folder."
+        ) from error
 
 
 def _nowhere(source: Source, file: DataFile, tried: list[str]) -> str:
     """Say where a file was looked for, and what the reader can do."""
+    names = file.archive.names if file.archive else ()
     width = max(len(other.name) for other in source.files)
-    lines = [
-        f"{source.title}: {file.name} is not on this machine and could not be "
-        "downloaded. Tried:",
-        *(f"  - {line}" for line in tried),
-        "What to do, one of:",
-        f"  - with a network: normbook data fetch {source.name}",
-        f"  - get the files below elsewhere and put them into FOLDER/{source.name}/ "
-        f"or FOLDER/, then set {DATA}=FOLDER:",
-    ]
-    if file.archive and file.archive.names:
-        lines.append(f"      {' or '.join(file.archive.names)}, or from it")
-    for other in source.files:
-        lines.append(f"      {other.name:{width}}  {other.size:>10} bytes")
-        lines.append(f"        SHA-256 {other.sha256}")
-    return "\n".join(lines)
-
-
-def _prepare(folder: Path) -> None:
-    """Make the cache folder, before anything is downloaded for it."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        if not os.access(folder, os.W_OK | os.X_OK):
-            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
-    except OSError as error:
-        raise _no_cache(folder, error) from error
-
-
-def _no_cache(folder: Path, error: OSError) -> DataError:
-    return DataError(
-        "the cache folder must be one that can be written to, but "
-        f"{_short(str(folder))} is not ({error.strerror}); make room or set {CACHE} "
-        "to another folder."
+    return "\n".join(
+        [
+            f"{source.title}: {file.name} is not on this machine and could not be "
+            "downloaded. Tried:",
+            *(f"  - {line}" for line in tried),
+            "What to do, one of:",
+            f"  - with a network: normbook data fetch {source.name}",
+            "  - get the files below elsewhere and put them into "
+            f"FOLDER/{source.name}/ or FOLDER/, then set {DATA}=FOLDER:",
+            *([f"      {' or '.join(names)}, or from it"] if names else []),
+            *(
+                f"      {other.name:{width}}  {other.size:>10} bytes\n"
+                f"        SHA-256 {other.sha256}"
+                for other in source.files
+            ),
+        ]
     )
 
 
-def _store(path: Path, content: bytes) -> None:
-    try:
-        atomic_file.write(path, content)
-    except OSError as error:
-        raise _no_cache(path.parent, error) from error
+# --- downloads
 
 
 def _download(
     url: str, file: DataFile, wanted: list[DataFile]
 ) -> dict[DataFile, bytes]:
-    """Return the contents of the files that one mirror has at an address, checked.
+    """Return the contents of the files that one mirror has at an address, checked."""
+    contents = {file: _transfer(url, file)}
+    if file.archive:
+        try:
+            contents = _unpack(contents[file], file.archive, wanted)
+        except _ArchiveError as error:
+            raise _MirrorError(f"what came cannot be unpacked: {error}") from error
+    for other, content in contents.items():
+        if fault := other.fault(content):
+            raise _MirrorError(f"what came is not the file: {fault}")
+    return contents
+
+
+def _transfer(url: str, file: DataFile) -> bytes:
+    """Return what one mirror sends, at most a piece more than it may.
 
     A thread of its own talks to the server and this one waits for it: the
     timeouts of sockets hold for one address and one packet, so that a host
@@ -490,102 +390,38 @@ def _download(
     is_over = threading.Event()
     arguments = (url, file, pieces, is_over)
     threading.Thread(target=_receive, args=arguments, daemon=True).start()
-    content = bytearray()
+    received = bytearray()
     start = time.monotonic()
+    total = None if file.archive else file.size
+
+    def progress() -> str:
+        return f"{len(received)}{f' of {total}' if total else ''} bytes"
+
+    options = {"desc": file.name, "unit": "B", "unit_scale": True, "leave": False}
     try:
-        with tqdm(
-            total=None if file.archive else file.size,
-            desc=file.name,
-            unit="B",
-            unit_scale=True,
-            leave=False,
-            disable=not _is_watched(),
-        ) as bar:
+        with tqdm(total=total, disable=not _is_watched(), **options) as bar:
             while piece := pieces.get(timeout=PATIENCE):
                 if isinstance(piece, Exception):
                     raise piece
-                content += piece
+                received += piece
                 bar.update(len(piece))
-                if len(content) > _limit(file):
+                if len(received) > file.limit:
                     break
-                _demand_speed(len(content), time.monotonic() - start, file)
+                seconds = time.monotonic() - start
+                least = min(file.limit, SLOWEST * seconds)
+                if seconds > GRACE and len(received) < least:
+                    raise _MirrorError(
+                        f"slower than {SLOWEST / 1000:g} kB/s: {progress()} in "
+                        f"{seconds:.0f} s"
+                    )
+    except _MirrorError:
+        raise
     except Exception as error:
-        raise _MirrorError(_reason(error, len(content), file)) from error
+        after = f", after {progress()}" if received else ""
+        raise _MirrorError(_reason(error) + after) from error
     finally:
         is_over.set()
-    contents = [bytes(content)]
-    if file.archive:
-        try:
-            contents = _unpack(bytes(content), file.archive, wanted)
-        except _ArchiveError as error:
-            raise _MirrorError(f"what came cannot be unpacked: {error}") from error
-    for other, found in zip(wanted, contents, strict=True):
-        difference = fault(found, other)
-        if difference:
-            raise _MirrorError(f"what came is not the file: {difference}")
-    return dict(zip(wanted, contents, strict=True))
-
-
-def _limit(file: DataFile) -> int:
-    """Return how many bytes a mirror may send at most."""
-    return file.archive.limit if file.archive else file.size
-
-
-def _unpack(packed: bytes, archive: Archive, wanted: list[DataFile]) -> list[bytes]:
-    """Return files of an archive, or of each a byte more than it may have."""
-    if len(packed) > archive.limit:
-        raise _ArchiveError(f"the archive is larger than {archive.limit} bytes")
-    sizes = {archive.folder + file.name: file.size + 1 for file in wanted}
-    take = _from_zip if packed.startswith(b"PK") else _from_tar
-    try:
-        found = take(packed, sizes)
-        return [found[name] for name in sizes]
-    except Exception as error:  # bytes at random can make it raise anything
-        names = ", ".join(file.name for file in wanted)
-        raise _ArchiveError(f"it is no archive with {names} in it ({error})") from error
-
-
-def _from_zip(packed: bytes, sizes: dict[str, int]) -> dict[str, bytes]:
-    """Return the beginnings, of these sizes, of files in a zip archive."""
-    found = {}
-    with zipfile.ZipFile(io.BytesIO(packed)) as archive:
-        for name, size in sizes.items():
-            with archive.open(name) as handle:
-                found[name] = handle.read(size)
-    return found
-
-
-def _from_tar(packed: bytes, sizes: dict[str, int]) -> dict[str, bytes]:
-    """Return the beginnings, of these sizes, of files in a tar archive."""
-    found: dict[str, bytes] = {}
-    unpack = lzma.open if packed.startswith(b"\xfd7zXZ") else gzip.open
-    # As a stream, which is read once and no further than to the last of the files.
-    with (
-        unpack(io.BytesIO(packed)) as stream,
-        tarfile.open(fileobj=_Bounded(stream), mode="r|") as archive,
-    ):
-        for member in archive:
-            if member.name in sizes:
-                handle = archive.extractfile(member)  # of a link: an error
-                if handle is not None:  # not a folder
-                    found[member.name] = handle.read(sizes[member.name])
-            if len(found) == len(sizes):
-                break
-    return found
-
-
-class _Bounded(io.RawIOBase):
-    """A stream that refuses to go on behind so many bytes: a few may unpack to many."""
-
-    def __init__(self, stream: io.BufferedIOBase) -> None:
-        self.stream, self.left = stream, UNPACKED
-
-    def read(self, size: int | None = -1) -> bytes:
-        content = self.stream.read(size)
-        self.left -= len(content)
-        if self.left < 0:
-            raise _ArchiveError(f"more than {UNPACKED} bytes are packed in it")
-        return content
+    return bytes(received)
 
 
 def _receive(
@@ -623,12 +459,19 @@ def _receive(
         pieces.put(error)
 
 
+def _demand_https(url: str) -> None:
+    """Refuse an address without encryption, unless it is this very machine."""
+    parts = urlsplit(url)
+    is_here = parts.hostname in ("127.0.0.1", "::1")
+    if parts.scheme != "https" and not (parts.scheme == "http" and is_here):
+        raise _MirrorError(f"not an https address: {url}")
+
+
 def _check_answer(response: Response, file: DataFile) -> None:
     """Refuse an answer that its header shows not to be the file."""
     if response.status_code != 200:
         raise _MirrorError(f"HTTP {response.status_code} {response.reason}")
-    kind = response.headers.get("Content-Type", "")
-    if kind.startswith("text/html"):
+    if response.headers.get("Content-Type", "").startswith("text/html"):
         raise _MirrorError("a web page came instead of the file")
     length = response.headers.get("Content-Length", str(file.size))
     if not file.archive and length != str(file.size):
@@ -637,51 +480,76 @@ def _check_answer(response: Response, file: DataFile) -> None:
         )
 
 
-def _demand_speed(received: int, seconds: float, file: DataFile) -> None:
-    """Refuse a mirror that is far too slow, unless it is done."""
-    if seconds > GRACE and received < min(_limit(file), SLOWEST * seconds):
-        raise _MirrorError(
-            f"slower than {SLOWEST / 1000:g} kB/s: {_progress(received, file)} in "
-            f"{seconds:.0f} s"
-        )
-
-
-def _demand_https(url: str) -> None:
-    """Refuse an address without encryption, unless it is this very machine."""
-    parts = urlsplit(url)
-    try:
-        is_here = ipaddress.ip_address(parts.hostname or "").is_loopback
-    except ValueError:  # a name, not an address
-        is_here = False
-    if parts.scheme != "https" and not (parts.scheme == "http" and is_here):
-        raise _MirrorError(f"not an https address: {url}")
-
-
-def _reason(error: Exception, received: int, file: DataFile) -> str:
+def _reason(error: Exception) -> str:
     """Say in a few words why a download failed."""
     import requests
 
-    if isinstance(error, _MirrorError):
-        return str(error)
     # requests wraps urllib3, which wraps what the operating system said; what timed out
     # in the middle of a file is no Timeout to requests.
     root: BaseException = error
     while root.__context__ is not None:
         root = root.__context__
     if isinstance(error, (queue.Empty, requests.Timeout)) or type(root) is TimeoutError:
-        reason = f"no answer within {PATIENCE:g} s"
-    else:
-        reason = str(root) or type(root).__name__
-    if received:
-        reason += f", after {_progress(received, file)}"
-    return reason
-
-
-def _progress(received: int, file: DataFile) -> str:
-    """Say how much has come, of how much where that is known."""
-    return f"{received} bytes" if file.archive else f"{received} of {file.size} bytes"
+        return f"no answer within {PATIENCE:g} s"
+    return str(root) or type(root).__name__
 
 
 def _is_watched() -> bool:
     """Whether somebody sees a progress bar: in a terminal or a notebook."""
     return sys.stderr.isatty() or "ipykernel" in sys.modules
+
+
+# --- archives
+
+
+def _unpack(
+    packed: bytes, archive: Archive, wanted: list[DataFile]
+) -> dict[DataFile, bytes]:
+    """Return files of an archive, or of each a byte more than it may have."""
+    if len(packed) > archive.limit:
+        raise _ArchiveError(f"the archive is larger than {archive.limit} bytes")
+    sizes = {archive.folder + file.name: file.size + 1 for file in wanted}
+    take = _from_zip if packed.startswith(b"PK") else _from_tar
+    try:
+        contents = dict(take(packed, sizes))
+        return {file: contents[archive.folder + file.name] for file in wanted}
+    except Exception as error:  # bytes at random can make it raise anything
+        names = ", ".join(file.name for file in wanted)
+        raise _ArchiveError(f"it is no archive with {names} in it ({error})") from error
+
+
+def _from_zip(packed: bytes, sizes: dict[str, int]) -> Iterator[tuple[str, bytes]]:
+    """Yield the beginnings, of these sizes, of files in a zip archive."""
+    with zipfile.ZipFile(io.BytesIO(packed)) as archive:
+        for name, size in sizes.items():
+            with archive.open(name) as handle:
+                yield name, handle.read(size)
+
+
+def _from_tar(packed: bytes, sizes: dict[str, int]) -> Iterator[tuple[str, bytes]]:
+    """Yield the beginnings, of these sizes, of files in a tar archive."""
+    unpack = lzma.open if packed.startswith(b"\xfd7zXZ") else gzip.open
+    left = set(sizes)
+    # As a stream, which is read once and no further than to the last of the files.
+    with (
+        unpack(io.BytesIO(packed)) as stream,
+        tarfile.open(fileobj=_Bounded(stream), mode="r|") as archive,
+    ):
+        while left and (member := archive.next()):
+            if member.name in left and (handle := archive.extractfile(member)):
+                yield member.name, handle.read(sizes[member.name])
+                left.remove(member.name)
+
+
+class _Bounded(io.RawIOBase):
+    """A stream that refuses to go on behind so many bytes: a few may unpack to many."""
+
+    def __init__(self, stream: io.BufferedIOBase) -> None:
+        self.stream, self.left = stream, UNPACKED
+
+    def read(self, size: int | None = -1) -> bytes:
+        content = self.stream.read(size)
+        self.left -= len(content)
+        if self.left < 0:
+            raise _ArchiveError(f"more than {UNPACKED} bytes are packed in it")
+        return content

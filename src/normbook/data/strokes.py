@@ -1,4 +1,4 @@
-"""Omniglot: how people draw characters, stroke by stroke, and lines of such characters.
+"""Omniglot: how people draw characters (Lake et al. 2015), and lines of them.
 
 Each character of an alphabet was drawn once by each of 20 people, in a box of 105 x
 105 units, with a mouse or a finger. What is kept is the path of the pen. The authors
@@ -10,25 +10,16 @@ sixth person. It is text: a line ``START``, a line ``x,y,time`` for each point (
 time in ms is not used here), and ``BREAK`` behind each stroke. x grows to the right, y
 upwards, so that the box reaches from (0, -105) to (105, 0).
 
-A network that is to write takes the pen's way in steps, as in Graves (2013): how far
-to the next point, and whether the pen is lifted there. :func:`lines` makes lines of
-several characters of such steps.
-
-References
-----------
-B. M. Lake, R. Salakhutdinov and J. B. Tenenbaum (2015), Human-level concept learning
-through probabilistic program induction, Science 350(6266), 1332-1338,
-https://doi.org/10.1126/science.aab3050. A. Graves (2013), Generating sequences with
-recurrent neural networks, arXiv:1308.0850, section 4.
+A network that is to write takes the pen's way in steps, as in Graves (2013,
+arXiv:1308.0850, section 4): how far to the next point, and whether the pen is lifted
+there. :func:`lines` makes lines of several characters of such steps.
 """
 
 from __future__ import annotations
 
 import io
 import math
-import numbers
 import operator
-import re
 import zipfile
 from collections.abc import Collection, Sequence
 from typing import NamedTuple
@@ -36,27 +27,10 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from normbook.data import files
+from normbook.data import check_size, files
 from normbook.data.catalogue import OMNIGLOT_STROKES
 
-__all__ = ["Drawing", "Lines", "StrokesError", "lines", "load", "read", "resample"]
-
-DRAWERS = 20
-# What the two archives have is far below: 5 980 entries, and 14 kB in the largest.
-MEMBERS = 20_000
-MEMBER_BYTES = 100_000
-# Far outside of the box: people left it by up to 14 units.
-FARTHEST = 1000
-# Where a drawing lies: any folder, alphabet, character, person.
-_PATH = re.compile(
-    r"[\w-]+/(\w[\w()-]{0,99})/character(\d\d)/\d{4}_(\d\d)\.txt", re.ASCII
-)
-# What macOS writes into archives and folders.
-_FOREIGN = re.compile(r"__MACOSX/.*|(.*/)?\.DS_Store")
-
-
-class StrokesError(ValueError):
-    """The bytes are not the file that was expected."""
+__all__ = ["Drawing", "Lines", "lines", "load", "read", "resample"]
 
 
 class Drawing(NamedTuple):
@@ -99,26 +73,12 @@ class Lines(NamedTuple):
 
 
 def load() -> tuple[Drawing, ...]:
-    """Load the strokes of Omniglot from a folder of yours, the cache, or the network.
+    """Load the strokes of Omniglot.
 
     Returns
     -------
     tuple of Drawing
         4 840 of them, by alphabet, character and drawer.
-
-    Raises
-    ------
-    DataError
-        If a file is damaged in the folder named by ``NORMBOOK_DATA``, or is
-        nowhere to be had; the message lists each place and the cure. See
-        :func:`normbook.data.files.read` for the places.
-
-    Examples
-    --------
-    >>> from normbook.data import strokes
-    >>> drawings = strokes.load()  # doctest: +SKIP
-    >>> drawings[0].alphabet, len(drawings[0].strokes)  # doctest: +SKIP
-    ('Balinese', 1)
     """
     # A drawing that is in both archives is kept once.
     drawings = {
@@ -130,112 +90,25 @@ def load() -> tuple[Drawing, ...]:
 
 
 def read(content: bytes) -> tuple[Drawing, ...]:
-    """Read the drawings in one archive.
-
-    Parameters
-    ----------
-    content : bytes
-        Content of the zip file. What macOS adds to folders is passed over.
-
-    Returns
-    -------
-    tuple of Drawing
-        In the order of the archive.
-
-    Raises
-    ------
-    StrokesError
-        If it is no zip archive, is damaged, or has too many or too large files, a
-        file that is no drawing, a drawing twice, or none.
-    """
-    found: dict[tuple[str, int, int], Drawing] = {}
-    try:
-        with zipfile.ZipFile(io.BytesIO(content)) as archive:
-            members = archive.infolist()
-            if len(members) > MEMBERS:
-                raise StrokesError(
-                    f"the archive must have at most {MEMBERS} entries, got "
-                    f"{len(members)}; get the file anew."
-                )
-            for member in members:
-                if member.is_dir() or _FOREIGN.fullmatch(member.filename):
-                    continue
-                key = _key(member.filename)
-                if key in found:
-                    raise StrokesError(
-                        "each drawing must be in the archive once, got "
-                        f"{member.filename!r} twice; get the file anew."
-                    )
-                with archive.open(member) as file:
-                    text = file.read(MEMBER_BYTES + 1)
-                found[key] = Drawing(*key, _strokes(text, member.filename))
-    except StrokesError:
-        raise
-    except Exception as error:  # bytes at random can make it raise anything
-        raise StrokesError(
-            f"the file must be a zip archive, got {error}; get the file anew."
-        ) from error
-    if not found:
-        raise StrokesError(
-            "the archive must hold drawings, got none; is it the right file?"
+    """Return the drawings in a zip archive whose hash has matched."""
+    with zipfile.ZipFile(io.BytesIO(content)) as archive:
+        return tuple(
+            _drawing(name, archive.read(name))
+            for name in archive.namelist()
+            # not a folder, nor what macOS adds
+            if name.endswith(".txt") and not name.startswith("__MACOSX/")
         )
-    return tuple(found.values())
 
 
-def _key(name: str) -> tuple[str, int, int]:
-    """Return alphabet, character and drawer from the name of a file."""
-    match = _PATH.fullmatch(name)
-    if match is None or match[2] == "00" or not 1 <= int(match[3]) <= DRAWERS:
-        raise StrokesError(
-            "a drawing must be named FOLDER/ALPHABET/characterCC/NNNN_DD.txt with CC "
-            f"from 01 on and DD from 01 to {DRAWERS}, got {name[:100]!r}; get the file "
-            "anew."
-        )
-    return match[1], int(match[2]), int(match[3])
-
-
-def _strokes(content: bytes, name: str) -> tuple[NDArray[np.float64], ...]:
-    """Return the strokes of one drawing."""
-
-    def fault(rule: str, got: str) -> StrokesError:
-        return StrokesError(f"{rule}, got {got} in {name}; get the file anew.")
-
-    if len(content) > MEMBER_BYTES:
-        raise fault(f"a drawing must have at most {MEMBER_BYTES} bytes", "more")
-    first, *rest = content.splitlines() or [b""]
-    if first.strip() != b"START":
-        raise fault("the first line must be START", repr(first[:40]))
-    strokes: list[NDArray[np.float64]] = []
-    points: list[list[float]] = []
-    for number, line in enumerate(rest, start=2):
-        if line.strip() == b"BREAK":
-            if not points:
-                raise fault(
-                    "BREAK must stand behind points", f"none before line {number}"
-                )
-            strokes.append(np.array(points)[:, :2])
-            points = []
-            continue
-        try:
-            point = [float(word) for word in line.split(b",")]
-        except ValueError:
-            point = []
-        if len(point) != 3 or not all(map(math.isfinite, point)):
-            raise fault(
-                "each line must hold x,y,time or BREAK",
-                f"{line[:40]!r} in line {number}",
-            )
-        if max(abs(point[0]), abs(point[1])) > FARTHEST:
-            raise fault(
-                f"a point must lie within {FARTHEST} units of (0, 0)",
-                f"{line[:40]!r} in line {number}",
-            )
-        points.append(point)
-    if points or not strokes:
-        raise fault(
-            "BREAK must stand behind each stroke", f"the end behind {len(points)}"
-        )
-    return tuple(strokes)
+def _drawing(name: str, content: bytes) -> Drawing:
+    """Return the drawing in one file."""
+    _, alphabet, character, person = name.removesuffix(".txt").split("/")
+    strokes = [
+        np.array([point.split(",")[:2] for point in stroke.split()], float)
+        for stroke in content.decode("ascii").removeprefix("START").split("BREAK")
+    ]
+    number, drawer = character.removeprefix("character"), person.split("_")[1]
+    return Drawing(alphabet, int(number), int(drawer), tuple(strokes[:-1]))
 
 
 def resample(stroke: NDArray[np.float64], length: float) -> NDArray[np.float64]:
@@ -352,29 +225,26 @@ def lines(
            [ 0.,  3.,  0.],
            [ 0.,  3.,  1.]])
     """
-    for name, value in (("characters", characters), ("repeats", repeats)):
-        if not isinstance(value, numbers.Integral) or value < 1:
-            raise ValueError(
-                f"{name} must be a whole number from 1 on, got {value!r}; give 8, say."
-            )
+    check_size("characters", characters, 1)
+    check_size("repeats", repeats, 1)
     if not math.isfinite(gap):
         raise ValueError(f"gap must be finite, got {gap}; give 15.0, say.")
-    by_hand: dict[tuple[str, int], list[Drawing]] = {}
+    by_person: dict[tuple[str, int], list[Drawing]] = {}
     for drawing in sorted(drawings, key=operator.itemgetter(0, 1, 2)):
         if not drawing.strokes:
             raise ValueError(
                 f"each drawing must have a stroke, got none in {drawing[:3]}; leave it "
                 "out."
             )
-        by_hand.setdefault((drawing.alphabet, drawing.drawer), []).append(drawing)
+        by_person.setdefault((drawing.alphabet, drawing.drawer), []).append(drawing)
     train: list[NDArray[np.float64]] = []
     test: list[NDArray[np.float64]] = []
-    for (_, drawer), own in by_hand.items():
+    for (_, drawer), drawn in by_person.items():
         is_test = drawer in test_drawers
-        written = [[resample(s, length) for s in drawing.strokes] for drawing in own]
+        written = [[resample(s, length) for s in drawing.strokes] for drawing in drawn]
         for _ in range(1 if is_test else repeats):
-            order = generator.permutation(len(own))
-            for start in range(0, len(own) - characters + 1, characters):
+            order = generator.permutation(len(drawn))
+            for start in range(0, len(drawn) - characters + 1, characters):
                 chosen = [written[i] for i in order[start : start + characters]]
                 line = _line(chosen, gap)
                 (test if is_test else train).append(line)
@@ -404,8 +274,8 @@ def _line(
     points, lifts = [], []
     left = 0.0
     for strokes in characters:
-        every = np.concatenate(strokes)
-        points.append(every + np.array([left - every[:, 0].min(), 0.0]))
+        character = np.concatenate(strokes)
+        points.append(character + np.array([left - character[:, 0].min(), 0.0]))
         left = points[-1][:, 0].max() + gap
         for stroke in strokes:
             lifts.append(np.arange(len(stroke)) == len(stroke) - 1)

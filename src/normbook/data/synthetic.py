@@ -5,11 +5,10 @@ Numbers in steps, whose class is to be told, and characters of a pen.
 
 from __future__ import annotations
 
-import operator
-
 import numpy as np
 from numpy.typing import NDArray
 
+from normbook.data import check_size
 from normbook.data.sequences import Sequences
 from normbook.data.strokes import Drawing
 
@@ -187,16 +186,3 @@ def _alphabet() -> list[list[NDArray[np.float64]]]:
         [line((-1, 1), (1, -1)), line((1, 1), (-1, -1))],
         [ring, line((-1, 0), (1, 0))],
     ]
-
-
-def check_size(name: str, value: int, least: int) -> None:
-    """Refuse what is not a whole number, or a smaller one."""
-    try:
-        is_valid = operator.index(value) >= least
-    except TypeError:
-        is_valid = False
-    if not is_valid:
-        raise ValueError(
-            f"{name} must be a whole number of at least {least}, got {value!r}; give "
-            f"{least} or more."
-        )

@@ -22,8 +22,14 @@ from torch import Tensor, nn
 
 from normbook.data import Dataset
 from normbook.diagnostics.undisturbed import undisturbed
-from normbook.experiments.digits_mlp import build, evaluate
-from normbook.experiments.experiment import (
+from normbook.errors import RecordError
+from normbook.experiments.published import (
+    BATCH_SIZE_ERROR,
+    BATCH_SIZE_LOSS,
+    Points,
+)
+from normbook.lab.digits_mlp import build, evaluate
+from normbook.lab.experiment import (
     Batches,
     Experiment,
     Measurement,
@@ -35,21 +41,15 @@ from normbook.experiments.experiment import (
     generator,
     required,
 )
-from normbook.experiments.published import (
-    BATCH_SIZE_ERROR,
-    BATCH_SIZE_LOSS,
-    Points,
-)
-from normbook.experiments.record import RecordError
-from normbook.layers.batch_norm import BatchNorm1d, recalibrate
+from normbook.lab.record import Record
+from normbook.layers.batch_norm import BatchNorm1d
 from normbook.layers.layer_norm import LayerNorm
-from normbook.layers.unbiased_batch_norm import UnbiasedBatchNorm1d
+from normbook.layers.recalibrate import recalibrate
+from normbook.layers.small_batches import UnbiasedBatchNorm1d
+from normbook.looks import STYLES, looks
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-    from normbook.experiments.record import Record
-    from normbook.figures import Kind
 
 __all__ = [
     "BATCH_4",
@@ -65,6 +65,7 @@ SOURCE = "Ba et al. (2016), Fig. 6"
 # Training examples on which the loss is measured and the statistics are recalibrated.
 PROBE = 10_000
 
+_BATCH = ("batch_norm", "unbiased_batch_norm")
 LAYERS = {
     "batch_norm": BatchNorm1d,
     "unbiased_batch_norm": UnbiasedBatchNorm1d,
@@ -133,25 +134,14 @@ def _rows(x: Any, device: torch.device, dtype: torch.dtype) -> Tensor:
     return torch.as_tensor(x).flatten(1).to(device, dtype)
 
 
-# How each normalization is drawn and called.
-LOOKS: dict[str, tuple[Kind, str]] = {
-    "none": ("none", "no normalization"),
-    "layer_norm": ("layer", "layer norm"),
-    "batch_norm": ("batch", "batch norm"),
-    "unbiased_batch_norm": ("other", "batch norm, unbiased"),
-}
+LOOKS = looks("none", "layer_norm", "batch_norm", "unbiased_batch_norm")
 # The two readings of "batch norm on all layers"; what has none stands in both.
 READINGS = {
     False: "batch norm on the hidden layers",
     True: "batch norm on the scores, too",
 }
 # Which published curve a variant is compared with.
-PUBLISHED = {
-    "none": "none",
-    "layer_norm": "layer_norm",
-    "batch_norm": "batch_norm",
-    "unbiased_batch_norm": "batch_norm",
-}
+PUBLISHED = {norm: norm for norm in LOOKS} | {"unbiased_batch_norm": "batch_norm"}
 
 
 class Distance(NamedTuple):
@@ -171,18 +161,9 @@ class Distance(NamedTuple):
 
 
 def epochs(record: Record, variant: str) -> NDArray[np.int64]:
-    """Number the measurements as the paper does: 0 stands after the first epoch.
+    """Number the measurements as the paper does, shape (T,): 0 after the first epoch.
 
-    Parameters
-    ----------
-    record : Record
-        Of one of these experiments.
-    variant : str
-
-    Returns
-    -------
-    array, int, shape (T,)
-        Begins with -1, before any training.
+    The first number is -1, before any training.
     """
     every = record.settings["measure_every"]
     return np.asarray(record.steps("test", variant) // every - 1)
@@ -193,22 +174,8 @@ def distance(
 ) -> Distance:
     """Compare a curve with the published one of its method and batch size.
 
-    Parameters
-    ----------
-    record : Record
-        Of one of these experiments, on MNIST.
-    variant : str
-    quantity : "train_loss" or "error"
-        Negative log likelihood on the training set (nats), or error on the test set.
-
-    Returns
-    -------
-    Distance
-
-    Raises
-    ------
-    RecordError
-        If the record is of other data: the published curves are of MNIST.
+    The quantity is the negative log likelihood on the training set (nats), or the error
+    on the test set. The published curves are of MNIST: RecordError for other data.
     """
     if record.scale == "live":
         raise RecordError(
@@ -216,56 +183,47 @@ def distance(
             'one of the scale "live"; take the record of a larger scale.'
         )
     there = _published(record, variant, quantity)
-    own = epochs(record, variant)
+    numbers = epochs(record, variant)
     ours = np.median(record.values(variant, "test", quantity), axis=0)
-    reached = [i for i, epoch in enumerate(there.x) if epoch in own]
-    chosen = [int(np.flatnonzero(own == there.x[i])[0]) for i in reached]
+    reached = [i for i, epoch in enumerate(there.x) if epoch in numbers]
+    chosen = [int(np.flatnonzero(numbers == there.x[i])[0]) for i in reached]
     return Distance(
-        epochs=own[chosen],
+        epochs=numbers[chosen],
         published=np.array([there.y[i] for i in reached]),
         ours=ours[chosen],
     )
 
 
 def figures(record: Record) -> dict[str, Figure]:
-    """Draw the curves of the paper's figure, once for each reading of it.
+    """Draw a record of ``batch_128`` or ``batch_4``, for each reading of the paper.
 
-    Parameters
-    ----------
-    record : Record
-        Of ``batch_128`` or ``batch_4``.
-
-    Returns
-    -------
-    dict from name to figure
-        "train_loss": negative log likelihood on the training set. "error": on the
-        test set. Both in evaluation mode against epochs, with the published points
-        that the record reaches, unless the scale is "live".
-
-    Raises
-    ------
-    RecordError
-        If the record is of another experiment.
+    "train_loss": negative log likelihood on the training set. "error": on the test set.
+    Both in evaluation mode against epochs, with the published points that the record
+    reaches, unless the scale is "live".
     """
     from normbook.figures import curve_grid, points
 
     record.require(BATCH_128.name, BATCH_4.name)
     variants = record.settings["variants"]
     drawn = {}
-    scales: tuple[tuple[str, str, Literal["linear", "log"]], ...] = (
-        ("train_loss", "training loss (nats)", "log"),
-        ("error", "test error", "linear"),
-    )
-    for quantity, ylabel, yscale in scales:
+    for quantity, ylabel in (
+        ("train_loss", "training loss (nats)"),
+        ("error", "test error"),
+    ):
         columns: dict[str, dict[str, Any]] = {}
         for is_on_scores, reading in READINGS.items():
             lines = columns.setdefault(f"epoch\n\n{reading}", {})
-            for variant, own in variants.items():
-                if own["norm"] not in _BATCH or own["is_on_scores"] == is_on_scores:
-                    kind, label = LOOKS[own["norm"]]
-                    found = record.values(variant, "test", quantity)[:, 1:]
-                    lines[label] = (kind, epochs(record, variant)[1:], found)
-        fig, ((*axes,),) = curve_grid({ylabel: columns}, yscale=yscale)
+            for variant, settings in variants.items():
+                if (
+                    settings["norm"] not in _BATCH
+                    or settings["is_on_scores"] == is_on_scores
+                ):
+                    kind, label = LOOKS[settings["norm"]]
+                    runs = record.values(variant, "test", quantity)[:, 1:]
+                    lines[label] = (kind, epochs(record, variant)[1:], runs)
+        fig, ((*axes,),) = curve_grid(
+            {ylabel: columns}, yscale="log" if quantity == "train_loss" else "linear"
+        )
         if record.scale != "live":
             for ax in axes:
                 for variant in ("none", "layer_norm", "batch_norm"):
@@ -283,25 +241,15 @@ def _published(record: Record, variant: str, quantity: str) -> Points:
     return curves[record.settings["batch_size"]][PUBLISHED[norm]]
 
 
-_BATCH = ("batch_norm", "unbiased_batch_norm")
 VARIANTS: dict[str, dict[str, Any]] = {
-    "none": {"norm": "none", "is_on_scores": False},
-    "layer_norm": {"norm": "layer_norm", "is_on_scores": False},
-    "batch_norm": {"norm": "batch_norm", "is_on_scores": False},
-    "batch_norm_on_scores": {"norm": "batch_norm", "is_on_scores": True},
-    "unbiased_batch_norm": {"norm": "unbiased_batch_norm", "is_on_scores": False},
-    "unbiased_batch_norm_on_scores": {
-        "norm": "unbiased_batch_norm",
-        "is_on_scores": True,
-    },
+    norm + "_on_scores" * is_on_scores: {"norm": norm, "is_on_scores": is_on_scores}
+    for norm in LOOKS
+    for is_on_scores in ((False, True) if norm in _BATCH else (False,))
 }
 COMMON: dict[str, Any] = {
-    "dtype": "float32",
-    "learning_rate": 0.001,
-    "width": 1000,
-    "examples": 55_000,
+    "dtype": "float32", "learning_rate": 0.001, "width": 1000, "examples": 55_000,
     "variants": VARIANTS,
-}
+}  # fmt: skip
 LIVE: dict[str, Any] = {**COMMON, "dtype": "float64", "width": 100, "examples": 1280}
 # The figure shows 65 epochs. A pass over 55 000 examples is 429 batches of 128 and a
 # rest, which is left out, or 13 750 of 4.
@@ -331,43 +279,35 @@ BATCH_128 = Experiment(
 # batch of 4 without normalization ends at 1.4 times the published loss; see the record
 # of batch_4_choices.
 LOW_RATE = {"learning_rate": 0.0003}
+BATCH_4_LIVE: dict[str, Any] = {
+    **LIVE, **LOW_RATE, "batch_size": 4, "measure_every": 320, "steps": 1280,
+}  # fmt: skip
+BATCH_4_CPU: dict[str, Any] = {
+    **COMMON, **LOW_RATE, "batch_size": 4, "measure_every": 13_750, "steps": 6 * 13_750,
+}  # fmt: skip
+BATCH_4_PAPER: dict[str, Any] = {
+    **COMMON, **LOW_RATE, "batch_size": 4, "measure_every": 13_750,
+    "steps": EPOCHS * 13_750,
+}  # fmt: skip
 BATCH_4 = Experiment(
     name="batch_4",
     title="The same net with batches of 4",
     source=SOURCE,
     scales={
         "live": Scale(
-            {
-                **LIVE,
-                **LOW_RATE,
-                "batch_size": 4,
-                "measure_every": 320,
-                "steps": 1280,
-            },
+            BATCH_4_LIVE,
             seeds=(0, 1, 2),
             data="digits",
             about="embedded digits, a tenth of the width",
         ),
         "cpu": Scale(
-            {
-                **COMMON,
-                **LOW_RATE,
-                "batch_size": 4,
-                "measure_every": 13_750,
-                "steps": 6 * 13_750,
-            },
+            BATCH_4_CPU,
             seeds=(0,),
             data="mnist",
             about="MNIST as in the paper, 6 of its 65 epochs",
         ),
         "paper": Scale(
-            {
-                **COMMON,
-                **LOW_RATE,
-                "batch_size": 4,
-                "measure_every": 13_750,
-                "steps": EPOCHS * 13_750,
-            },
+            BATCH_4_PAPER,
             seeds=(0,),
             data="mnist",
             about="MNIST as in the paper (GPU, or a day on a CPU)",
@@ -386,46 +326,32 @@ _MORE = ((0.001, "tanh"), (0.003, "relu"))
 
 
 def _choices(
-    name: str,
-    batch_size: int,
-    every: int,
-    live_every: int,
-    choices: Sequence[tuple[float, str]],
+    batch_size: int, every: int, live_every: int, choices: Sequence[tuple[float, str]]
 ) -> Experiment:
     variants = {
-        f"{norm} rate={rate:g} {activation}": {
-            **VARIANTS[norm],
-            "learning_rate": rate,
-            "activation": activation,
-        }
+        f"{norm} rate={rate:g} {activation}": VARIANTS[norm]
+        | {"learning_rate": rate, "activation": activation}
         for norm in _NORMS
         for rate, activation in choices
     }
+
+    def settings(common: dict[str, Any], steps: int) -> dict[str, Any]:
+        sizes = {"batch_size": batch_size, "measure_every": steps, "steps": steps}
+        return {**common, "variants": variants, **sizes}
+
     return Experiment(
-        name=name,
+        name=f"batch_{batch_size}_choices",
         title=f"One epoch with batches of {batch_size}: learning rate and activation",
         source=SOURCE,
         scales={
             "live": Scale(
-                {
-                    **LIVE,
-                    "variants": variants,
-                    "batch_size": batch_size,
-                    "measure_every": live_every,
-                    "steps": live_every,
-                },
+                settings(LIVE, live_every),
                 seeds=(0,),
                 data="digits",
                 about="embedded digits, a tenth of the width",
             ),
             "paper": Scale(
-                {
-                    **COMMON,
-                    "variants": variants,
-                    "batch_size": batch_size,
-                    "measure_every": every,
-                    "steps": every,
-                },
+                settings(COMMON, every),
                 seeds=(0,),
                 data="mnist",
                 about="MNIST, the first of the 65 epochs of the paper",
@@ -437,39 +363,26 @@ def _choices(
 
 
 def choices_figures(record: Record) -> dict[str, Figure]:
-    """Draw the test error after one epoch for each choice.
+    """Draw a record of ``batch_128_choices`` or ``batch_4_choices``.
 
-    Parameters
-    ----------
-    record : Record
-        Of ``batch_128_choices`` or ``batch_4_choices``.
-
-    Returns
-    -------
-    dict from name to figure
-        "choices": training loss and test error against the learning rate, with ReLU;
-        dotted, at the scale of the paper, what was published after the first epoch.
-
-    Raises
-    ------
-    RecordError
-        If the record is of another experiment.
+    "choices": test error after one epoch against the learning rate, with ReLU; dotted,
+    at the scale of the paper, what was published after the first epoch.
     """
-    from normbook.figures import STYLES, band, panels
+    from normbook.figures import band, panels
 
     record.require(BATCH_128_CHOICES.name, BATCH_4_CHOICES.name)
     fig, axes = panels(len(_NORMS), sharey=True)
     for ax, name in zip(axes, _NORMS, strict=True):
-        own = {
+        by_rate = {
             v["learning_rate"]: variant
             for variant, v in record.settings["variants"].items()
             if variant.startswith(f"{name} ") and v["activation"] == "relu"
         }
         kind, label = LOOKS[VARIANTS[name]["norm"]]
-        runs = [record.values(v, "test", "error")[:, -1] for v in own.values()]
-        band(ax, list(own), np.transpose(runs), kind=kind)
+        runs = [record.values(v, "test", "error")[:, -1] for v in by_rate.values()]
+        band(ax, list(by_rate), np.transpose(runs), kind=kind)
         if record.scale != "live":
-            there = _published(record, next(iter(own.values())), "error")
+            there = _published(record, next(iter(by_rate.values())), "error")
             ax.axhline(there.y[0], color=STYLES[kind]["color"], linestyle=":")
         where = ",\nscores too" if VARIANTS[name]["is_on_scores"] else ""
         ax.set(xlabel=f"learning rate\n\n{label}{where}", xscale="log", yscale="log")
@@ -477,5 +390,5 @@ def choices_figures(record: Record) -> dict[str, Figure]:
     return {"choices": fig}
 
 
-BATCH_128_CHOICES = _choices("batch_128_choices", 128, 429, 10, _RATES + _MORE)
-BATCH_4_CHOICES = _choices("batch_4_choices", 4, 13_750, 320, _RATES)
+BATCH_128_CHOICES = _choices(128, 429, 10, _RATES + _MORE)
+BATCH_4_CHOICES = _choices(4, 13_750, 320, _RATES)

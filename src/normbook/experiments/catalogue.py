@@ -13,7 +13,7 @@ from normbook.experiments import (
     vgg,
     vowels,
 )
-from normbook.experiments.experiment import Experiment
+from normbook.lab.experiment import Experiment
 
 __all__ = ["EXPERIMENTS"]
 

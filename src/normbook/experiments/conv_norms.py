@@ -35,7 +35,9 @@ from torch import Tensor, nn
 
 from normbook.data import Dataset
 from normbook.diagnostics.undisturbed import undisturbed
-from normbook.experiments.experiment import (
+from normbook.experiments.published import GROUP_NORM_ERROR
+from normbook.experiments.vgg import CHUNK, images, tested
+from normbook.lab.experiment import (
     Batches,
     Experiment,
     Measurement,
@@ -48,18 +50,16 @@ from normbook.experiments.experiment import (
     required,
     shared_by_runs,
 )
-from normbook.experiments.published import GROUP_NORM_ERROR
-from normbook.experiments.vgg import CHUNK, images, tested
-from normbook.layers.batch_norm import BatchNorm2d, recalibrate
+from normbook.lab.record import Record
+from normbook.layers.batch_norm import BatchNorm2d
 from normbook.layers.group_norm import GroupNorm, InstanceNorm2d
 from normbook.layers.layer_norm import LayerNorm
+from normbook.layers.recalibrate import recalibrate
 from normbook.layers.weight_norm import WeightStandardization
+from normbook.looks import Kind, looks
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-    from normbook.experiments.record import Record
-    from normbook.figures import Kind
 
 __all__ = [
     "CONV_NORMS",
@@ -98,29 +98,18 @@ def build(
     generator: torch.Generator,
     classes: int = 10,
 ) -> nn.Sequential:
-    """Stack convolutions, the mean over all places, and a linear read-out.
+    """Stack convolutions, the mean over all places, and a linear read-out (float32).
 
     Parameters
     ----------
     layers : sequence of (int, int)
         Channels and stride of each 3 x 3 convolution of images (N, 1, H, W).
     norm : str
-        What stands before each ReLU: a key of ``LOOKS``.
+        What stands before each ReLU: a key of ``LOOKS``, else ValueError.
     groups : int
         Of channels, for group norm.
     generator : torch.Generator
         CPU generator. Weights are normal after He; biases begin at 0, gains at 1.
-    classes : int
-
-    Returns
-    -------
-    nn.Sequential
-        float32, on the CPU, in training mode.
-
-    Raises
-    ------
-    ValueError
-        If there is no such ``norm``.
     """
     makers: dict[str, Callable[[int], list[nn.Module]]] = {
         "none": lambda size: [],
@@ -222,25 +211,15 @@ class _Standardized:
 
 
 def _errors(model: nn.Module, x: Tensor, y: Tensor) -> Values:
-    found = tested(model, x, y)
-    return {"loss": found["loss"], "error": 1 - found["accuracy"]}
+    means = tested(model, x, y)
+    return {"loss": means["loss"], "error": 1 - means["accuracy"]}
 
 
-# How each normalization is drawn and called.
-LOOKS: dict[str, tuple[Kind, str]] = {
-    "none": ("none", "no normalization"),
-    "batch_norm": ("batch", "batch norm"),
-    "layer_norm": ("layer", "layer norm"),
-    "layer_norm_per_place": ("layer", "layer norm, each place"),
-    "instance_norm": ("other", "instance norm"),
-    "group_norm": ("other", "group norm"),
-    "group_norm_ws": ("other", "group norm, weights\nstandardized"),
-}
+LOOKS = looks(
+    "none", "batch_norm", "layer_norm", "layer_norm_per_place", "instance_norm",
+    "group_norm", "group_norm_ws",
+)  # fmt: skip
 Setting = Literal["batch_size", "learning_rate"]
-NAMES: dict[Setting, str] = {
-    "batch_size": "batch size",
-    "learning_rate": "learning rate",
-}
 
 
 def at_end(
@@ -252,7 +231,7 @@ def at_end(
     measurement: str = "test",
     quantity: str = "error",
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Give what was measured at the end of all runs with one normalization.
+    """Return what was measured at the end of all runs with one normalization.
 
     Parameters
     ----------
@@ -263,7 +242,6 @@ def at_end(
         The setting in which the runs differ.
     batch_size : int, optional
         Of the runs, where they do not differ in it.
-    measurement, quantity : str
 
     Returns
     -------
@@ -271,40 +249,24 @@ def at_end(
         Of the setting, growing.
     ends : array, shape (S, B)
         One row for each seed.
-
-    Raises
-    ------
-    RecordError
-        If the record lacks the measurement or the quantity.
     """
-    own = _with_norm(record, norm, along, batch_size)
-    ends = [record.values(name, measurement, quantity)[:, -1] for name in own.values()]
-    return np.array(list(own), dtype=np.float64), np.stack(ends, axis=1)
+    by_value = _with_norm(record, norm, along, batch_size)
+    ends = [
+        record.values(name, measurement, quantity)[:, -1] for name in by_value.values()
+    ]
+    return np.array(list(by_value), dtype=np.float64), np.stack(ends, axis=1)
 
 
 def figures(record: Record) -> dict[str, Figure]:
-    """Draw test errors and training curves, each normalization beside batch norm.
+    """Draw a record of ``conv_norms`` or ``conv_norms_rates``.
 
-    Parameters
-    ----------
-    record : Record
-        Of ``conv_norms`` or ``conv_norms_rates``.
-
-    Returns
-    -------
-    dict from name to figure
-        Of ``conv_norms_rates``: "error_2" and "error_32", the test error at the end
-        with such batches against the learning rate, a panel for each normalization,
-        with batch norm in all of them. Of ``conv_norms``: "error", the same against
-        the batch size; "training", the loss of the smallest batches against steps;
-        "recalibrated", batch norm with running statistics and with those of many
-        training images; and, unless the scale is "live", "published", test errors
-        (above) and published errors on ImageNet (below).
-
-    Raises
-    ------
-    RecordError
-        If the record is of another experiment.
+    Of ``conv_norms_rates``: "error_2" and "error_32", the test error at the end with
+    such batches against the learning rate, a panel for each normalization, with batch
+    norm in all of them. Of ``conv_norms``: "error", the same against the batch size;
+    "training", the loss of the smallest batches against steps; "recalibrated", batch
+    norm with running statistics and with those of many training images; and, unless the
+    scale is "live", "published", test errors (above) and published errors on ImageNet
+    (below).
     """
     record.require(CONV_NORMS.name, CONV_NORMS_RATES.name)
     if record.name == CONV_NORMS_RATES.name:
@@ -326,20 +288,20 @@ def figures(record: Record) -> dict[str, Figure]:
 def _norms(record: Record, batch_size: int | None) -> list[str]:
     """Normalizations of a record, in order."""
     variants = record.settings["variants"].values()
-    own = (v for v in variants if batch_size in (None, v["batch_size"]))
-    return list(dict.fromkeys(v["norm"] for v in own))
+    chosen = (v for v in variants if batch_size in (None, v["batch_size"]))
+    return list(dict.fromkeys(v["norm"] for v in chosen))
 
 
 def _with_norm(
     record: Record, norm: str, along: Setting, batch_size: int | None = None
 ) -> dict[float, str]:
     """Names of the variants with one normalization, by their setting, growing."""
-    own = {
+    names = {
         settings[along]: name
         for name, settings in record.settings["variants"].items()
         if settings["norm"] == norm and batch_size in (None, settings["batch_size"])
     }
-    return dict(sorted(own.items()))
+    return dict(sorted(names.items()))
 
 
 def _against_batch_norm(
@@ -351,22 +313,22 @@ def _against_batch_norm(
     **axis: Any,
 ) -> Figure:
     """Open a panel for each normalization: its curve, and that of batch norm."""
-    from normbook.figures import band, panels
+    from normbook.figures import band, panels, tick
 
     others = [norm for norm in _norms(record, batch_size) if norm != "batch_norm"]
     rows = 2 if len(others) > 3 and len(others) % 2 == 0 else 1
     fig, axes = panels(len(others), rows=rows, sharey=True)
     fig.set_size_inches(8.4, 1 + 2.6 * rows)
     for k, (ax, norm) in enumerate(zip(axes, others, strict=True)):
-        for own in ("batch_norm", norm):
-            x, runs = curve(own)
-            kind, label = LOOKS[own]
+        for one in ("batch_norm", norm):
+            x, runs = curve(one)
+            kind, label = LOOKS[one]
             band(ax, x, runs, kind=kind, label=label)
         ax.set(xlabel=f"{xlabel}\n\n{label}", **axis)
         if k % (len(others) // rows) == 0:
             ax.set(ylabel=ylabel)
         if axis.get("xscale") == "log":
-            _tick(ax, np.asarray(x))
+            tick(ax, x, digits=3)
     _name_first(fig, axes[0])
     return fig
 
@@ -377,18 +339,13 @@ def _name_first(fig: Figure, ax: Any) -> None:
     fig.legend(handles[:1], labels[:1], loc="outside upper center")
 
 
-def _tick(ax: Any, x: NDArray[np.float64]) -> None:
-    ax.set_xticks(x, [f"{value:.3g}" for value in x])
-    ax.minorticks_off()
-
-
 def _beside_batch_norm(
     record: Record, along: Setting, batch_size: int | None = None
 ) -> Figure:
     return _against_batch_norm(
         record,
         lambda norm: at_end(record, norm, along, batch_size=batch_size),
-        NAMES[along],
+        along.replace("_", " "),
         "test error",
         batch_size,
         xscale="log",
@@ -412,17 +369,17 @@ def _recalibrated(record: Record) -> Figure:
     from normbook.figures import sweep
 
     sizes, running = at_end(record, "batch_norm")
-    _, found = at_end(record, "batch_norm", measurement="recalibrated")
+    _, recalibrated = at_end(record, "batch_norm", measurement="recalibrated")
     lines: dict[str, tuple[Kind, ArrayLike]] = {
         "batch norm, running statistics": ("batch", running),
-        "recalibrated": ("reference", found),
+        "recalibrated": ("reference", recalibrated),
     }
     return sweep(sizes, {"test error": lines}, xlabel="batch size")[0]
 
 
 def _published(record: Record) -> Figure:
     """Our errors above, published ones below; the data sets differ."""
-    from normbook.figures import band, panels, points
+    from normbook.figures import band, panels, points, tick
 
     compared = [norm for norm in GROUP_NORM_ERROR if norm != "batch_norm"]
     count = len(compared)
@@ -436,13 +393,13 @@ def _published(record: Record) -> Figure:
         for ax in row[1:]:
             ax.sharey(row[0])
     for above, below, norm in zip(axes[:count], axes[count:], compared, strict=True):
-        for own in ("batch_norm", norm):
-            kind, label = LOOKS[own]
-            sizes, errors = at_end(record, own)
+        for one in ("batch_norm", norm):
+            kind, label = LOOKS[one]
+            sizes, errors = at_end(record, one)
             band(above, sizes, errors, kind=kind, label=label)
-            points(below, *GROUP_NORM_ERROR[own][1:], kind=kind)
+            points(below, *GROUP_NORM_ERROR[one][1:], kind=kind)
         below.set(xlabel=f"batch size\n\n{label}", xscale="log")
-        _tick(below, sizes)
+        tick(below, sizes, digits=3)
     _name_first(fig, axes[0])
     return fig
 
@@ -455,18 +412,19 @@ def _variants(
     parts: int,
     norms: Sequence[str] = tuple(LOOKS),
 ) -> dict[str, Settings]:
-    """Give each normalization with each batch size and rate, on the same images.
+    """Return variants: each normalization with each batch size and rate.
 
-    The learning rate is said for batches of ``LARGE``, and is in proportion to the
-    batch. Tests stand after each of ``parts`` equal parts of the run.
+    All see the same number of images. The learning rate is said for batches of
+    ``LARGE``, and is in proportion to the batch. Tests stand after each of ``parts``
+    equal parts of the run.
     """
-    found: dict[str, Settings] = {}
+    variants: dict[str, Settings] = {}
     for size in sizes:
         for norm in norms:
             for rate in rates:
                 steps = examples // size
                 name = f"{norm} batch={size}"
-                found[name + f" rate={rate:g}" * (len(rates) > 1)] = {
+                variants[name + f" rate={rate:g}" * (len(rates) > 1)] = {
                     "norm": norm,
                     "batch_size": size,
                     "learning_rate": rate * size / LARGE,
@@ -475,7 +433,7 @@ def _variants(
                     "measure_every": steps // parts,
                     "average_over": steps // AVERAGES,
                 }
-    return found
+    return variants
 
 
 LARGE = 128
@@ -493,25 +451,25 @@ CPU: dict[str, Any] = {
     "layers": [[16, 2], [32, 2], [32, 1], [64, 2]],
     "groups": 4,
 }
+CONV_NORMS_LIVE: dict[str, Any] = {
+    **LIVE, "variants": _variants((32, 2), (3.0,), examples=LIVE_EXAMPLES, parts=2),
+}  # fmt: skip
+CONV_NORMS_CPU: dict[str, Any] = {
+    **CPU, "variants": _variants((128, 32, 8, 2), (0.1,), examples=PASS, parts=4),
+}  # fmt: skip
 CONV_NORMS = Experiment(
     name="conv_norms",
     title="A convolutional network with each normalization, over batch sizes",
     source=SOURCE,
     scales={
         "live": Scale(
-            {
-                **LIVE,
-                "variants": _variants((32, 2), (3.0,), examples=LIVE_EXAMPLES, parts=2),
-            },
+            CONV_NORMS_LIVE,
             seeds=(0, 1),
             data="digits",
             about="embedded digits, two convolutions",
         ),
         "cpu": Scale(
-            {
-                **CPU,
-                "variants": _variants((128, 32, 8, 2), (0.1,), examples=PASS, parts=4),
-            },
+            CONV_NORMS_CPU,
             seeds=(0, 1, 2),
             data="fashion-mnist",
             about="Fashion-MNIST, one pass",

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,27 +21,27 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from normbook.data import Dataset
-from normbook.diagnostics.internal_covariate_shift import gradient_shift
-from normbook.diagnostics.smoothness import along_gradient
-from normbook.experiments.experiment import (
+from normbook.experiments import measures
+from normbook.experiments.published import DEEP_LINEAR_LOSS
+from normbook.lab.experiment import (
     Batches,
     Experiment,
     Measurement,
     Run,
     Scale,
     Settings,
-    Values,
     generator,
 )
-from normbook.experiments.published import DEEP_LINEAR_LOSS
+from normbook.lab.record import Record
 from normbook.layers.batch_norm import BatchNorm1d
 from normbook.layers.lp_norm import LpNorm1d
+from normbook.looks import LOOKS as ALL_LOOKS
+from normbook.looks import looks
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from normbook.experiments.record import Record
-    from normbook.figures import Kind, Line
+    from normbook.figures import Line
 
 __all__ = ["EXPERIMENT", "build"]
 
@@ -53,18 +54,8 @@ def build(
 ) -> nn.Sequential:
     """Stack ``depth`` square linear layers, each with a normalization after it.
 
-    Parameters
-    ----------
-    depth, size : int
-    norm : "none", "batch_norm", "l1", "l2" or "linf"
-    weights : torch.Generator
-        CPU generator. Weights are normal after Glorot: variance 1 / size.
-    device : torch.device
-
-    Returns
-    -------
-    nn.Sequential
-        float64, in training mode.
+    The norm is "none", "batch_norm", "l1", "l2" or "linf". Weights (float64) are normal
+    after Glorot, variance 1 / size, from a CPU generator.
     """
     modules: list[nn.Module] = []
     for _ in range(depth):
@@ -91,26 +82,6 @@ def begin(
     )
     rate = settings["learning_rate"]
 
-    def landscape(run: Run) -> Values:
-        found = along_gradient(run.model, run.loss, _step_sizes(rate))
-        return {
-            "loss": found.loss,
-            "lowest": found.loss_range[0],
-            "highest": found.loss_range[1],
-            "gradient_norm": found.gradient_norm,
-            "least_change": found.gradient_predictiveness[0],
-            "most_change": found.gradient_predictiveness[1],
-            "beta": found.effective_smoothness,
-        }
-
-    def shift(run: Run) -> Values:
-        found = gradient_shift(run.model, run.loss, rate)
-        return {
-            "l2": found.l2.tolist(),
-            "cosine": found.cosine.tolist(),
-            "gradient_norm": found.gradient_norm.tolist(),
-        }
-
     return Run(
         model=model,
         optimizer=torch.optim.SGD(model.parameters(), lr=rate),
@@ -119,30 +90,22 @@ def begin(
             x.to(device), (x @ a.T).to(device), n, generator(seed, "batches")
         ),
         measurements={
-            "landscape": Measurement(settings["landscape_every"], landscape),
-            "shift": Measurement(settings["shift_every"], shift),
+            "landscape": Measurement(
+                settings["landscape_every"], partial(measures.landscape, rate=rate)
+            ),
+            "shift": Measurement(
+                settings["shift_every"], partial(measures.shift, rate=rate)
+            ),
         },
         every=settings["average_over"],
     )
-
-
-def _step_sizes(rate: float) -> list[float]:
-    """Half to four times the learning rate, as in the paper."""
-    return [rate * k / 2 for k in range(1, 9)]
 
 
 def _sum_of_squares(model: nn.Module, x: Tensor, y: Tensor) -> dict[str, Tensor]:
     return {"loss": (model(x) - y).square().sum()}
 
 
-# Colour and label of each normalization.
-LOOKS: dict[str, tuple[Kind, str]] = {
-    "none": ("none", "no normalization"),
-    "batch_norm": ("batch", "batch norm"),
-    "l1": ("other", "$\\ell_p$ norm"),
-    "l2": ("other", "$\\ell_p$ norm"),
-    "linf": ("other", "$\\ell_p$ norm"),
-}
+LOOKS = looks("none", "batch_norm") | dict.fromkeys(ORDERS, ALL_LOOKS["lp_norm"])
 PANELS = {
     "batch_norm": "batch norm",
     "l1": "$\\ell_1$ norm",
@@ -156,32 +119,14 @@ LEVEL = "$1 / \\eta_{\\min}$"
 
 
 def figures(record: Record) -> dict[str, Figure]:
-    r"""Draw loss, smoothness and shift: a row for each rate, a column for each norm.
+    r"""Draw a record of this experiment: rows for the rates, columns for the norms.
 
-    The network without normalization stands in every panel.
-
-    Parameters
-    ----------
-    record : Record
-        Of this experiment, at any scale.
-
-    Returns
-    -------
-    dict from name to Figure
-        "loss", divided by that at the start, beside published points at the rate of
-        the paper; "gradient_change" along the gradient; "smoothness", with
-        :math:`1 / \eta_{\min}`; "shift", the cosine of the gradient of the layer at two
-        thirds of the depth before and after the update of the layers below.
-
-    Raises
-    ------
-    RecordError
-        If the record is of another experiment.
-
-    Notes
-    -----
-    The range of the loss is not drawn: on a plateau it is below the last digit that a
-    record keeps of a loss.
+    The network without normalization stands in every panel. "loss", divided by that at
+    the start, beside published points at the rate of the paper; "gradient_change" along
+    the gradient; "smoothness", with :math:`1 / \eta_{\min}`; "shift", the cosine of the
+    gradient of the layer at two thirds of the depth before and after the update of the
+    layers below. The range of the loss is not drawn: on a plateau it is below the last
+    digit that a record keeps of a loss.
     """
     from normbook.figures import curve_grid, points
 
@@ -197,7 +142,8 @@ def figures(record: Record) -> dict[str, Figure]:
         ylabel: str,
         measurement: str,
         curve: Callable[[str], NDArray[np.float64]],
-        level: Callable[[float], float] | None = None,
+        *,
+        has_level: bool = False,
     ) -> Figure:
         rows: dict[str, dict[str, dict[str, Line]]] = {}
         for rate in rates:
@@ -208,8 +154,8 @@ def figures(record: Record) -> dict[str, Figure]:
                     kind, label = LOOKS[one]
                     steps = record.steps(measurement, names[one, rate])
                     lines[label] = (kind, steps, curve(names[one, rate]))
-                if level is not None:
-                    height = np.full((1, len(steps)), level(rate))
+                if has_level:
+                    height = np.full((1, len(steps)), 1 / measures.step_sizes(rate)[0])
                     lines[LEVEL] = ("reference", steps, height)
         is_log = measurement == "landscape"
         return curve_grid(rows, yscale="log" if is_log else "linear")[0]
@@ -224,16 +170,12 @@ def figures(record: Record) -> dict[str, Figure]:
     def cosine(variant: str) -> NDArray[np.float64]:
         return record.values(variant, "shift", "cosine")[:, :, layer]
 
+    change, smoothness = along("most_change"), along("beta")
     drawn = {
         "loss": compare("loss / first loss", "landscape", relative_loss),
-        "gradient_change": compare(
-            "change of the gradient", "landscape", along("most_change")
-        ),
+        "gradient_change": compare("change of the gradient", "landscape", change),
         "smoothness": compare(
-            "effective smoothness",
-            "landscape",
-            along("beta"),
-            lambda rate: 1 / _step_sizes(rate)[0],
+            "effective smoothness", "landscape", smoothness, has_level=True
         ),
         "shift": compare(f"cosine in layer {layer + 1}", "shift", cosine),
     }
@@ -249,49 +191,42 @@ def figures(record: Record) -> dict[str, Figure]:
     return drawn
 
 
-NORMS = ("none", "batch_norm", "l1", "l2", "linf")
-RATES = (1e-6, 1e-7)
+def _variants(*rates: float) -> dict[str, Settings]:
+    return {
+        f"{norm} rate={rate:g}": {"norm": norm, "learning_rate": rate}
+        for rate in rates
+        for norm in LOOKS
+    }
+
+
 COMMON: dict[str, Any] = {
     "dtype": "float64",
     "depth": 25,
     "size": 10,
     "examples": 1000,
-    "variants": {
-        f"{norm} rate={rate:g}": {"norm": norm, "learning_rate": rate}
-        for rate in RATES
-        for norm in NORMS
-    },
+    "variants": _variants(1e-6, 1e-7),
 }
+LIVE: dict[str, Any] = {
+    **COMMON, "steps": 200, "average_over": 10, "landscape_every": 20,
+    "shift_every": 100, "variants": _variants(1e-7),
+}  # fmt: skip
+PAPER: dict[str, Any] = {
+    **COMMON, "steps": 10_000, "average_over": 50, "landscape_every": 100,
+    "shift_every": 500,
+}  # fmt: skip
 EXPERIMENT = Experiment(
     name="deep_linear",
     title="Twenty-five linear layers with batch norm and with lp norms",
     source=SOURCE,
     scales={
         "live": Scale(
-            {
-                **COMMON,
-                "steps": 200,
-                "average_over": 10,
-                "landscape_every": 20,
-                "shift_every": 100,
-                "variants": {
-                    name: variant
-                    for name, variant in COMMON["variants"].items()
-                    if variant["learning_rate"] == 1e-7
-                },
-            },
+            LIVE,
             seeds=(0, 1),
             data="",
             about="the first 200 steps at the rate 1e-7",
         ),
         "paper": Scale(
-            {
-                **COMMON,
-                "steps": 10_000,
-                "average_over": 50,
-                "landscape_every": 100,
-                "shift_every": 500,
-            },
+            PAPER,
             seeds=(0, 1, 2),
             data="",
             about="10 000 steps at two rates, as in the paper",

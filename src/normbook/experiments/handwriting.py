@@ -57,7 +57,7 @@ from normbook.data.sequences import pad
 from normbook.data.strokes import Drawing, lines
 from normbook.data.synthetic import drawings
 from normbook.experiments import published
-from normbook.experiments.experiment import (
+from normbook.lab.experiment import (
     Batches,
     Experiment,
     Measurement,
@@ -68,13 +68,12 @@ from normbook.experiments.experiment import (
     generator,
     shared_by_runs,
 )
+from normbook.lab.record import Record
 from normbook.layers.lstm import LayerNormLSTM
+from normbook.looks import looks
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-    from normbook.experiments.record import Record
-    from normbook.figures import Kind
 
 __all__ = [
     "EXPERIMENT",
@@ -130,10 +129,6 @@ def mixture(outputs: Tensor, bias: float = 0.0) -> Mixture:
         b of Graves (2013), equations 61 and 62, from 0 on: how much more likely than
         learnt the likely shall be. Deviations are divided by :math:`e^b`, scores of
         the weights multiplied by 1 + b.
-
-    Returns
-    -------
-    Mixture
     """
     scores, mx, my, sx, sy, r = outputs[..., :-1].chunk(6, dim=-1)
     log_sigmas = LOG_SIGMA * torch.tanh(torch.stack([sx, sy], -1) / LOG_SIGMA)
@@ -156,7 +151,6 @@ def log_density(of: Mixture, steps: Tensor) -> Tensor:
 
     Parameters
     ----------
-    of : Mixture
     steps : tensor, shape (..., 3)
         (dx, dy, lift), lift 0 or 1.
 
@@ -243,16 +237,9 @@ class PenNetwork(nn.Module):
                     parameter.fill_(float("gamma" in name))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Give what :func:`mixture` reads, for the step after each.
+        """Return what :func:`mixture` reads, (N, T, 6K + 1), for the step after each.
 
-        Parameters
-        ----------
-        x : tensor, shape (N, T, 3)
-            Steps (dx, dy, lift).
-
-        Returns
-        -------
-        tensor, shape (N, T, 6K + 1)
+        Steps (dx, dy, lift) have the shape (N, T, 3).
         """
         h, _ = self.lstm(x)
         outputs: Tensor = self.outputs(h)
@@ -271,7 +258,6 @@ def sample(
 
     Parameters
     ----------
-    model : PenNetwork
     steps : int
         Of each line.
     bias : float
@@ -333,7 +319,6 @@ def objective(
 
     Parameters
     ----------
-    model : nn.Module
     x : tensor, shape (N, T, 3)
         Steps, zeros behind the end of a line.
     y : tensor, shape (N, T, 4)
@@ -351,7 +336,7 @@ def objective(
     outputs = model(x)
     if outputs.requires_grad:
         bound = clip / live.sum()  # the loss is a mean
-        outputs.register_hook(lambda found: found.clamp(-bound, bound))
+        outputs.register_hook(lambda gradient: gradient.clamp(-bound, bound))
     losses = -log_density(mixture(outputs), y[..., :3])
     return {"loss": (losses * live).sum() / live.sum()}
 
@@ -367,10 +352,6 @@ def falling(step: int, rate: float, steps: int) -> float:
         Of the first update.
     steps : int
         Updates of the whole run.
-
-    Returns
-    -------
-    float
 
     Examples
     --------
@@ -406,7 +387,7 @@ def begin(
     def samples(_: Run) -> Values:
         # In float64, so that another machine draws the same from the same weights.
         exact = copy.deepcopy(model).double()
-        found: Values = {}
+        strokes: Values = {}
         for bias in BIASES:
             drawn = sample(
                 exact,
@@ -416,8 +397,8 @@ def begin(
                 count=settings["samples"],
             )
             drawn[..., :2] *= written.scale
-            found[f"bias_{bias}"] = drawn.mT.cpu().numpy().round(1).tolist()
-        return found
+            strokes[f"bias_{bias}"] = drawn.mT.cpu().numpy().round(1).tolist()
+        return strokes
 
     return Run(
         model=model,
@@ -489,26 +470,11 @@ def _tensors(
 
 
 def updates_to(record: Record, variant: str, value: float) -> NDArray[np.float64]:
-    """Count the updates until the test loss first falls to a value.
+    """Count the updates of each seed until the test loss first falls to a value.
 
-    Parameters
-    ----------
-    record : Record
-        Of this experiment.
-    variant : str
-    value : float
-        Negative log-likelihood of a line of 500 steps (nats).
-
-    Returns
-    -------
-    array, shape (S,)
-        For each seed the updates before the first measurement at which the loss is not
-        above the value; NaN where there is none.
-
-    Raises
-    ------
-    RecordError
-        If the record is of another experiment, or has no such variant.
+    The value is the negative log-likelihood of a line of 500 steps (nats). Shape (S,):
+    updates before the first measurement at which the loss is not above it; NaN where
+    there is none.
     """
     record.require(EXPERIMENT.name)
     is_there = record.values(variant, "test", "line") <= value  # (S, T)
@@ -516,63 +482,30 @@ def updates_to(record: Record, variant: str, value: float) -> NDArray[np.float64
 
 
 def written(record: Record, variant: str, bias: int) -> NDArray[np.float64]:
-    """Give the lines that the networks wrote, before training and after it.
+    """Return the lines that the networks wrote, before training and after it.
 
-    Parameters
-    ----------
-    record : Record
-        Of this experiment.
-    variant : str
-    bias : int
-        0, 1 or 3.
-
-    Returns
-    -------
-    array, shape (S, 2, M, T, 3)
-        S seeds, before and after, M lines of T steps (dx, dy, lift), in units of the
-        box of a character, whose side is 105.
-
-    Raises
-    ------
-    RecordError
-        If the record is of another experiment, or lacks what is asked of it.
+    Shape (S, 2, M, T, 3): S seeds, before and after, M lines of T steps (dx, dy, lift),
+    in units of the box of a character, whose side is 105. The bias is 0, 1 or 3.
     """
     record.require(EXPERIMENT.name)
     return np.swapaxes(record.values(variant, "samples", f"bias_{bias}"), -1, -2)
 
 
-# How each variant is drawn and called.
-LOOKS: dict[str, tuple[Kind, str]] = {
-    "none": ("none", "no normalization"),
-    "layer_norm": ("layer", "layer norm"),
-}
+LOOKS = looks("none", "layer_norm")
 # What is behind the name of a variant: the first rate, and a higher one.
 ENDINGS = ("", "_fast")
 
 
 def figures(record: Record) -> dict[str, Figure]:
-    """Draw the test loss beside the published one, the updates to it, and samples.
+    """Draw a record of this experiment.
 
-    Parameters
-    ----------
-    record : Record
-        Of this experiment.
-
-    Returns
-    -------
-    dict from name to figure
-        "test": negative log-likelihood of a line of 500 steps against updates, a panel
-        for each learning rate; the published points have a panel of their own, since
-        they are of other lines. "updates": updates to the values of it that all runs
-        at one rate come to. "samples": lines that the networks of the first seed and
-        rate wrote after training.
-
-    Raises
-    ------
-    RecordError
-        If the record is of another experiment.
+    "test": negative log-likelihood of a line of 500 steps against updates, a panel for
+    each learning rate; the published points have a panel of their own, since they are
+    of other lines. "updates": updates to the values of it that all runs at one rate
+    come to. "samples": lines that the networks of the first seed and rate wrote after
+    training.
     """
-    from normbook.figures import band, panels, pen_lines, points
+    from normbook.figures import band, legend_above, panels, pen_lines, points
 
     record.require(EXPERIMENT.name)
     variants = record.settings["variants"]
@@ -592,12 +525,11 @@ def figures(record: Record) -> dict[str, Figure]:
         ax.set(xlabel=f"updates\n\nour lines, rate {rate:g}")
         ax.set_xscale("log", subs=(2, 5))  # with more, labels would overlap
     for norm, (kind, _) in LOOKS.items():
-        found = published.HANDWRITING_LOSS[norm]
-        points(axes[-1], found.x, found.y, kind=kind)
-    axes[-1].set(xlabel=f"updates\n\n{found.source},\ndigitised", xscale="log")
+        curve = published.HANDWRITING_LOSS[norm]
+        points(axes[-1], curve.x, curve.y, kind=kind)
+    axes[-1].set(xlabel=f"updates\n\n{curve.source},\ndigitised", xscale="log")
     axes[0].set(ylabel="loss of a line (nats)")
-    handles, labels = axes[0].get_legend_handles_labels()
-    drawn["test"].legend(handles, labels, loc="outside upper center", ncols=2)
+    legend_above(drawn["test"], axes[0])
 
     drawn["updates"], axes = panels(len(endings), sharey=True)
     for ax, ending in zip(axes, endings, strict=True):
@@ -613,8 +545,7 @@ def figures(record: Record) -> dict[str, Figure]:
         ax.set_yscale("log", subs=(2, 5))
         ax.invert_xaxis()
     axes[0].set(ylabel="updates to it")
-    handles, labels = axes[0].get_legend_handles_labels()
-    drawn["updates"].legend(handles, labels, loc="outside upper center", ncols=2)
+    legend_above(drawn["updates"], axes[0])
 
     samples = {
         f"{label}, bias {bias}": (kind, list(written(record, norm, bias)[0, -1]))
@@ -646,70 +577,41 @@ def _variants(*rates: float) -> dict[str, dict[str, Any]]:
 
 
 COMMON: dict[str, Any] = {"components": 20, "clip": 10.0, "batch_size": 8}
+LIVE: dict[str, Any] = {
+    **COMMON, "variants": _variants(0.01), "dtype": "float64", "characters": 4,
+    "repeats": 4, "length": 8.0, "cut": 80, "hidden": 32, "layers": 1, "steps": 100,
+    "average_over": 10, "test_every": 10, "samples": 2, "sample_steps": 80,
+}  # fmt: skip
+CPU: dict[str, Any] = {
+    **COMMON, "variants": _variants(0.003, 0.01), "dtype": "float64", "characters": 8,
+    "repeats": 8, "length": 3.0, "cut": LINE, "hidden": 128, "layers": 1, "steps": 1600,
+    "average_over": 20, "test_every": 50, "samples": 2, "sample_steps": 400,
+}  # fmt: skip
+PAPER: dict[str, Any] = {
+    **COMMON, "variants": _variants(0.001), "dtype": "float32", "characters": 8,
+    "repeats": 8, "length": 3.0, "cut": LINE, "hidden": 400, "layers": 3,
+    "steps": 190_000, "average_over": 200, "test_every": 1000, "samples": 2,
+    "sample_steps": 400,
+}  # fmt: skip
 EXPERIMENT = Experiment(
     name="handwriting",
     title="An LSTM that writes by hand, with and without layer norm",
     source=SOURCE,
     scales={
         "live": Scale(
-            {
-                **COMMON,
-                "variants": _variants(0.01),
-                "dtype": "float64",
-                "characters": 4,
-                "repeats": 4,
-                "length": 8.0,
-                "cut": 80,
-                "hidden": 32,
-                "layers": 1,
-                "steps": 100,
-                "average_over": 10,
-                "test_every": 10,
-                "samples": 2,
-                "sample_steps": 80,
-            },
+            LIVE,
             seeds=(0, 1),
             data="",
             about="synthetic lines of four characters, 32 units",
         ),
         "cpu": Scale(
-            {
-                **COMMON,
-                "variants": _variants(0.003, 0.01),
-                "dtype": "float64",
-                "characters": 8,
-                "repeats": 8,
-                "length": 3.0,
-                "cut": LINE,
-                "hidden": 128,
-                "layers": 1,
-                "steps": 1600,
-                "average_over": 20,
-                "test_every": 50,
-                "samples": 2,
-                "sample_steps": 400,
-            },
+            CPU,
             seeds=(0, 1, 2),
             data="omniglot-strokes",
             about="lines of eight characters of Omniglot, 128 units",
         ),
         "paper": Scale(
-            {
-                **COMMON,
-                "variants": _variants(0.001),
-                "dtype": "float32",
-                "characters": 8,
-                "repeats": 8,
-                "length": 3.0,
-                "cut": LINE,
-                "hidden": 400,
-                "layers": 3,
-                "steps": 190_000,
-                "average_over": 200,
-                "test_every": 1000,
-                "samples": 2,
-                "sample_steps": 400,
-            },
+            PAPER,
             seeds=(0, 1, 2),
             data="omniglot-strokes",
             about="the same lines, three layers of 400 units as in the paper (GPU)",

@@ -50,7 +50,8 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 from normbook.data import cloze
 from normbook.data.stories import Stories, Story
 from normbook.experiments import published
-from normbook.experiments.experiment import (
+from normbook.experiments.measures import judge
+from normbook.lab.experiment import (
     Batches,
     Experiment,
     Measurement,
@@ -60,8 +61,10 @@ from normbook.experiments.experiment import (
     Values,
     generator,
 )
+from normbook.lab.record import Record
 from normbook.layers.batch_norm_lstm import BatchNormLSTM
 from normbook.layers.lstm import LayerNormLSTM
+from normbook.looks import looks
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -69,8 +72,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from numpy.typing import NDArray
 
-    from normbook.experiments.record import Record
-    from normbook.figures import Kind, Line
+    from normbook.figures import Line
 
 __all__ = [
     "EXPERIMENT",
@@ -199,20 +201,13 @@ class AttentiveReader(nn.Module):
         nn.init.zeros_(self.scores.bias)
 
     def forward(self, texts: Tensor, questions: Tensor) -> Tensor:
-        """Give the scores of the answers, (N, answers); the rest as :meth:`read`."""
+        """Return the scores of the answers, (N, answers); the rest as :meth:`read`."""
         return self.read(texts, questions).scores
 
     def read(self, texts: Tensor, questions: Tensor) -> Reading:
-        """Read texts with their questions.
+        """Read texts (N, T) with their questions (N, Q).
 
-        Parameters
-        ----------
-        texts, questions : tensors of int64, shapes (N, T) and (N, Q)
-            Numbers of words from 1, at least one in each row, and zeros behind them.
-
-        Returns
-        -------
-        Reading
+        Numbers of words from 1, at least one in each row, and zeros behind them.
         """
         y, _ = self._read(self.text, texts)  # (N, up to T, D)
         _, u = self._read(self.question, questions)  # (N, D)
@@ -226,7 +221,7 @@ class AttentiveReader(nn.Module):
         return Reading(self.scores(g), nn.functional.pad(weights, (0, rest)))
 
     def _read(self, lstm: nn.Module, words: Tensor) -> tuple[Tensor, Tensor]:
-        """Give the states at all words, and the last one (of each direction)."""
+        """Return the states at all words, and the last one (of each direction)."""
         lengths = (words != 0).sum(dim=1)
         packed = pack_padded_sequence(
             self.embedding(words), lengths.cpu(), batch_first=True, enforce_sorted=False
@@ -241,7 +236,7 @@ def _bounds(inputs: int) -> tuple[float, float]:
 
 
 def _stories(settings: Settings, data: Stories | None) -> Stories:
-    """Give the stories that are short enough; draw them where there is no data set."""
+    """Return the stories that are short enough; draw them without a data set."""
     if data is None:
         drawn = np.random.default_rng(0)  # the same texts for all seeds
         return cloze.stories(drawn, train=settings["train"], test=settings["tested"])
@@ -253,12 +248,12 @@ def _stories(settings: Settings, data: Stories | None) -> Stories:
 
 
 def _shown(settings: Settings, stories: Stories) -> list[Story]:
-    """Give the stories whose attention is recorded: the first two with four facts."""
-    found: list[Story] = []
+    """Return the stories whose attention is recorded: the first two with four facts."""
+    shown: list[Story] = []
     for task in settings["tasks"]:
         few = [s for s in stories.test if s.task == task and len(s.facts) == 4]
-        found += few[:2]
-    return found
+        shown += few[:2]
+    return shown
 
 
 class _Encoding(NamedTuple):
@@ -316,7 +311,7 @@ def begin(
         run.model.eval()
         with torch.no_grad():
             parts = [
-                _judge(run.model(*part.unbind(1)), labels[:, 0])
+                judge(run.model(*part.unbind(1)), labels[:, 0])
                 for part, labels in zip(
                     torch.split(x_test, TOGETHER),
                     torch.split(y_test, TOGETHER),
@@ -338,14 +333,12 @@ def begin(
         with torch.no_grad():
             scores, weights = model.read(*x_shown.unbind(1))
         right = scores.softmax(1).gather(1, y_shown[:, :1])[:, 0]
-        found: Values = {"probability": right.tolist()}
+        values: Values = {"probability": right.tolist()}
         for i, story in enumerate(examples):
-            found[f"weights_{i}"] = weights[i, : len(story.words)].tolist()
-            # A record holds numbers: here those of Unicode.
+            values[f"weights_{i}"] = weights[i, : len(story.words)].tolist()
             lines = [" ".join(line) for line in (*story.facts, story.question)]
-            text = "\n".join([*lines, story.answer])
-            found[f"story_{i}"] = [float(ord(letter)) for letter in text]
-        return found
+            values[f"story_{i}"] = "\n".join([*lines, story.answer])
+        return values
 
     return Run(
         model=model,
@@ -363,14 +356,8 @@ def begin(
 
 
 def _objective(model: nn.Module, x: Tensor, y: Tensor) -> dict[str, Tensor]:
-    loss, wrong = _judge(model(*x.unbind(1)), y[:, 0])
+    loss, wrong = judge(model(*x.unbind(1)), y[:, 0])
     return {"loss": loss.mean(), "error": wrong.mean()}
-
-
-def _judge(scores: Tensor, answers: Tensor) -> tuple[Tensor, Tensor]:
-    """Cross-entropy (nats) of each question, and 1 where the answer is wrong."""
-    loss = nn.functional.cross_entropy(scores, answers, reduction="none")
-    return loss, (scores.detach().argmax(1) != answers).double()
 
 
 class Attention(NamedTuple):
@@ -397,28 +384,12 @@ class Attention(NamedTuple):
 
 
 def attention(record: Record, variant: str, place: int) -> Attention:
-    """Give the attention at the end of training, with the words.
+    """Return the attention at the end of training, with the words.
 
-    Parameters
-    ----------
-    record : Record
-        Of this experiment.
-    variant : str
-    place : int
-        Which of the recorded texts, from 0: two of each task.
-
-    Returns
-    -------
-    Attention
-
-    Raises
-    ------
-    RecordError
-        If the record is of another experiment, or lacks what is asked of it.
+    The place is that of a recorded text, from 0: two of each task.
     """
     record.require(EXPERIMENT.name)
-    numbers = record.values(variant, "attention", f"story_{place}")[0, -1]
-    text = "".join(chr(int(number)) for number in numbers)
+    text = record.texts(variant, "attention", f"story_{place}")[0][-1]
     *facts, question, answer = (line.split() for line in text.split("\n"))
     weights = record.values(variant, "attention", f"weights_{place}")[:, -1]
     right = record.values(variant, "attention", "probability")[:, -1, place]
@@ -428,27 +399,10 @@ def attention(record: Record, variant: str, place: int) -> Attention:
 def first_steps(
     record: Record, variant: str, task: str, level: float
 ) -> NDArray[np.float64]:
-    """Find when the test error is at most `level` for the first time.
+    """Find when the test error of a task is at most `level` for the first time.
 
-    Parameters
-    ----------
-    record : Record
-        Of this experiment.
-    variant, task : str
-    level : float
-
-    Returns
-    -------
-    array, shape (S,)
-        Steps for each of S seeds, among those that were measured; NaN where the error
-        never gets so low.
-
-    Raises
-    ------
-    RecordError
-        If the record is of another experiment, or has no such variant.
-    ValueError
-        If it has no such task.
+    Shape (S,): steps for each of S seeds, among those that were measured; NaN where the
+    error never gets so low. ValueError if the record has no such task.
     """
     record.require(EXPERIMENT.name)
     tasks = record.settings["tasks"]
@@ -462,36 +416,18 @@ def first_steps(
     return record.first_steps(variant, "test", is_low)
 
 
-# How each variant is drawn and called.
-LOOKS: dict[str, tuple[Kind, str]] = {
-    "none": ("none", "no normalization"),
-    "layer_norm": ("layer", "layer norm"),
-    "batch_norm": ("batch", "batch norm"),
-}
+LOOKS = looks("none", "layer_norm", "batch_norm")
 LEVELS = np.array([0.5, 0.4, 0.3, 0.2, 0.1, 0.05])
 
 
 def figures(record: Record) -> dict[str, Figure]:
-    """Draw test errors beside the published ones, steps to errors, and attention.
+    """Draw a record of this experiment.
 
-    Parameters
-    ----------
-    record : Record
-        Of this experiment.
-
-    Returns
-    -------
-    dict from name to figure
-        "error": test error against training steps, a column for each task; the last
-        column has points of Ba et al. (2016), Fig. 2, on another task. "steps": when
-        each error is reached first; a curve ends where not all runs get further.
-        "attention_0" and so on: the words of one text of each task, in the shade of
-        their weights at the end of the run with the first seed.
-
-    Raises
-    ------
-    RecordError
-        If the record is of another experiment.
+    "error": test error against training steps, a column for each task; the last column
+    has points of Ba et al. (2016), Fig. 2, on another task. "steps": when each error is
+    reached first; a curve ends where not all runs get further. "attention_0" and so on:
+    the words of one text of each task, in the shade of their weights at the end of the
+    run with the first seed.
     """
     from normbook.figures import curve_grid, points, shaded_words
 
@@ -505,8 +441,8 @@ def figures(record: Record) -> dict[str, Figure]:
         for variant, (kind, label) in LOOKS.items():
             runs = record.values(variant, "test", "error_by_task")[:, :, place]
             lines[label] = (kind, record.steps("test", variant), runs)
-            found = [first_steps(record, variant, task, level) for level in LEVELS]
-            firsts[label] = (kind, LEVELS, np.transpose(found))
+            counts = [first_steps(record, variant, task, level) for level in LEVELS]
+            firsts[label] = (kind, LEVELS, np.transpose(counts))
     beside = "thousands of steps\n\nBa et al. (2016):\nnews, validation"
     error, ((*_, last),) = curve_grid({"test error": {**errors, beside: {}}})
     for variant, (kind, _) in LOOKS.items():
@@ -533,60 +469,37 @@ BABI: dict[str, Any] = {
     "tasks": ["qa1", "qa2", "qa5"],
     "variants": VARIANTS,
 }
+LIVE: dict[str, Any] = {
+    "dtype": "float64", "tasks": ["cloze"], "train": 2000, "tested": 200,
+    "embedding": 16, "hidden": 24, "batch_size": 32, "learning_rate": 0.01,
+    "steps": 240, "average_over": 20, "test_every": 40, "variants": VARIANTS,
+}  # fmt: skip
+CPU: dict[str, Any] = {
+    **BABI, "dtype": "float64", "longest": 60, "embedding": 32, "hidden": 64,
+    "batch_size": 32, "learning_rate": 0.004, "steps": 3500, "average_over": 50,
+    "test_every": 100,
+}  # fmt: skip
+FULL: dict[str, Any] = {
+    **BABI, "dtype": "float32", "longest": 200, "embedding": 240, "hidden": 240,
+    "batch_size": 64, "learning_rate": 8e-5, "steps": 40_000, "average_over": 200,
+    "test_every": 1000,
+}  # fmt: skip
 EXPERIMENT = Experiment(
     name="reading",
     title="An attentive reader: layer norm, batch norm or none inside the LSTM",
     source=SOURCE,
     scales={
         "live": Scale(
-            {
-                "dtype": "float64",
-                "tasks": ["cloze"],
-                "train": 2000,
-                "tested": 200,
-                "embedding": 16,
-                "hidden": 24,
-                "batch_size": 32,
-                "learning_rate": 0.01,
-                "steps": 240,
-                "average_over": 20,
-                "test_every": 40,
-                "variants": VARIANTS,
-            },
-            seeds=(0, 1),
-            data="",
-            about="drawn texts of 2-4 sentences with a gap",
+            LIVE, seeds=(0, 1), data="", about="drawn texts of 2-4 sentences with a gap"
         ),
         "cpu": Scale(
-            {
-                **BABI,
-                "dtype": "float64",
-                "longest": 60,
-                "embedding": 32,
-                "hidden": 64,
-                "batch_size": 32,
-                "learning_rate": 0.004,
-                "steps": 3500,
-                "average_over": 50,
-                "test_every": 100,
-            },
+            CPU,
             seeds=(0, 1, 2),
             data="babi",
             about="three tasks of bAbI, stories of at most 60 words, 64 units",
         ),
         "full": Scale(
-            {
-                **BABI,
-                "dtype": "float32",
-                "longest": 200,
-                "embedding": 240,
-                "hidden": 240,
-                "batch_size": 64,
-                "learning_rate": 8e-5,
-                "steps": 40_000,
-                "average_over": 200,
-                "test_every": 1000,
-            },
+            FULL,
             seeds=(0, 1, 2),
             data="babi",
             about="three tasks of bAbI, stories of at most 200 words, 240 units (GPU)",

@@ -22,13 +22,12 @@ from torch import nn
 
 from normbook.data import Dataset
 from normbook.diagnostics.activations import layer_statistics
-from normbook.diagnostics.internal_covariate_shift import (
-    gradient_shift,
-    input_shift_of_update,
-)
+from normbook.diagnostics.internal_covariate_shift import input_shift_of_update
 from normbook.diagnostics.noise import DistributionNoise
-from normbook.experiments.digits_mlp import build, evaluate
-from normbook.experiments.experiment import (
+from normbook.experiments import measures
+from normbook.experiments.published import SIGMOID_NET_ACCURACY
+from normbook.lab.digits_mlp import build, evaluate
+from normbook.lab.experiment import (
     Batches,
     Experiment,
     Measurement,
@@ -40,15 +39,13 @@ from normbook.experiments.experiment import (
     generator,
     required,
 )
-from normbook.experiments.published import SIGMOID_NET_ACCURACY
+from normbook.lab.record import Record
 from normbook.layers.batch_norm import BatchNorm1d
+from normbook.looks import STYLES, looks
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-
-    from normbook.experiments.record import Record
-    from normbook.figures import Kind
 
 __all__ = ["CHOICES", "EXPERIMENT"]
 
@@ -102,13 +99,8 @@ def begin(
 
     def shift(run: Run) -> Values:
         moved = input_shift_of_update(run.model, run.loss, rate, sigmoids, probe)
-        found = gradient_shift(run.model, run.loss, rate)
-        return {
-            "inputs": [float(moved[name].mean()) for name in sigmoids],
-            "l2": found.l2.tolist(),
-            "cosine": found.cosine.tolist(),
-            "gradient_norm": found.gradient_norm.tolist(),
-        }
+        inputs = [float(moved[name].mean()) for name in sigmoids]
+        return {"inputs": inputs, **measures.shift(run, rate)}
 
     every = settings["measure_every"]
     measurements = {"test": Measurement(every, test)}
@@ -134,36 +126,18 @@ def _pixels(x: Any, settings: Settings, device: torch.device) -> torch.Tensor:
     return (rows > 0.5).double() if settings["is_binary"] else rows
 
 
-# How each variant is drawn and called.
-LOOKS: dict[str, tuple[Kind, str]] = {
-    "none": ("none", "no normalization"),
-    "batch_norm": ("batch", "batch norm"),
-    "noisy_batch_norm": ("other", "batch norm, then noise"),
-}
+LOOKS = looks("none", "batch_norm", "noisy_batch_norm")
 
 
 def figures(record: Record) -> dict[str, Figure]:
-    """Draw the accuracies beside the published ones, the inputs and both shifts.
+    """Draw a record of ``sigmoid_net``.
 
-    Parameters
-    ----------
-    record : Record
-        Of ``sigmoid_net``. Published points are drawn at the scale of the paper only.
-
-    Returns
-    -------
-    dict from name to figure
-        "accuracy": test accuracy, whole and enlarged. "inputs": of the sigmoid of
-        some units of the last hidden layer, with the first seed: the 15th, 50th and
-        85th percentile of the first unit, the median of the others. "input_shift":
-        of one update, for each sigmoid, mean over its units. "gradient_shift": l2
-        (above) and cosine (below), for each layer but the lowest. Both shifts are
-        medians over at most 20 stretches of training, for each seed.
-
-    Raises
-    ------
-    RecordError
-        If the record is of another experiment, or lacks a measurement.
+    "accuracy": test accuracy, whole and enlarged, at the scale of the paper with the
+    published one. "inputs": of the sigmoid of some units of the last hidden layer, with
+    the first seed: the 15th, 50th and 85th percentile of the first unit, the median of
+    the others. "input_shift": of one update, for each sigmoid, mean over its units.
+    "gradient_shift": l2 (above) and cosine (below), for each layer but the lowest. Both
+    shifts are medians over at most 20 stretches of training, for each seed.
     """
     record.require(EXPERIMENT.name)
     return {
@@ -175,7 +149,7 @@ def figures(record: Record) -> dict[str, Figure]:
 
 
 def _draw_accuracy(record: Record) -> Figure:
-    from normbook.figures import band, panels, points
+    from normbook.figures import band, legend_above, panels, points
 
     runs = {v: record.values(v, "test", "accuracy") for v in record.variants}
     fig, axes = panels(2)
@@ -185,25 +159,25 @@ def _draw_accuracy(record: Record) -> Figure:
             steps = record.steps("test", variant)
             band(ax, steps, accuracy, kind=kind, label=label)
         if record.scale == "paper":
-            for variant, found in SIGMOID_NET_ACCURACY.items():
+            for variant, published in SIGMOID_NET_ACCURACY.items():
                 said = "published" if variant == "none" else None
-                points(ax, found.x, found.y, kind=LOOKS[variant][0], label=said)
+                points(ax, published.x, published.y, kind=LOOKS[variant][0], label=said)
         ax.set(xlabel="training steps", ylabel="test accuracy")
     axes[1].set_ylim(0.94, 0.99)
-    _add_legend(fig, axes[0])
+    legend_above(fig, axes[0])
     return fig
 
 
 def _draw_inputs(record: Record) -> Figure:
-    from normbook.figures import STYLES, band, panels
+    from normbook.figures import band, panels
 
     # (3 quantiles, seeds, times, units), of the first seed
-    found = {
+    inputs = {
         v: np.array([record.values(v, "inputs", q)[0] for q in ("q15", "q50", "q85")])
         for v in record.variants
     }
-    fig, axes = panels(len(found), sharex=True, sharey=True)
-    for ax, (variant, quantiles) in zip(axes, found.items(), strict=True):
+    fig, axes = panels(len(inputs), sharex=True, sharey=True)
+    for ax, (variant, quantiles) in zip(axes, inputs.items(), strict=True):
         kind, label = LOOKS[variant]
         steps = record.steps("inputs", variant)
         # The median and the range of three quantiles are these quantiles.
@@ -218,33 +192,33 @@ def _draw_inputs(record: Record) -> Figure:
 
 
 def _draw_input_shift(record: Record) -> Figure:
-    from normbook.figures import band, panels
+    from normbook.figures import band, legend_above, panels
 
-    found = {v: record.values(v, "shift", "inputs") for v in record.variants}
-    count = next(iter(found.values())).shape[2]
+    shifts = {v: record.values(v, "shift", "inputs") for v in record.variants}
+    count = next(iter(shifts.values())).shape[2]
     fig, axes = panels(count, sharex=True, sharey=True)
     for layer, ax in enumerate(axes):
-        for variant, shift in found.items():
+        for variant, shift in shifts.items():
             kind, label = LOOKS[variant]
             steps, medians = _stretches(record.steps("shift", variant), shift)
             band(ax, steps, medians[:, :, layer], kind=kind, label=label)
         ax.set(xlabel=f"training steps\n\nsigmoid {layer + 1}", yscale="log")
     axes[0].set(ylabel="input shift (standard deviations)")
-    _add_legend(fig, axes[0])
+    legend_above(fig, axes[0])
     return fig
 
 
 def _draw_gradient_shift(record: Record) -> Figure:
-    from normbook.figures import band, panels
+    from normbook.figures import band, legend_above, panels
 
-    found = {
+    shifts = {
         quantity: {v: record.values(v, "shift", quantity) for v in record.variants}
         for quantity in ("l2", "cosine")
     }
-    count = next(iter(found["l2"].values())).shape[2] - 1  # nothing below the lowest
+    count = next(iter(shifts["l2"].values())).shape[2] - 1  # nothing below the lowest
     fig, axes = panels(2 * count, rows=2, sharex=True)
     _share_rows(axes, count)
-    for row, lines in enumerate(found.values()):
+    for row, lines in enumerate(shifts.values()):
         for layer in range(1, count + 1):
             ax = axes[row * count + layer - 1]
             for variant, shift in lines.items():
@@ -255,31 +229,18 @@ def _draw_gradient_shift(record: Record) -> Figure:
         ax.set(xlabel=f"training steps\n\nlayer {layer}")
     axes[0].set(ylabel="$\\|G - G'\\|$", yscale="log")
     axes[count].set(ylabel="cosine of $G$ and $G'$")
-    _add_legend(fig, axes[0])
+    legend_above(fig, axes[0])
     return fig
 
 
 def choices_figures(record: Record) -> dict[str, Figure]:
-    """Draw the accuracies on the way and at the end over the grid of choices.
+    """Draw a record of ``sigmoid_net_choices``.
 
-    Parameters
-    ----------
-    record : Record
-        Of ``sigmoid_net_choices``.
-
-    Returns
-    -------
-    dict from name to figure
-        "choices": a column for each standard deviation of the first weights; rows
-        after a fifth, a half and all of the steps; the learning rate across.
-        Dotted at the scale of the paper: what was published at those steps.
-
-    Raises
-    ------
-    RecordError
-        If the record is of another experiment, or lacks a measurement.
+    "choices": test accuracy, a column for each standard deviation of the first weights;
+    rows after a fifth, a half and all of the steps; the learning rate across. Dotted at
+    the scale of the paper: what was published at those steps.
     """
-    from normbook.figures import STYLES, band, panels
+    from normbook.figures import band, legend_above, panels, tick
 
     record.require(CHOICES.name)
     names = {
@@ -287,7 +248,7 @@ def choices_figures(record: Record) -> dict[str, Figure]:
         for name, v in record.settings["variants"].items()
     }
     _, rates, stds = (sorted(set(column)) for column in zip(*names, strict=True))
-    found = {v: record.values(v, "test", "accuracy") for v in record.variants}
+    accuracies = {v: record.values(v, "test", "accuracy") for v in record.variants}
     steps = record.steps("test")
     parts = [int(np.abs(steps - share * steps[-1]).argmin()) for share in (0.2, 0.5, 1)]
     fig, axes = panels(len(parts) * len(stds), rows=len(parts), sharex=True)
@@ -296,7 +257,7 @@ def choices_figures(record: Record) -> dict[str, Figure]:
     for ax, (part, std) in zip(axes, product(parts, stds), strict=True):
         for norm in ("none", "batch_norm"):
             kind, label = LOOKS[norm]
-            runs = [found[names[norm, rate, std]][:, part] for rate in rates]
+            runs = [accuracies[names[norm, rate, std]][:, part] for rate in rates]
             band(ax, rates, np.transpose(runs), kind=kind, label=label)
             published = SIGMOID_NET_ACCURACY[norm]
             if record.scale == "paper" and steps[part] in published.x:
@@ -305,14 +266,13 @@ def choices_figures(record: Record) -> dict[str, Figure]:
                 label = f"{label}, published"
                 ax.axhline(level, color=colour, linestyle=":", label=label)
         ax.set(xscale="log")
-        ax.set_xticks(rates, [f"{rate:g}" for rate in rates])
-        ax.minorticks_off()
+        tick(ax, rates)
     _share_rows(axes, len(stds))
     for ax, part in zip(axes[:: len(stds)], parts, strict=True):
         ax.set(ylabel=f"test accuracy,\n{steps[part]} steps")
     for ax, std in zip(axes[-len(stds) :], stds, strict=True):
         ax.set(xlabel=f"learning rate\n\nstd of weights {std:g}")
-    _add_legend(fig, axes[0])
+    legend_above(fig, axes[0], columns=2)
     return {"choices": fig}
 
 
@@ -323,7 +283,7 @@ THIN_LINE: dict[str, Any] = {"linewidth": 0.7, "linestyle": "-", "alpha": 0.6}
 
 
 def _share_rows(axes: Sequence[Axes], columns: int) -> None:
-    """Give all panels of a row the vertical scale of the first."""
+    """Let all panels of a row share the vertical scale of the first."""
     for place, ax in enumerate(axes):
         if place % columns:
             ax.sharey(axes[place - place % columns])
@@ -339,52 +299,32 @@ def _stretches(
     return np.array([steps[part].mean() for part in parts]), np.stack(medians, axis=1)
 
 
-def _add_legend(fig: Figure, ax: Axes) -> None:
-    handles, labels = ax.get_legend_handles_labels()
-    columns = 3 if len(labels) <= 3 else 2
-    fig.legend(handles, labels, loc="outside upper center", ncols=columns)
-
-
-VARIANTS = {
-    "none": {"norm": "none"},
-    "batch_norm": {"norm": "batch_norm"},
-    "noisy_batch_norm": {"norm": "noisy_batch_norm"},
-}
+VARIANTS = {norm: {"norm": norm} for norm in LOOKS}
 COMMON: dict[str, Any] = {
-    "dtype": "float64",
-    "batch_size": 60,
-    "depth": 3,
-    "width": 100,
-    "is_diagnosed": True,
-    "variants": VARIANTS,
-}
+    "dtype": "float64", "batch_size": 60, "depth": 3, "width": 100,
+    "is_diagnosed": True, "variants": VARIANTS,
+}  # fmt: skip
+LIVE: dict[str, Any] = {
+    **COMMON, "steps": 1500, "measure_every": 50, "learning_rate": 0.3, "std": 0.1,
+    "is_binary": False,
+}  # fmt: skip
+PAPER: dict[str, Any] = {
+    **COMMON, "steps": 50_000, "measure_every": 500, "learning_rate": 0.3, "std": 0.03,
+    "is_binary": True,
+}  # fmt: skip
 EXPERIMENT = Experiment(
     name="sigmoid_net",
     title="Three sigmoid layers with and without batch norm, and with noise after it",
     source=SOURCE,
     scales={
         "live": Scale(
-            {
-                **COMMON,
-                "steps": 1500,
-                "learning_rate": 0.3,
-                "std": 0.1,
-                "is_binary": False,
-                "measure_every": 50,
-            },
+            LIVE,
             seeds=(0, 1, 2),
             data="digits",
             about="embedded digits of 8 x 8 pixels",
         ),
         "paper": Scale(
-            {
-                **COMMON,
-                "steps": 50_000,
-                "learning_rate": 0.3,
-                "std": 0.03,
-                "is_binary": True,
-                "measure_every": 500,
-            },
+            PAPER,
             seeds=(0, 1, 2, 3, 4),
             data="mnist",
             about="binary MNIST as in the paper",
@@ -401,33 +341,27 @@ GRID = {
     for rate in (0.1, 0.3, 1.0)
     for std in (0.01, 0.03, 0.1)
 }
+CHOICES_LIVE: dict[str, Any] = {
+    **COMMON, "steps": 500, "measure_every": 50, "is_binary": False,
+    "is_diagnosed": False, "variants": GRID,
+}  # fmt: skip
+CHOICES_PAPER: dict[str, Any] = {
+    **COMMON, "steps": 20_000, "measure_every": 500, "is_binary": True,
+    "is_diagnosed": False, "variants": GRID,
+}  # fmt: skip
 CHOICES = Experiment(
     name="sigmoid_net_choices",
     title="The same networks with other learning rates and other first weights",
     source=SOURCE,
     scales={
         "live": Scale(
-            {
-                **COMMON,
-                "steps": 500,
-                "is_binary": False,
-                "is_diagnosed": False,
-                "measure_every": 50,
-                "variants": GRID,
-            },
+            CHOICES_LIVE,
             seeds=(0,),
             data="digits",
             about="embedded digits of 8 x 8 pixels",
         ),
         "paper": Scale(
-            {
-                **COMMON,
-                "steps": 20_000,
-                "is_binary": True,
-                "is_diagnosed": False,
-                "measure_every": 500,
-                "variants": GRID,
-            },
+            CHOICES_PAPER,
             seeds=(0,),
             data="mnist",
             about="binary MNIST, two fifths of the steps of the paper",

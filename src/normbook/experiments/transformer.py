@@ -38,7 +38,7 @@ from torch import Tensor, nn
 
 from normbook.data import Dataset
 from normbook.diagnostics.undisturbed import Loss, gradients
-from normbook.experiments.experiment import (
+from normbook.lab.experiment import (
     Batches,
     Experiment,
     Measurement,
@@ -48,13 +48,15 @@ from normbook.experiments.experiment import (
     Values,
     generator,
 )
+from normbook.lab.record import Record
 from normbook.layers.layer_norm import LayerNorm, RMSNorm
+from normbook.looks import LOOKS as ALL_LOOKS
+from normbook.looks import Kind
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from normbook.experiments.record import Record
-    from normbook.figures import Kind, Line
+    from normbook.figures import Line
 
 __all__ = [
     "EXPERIMENT",
@@ -88,7 +90,6 @@ class Block(nn.Module):
         "post", "post_rms", "pre", "pre_rms" or "none".
     width : int
         D, a multiple of ``heads``. The feed-forward net has 4 D hidden units (ReLU).
-    heads : int
     generator : torch.Generator
         CPU generator for the matrices, which are uniform after Glorot; queries, keys
         and values have one each. Biases begin at 0, gains at 1.
@@ -122,16 +123,7 @@ class Block(nn.Module):
         self.down = _linear(4 * width, width, generator)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Give the next state of each position, from those up to it.
-
-        Parameters
-        ----------
-        x : tensor, shape (N, T, D)
-
-        Returns
-        -------
-        tensor, shape (N, T, D)
-        """
+        """Return the next state of each position, from those up to it: (N, T, D)."""
         for branch, norm in (
             (self._attention, self.attention_norm),
             (self._feed_forward, self.feed_forward_norm),
@@ -144,8 +136,8 @@ class Block(nn.Module):
             part(x).unflatten(2, (self.heads, -1)).transpose(1, 2)  # (N, heads, T, -1)
             for part in (self.query, self.key, self.value)
         )
-        found = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
-        mixed: Tensor = self.mix(found.transpose(1, 2).flatten(2))
+        attended = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        mixed: Tensor = self.mix(attended.transpose(1, 2).flatten(2))
         return mixed
 
     def _feed_forward(self, x: Tensor) -> Tensor:
@@ -162,7 +154,6 @@ class Transformer(nn.Module):
         As for :class:`Block`.
     depth : int
         L, blocks.
-    width, heads : int
     steps : int
         Positions.
     generator : torch.Generator
@@ -204,17 +195,7 @@ class Transformer(nn.Module):
         self.scores = _linear(width, 10, generator)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Give scores for the next digit at each position.
-
-        Parameters
-        ----------
-        x : tensor of int64, shape (N, T)
-            Symbols.
-
-        Returns
-        -------
-        tensor, shape (N, T, 10)
-        """
+        """Return scores (N, T, 10) of the next digit after each symbol (N, T)."""
         states = self.blocks(self.symbols[x] + self.positions[: x.shape[1]])
         scores: Tensor = self.scores(self.last_norm(states))
         return scores
@@ -250,11 +231,6 @@ def additions(a: Tensor, b: Tensor, digits: int) -> Additions:
     ----------
     a, b : tensors of int64, shape (N,)
         Numbers from 0 on with at most that many digits; zeros fill them up.
-    digits : int
-
-    Returns
-    -------
-    Additions
 
     Examples
     --------
@@ -287,10 +263,6 @@ def warmed_up(step: int, rate: float, warmup: int) -> float:
     warmup : int
         w, the updates up to the first one with the whole rate; 0 for none.
 
-    Returns
-    -------
-    float
-
     Examples
     --------
     >>> [warmed_up(step, 0.1, warmup=4) for step in (0, 1, 3, 9)]
@@ -302,23 +274,14 @@ def warmed_up(step: int, rate: float, warmup: int) -> float:
 
 
 def gradient_norms(model: Transformer, loss: Loss) -> NDArray[np.float64]:
-    """Norm of the gradient, block by block.
+    """Norm of the gradient, block by block, shape (L,), lowest first.
 
-    Parameters
-    ----------
-    model : Transformer
-    loss : callable
-        Takes the model, returns the loss on one fixed batch (scalar, nats).
-
-    Returns
-    -------
-    array, shape (L,)
-        By the second matrix of the feed-forward net, the one that Theorem 1 of Xiong
-        et al. (2020) is about; lowest block first. The model is left as it was.
+    By the second matrix of the feed-forward net, the one that Theorem 1 of Xiong et al.
+    (2020) is about. The loss (nats) is on one fixed batch. The model is left as it was.
     """
     matrices = [block.get_parameter("down.weight") for block in model.blocks]
-    _, found = gradients(model, loss, matrices)
-    return np.array([gradient.double().norm().item() for gradient in found])
+    _, slopes = gradients(model, loss, matrices)
+    return np.array([gradient.double().norm().item() for gradient in slopes])
 
 
 def begin(
@@ -345,8 +308,8 @@ def begin(
 
     def test(run: Run) -> Values:
         with torch.no_grad():
-            found = objective(run.model, x[:tested], y[:tested])
-        return {name: value.item() for name, value in found.items()}
+            values = objective(run.model, x[:tested], y[:tested])
+        return {name: value.item() for name, value in values.items()}
 
     def blocks(run: Run) -> Values:
         moved = []
@@ -376,17 +339,9 @@ def begin(
 def objective(model: nn.Module, x: Tensor, y: Tensor) -> dict[str, Tensor]:
     """Mean cross-entropy of a digit of the sum (nats), and how many sums are right.
 
-    Parameters
-    ----------
-    model : nn.Module
-    x, y : tensors of int64, shapes (N, T) and (N, K)
-        As :class:`Additions` has them.
-
-    Returns
-    -------
-    dict
-        "loss"; "accuracy", the part of the sums of which all digits are right when
-        those before it are given; "digits", the part of the digits. Scalars.
+    x and y are as in :class:`Additions`. "accuracy" is the part of the sums of which
+    all digits are right when those before it are given; "digits" the part of the
+    digits.
     """
     scores = model(x)[:, -y.shape[1] :]  # (N, K, 10)
     is_right = scores.detach().argmax(2) == y
@@ -397,55 +352,37 @@ def objective(model: nn.Module, x: Tensor, y: Tensor) -> dict[str, Tensor]:
     }
 
 
-# Colour and label of each normalization, and where it stands.
-LOOKS: dict[str, tuple[Kind, str]] = {
-    "post": ("layer", "layer norm"),
-    "pre": ("layer", "layer norm"),
-    "post_rms": ("other", "RMS norm"),
-    "pre_rms": ("other", "RMS norm"),
-}
+LOOKS = dict.fromkeys(("post", "pre"), ALL_LOOKS["layer_norm"])
+LOOKS |= dict.fromkeys(("post_rms", "pre_rms"), ALL_LOOKS["rms_norm"])
 
 
 def figures(record: Record) -> dict[str, Figure]:
-    """Draw training and accuracy by learning rate, and gradients by block.
+    """Draw a record of this experiment: columns for post-LN and pre-LN, and warm-up.
 
-    Parameters
-    ----------
-    record : Record
-        Of this experiment.
-
-    Returns
-    -------
-    dict from name to figure
-        Each has a column for post-LN and for pre-LN, without and with warm-up.
-        "training": loss of a digit in training, a row for each learning rate.
-        "accuracy", if there are several rates: sums of the test that are right at the
-        end, with layer norm, against the rate.
-        "blocks", at the rate in the middle: norm of the gradient of each block at the
-        start and after some updates, and how far these have moved its weights.
-
-    Raises
-    ------
-    RecordError
-        If the record is of another experiment.
+    "training": loss of a digit in training, a row for each learning rate. "accuracy",
+    if there are several rates: sums of the test that are right at the end, with layer
+    norm, against the rate. "blocks", at the rate in the middle: norm of the gradient of
+    each block at the start and after some updates, and how far these have moved its
+    weights.
     """
     from normbook.figures import curve_grid
 
     record.require(EXPERIMENT.name)
-    rates = sorted({own["learning_rate"] for own in _variants(record).values()})
+    rates = sorted(
+        {settings["learning_rate"] for settings in _variants(record).values()}
+    )
     columns = _columns(record)
+
+    def values(variant: str) -> NDArray[np.float64]:
+        return record.values(variant, "training", "loss")
 
     training: dict[str, dict[str, dict[str, Line]]] = {}
     for rate in rates:
         row = training.setdefault(f"training loss (nats)\nrate {rate:g}", {})
         for title, column in columns.items():
             row[f"training steps\n\n{title}"] = {
-                _label(record, v): (
-                    _kind(record, v),
-                    record.steps("training", v),
-                    record.values(v, "training", "loss"),
-                )
-                for v in column
+                label: (kind, record.steps("training", v), values(v))
+                for v, (kind, label) in column.items()
                 if _variants(record)[v]["learning_rate"] == rate
             }
 
@@ -460,11 +397,10 @@ def figures(record: Record) -> dict[str, Figure]:
         row = blocks.setdefault(ylabel, {})
         for title, column in columns.items():
             lines = row.setdefault(f"block\n\n{title}", {})
-            for v in column:
+            for v, (kind, label) in column.items():
                 if _variants(record)[v]["learning_rate"] == rates[len(rates) // 2]:
-                    values = record.values(v, "blocks", quantity)[:, place]
-                    numbers = np.arange(1, values.shape[1] + 1)
-                    lines[_label(record, v)] = (_kind(record, v), numbers, values)
+                    runs = record.values(v, "blocks", quantity)[:, place]
+                    lines[label] = (kind, np.arange(1, runs.shape[1] + 1), runs)
     drawn = {
         "training": curve_grid(training)[0],
         "blocks": curve_grid(blocks, yscale="log")[0],
@@ -476,53 +412,44 @@ def figures(record: Record) -> dict[str, Figure]:
 
 def _draw_accuracy(record: Record, rates: list[float]) -> Figure:
     """Draw the end of the runs with layer norm, which have all rates."""
-    from normbook.figures import band, panels
+    from normbook.figures import band, panels, tick
 
     columns = _columns(record)
     fig, axes = panels(len(columns), sharey=True)
     fig.set_size_inches(8.4, fig.get_size_inches()[1])
     for ax, (title, column) in zip(axes, columns.items(), strict=True):
-        found = {
+        accuracies = {
             _variants(record)[v]["learning_rate"]: record.values(v, "test", "accuracy")
-            for v in column
-            if _kind(record, v) == "layer"
+            for v, (kind, _) in column.items()
+            if kind == "layer"
         }
-        last = np.transpose([found[rate][:, -1] for rate in rates])
+        last = np.transpose([accuracies[rate][:, -1] for rate in rates])
         band(ax, rates, last, kind="layer", label="layer norm")
         ax.set(xlabel=f"learning rate\n\n{title}", xscale="log", ylim=(-0.05, 1.05))
         ax.margins(x=0.2)  # room for the numbers of two panels side by side
-        ax.set_xticks(rates, [f"{rate:g}" for rate in rates])
-        ax.minorticks_off()
+        tick(ax, rates)
     axes[0].set(ylabel="sums that are right")
     return fig
 
 
 def _variants(record: Record) -> dict[str, dict[str, Any]]:
-    found: dict[str, dict[str, Any]] = record.settings["variants"]
-    return found
+    variants: dict[str, dict[str, Any]] = record.settings["variants"]
+    return variants
 
 
-def _columns(record: Record) -> dict[str, list[str]]:
-    """Variants by place and warm-up."""
+def _columns(record: Record) -> dict[str, dict[str, tuple[Kind, str]]]:
+    """Variants and their looks by place and warm-up."""
     variants = _variants(record)
-    warmups = sorted({own["warmup"] for own in variants.values()})
+    warmups = sorted({settings["warmup"] for settings in variants.values()})
     return {
-        f"{place}-LN,\n{f'warm-up {warmup}' if warmup else 'no warm-up'}": [
-            name
-            for name, own in variants.items()
-            if own["warmup"] == warmup and own["norm"].startswith(place)
-        ]
+        f"{place}-LN,\n{f'warm-up {warmup}' if warmup else 'no warm-up'}": {
+            name: LOOKS[settings["norm"]]
+            for name, settings in variants.items()
+            if settings["warmup"] == warmup and settings["norm"].startswith(place)
+        }
         for place in ("post", "pre")
         for warmup in warmups
     }
-
-
-def _kind(record: Record, variant: str) -> Kind:
-    return LOOKS[_variants(record)[variant]["norm"]][0]
-
-
-def _label(record: Record, variant: str) -> str:
-    return LOOKS[_variants(record)[variant]["norm"]][1]
 
 
 def _grid(
@@ -534,75 +461,50 @@ def _grid(
     if has_rms:
         chosen |= {"post_rms": middle, "pre_rms": middle}
     return {
-        f"{norm}, rate={rate:g}, warmup={steps}": {
-            "norm": norm,
-            "learning_rate": rate,
-            "warmup": steps,
-        }
-        for norm, own in chosen.items()
-        for rate in own
+        f"{norm}, rate={rate:g}, warmup={steps}": {"norm": norm, "learning_rate": rate}
+        | {"warmup": steps}
+        for norm, chosen_rates in chosen.items()
+        for rate in chosen_rates
         for steps in (0, warmup)
     }
 
 
+LIVE: dict[str, Any] = {
+    "dtype": "float64", "depth": 4, "width": 32, "heads": 4, "digits": 1,
+    "examples": 80, "tested": 20, "batch_size": 32, "steps": 300, "average_over": 10,
+    "test_every": 50, "variants": _grid([0.01], warmup=100, has_rms=False),
+}  # fmt: skip
+CPU: dict[str, Any] = {
+    "dtype": "float64", "depth": 6, "width": 64, "heads": 4, "digits": 2,
+    "examples": 9500, "tested": 500, "batch_size": 64, "steps": 1200,
+    "average_over": 20, "test_every": 100,
+    "variants": _grid([1e-3, 2e-3, 4e-3], warmup=400),
+}  # fmt: skip
+FULL: dict[str, Any] = {
+    "dtype": "float32", "depth": 12, "width": 256, "heads": 8, "digits": 3,
+    "examples": 900_000, "tested": 10_000, "batch_size": 256, "steps": 10_000,
+    "average_over": 100, "test_every": 500,
+    "variants": _grid([1e-4, 3e-4, 1e-3], warmup=2000),
+}  # fmt: skip
 EXPERIMENT = Experiment(
     name="transformer",
     title="A transformer that adds: post-LN and pre-LN, with and without warm-up",
     source=SOURCE,
     scales={
         "live": Scale(
-            {
-                "dtype": "float64",
-                "depth": 4,
-                "width": 32,
-                "heads": 4,
-                "digits": 1,
-                "examples": 80,
-                "tested": 20,
-                "batch_size": 32,
-                "steps": 300,
-                "average_over": 10,
-                "test_every": 50,
-                "variants": _grid([0.01], warmup=100, has_rms=False),
-            },
+            LIVE,
             seeds=(0, 1),
             data="",
             about="numbers of one digit, 4 blocks of width 32",
         ),
         "cpu": Scale(
-            {
-                "dtype": "float64",
-                "depth": 6,
-                "width": 64,
-                "heads": 4,
-                "digits": 2,
-                "examples": 9500,
-                "tested": 500,
-                "batch_size": 64,
-                "steps": 1200,
-                "average_over": 20,
-                "test_every": 100,
-                "variants": _grid([1e-3, 2e-3, 4e-3], warmup=400),
-            },
+            CPU,
             seeds=(0, 1, 2),
             data="",
             about="numbers of two digits, 6 blocks of width 64",
         ),
         "full": Scale(
-            {
-                "dtype": "float32",
-                "depth": 12,
-                "width": 256,
-                "heads": 8,
-                "digits": 3,
-                "examples": 900_000,
-                "tested": 10_000,
-                "batch_size": 256,
-                "steps": 10_000,
-                "average_over": 100,
-                "test_every": 500,
-                "variants": _grid([1e-4, 3e-4, 1e-3], warmup=2000),
-            },
+            FULL,
             seeds=(0, 1, 2),
             data="",
             about="numbers of three digits, 12 blocks of width 256 (GPU)",

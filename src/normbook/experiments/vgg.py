@@ -10,6 +10,7 @@ convolutions with max pooling between, and one hidden fully connected layer.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,14 +20,12 @@ from torch import Tensor, nn
 
 from normbook.data import Dataset
 from normbook.diagnostics.activations import layer_statistics
-from normbook.diagnostics.internal_covariate_shift import (
-    gradient_shift,
-    input_shift_of_update,
-)
+from normbook.diagnostics.internal_covariate_shift import input_shift_of_update
 from normbook.diagnostics.noise import DistributionNoise
-from normbook.diagnostics.smoothness import along_gradient
-from normbook.experiments.digits_mlp import evaluate
-from normbook.experiments.experiment import (
+from normbook.experiments import measures
+from normbook.experiments.published import VGG_TRAIN_ACCURACY
+from normbook.lab.digits_mlp import evaluate
+from normbook.lab.experiment import (
     Batches,
     Experiment,
     Measurement,
@@ -38,14 +37,14 @@ from normbook.experiments.experiment import (
     generator,
     required,
 )
-from normbook.experiments.published import VGG_TRAIN_ACCURACY
+from normbook.lab.record import Record
 from normbook.layers.batch_norm import BatchNorm1d, BatchNorm2d
+from normbook.looks import Kind, looks
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from normbook.experiments.record import Record
-    from normbook.figures import Kind, Line
+    from normbook.figures import Line
 
 __all__ = ["EXPERIMENT", "build", "images", "tested"]
 
@@ -67,25 +66,19 @@ def build(
     noise: torch.Generator,
     classes: int = 10,
 ) -> nn.Sequential:
-    """Stack convolutions, pooling, one hidden layer and a linear read-out.
+    """Stack convolutions, pooling, one hidden layer and a linear read-out (float32).
 
     Parameters
     ----------
     layers : sequence of int or "pool"
         Channels of each 3 x 3 convolution, and where the sides are halved.
-    hidden : int
-        Units of the fully connected hidden layer.
+    hidden, classes : int
+        Units of the fully connected hidden layer, and scores.
     images : tuple (C, H, W)
     norm : "none", "batch_norm" or "noisy_batch_norm"
         What stands before each ReLU.
     weights, noise : torch.Generator
         CPU generators. Weights are uniform after Glorot, biases 0.
-    classes : int
-
-    Returns
-    -------
-    nn.Sequential
-        float32, on the CPU, in training mode.
     """
 
     def normalization(layer: nn.Module) -> list[nn.Module]:
@@ -141,33 +134,16 @@ def begin(
         return dict(tested(run.model, x_test, y_test))
 
     def inputs(run: Run) -> Values:
-        found = layer_statistics(run.model, run.loss, followed)
+        layers = layer_statistics(run.model, run.loss, followed)
         return {
-            "mean": [layer.inputs.mean[:UNITS].tolist() for layer in found],
-            "std": [layer.inputs.std[:UNITS].tolist() for layer in found],
-        }
-
-    def landscape(run: Run) -> Values:
-        found = along_gradient(run.model, run.loss, _step_sizes(rate))
-        return {
-            "loss": found.loss,
-            "lowest": found.loss_range[0],
-            "highest": found.loss_range[1],
-            "gradient_norm": found.gradient_norm,
-            "least_change": found.gradient_predictiveness[0],
-            "most_change": found.gradient_predictiveness[1],
-            "beta": found.effective_smoothness,
+            "mean": [layer.inputs.mean[:UNITS].tolist() for layer in layers],
+            "std": [layer.inputs.std[:UNITS].tolist() for layer in layers],
         }
 
     def shift(run: Run) -> Values:
         moved = input_shift_of_update(run.model, run.loss, rate, relus)
-        found = gradient_shift(run.model, run.loss, rate)
-        return {
-            "inputs": [_mean(moved[name]) for name in relus],
-            "l2": found.l2.tolist(),
-            "cosine": found.cosine.tolist(),
-            "gradient_norm": found.gradient_norm.tolist(),
-        }
+        inputs = [_mean(moved[name]) for name in relus]
+        return {"inputs": inputs, **measures.shift(run, rate)}
 
     return Run(
         model=model,
@@ -179,7 +155,9 @@ def begin(
         measurements={
             "test": Measurement(settings["test_every"], test),
             "inputs": Measurement(settings["landscape_every"], inputs),
-            "landscape": Measurement(settings["landscape_every"], landscape),
+            "landscape": Measurement(
+                settings["landscape_every"], partial(measures.landscape, rate=rate)
+            ),
             "shift": Measurement(settings["shift_every"], shift),
         },
         every=settings["average_over"],
@@ -193,38 +171,28 @@ def _mean(values: NDArray[np.float64]) -> float:
     return float(moving.mean()) if moving.size else float("nan")
 
 
-def _step_sizes(rate: float) -> list[float]:
-    """Half to four times the learning rate, as in the paper."""
-    return [rate * k / 2 for k in range(1, 9)]
-
-
 def tested(model: nn.Module, x: Tensor, y: Tensor) -> dict[str, float]:
-    """Give loss (nats) and accuracy in evaluation mode, a chunk at a time."""
+    """Return loss (nats) and accuracy in evaluation mode, a chunk at a time."""
     loss = accuracy = 0.0
     for k in range(0, len(x), CHUNK):
         part = x[k : k + CHUNK]
-        found = evaluate(model, part, y[k : k + CHUNK])
-        loss += found[0] * len(part) / len(x)
-        accuracy += found[1] * len(part) / len(x)
+        means = evaluate(model, part, y[k : k + CHUNK])
+        loss += means[0] * len(part) / len(x)
+        accuracy += means[1] * len(part) / len(x)
     return {"loss": loss, "accuracy": accuracy}
 
 
 def images(x: Any, device: torch.device, dtype: torch.dtype = torch.float32) -> Tensor:
     """Images as (N, C, H, W); digits come as rows of 64."""
-    found = torch.as_tensor(x).to(dtype)
-    if found.dim() == 2:
-        found = found.reshape(-1, 8, 8)
-    if found.dim() == 3:
-        found = found[:, None]
-    return found.to(device=device, memory_format=torch.channels_last)
+    pictures = torch.as_tensor(x).to(dtype)
+    if pictures.dim() == 2:
+        pictures = pictures.reshape(-1, 8, 8)
+    if pictures.dim() == 3:
+        pictures = pictures[:, None]
+    return pictures.to(device=device, memory_format=torch.channels_last)
 
 
-# Colour and label of what stands before the ReLUs.
-LOOKS: dict[str, tuple[Kind, str]] = {
-    "none": ("none", "no normalization"),
-    "batch_norm": ("batch", "batch norm"),
-    "noisy_batch_norm": ("other", "batch norm, then noise"),
-}
+LOOKS = looks("none", "batch_norm", "noisy_batch_norm")
 # Digits of 8 x 8 pixels are another task than the published one.
 COMPARABLE = ("cpu", "paper", "cifar10")
 PUBLISHED = "published, CIFAR-10"
@@ -233,25 +201,12 @@ SHIFTS = ("moved inputs (σ)", "change / gradient", "cosine")
 
 
 def figures(record: Record) -> dict[str, Figure]:
-    r"""Draw training, the landscape and the shifts, beside published points.
+    r"""Draw a record of this experiment.
 
-    Parameters
-    ----------
-    record : Record
-        Of this experiment, at any scale.
-
-    Returns
-    -------
-    dict from name to Figure
-        "accuracy" in training, with the published one beside it unless the scale is
-        "live"; the three measures along the gradient, "loss_range",
-        "gradient_change" and "beta" (with :math:`1 / \eta_{\min}`); "shift", layer by
-        layer, and "inputs" of the followed units, at the lowest learning rate.
-
-    Raises
-    ------
-    RecordError
-        If the record is of another experiment.
+    "accuracy" in training, with the published one beside it unless the scale is "live";
+    the three measures along the gradient, "loss_range", "gradient_change" and "beta"
+    (with :math:`1 / \eta_{\min}`); "shift", layer by layer, and "inputs" of the
+    followed units, at the lowest learning rate.
     """
     from normbook.figures import curve_grid, points
 
@@ -262,7 +217,8 @@ def figures(record: Record) -> dict[str, Figure]:
         ylabel: str,
         measurement: str,
         curve: Callable[[str], NDArray[np.float64]],
-        level: Callable[[float], float] | None = None,
+        *,
+        has_level: bool = False,
     ) -> Figure:
         columns: dict[str, dict[str, Line]] = {}
         for rate, variants in by_rate.items():
@@ -271,8 +227,8 @@ def figures(record: Record) -> dict[str, Figure]:
             for variant in variants:
                 kind, label = _look(record, variant)
                 lines[label] = (kind, steps, curve(variant))
-            if level is not None:
-                height = np.full((1, len(steps)), level(rate))
+            if has_level:
+                height = np.full((1, len(steps)), 1 / measures.step_sizes(rate)[0])
                 lines[LEVEL] = ("reference", steps, height)
             columns[f"training steps\n\nlearning rate {rate:g}"] = lines
         is_log = measurement == "landscape"
@@ -281,25 +237,19 @@ def figures(record: Record) -> dict[str, Figure]:
     def along(quantity: str) -> Callable[[str], NDArray[np.float64]]:
         return lambda variant: record.values(variant, "landscape", quantity)
 
+    def accuracy(variant: str) -> NDArray[np.float64]:
+        return record.values(variant, "training", "accuracy")
+
+    def width(variant: str) -> NDArray[np.float64]:
+        return along("highest")(variant) - along("lowest")(variant)
+
+    change, smoothness = along("most_change"), along("beta")
     drawn = {
-        "accuracy": compare(
-            "training accuracy",
-            "training",
-            lambda variant: record.values(variant, "training", "accuracy"),
-        ),
-        "loss_range": compare(
-            "range of the loss (nats)",
-            "landscape",
-            lambda variant: along("highest")(variant) - along("lowest")(variant),
-        ),
-        "gradient_change": compare(
-            "change of the gradient", "landscape", along("most_change")
-        ),
+        "accuracy": compare("training accuracy", "training", accuracy),
+        "loss_range": compare("range of the loss (nats)", "landscape", width),
+        "gradient_change": compare("change of the gradient", "landscape", change),
         "beta": compare(
-            "effective smoothness",
-            "landscape",
-            along("beta"),
-            lambda rate: 1 / _step_sizes(rate)[0],
+            "effective smoothness", "landscape", smoothness, has_level=True
         ),
         "shift": _draw_shift(record, by_rate[min(by_rate)]),
         "inputs": curve_grid(_inputs(record, by_rate[min(by_rate)]))[0],
@@ -316,10 +266,10 @@ def figures(record: Record) -> dict[str, Figure]:
 
 def _by_rate(record: Record) -> dict[float, list[str]]:
     """Variants with each learning rate."""
-    found: dict[float, list[str]] = {}
-    for variant, own in record.settings["variants"].items():
-        found.setdefault(own["learning_rate"], []).append(variant)
-    return found
+    by_rate: dict[float, list[str]] = {}
+    for variant, settings in record.settings["variants"].items():
+        by_rate.setdefault(settings["learning_rate"], []).append(variant)
+    return by_rate
 
 
 def _look(record: Record, variant: str) -> tuple[Kind, str]:
@@ -328,9 +278,9 @@ def _look(record: Record, variant: str) -> tuple[Kind, str]:
 
 def _draw_shift(record: Record, variants: Sequence[str]) -> Figure:
     """Medians over training, layer by layer; the first layer has nothing below it."""
-    from normbook.figures import band, panels
+    from normbook.figures import band, legend_above, panels
 
-    found = {
+    by_variant = {
         variant: [
             record.values(variant, "shift", name)  # (S, T, layers)
             for name in ("inputs", "l2", "cosine", "gradient_norm")
@@ -339,7 +289,7 @@ def _draw_shift(record: Record, variants: Sequence[str]) -> Figure:
     }
     fig, axes = panels(3)
     fig.set_size_inches(8.4, fig.get_size_inches()[1])
-    for variant, (inputs, l2, cosine, norm) in found.items():
+    for variant, (inputs, l2, cosine, norm) in by_variant.items():
         kind, label = _look(record, variant)
         shifts = (inputs, l2 / np.where(norm > 0, norm, np.nan), cosine)
         for ax, shift in zip(axes, shifts, strict=True):
@@ -349,8 +299,7 @@ def _draw_shift(record: Record, variants: Sequence[str]) -> Figure:
             ax.set(xlabel="layer", xticks=layers[::2])
     for ax, name in zip(axes, SHIFTS, strict=True):
         ax.set(ylabel=name)
-    handles, labels = axes[0].get_legend_handles_labels()
-    fig.legend(handles, labels, loc="outside upper center", ncols=len(labels))
+    legend_above(fig, axes[0])
     return fig
 
 
@@ -358,9 +307,9 @@ def _inputs(
     record: Record, variants: Sequence[str]
 ) -> dict[str, dict[str, dict[str, Line]]]:
     """The units of the deepest layer that was followed, of the first seed."""
-    found: dict[str, dict[str, dict[str, Line]]] = {}
+    rows: dict[str, dict[str, dict[str, Line]]] = {}
     for quantity in ("mean", "std"):
-        row = found.setdefault(f"{quantity} of an input", {})
+        row = rows.setdefault(f"{quantity} of an input", {})
         for variant in variants:
             kind, label = _look(record, variant)
             units = record.values(variant, "inputs", quantity)[0, :, -1].T
@@ -368,7 +317,7 @@ def _inputs(
             row[f"training steps\n\n{label}"] = {
                 f"_{k}": (kind, steps, unit[None]) for k, unit in enumerate(units)
             }
-    return found
+    return rows
 
 
 COMMON: dict[str, Any] = {
@@ -386,49 +335,34 @@ COMMON: dict[str, Any] = {
 PAPER_LAYERS = [64, 64, POOL, 128, 128, POOL, 256, 256, 256, POOL, 512, 512, 512]
 CPU_LAYERS = [8, 8, POOL, 16, 16, POOL, 32, 32, 32, POOL, 32, 32, 32]
 EVERY = {
-    "average_over": 50,
-    "landscape_every": 50,
-    "shift_every": 250,
-    "test_every": 500,
-}
+    "average_over": 50, "landscape_every": 50, "shift_every": 250, "test_every": 500
+}  # fmt: skip
 PAPER: dict[str, Any] = {
-    **COMMON,
-    **EVERY,
-    "steps": 15_000,
-    "layers": PAPER_LAYERS,
-    "hidden": 512,
+    **COMMON, **EVERY, "steps": 15_000, "layers": PAPER_LAYERS, "hidden": 512,
     "followed": [2, 8],
-}
+}  # fmt: skip
+LIVE: dict[str, Any] = {
+    **COMMON, "steps": 150, "layers": [8, 8, POOL, 16, 16, 16, POOL, 16, 16, 16],
+    "hidden": 32, "followed": [2, 6], "average_over": 10, "landscape_every": 10,
+    "shift_every": 50, "test_every": 50,
+}  # fmt: skip
+CPU: dict[str, Any] = {
+    **COMMON, **EVERY, "steps": 5000, "layers": CPU_LAYERS, "hidden": 64,
+    "followed": [2, 8],
+}  # fmt: skip
 EXPERIMENT = Experiment(
     name="vgg",
     title="A VGG-like network: training, noise, and the loss along the gradient",
     source=SOURCE,
     scales={
         "live": Scale(
-            {
-                **COMMON,
-                "steps": 150,
-                "layers": [8, 8, POOL, 16, 16, 16, POOL, 16, 16, 16],
-                "hidden": 32,
-                "followed": [2, 6],
-                "average_over": 10,
-                "landscape_every": 10,
-                "shift_every": 50,
-                "test_every": 50,
-            },
+            LIVE,
             seeds=(0, 1),
             data="digits",
             about="embedded digits, a network of 10 layers",
         ),
         "cpu": Scale(
-            {
-                **COMMON,
-                **EVERY,
-                "steps": 5000,
-                "layers": CPU_LAYERS,
-                "hidden": 64,
-                "followed": [2, 8],
-            },
+            CPU,
             seeds=(0, 1, 2),
             data="fashion-mnist",
             about="Fashion-MNIST, an eighth of the widths of VGG, a third of the steps",

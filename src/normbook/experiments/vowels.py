@@ -41,7 +41,8 @@ from torch import Tensor, nn
 from normbook.data.sequences import Sequences, pad
 from normbook.data.synthetic import sequences
 from normbook.diagnostics.undisturbed import undisturbed
-from normbook.experiments.experiment import (
+from normbook.experiments.measures import judge
+from normbook.lab.experiment import (
     Batches,
     Experiment,
     Measurement,
@@ -51,15 +52,14 @@ from normbook.experiments.experiment import (
     Values,
     generator,
 )
+from normbook.lab.record import Record
 from normbook.layers.layer_norm import LayerNorm
-from normbook.layers.masked_batch_norm import MaskedBatchNorm1d
-from normbook.layers.per_step_batch_norm import PerStepBatchNorm1d
+from normbook.layers.sequences import MaskedBatchNorm1d, PerStepBatchNorm1d
+from normbook.looks import LOOKS as ALL_LOOKS
+from normbook.looks import looks
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-    from normbook.experiments.record import Record
-    from normbook.figures import Kind
 
 __all__ = ["LONGER", "VOWELS", "Recurrent"]
 
@@ -74,7 +74,6 @@ class Recurrent(nn.Module):
     norm : str
         "none", "layer_norm", "per_step", "per_step_padded", "shared_statistics" or
         "sequence_wise", see above.
-    features, hidden, classes : int
     max_steps : int
         Steps of the longest sequence, of those for testing too.
     generator : torch.Generator
@@ -135,7 +134,7 @@ class Recurrent(nn.Module):
             nn.init.constant_(self.normalize.get_parameter("weight"), gain)
 
     def forward(self, x: Tensor, lengths: Tensor) -> Tensor:
-        """Give the scores of the classes.
+        """Return the scores of the classes, shape (N, classes).
 
         Parameters
         ----------
@@ -143,10 +142,6 @@ class Recurrent(nn.Module):
             Sequences, with zeros behind the end of each.
         lengths : tensor of int64, shape (N,)
             From 1 to T. Steps behind the longest are not looked at.
-
-        Returns
-        -------
-        tensor, shape (N, classes)
         """
         x = x[:, : int(lengths.max())]
         steps = torch.arange(x.shape[1], device=x.device)
@@ -212,8 +207,8 @@ def begin(
     def test(run: Run) -> Values:
         with undisturbed(run.model), torch.no_grad():
             run.model.eval()
-            train_loss, train_wrong = _judge(run.model(x, y[:, 1]), y)
-            loss, wrong = _judge(run.model(x_test, y_test[:, 1]), y_test)
+            train_loss, train_wrong = judge(run.model(x, y[:, 1]), y[:, 0])
+            loss, wrong = judge(run.model(x_test, y_test[:, 1]), y_test[:, 0])
         return {
             "train_loss": float(train_loss.mean()),
             "train_error": float(train_wrong.mean()),
@@ -224,16 +219,16 @@ def begin(
         }
 
     def company(run: Run) -> Values:
-        found: Values = {}
+        errors: Values = {}
         for name, order in orders.items():
             wrong = []
             with undisturbed(run.model), torch.no_grad():
                 run.model.train()
                 for part in torch.split(order, size):
                     scores = run.model(x_test[part], y_test[part, 1])
-                    wrong.append(_judge(scores, y_test[part])[1])
-            found[name] = float(torch.cat(wrong).mean())
-        return found
+                    wrong.append(judge(scores, y_test[part, 0])[1])
+            errors[name] = float(torch.cat(wrong).mean())
+        return errors
 
     every = settings["measure_every"]
     return Run(
@@ -259,31 +254,14 @@ def _tensors(
 
 
 def _objective(model: nn.Module, x: Tensor, y: Tensor) -> dict[str, Tensor]:
-    loss, wrong = _judge(model(x, y[:, 1]), y)
+    loss, wrong = judge(model(x, y[:, 1]), y[:, 0])
     return {"loss": loss.mean(), "error": wrong.mean()}
-
-
-def _judge(scores: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-    """Cross-entropy (nats) of each sequence, and 1 where the class is wrong."""
-    labels = y[:, 0]
-    loss = nn.functional.cross_entropy(scores, labels, reduction="none")
-    return loss, (scores.detach().argmax(1) != labels).double()
 
 
 def _means(values: Tensor, groups: Tensor) -> list[float]:
     return [float(values[groups == g].mean()) for g in range(int(groups.max()) + 1)]
 
 
-# How each variant is drawn and called.
-LOOKS: dict[str, tuple[Kind, str]] = {
-    "none": ("none", "no normalization"),
-    "layer_norm": ("layer", "layer norm"),
-    "per_step": ("batch", "batch norm"),
-    "per_step_small_gain": ("batch", "batch norm"),
-    "per_step_padded": ("batch", "batch norm"),
-    "shared_statistics": ("batch", "batch norm"),
-    "sequence_wise": ("batch", "batch norm"),
-}
 # Each kind of batch norm has a panel, in which the first two stand for comparison.
 PANELS = {
     "per_step": "per step",
@@ -292,29 +270,17 @@ PANELS = {
     "shared_statistics": "one pair of\nrunning statistics",
     "sequence_wise": "sequence-wise,\ninputs only",
 }
+LOOKS = looks("none", "layer_norm") | dict.fromkeys(PANELS, ALL_LOOKS["batch_norm"])
 
 
 def figures(record: Record) -> dict[str, Figure]:
-    """Draw the test error and the training loss, and the error by length.
+    """Draw a record of ``vowels`` or ``vowels_longer``.
 
-    Parameters
-    ----------
-    record : Record
-        Of ``vowels`` or ``vowels_longer``.
-
-    Returns
-    -------
-    dict from name to figure
-        "training": test error (above) and training loss (below) in evaluation mode
-        against training steps; a column for each kind of batch norm. "lengths": test
-        error at the end, for the groups of test sequences by length.
-
-    Raises
-    ------
-    RecordError
-        If the record is of another experiment.
+    "training": test error (above) and training loss (below) in evaluation mode against
+    training steps; a column for each kind of batch norm. "lengths": test error at the
+    end, for the groups of test sequences by length.
     """
-    from normbook.figures import band, curve_grid, panels
+    from normbook.figures import band, curve_grid, legend_above, panels
 
     record.require(VOWELS.name, LONGER.name)
     rows: dict[str, dict[str, Any]] = {}
@@ -323,9 +289,9 @@ def figures(record: Record) -> dict[str, Figure]:
         ("train_loss", "training loss (nats)"),
     ):
         rows[ylabel] = {}
-        for own, title in PANELS.items():
+        for batch_norm, title in PANELS.items():
             lines = rows[ylabel].setdefault(f"training steps\n\n{title}", {})
-            for variant in ("none", "layer_norm", own):
+            for variant in ("none", "layer_norm", batch_norm):
                 kind, label = LOOKS[variant]
                 values = record.values(variant, "test", quantity)
                 lines[label] = (kind, record.steps("test", variant), values)
@@ -336,16 +302,15 @@ def figures(record: Record) -> dict[str, Figure]:
     names += [f"≤ {b}" for b in bounds[1:]] + [f"> {bounds[-1]}"]
     lengths, axes = panels(len(PANELS), sharey=True)
     lengths.set_size_inches(10.5, lengths.get_size_inches()[1])  # as wide as the other
-    for ax, (own, title) in zip(axes, PANELS.items(), strict=True):
-        for variant in ("none", "layer_norm", own):
+    for ax, (batch_norm, title) in zip(axes, PANELS.items(), strict=True):
+        for variant in ("none", "layer_norm", batch_norm):
             kind, label = LOOKS[variant]
             errors = record.values(variant, "test", "error_by_length")[:, -1]
             band(ax, np.arange(len(names)), errors, kind=kind, label=label)
         ax.set_xticks(np.arange(len(names)), names)
         ax.set(xlabel=f"length (steps)\n\n{title}")
     axes[0].set(ylabel="test error")
-    handles, labels = axes[0].get_legend_handles_labels()
-    lengths.legend(handles, labels, loc="outside upper center", ncols=3)
+    legend_above(lengths, axes[0])
     return {"training": training, "lengths": lengths}
 
 
@@ -354,29 +319,16 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "per_step_small_gain": {"norm": "per_step", "gain": 0.1},
 }
 COMMON: dict[str, Any] = {
-    "dtype": "float64",
-    "hidden": 32,
-    "cut": 1000,
-    "variants": VARIANTS,
-}
+    "dtype": "float64", "hidden": 32, "cut": 1000, "variants": VARIANTS,
+}  # fmt: skip
 LIVE: dict[str, Any] = {
-    **COMMON,
-    "batch_size": 30,
-    "shortest": 4,
-    "longest": 12,
-    "bounds": [6, 9],
-    "learning_rate": 0.01,
-    "steps": 100,
-    "measure_every": 20,
-}
+    **COMMON, "batch_size": 30, "shortest": 4, "longest": 12, "bounds": [6, 9],
+    "learning_rate": 0.01, "steps": 100, "measure_every": 20,
+}  # fmt: skip
 PAPER: dict[str, Any] = {
-    **COMMON,
-    "batch_size": 27,
-    "bounds": [12, 16, 20],
-    "learning_rate": 0.003,
-    "steps": 1500,
-    "measure_every": 50,
-}
+    **COMMON, "batch_size": 27, "bounds": [12, 16, 20], "learning_rate": 0.003,
+    "steps": 1500, "measure_every": 50,
+}  # fmt: skip
 VOWELS = Experiment(
     name="vowels",
     title="A recurrent network on sequences of several lengths, normalized or not",

@@ -6,7 +6,6 @@ that several of them keep are kept here.
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Mapping
 from numbers import Real
 from typing import Any, ClassVar
@@ -14,12 +13,12 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from normbook import arguments
 from normbook.running_statistics import (
+    averaged,
     cumulative_average,
-    exponential_average,
     unbiased,
 )
-from normbook.standardize import check_eps
 
 __all__ = [
     "ChannelNorm",
@@ -77,9 +76,6 @@ class NormLayer(nn.Module):
                 f"input of {type(self).__name__} must hold real floating-point "
                 f"numbers, got {input.dtype}; convert it, e.g. input.float()."
             )
-
-    def _checked_eps(self) -> float:
-        return check_eps(self._checked_number("eps", "1e-5 is usual"))
 
     def _checked_number(self, name: str, usual: str) -> Any:
         value: Any = getattr(self, name)
@@ -209,7 +205,7 @@ class ChannelNorm(NormLayer):
                 continue
             old = running.to(new.dtype)  # half precision is rounded once, at the end
             if momentum is not None:
-                value = exponential_average(old, new, momentum=momentum)
+                value = averaged(old, new, 1 - momentum)
             elif self.num_batches_tracked is not None:
                 steps = int(self.num_batches_tracked)
                 value = cumulative_average(old, new, steps)
@@ -249,14 +245,8 @@ class ChannelNorm(NormLayer):
 
 
 def whole_number(name: str, value: Any, about: str) -> int:
-    """Give an int; refuse what is none, and True."""
-    try:
-        number = operator.index(value)
-    except TypeError:
-        number = None
-    if number is None or isinstance(value, bool):
-        raise TypeError(f"{name} must be a whole number, got {value!r}; it is {about}.")
-    return number
+    """Return an int, and refuse what is none: say what it is about."""
+    return arguments.whole_number(name, value, f"it is {about}")
 
 
 def check_places(

@@ -1,8 +1,8 @@
 r"""Recurrent batch norm: an LSTM with batch statistics of their own for each time step.
 
-The formulas are those of the layer-normalized LSTM in :mod:`normbook.lstm`. But here a
-hat standardizes each unit over the examples of the batch, and in evaluation by running
-statistics, which each step has for itself.
+The formulas are those of :mod:`normbook.layer_norm_lstm`. But here a hat standardizes
+each unit over the examples of the batch, and in evaluation by running statistics, which
+each step has for itself.
 """
 
 from __future__ import annotations
@@ -13,16 +13,21 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
-from normbook.layers.base import NormLayer, whole_number
+from normbook.arrays import check_eps
+from normbook.layers.base import NormLayer
 from normbook.layers.function import normalize
-from normbook.layers.lstm import backwards
-from normbook.layers.per_step_batch_norm import PerStepBatchNorm1d
-from normbook.standardize import check_eps
+from normbook.layers.lstm import (
+    States,
+    backwards,
+    check_size,
+    check_switch,
+    first_states,
+)
+from normbook.layers.sequences import PerStepBatchNorm1d
 
 __all__ = ["BatchNormLSTM"]
 
 GAIN = 0.1  # at the start; with 1, tanh would be too flat for a gradient to last
-States = tuple[Tensor, Tensor]
 
 
 class BatchNormLSTM(NormLayer):
@@ -36,7 +41,7 @@ class BatchNormLSTM(NormLayer):
         h_t = o\,\tanh(\gamma_c\,\hat c_t + \beta_c)
 
     A hat is that of
-    :class:`~normbook.layers.per_step_batch_norm.PerStepBatchNorm1d`: in training by
+    :class:`~normbook.layers.sequences.PerStepBatchNorm1d`: in training by
     the sequences alive at step t, in evaluation by the running statistics of step t,
     and from ``max_steps`` on by those of the last trained step. Gains are shared over
     time and begin at 0.1. The raw c goes on to the next step.
@@ -94,7 +99,7 @@ class BatchNormLSTM(NormLayer):
 
     Other than in :class:`torch.nn.LSTM` there is one layer, one bias, no projection and
     no single sequence without the axis N. Names and the order of gates are those of
-    :class:`normbook.lstm.LayerNormLSTMParameters`.
+    :class:`normbook.layer_norm_lstm.LayerNormLSTMParameters`.
 
     Steps are counted from the start of each call: states that are carried from one
     call to the next meet the statistics of first steps. Where training began with
@@ -133,15 +138,12 @@ class BatchNormLSTM(NormLayer):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        self.input_size = _size("input_size", input_size, "of features, D")
-        self.hidden_size = _size("hidden_size", hidden_size, "of units, H")
+        self.input_size = check_size("input_size", input_size, "features, D")
+        self.hidden_size = check_size("hidden_size", hidden_size, "units, H")
         self.batch_first = batch_first
         self.bidirectional = bidirectional
-        for name in ("batch_first", "bidirectional"):
-            if not isinstance(getattr(self, name), bool):
-                raise TypeError(
-                    f"{name} must be True or False, got {getattr(self, name)!r}."
-                )
+        check_switch("batch_first", batch_first)
+        check_switch("bidirectional", bidirectional)
         if check_eps(eps) == 0:
             raise ValueError(
                 "eps must be positive, got 0; with h_0 = 0 the first W_h h has no "
@@ -207,7 +209,8 @@ class BatchNormLSTM(NormLayer):
             batch_sizes = [steps_first.shape[1]] * steps_first.shape[0]
             x = steps_first.flatten(0, 1)
         self._check_steps(batch_sizes, len(x))
-        h_0, c_0 = self._checked_states(hx, x, batch_sizes[0])
+        lengths = {"directions": len(self._suffixes()), "N": batch_sizes[0]}
+        h_0, c_0 = first_states(x, hx, lengths | {"H": self.hidden_size})
         if order is not None:
             h_0, c_0 = h_0[:, order], c_0[:, order]
         turned = backwards(batch_sizes, x.device)
@@ -229,7 +232,7 @@ class BatchNormLSTM(NormLayer):
     def _run(
         self, x: Tensor, batch_sizes: list[int], h: Tensor, c: Tensor, suffix: str
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Run over packed steps; give h of each, and the last h and c."""
+        """Run over packed steps; return h of each, and the last h and c."""
         w_x, w_h, b = (getattr(self, name + suffix) for name in ("w_x", "w_h", "b"))
         norms = [
             _InOneCall(getattr(self, name + suffix), batch_sizes)
@@ -307,26 +310,6 @@ class BatchNormLSTM(NormLayer):
                 "sequence."
             )
 
-    def _checked_states(self, hx: Any, x: Tensor, examples: int) -> States:
-        """Give both states in the order of the caller; None stands for 0."""
-        shape = (len(self._suffixes()), examples, self.hidden_size)
-        if hx is None:
-            return x.new_zeros(shape), x.new_zeros(shape)
-        if not isinstance(hx, tuple | list) or len(hx) != 2:
-            raise TypeError(
-                f"hx must be a tuple (h_0, c_0), got {type(hx).__name__}; give both "
-                "states, or none."
-            )
-        for name, state in zip(("h_0", "c_0"), hx, strict=True):
-            self._check_tensor(state)
-            self._check_like(name, state)
-            if tuple(state.shape) != shape:
-                raise RuntimeError(
-                    f"{name} must have shape (directions, N, H) = {shape}, got "
-                    f"{tuple(state.shape)}; batch_first does not move its axes."
-                )
-        return hx[0], hx[1]
-
 
 class _InOneCall:
     """A norm over the steps of one call: as the layer called at each, but faster.
@@ -365,12 +348,3 @@ class _InOneCall:
                 mean, var = map(torch.stack, zip(*self.moments, strict=True))
             self.layer.take_in(mean, var, self.sizes)
             self.moments = []
-
-
-def _size(name: str, value: Any, about: str) -> int:
-    size = whole_number(name, value, f"the number {about}")
-    if size < 1:
-        raise ValueError(
-            f"{name} must be at least 1, got {size}; it is the number {about}."
-        )
-    return size

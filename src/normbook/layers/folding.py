@@ -2,11 +2,12 @@ r"""Folding: batch norm layers disappear into the linear layers beside them.
 
 In evaluation batch norm is a scale and a shift for each channel. A linear layer in
 front of it or behind it can take both in, and the layer is gone. The formulas are
-:func:`normbook.batch_norm.fold_into_previous` and
-:func:`normbook.batch_norm.fold_into_next`; here whole models are folded.
+:func:`normbook.folding.fold_into_previous` and
+:func:`normbook.folding.fold_into_next`; here whole models are folded.
 
 Which layer follows which is read from a trace (:mod:`torch.fx`). What is edited is a
-copy of the model, so its class, its attributes and its ``forward`` stay.
+copy of the model, so its class, its attributes and its ``forward`` stay. What stands
+against it is in the tables of :mod:`normbook.layers.folding_obstacles`.
 """
 
 from __future__ import annotations
@@ -22,15 +23,23 @@ import torch
 from torch import Tensor, fx, nn
 from torch.nn import functional
 from torch.nn.modules.batchnorm import _BatchNorm as TorchBatchNorm
-from torch.nn.modules.lazy import LazyModuleMixin
 from torch.nn.parameter import is_lazy
-from torch.nn.utils import parametrize
 from torch.utils._pytree import tree_leaves, tree_map
 
-from normbook.batch_norm import fold_into_next, fold_into_previous, scale_and_shift
-from normbook.gradient_check import relative_error
-from normbook.layers.base import DTYPES
-from normbook.layers.batch_norm import _BatchNorm
+from normbook.comparison import relative_error
+from normbook.errors import NormbookError
+from normbook.folding import fold_into_next, fold_into_previous
+from normbook.layers import folding_obstacles as against
+from normbook.layers.folding_obstacles import (
+    KEEP,
+    LINEAR,
+    TRANSPOSED,
+    Obstacle,
+    exact,
+    first,
+    has_hooks,
+    statistics,
+)
 
 __all__ = [
     "FoldedBatchNorm",
@@ -40,39 +49,12 @@ __all__ = [
     "folding_plan",
 ]
 
-_CONVOLUTIONS: tuple[type[Any], ...] = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
-_TRANSPOSED: tuple[type[Any], ...] = (
-    nn.ConvTranspose1d,
-    nn.ConvTranspose2d,
-    nn.ConvTranspose3d,
-)
-_LINEAR: tuple[type[Any], ...] = (nn.Linear, *_CONVOLUTIONS, *_TRANSPOSED)
-_KNOWN: tuple[type[Any], ...] = (TorchBatchNorm, *_LINEAR)  # they call no others
+_KNOWN: tuple[type[Any], ...] = (TorchBatchNorm, *LINEAR)  # they call no others
 _DROPOUT: tuple[type[Any], ...] = (
-    nn.Dropout,
-    nn.Dropout1d,
-    nn.Dropout2d,
-    nn.Dropout3d,
-    nn.AlphaDropout,
-    nn.FeatureAlphaDropout,
-)
-# What the layers do that are looked at: in evaluation, a scale and a shift for each
-# channel, or a linear map. A layer with a method of its own may do anything.
-_METHODS = {
-    TorchBatchNorm.forward,
-    nn.SyncBatchNorm.forward,
-    _BatchNorm.forward,
-    *(layer.forward for layer in _LINEAR),
-    *(getattr(layer, "_conv_forward", None) for layer in _LINEAR),
-}
-_HOOKS = (
-    "_forward_hooks",
-    "_forward_pre_hooks",
-    "_backward_hooks",
-    "_backward_pre_hooks",
+    *(nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d),
+    *(nn.AlphaDropout, nn.FeatureAlphaDropout),
 )
 _SIZES = ("shape", "size", "dim", "ndim", "dtype", "device")
-_WRAPPERS = (nn.DataParallel, nn.parallel.DistributedDataParallel)
 # Every combination of optional arguments is traced: 64 for six of them.
 _MOST_OPTIONS = 6
 # Of the largest output, in float64. A wrong folding is wrong in the first digits, and
@@ -98,7 +80,7 @@ class FoldedBatchNorm(nn.Identity):
         self.ndim = ndim
 
     def forward(self, input: Tensor) -> Tensor:
-        """Give the input; raise AssertionError if it has another number of axes."""
+        """Return the input; raise AssertionError if it has another number of axes."""
         # Unlike raise, it can be traced, scripted and exported.
         torch._assert(  # type: ignore[no-untyped-call]
             input.dim() == self.ndim,
@@ -141,7 +123,7 @@ class Folding(NamedTuple):
         return f"{self.norm}: into {self.layer}, the {self.side} layer"
 
 
-class FoldingError(ValueError):
+class FoldingError(NormbookError, ValueError):
     """A model that cannot be folded as it is. The model is as it was.
 
     Attributes
@@ -155,20 +137,10 @@ class FoldingError(ValueError):
         self.refused = refused
 
 
-_KEEP = "keep it"
-
-
-class _Obstacle(NamedTuple):
-    """Why not, and what to do; no cure where nothing but keeping the layer helps."""
-
-    reason: str
-    cure: str = ""
-
-
 def fold_batch_norm(
     model: nn.Module, example: Any = None, *, strict: bool = True
 ) -> nn.Module:
-    r"""Give a copy of a trained model without batch norm that computes the same.
+    r"""Return a copy of a trained model without batch norm that computes the same.
 
     Each batch norm is folded into the linear layer whose output it normalizes,
 
@@ -189,13 +161,12 @@ def fold_batch_norm(
     ``ConvTranspose3d``; in front of a batch norm they may have any stride, dilation,
     groups and padding. Batch norm is that of ``torch.nn`` and of this package;
     synchronized, ghost, renormalized and unbiased batch norm are the same layer in
-    evaluation. Identity and dropout may stand between. Other normalizations are not
-    touched.
+    evaluation. Identity and dropout may stand between.
 
     Parameters
     ----------
     model : Module
-        In evaluation mode.
+        In evaluation mode. It is not touched.
     example : Tensor or tuple, optional
         An input of the model, or its positional arguments. With it, both models are
         run in float64 on the CPU, which a model that casts to float32 does not allow,
@@ -203,11 +174,6 @@ def fold_batch_norm(
     strict : bool
         If False, what cannot be folded stays as it is instead of raising.
         :func:`folding_plan` tells what that is.
-
-    Returns
-    -------
-    Module
-        Of the class of ``model``, which is not touched.
 
     Raises
     ------
@@ -221,14 +187,13 @@ def fold_batch_norm(
 
     Notes
     -----
-    A ``Linear`` before a ``BatchNorm1d`` is taken to give (N, D), as a trace knows no
-    shapes. Given (N, L, D) batch norm would act on axis L, so there the folded model
-    raises. Neither does a trace see whether the model asks for the mode of autograd, or
-    for attributes that are changed later. An ``example`` shows what it can.
-
-    Optional arguments of ``forward`` may have any values, ``None`` and booleans both.
-    Where the model decides by others, such as ``mode="full"``, it is not folded. While
-    it is traced, an argument without default is neither a ``list`` nor ``True``.
+    A trace knows no shapes: a ``Linear`` before a ``BatchNorm1d`` is taken to give
+    (N, D), and given (N, L, D) the folded model raises. Nor does it see whether the
+    model asks for the mode of autograd, or for attributes that are changed later. An
+    ``example`` shows what it can. Optional arguments of ``forward`` may have any
+    values, ``None`` and booleans both; where the model decides by others, such as
+    ``mode="full"``, it is not folded. While it is traced, an argument without default
+    is neither a ``list`` nor ``True``.
 
     Folded models are for inference: training goes other ways without batch norm.
 
@@ -238,16 +203,9 @@ def fold_batch_norm(
     Examples
     --------
     >>> model = nn.Sequential(nn.Linear(1, 1), nn.BatchNorm1d(1, eps=0.0)).eval()
-    >>> _ = model.load_state_dict(
-    ...     {
-    ...         "0.weight": torch.tensor([[2.0]]),
-    ...         "0.bias": torch.tensor([5.0]),
-    ...         "1.running_mean": torch.tensor([3.0]),
-    ...         "1.running_var": torch.tensor([4.0]),
-    ...         "1.weight": torch.tensor([6.0]),  # k = 6 / 2
-    ...         "1.bias": torch.tensor([1.0]),
-    ...     }
-    ... )
+    >>> values = {"0.weight": [[2.0]], "0.bias": [5.0], "1.running_mean": [3.0]}
+    >>> values |= {"1.running_var": [4.0], "1.weight": [6.0], "1.bias": [1.0]}  # k = 3
+    >>> _ = model.load_state_dict({k: torch.tensor(v) for k, v in values.items()})
     >>> folded = fold_batch_norm(model)
     >>> folded
     Sequential(
@@ -272,23 +230,11 @@ def fold_batch_norm(
 
 
 def folding_plan(model: nn.Module) -> tuple[Folding, ...]:
-    r"""Tell where each batch norm of a model would go, or why it cannot be folded.
+    r"""Return where each batch norm of a model would go, or why it cannot be folded.
 
-    Parameters
-    ----------
-    model : Module
-        In evaluation mode.
-
-    Returns
-    -------
-    tuple of Folding
-        In the order in which the model names them; then calls of
-        ``torch.nn.functional.batch_norm``, which are never folded.
-
-    Raises
-    ------
-    TypeError, FoldingError
-        As :func:`fold_batch_norm` with ``strict=False``.
+    They come in the order in which the model names them; then calls of
+    ``torch.nn.functional.batch_norm``, which are never folded. The model must be in
+    evaluation mode; errors are those of :func:`fold_batch_norm` with ``strict=False``.
 
     Examples
     --------
@@ -304,78 +250,66 @@ def folding_plan(model: nn.Module) -> tuple[Folding, ...]:
 
 
 def _fold(model: nn.Module) -> tuple[nn.Module, tuple[Folding, ...]]:
-    _check_model(model)
-    try:
-        # A model may keep what it computes, so that a trace is left in it.
-        folded, traced = copy.deepcopy(model), copy.deepcopy(model)
-    except Exception as error:
-        found = [_changed(m, repr(name)) for name, m in model.named_modules()]
-        causes = [f"{it.reason}, {it.cure}" for it in found if it and it.cure != _KEEP]
-        raise FoldingError(
-            f"model must be such that copy.deepcopy copies it, got {error}; "
-            + ("; ".join(causes) or "keep results of computations out of the model")
-            + "."
-        ) from error
-    layers = _Layers(model, folded)
-    graphs = _traces(traced)
-    plan = _agreed([_Route(graph, layers) for graph in graphs], layers)
-    with torch.no_grad():
-        for folding in plan.values():
-            if folding.layer is not None:
-                layers.take_in(folding)
-    _check_same_way(traced, graphs, copy.deepcopy(folded))
-    return folded, tuple(plan[name] for name in dict.fromkeys((*layers.norms, *plan)))
-
-
-def _check_model(model: Any) -> None:
     if not isinstance(model, nn.Module):
         raise TypeError(
             f"model must be a torch.nn.Module, got {type(model).__name__}; pass the "
             "trained model."
         )
-    name = type(model).__name__
-    if isinstance(model, torch.jit.ScriptModule):
+    obstacle = first(against.MODEL, "", model)
+    if obstacle is not None:
+        raise FoldingError(f"{obstacle.reason}; {obstacle.cure}.")
+    try:
+        # A model may keep what it computes, so that a trace is left in it.
+        folded, traced = copy.deepcopy(model), copy.deepcopy(model)
+    except Exception as error:
+        found = [first(against.ANY_LAYER, repr(k), m) for k, m in model.named_modules()]
+        causes = [f"{it.reason}, {it.cure}" for it in found if it and it.cure != KEEP]
         raise FoldingError(
-            f"model must be Python code to be folded, got a {name}; fold first, and "
-            "script the folded model."
-        )
-    if isinstance(model, _WRAPPERS):
+            f"model must be such that copy.deepcopy copies it, got {error}; "
+            + ("; ".join(causes) or "keep results of computations out of the model")
+            + "."
+        ) from error
+    graphs = _traces(traced)
+    # Looked at is the model itself: copies share no memory where the originals do.
+    layers = _Layers(model)
+    plan = _agreed([_Route(graph, layers) for graph in graphs], layers)
+    with torch.no_grad():
+        for folding in plan.values():
+            if folding.layer is not None:
+                _take_in(folded, folding)
+    _check_same_way(traced, graphs, copy.deepcopy(folded))
+    return folded, tuple(plan[name] for name in dict.fromkeys((*layers.norms, *plan)))
+
+
+def _take_in(model: nn.Module, folding: Folding) -> None:
+    """Change the weights of the linear layer, and take the batch norm out."""
+    modules: dict[str, Any] = dict(model.named_modules())
+    norm, layer = modules[folding.norm], modules[str(folding.layer)]
+    fold = fold_into_previous if folding.side == "previous" else fold_into_next
+    w, b = fold(
+        exact(layer.weight),
+        None if layer.bias is None else exact(layer.bias),
+        *statistics(norm),
+        is_transposed=isinstance(layer, TRANSPOSED),
+        groups=getattr(layer, "groups", 1),
+    )
+    w, b = w.to(layer.weight), b.to(layer.weight)
+    if not bool(w.isfinite().all() & b.isfinite().all()):
         raise FoldingError(
-            f"model must be the model itself, got a {name} around it; fold "
-            "model.module, and wrap the folded one."
+            f"the folded weights of {folding.layer!r} must be finite in "
+            f"{w.dtype}, got infinity or NaN; fold in float32 and convert the "
+            "folded model, and see that the weights themselves are finite."
         )
-    if "_orig_mod" in model._modules:
-        raise FoldingError(
-            f"model must be the model itself, got a {name} of torch.compile; fold "
-            "model._orig_mod, and compile the folded one."
-        )
-    if isinstance(model, TorchBatchNorm):
-        raise FoldingError(
-            f"model must hold linear layers, got a {name} alone; fold the model that "
-            "it belongs to."
-        )
-    if model.training:
-        raise FoldingError(
-            "model must be in evaluation mode, got training mode, in which batch norm "
-            "uses the statistics of each batch and not those that are folded; call "
-            "model.eval() first."
-        )
-    if "forward" in vars(model):
-        raise FoldingError(
-            "model must compute what the forward method of its class does, got one "
-            "that was given another; restore it with del model.forward."
-        )
-    holders = [
-        repr(part) if part else "the model"
-        for part, module in model.named_modules()
-        if _has_hooks(module) and any(True for _ in module.children())
-    ]
-    if holders:
-        raise FoldingError(
-            "model must have no hooks on modules that hold others, as a hook may read "
-            f"or change what folding changes, got some on {', '.join(holders)}; "
-            "remove them, and register them on the folded model."
-        )
+    layer.weight.copy_(w)
+    if layer.bias is None:
+        layer.bias = nn.Parameter(b, requires_grad=layer.weight.requires_grad)
+    else:
+        layer.bias.copy_(b)
+    rest = FoldedBatchNorm(layer.weight.dim()).eval()
+    for parent in modules.values():
+        for key, child in parent._modules.items():
+            if child is norm:
+                setattr(parent, key, rest)
 
 
 class _Tracer(fx.Tracer):
@@ -435,12 +369,8 @@ def _check_same_way(
         ) from cause
 
 
-def _has_values(value: Any) -> bool:
-    return isinstance(value, Tensor) and value.numel() > 0
-
-
 def _constants(model: nn.Module) -> list[Tensor]:
-    """Give the tensors that are no parameters and that a trace has met."""
+    """Return the tensors that are no parameters and that a trace has met."""
     return [v for k, v in vars(model).items() if k.startswith("_tensor_constant")]
 
 
@@ -449,35 +379,40 @@ def _compare(model: nn.Module, example: Any) -> None:
 
     Both run in float64, so that what differs is not due to rounding.
     """
+    args = example if isinstance(example, tuple) else (example,)
 
-    def exact(value: Any) -> Any:
+    def doubled(value: Any) -> Any:
         if not isinstance(value, Tensor):
             return value
         dtype = torch.float64 if value.is_floating_point() else None
         return value.detach().to("cpu", dtype, copy=True)
 
-    args = example if isinstance(example, tuple) else (example,)
+    def run(version: nn.Module, rule: str, cure: str) -> list[Any]:
+        try:
+            with torch.no_grad():
+                return tree_leaves(version(*tree_map(doubled, args)))
+        except Exception as error:
+            raise FoldingError(f"{rule}, got {error!r}; {cure}.") from error
+
     original = copy.deepcopy(model).to("cpu", torch.float64)
     folded, _ = _fold(original)
-    with torch.no_grad():
-        try:
-            y = tree_leaves(original(*tree_map(exact, args)))
-        except Exception as error:
-            raise FoldingError(
-                f"example must be an input of the model, in float64, got {error!r}; "
-                "pass a tensor, or a tuple of all positional arguments."
-            ) from error
-        try:
-            z = tree_leaves(folded(*tree_map(exact, args)))
-        except Exception as error:
-            raise FoldingError(
-                "the folded model must take the example, as the model does, got "
-                f"{error!r}; keep the model, or fold its parts."
-            ) from error
-    pairs = zip(z, y, strict=True)
-    found = [relative_error(a, b) for a, b in pairs if _has_values(a)]
-    if not (found and all(off < _TOLERANCE for off in found)):
-        differences = ", ".join(f"{off:.1g}" for off in found) or "no output"
+    y = run(
+        original,
+        "example must be an input of the model, in float64",
+        "pass a tensor, or a tuple of all positional arguments",
+    )
+    z = run(
+        folded,
+        "the folded model must take the example, as the model does",
+        "keep the model, or fold its parts",
+    )
+    errors = [
+        relative_error(a, b)
+        for a, b in zip(z, y, strict=True)
+        if isinstance(a, Tensor) and a.numel() > 0
+    ]
+    if not (errors and all(error < _TOLERANCE for error in errors)):
+        differences = ", ".join(f"{error:.1g}" for error in errors) or "no output"
         raise FoldingError(
             "the folded model must give the same output for the example, got "
             f"{differences} as the difference, as a share of the largest value; fold "
@@ -486,16 +421,11 @@ def _compare(model: nn.Module, example: Any) -> None:
 
 
 class _Layers:
-    """The modules of a model by their names, what each is good for, and their copies.
+    """The modules of a model by their names, and which weights they share."""
 
-    Looked at is the model itself: copies share no memory where the originals do.
-    """
-
-    def __init__(self, model: nn.Module, folded: nn.Module) -> None:
-        self.model = model
-        self.copies: dict[str, Any] = dict(folded.named_modules())
+    def __init__(self, model: nn.Module) -> None:
         self.modules: dict[str, Any] = dict(model.named_modules())
-        self.norms: dict[str, Any] = {
+        self.norms = {
             name: module
             for name, module in self.modules.items()
             if isinstance(module, TorchBatchNorm)
@@ -508,98 +438,10 @@ class _Layers:
             if value is not None
         )
 
-    def take_in(self, folding: Folding) -> None:
-        """Change the weights of the linear layer, and take the batch norm out."""
-        norm, layer = self.copies[folding.norm], self.copies[str(folding.layer)]
-        bias = None if layer.bias is None else _exact(layer.bias)
-        is_behind = folding.side == "previous"
-        w, b = (fold_into_previous if is_behind else fold_into_next)(
-            _exact(layer.weight),
-            bias,
-            *_statistics(norm),
-            is_transposed=isinstance(layer, _TRANSPOSED),
-            groups=getattr(layer, "groups", 1),
-        )
-        w, b = w.to(layer.weight), b.to(layer.weight)
-        if not bool(w.isfinite().all() & b.isfinite().all()):
-            raise FoldingError(
-                f"the folded weights of {folding.layer!r} must be finite in "
-                f"{w.dtype}, got infinity or NaN; fold in float32 and convert the "
-                "folded model, and see that the weights themselves are finite."
-            )
-        layer.weight.copy_(w)
-        if layer.bias is None:
-            layer.bias = nn.Parameter(b, requires_grad=layer.weight.requires_grad)
-        else:
-            layer.bias.copy_(b)
-        left = FoldedBatchNorm(layer.weight.dim()).eval()
-        for parent in self.copies.values():
-            for key, child in parent._modules.items():
-                if child is norm:
-                    setattr(parent, key, left)
-
-    def of_norm(self, name: str) -> _Obstacle | None:
-        """Tell why a batch norm is no constant scale and shift, if it is not."""
-        norm = self.norms[name]
-        found = _changed(norm, "it")
-        if found is not None:
-            return found
-        if norm.training:
-            return _Obstacle(
-                "it is in training mode and uses the statistics of each batch",
-                "call eval() on the whole model",
-            )
-        if norm.running_mean is None or norm.running_var is None:
-            return _Obstacle(
-                "it has no running statistics (track_running_stats=False) and uses "
-                "those of each batch",
-                "train with track_running_stats=True",
-            )
-        if norm.running_mean.is_meta:
-            return _no_values("it")
-        # Where the scale is infinite, so is the shift, or it is NaN.
-        if not bool(scale_and_shift(*_statistics(norm)).shift.isfinite().all()):
-            return _Obstacle(
-                "its statistics, gain or bias are not finite, or its variance + eps is "
-                "not positive",
-                "train or recalibrate it before you fold",
-            )
-        return None
-
-    def of_linear(self, name: str) -> _Obstacle | None:
-        """Tell why the weights of a linear layer must not be changed, if so."""
-        layer = self.modules[name]
-        found = _changed(layer, repr(name))
-        if found is not None:
-            return found
-        for value in layer.parameters():
-            if self.owners[_place(value)] > 1:
-                return _Obstacle(
-                    f"{name!r} shares its weights with another layer",
-                    "give it weights of its own, as in layer.weight = "
-                    "nn.Parameter(layer.weight.detach().clone())",
-                )
-            if value.dtype not in DTYPES:
-                return _Obstacle(
-                    f"the weights of {name!r} have dtype {value.dtype}",
-                    "fold in floating point",
-                )
-            if value.is_meta:
-                return _no_values(repr(name))
-        return None
-
-    def fits(self, norm: str, layer: str, side: str) -> bool:
-        """Tell whether channels of the one are channels of the other."""
-        linear, batch_norm = self.modules[layer], self.norms[norm]
-        is_dense = isinstance(linear, nn.Linear)
-        axes = 2 if is_dense else linear.weight.dim()
-        try:
-            batch_norm._check_input_dim(torch.empty((1,) * axes, device="meta"))
-        except (ValueError, NotImplementedError):
-            return False
-        end = "out" if side == "previous" else "in"
-        width = getattr(linear, f"{end}_{'features' if is_dense else 'channels'}")
-        return bool(width == batch_norm.num_features)
+    def tensor(self, target: str) -> Any:
+        """Return a tensor of the model; None for one that the trace added."""
+        module, _, name = target.rpartition(".")
+        return getattr(self.modules[module], name, None)
 
 
 class _Route:
@@ -619,59 +461,57 @@ class _Route:
                 if not isinstance(called, _KNOWN):
                     self.inside.update(m for m in called.modules() if m is not called)
             elif node.op == "get_attr":
-                self.read.add(_place(_attribute(layers.model, str(node.target))))
+                self.read.add(_place(layers.tensor(str(node.target))))
             elif node.target is functional.batch_norm:
                 self.functions.append(node.name)
 
-    def plan(self, excluded: Mapping[str, _Obstacle]) -> dict[str, Folding]:
+    def plan(self, excluded: Mapping[str, Obstacle]) -> dict[str, Folding]:
         """Decide for each batch norm, in the order in which they are to be folded."""
-        found: dict[str, Folding] = {}
+        plan: dict[str, Folding] = {}
         nodes: dict[str, fx.Node] = {}
         for name in self.layers.norms:
-            obstacle = excluded.get(name) or self._of_calls(name, "it")
+            obstacle = excluded.get(name) or first(against.CALLS, "it", self, name)
             if obstacle is None:
                 nodes[name] = self.calls[name][0]
             else:
-                found[name] = Folding(name, None, None, *obstacle)
-        in_front: dict[str, _Obstacle] = {}
+                plan[name] = Folding(name, None, None, *obstacle)
+        in_front: dict[str, Obstacle] = {}
         for name in sorted(nodes, key=lambda name: self.order[nodes[name]]):
-            target = self._previous(name, nodes[name], found)
-            if isinstance(target, _Obstacle):
+            target = self._previous(name, nodes[name], plan)
+            if isinstance(target, Obstacle):
                 in_front[name] = target
             else:
-                found[name] = Folding(name, target, "previous")
+                plan[name] = Folding(name, target, "previous")
         for name, front in reversed(in_front.items()):
-            target = self._next(name, nodes[name], found)
-            if isinstance(target, _Obstacle):
+            target = self._next(name, nodes[name], plan)
+            if isinstance(target, Obstacle):
                 reason = f"in front: {front.reason}; behind: {target.reason}"
-                cure = front.cure or target.cure or _KEEP
-                found[name] = Folding(name, None, None, reason, cure)
+                cure = front.cure or target.cure or KEEP
+                plan[name] = Folding(name, None, None, reason, cure)
             else:
-                found[name] = Folding(name, target, "next")
+                plan[name] = Folding(name, target, "next")
         for name in self.functions:
             reason = "it is a call of torch.nn.functional.batch_norm"
-            found[name] = Folding(name, None, None, reason, "use a batch norm layer")
-        return found
+            plan[name] = Folding(name, None, None, reason, "use a batch norm layer")
+        return plan
 
     def _previous(
-        self, name: str, node: fx.Node, found: Mapping[str, Folding]
-    ) -> str | _Obstacle:
+        self, name: str, node: fx.Node, plan: Mapping[str, Folding]
+    ) -> str | Obstacle:
         """Go towards the input to a linear layer whose output is used here only."""
         while True:
             source = _source(node)
             if source is None:
-                return _Obstacle("no tensor of the model")
-            others = [user for user in source.users if not _reads_size(user)]
+                return Obstacle("no tensor of the model")
             is_linear = self._is_linear(source)
-            if not (is_linear or self._does_nothing(source, found)):
-                return _Obstacle(self._describe(source))
-            if len(others) > 1:
-                where = ", ".join(
-                    self._name(user) for user in others if user is not node
-                )
-                return _Obstacle(
+            if not (is_linear or self._does_nothing(source, plan)):
+                return Obstacle(self._describe(source))
+            users = [user for user in source.users if not _reads_size(user)]
+            if len(users) > 1:
+                others = ", ".join(self._name(user) for user in users if user != node)
+                return Obstacle(
                     f"the output of {self._name(source)} is used elsewhere, too, by "
-                    f"{where}",
+                    f"{others}",
                     "keep it: the other branch needs the output as it is",
                 )
             if is_linear:
@@ -679,91 +519,69 @@ class _Route:
             node = source
 
     def _next(
-        self, name: str, node: fx.Node, found: Mapping[str, Folding]
-    ) -> str | _Obstacle:
+        self, name: str, node: fx.Node, plan: Mapping[str, Folding]
+    ) -> str | Obstacle:
         """Go towards the output to a linear layer that takes this and nothing else."""
-        start, chain = node, {node}
+        chain = [node]
         while True:
-            users = [user for user in node.users if not _reads_size(user)]
+            users = [user for user in chain[-1].users if not _reads_size(user)]
             if len(users) != 1:
-                where = ", ".join(self._name(user) for user in users) or "nothing"
-                return _Obstacle(f"its output is used by {where}")
+                names = ", ".join(self._name(user) for user in users) or "nothing"
+                return Obstacle(f"its output is used by {names}")
             (user,) = users
             if self._is_linear(user):
-                return self._runs_between(start, user, chain) or self._checked(
+                return self._runs_between(chain, user) or self._checked(
                     name, str(user.target), "next"
                 )
-            if not self._does_nothing(user, found):
-                return _Obstacle(self._describe(user))
-            node = user
-            chain.add(node)
+            if not self._does_nothing(user, plan):
+                return Obstacle(self._describe(user))
+            chain.append(user)
 
-    def _checked(self, norm: str, layer: str, side: str) -> str | _Obstacle:
-        """Give the linear layer back, or what is against it."""
-        obstacle = self._of_calls(layer, repr(layer)) or self.layers.of_linear(layer)
-        if obstacle is None and not self.layers.fits(norm, layer, side):
-            obstacle = _Obstacle(
-                f"{layer!r} has its channels elsewhere or another number of them",
-                "keep it: it normalizes along another axis",
-            )
-        if obstacle is None and side == "next":
-            obstacle = _border(self.layers.modules[layer], repr(layer))
-        return obstacle or layer
+    def _checked(self, norm: str, layer: str, side: str) -> str | Obstacle:
+        """Return the linear layer, or what is against it."""
+        it, module, owners = repr(layer), self.layers.modules[layer], self.layers.owners
+        is_shared = any(owners[_place(value)] > 1 for value in module.parameters())
+        beside = against.Beside(module, self.layers.norms[norm], side, is_shared)
+        return (
+            first(against.CALLS, it, self, layer)
+            or first((*against.ANY_LAYER, against.NO_VALUES), it, module)
+            or first(against.TAKING_IN, it, beside)
+            or layer
+        )
 
-    def _of_calls(self, name: str, subject: str) -> _Obstacle | None:
-        """Tell what is against a layer in the way in which the model uses it."""
-        calls = len(self.calls.get(name, ()))
-        if calls == 0:
-            return _Obstacle(
-                f"the model does not call {subject}, or inside of a layer that is not "
-                "looked into",
-                "remove it, or keep it",
-            )
-        if calls > 1:
-            return _Obstacle(
-                f"{subject} is called {calls} times",
-                "make a layer for each call (copy.deepcopy keeps the weights)",
-            )
+    def reads(self, name: str) -> bool:
+        """Return whether the model uses the weights of a layer without calling it."""
         layer = self.layers.modules[name]
         is_read = any(_place(value) in self.read for value in layer.parameters())
-        if is_read or layer in self.inside:
-            return _Obstacle(
-                f"the model also reads the weights of {subject} by itself, or inside "
-                "of a layer that is not looked into",
-                "keep it: what they are used for would change",
-            )
-        return None
+        return is_read or layer in self.inside
 
     def _is_linear(self, node: fx.Node) -> bool:
         return node.op == "call_module" and isinstance(
-            self.layers.modules[str(node.target)], _LINEAR
+            self.layers.modules[str(node.target)], LINEAR
         )
 
-    def _does_nothing(self, node: fx.Node, found: Mapping[str, Folding]) -> bool:
-        """Tell whether it gives its input: by nature, in evaluation, or once folded."""
+    def _does_nothing(self, node: fx.Node, plan: Mapping[str, Folding]) -> bool:
+        """Return whether it does so by nature, in evaluation, or once folded."""
         if node.op != "call_module":
             return False
         name = str(node.target)
-        module = self.layers.modules[name]
-        if name in found and found[name].layer is not None:
+        if name in plan and plan[name].layer is not None:
             return True
-        if _has_hooks(module):
-            return False
+        module = self.layers.modules[name]
         is_off = type(module) in _DROPOUT and not module.training
-        return type(module) in (nn.Identity, FoldedBatchNorm) or is_off
+        is_identity = type(module) in (nn.Identity, FoldedBatchNorm)
+        return (is_identity or is_off) and not has_hooks(module)
 
-    def _runs_between(
-        self, norm: fx.Node, layer: fx.Node, chain: set[fx.Node]
-    ) -> _Obstacle | None:
-        """Tell whether the input of a batch norm may change before it is needed.
+    def _runs_between(self, chain: list[fx.Node], layer: fx.Node) -> Obstacle | None:
+        """Return what may change the input of a batch norm before it is needed.
 
         Identity gives no copy, and a trace tells neither x += 1 from x = x + 1 nor
         which tensors are views of x.
         """
         for node, place in self.order.items():
-            is_between = self.order[norm] < place < self.order[layer]
+            is_between = self.order[chain[0]] < place < self.order[layer]
             if is_between and node not in chain and not _is_size(node):
-                return _Obstacle(
+                return Obstacle(
                     f"{self._name(node)} runs between the batch norm and "
                     f"{self._name(layer)}, and may change the input in place",
                     "call it before the batch norm, or later",
@@ -788,11 +606,10 @@ class _Route:
 
 def _agreed(routes: Sequence[_Route], layers: _Layers) -> dict[str, Folding]:
     """Decide for each batch norm what is right whichever arguments the model gets."""
-    excluded = {}
-    for name in layers.norms:
-        obstacle = layers.of_norm(name)
-        if obstacle is not None:
-            excluded[name] = obstacle
+    obstacles = {
+        name: first(against.NORM, "it", norm) for name, norm in layers.norms.items()
+    }
+    excluded = {name: it for name, it in obstacles.items() if it is not None}
     while True:
         plans = [route.plan(excluded) for route in routes]
         differing = [
@@ -803,122 +620,32 @@ def _agreed(routes: Sequence[_Route], layers: _Layers) -> dict[str, Folding]:
         if not differing:
             return plans[0] | {k: v for k, v in plans[-1].items() if k not in plans[0]}
         for name in differing:
-            excluded[name] = _Obstacle(
+            excluded[name] = Obstacle(
                 "what stands beside it depends on the optional arguments of the model",
                 "keep it, or give the model no optional arguments",
             )
 
 
-def _border(layer: nn.Module, name: str) -> _Obstacle | None:
-    """Tell whether some outputs meet fewer weights than others."""
-    if isinstance(layer, _TRANSPOSED):
-        # With stride 1, the outermost dilation (kernel - 1) outputs of each side meet
-        # some of the weights only. Padding cuts outputs off, and output padding adds
-        # some at the end.
-        cut = zip(layer.padding, layer.output_padding, strict=True)
-        reach = zip(layer.dilation, layer.kernel_size, strict=True)
-        is_cut = all(
-            padding - more >= dilation * (kernel - 1)
-            for (padding, more), (dilation, kernel) in zip(cut, reach, strict=True)
-        )
-        if is_cut and all(stride == 1 for stride in layer.stride):
-            return None
-        return _Obstacle(
-            f"{name} is transposed, and not all of its outputs meet all of its weights",
-            "keep it: only with a stride of 1 and, along each axis, padding - "
-            "output_padding >= dilation * (kernel_size - 1) is the shift the same at "
-            "each output",
-        )
-    if not isinstance(layer, _CONVOLUTIONS):
-        return None
-    if isinstance(layer.padding, str):
-        is_padded = layer.padding == "same" and any(k > 1 for k in layer.kernel_size)
-    else:
-        is_padded = any(layer.padding)
-    if is_padded and layer.padding_mode == "zeros":
-        return _Obstacle(
-            f"{name} pads with zeros, which batch norm does not shift",
-            "keep it: the interior would be right and the border wrong",
-        )
-    return None
-
-
-def _changed(module: nn.Module, subject: str) -> _Obstacle | None:
-    """Tell whether a layer computes anything but what its class in torch does."""
-    if isinstance(module, LazyModuleMixin) and module.has_uninitialized_params():
-        return _Obstacle(
-            f"{subject} is lazy and has no size yet",
-            "run the model once on an example",
-        )
-    if parametrize.is_parametrized(module):
-        return _Obstacle(
-            f"{subject} is parametrized",
-            "make the weights plain with "
-            "torch.nn.utils.parametrize.remove_parametrizations",
-        )
-    if _has_hooks(module):
-        return _Obstacle(
-            f"{subject} has hooks, as weight norm and pruning use them",
-            "remove them",
-        )
-    methods = "forward", "_conv_forward"
-    own = {getattr(type(module), method, None) for method in methods}
-    if not own <= _METHODS or "forward" in vars(module):
-        return _Obstacle(
-            f"{subject}, a {type(module).__name__}, computes something of its own",
-            _KEEP,
-        )
-    return None
-
-
-def _no_values(subject: str) -> _Obstacle:
-    return _Obstacle(
-        f"{subject} is on the meta device and has no values", "load the weights first"
-    )
-
-
-def _has_hooks(module: nn.Module) -> bool:
-    return any(getattr(module, hooks) for hooks in _HOOKS)
-
-
 def _source(node: fx.Node) -> fx.Node | None:
-    """Give where the input of a layer comes from."""
+    """Return where the input of a layer comes from."""
     given = node.args[0] if node.args else next(iter(node.kwargs.values()), None)
     return given if isinstance(given, fx.Node) else None
 
 
 def _reads_size(node: fx.Node) -> bool:
-    """Tell whether a node asks for the shape of a tensor, not for its values."""
+    """Return whether a node asks for the shape of a tensor, not for its values."""
     if node.op == "call_function" and node.target is getattr:
         return node.args[1] in _SIZES
     return node.op == "call_method" and node.target in _SIZES
 
 
 def _is_size(node: fx.Node) -> bool:
-    """Tell whether a node gives a size, or something that follows from sizes alone."""
+    """Return whether a node gives a size, or what follows from sizes alone."""
     inputs = node.all_input_nodes
     return _reads_size(node) or (bool(inputs) and all(map(_is_size, inputs)))
-
-
-def _attribute(model: nn.Module, target: str) -> Any:
-    """Give a tensor of the model; None for one that the trace added."""
-    module, _, name = target.rpartition(".")
-    return getattr(model.get_submodule(module), name, None)
 
 
 def _place(value: Any) -> int:
     """Tell tensors apart, but not two that begin at one place in memory."""
     has_place = isinstance(value, Tensor) and not (is_lazy(value) or value.is_meta)
     return value.data_ptr() if has_place and value.numel() else id(value)
-
-
-def _exact(value: Tensor) -> Tensor:
-    """Give it in double precision, so that it is rounded once; not all devices can."""
-    return value.detach().to("cpu", torch.float64)
-
-
-def _statistics(norm: Any) -> tuple[Any, ...]:
-    """Running statistics, gain, bias and eps, as the formulas take them."""
-    names = "running_mean", "running_var", "weight", "bias"
-    values = (getattr(norm, name) for name in names)
-    return *(None if v is None else _exact(v) for v in values), float(norm.eps)

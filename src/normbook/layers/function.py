@@ -7,24 +7,18 @@ layer chooses the axes and keeps the books.
 
 from __future__ import annotations
 
+import inspect
 import math
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from normbook.batch_norm import (
-    CHANNEL,
-    batch_norm_inference,
-    batch_norm_inference_backward,
-)
-from normbook.normalize import (
-    NormalizeCache,
-    affine,
-    normalize_backward,
-    normalize_forward,
-)
-from normbook.standardize import Array
+import normbook.normalize as formulas
+from normbook.arrays import Array, check_eps
+from normbook.batch_norm import CHANNEL, inference, inference_backward
+from normbook.normalize import NormalizeCache, affine
 
 __all__ = ["Statistics", "normalize", "normalize_by"]
 
@@ -62,14 +56,8 @@ class _Normalize(torch.autograd.Function):
         eps: float,
         is_centred: bool,
     ) -> tuple[Tensor, Tensor | None, Tensor, Tensor | None, Tensor]:
-        y, cache = normalize_forward(
-            x,
-            gamma,
-            beta,
-            axes=axes,
-            parameter_axes=parameter_axes,
-            eps=eps,
-            is_centred=is_centred,
+        y, cache = formulas.forward(
+            x, gamma, beta, axes, parameter_axes, eps, is_centred
         )
         mean = None if cache.mu is None else cache.mu.reshape(-1).clone()
         return y, cache.mu, cache.inv_std, mean, cache.var.reshape(-1)
@@ -95,7 +83,7 @@ class _Normalize(torch.autograd.Function):
         x, cache = _saved(ctx)
         dl_dx = dl_dgamma = dl_dbeta = None
         if dl_dy is not None:
-            dl_dx, dl_dgamma, dl_dbeta = normalize_backward(dl_dy, cache)
+            dl_dx, dl_dgamma, dl_dbeta = formulas.backward(dl_dy, cache)
         # These two arrive in second derivatives only:
         # d mu / d x = 1 / n and d inv_std / d x = -inv_std**2 x_hat / n.
         if dl_dmu is not None:
@@ -125,7 +113,7 @@ class _NormalizeWithTangents(_Normalize):
             return dy.to(x.dtype), dmu, zero, None, None
         # The Jacobian of a standardization is symmetric: forward is backward, but that
         # the gain comes after it.
-        dx_hat = normalize_backward(dx, cache._replace(gamma=None)).dl_dx
+        dx_hat = formulas.backward(dx, cache._replace(gamma=None)).dl_dx
         dy = dy + affine(dx_hat, cache.gamma, None, ctx.parameter_axes)
         dx = dx.to(cache.inv_std.dtype)
         dmu = None if cache.mu is None else dx.mean(ctx.axes, keepdim=True)
@@ -147,7 +135,7 @@ class _NormalizeBy(torch.autograd.Function):
         beta: Tensor | None,
         eps: float,
     ) -> Tensor:
-        y: Tensor = batch_norm_inference(x, mean, var, gamma, beta, eps)
+        y: Tensor = inference(x, mean, var, gamma, beta, eps)
         return y
 
     @staticmethod
@@ -159,7 +147,7 @@ class _NormalizeBy(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, dl_dy: Tensor) -> tuple[Tensor | None, ...]:
         x, mean, var, gamma = ctx.saved_tensors
-        dl_dx, dl_dgamma, dl_dbeta = batch_norm_inference_backward(
+        dl_dx, dl_dgamma, dl_dbeta = inference_backward(
             dl_dy, x, mean, var, gamma, ctx.eps
         )
         return _needed(ctx, dl_dx, None, None, dl_dgamma, dl_dbeta, None)
@@ -179,13 +167,28 @@ class _NormalizeByWithTangents(_NormalizeBy):
         _deps: None,
     ) -> Tensor:
         x, mean, var, gamma = ctx.saved_tensors
-        x_hat = batch_norm_inference(x, mean, var, eps=ctx.eps)
+        x_hat = inference(x, mean, var, None, None, ctx.eps)
         dy = _affine_tangent(x_hat, dgamma, dbeta, CHANNEL)
         if dx is not None:
             # The Jacobian is diagonal, so again forward is backward.
-            gradients = batch_norm_inference_backward(dx, x, mean, var, gamma, ctx.eps)
+            gradients = inference_backward(dx, x, mean, var, gamma, ctx.eps)
             dy = dy + gradients.dl_dx
         return dy.to(x.dtype)
+
+
+class _ByPosition(inspect.Signature):
+    """The signature of a function that is given all its arguments by position.
+
+    torch asks for it and binds the arguments anew at each call, to fill in defaults.
+    Here are none, and binding costs more than a mean.
+    """
+
+    def bind(self, *args: Any, **kwargs: Any) -> Any:
+        return SimpleNamespace(args=args, kwargs=kwargs, apply_defaults=lambda: None)
+
+
+for _forward in (_Normalize.forward, _NormalizeBy.forward):
+    vars(_forward)["__signature__"] = _ByPosition()
 
 
 def normalize(
@@ -198,11 +201,12 @@ def normalize(
     eps: float,
     is_centred: bool = True,
 ) -> tuple[Tensor, Statistics]:
-    """Give y and the statistics that x has along some axes.
+    """Return y and the statistics that x has along some axes.
 
-    Parameters and errors are those of :func:`normbook.normalize.normalize_forward`,
-    but the axes are counted from 0, in order. Where ``x`` holds no value there is
-    nothing to normalize, and there are no statistics.
+    Parameters are those of :func:`normbook.normalize.normalize_forward`, but the axes
+    are counted from 0, in order. A layer has checked its tensors: here only eps is.
+    Where ``x`` holds no value there is nothing to normalize, and there are no
+    statistics.
 
     Examples
     --------
@@ -214,6 +218,7 @@ def normalize(
     >>> statistics
     Statistics(mean=tensor([ 2., 30.]), var=tensor([  1., 400.]))
     """
+    eps = check_eps(eps)
     if not x.numel():
         y = affine(x, gamma, beta, parameter_axes).to(x.dtype)
         return y, Statistics(x.new_zeros(0), x.new_zeros(0))
@@ -235,7 +240,8 @@ def normalize_by(
 ) -> Tensor:
     """Normalize each channel, axis 1, by given statistics, which are constants.
 
-    Parameters and errors are those of :func:`normbook.batch_norm.batch_norm_inference`.
+    Parameters are those of :func:`normbook.batch_norm.batch_norm_inference`; only eps
+    is checked.
 
     Examples
     --------
@@ -243,6 +249,7 @@ def normalize_by(
     >>> normalize_by(torch.tensor([[5.0]]), one, four, None, one, eps=0.0)
     tensor([[3.]])
     """
+    eps = check_eps(eps)
     is_compiling = torch.compiler.is_compiling()
     function = _NormalizeBy if is_compiling else _NormalizeByWithTangents
     y: Tensor = function.apply(x, mean, var, gamma, beta, eps)  # type: ignore[no-untyped-call]

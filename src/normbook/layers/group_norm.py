@@ -135,7 +135,7 @@ class GroupNorm(NormLayer, nn.GroupNorm):
     def forward(self, input: Tensor) -> Tensor:
         """Normalize each group of channels of each example."""
         self._check(input)
-        eps = self._checked_eps()
+        eps = self._checked_number("eps", "1e-5 is usual")
         x, weight, bias = as_autocast(input, self.weight, self.bias)
         check_dtypes(x, {"weight": weight, "bias": bias})
         # Without parameters torch takes any number of channels that has the groups.

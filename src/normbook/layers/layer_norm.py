@@ -158,7 +158,7 @@ class LayerNorm(_LastAxes, nn.LayerNorm):
     def forward(self, input: Tensor) -> Tensor:
         """Normalize each example by its own mean and variance."""
         axes = self._axes(input)
-        eps = self._checked_eps()
+        eps = self._checked_number("eps", "1e-5 is usual")
         states = {"weight": self.weight, "bias": self.bias}
         check_places(input, states, self.normalized_shape, "feature")
         x, weight, bias = as_autocast(input, self.weight, self.bias)
@@ -247,7 +247,11 @@ class RMSNorm(_LastAxes, nn.RMSNorm):
         given, weight = as_autocast(x, self.weight)
         is_double = given.dtype == torch.float64
         smallest = torch.finfo(torch.float64 if is_double else torch.float32).eps
-        eps = smallest if self.eps is None else self._checked_eps()
+        eps = (
+            smallest
+            if self.eps is None
+            else self._checked_number("eps", "1e-5 is usual")
+        )
         y, _ = normalize(
             given,
             weight,

@@ -1,8 +1,8 @@
 r"""The layer-normalized LSTM as a layer: called as ``torch.nn.LSTM``.
 
-:mod:`normbook.lstm` computes. Here torch is told to take its backward pass through
-time, and several layers, both directions, dropout between layers and packed sequences
-come around it.
+:mod:`normbook.layer_norm_lstm` computes. Here torch is told to take its backward pass
+through time, and several layers, both directions, dropout between layers and packed
+sequences come around it.
 """
 
 from __future__ import annotations
@@ -20,31 +20,33 @@ from torch import Tensor, nn
 from torch.autograd import forward_ad
 from torch.nn.utils.rnn import PackedSequence
 
-from normbook.layers.base import whole_number
-from normbook.lstm import (
+from normbook.arrays import check_eps
+from normbook.layer_norm_lstm import (
     Carried,
+    LayerNormLSTMCache,
     LayerNormLSTMParameters,
-    LSTMCache,
-    LSTMGradients,
-    LSTMOutput,
-    LSTMParameters,
     Normed,
+    check_option,
     layer_norm_lstm_backward,
     layer_norm_lstm_forward,
+)
+from normbook.layers.base import whole_number
+from normbook.lstm import (
+    LSTMCache,
+    LSTMOutput,
+    LSTMParameters,
     lstm_backward,
     lstm_forward,
 )
-from normbook.standardize import check_eps
 
 __all__ = ["LayerNormLSTM"]
 
 States = tuple[Tensor, Tensor]
+Parameters = Sequence[Tensor | None]  # in the order of FIELDS
 
 FIELDS = LayerNormLSTMParameters._fields
 # Of which torch.nn.LSTM knows something.
 PLAIN = LSTMParameters._fields
-# The fields of the cache that are arrays come first.
-ARRAYS = LSTMCache._fields.index("parameters")
 # What nn.LSTM calls our fields; the values of one line are added.
 THEIRS = {
     "w_x": ("weight_ih",),
@@ -66,49 +68,29 @@ class _Cell:
     batch_sizes: tuple[int, ...] | None  # None: all sequences have one length
 
     def forward(
-        self, x: Tensor, h_0: Tensor, c_0: Tensor, parameters: Sequence[Tensor | None]
-    ) -> tuple[LSTMOutput, LSTMCache]:
-        own = self._named(parameters)
-        if isinstance(own, LSTMParameters):
-            return lstm_forward(x, own, h_0, c_0, batch_sizes=self.batch_sizes)
-        return layer_norm_lstm_forward(
-            x,
-            own,
-            h_0,
-            c_0,
-            self.eps,
-            norm=self.norm,  # type: ignore[arg-type]
-            carried=self.carried,
-            batch_sizes=self.batch_sizes,
-        )
+        self, x: Tensor, h_0: Tensor, c_0: Tensor, parameters: Parameters
+    ) -> tuple[LSTMOutput, Any]:
+        weights = self._named(parameters)
+        options: dict[str, Any] = {"batch_sizes": self.batch_sizes}
+        if self.norm is None:
+            return lstm_forward(x, weights, h_0, c_0, **options)
+        options |= {"norm": self.norm, "carried": self.carried}
+        return layer_norm_lstm_forward(x, weights, h_0, c_0, self.eps, **options)
 
-    def cache(
-        self, arrays: Sequence[Tensor | None], parameters: Sequence[Tensor | None]
-    ) -> LSTMCache:
+    def cache(self, arrays: Sequence[Tensor], parameters: Parameters) -> Any:
         """Put together what was saved."""
-        named: dict[str, Any] = dict(zip(LSTMCache._fields, arrays, strict=False))
-        x = named["x"]
-        return LSTMCache(
-            **named,
-            parameters=self._named(parameters),
-            norm=self.norm,
-            carried=self.carried,
-            batch_sizes=self.batch_sizes or (x.shape[1],) * x.shape[0],
-        )
+        x, weights = arrays[0], self._named(parameters)
+        sizes = self.batch_sizes or (x.shape[1],) * x.shape[0]
+        if self.norm is None:
+            return LSTMCache._make((*arrays, weights, sizes))
+        options = weights, self.norm, self.carried, sizes
+        return LayerNormLSTMCache._make((*arrays, *options))
 
-    def backward(
-        self,
-        dl_dh: Tensor,
-        cache: LSTMCache,
-        dl_dh_last: Tensor | None,
-        dl_dc_last: Tensor | None,
-    ) -> LSTMGradients:
+    def backward(self, dl_dh: Tensor, cache: Any, *last: Tensor | None) -> Any:
         backward = lstm_backward if self.norm is None else layer_norm_lstm_backward
-        return backward(dl_dh, cache, dl_dh_last, dl_dc_last)
+        return backward(dl_dh, cache, *last)
 
-    def _named(
-        self, parameters: Sequence[Tensor | None]
-    ) -> LSTMParameters | LayerNormLSTMParameters:
+    def _named(self, parameters: Parameters) -> Any:
         if self.norm is None:
             return LSTMParameters(*parameters[: len(PLAIN)])
         return LayerNormLSTMParameters(*parameters)
@@ -129,8 +111,8 @@ class _Sequence(torch.autograd.Function):
     ) -> tuple[Tensor | None, ...]:
         with _no_autocast(x):
             output, cache = cell.forward(x, h_0, c_0, parameters)
-        kept = cache[LSTMCache._fields.index("c") : ARRAYS]
-        return (*output, *kept)
+        first, end = map(cache._fields.index, ("c", "parameters"))
+        return *output, *cache[first:end]
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
@@ -151,7 +133,7 @@ class _Sequence(torch.autograd.Function):
     ) -> tuple[Tensor | None, ...]:
         # Unpacked once: torch.utils.checkpoint allows no more.
         saved = ctx.saved_tensors
-        arrays, parameters = saved[:ARRAYS], saved[ARRAYS:]
+        arrays, parameters = saved[: -len(FIELDS)], saved[-len(FIELDS) :]
         x, h_0, c_0, h = arrays[:4]
         needs_x = ctx.needs_input_grad[1]
         with _no_autocast(x):
@@ -163,13 +145,15 @@ class _Sequence(torch.autograd.Function):
                 cache = ctx.cell.cache(arrays, parameters)
             if not needs_x:
                 # The gradient of x takes a product with w_x, here one of no columns.
-                given = cache.parameters
-                given = given._replace(w_x=given.w_x[:, :0])
-                cache = cache._replace(parameters=given)
+                weights = cache.parameters
+                weights = weights._replace(w_x=weights.w_x[:, :0])
+                cache = cache._replace(parameters=weights)
             dl_dh = torch.zeros_like(h) if dl_dh is None else dl_dh
-            found = ctx.cell.backward(dl_dh, cache, dl_dh_last, dl_dc_last)
-        own = LayerNormLSTMParameters(*found.dl_dparameters)  # None where it has none
-        slopes = (None, found.dl_dx, found.dl_dh_0, found.dl_dc_0, *own)
+            dl_dx, by_weights, *by_states = ctx.cell.backward(
+                dl_dh, cache, dl_dh_last, dl_dc_last
+            )
+        by_weights = LayerNormLSTMParameters(*by_weights)  # None where it has none
+        slopes = (None, dl_dx, *by_states, *by_weights)
         return tuple(
             slope if is_needed else None
             for slope, is_needed in zip(slopes, ctx.needs_input_grad, strict=True)
@@ -179,43 +163,21 @@ class _Sequence(torch.autograd.Function):
 class LayerNormLSTM(nn.Module):
     r"""The layer-normalized LSTM, in several layers and both directions.
 
-    .. math::
-
-        a_t &= \gamma_h\,\widehat{W_h h_{t-1}} + \beta_h
-             + \gamma_x\,\widehat{W_x x_t} + \beta_x + b, \\
-        f, i, o &= \sigma(a_f), \sigma(a_i), \sigma(a_o), \qquad g = \tanh(a_g), \\
-        c_t &= f\,c_{t-1} + i\,g, \qquad
-        h_t = o\,\tanh(\gamma_c\,\hat c_t + \beta_c)
-
-    A hat standardizes one example over its own numbers. Arguments, call and outputs
-    are those of :class:`torch.nn.LSTM`. With ``norm=None`` it is that layer.
+    The formulas are in :mod:`normbook.layer_norm_lstm`. Arguments, call and outputs are
+    those of :class:`torch.nn.LSTM`. With ``norm=None`` it is that layer.
 
     Parameters
     ----------
-    input_size : int
-        D, the number of features at each step.
-    hidden_size : int
-        H, the number of units.
-    num_layers : int
-        Layers on top of each other; each takes h of the one below.
-    bias : bool
-        Whether to learn b.
-    batch_first : bool
-        Whether x has shape (N, T, D) and h (N, T, H), in place of (T, N, ...). The
-        states and packed sequences are as they are.
-    dropout : float
-        Probability with which a value of h is set to 0 on its way to the next layer,
-        in training only.
-    bidirectional : bool
-        Whether a second LSTM runs from the last step to the first. Then h has 2H
-        features, its own after those of the first.
+    input_size, hidden_size : int
+        D, the number of features at each step, and H, the number of units.
+    num_layers, bias, batch_first, dropout, bidirectional, device, dtype
+        As in :class:`torch.nn.LSTM`.
     proj_size : int
-        Must be 0; it keeps the place that it has in :class:`torch.nn.LSTM`.
-    device, dtype
-        Of the parameters.
+        Must be 0; it keeps the place that it has there.
     norm : "terms", "sum", "gates" or None
         What is standardized before the gates, see
-        :func:`normbook.lstm.layer_norm_lstm_forward`. ``None`` is the plain LSTM.
+        :func:`normbook.layer_norm_lstm.layer_norm_lstm_forward`. ``None`` is the plain
+        LSTM.
     eps : float
         Added to each variance, inside the root. It must not be 0 where the states
         begin with 0.
@@ -273,9 +235,6 @@ class LayerNormLSTM(nn.Module):
     ``jacrev`` does the same, and ``is_grads_batched``. ``torch.compile`` leaves the
     layer out of its graph, as it leaves torch's. In-place changes of h are refused, as
     the backward pass needs it.
-
-    Source: Ba, Kiros and Hinton (2016), equations 20 to 22; book, chapter *Layer
-    normalization in an LSTM*.
 
     Examples
     --------
@@ -369,7 +328,7 @@ class LayerNormLSTM(nn.Module):
     def forward(
         self, input: Tensor | PackedSequence, hx: States | None = None
     ) -> tuple[Tensor | PackedSequence, States]:
-        """Run over sequences; give h of the last layer and the last states of all."""
+        """Run over sequences; return h of the last layer, and all last states."""
         if torch.compiler.is_compiling():  # it would write out every step
             return torch.compiler.disable(self._run)(input, hx)  # type: ignore[no-any-return, no-untyped-call]
         return self._run(input, hx)
@@ -390,7 +349,7 @@ class LayerNormLSTM(nn.Module):
                 f"input must hold at least one step, got shape {tuple(input.shape)}; "
                 "leave empty sequences out."
             )
-        states = self._first_states(x, hx, x.shape[1], is_batched=is_batched)
+        states = self._first_states(x, hx, x.shape[1] if is_batched else None)
         h, h_last, c_last = self._run_layers(x, states, None)
         if not is_batched:
             return h[:, 0], (h_last[:, 0], c_last[:, 0])
@@ -435,12 +394,12 @@ class LayerNormLSTM(nn.Module):
                 x = nn.functional.dropout(x, self.dropout, self.training)
             outputs = []
             for ending in endings[k : k + directions]:
-                own = [getattr(self, field + ending) for field in FIELDS]
-                own = _as_float32(*own) if is_autocast else own
+                weights = [getattr(self, field + ending) for field in FIELDS]
+                weights = _as_float32(*weights) if is_autocast else weights
                 is_reverse = ending.endswith("_reverse")
                 y = _reversed(x, order) if is_reverse else x
                 h_0, c_0 = next(first)
-                h, h_last, c_last = _layer(cell, y, h_0, c_0, own)
+                h, h_last, c_last = _layer(cell, y, h_0, c_0, weights)
                 outputs.append(_reversed(h, order) if is_reverse else h)
                 last.append((h_last, c_last))
             x = torch.cat(outputs, dim=-1) if len(outputs) > 1 else outputs[0]
@@ -448,7 +407,7 @@ class LayerNormLSTM(nn.Module):
         return x, h_last, c_last
 
     def as_lstm(self) -> nn.LSTM:
-        """Give a ``torch.nn.LSTM`` that computes the same, with a copy of the weights.
+        """Return a ``torch.nn.LSTM`` that computes the same, with copied weights.
 
         ``b`` becomes its ``bias_ih``; its ``bias_hh`` is 0.
 
@@ -509,10 +468,10 @@ class LayerNormLSTM(nn.Module):
                 names = [prefix + name + ending for name in theirs]
                 # What we have no place for is left for torch to complain of.
                 is_there = all(name in state_dict for name in names)
-                own = getattr(self, field + ending)
-                if is_there and own is not None:
+                ours = getattr(self, field + ending)
+                if is_there and ours is not None:
                     values = [state_dict.pop(name) for name in names]
-                    odd = [v for v in values if getattr(v, "shape", None) != own.shape]
+                    odd = [v for v in values if getattr(v, "shape", None) != ours.shape]
                     state_dict[prefix + field + ending] = (
                         odd[0] if odd else self._other_order(sum(values[1:], values[0]))
                     )
@@ -527,12 +486,12 @@ class LayerNormLSTM(nn.Module):
         return torch.cat([gates[k] for k in OTHER_ORDER])
 
     def _endings(self) -> list[str]:
-        """Give how the names of each layer and direction end, in order."""
+        """Ends of the names of each layer and direction, in order."""
         directions = ("", "_reverse") if self.bidirectional else ("",)
         return [f"_l{k}{d}" for k in range(self.num_layers) for d in directions]
 
     def _shape(self, field: str, features: int) -> tuple[int, ...] | None:
-        """Give the shape of a parameter, or None if the layer has none such."""
+        """Shape of a parameter, or None if the layer has none such."""
         is_there = {
             "b": self.bias,
             "beta_h": self.norm is not None and self.has_redundant_biases,
@@ -544,29 +503,13 @@ class LayerNormLSTM(nn.Module):
         return (rows, *columns) if is_there else None
 
     def _check_settings(self, dropout: Any, proj_size: Any) -> None:
-        for name, about in (
-            ("input_size", "the number of features at each step"),
-            ("hidden_size", "the number of units"),
-            ("num_layers", "the number of layers"),
-        ):
-            if whole_number(name, getattr(self, name), about) <= 0:
-                raise ValueError(
-                    f"{name} must be at least 1, got {getattr(self, name)}; it is "
-                    f"{about}."
-                )
+        check_size("input_size", self.input_size, "features at each step")
+        check_size("hidden_size", self.hidden_size, "units")
+        check_size("num_layers", self.num_layers, "layers")
         for name in ("bias", "batch_first", "bidirectional", "has_redundant_biases"):
-            value = getattr(self, name)
-            if not isinstance(value, bool):
-                raise TypeError(f"{name} must be True or False, got {value!r}.")
-        for name, options in (
-            ("norm", (*get_args(Normed), None)),
-            ("carried", get_args(Carried)),
-        ):
-            if getattr(self, name) not in options:
-                raise ValueError(
-                    f"{name} must be one of {', '.join(map(repr, options))}, got "
-                    f"{getattr(self, name)!r}."
-                )
+            check_switch(name, getattr(self, name))
+        check_option("norm", self.norm, (*get_args(Normed), None))
+        check_option("carried", self.carried, get_args(Carried))
         if proj_size != 0:
             raise ValueError(
                 "proj_size must be 0: this layer has no projection of h, got "
@@ -616,48 +559,69 @@ class LayerNormLSTM(nn.Module):
                 "there, or make the layer with their number."
             )
 
-    def _first_states(
-        self, x: Tensor, hx: Any, examples: int, *, is_batched: bool = True
-    ) -> list[Tensor]:
-        """Give h_0 and c_0 of all layers, checked; zeros where none are given."""
-        shape: tuple[int, ...] = (
-            self.num_layers * (1 + self.bidirectional),
-            examples,
-            self.hidden_size,
+    def _first_states(self, x: Tensor, hx: Any, examples: int | None) -> list[Tensor]:
+        """Return h_0 and c_0 of all layers; those of a single sequence have no N."""
+        layers, units, is_cast = len(self._endings()), self.hidden_size, _is_autocast(x)
+        if examples is None:
+            states = first_states(x, hx, {"layers": layers, "H": units}, is_cast)
+            return [state[:, None] for state in states]
+        lengths = {"layers": layers, "N": examples, "H": units}
+        return first_states(x, hx, lengths, is_cast)
+
+
+def check_size(name: str, value: Any, of: str) -> int:
+    """Refuse what is no whole number of at least 1."""
+    size = whole_number(name, value, f"the number of {of}")
+    if size < 1:
+        raise ValueError(
+            f"{name} must be at least 1, got {size}; it is the number of {of}."
         )
-        if hx is None:
-            zeros = x.new_zeros(shape)
-            return [zeros, zeros]
-        is_pair = isinstance(hx, (tuple, list))
-        if not is_pair or len(hx) != 2:
-            came = f"{len(hx)} values" if is_pair else type(hx).__name__
+    return size
+
+
+def check_switch(name: str, value: Any) -> None:
+    """Refuse what is neither True nor False."""
+    if not isinstance(value, bool):
+        raise TypeError(f"{name} must be True or False, got {value!r}.")
+
+
+def first_states(
+    x: Tensor, hx: Any, lengths: dict[str, int], is_cast: bool = False
+) -> list[Tensor]:
+    """Check the states h_0 and c_0 for this input; zeros where none are given.
+
+    With ``is_cast`` they may have any dtype.
+    """
+    shape = tuple(lengths.values())
+    if hx is None:
+        zeros = x.new_zeros(shape)
+        return [zeros, zeros]
+    is_pair = isinstance(hx, (tuple, list))
+    if not is_pair or len(hx) != 2:
+        came = f"{len(hx)} values" if is_pair else type(hx).__name__
+        raise TypeError(
+            f"hx must be a pair of tensors (h_0, c_0), got {came}; leave it out to "
+            "begin with 0."
+        )
+    for name, state in zip(("h_0", "c_0"), hx, strict=True):
+        if not isinstance(state, Tensor):
             raise TypeError(
-                f"hx must be a pair of tensors (h_0, c_0), got {came}; leave it out to "
-                "begin with 0."
+                f"{name} must be a torch tensor, got {type(state).__name__}; leave "
+                "hx out to begin with 0."
             )
-        states = []
-        shape = shape if is_batched else (shape[0], shape[2])
-        for name, state in zip(("h_0", "c_0"), hx, strict=True):
-            if not isinstance(state, Tensor):
-                raise TypeError(
-                    f"{name} must be a torch tensor, got {type(state).__name__}; leave "
-                    "hx out to begin with 0."
-                )
-            if state.shape != shape:
-                meaning = "(layers, N, H)" if is_batched else "(layers, H)"
-                raise RuntimeError(
-                    f"{name} must have shape {meaning} = {shape} for this input, got "
-                    f"{tuple(state.shape)}; both directions count as layers."
-                )
-            is_same = state.dtype == x.dtype or _is_autocast(x)
-            if not is_same or state.device != x.device:
-                raise RuntimeError(
-                    f"{name} must have the dtype and device of the input, {x.dtype} on "
-                    f"{x.device}, got {state.dtype} on {state.device}; convert it with "
-                    ".to(...)."
-                )
-            states.append(state if is_batched else state[:, None])
-        return states
+        if state.shape != shape:
+            raise RuntimeError(
+                f"{name} must have shape ({', '.join(lengths)}) = {shape} for this "
+                f"input, got {tuple(state.shape)}; both directions count as layers."
+            )
+        is_same = is_cast or state.dtype == x.dtype
+        if not is_same or state.device != x.device:
+            raise RuntimeError(
+                f"{name} must have the dtype and device of the input, {x.dtype} on "
+                f"{x.device}, got {state.dtype} on {state.device}; convert it with "
+                ".to(...)."
+            )
+    return list(hx)
 
 
 def _layer(
@@ -683,7 +647,7 @@ def _reversed(x: Tensor, order: Tensor | None) -> Tensor:
 
 
 def backwards(sizes: Sequence[int], device: torch.device) -> Tensor:
-    """Give the rows of a packed batch with the time of each sequence turned around.
+    """Rows of a packed batch with the time of each sequence turned around.
 
     >>> backwards([2, 2, 1], torch.device("cpu"))  # of 3 and of 2 steps
     tensor([4, 3, 2, 1, 0])

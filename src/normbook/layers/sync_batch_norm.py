@@ -27,10 +27,11 @@ from torch import Tensor, distributed, nn
 from torch.autograd.function import once_differentiable
 from torch.nn.modules.batchnorm import _BatchNorm as TorchBatchNorm
 
+from normbook.arrays import as_float32
 from normbook.batch_norm import batch_axes, batch_norm_inference
 from normbook.layers.batch_norm import _BatchNorm
+from normbook.normalize import moments
 from normbook.running_statistics import PopulationStatistics, merge
-from normbook.standardize import accumulation_dtype, moments
 
 __all__ = ["SyncBatchNorm"]
 
@@ -63,7 +64,7 @@ class _Synchronized(torch.autograd.Function):
     def backward(ctx: Any, dl_dy: Tensor) -> tuple[Tensor | None, ...]:
         x, gamma, mean, var = ctx.saved_tensors
         x_hat = batch_norm_inference(*_shifted(x, mean, var), eps=ctx.eps)
-        g = accumulation_dtype(dl_dy)
+        g = as_float32(dl_dy)
         axes, shape = batch_axes(x), (1, -1, *(1,) * (x.ndim - 2))
         # Of this shard alone: whoever trains adds up the gradients of parameters.
         dl_dbeta, dl_dgamma = g.sum(axes), (g * x_hat).sum(axes)
@@ -87,7 +88,7 @@ def _shifted(x: Tensor, mean: Tensor, var: Tensor) -> tuple[Tensor, Tensor, Tens
     At mean / deviation = 1e4, the mean rounded to float32 is wrong by up to 5e-4
     deviations.
     """
-    x = accumulation_dtype(x)
+    x = as_float32(x)
     near = mean.to(x.dtype)
     shape = (1, -1, *(1,) * (x.ndim - 2))
     return x - near.reshape(shape), (mean - near).to(x.dtype), var.to(x.dtype)
@@ -99,7 +100,7 @@ def _message(x: Tensor) -> Tensor:
     message = torch.zeros(2 * channels + 1, dtype=EXACT, device=x.device)
     if x.numel():
         axes = batch_axes(x)
-        x = accumulation_dtype(x)
+        x = as_float32(x)
         start = x.mean(axes, keepdim=True)
         rest, var = moments(x - start, axes)
         message[:channels] = (start.to(EXACT) + rest).flatten()

@@ -1,0 +1,59 @@
+"""Compare arrays of any kind: NumPy or torch, of any dtype, on any device."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from normbook.arrays import Array, check_same_shape
+
+__all__ = ["as_numpy", "detached", "relative_error"]
+
+
+def relative_error(a: Array, b: Array) -> float:
+    r"""Largest difference, as a share of the largest value.
+
+    .. math:: \max_i |a_i - b_i| \,/\, \max_i \max(|a_i|, |b_i|)
+
+    One scale for the whole array: an entry that is 0 up to rounding does not
+    count as wrong by 100 %.
+
+    Parameters
+    ----------
+    a, b : arrays of one shape
+        What to compare.
+
+    Returns
+    -------
+    float
+        0.0 if both are equal everywhere; NaN if either holds a NaN.
+
+    Raises
+    ------
+    ValueError
+        If the shapes differ.
+
+    Examples
+    --------
+    >>> relative_error(np.array([1.0, 0.0]), np.array([1.0, 0.5]))
+    0.5
+    """
+    a, b = as_numpy(a), as_numpy(b)
+    check_same_shape("a", a, "b", b)
+    if np.array_equal(a, b):  # infinities too
+        return 0.0
+    scale = max(np.max(np.abs(a)), np.max(np.abs(b)))
+    worst = np.max(np.abs(a - b))
+    return float(worst / scale) if scale != 0 else 0.0
+
+
+def detached(y: Array) -> Array:
+    """Return a tensor without its graph; any other array as it is."""
+    return y.detach() if hasattr(y, "detach") else y
+
+
+def as_numpy(a: Array) -> Any:
+    """Return an array as NumPy in float64, from any device and dtype."""
+    a = detached(a)
+    return np.asarray(a.double().cpu() if hasattr(a, "cpu") else a, dtype=np.float64)

@@ -1,0 +1,317 @@
+r"""Folding: batch norm with given statistics, written into the weights beside it.
+
+With given statistics batch norm is a scale and a shift for each channel. Beside a
+linear map these can be *folded* into the weights of the map.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from array_api_compat import array_namespace
+
+from normbook.arrays import (
+    Array,
+    as_dtype,
+    as_float32,
+    check_eps,
+    check_float_array,
+    check_like,
+    check_same_kind,
+)
+from normbook.normalize import along
+
+__all__ = [
+    "LinearMap",
+    "ScaleAndShift",
+    "fold_into_next",
+    "fold_into_previous",
+    "scale_and_shift",
+]
+
+
+class ScaleAndShift(NamedTuple):
+    """Batch norm with given statistics, as y = scale * x + shift; shape (C,) each."""
+
+    scale: Array
+    shift: Array
+
+
+class LinearMap(NamedTuple):
+    """Weights and bias of a linear layer, in the shapes of ``torch.nn``."""
+
+    w: Array
+    b: Array
+
+
+def scale_and_shift(
+    running_mean: Array,
+    running_var: Array,
+    gamma: Array | None = None,
+    beta: Array | None = None,
+    eps: float = 1e-5,
+) -> ScaleAndShift:
+    r"""Return the two numbers of each channel that batch norm is in inference.
+
+    .. math::
+
+        y = k x + c, \qquad k = \frac{\gamma}{\sqrt{v + \epsilon}}, \qquad
+        c = \beta - k m
+
+    Parameters
+    ----------
+    running_mean, running_var : arrays of floats, shape (C,)
+        m and v; ``running_var`` is a variance, not a deviation.
+    gamma, beta : arrays, shape (C,), optional
+        ``None`` stands for 1 and 0.
+    eps : float
+        Unit of x squared.
+
+    Returns
+    -------
+    ScaleAndShift
+        In the dtype of ``running_mean``, half precision as float32.
+
+    Raises
+    ------
+    TypeError
+        If an argument is not an array of real floating-point numbers.
+    ValueError
+        If a shape does not fit, or eps is negative.
+
+    Notes
+    -----
+    Source: Ioffe and Szegedy (2015), Algorithm 2, step 11; book, chapter *Folding*.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> mean, var = np.array([3.0]), np.array([4.0])
+    >>> gamma, beta = np.array([6.0]), np.array([1.0])
+    >>> scale_and_shift(mean, var, gamma, beta, eps=0.0)  # 6 / 2 and 1 - 3 * 3
+    ScaleAndShift(scale=array([3.]), shift=array([-8.]))
+    """
+    eps = check_eps(eps)
+    check_float_array("running_mean", running_mean)
+    if running_mean.ndim != 1:
+        raise ValueError(
+            f"running_mean must have shape (C,), got {tuple(running_mean.shape)}; "
+            "pass one value per channel."
+        )
+    given = {"running_var": running_var, "gamma": gamma, "beta": beta}
+    for name, value in given.items():
+        if value is not None or name == "running_var":
+            check_like(name, value, "running_mean", running_mean)
+    scale = (as_float32(running_var) + eps) ** -0.5
+    if gamma is not None:
+        scale = gamma * scale
+    shift = -scale * running_mean
+    return ScaleAndShift(scale, shift if beta is None else beta + shift)
+
+
+def fold_into_previous(
+    w: Array,
+    b: Array | None,
+    running_mean: Array,
+    running_var: Array,
+    gamma: Array | None = None,
+    beta: Array | None = None,
+    eps: float = 1e-5,
+    *,
+    is_transposed: bool = False,
+    groups: int = 1,
+) -> LinearMap:
+    r"""Fold batch norm that *follows* a linear map into the weights of that map.
+
+    .. math::
+
+        W' = k W, \qquad b' = k (b - m) + \beta, \qquad
+        k = \frac{\gamma}{\sqrt{v + \epsilon}},
+
+    with k along the output channels. The new map alone is what map and batch norm were
+    together in inference, whatever the padding, the stride or the dilation: batch norm
+    acts on the finished outputs.
+
+    Parameters
+    ----------
+    w : array of floats
+        (C_out, C_in) of a linear layer, (C_out, C_in / groups, ...) of a convolution,
+        (C_in, C_out / groups, ...) of a transposed convolution.
+    b : array, shape (C_out,), or None
+        ``None`` stands for 0.
+    running_mean, running_var, gamma, beta, eps
+        As in :func:`scale_and_shift`, with C = C_out.
+    is_transposed : bool
+        Whether ``w`` belongs to a transposed convolution.
+    groups : int
+        Groups of the convolution; in a depthwise one as many as channels.
+
+    Returns
+    -------
+    LinearMap
+        In the dtype of ``w``; it has a bias also where there was none.
+
+    Raises
+    ------
+    TypeError
+        If an argument is not an array of real floating-point numbers.
+    ValueError
+        If a shape does not fit, or eps is negative.
+
+    Notes
+    -----
+    Source: Jacob et al. (2018), section 3.2; book, chapter *Folding*.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> w, b = np.array([[1.0, 2.0], [3.0, 4.0]]), np.array([5.0, 6.0])
+    >>> mean, var = np.array([3.0, 2.0]), np.array([4.0, 1.0])
+    >>> gamma, beta = np.array([6.0, 1.0]), np.array([1.0, 0.0])
+    >>> folded = fold_into_previous(w, b, mean, var, gamma, beta, eps=0.0)  # k: 3, 1
+    >>> folded.w
+    array([[3., 6.],
+           [3., 4.]])
+    >>> folded.b  # 3 * (5 - 3) + 1 and 6 - 2
+    array([7., 4.])
+    """
+    channels = _check_map(w, b, groups, is_transposed)
+    scale, shift = scale_and_shift(running_mean, running_var, gamma, beta, eps)
+    _check_channels(w, running_mean, channels, "output")
+    if is_transposed:
+        new_w = _across_rows(scale, w, groups) * w
+    else:
+        new_w = along(scale, (0,), w.ndim) * w
+    return _rounded(w, new_w, shift if b is None else scale * b + shift)
+
+
+def fold_into_next(
+    w: Array,
+    b: Array | None,
+    running_mean: Array,
+    running_var: Array,
+    gamma: Array | None = None,
+    beta: Array | None = None,
+    eps: float = 1e-5,
+    *,
+    is_transposed: bool = False,
+    groups: int = 1,
+) -> LinearMap:
+    r"""Fold batch norm that *precedes* a linear map into the weights of that map.
+
+    .. math::
+
+        W' = W k, \qquad b' = b + W (\beta - k m), \qquad
+        k = \frac{\gamma}{\sqrt{v + \epsilon}},
+
+    with k along the input channels, and in :math:`b'` a sum over all inputs of an
+    output, those under the kernel included. A convolution that pads with zeros has
+    fewer inputs at the border: there the result is wrong. Reflected, replicated and
+    circular padding do no harm. The outputs of a transposed convolution meet all
+    weights only if its stride is 1 and, along each axis, its padding less its output
+    padding is at least dilation (kernel - 1); else the result is wrong.
+
+    Parameters
+    ----------
+    w : array of floats
+        (C_out, C_in) of a linear layer, (C_out, C_in / groups, ...) of a convolution,
+        (C_in, C_out / groups, ...) of a transposed convolution.
+    b : array, shape (C_out,), or None
+        ``None`` stands for 0.
+    running_mean, running_var, gamma, beta, eps
+        As in :func:`scale_and_shift`, with C = C_in.
+    is_transposed : bool
+        Whether ``w`` belongs to a transposed convolution.
+    groups : int
+        Groups of the convolution.
+
+    Returns
+    -------
+    LinearMap
+        In the dtype of ``w``; it has a bias also where there was none.
+
+    Raises
+    ------
+    TypeError
+        If an argument is not an array of real floating-point numbers.
+    ValueError
+        If a shape does not fit, or eps is negative.
+
+    Notes
+    -----
+    Source: book, chapter *Folding*.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> w, b = np.array([[1.0, 2.0]]), np.array([5.0])
+    >>> mean, var = np.array([3.0, 2.0]), np.array([4.0, 1.0])
+    >>> gamma, beta = np.array([6.0, 1.0]), np.array([1.0, 0.0])
+    >>> fold_into_next(w, b, mean, var, gamma, beta, eps=0.0)  # k: 3, 1; c: -8, -2
+    LinearMap(w=array([[3., 2.]]), b=array([-7.]))
+    """
+    _check_map(w, b, groups, is_transposed)
+    scale, shift = scale_and_shift(running_mean, running_var, gamma, beta, eps)
+    channels = w.shape[0] if is_transposed else w.shape[1] * groups
+    _check_channels(w, running_mean, channels, "input")
+    xp = array_namespace(w)
+    if is_transposed:
+        new_w = along(scale, (0,), w.ndim) * w
+        shifts = along(shift, (0,), w.ndim) * w
+        shifts = xp.reshape(shifts, (groups, w.shape[0] // groups, w.shape[1], -1))
+        new_b = xp.reshape(xp.sum(shifts, axis=(1, 3)), (-1,))
+    else:
+        new_w = _across_rows(scale, w, groups) * w
+        shifts = _across_rows(shift, w, groups) * w
+        new_b = xp.sum(shifts, axis=tuple(range(1, w.ndim)))
+    return _rounded(w, new_w, new_b if b is None else b + new_b)
+
+
+def _across_rows(value: Array, w: Array, groups: int) -> Array:
+    """Lay one value per channel along axis 1 of w: each group of rows has its own."""
+    xp = array_namespace(value, w)
+    rows, columns = w.shape[0], w.shape[1]
+    parts = xp.reshape(value, (groups, 1, columns))
+    parts = xp.broadcast_to(parts, (groups, rows // groups, columns))
+    return along(xp.reshape(parts, (rows, columns)), (0, 1), w.ndim)
+
+
+def _rounded(w: Array, new_w: Array, new_b: Array) -> LinearMap:
+    return LinearMap(as_dtype(new_w, w.dtype), as_dtype(new_b, w.dtype))
+
+
+def _check_map(
+    w: Array, b: Array | None, groups: int, is_transposed: bool = False
+) -> int:
+    """Refuse what is no linear map; count its output channels."""
+    check_float_array("w", w)
+    if w.ndim < 2:
+        raise ValueError(
+            "w must have shape (C_out, C_in) or that of a kernel, (C_out, C_in, ...), "
+            f"got {tuple(w.shape)}; add the missing axis."
+        )
+    if groups < 1 or w.shape[0] % groups:
+        raise ValueError(
+            f"groups must divide the length of axis 0 of w, {w.shape[0]}, got "
+            f"{groups}; pass the groups of the convolution."
+        )
+    channels = int(w.shape[1] * groups if is_transposed else w.shape[0])
+    if b is not None:
+        check_float_array("b", b)
+        check_same_kind("b", b, "w", w)
+        if tuple(b.shape) != (channels,):
+            raise ValueError(
+                f"b must have shape (C_out,) = ({channels},), got {tuple(b.shape)}; "
+                "pass one value per output channel."
+            )
+    return channels
+
+
+def _check_channels(w: Array, running_mean: Array, channels: int, side: str) -> None:
+    check_same_kind("running_mean", running_mean, "w", w)
+    if tuple(running_mean.shape) != (channels,):
+        raise ValueError(
+            f"running_mean must have one value for each {side} channel of w, shape "
+            f"({channels},) for w of shape {tuple(w.shape)}, got "
+            f"{tuple(running_mean.shape)}; take the batch norm that belongs to it."
+        )

@@ -1,0 +1,1 @@
+"""What runs experiments: runs, records, checkpoints, and several processes."""

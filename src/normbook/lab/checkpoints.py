@@ -1,0 +1,267 @@
+"""Where an unfinished run waits: FILE.partial, beside the record that it will be.
+
+Whenever the process is killed, one of these is on the disk: no folder with a plan, so
+nothing was begun; a folder with a plan, so that the run can go on; or the record.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import io
+import json
+import shutil
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from normbook import atomic_file
+from normbook.errors import RecordError, RunError
+from normbook.lab import provenance, record
+from normbook.lab.experiment import Run
+from normbook.lab.record import Record
+
+__all__ = ["Checkpoints"]
+
+PLAN = "plan.json"
+# The record until it gets its name: what is left of it after a kill lies here too.
+RECORD = "record.json"
+# A checkpoint holds a model, an order of the examples and the curves: some MB. This
+# much must be free before a run of hours is begun.
+FREE_BYTES = 200_000_000
+# torch does not notice a changed bit in a file, so a SHA-256 follows the content.
+DIGEST_BYTES = hashlib.sha256().digest_size
+
+
+class Checkpoints:
+    """The checkpoints of one experiment, and the record that comes of them.
+
+    Parameters
+    ----------
+    out : Path
+        Of the record.
+    plan : mapping
+        What a run that goes on must have in common with the one that began.
+    """
+
+    def __init__(self, out: Path, plan: Mapping[str, Any]) -> None:
+        self.out = out
+        self.folder = Path(f"{out}.partial")
+        self.plan = json.loads(json.dumps(plan))
+
+    def check(self, *, is_resumed: bool) -> Record | None:
+        """Refuse to begin, or to go on, where that would lose or mix something.
+
+        Return the record, if there is nothing left to do but :meth:`tidy`. RunError if
+        the record is there already, checkpoints are there and nobody asked to go on (or
+        the reverse, or they belong to something else), or there is no space.
+        """
+        with self._usable():
+            if self.out.exists():
+                return self._finished(is_resumed)
+            if not self.out.parent.is_dir():
+                raise RunError(
+                    f"--out must be in a folder that exists, got {self.out}; make "
+                    f"{self.out.parent}."
+                )
+            if is_resumed:
+                self._compare()
+            else:
+                self._check_empty()
+        return None
+
+    def open(self) -> str:
+        """Make the folder, unless it is there; return when the run was begun."""
+        with self._usable():
+            path = self.folder / PLAN
+            if not path.exists():
+                self.folder.mkdir(exist_ok=True)
+                content = {**self.plan, "started": provenance.now()}
+                atomic_file.write(path, json.dumps(content, indent=1).encode())
+        started: str = self._read_plan()["started"]
+        return started
+
+    def save(
+        self, run: Run, variant: str, seed: int, seconds: float, *, is_finished: bool
+    ) -> None:
+        """Write the checkpoint of a run that took so many seconds so far.
+
+        RunError if it cannot be written. The one before it is kept.
+        """
+        path = self._path(variant, seed)
+        kept = {
+            "of": _name(variant, seed),
+            "run": run.state_dict(),
+            "seconds": seconds,
+            "is_finished": is_finished,
+        }
+        saved = io.BytesIO()
+        torch.save(kept, saved)
+        content = saved.getvalue()
+        try:
+            atomic_file.write(path, content + hashlib.sha256(content).digest())
+        except OSError as error:
+            raise RunError(
+                f"a checkpoint must be written every few seconds, but {path} cannot "
+                f"({error.strerror}); make room, then go on with --resume: the "
+                "checkpoint before it is whole."
+            ) from error
+
+    def read(self, variant: str, seed: int) -> bytes | None:
+        """Read the checkpoint of a run, if it has one; RunError if it is damaged."""
+        path = self._path(variant, seed)
+        if not path.exists():
+            return None
+        with self._readable(path):
+            content = path.read_bytes()
+            content, digest = content[:-DIGEST_BYTES], content[-DIGEST_BYTES:]
+            if hashlib.sha256(content).digest() != digest:
+                raise ValueError("its SHA-256 is another one")
+            return content
+
+    def restore(
+        self, run: Run, variant: str, seed: int, content: bytes
+    ) -> tuple[float, bool]:
+        """Put a run at step 0 where its checkpoint is, which :meth:`read` returned.
+
+        Return the seconds that it took so far, and whether it is finished. RunError if
+        the checkpoint is not of this run.
+        """
+        with self._readable(self._path(variant, seed)):
+            # On the CPU first: the generators' states belong there.
+            kept = torch.load(
+                io.BytesIO(content), map_location="cpu", weights_only=True
+            )
+            if kept["of"] != _name(variant, seed):
+                raise ValueError(f"it is of {kept['of']}")
+            run.load_state_dict(kept["run"])
+            return kept["seconds"], kept["is_finished"]
+
+    def close(self, finished: Record) -> None:
+        """Write the record (RunError if that cannot be), then remove the folder."""
+        try:
+            record.save(finished, self.folder / RECORD)
+            (self.folder / RECORD).replace(self.out)
+        except OSError as error:
+            raise RunError(
+                f"the record must be written, but {self.out} cannot "
+                f"({error.strerror}); make room, then go on with --resume."
+            ) from error
+        self.tidy()
+
+    def tidy(self) -> None:
+        """Remove the folder, if the record is there and nothing else is in it."""
+        with contextlib.suppress(OSError):  # not there, or files of somebody else
+            for path in filter(atomic_file.is_temporary, self.folder.iterdir()):
+                path.unlink()
+            for variant in self.plan["settings"]["variants"]:
+                for seed in self.plan["seeds"]:
+                    self._path(variant, seed).unlink(missing_ok=True)
+            (self.folder / PLAN).unlink(missing_ok=True)
+            self.folder.rmdir()
+
+    def _path(self, variant: str, seed: int) -> Path:
+        return self.folder / f"{variant}-{seed}.pt"
+
+    def _finished(self, is_resumed: bool) -> Record:
+        if is_resumed:
+            with contextlib.suppress(RecordError, OSError):
+                finished = record.load(self.out)
+                plan = {key: getattr(finished, key) for key in self.plan}
+                # Records older than data-parallel training do not say "runs".
+                device = {"parallel": "runs", **finished.device}
+                plan["device"] = {k: device[k] for k in self.plan["device"]}
+                if not _differences(plan, self.plan):
+                    return finished
+        raise RunError(
+            f"the record must not be there yet, got {self.out}; name another one with "
+            "--out, or delete it."
+        )
+
+    def _compare(self) -> None:
+        if not (self.folder / PLAN).exists():
+            raise RunError(
+                "--resume needs the checkpoints of an unfinished run, got none in "
+                f"{self.folder}; leave --resume out to begin."
+            )
+        if differing := _differences(self._read_plan(), self.plan):
+            raise RunError(
+                "--resume must go on with what was begun, but these differ: "
+                f"{'; '.join(differing)}; restore them, or delete {self.folder} to "
+                "begin again."
+            )
+
+    def _check_empty(self) -> None:
+        if (self.folder / PLAN).exists():
+            raise RunError(
+                f"an unfinished run must be continued or deleted, got {self.folder}; "
+                "add --resume, or delete that folder."
+            )
+        # A folder without a plan: the process was killed as it began.
+        if self.folder.exists() and not all(
+            map(atomic_file.is_temporary, self.folder.iterdir())
+        ):
+            raise RunError(
+                f"the folder of the checkpoints must be new, got {self.folder} with "
+                "other files; name another record with --out."
+            )
+        free = shutil.disk_usage(self.out.parent).free
+        if free < FREE_BYTES:
+            raise RunError(
+                f"at least {FREE_BYTES / 1e6:.0f} MB must be free for checkpoints, "
+                f"got {free / 1e6:.0f} MB in {self.out.parent}; make room."
+            )
+
+    def _read_plan(self) -> dict[str, Any]:
+        path = self.folder / PLAN
+        try:
+            plan = json.loads(path.read_bytes())
+            if missing := {*self.plan, "started"} - {*plan}:
+                raise ValueError(f"it lacks {', '.join(sorted(missing))}")
+            return dict(plan)
+        except (ValueError, TypeError) as error:
+            raise RunError(
+                f"the plan of a run must be readable, got {path}: {_short(error)}; "
+                f"delete {self.folder} to begin again."
+            ) from error
+
+    @contextlib.contextmanager
+    def _readable(self, path: Path) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:
+            raise RunError(
+                f"a checkpoint must be readable, got {path}: {_short(error)}; delete "
+                "this file, then --resume begins that one run again."
+            ) from error
+
+    @contextlib.contextmanager
+    def _usable(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise RunError(
+                f"--out must be in a folder that can be written to, got {self.out} "
+                f"({error.strerror}); take another one."
+            ) from error
+
+
+def _name(variant: str, seed: int) -> str:
+    return f"{variant}, seed {seed}"
+
+
+def _differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """Name what differs; the name of the commit may, where the sources do not."""
+    return [
+        f"{key} (was {_short(before[key])}, is {_short(now[key])})"
+        for key in sorted(now.keys() - {"commit", "is_modified"})
+        if before[key] != now[key]
+    ]
+
+
+def _short(value: object) -> str:
+    """Return the first line of what is to be said, or its beginning."""
+    text = (str(value).strip() or type(value).__name__).split("\n")[0]
+    return text if len(text) <= 100 else f"{text[:100]}..."

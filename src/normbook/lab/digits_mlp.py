@@ -1,0 +1,290 @@
+"""A small multilayer perceptron on handwritten digits, for the live experiments.
+
+Everything is float64 and every random number comes from a CPU generator that the
+caller passes in, so that a CPU and a GPU print the same numbers. An argument of the
+wrong kind is a TypeError, one outside of its range a ValueError.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from numbers import Real
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from normbook.arguments import whole_number
+from normbook.data import Dataset
+from normbook.layers.batch_norm import BatchNorm1d
+
+__all__ = ["History", "Split", "build", "evaluate", "repeat", "split", "train"]
+
+ACTIVATIONS: dict[str, type[nn.Module]] = {
+    "relu": nn.ReLU,
+    "sigmoid": nn.Sigmoid,
+    "tanh": nn.Tanh,
+    "identity": nn.Identity,
+}
+
+
+class Split(NamedTuple):
+    """Tensors on one device: images ``(N, D)`` float64 and labels ``(N,)`` int64."""
+
+    x_train: torch.Tensor
+    y_train: torch.Tensor
+    x_test: torch.Tensor
+    y_test: torch.Tensor
+
+
+class History(NamedTuple):
+    """One run: each array has one value for each evaluation, shape (T,).
+
+    ``train_loss`` is the cross-entropy in nats of the last batch before the
+    evaluation; ``test_loss`` (nats) and ``test_accuracy`` (0 to 1) are measured in
+    evaluation mode on the whole test set. ``steps`` counts updates.
+    """
+
+    steps: NDArray[np.int64]
+    train_loss: NDArray[np.float64]
+    test_loss: NDArray[np.float64]
+    test_accuracy: NDArray[np.float64]
+
+
+def split(data: Dataset, device: torch.device | str = "cpu") -> Split:
+    """Bring a data set to a device as tensors."""
+    return Split(*(torch.as_tensor(a).to(device) for a in data))
+
+
+def build(
+    *,
+    generator: torch.Generator,
+    depth: int = 3,
+    width: int = 100,
+    norm: Callable[[int], nn.Module] | None = BatchNorm1d,
+    placement: Literal["before", "after"] = "before",
+    activation: Literal["relu", "sigmoid", "tanh", "identity"] = "relu",
+    gain: float = 1.0,
+    std: float | None = None,
+    features: int = 64,
+    classes: int = 10,
+    device: torch.device | str = "cpu",
+) -> nn.Sequential:
+    r"""Build ``depth`` hidden layers of ``width`` units and a linear read-out.
+
+    Weights are normal with mean 0 and variance :math:`g^2 / n`, n the number of
+    inputs of the layer; biases start at 0. Linear layers keep their bias also
+    before a normalization, so that both networks have the same modules.
+
+    Parameters
+    ----------
+    generator : torch.Generator
+        CPU generator for the weights.
+    depth, width, features, classes : int
+        Sizes.
+    norm : callable or None
+        Makes a layer from the number of features; None for no normalization.
+    placement : "before" or "after"
+        The normalization stands before or after the activation.
+    activation : "relu", "sigmoid", "tanh" or "identity"
+    gain : float
+        g. ReLU keeps the scale of its input with :math:`\sqrt2`, identity with 1.
+    std : float, optional
+        The standard deviation of every weight itself, in place of
+        :math:`g / \sqrt n`.
+
+    Returns
+    -------
+    nn.Sequential
+        float64, in training mode.
+    """
+    _check_generator(generator)
+    sizes = {"depth": depth, "width": width, "features": features, "classes": classes}
+    for name, value in sizes.items():
+        _check_whole(name, value)
+    _check_scale("gain", gain, "1 is usual")
+    if std is not None:
+        _check_scale("std", std, "0.1 is small")
+    if norm is not None and not callable(norm):
+        raise TypeError(
+            f"norm must make a layer from the number of features, got {norm!r}; pass "
+            "e.g. BatchNorm1d itself, or None for no normalization."
+        )
+    if placement not in ("before", "after"):
+        raise ValueError(f'placement must be "before" or "after", got {placement!r}.')
+    if activation not in ACTIVATIONS:
+        raise ValueError(
+            f"activation must be one of {', '.join(ACTIVATIONS)}, got {activation!r}."
+        )
+    layers: list[nn.Module] = []
+    size = features
+    for _ in range(depth):
+        block: list[nn.Module] = [ACTIVATIONS[activation]()]
+        if norm is not None:
+            layer = norm(width)
+            if not isinstance(layer, nn.Module):
+                raise TypeError(
+                    f"norm must return a torch.nn.Module, got {type(layer).__name__}; "
+                    "pass e.g. BatchNorm1d."
+                )
+            block.insert(0 if placement == "before" else 1, layer)
+        layers += [nn.Linear(size, width), *block]
+        size = width
+    layers.append(nn.Linear(size, classes))
+    model = nn.Sequential(*layers).to(torch.float64)
+    with torch.no_grad():
+        for layer in model:
+            if isinstance(layer, nn.Linear):
+                scale = gain / layer.in_features**0.5 if std is None else std
+                layer.weight.normal_(0.0, scale, generator=generator)
+                layer.bias.zero_()
+    return model.to(device)
+
+
+def evaluate(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> tuple[float, float]:
+    """Cross-entropy (nats) and accuracy in evaluation mode; every mode is put back."""
+    _check_numbers("x", x, "y", y)
+    modes = {module: module.training for module in model.modules()}
+    model.eval()
+    try:
+        with torch.no_grad():
+            scores = model(x)
+    finally:
+        for module, mode in modes.items():
+            module.training = mode
+    loss = nn.functional.cross_entropy(scores, y)
+    return loss.item(), (scores.argmax(1) == y).double().mean().item()
+
+
+def train(
+    model: nn.Module,
+    data: Split,
+    *,
+    generator: torch.Generator,
+    steps: int = 300,
+    batch_size: int = 60,
+    learning_rate: float = 0.1,
+    every: int = 20,
+) -> History:
+    """Train with plain SGD, and evaluate every few steps.
+
+    Parameters
+    ----------
+    model : nn.Module
+        Trained in place.
+    data : Split
+        On the device of the model.
+    generator : torch.Generator
+        CPU generator that draws the batches, without replacement within each.
+    steps, batch_size, every : int
+        Updates, examples in a batch, updates between two evaluations.
+
+    Returns
+    -------
+    History
+        A diverged run goes on and shows inf or nan.
+    """
+    if not isinstance(data, Split):
+        raise TypeError(
+            f"data must be a Split, got {type(data).__name__}; make one with "
+            "split(data)."
+        )
+    _check_numbers("x_train", data.x_train, "y_train", data.y_train)
+    _check_numbers("x_test", data.x_test, "y_test", data.y_test)
+    _check_generator(generator)
+    _check_whole("steps", steps)
+    _check_whole("batch_size", batch_size, None)
+    _check_whole("every", every, None)
+    _check_scale("learning_rate", learning_rate, "0.1 is usual")
+    n = len(data.x_train)
+    if not 1 <= batch_size <= n:
+        raise ValueError(
+            f"batch_size must lie in 1..{n}, got {batch_size}; 60 is usual."
+        )
+    if not 1 <= every <= steps:
+        raise ValueError(
+            f"every must lie in 1..steps = {steps}, got {every}; steps itself gives "
+            "one evaluation at the end."
+        )
+    rows: list[tuple[float, ...]] = []
+    optimizer = torch.optim.SGD(model.parameters(), lr=learning_rate)
+    model.train()
+    for step in range(1, steps + 1):
+        batch = torch.randperm(n, generator=generator)[:batch_size]
+        batch = batch.to(data.x_train.device)
+        scores = model(data.x_train[batch])
+        loss = nn.functional.cross_entropy(scores, data.y_train[batch])
+        optimizer.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        if step % every == 0:
+            rows.append((loss.item(), *evaluate(model, data.x_test, data.y_test)))
+    columns = np.array(rows).T
+    return History(np.arange(every, steps + 1, every), *columns)
+
+
+def repeat(run: Callable[[torch.Generator], History], seeds: Sequence[int]) -> History:
+    """Do one experiment with several seeds, and stack what each of them returns.
+
+    ``run`` takes a seeded CPU generator. ``steps`` keeps the shape (T,), which is the
+    same in all runs; everything else gets (S, T).
+    """
+    histories = [run(torch.Generator().manual_seed(seed)) for seed in seeds]
+    if not histories:
+        raise ValueError("seeds must hold at least one seed, got none; try range(5).")
+    for history in histories:
+        if not isinstance(history, History):
+            raise TypeError(
+                f"run must return a History, got {type(history).__name__}; return "
+                "what train gives."
+            )
+        if not np.array_equal(history.steps, histories[0].steps):
+            raise ValueError(
+                "every run must have the same steps, got "
+                f"{histories[0].steps.tolist()} and {history.steps.tolist()}; give "
+                "each the same steps and every."
+            )
+    stacked = (np.stack(column) for column in list(zip(*histories, strict=True))[1:])
+    return History(histories[0].steps, *stacked)
+
+
+def _check_whole(name: str, value: Any, least: int | None = 1) -> None:
+    whole_number(name, value, "convert it with int()")
+    if least is not None and value < least:
+        raise ValueError(
+            f"{name} must be at least {least}, got {value}; give a larger number."
+        )
+
+
+def _check_scale(name: str, value: Any, usual: str) -> None:
+    if isinstance(value, bool) or not isinstance(value, Real):
+        raise TypeError(f"{name} must be a number, got {value!r}; {usual}.")
+    if not 0 <= float(value) < math.inf:
+        raise ValueError(
+            f"{name} must be finite and not negative, got {value}; {usual}."
+        )
+
+
+def _check_generator(generator: Any) -> None:
+    if not isinstance(generator, torch.Generator):
+        raise TypeError(
+            f"generator must be a torch.Generator, got {type(generator).__name__}; "
+            "pass e.g. torch.Generator().manual_seed(0)."
+        )
+
+
+def _check_numbers(x_name: str, x: Any, y_name: str, y: Any) -> None:
+    for name, value in ((x_name, x), (y_name, y)):
+        if not isinstance(value, torch.Tensor):
+            raise TypeError(
+                f"{name} must be a torch tensor, got {type(value).__name__}; convert "
+                "it with torch.as_tensor."
+            )
+    if len(x) != len(y):
+        raise ValueError(
+            f"{x_name} and {y_name} must hold equally many examples, got {len(x)} and "
+            f"{len(y)}; give one label for each image."
+        )

@@ -1,0 +1,356 @@
+"""What an experiment is: networks in training, compared over several seeds.
+
+An :class:`Experiment` has a few *variants* (with and without batch norm, say). A
+variant with a seed is one :class:`Run`: a model, its optimizer, its data and what is
+measured while it trains. Everything random in it comes from generators that belong
+to the run, so that a run can be saved, continued elsewhere, and repeated.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import weakref
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from normbook.data import Dataset
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from normbook.lab.record import Record
+
+__all__ = [
+    "OPENING",
+    "Batches",
+    "Experiment",
+    "Measurement",
+    "Run",
+    "Scale",
+    "classification",
+    "generator",
+    "required",
+    "shared_by_runs",
+]
+
+Settings = Mapping[str, Any]
+Values = dict[str, Any]  # numbers, lists of numbers, or texts
+Objective = Callable[..., dict[str, Tensor]]
+
+# The losses of so many first updates are kept one by one: a record is checked by
+# repeating them.
+OPENING = 20
+
+
+def generator(seed: int, purpose: str) -> torch.Generator:
+    """CPU generator for one purpose of the run with a seed, independent of its others.
+
+    Variants that ask for the same purpose, such as "weights", get the same numbers.
+
+    Examples
+    --------
+    >>> draw = [torch.rand(1, generator=generator(0, "weights")) for _ in range(2)]
+    >>> bool(draw[0] == draw[1])
+    True
+    """
+    digest = hashlib.sha256(f"{seed} {purpose}".encode()).digest()
+    return torch.Generator().manual_seed(int.from_bytes(digest[:7]))
+
+
+class Batches:
+    """Mini-batches of a training set, shuffled anew in each pass over it.
+
+    Parameters
+    ----------
+    x, y : tensors, shapes (N, ...) and (N, ...)
+        Inputs and targets, on the device of the model.
+    size : int
+        Examples in a batch, 1..N. What is left over at the end of a pass is dropped.
+        With N itself there is no shuffling: every batch is the whole set.
+    generator : torch.Generator
+        CPU generator.
+    """
+
+    def __init__(
+        self, x: Tensor, y: Tensor, size: int, generator: torch.Generator
+    ) -> None:
+        if not 1 <= size <= len(x):
+            raise ValueError(
+                f"size must lie in 1..{len(x)}, the number of examples, got {size}; "
+                "give a smaller one."
+            )
+        self.x, self.y, self.size, self.generator = x, y, size, generator
+        self.order = torch.arange(0)
+        self.place = 0
+
+    def draw(self) -> tuple[Tensor, Tensor]:
+        """Return the next batch: inputs and targets."""
+        if self.size == len(self.x):
+            return self.x, self.y
+        if self.place + self.size > len(self.order):
+            self.order = torch.randperm(len(self.x), generator=self.generator)
+            self.place = 0
+        chosen = self.order[self.place : self.place + self.size].to(self.x.device)
+        self.place += self.size
+        return self.x[chosen], self.y[chosen]
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what :meth:`load_state_dict` needs to draw on from here."""
+        state = self.generator.get_state()
+        return {"order": self.order, "place": self.place, "generator": state}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Draw on from a state that :meth:`state_dict` returned."""
+        self.order, self.place = state["order"], state["place"]
+        self.generator.set_state(state["generator"])
+
+
+class Measurement(NamedTuple):
+    """What is measured every so many steps, at step 0 and at the end.
+
+    Attributes
+    ----------
+    every : int
+        Steps.
+    measure : callable
+        Takes the run, which stands before an update; returns numbers, lists of
+        numbers, or texts, by name. It must not disturb the run.
+    """
+
+    every: int
+    measure: Callable[[Run], Values]
+
+
+@dataclass
+class Run:
+    """One network in training.
+
+    Parameters
+    ----------
+    objective : callable
+        Takes the model, inputs and targets of a batch; returns scalars by name.
+        "loss" is differentiated, all are recorded.
+    measurements : mapping from name to Measurement
+    every : int
+        Steps over which what the objective returns is averaged for the record.
+    generators : mapping from name to torch.Generator
+        Those that the model or the measurements draw from in training.
+    stand_in : nn.Module, optional
+        What computes in the place of the model in updates, with the same parameters
+        and buffers: see :mod:`normbook.lab.data_parallel`.
+    schedule : callable, optional
+        Takes the number of updates done; returns the learning rate of the next one.
+        Left out, the optimizer keeps its own.
+
+    Attributes
+    ----------
+    step : int
+        Updates done.
+    batch : pair of tensors
+        The batch of the next update: measurements on "the same batch" take it.
+    opening : list of float
+        The loss at each of the first ``OPENING`` updates.
+    curves : mapping from name to (mapping from name to list)
+        One entry for each measurement, and "training" for the averages of the
+        objective. Each has "step", and one list of values for each quantity.
+    """
+
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
+    objective: Objective
+    batches: Batches
+    measurements: Mapping[str, Measurement]
+    every: int
+    generators: Mapping[str, torch.Generator] = field(default_factory=dict)
+    stand_in: nn.Module | None = None
+    schedule: Callable[[int], float] | None = None
+    step: int = 0
+    opening: list[float] = field(default_factory=list)
+    curves: dict[str, dict[str, list[Any]]] = field(default_factory=dict)
+    sums: dict[str, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Draw the first batch."""
+        self._before_draw = self.batches.state_dict()
+        self.batch = self.batches.draw()
+
+    def loss(self, model: nn.Module) -> Tensor:
+        """Loss of a model on the batch of the next update (scalar, nats)."""
+        return self.objective(model, *self.batch)["loss"]
+
+    def measure(self, steps: int) -> None:
+        """Take the measurements that are due, all of them at the last of the steps."""
+        for name, (every, measure) in self.measurements.items():
+            if self.step % every == 0 or self.step == steps:
+                self._keep(name, measure(self))
+
+    def update(self) -> float:
+        """Train on the next batch; return its loss before the update."""
+        model = self.model.train()
+        if self.stand_in is not None:
+            model = self.stand_in.train()
+        values = self.objective(model, *self.batch)
+        self.optimizer.zero_grad()
+        values["loss"].backward()  # type: ignore[no-untyped-call]
+        if self.schedule is not None:  # of the step alone: a resumed run needs no more
+            for group in self.optimizer.param_groups:
+                group["lr"] = self.schedule(self.step)
+        self.optimizer.step()
+        self.step += 1
+        for name, value in values.items():
+            self.sums[name] = self.sums.get(name, 0.0) + value.item()
+        if self.step % self.every == 0:
+            self._keep("training", {k: s / self.every for k, s in self.sums.items()})
+            self.sums = {}
+        loss = values["loss"].item()
+        if len(self.opening) < OPENING:
+            self.opening.append(loss)
+        self._before_draw = self.batches.state_dict()
+        self.batch = self.batches.draw()
+        return loss
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return all that :meth:`load_state_dict` needs to go on, bit for bit."""
+        return {
+            "model": self.model.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "batches": self._before_draw,
+            "generators": {k: g.get_state() for k, g in self.generators.items()},
+            "step": self.step,
+            "opening": self.opening,
+            "curves": self.curves,
+            "sums": self.sums,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from a state that :meth:`state_dict` returned."""
+        self.model.load_state_dict(state["model"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.batches.load_state_dict(state["batches"])
+        for name, rand in self.generators.items():
+            rand.set_state(state["generators"][name])
+        self.step = state["step"]
+        self.opening, self.curves = state["opening"], state["curves"]
+        self.sums = state["sums"]
+        self.__post_init__()
+
+    def _keep(self, name: str, values: Values) -> None:
+        curve = self.curves.setdefault(name, {"step": []})
+        curve["step"].append(self.step)
+        for key, value in values.items():
+            curve.setdefault(key, []).append(value)
+
+
+@dataclass(frozen=True)
+class Scale:
+    """An experiment in one size.
+
+    Attributes
+    ----------
+    settings : mapping
+        All that defines a run. "steps" is its length; "variants" maps the name of
+        each variant to what differs in it, its own "steps" perhaps; numbers, strings
+        and lists only.
+    seeds : tuple of int
+        Those that are run unless others are asked for.
+    data : str
+        Name of the data set; empty for numbers that the run draws itself.
+    about : str
+        One line for ``normbook experiments``.
+    """
+
+    settings: Settings
+    seeds: tuple[int, ...]
+    data: str
+    about: str
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """A comparison of variants of a network, to be run at one of several scales.
+
+    Attributes
+    ----------
+    name, title : str
+    source : str
+        The publication and figure that it repeats.
+    scales : mapping from name to Scale
+        "live" takes embedded data and seconds; "paper" is what the source did.
+    begin : callable
+        Takes the settings of one variant, a seed, the data set (a ``Dataset``, or
+        ``Sequences``; None where there is none) and the device; returns the
+        :class:`Run` at step 0.
+    figures : callable
+        Takes a record of this experiment; returns figures by name, drawn beside
+        published points if any. RecordError if the record is of another one.
+    is_steady : bool
+        Whether in float32 another machine repeats its first losses. A deep network
+        with batch norm, at a high rate, multiplies each rounding error.
+    """
+
+    name: str
+    title: str
+    source: str
+    scales: Mapping[str, Scale]
+    begin: Callable[[Settings, int, Any, torch.device], Run]
+    figures: Callable[[Record], dict[str, Figure]]
+    is_steady: bool = True
+
+
+def required(data: Dataset | None) -> Dataset:
+    """Return the data set, which must be there."""
+    if data is None:
+        raise TypeError("data must be a Dataset, got None; pass load_data(scale).")
+    return data
+
+
+def shared_by_runs(prepare: Callable[..., Any]) -> Callable[..., Any]:
+    """Let the runs of one data set share what is made of it; none may change it.
+
+    Parameters
+    ----------
+    prepare : callable
+        Takes the data set and settings. Its last result is returned again for the very
+        same data set with equal settings, as long as a run holds it.
+
+    Returns
+    -------
+    callable
+
+    Examples
+    --------
+    >>> @shared_by_runs
+    ... def doubled(data, factor):
+    ...     return factor * torch.tensor(data)
+    >>> data = [1.0, 2.0]
+    >>> of_a_run = doubled(data, 2)
+    >>> doubled(data, 2) is of_a_run, doubled([*data], 2) is of_a_run
+    (True, False)
+    """
+    last: dict[str, Any] = {}
+
+    @functools.wraps(prepare)
+    def prepared(data: Any, *settings: Any) -> Any:
+        if last and last["data"] is data and last["settings"] == settings:
+            return last["result"]()
+        result = prepare(data, *settings)
+        weak = weakref.ref(result, lambda _: last.clear())
+        last.update(data=data, settings=settings, result=weak)
+        return result
+
+    return prepared
+
+
+def classification(model: nn.Module, x: Tensor, y: Tensor) -> dict[str, Tensor]:
+    """Objective of a classifier: mean cross-entropy (nats), and accuracy (0 to 1).
+
+    The model returns one score for each class; y holds int64 labels, shape (N,).
+    """
+    scores = model(x)
+    accuracy = (scores.detach().argmax(1) == y).double().mean()
+    return {"loss": nn.functional.cross_entropy(scores, y), "accuracy": accuracy}

@@ -1,0 +1,152 @@
+"""Where a result comes from: code, versions, data, device and command."""
+
+from __future__ import annotations
+
+import hashlib
+import platform
+import subprocess
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+import normbook
+from normbook.data.catalogue import SOURCES
+
+if TYPE_CHECKING:
+    from normbook.lab.ranks import Sharing
+
+__all__ = [
+    "code",
+    "command",
+    "commit",
+    "data_hashes",
+    "device",
+    "now",
+    "origin",
+    "versions",
+]
+
+PACKAGES = ("normbook", "numpy", "scikit-learn", "torch")
+ROOT = Path(normbook.__file__).parent
+_OPTIONS: dict[Sharing, str] = {
+    "runs": "",
+    "batches": " --data-parallel",
+    "local batches": " --data-parallel --local-statistics",
+}
+
+
+def command(
+    name: str,
+    scale: str,
+    seeds: Sequence[int],
+    place: torch.device,
+    *,
+    processes: int = 1,
+    machines: int = 1,
+    parallel: Sharing = "runs",
+) -> str:
+    """Return the command that repeats a run on so many processes of all machines.
+
+    Examples
+    --------
+    >>> command("vgg", "live", [0, 1], torch.device("cpu"), processes=2)
+    'torchrun --nproc-per-node 2 -m normbook run vgg --scale live --seeds 0 1
+    --device cpu'
+    """
+    start = "normbook"
+    if processes > 1:
+        nodes = f"--nnodes {machines} " if machines > 1 else ""
+        start = f"torchrun {nodes}--nproc-per-node {processes // machines} -m normbook"
+    numbers = " ".join(map(str, seeds))
+    options = f"--scale {scale} --seeds {numbers} --device {place.type}"
+    return f"{start} run {name} {options}{_OPTIONS[parallel]}"
+
+
+def data_hashes(name: str, data: tuple[Any, ...] | None) -> dict[str, dict[str, str]]:
+    """SHA-256 of the files of a data set, which were compared with it, by their names.
+
+    Of the arrays, if they are embedded in a package; empty where there are no data.
+    """
+    if data is None:
+        return {}
+    source = SOURCES[name]
+    files = {file.name: file.sha256 for file in source.files}
+    if not files:
+        digest = hashlib.sha256()
+        for array in data:
+            digest.update(array.tobytes())
+        files = {source.package: digest.hexdigest()}
+    return {source.name: files}
+
+
+def versions() -> dict[str, str]:
+    """Versions of Python and of the packages that compute."""
+    numbers = {"python": platform.python_version()}
+    for name in PACKAGES:
+        try:
+            numbers[name] = version(name)
+        except PackageNotFoundError:  # run from its sources
+            numbers[name] = "not installed"
+    return numbers
+
+
+def code() -> str:
+    """SHA-256 over the sources of the package."""
+    digest = hashlib.sha256()
+    for path in sorted(ROOT.rglob("*.py")):
+        digest.update(str(path.relative_to(ROOT)).encode())
+        digest.update(path.read_bytes())
+    return digest.hexdigest()
+
+
+def commit() -> dict[str, Any]:
+    """Commit of the repository (None where the sources are tracked by none).
+
+    And "is_modified": whether the sources differ from it.
+    """
+    try:
+        # Installed into somebody's project, the sources lie in its repository and
+        # are no part of it.
+        _git("ls-files", "--error-unmatch", "__init__.py")
+        is_modified = bool(_git("status", "--porcelain", "--", "."))
+        return {"commit": _git("rev-parse", "HEAD"), "is_modified": is_modified}
+    except (OSError, subprocess.SubprocessError):
+        return {"commit": None, "is_modified": False}
+
+
+def device(place: torch.device) -> dict[str, Any]:
+    """Type and name of a device, and the threads of this process."""
+    name = platform.machine()
+    if place.type == "cuda":
+        name = torch.cuda.get_device_name(place)
+    return {"type": place.type, "name": name, "threads": torch.get_num_threads()}
+
+
+def origin(place: torch.device) -> dict[str, Any]:
+    """Say what computes: "versions", "code", "commit", "is_modified" and "device"."""
+    return {
+        "versions": versions(),
+        "code": code(),
+        **commit(),
+        "device": device(place),
+    }
+
+
+def now() -> str:
+    """Date and time (UTC)."""
+    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def _git(*arguments: str) -> str:
+    done = subprocess.run(  # noqa: S603 - our own arguments
+        ["git", "-C", str(ROOT), *arguments],  # noqa: S607
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=20,
+    )
+    return done.stdout.strip()

@@ -1,0 +1,142 @@
+"""The processes that share an experiment, where ``torchrun`` started several."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, Literal, TypeVar
+
+import torch
+from torch import distributed
+
+from normbook.errors import OtherProcessError, RunError
+
+__all__ = ["Ranks", "Sharing", "is_first", "join"]
+
+T = TypeVar("T")
+
+Sharing = Literal["runs", "batches", "local batches"]
+"""What the processes share: whole runs; or every batch of every run, with the
+statistics of the whole batch in each normalization, or with those of its part."""
+
+# Who is done first waits for the others, as long as their last runs take.
+PATIENCE = timedelta(days=30)
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """Which process among those that ``torchrun`` started; the only one by default.
+
+    Attributes
+    ----------
+    rank, count : int
+        Number of this process, from 0, and of all.
+    local, local_count : int
+        The same among those on this machine.
+    """
+
+    rank: int = 0
+    count: int = 1
+    local: int = 0
+    local_count: int = 1
+
+    @property
+    def machines(self) -> int:
+        """How many machines the processes are on."""
+        return self.count // self.local_count
+
+    @classmethod
+    def started(cls) -> Ranks:
+        """Return which one ``torchrun`` started here, before they have joined."""
+        names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+        if int(os.environ.get("WORLD_SIZE", "1")) == 1:
+            return cls()
+        return cls(*(int(os.environ[name]) for name in names))
+
+    def share(self, work: Sequence[T]) -> list[T]:
+        """Return the part of the work of this process.
+
+        Examples
+        --------
+        >>> Ranks(rank=1, count=3).share("abcdefgh")
+        ['b', 'e', 'h']
+        """
+        return list(work[self.rank :: self.count])
+
+    def first(self, function: Callable[[], T]) -> T:
+        """Call a function in the first process; return in all what it returns.
+
+        If it raises, the first process fails with that, and the others with an
+        OtherProcessError once it has ended.
+        """
+        if self.count == 1:
+            return function()
+        shared: list[Any] = [function() if self.rank == 0 else None]
+        distributed.broadcast_object_list(shared)
+        only: T = shared[0]
+        return only
+
+    def gather(self, value: T) -> list[T]:
+        """Return in every process what each of them has, in their order."""
+        if self.count == 1:
+            return [value]
+        gathered: list[Any] = [None] * self.count
+        distributed.all_gather_object(gathered, value)
+        return gathered
+
+    def any(self, flag: bool) -> bool:
+        """Whether something holds in this or another one of the processes."""
+        if self.count == 1:
+            return flag
+        total = torch.tensor(int(flag))
+        distributed.all_reduce(total, distributed.ReduceOp.MAX)
+        return bool(total)
+
+
+def is_first() -> bool:
+    """Whether this process is the one to speak: the first, or the only one."""
+    return os.environ.get("RANK", "0") == "0"
+
+
+@contextlib.contextmanager
+def join(*, tensors_on: str = "cpu", timeout: timedelta = PATIENCE) -> Iterator[Ranks]:
+    """Join the processes of ``torchrun``, if it started this one.
+
+    Parameters
+    ----------
+    tensors_on : "cpu" or "cuda"
+        Where the tensors are that travel between them. Records do so in any case.
+    timeout : timedelta
+        How long a process waits for the others, then RunError. OtherProcessError if
+        another one has ended before its time.
+    """
+    ranks = Ranks.started()
+    if ranks.count == 1:
+        yield ranks
+        return
+    backend = {"cpu": "gloo", "cuda": "cpu:gloo,cuda:nccl"}[tensors_on]
+    try:
+        distributed.init_process_group(backend, timeout=timeout)
+        try:
+            yield ranks
+        finally:
+            distributed.destroy_process_group()
+    except RunError:
+        raise
+    except RuntimeError as error:
+        # gloo has no type of its own for what fails between processes.
+        if not isinstance(error, distributed.DistError) and "gloo" not in str(error):
+            raise
+        if "timed out" in str(error).lower():
+            raise RunError(
+                "no process may keep the others waiting for more than "
+                f"{timeout.total_seconds():g} s, but one did; see what it does, then "
+                "go on with --resume, with a longer --timeout if it was at work."
+            ) from error
+        raise OtherProcessError(
+            "all processes must get to the end, but another one has failed; see what "
+            "it says, then go on with --resume."
+        ) from error

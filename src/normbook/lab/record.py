@@ -1,0 +1,283 @@
+"""What a run leaves behind: its curves, and all that is needed to repeat it."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import fastjsonschema
+import numpy as np
+from numpy.typing import NDArray
+
+from normbook import atomic_file
+from normbook.errors import RecordError
+
+__all__ = ["Record", "RunRecord", "load", "save"]
+
+# Significant digits of what is kept. More than any figure shows, and enough to see
+# that a repetition differs.
+DIGITS = 7
+
+
+@dataclass(frozen=True)
+class RunRecord:
+    """One variant with one seed.
+
+    Attributes
+    ----------
+    variant : str
+    seed : int
+    wall_seconds : float
+        Time that the run took, measurements included.
+    opening : list of float
+        The loss (nats) at each of the first updates.
+    curves : mapping from name to (mapping from quantity to list)
+        One for each measurement; "step" counts the updates before it.
+    """
+
+    variant: str
+    seed: int
+    wall_seconds: float
+    opening: list[float]
+    curves: Mapping[str, Mapping[str, list[Any]]]
+
+
+@dataclass(frozen=True)
+class Record:
+    """An experiment that was run, with where it comes from.
+
+    Whoever asks for a variant, measurement or quantity that it lacks gets a
+    RecordError.
+
+    Attributes
+    ----------
+    name, scale : str
+        Of the experiment.
+    command : str
+        What repeats it.
+    settings : mapping
+        The whole configuration.
+    seeds : list of int
+    data : mapping from data set to (mapping from file name to SHA-256)
+    versions : mapping from package to version
+    code : str
+        SHA-256 over the sources of the package.
+    commit : str or None
+        Of the repository; None where there is none.
+    is_modified : bool
+        Whether the sources differed from the commit.
+    device : mapping
+        "type", "name", "threads" (of one process), "ranks" (processes) and "parallel":
+        whether they shared the "runs", the "batches" of each, or "local batches", with
+        statistics of their own. Older records lack it: "runs".
+    started : str
+        Date and time (UTC).
+    wall_seconds : float
+        From the start to the record, interruptions left out.
+    runs : list of RunRecord
+        Every variant with every seed.
+    """
+
+    name: str
+    scale: str
+    command: str
+    settings: Mapping[str, Any]
+    seeds: list[int]
+    data: Mapping[str, Mapping[str, str]]
+    versions: Mapping[str, str]
+    code: str
+    commit: str | None
+    is_modified: bool
+    device: Mapping[str, Any]
+    started: str
+    wall_seconds: float
+    runs: list[RunRecord]
+
+    @property
+    def variants(self) -> list[str]:
+        """Names of the variants, in order."""
+        return list(dict.fromkeys(run.variant for run in self.runs))
+
+    def require(self, *names: str) -> None:
+        """Refuse to be taken for the record of an experiment of another name."""
+        if self.name not in names:
+            raise RecordError(
+                f"the record must be of {' or '.join(names)}, got one of {self.name}; "
+                "draw it with the figures of that experiment."
+            )
+
+    def steps(self, measurement: str, variant: str | None = None) -> NDArray[np.int64]:
+        """Return the steps, shape (T,), of a measurement such as "test".
+
+        The variant is the first one if left out.
+        """
+        run = self._runs(self.variants[0] if variant is None else variant)[0]
+        return np.array(self._curve(run, measurement, "step"), dtype=np.int64)
+
+    def first_steps(
+        self, variant: str, measurement: str, is_there: NDArray[np.bool_]
+    ) -> NDArray[np.float64]:
+        """Return for each seed the step of the first measurement at which it holds.
+
+        Whether it holds has the shape (S, T), one row for each seed. The steps have the
+        shape (S,), NaN where it never holds.
+        """
+        steps = self.steps(measurement, variant).astype(np.float64)
+        return np.where(is_there.any(1), steps[is_there.argmax(1)], np.nan)
+
+    def values(
+        self, variant: str, measurement: str, quantity: str
+    ) -> NDArray[np.float64]:
+        """Return one quantity of one variant: shape (S, T) or (S, T, ...).
+
+        One row for each seed; NaN where a value was not finite.
+        """
+        columns = self._columns(variant, measurement, quantity)
+        return np.array(columns, dtype=np.float64)
+
+    def texts(self, variant: str, measurement: str, quantity: str) -> list[list[str]]:
+        """Return what was recorded as text: for each seed a list over time."""
+        return self._columns(variant, measurement, quantity)
+
+    def _columns(
+        self, variant: str, measurement: str, quantity: str
+    ) -> list[list[Any]]:
+        runs = self._runs(variant)
+        return [self._curve(run, measurement, quantity) for run in runs]
+
+    def _runs(self, variant: str) -> list[RunRecord]:
+        if variant not in self.variants:
+            raise RecordError(
+                f"variant must be one of {', '.join(self.variants)}, got {variant!r}."
+            )
+        return [run for run in self.runs if run.variant == variant]
+
+    def _curve(self, run: RunRecord, measurement: str, quantity: str) -> list[Any]:
+        known = {f"{m} / {q}" for m, curve in run.curves.items() for q in curve}
+        if f"{measurement} / {quantity}" not in known:
+            raise RecordError(
+                f"measurement and quantity must be one of {', '.join(sorted(known))}, "
+                f"got {measurement} / {quantity}."
+            )
+        return run.curves[measurement][quantity]
+
+
+def save(record: Record, path: Path) -> None:
+    """Write a record as JSON, whole or not at all, in the place of an old file.
+
+    RecordError if it does not follow the schema, OSError if it cannot be written.
+    """
+    content = _plain(asdict(record))
+    _check(content, str(path))
+    lines = json.dumps(content, indent=1, allow_nan=False, ensure_ascii=False)
+    atomic_file.write(path, (_join_numbers(lines) + "\n").encode())
+
+
+def load(path: str | Path) -> Record:
+    """Read a record and check it against the schema.
+
+    FileNotFoundError if there is no such file; RecordError if it is no record, or not
+    of this version.
+    """
+    try:
+        content = json.loads(Path(path).read_bytes(), parse_constant=_refuse)
+    except (ValueError, RecursionError) as error:
+        raise RecordError(
+            f"a record must be a JSON file, got {path}: {error}; run the experiment "
+            "again."
+        ) from error
+    _check(content, str(path))
+    del content["schema"]
+    runs = [RunRecord(**run) for run in content.pop("runs")]
+    return Record(**content, runs=runs)
+
+
+@cache
+def schema() -> dict[str, Any]:
+    """Return the JSON Schema of a record."""
+    text = files("normbook.lab").joinpath("record.schema.json").read_text()
+    loaded: dict[str, Any] = json.loads(text)
+    return loaded
+
+
+@cache
+def _validator() -> Callable[[Any], Any]:
+    compiled: Callable[[Any], Any] = fastjsonschema.compile(schema())
+    return compiled
+
+
+def _check(content: Any, where: str) -> None:
+    try:
+        _validator()(content)
+    except fastjsonschema.JsonSchemaValueException as error:
+        raise RecordError(
+            f"a record must follow record.schema.json, got {where}, where "
+            f"{error.message.replace('data', '$', 1)[:200]}; run the experiment again."
+        ) from error
+    variants, seeds = content["settings"]["variants"], content["seeds"]
+    expected = [(variant, seed) for variant in variants for seed in seeds]
+    pairs = [(run["variant"], run["seed"]) for run in content["runs"]]
+    if pairs != expected:
+        raise RecordError(
+            "a record must have one run for each variant and seed, in this order: "
+            f"{expected}; got {pairs} in {where}; run the experiment again."
+        )
+    for run in content["runs"]:
+        for name, curve in run["curves"].items():
+            lengths = {quantity: len(values) for quantity, values in curve.items()}
+            if len(set(lengths.values())) > 1:
+                raise RecordError(
+                    f"a curve must have as many values as steps, got {lengths} in "
+                    f"{run['variant']}, seed {run['seed']}: {name} of {where}; run "
+                    "the experiment again."
+                )
+
+
+def _refuse(constant: str) -> None:
+    """NaN and Infinity, which Python would read though JSON lacks them."""
+    raise ValueError(f"{constant} is no JSON")
+
+
+def _plain(content: dict[str, Any]) -> dict[str, Any]:
+    rounded: dict[str, Any] = {"schema": 1, **content}
+    for run in rounded["runs"]:
+        run["opening"] = _rounded(run["opening"])
+        run["curves"] = _rounded(run["curves"])
+    return rounded
+
+
+def _rounded(value: Any) -> Any:
+    """Shorten numbers; null stands for what is not finite, which JSON lacks."""
+    if isinstance(value, float):
+        return float(f"{value:.{DIGITS}g}") if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {key: _rounded(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_rounded(inner) for inner in value]
+    return value
+
+
+def _join_numbers(text: str) -> str:
+    """Put a list of numbers on one line: a change of a curve is one line then."""
+    joined: list[str] = []
+    inside: list[str] | None = None
+    for line in text.splitlines():
+        bare = line.strip()
+        is_number = bare.rstrip(",").replace("null", "0").lstrip("-")[:1].isdigit()
+        if inside is not None and is_number:
+            inside.append(bare)
+        elif inside is not None and bare in ("]", "],"):
+            joined[-1] += " ".join(inside) + bare
+            inside = None
+        else:
+            if inside is not None:
+                joined += inside
+            inside = [] if bare.endswith("[") else None
+            joined.append(line)
+    return "\n".join(joined)

@@ -1,0 +1,653 @@
+"""Run an experiment: with progress and checkpoints, on one process or on many.
+
+Every variant with every seed is a run of its own. Processes that ``torchrun`` started
+share the runs among them, and each run gives the same numbers as it would alone. Or
+all take part in every run and share its batches, which gives the same up to rounding.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import signal
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from datetime import timedelta
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from tqdm import tqdm
+
+from normbook import device
+from normbook.data import (
+    Dataset,
+    babi,
+    cifar10,
+    digits,
+    mnist,
+    strokes,
+    vowels,
+)
+from normbook.data.sequences import Sequences
+from normbook.errors import OtherProcessError, RunError
+from normbook.lab import provenance
+from normbook.lab.checkpoints import Checkpoints
+from normbook.lab.data_parallel import share_batches
+from normbook.lab.experiment import OPENING, Experiment, Run, Scale
+from normbook.lab.ranks import PATIENCE, Ranks, Sharing, join
+from normbook.lab.record import Record, RunRecord
+
+__all__ = [
+    "check",
+    "estimate",
+    "load_data",
+    "replay",
+    "run",
+    "variant_settings",
+]
+
+CHECKPOINT_SECONDS = 20.0
+# So many starts are moved, one after the other, to see what rounding comes to. Where a
+# ReLU opens for one start and not for the next, about one in three shows it.
+MOVED_STARTS = 6
+# How long processes that share every batch wait for each other.
+TIMEOUT_SECONDS = 600.0
+
+
+class _Precision(NamedTuple):
+    """How far another machine repeats a run, where each sum has another order."""
+
+    losses: tuple[float, ...]  # relative, of each step
+    measurements: float  # relative to the largest of the numbers measured together
+    zero: float  # what is 0 but for rounding
+    start: float  # what a start is moved by, relative to each weight
+
+
+# Seen with other instruction sets and numbers of threads: in float64 1e-6 after all
+# steps, in float32 5e-7 in the first loss and 3e-5 in the twentieth. More was seen, and
+# then moved starts decide, where a ReLU opens for the one and not for the other (5e-4),
+# and where an error grows at each step: starting weights are drawn in float32, on some
+# CPUs with another last digit, in float64 too. An unsteady network, deep and with
+# batch norm, multiplies an error by ten or more at each step: 3e-4 in the second loss,
+# 2e-2 in the measurements before it, and hardly a digit in common in the tenth loss.
+PRECISIONS = {
+    "float64": _Precision((1e-5,) * OPENING, 1e-5, 1e-9, 1e-7),
+    "float32": _Precision((1e-5, *(3e-4,) * (OPENING - 1)), 1e-2, 1e-6, 1e-6),
+    "float32, unsteady": _Precision((1e-5, 2e-3), 1e-2, 1e-6, 1e-6),
+}
+LOADERS: dict[str, Callable[[], tuple[Any, ...]]] = {
+    "digits": digits.load,
+    "mnist": mnist.load,
+    "fashion-mnist": mnist.load_fashion,
+    "cifar-10": cifar10.load,
+    "japanese-vowels": vowels.load,
+    "babi": babi.load,
+    "omniglot-strokes": strokes.load,
+}
+
+
+class _Stop:
+    """Turns Ctrl-C, and the signal of torchrun to end, into a wish.
+
+    An update that is under way is finished and saved. A second one ends at once.
+    """
+
+    def __init__(self) -> None:
+        self.is_wished = False
+
+    @contextlib.contextmanager
+    def listening(self) -> Iterator[None]:
+        old = {}
+        with contextlib.suppress(ValueError):  # not the main thread: no signals here
+            for number in (signal.SIGINT, signal.SIGTERM):
+                old[number] = signal.signal(number, self._wish)
+        try:
+            yield
+        finally:
+            for number, handler in old.items():
+                if handler is not None:  # one that Python knows
+                    signal.signal(number, handler)
+
+    def _wish(self, *_: object) -> None:
+        if self.is_wished:
+            raise KeyboardInterrupt
+        self.is_wished = True
+
+
+def run(
+    experiment: Experiment,
+    scale: str = "live",
+    *,
+    seeds: Sequence[int] | None = None,
+    on: torch.device | str = "cpu",
+    out: Path | None = None,
+    is_resumed: bool = False,
+    parallel: Sharing = "runs",
+    timeout: float = TIMEOUT_SECONDS,
+) -> Record:
+    """Run every variant of an experiment with every seed.
+
+    Parameters
+    ----------
+    scale : str
+        A key of ``experiment.scales``.
+    seeds : sequence of int, optional
+        Those of the scale if left out.
+    on : device
+        Under ``torchrun`` with ``"cuda"`` each process takes a GPU of its own.
+    out : Path, optional
+        Where the record goes. In ``OUT.partial`` beside it are the checkpoints as long
+        as the run is not finished. Processes that share the runs need it on a disk
+        that they share, too; if they share the batches, the first one writes and reads
+        alone. Left out, nothing is written.
+    is_resumed : bool
+        Whether to go on from the checkpoints.
+    parallel : "runs", "batches" or "local batches"
+        What processes share. "batches": all take part in every update, with the
+        statistics of the whole batch. "local batches": with those of their part, so
+        that the result is another one; the running statistics of the first count.
+    timeout : float
+        Seconds that they wait for each other if they share the batches.
+
+    Returns
+    -------
+    Record
+        Under ``torchrun`` each process gets the whole record, the first writes it.
+
+    Raises
+    ------
+    RunError
+        If the scale, a seed or the device is wrong, the record is there already,
+        there are checkpoints and nobody asked to resume (or the reverse, or they
+        belong to something else, or are damaged), there is no space, the processes
+        cannot share batches, or have other code or data than the first.
+    OtherProcessError, DataError
+        If another process has failed; if the data set is nowhere to be had.
+    KeyboardInterrupt
+        After Ctrl-C, once the update under way is saved.
+    """
+    chosen = _scale(experiment, scale)
+    seeds = _seeds(chosen, seeds)
+    place, joining = _together(on, parallel, timeout)
+    with join(**joining) as ranks:
+        plan = _plan(experiment, scale, seeds, place, parallel)
+        kept = None if out is None else Checkpoints(out, plan)
+        started = provenance.now()
+        if kept is not None:
+            earlier = ranks.first(lambda: kept.check(is_resumed=is_resumed))
+            if earlier is not None:  # it was killed after its last step
+                ranks.first(kept.tidy)
+                return earlier
+        data = load_data(chosen)
+        hashes = provenance.data_hashes(chosen.data, data)
+        _check_same(ranks, {"code": plan["code"], "data": hashes})
+        if kept is not None:
+            started = ranks.first(kept.open)
+        todo = [(variant, seed) for variant in _variants(chosen) for seed in seeds]
+        # Who takes part in one run: all, or each process in its own.
+        mine, team = ranks.share(todo), Ranks()
+        if parallel != "runs":
+            mine, team = todo, ranks
+        stop = _Stop()
+        finished = []
+        total = sum(_steps(chosen, variant) for variant, _ in mine)
+        with stop.listening(), _bar(total, ranks) as bar:
+            for variant, seed in mine:
+                if team.any(stop.is_wished):
+                    raise KeyboardInterrupt
+                run = _Training(experiment, chosen, variant, seed, kept, team, parallel)
+                finished.append(run.finish(data, place, stop, bar))
+        everything = ranks.gather(finished)
+        if parallel != "runs":
+            del everything[1:]
+        runs = {(run.variant, run.seed): run for part in everything for run in part}
+        spent = max(sum(run.wall_seconds for run in part) for part in everything)
+        record = Record(
+            **{**plan, "device": {**plan["device"], "ranks": ranks.count}},
+            command=provenance.command(
+                experiment.name,
+                scale,
+                seeds,
+                place,
+                processes=ranks.count,
+                machines=ranks.machines,
+                parallel=parallel,
+            ),
+            data=hashes,
+            started=started,
+            wall_seconds=round(spent, 3),
+            runs=[runs[pair] for pair in todo],
+        )
+        if kept is not None:
+            ranks.first(lambda: kept.close(record))
+    return record
+
+
+def check(
+    experiment: Experiment,
+    scale: str = "live",
+    *,
+    seeds: Sequence[int] | None = None,
+    on: torch.device | str = "cpu",
+    out: Path | None = None,
+    is_resumed: bool = False,
+    parallel: Sharing = "runs",
+    timeout: float = TIMEOUT_SECONDS,
+) -> list[int]:
+    """Refuse what :func:`run` would refuse, without a run, a download or a file.
+
+    Return the seeds that would be run.
+    """
+    chosen = _scale(experiment, scale)
+    seeds = _seeds(chosen, seeds)
+    place, _ = _together(on, parallel, timeout)
+    plan = _plan(experiment, scale, seeds, place, parallel)
+    if out is not None:
+        Checkpoints(out, plan).check(is_resumed=is_resumed)
+    return seeds
+
+
+def estimate(
+    experiment: Experiment, scale: str, *, on: torch.device | str = "cpu"
+) -> dict[str, float]:
+    """Measure the seconds that one run of each variant would take.
+
+    From a second or so of updates and one of each measurement. Errors are those of
+    :func:`run`.
+    """
+    chosen = _scale(experiment, scale)
+    place = _place(on)
+    data = load_data(chosen)
+    seconds = {}
+    for variant in _variants(chosen):
+        run = experiment.begin(variant_settings(chosen, variant), 0, data, place)
+        steps, measuring = _steps(chosen, variant), 0.0
+        for every, measure in run.measurements.values():
+            begun = time.perf_counter()
+            measure(run)
+            times = steps // every + 1
+            measuring += times * (time.perf_counter() - begun)
+        for _ in range(3):  # the first ones are slow
+            run.update()
+        begun, updates = time.perf_counter(), 0
+        while time.perf_counter() - begun < 0.5:
+            run.update()
+            updates += 1
+        update = (time.perf_counter() - begun) / updates
+        seconds[variant] = steps * update + measuring
+    return seconds
+
+
+def replay(
+    record: Record,
+    experiment: Experiment,
+    data: Dataset | Sequences | None,
+    *,
+    on: torch.device | str = "cpu",
+    steps: int | None = None,
+    at_most: int = OPENING,
+    is_measured: bool = True,
+) -> list[str]:
+    """Repeat the first steps of each run of a record, and compare.
+
+    Parameters
+    ----------
+    experiment : Experiment
+        The one that the record says it is of.
+    data : Dataset, Sequences or None
+        What :func:`load_data` gives.
+    steps : int, optional
+        Updates to repeat, at most the 20 that a record keeps one by one. Left out,
+        as many as another machine repeats: 20, or 2 where the experiment is not
+        steady. On the machine that made the record all agree.
+    at_most : int
+        Updates to repeat where `steps` is left out.
+    is_measured : bool
+        Whether to repeat the measurements too that fall into these steps, and not
+        only the losses.
+
+    Returns
+    -------
+    list of str
+        What differs by more than a relative 1e-5; in float32 the losses after the
+        first by 3e-4 (2e-3 where it is not steady), and measurements by 1e-2 of the
+        largest that are taken together. Unless ``steps`` is given, what comes after the
+        first update may be off by ten times what moving the start by 1e-6 has made of
+        it by that step (1e-7 in float64); where it is not steady, this holds for
+        measurements alone, and from the start. Empty if nothing differs.
+
+    Raises
+    ------
+    RunError
+        If the record is not of this experiment, or ``steps`` exceeds what it keeps.
+    """
+    if record.name != experiment.name:
+        raise RunError(
+            f"the record must be of {experiment.name}, got one of {record.name}; give "
+            "the experiment that it names."
+        )
+    chosen = _scale(experiment, record.scale)
+    # As on the disk, where JSON has turned tuples into lists.
+    before, now = (json.loads(json.dumps(of.settings)) for of in (record, chosen))
+    if before != now:
+        return ["the settings are no longer those of the record"]
+    longest = min([OPENING, *(_steps(chosen, kept.variant) for kept in record.runs)])
+    if steps is not None and not 1 <= steps <= longest:
+        raise RunError(
+            f"steps must lie in 1..{longest}, the losses in the record, got {steps}."
+        )
+    differences = []
+    for kept in record.runs:
+        settings = variant_settings(chosen, kept.variant)
+        name = settings["dtype"]
+        if name == "float32" and not experiment.is_steady:
+            name += ", unsteady"
+        precision = PRECISIONS[name]
+        losses = precision.losses[: min(longest, at_most)]
+        if steps is not None:
+            losses = precision.losses[:1] * steps
+        last = _steps(chosen, kept.variant) if is_measured else None
+
+        begin = partial(experiment.begin, settings, kept.seed, data, torch.device(on))
+        run = _repeat(begin(), len(losses), last)
+        differ = partial(
+            _differences, kept, run, losses, precision, experiment.is_steady
+        )
+        moved: list[Run] = []
+        quantities = differ(moved)
+        is_same_start = _close(kept.opening[0], run.opening[0], losses[0], 0)
+        while (
+            quantities and is_same_start and steps is None and len(moved) < MOVED_STARTS
+        ):
+            start = _moved(begin(), precision.start, seed=len(moved))
+            moved.append(_repeat(start, len(losses), last))
+            quantities = differ(moved)
+        differences += [
+            f"{kept.variant}, seed {kept.seed}: {name}" for name in quantities
+        ]
+    return differences
+
+
+def variant_settings(scale: Scale, variant: str) -> dict[str, Any]:
+    """Return the settings of one variant: the common ones, and its own over them."""
+    common = {k: v for k, v in scale.settings.items() if k != "variants"}
+    return {**common, **scale.settings["variants"][variant]}
+
+
+def load_data(scale: Scale) -> Any:
+    """Load the data set of a scale, None where it has none; DataError if it cannot."""
+    return LOADERS[scale.data]() if scale.data else None
+
+
+class _Training(NamedTuple):
+    """One run, from its checkpoint or from the start, to its end."""
+
+    experiment: Experiment
+    scale: Scale
+    variant: str
+    seed: int
+    kept: Checkpoints | None
+    team: Ranks
+    parallel: Sharing
+
+    def finish(
+        self,
+        data: Dataset | Sequences | None,
+        place: torch.device,
+        stop: _Stop,
+        bar: Any,
+    ) -> RunRecord:
+        steps = _steps(self.scale, self.variant)
+        settings = variant_settings(self.scale, self.variant)
+        bar.set_description(f"{self.variant}, seed {self.seed}")
+        run = self.experiment.begin(settings, self.seed, data, place)
+        is_local = self.parallel == "local batches"
+        share_batches(run, self.team, has_local_statistics=is_local)
+        spent, is_finished = self._restore(run)
+        bar.update(run.step)
+        begun = saved = time.monotonic()
+        while run.step < steps:
+            run.measure(steps)
+            loss = run.update()
+            bar.set_postfix_str(f"loss {loss:.4g}", refresh=False)
+            bar.update()
+            now = time.monotonic()
+            is_ending = self.team.any(stop.is_wished)
+            if is_ending or now - saved > CHECKPOINT_SECONDS:
+                self._save(run, spent + now - begun, is_finished=False)
+                saved = now
+            if is_ending:
+                raise KeyboardInterrupt
+        if not is_finished:
+            run.measure(steps)
+            spent += time.monotonic() - begun
+            self._save(run, spent, is_finished=True)
+        seconds = max(round(spent, 3), 0.001)
+        return RunRecord(self.variant, self.seed, seconds, run.opening, run.curves)
+
+    def _restore(self, run: Run) -> tuple[float, bool]:
+        kept, of = self.kept, (self.variant, self.seed)
+        if kept is None:
+            return 0.0, False
+        content = self.team.first(lambda: kept.read(*of))
+        return (0.0, False) if content is None else kept.restore(run, *of, content)
+
+    def _save(self, run: Run, seconds: float, *, is_finished: bool) -> None:
+        if self.kept is not None and self.team.rank == 0:
+            self.kept.save(
+                run, self.variant, self.seed, seconds, is_finished=is_finished
+            )
+
+
+def _scale(experiment: Experiment, scale: str) -> Scale:
+    if scale not in experiment.scales:
+        raise RunError(
+            f"scale must be one of {', '.join(experiment.scales)}, got {scale!r}."
+        )
+    return experiment.scales[scale]
+
+
+def _seeds(scale: Scale, seeds: Sequence[int] | None) -> list[int]:
+    chosen = list(scale.seeds if seeds is None else seeds)
+    is_whole = all(type(s) is int and s >= 0 for s in chosen)  # True is an int too
+    if not chosen or not is_whole or len(set(chosen)) < len(chosen):
+        raise RunError(
+            "seeds must be different whole numbers from 0 on, at least one, got "
+            f"{chosen}; try 0 1 2."
+        )
+    return chosen
+
+
+def _steps(scale: Scale, variant: str) -> int:
+    steps: int = variant_settings(scale, variant)["steps"]
+    return steps
+
+
+def _variants(scale: Scale) -> Mapping[str, Any]:
+    variants: Mapping[str, Any] = scale.settings["variants"]
+    return variants
+
+
+def _together(
+    on: torch.device | str, parallel: Sharing, timeout: float
+) -> tuple[torch.device, dict[str, Any]]:
+    """Find the device of this process, and how it joins the others."""
+    place, ranks = _place(on), Ranks.started()
+    if parallel == "runs":
+        return place, {"timeout": PATIENCE}
+    if ranks.count == 1:
+        raise RunError(
+            "--data-parallel needs several processes, got one; start them with "
+            "torchrun --nproc-per-node NUMBER -m normbook run ..."
+        )
+    if not 0 < timeout < PATIENCE.total_seconds():
+        raise RunError(
+            f"--timeout must be a number of seconds, above 0, got {timeout:g}; "
+            f"{TIMEOUT_SECONDS:g} is usual."
+        )
+    if place.type == "cuda":
+        gpus = torch.cuda.device_count()
+        if place != _own_gpu(ranks) or ranks.local_count > gpus:
+            raise RunError(
+                "--data-parallel needs a GPU for each process, got "
+                f"{ranks.local_count} processes for {gpus} and --device {on}; start "
+                "fewer, with --device cuda."
+            )
+        torch.cuda.set_device(place)
+    joining = {"tensors_on": place.type, "timeout": timedelta(seconds=timeout)}
+    return place, joining
+
+
+def _place(on: torch.device | str) -> torch.device:
+    try:
+        place = device.pick(str(on))
+    except (ValueError, RuntimeError) as error:
+        raise RunError(str(error)) from error
+    if place.type == "mps":
+        raise RunError(
+            "the device must have float64, got mps, which has not; take --device cpu."
+        )
+    ranks = Ranks.started()
+    if place.type == "cuda" and place.index is None and ranks.count > 1:
+        return _own_gpu(ranks)
+    return place
+
+
+def _own_gpu(ranks: Ranks) -> torch.device:
+    return torch.device("cuda", ranks.local % torch.cuda.device_count())
+
+
+def _check_same(ranks: Ranks, here: Mapping[str, Any]) -> None:
+    """Refuse to share work between processes with other code or data."""
+    everywhere = ranks.gather(here)
+    differing = [
+        f"{key} in process {rank}"
+        for rank, other in enumerate(everywhere)
+        for key in here
+        if other[key] != everywhere[0][key]
+    ]
+    if not differing:
+        return
+    if ranks.rank:
+        raise OtherProcessError("the first process says what is wrong.")
+    raise RunError(
+        "all processes must have the same code and data, but there are others than in "
+        f"the first: {', '.join(differing)}; install the same on all machines."
+    )
+
+
+def _plan(
+    experiment: Experiment,
+    scale: str,
+    seeds: list[int],
+    place: torch.device,
+    parallel: Sharing,
+) -> dict[str, Any]:
+    """Say what a run is of: a part of its record."""
+    shared: dict[str, Any] = {"parallel": parallel}
+    if parallel != "runs":  # the number of shards changes the last bits
+        shared["ranks"] = Ranks.started().count
+    origin = provenance.origin(place)
+    origin["device"].update(shared)
+    return {
+        "name": experiment.name,
+        "scale": scale,
+        "settings": experiment.scales[scale].settings,
+        "seeds": seeds,
+        **origin,
+    }
+
+
+def _bar(total: int, ranks: Ranks) -> Any:
+    """Progress in steps, with the time left; on a terminal only."""
+    return tqdm(total=total, unit="step", disable=True if ranks.rank else None)
+
+
+def _repeat(run: Run, count: int, last: int | None) -> Run:
+    for _ in range(count):
+        if last is not None:
+            run.measure(last)
+        run.update()
+    return run
+
+
+def _differences(
+    kept: RunRecord,
+    run: Run,
+    losses: Sequence[float],
+    precision: _Precision,
+    is_steady: bool,
+    moved: Sequence[Run],
+) -> list[str]:
+    """Name what is off by more than rounding, and than the moved starts make it."""
+    count, begins, differences = len(losses), int(is_steady), []
+    others = [other.opening for other in moved if is_steady]
+    rows = zip(
+        kept.opening,
+        run.opening,
+        losses,
+        _freedom(run.opening, others, range(count), begins),
+        strict=False,
+    )
+    if len(kept.opening) < count or not all(
+        _close(stored, repeated, relative, precision.zero + far)
+        for stored, repeated, relative, far in rows
+    ):
+        differences.append(f"losses of the first {count} steps")
+    for name, curve in run.curves.items():
+        for quantity, values in curve.items():
+            stored = kept.curves.get(name, {}).get(quantity, [])[: len(values)]
+            others = [other.curves[name][quantity] for other in moved]
+            free = _freedom(values, others, curve["step"], begins)
+            if len(stored) < len(values) or not all(
+                _close(a, b, precision.measurements, precision.zero + far)
+                for a, b, far in zip(stored, values, free, strict=True)
+            ):
+                differences.append(f"{name} / {quantity}")
+    return differences
+
+
+def _freedom(
+    repeated: Sequence[Any],
+    moved: Sequence[Sequence[Any]],
+    steps: Iterable[int],
+    begins: int,
+) -> list[float]:
+    """Ten times the most that a moved start makes of it by each step."""
+    free, most = [], 0.0
+    for place, (value, step) in enumerate(zip(repeated, steps, strict=False)):
+        is_free = step >= begins and not isinstance(value, str)
+        for other in moved if is_free else ():
+            apart = np.array(other[place], float) - np.array(value, float)
+            far = np.abs(apart[np.isfinite(apart)]).max(initial=0.0)
+            most = max(most, 10 * float(far))
+        free.append(most)
+    return free
+
+
+def _moved(run: Run, relative: float, seed: int) -> Run:
+    """Move each weight by a few times what float32 rounds off."""
+    rand = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for weight in run.model.parameters():
+            draw = torch.randn(weight.shape, generator=rand)
+            weight.mul_(1 + relative * draw.to(weight))
+    return run
+
+
+def _close(stored: Any, repeated: Any, relative: float, zero: float) -> bool:
+    if isinstance(repeated, str):
+        return bool(stored == repeated)
+    try:  # null in a record is a number that is not finite
+        a, b = (np.array(value, dtype=np.float64) for value in (stored, repeated))
+    except ValueError:  # rows of several lengths
+        return False
+    is_finite = np.isfinite(b)
+    if a.shape != b.shape or not np.array_equal(np.isfinite(a), is_finite):
+        return False
+    a, b = a[is_finite], b[is_finite]
+    allowed = relative * np.abs(b).max(initial=0.0) + zero
+    return bool((np.abs(a - b) <= allowed).all())

@@ -1,0 +1,385 @@
+r"""The layer-normalized LSTM, forward and backward through time.
+
+.. math::
+
+    a_t &= \gamma_h\,\hat p_t + \beta_h + \gamma_x\,\hat q_t + \beta_x + b, \qquad
+    p_t = W_h h_{t-1}, \quad q_t = W_x x_t, \\
+    f, i, o &= \sigma(a_f), \sigma(a_i), \sigma(a_o), \qquad g = \tanh(a_g), \\
+    c_t &= f\,c_{t-1} + i\,g, \qquad u_t = \gamma_c\,\hat c_t + \beta_c, \qquad
+    h_t = o\,\tanh(u_t)
+
+A hat standardizes one example at one step: over all 4H numbers of p or q, over the H
+numbers of c. The raw c goes on to the next step. Shapes and the order of gates are
+those of :mod:`normbook.lstm`. Other cells that bear the name in widely used code
+normalize the sum p + q, or each gate of it, or carry u on; they are here as options,
+since with the same weights they compute something else.
+
+:func:`update`, :func:`step` and :func:`step_backward` are the formulas; they check
+nothing. The others run over a sequence.
+
+Source: Ba, Kiros and Hinton (2016), equations 20 to 22; book, chapter *Layer
+normalization in an LSTM*, where the backward pass is derived.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, Literal, NamedTuple, get_args
+
+from normbook import normalize, through_time
+from normbook.arrays import Array, as_dtype, as_float32, check_eps
+from normbook.lstm import (
+    LSTMGradients,
+    LSTMOutput,
+    concat,
+    local_slopes,
+    sigmoid,
+    split,
+    tanh,
+)
+
+__all__ = [
+    "Carried",
+    "LayerNormLSTMCache",
+    "LayerNormLSTMParameters",
+    "Normed",
+    "layer_norm_lstm",
+    "layer_norm_lstm_backward",
+    "layer_norm_lstm_forward",
+    "layer_norm_lstm_step",
+    "step",
+    "step_backward",
+    "update",
+]
+
+# What layer norm is applied to before the gates.
+Normed = Literal["terms", "sum", "gates"]
+Carried = Literal["raw", "normalized"]
+
+
+class LayerNormLSTMParameters(NamedTuple):
+    """Weights, gains and biases; None stands for a gain of 1 and a bias of 0.
+
+    b, beta_h and beta_x are added to the same place: one of them is enough.
+    """
+
+    w_x: Array  # (4H, D)
+    w_h: Array  # (4H, H)
+    b: Array | None = None  # (4H,)
+    gamma_h: Array | None = None  # (4H,), gain of W_h h, or of the sum
+    beta_h: Array | None = None  # (4H,)
+    gamma_x: Array | None = None  # (4H,), gain of W_x x
+    beta_x: Array | None = None  # (4H,)
+    gamma_c: Array | None = None  # (H,)
+    beta_c: Array | None = None  # (H,)
+
+
+class LayerNormLSTMCache(NamedTuple):
+    """What the backward pass needs; from h on of shape (T, N, ...), or (M, ...)."""
+
+    x: Array
+    h_0: Array
+    c_0: Array
+    h: Array  # (..., H)
+    c: Array  # (..., H), the state that goes on to the next step
+    f: Array  # (..., H)
+    i: Array  # (..., H)
+    o: Array  # (..., H)
+    g: Array  # (..., H)
+    tanh_u: Array  # (..., H), what o lets through
+    c_hat: Array  # (..., H)
+    inv_std_c: Array  # (..., 1)
+    p_hat: Array  # (..., 4H), of W_h h, or of the sum
+    inv_std_p: Array  # (..., 1), or (..., 4, 1) for each gate
+    q_hat: Array | None  # (..., 4H), of W_x x; None where the sum is normalized
+    inv_std_q: Array | None
+    parameters: LayerNormLSTMParameters
+    norm: Normed
+    carried: Carried
+    batch_sizes: tuple[int, ...]
+
+
+def hat(v: Array, eps: float) -> tuple[Array, Array]:
+    """Standardize each row; return it with 1 / s, s the root of variance plus eps."""
+    centred, _ = normalize.centre(as_float32(v), -1)
+    v_hat, _, inv_std = normalize.scale(centred, -1, eps)
+    return as_dtype(v_hat, v.dtype), inv_std
+
+
+def through(w: Array, v_hat: Array, inv_std: Array) -> Array:
+    """Way of w back through a hat."""
+    w_32, v_hat = as_float32(w), as_float32(v_hat)
+    return as_dtype(normalize.through(w_32, v_hat, inv_std, -1), w.dtype)
+
+
+def hat_of_gates(v: Array, eps: float) -> tuple[Array, Array]:
+    """Standardize each of the four gates by itself."""
+    v_hat, inv_std = hat(by_gates(v), eps)
+    return v_hat.reshape(v.shape), inv_std
+
+
+def through_gates(w: Array, v_hat: Array, inv_std: Array) -> Array:
+    """Way of w back through the hats of the gates."""
+    return through(by_gates(w), by_gates(v_hat), inv_std).reshape(w.shape)
+
+
+def by_gates(v: Array) -> Array:
+    """Rows of 4H numbers as four of H."""
+    return v.reshape((v.shape[0], 4, v.shape[1] // 4))
+
+
+def update(a: Array, c_prev: Array, weights: Any, eps: float) -> tuple[Array, ...]:
+    """Next h and c, from a, and what the way back needs."""
+    a_f, a_i, a_o, a_g = split(a, 4)
+    f, i, o, g = sigmoid(a_f), sigmoid(a_i), sigmoid(a_o), tanh(a_g)
+    c_t = f * c_prev + i * g
+    c_hat, r_c = hat(c_t, eps)
+    tanh_u = tanh(weights.gamma_c * c_hat + weights.beta_c)
+    return o * tanh_u, c_t, f, i, o, g, tanh_u, c_hat, r_c
+
+
+def step(
+    q_t: Array, h_prev: Array, c_prev: Array, weights: Any, eps: float
+) -> tuple[Array, ...]:
+    """Next h and c; q_t has its hat, its gain and all biases already."""
+    p_hat, r_p = hat(h_prev @ weights.w_h.T, eps)
+    a = weights.gamma_h * p_hat + q_t
+    return *update(a, c_prev, weights, eps), p_hat, r_p
+
+
+def step_backward(
+    dl_dh_t: Array, dl_dc_after: Array, kept: Any, weights: Any, through_p: Any
+) -> tuple[Array, ...]:
+    """What goes to h and c before the step, and what arrives at a, p and u.
+
+    ``through_p`` is the way back through the hat of p.
+    """
+    slope_u, slope_a, f, c_hat, r_c, p_hat, r_p = kept
+    dl_du = dl_dh_t * slope_u  # 1
+    dl_dc = dl_dc_after + through(weights.gamma_c * dl_du, c_hat, r_c)  # 2
+    dl_da = concat([dl_dc, dl_dc, dl_dh_t, dl_dc]) * slope_a  # 3
+    dl_dp = through_p(weights.gamma_h * dl_da, p_hat, r_p)  # 4
+    return dl_dp @ weights.w_h, dl_dc * f, dl_da, dl_dp, dl_du  # 5
+
+
+def step_of_sum(
+    q_t: Array, h_prev: Array, c_prev: Array, weights: Any, eps: float, hat: Any
+) -> tuple[Array, ...]:
+    """One step on, with a hat of the sum; b has all biases."""
+    p_hat, r_p = hat(h_prev @ weights.w_h.T + q_t, eps)
+    a = weights.gamma_h * p_hat + weights.b
+    return *update(a, c_prev, weights, eps), p_hat, r_p
+
+
+def with_one_bias(parameters: LayerNormLSTMParameters) -> Any:
+    """Put in 1 and 0 where a gain or bias was left out; b becomes the sum of all."""
+    full = through_time.complete(parameters)
+    return full._replace(b=full.b + full.beta_h + full.beta_x)
+
+
+def step_carrying_u(
+    q_t: Array, h_prev: Array, u_prev: Array, weights: Any, eps: float, step: Any
+) -> tuple[Array, ...]:
+    """One step on that carries u, the normalized c, to the next."""
+    h_t, _, *kept = step(q_t, h_prev, u_prev, weights, eps)
+    *_, c_hat, _r_c, _p_hat, _r_p = kept
+    return h_t, weights.gamma_c * c_hat + weights.beta_c, *kept
+
+
+def step_carrying_u_backward(
+    dl_dh_t: Array, dl_du_after: Array, kept: Any, weights: Any, through_p: Any
+) -> tuple[Array, ...]:
+    """One step back; what comes from behind arrives at u, and through its hat at c."""
+    _, _, _, c_hat, r_c, *_ = kept
+    dl_dc_after = through(weights.gamma_c * dl_du_after, c_hat, r_c)
+    *others, dl_du = step_backward(dl_dh_t, dl_dc_after, kept, weights, through_p)
+    return *others, dl_du + dl_du_after
+
+
+def layer_norm_lstm_forward(
+    x: Array,
+    parameters: LayerNormLSTMParameters,
+    h_0: Array | None = None,
+    c_0: Array | None = None,
+    eps: float = 1e-5,
+    *,
+    norm: Normed = "terms",
+    carried: Carried = "raw",
+    batch_sizes: Sequence[int] | None = None,
+) -> tuple[LSTMOutput, LayerNormLSTMCache]:
+    r"""Run the layer-normalized LSTM, and keep what the backward pass needs.
+
+    Parameters
+    ----------
+    x, h_0, c_0, batch_sizes
+        As in :func:`normbook.lstm.lstm_forward`.
+    parameters : LayerNormLSTMParameters
+    eps : float
+        Added to each variance, inside the root. With ``h_0`` = 0 the first
+        :math:`W_h h` has variance 0, so it must not be 0 there.
+    norm : "terms", "sum" or "gates"
+        What is standardized before the gates: the two terms :math:`W_h h` and
+        :math:`W_x x` each by itself, over all 4H numbers; their sum over all 4H
+        numbers; or the H numbers of each gate in the sum. The last two have one gain
+        and one bias, ``gamma_h`` and ``beta_h``.
+    carried : "raw" or "normalized"
+        What the next step takes for c: c itself, or
+        :math:`u = \gamma_c\,\hat c_t + \beta_c`.
+
+    Returns
+    -------
+    output : LSTMOutput
+        ``c_last`` is what would be carried on.
+    cache : LayerNormLSTMCache
+
+    Raises
+    ------
+    TypeError
+        As :func:`normbook.lstm.lstm_forward`.
+    ValueError
+        Also if eps is negative, an option is unknown, or ``gamma_x`` or ``beta_x`` is
+        given where the sum is normalized.
+
+    Examples
+    --------
+    With weights of 0 each term is its own mean, and the hats are 0. Only c has
+    a spread; at each step it halves, and h does not notice:
+
+    >>> import numpy as np
+    >>> zeros = LayerNormLSTMParameters(w_x=np.zeros((8, 1)), w_h=np.zeros((8, 2)))
+    >>> c_0 = np.array([[8.0, 16.0]])
+    >>> output, cache = layer_norm_lstm_forward(np.ones((2, 1, 1)), zeros, c_0=c_0)
+    >>> cache.c[:, 0]
+    array([[4., 8.],
+           [2., 4.]])
+    >>> np.round(cache.h[:, 0] / np.tanh(1.0), 4)
+    array([[-0.5,  0.5],
+           [-0.5,  0.5]])
+    """
+    states, sizes = through_time.check_inputs(
+        x, parameters, LayerNormLSTMParameters, batch_sizes, h_0=h_0, c_0=c_0
+    )
+    eps = check_eps(eps)
+    check_option("norm", norm, get_args(Normed))
+    check_option("carried", carried, get_args(Carried))
+    if norm != "terms" and not (parameters.gamma_x is None is parameters.beta_x):
+        raise ValueError(
+            f"gamma_x and beta_x must be None with norm={norm!r}, which normalizes the "
+            "sum of both terms, got an array; gamma_h and beta_h act on the sum."
+        )
+    weights = with_one_bias(parameters)
+    (rows,) = through_time.as_rows(x, x)
+    q, q_hat, r_q = rows @ weights.w_x.T, None, None
+    cell: Any = partial(step_of_sum, hat=hat if norm == "sum" else hat_of_gates)
+    if norm == "terms":
+        cell = step
+        q_hat, r_q = hat(q, eps)
+        q = weights.gamma_x * q_hat + weights.b
+        q_hat, r_q = through_time.like_steps(x, q_hat, r_q)
+    if carried == "normalized":
+        cell = partial(step_carrying_u, step=cell)
+    cell = partial(cell, weights=weights, eps=eps)
+    last, kept = through_time.over_steps(cell, q, states, sizes)
+    kept = (*states, *through_time.like_steps(x, *kept), q_hat, r_q)
+    options = parameters, norm, carried, sizes
+    cache = LayerNormLSTMCache._make((x, *kept, *options))
+    return LSTMOutput(cache.h, *last), cache
+
+
+def layer_norm_lstm(
+    x: Array,
+    parameters: LayerNormLSTMParameters,
+    h_0: Array | None = None,
+    c_0: Array | None = None,
+    eps: float = 1e-5,
+    **options: Any,
+) -> LSTMOutput:
+    """Run the layer-normalized LSTM: :func:`layer_norm_lstm_forward`, no cache."""
+    return layer_norm_lstm_forward(x, parameters, h_0, c_0, eps, **options)[0]
+
+
+def layer_norm_lstm_step(
+    x_t: Array,
+    parameters: LayerNormLSTMParameters,
+    h_prev: Array,
+    c_prev: Array,
+    eps: float = 1e-5,
+    **options: Any,
+) -> tuple[Array, Array]:
+    """Run it one step on, from x_t of shape (N, D); return h and what is carried on."""
+    through_time.check_step(x_t)
+    states = layer_norm_lstm(x_t[None, ...], parameters, h_prev, c_prev, eps, **options)
+    return states[1:]
+
+
+def layer_norm_lstm_backward(
+    dl_dh: Array,
+    cache: LayerNormLSTMCache,
+    dl_dh_last: Array | None = None,
+    dl_dc_last: Array | None = None,
+) -> LSTMGradients:
+    r"""Gradients through the layer-normalized LSTM, backward through time.
+
+    :func:`step_backward` over all steps, then the sums: for :math:`\gamma_h` it is
+    :math:`\sum_t \delta a_t\,\hat p_t`. Arguments, errors and returned value are those
+    of :func:`normbook.lstm.lstm_backward`; ``gamma_x`` and ``beta_x`` have no gradient
+    where the sum is normalized.
+
+    Examples
+    --------
+    What arrives at the raw c goes back as in the plain LSTM: half at each step.
+
+    >>> import numpy as np
+    >>> zeros = LayerNormLSTMParameters(w_x=np.zeros((8, 1)), w_h=np.zeros((8, 2)))
+    >>> _, cache = layer_norm_lstm_forward(np.ones((3, 1, 1)), zeros)
+    >>> none, some = np.zeros((3, 1, 2)), np.array([[8.0, 0.0]])
+    >>> layer_norm_lstm_backward(none, cache, dl_dc_last=some).dl_dc_0
+    array([[1., 0.]])
+    """
+    last = through_time.check_gradients(
+        cache, LayerNormLSTMCache, dl_dh, dl_dh_last=dl_dh_last, dl_dc_last=dl_dc_last
+    )
+    x, h_0, c_0, *states_and_kept, q_hat, r_q, parameters, norm, carried, sizes = cache
+    weights = with_one_bias(parameters)
+    dl_dh, rows, h, c, *gates, c_hat, r_c, p_hat, r_p = through_time.as_rows(
+        x, dl_dh, x, *states_and_kept
+    )
+    h_prev = through_time.before(h, h_0, sizes)
+    c_prev = through_time.before(c, c_0, sizes)
+    kept = *local_slopes(c_prev, *gates), gates[0], c_hat, r_c, p_hat, r_p
+    back = step_backward if carried == "raw" else step_carrying_u_backward
+    through_p = through_gates if norm == "gates" else through
+    (dl_dh_0, dl_dc_0), (dl_da, dl_dp, dl_du) = through_time.back_over_steps(
+        lambda dl_dh_t, after, *kept: back(dl_dh_t, after, kept, weights, through_p),
+        dl_dh,
+        kept,
+        last,
+        sizes,
+    )
+    b = dl_da.sum(0)
+    dl_dq, gamma_x, beta_x = dl_dp, None, None
+    if norm == "terms":
+        q_hat, r_q = through_time.as_rows(x, q_hat, r_q)
+        dl_dq = through(weights.gamma_x * dl_da, q_hat, r_q)
+        gamma_x, beta_x = (dl_da * q_hat).sum(0), b
+    gradients = LayerNormLSTMParameters(
+        w_x=dl_dq.T @ rows,
+        w_h=dl_dp.T @ h_prev,
+        b=b,
+        gamma_h=(dl_da * p_hat).sum(0),
+        beta_h=b,
+        gamma_x=gamma_x,
+        beta_x=beta_x,
+        gamma_c=(dl_du * c_hat).sum(0),
+        beta_c=dl_du.sum(0),
+    )
+    (dl_dx,) = through_time.like_steps(x, dl_dq @ weights.w_x)
+    return LSTMGradients(dl_dx, gradients, dl_dh_0, dl_dc_0)
+
+
+def check_option(name: str, value: object, options: tuple[Any, ...]) -> None:
+    """Refuse what is none of the options."""
+    if value not in options:
+        known = ", ".join(map(repr, options))
+        raise ValueError(f"{name} must be one of {known}, got {value!r}.")

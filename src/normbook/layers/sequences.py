@@ -1,0 +1,291 @@
+r"""Batch norm of sequences: padding does not count, and each time step has its own.
+
+Sequences of several lengths that share a tensor are padded to one. To batch norm the
+padding is data like any other: it moves mean and variance, the more the longer it is.
+:class:`MaskedBatchNorm1d` is told which entries are live, and looks at no others.
+
+The first steps of a recurrent network differ from the later ones: its state has only
+begun to fill. One mean and variance for all steps would fit none of the first. In
+:class:`PerStepBatchNorm1d` each step has its own, while gain and bias, like the
+weights, are shared over time.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from normbook.arguments import whole_number
+from normbook.layers.base import write
+from normbook.layers.batch_norm import BatchNorm1d
+
+__all__ = ["MaskedBatchNorm1d", "PerStepBatchNorm1d"]
+
+
+class MaskedBatchNorm1d(BatchNorm1d):
+    r"""Batch normalization of the live entries of ``(N, C, T)`` or ``(N, D)``.
+
+    .. math::
+
+        \mu = \frac{1}{K}\sum_{n,t} m_{nt}\,x_{nt}, \qquad
+        \sigma^2 = \frac{1}{K}\sum_{n,t} m_{nt}\,(x_{nt} - \mu)^2, \qquad
+        K = \sum_{n,t} m_{nt}
+
+    in each channel, with :math:`m_{nt}` 1 where the entry is live and 0 where it is
+    padding. Live entries are normalized as by
+    :class:`~normbook.layers.batch_norm.BatchNorm1d`, in evaluation by the running
+    statistics; padding becomes 0. Call it as ``layer(input, mask)``, with a ``mask`` of
+    dtype bool, true where live, and shape ``(N, T)`` or ``(N,)``.
+
+    It equals batch norm of the K live entries put together, of shape ``(K, C)``, in
+    output, gradient and running statistics. No gradient reaches the padding, and
+    nothing leaves it, NaN included.
+
+    Parameters
+    ----------
+    num_features, eps, momentum, affine, track_running_stats, device, dtype, bias
+        As in :class:`~normbook.layers.batch_norm.BatchNorm1d`, and so is the
+        ``state_dict``.
+
+    Raises
+    ------
+    TypeError
+        If the mask is no tensor of dtype bool.
+    ValueError
+        If its shape does not fit that of the input, or a single entry is live in
+        training. If none is, the output is 0 and the running statistics stay.
+    RuntimeError
+        If it is on another device than the input.
+
+    Notes
+    -----
+    Other errors are those of :class:`~normbook.layers.batch_norm.BatchNorm1d`.
+
+    Source: book, chapter *Variable length*.
+
+    Examples
+    --------
+    >>> x = torch.tensor([[[1.0, 3.0, 9.0]], [[5.0, 9.0, 9.0]]])  # the 9s are padding
+    >>> mask = torch.tensor([[True, True, False], [True, False, False]])
+    >>> layer = MaskedBatchNorm1d(1, momentum=1.0)
+    >>> y = layer(x, mask)
+    >>> layer.running_mean, layer.running_var  # of 1, 3 and 5
+    (tensor([3.]), tensor([4.]))
+    >>> [round(value, 3) for value in y.flatten().tolist()]
+    [-1.225, 0.0, 0.0, 1.225, 0.0, 0.0]
+    """
+
+    def forward(self, input: Tensor, mask: Tensor) -> Tensor:  # type: ignore[override]
+        """Normalize the live entries; padding becomes 0."""
+        self._check(input, uses_batch=False)
+        self._check_mask(input, mask)
+        live = input.movedim(1, -1)[mask]  # (K, C)
+        if len(live) == 1 and (self.training or self.running_mean is None):
+            raise ValueError(
+                f"{type(self).__name__} needs more than 1 live entry to normalize by "
+                f"the batch, got 1 in a mask of shape {tuple(mask.shape)}; make the "
+                "batch larger, or call eval() to use the running statistics."
+            )
+        y_live = super().forward(live)
+        y = y_live.new_zeros(*mask.shape, self.num_features)
+        return y.index_put((mask,), y_live).movedim(-1, 1).contiguous()
+
+    def _size(self, input: Tensor, mask: Tensor) -> int:  # type: ignore[override]
+        return int(mask.sum())
+
+    def _check_mask(self, input: Tensor, mask: Any) -> None:
+        if not isinstance(mask, Tensor) or mask.dtype != torch.bool:
+            found = mask.dtype if isinstance(mask, Tensor) else type(mask).__name__
+            raise TypeError(
+                f"mask must be a torch tensor of dtype bool, got {found}; for lengths "
+                "of shape (N,) it is torch.arange(T) < lengths[:, None]."
+            )
+        expected = (len(input), *input.shape[2:])
+        if tuple(mask.shape) != expected:
+            raise ValueError(
+                f"mask must have the shape of the input without its channels, "
+                f"{expected}, got {tuple(mask.shape)}; give one bool for each entry."
+            )
+        if mask.device != input.device:
+            raise RuntimeError(
+                f"input and mask must be on one device, got {input.device} and "
+                f"{mask.device}; move one of them with .to(...)."
+            )
+
+
+class PerStepBatchNorm1d(MaskedBatchNorm1d):
+    r"""Batch normalization of ``(N, D)`` at one time step t.
+
+    .. math::
+
+        y = \gamma\,\frac{x - \mu_t}{\sqrt{\sigma_t^2 + \epsilon}} + \beta
+
+    In training :math:`\mu_t, \sigma_t^2` are those of the examples alive at step t, in
+    evaluation the running statistics of that step. Call it as
+    ``layer(input, step, mask)``: ``step`` counts from 0, and ``mask``, of shape
+    ``(N,)`` and dtype bool, is true where a sequence has not ended yet; left out, all
+    are alive. Padding becomes 0, as in
+    :class:`MaskedBatchNorm1d`.
+
+    A step that was never trained has no statistics. In evaluation it takes those of
+    the last trained step before it; so do steps from ``max_steps`` on.
+
+    With sequences of several lengths, in the end one of them is alive alone. A single
+    value has no variance: batch norm would forget it and answer :math:`\beta`. Such a
+    step is normalized in training as in evaluation, by running statistics, which it
+    does not change.
+
+    Parameters
+    ----------
+    num_features : int
+        D, the length of axis 1.
+    max_steps : int
+        Steps with statistics of their own, at least 1; the longest training sequence.
+    eps, momentum, affine, track_running_stats, device, dtype, bias
+        As in :class:`~normbook.layers.batch_norm.BatchNorm1d`. The gain begins at 1;
+        the paper begins at 0.1, set by ``layer.weight.data.fill_(0.1)``.
+
+    Attributes
+    ----------
+    weight, bias : Parameter, shape (num_features,), or None
+    running_mean, running_var : Tensor, shape (max_steps, num_features), or None
+    num_batches_tracked : Tensor, int64, shape (max_steps,), or None
+        0 for a step that was never trained.
+
+    Raises
+    ------
+    TypeError
+        If ``max_steps`` or ``step`` is no whole number.
+    ValueError
+        If ``max_steps`` is less than 1, or ``step`` negative or, in training, not
+        below ``max_steps``; if a single example is alive in training and neither this
+        step nor one before it was ever trained.
+
+    Notes
+    -----
+    Other errors are those of
+    :class:`MaskedBatchNorm1d`.
+
+    Source: Cooijmans et al. (2016), section 3; book, chapter *Variable length*. What
+    to do with one live example is a choice of this book.
+
+    Examples
+    --------
+    >>> layer = PerStepBatchNorm1d(1, max_steps=2, momentum=1.0)
+    >>> for step, x in enumerate([[[1.0], [3.0]], [[10.0], [30.0]]]):
+    ...     y = layer(torch.tensor(x), step)
+    >>> layer.running_mean.tolist()
+    [[2.0], [20.0]]
+    >>> layer.eval()(torch.tensor([[20.0]]), step=7).tolist()  # by those of step 1
+    [[0.0]]
+    """
+
+    _ndims = (2,)  # type: ignore[assignment]
+    _shapes = "(N, D)"
+    _recalibrating = None  # every step has a number of batches of its own
+
+    def __init__(
+        self,
+        num_features: int,
+        max_steps: int,
+        eps: float = 1e-5,
+        momentum: float | None = 0.1,
+        affine: bool = True,
+        track_running_stats: bool = True,
+        device: torch.types.Device = None,
+        dtype: torch.dtype | None = None,
+        *,
+        bias: bool = True,
+    ) -> None:
+        super().__init__(
+            num_features,
+            eps,
+            momentum,
+            affine,
+            track_running_stats,
+            device,
+            dtype,
+            bias=bias,
+        )
+        self.max_steps = _whole("max_steps", max_steps, least=1)
+        for name, buffer in self.named_buffers():
+            rows = buffer.expand(self.max_steps, *buffer.shape).clone()
+            self.register_buffer(name, rows)
+
+    def extra_repr(self) -> str:
+        """Name the settings, as torch does."""
+        return f"{super().extra_repr()}, max_steps={self.max_steps}"
+
+    def forward(  # type: ignore[override]
+        self, input: Tensor, step: int, mask: Tensor | None = None
+    ) -> Tensor:
+        """Normalize one time step by the batch, or by its running statistics."""
+        step = _whole("step", step, least=0)
+        if self.training and step >= self.max_steps:
+            raise ValueError(
+                f"step must be below max_steps = {self.max_steps} in training, got "
+                f"{step}; make the layer with max_steps of the longest sequence."
+            )
+        layer = self._at(min(step, self.max_steps - 1))
+        layer._check(input, uses_batch=False)
+        if mask is not None:
+            layer._check_mask(input, mask)
+        alive = len(input) if mask is None else int(mask.sum())
+        if self.running_mean is not None and (alive < 2 or not self.training):
+            layer = self._by_last_trained(step, alive)
+        if mask is None:
+            return BatchNorm1d.forward(layer, input)
+        return MaskedBatchNorm1d.forward(layer, input, mask)
+
+    @torch.no_grad()
+    def take_in(self, mean: Tensor, var: Tensor, counts: Sequence[int]) -> None:
+        """Update the running statistics of the first steps, all at once.
+
+        It does what calls at these steps in training would do, for who normalizes
+        without them: in a loop over many steps the checks of each call cost most.
+
+        Parameters
+        ----------
+        mean, var : Tensor, shape (T, num_features)
+            Of the examples alive at steps 0 to T - 1; ``var`` biased.
+        counts : sequence of T ints
+            Examples alive at each of these steps, at least 2.
+        """
+        updates: list[tuple[Tensor, Tensor]] = []
+        for step, moments in enumerate(zip(mean, var, counts, strict=True)):
+            updates += self._at(step)._updates(*moments)
+        steps = self.get_buffer("num_batches_tracked")
+        write(updates, steps[: len(counts)])
+
+    def _at(self, step: int) -> PerStepBatchNorm1d:
+        """Return one step as a layer of its own, on the same memory."""
+        layer = copy.copy(self)
+        rows = self._buffers.items()
+        layer._buffers = {k: None if v is None else v[step] for k, v in rows}
+        return layer
+
+    def _by_last_trained(self, step: int, alive: int) -> PerStepBatchNorm1d:
+        """Return the last trained step up to this one, to be used as in evaluation."""
+        trained = self.get_buffer("num_batches_tracked")[: step + 1].nonzero()
+        if self.training and alive == 1 and len(trained) == 0:
+            raise ValueError(
+                f"{type(self).__name__} needs more than 1 live example at step {step}, "
+                "got 1, and no step up to it was trained; make the batch larger."
+            )
+        # With none trained yet, every row is as at the start.
+        layer = self._at(int(trained[-1]) if len(trained) else 0)
+        layer.training = False
+        return layer
+
+
+def _whole(name: str, value: Any, least: int) -> int:
+    number = whole_number(name, value, "time steps are counted")
+    if number < least:
+        raise ValueError(
+            f"{name} must be at least {least}, got {number}; steps count from 0."
+        )
+    return number

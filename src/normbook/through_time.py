@@ -1,0 +1,249 @@
+"""The way of a sequence through time: the loop over its steps, forward and backward.
+
+T steps of N examples are an array of shape (T, N, ...). Sequences of several lengths
+come *packed*: sorted by length, the longest first, the steps one after the other, so
+that the array has shape (M, ...) with M the number of all steps, and ``batch_sizes``
+tells how many sequences are alive at each step. The loop sees *rows*, (M, ...), in both
+cases; what a cell does in a step is not known here. Below it is the door at which what
+comes into a cell is checked, once.
+"""
+
+from __future__ import annotations
+
+import itertools
+import operator
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from array_api_compat import array_namespace, device
+
+from normbook.arrays import Array, check_float_array, check_like, check_same_kind
+
+Arrays = Sequence[Array]
+Sizes = tuple[int, ...]
+Step = Callable[..., Any]
+
+
+def over_steps(
+    step: Step, rows: Array, states: Arrays, batch_sizes: Sizes
+) -> tuple[Arrays, Arrays]:
+    """Go from the first step to the last.
+
+    ``step(row, *states)`` takes the rows of one step and the states before it, (N, H)
+    each, and returns the next states, and behind them what is to be kept. Returned are
+    the states behind the last step of each sequence, and all that ``step`` returned, of
+    shape (M, ...).
+    """
+    alive, kept, ended = batch_sizes[0], [], []
+    for of_step in steps(batch_sizes):
+        size = of_step.stop - of_step.start
+        if size < alive:  # those behind have ended
+            ended.append([state[size:, :] for state in states])
+            states = [state[:size, :] for state in states]
+            alive = size
+        kept.append(step(rows[of_step, :], *states))
+        states = kept[-1][: len(states)]
+    xp = array_namespace(rows)
+    last = [xp.concat(parts) for parts in zip(states, *ended[::-1], strict=True)]
+    return last, [xp.concat(values) for values in zip(*kept, strict=True)]
+
+
+def back_over_steps(
+    step_backward: Step, dl_dh: Array, rows: Arrays, last: Arrays, batch_sizes: Sizes
+) -> tuple[Arrays, Arrays]:
+    """Go from the last step to the first.
+
+    ``step_backward(dl_dh_t, *arriving, *rows)`` takes all that arrives at h, what
+    arrives at the other states, and of ``rows`` those of the step. It returns what goes
+    to the states before the step, and behind them what is to be kept. ``last`` arrives
+    at the states behind the last step of each sequence. Returned are what arrives at
+    the states before the first step, and what was kept, of shape (M, ...).
+    """
+    xp = array_namespace(dl_dh)
+    alive, kept = batch_sizes[-1], []
+    arriving = [value[:alive, :] for value in last]
+    for of_step in reversed(list(steps(batch_sizes))):
+        size = of_step.stop - of_step.start
+        if size > alive:  # here others end
+            ends = [value[alive:size, :] for value in last]
+            arriving = [xp.concat(pair) for pair in zip(arriving, ends, strict=True)]
+            alive = size
+        dl_dh_t = dl_dh[of_step, :] + arriving[0]
+        of_rows = (value[of_step, ...] for value in rows)
+        result = step_backward(dl_dh_t, *arriving[1:], *of_rows)
+        arriving = result[: len(last)]
+        kept.append(result[len(last) :])
+    return arriving, [xp.concat(values[::-1]) for values in zip(*kept, strict=True)]
+
+
+def steps(batch_sizes: Sizes) -> Iterator[slice]:
+    """Places of the rows of each step in turn."""
+    ends = itertools.accumulate(batch_sizes)
+    for size, end in zip(batch_sizes, ends, strict=True):
+        yield slice(end - size, end)
+
+
+def before(states: Array, first: Array, batch_sizes: Sizes) -> Array:
+    """Rows of the states that each step began with."""
+    parts = [first]
+    for of_step, alive in zip(steps(batch_sizes), batch_sizes[1:], strict=False):
+        parts.append(states[of_step.start : of_step.start + alive, :])
+    return array_namespace(states).concat(parts)
+
+
+def as_rows(x: Array, *values: Array) -> list[Array]:
+    """Rows of values that have the leading axes of x."""
+    axes = x.ndim - 1
+    return [value.reshape((-1, *value.shape[axes:])) for value in values]
+
+
+def like_steps(x: Array, *rows: Array) -> list[Array]:
+    """Rows with the leading axes of x again."""
+    return [value.reshape((*x.shape[:-1], *value.shape[1:])) for value in rows]
+
+
+def complete(parameters: Any) -> Any:
+    """Put 1 for a gain and 0 for a bias that was left out."""
+    w_h = parameters.w_h
+    rows, units = w_h.shape
+    like = {"dtype": w_h.dtype, "device": device(w_h)}
+    full = {}
+    for name, value in parameters._asdict().items():
+        if value is None:
+            size, number = units if name.endswith("_c") else rows, "gamma" in name
+            full[name] = array_namespace(w_h).full((size,), float(number), **like)
+    return parameters._replace(**full)
+
+
+def check_inputs(
+    x: Array,
+    parameters: Any,
+    kind: Any,
+    batch_sizes: Sequence[int] | None = None,
+    **states: Array | None,
+) -> tuple[list[Array], Sizes]:
+    """Check what goes into a cell; return the states, 0 for None, and the batch sizes.
+
+    ``parameters`` must be of ``kind``. An LSTM has weights of 4H rows, the simple cell
+    of H.
+    """
+    if not isinstance(parameters, kind):
+        raise TypeError(
+            f"parameters must be {kind.__name__}, got {type(parameters).__name__}; "
+            f"build {kind.__name__}(w_x=..., w_h=...)."
+        )
+    sizes = _check_steps(x, batch_sizes)
+    w_h = parameters.w_h
+    check_float_array("w_h", w_h)
+    if w_h.ndim != 2 or w_h.shape[1] == 0:
+        raise ValueError(
+            "w_h must have two axes, the second with the H >= 1 units, got shape "
+            f"{tuple(w_h.shape)}."
+        )
+    units = w_h.shape[1]
+    every = "4H" if "c_0" in states else "H"
+    lengths = {"N": sizes[0], "D": x.shape[-1], "H": units, "4H": 4 * units}
+    axes: dict[str, tuple[str, ...]] = {"w_x": (every, "D"), "w_h": (every, "H")}
+    axes |= {"gamma_c": ("H",), "beta_c": ("H",)} | dict.fromkeys(states, ("N", "H"))
+    for name, value in (parameters._asdict() | states).items():
+        if value is not None or name == "w_x":
+            _check_input(name, value, x, axes.get(name, (every,)), lengths)
+    zeros = array_namespace(x).zeros((sizes[0], units), dtype=x.dtype, device=device(x))
+    return [zeros if value is None else value for value in states.values()], sizes
+
+
+def _check_steps(x: Array, batch_sizes: Sequence[int] | None) -> Sizes:
+    """Check x; return how many sequences are alive at each of its steps."""
+    check_float_array("x", x)
+    axes, cure = "(T, N, D)", "a single sequence is x[:, None, :]"
+    if batch_sizes is not None:
+        axes, cure = "(M, D)", "with batch_sizes the steps come one after the other"
+    if x.ndim != axes.count(",") + 1:
+        raise ValueError(f"x must have shape {axes}, got {tuple(x.shape)}; {cure}.")
+    if batch_sizes is None:
+        sizes: Sizes = (x.shape[1],) * x.shape[0]
+    else:
+        sizes = _checked_sizes(batch_sizes, x.shape[0])
+    if not sizes or x.shape[-1] == 0:
+        raise ValueError(
+            "x must hold at least one step and at least one feature, got shape "
+            f"{tuple(x.shape)}; leave empty sequences out."
+        )
+    return sizes
+
+
+def _checked_sizes(batch_sizes: Sequence[int], rows: int) -> Sizes:
+    try:
+        sizes = tuple(operator.index(size) for size in batch_sizes)
+    except TypeError:
+        raise TypeError(
+            f"batch_sizes must be a sequence of whole numbers, got {batch_sizes!r}; "
+            "the steps at which each sequence ends are counted."
+        ) from None
+    if sizes != tuple(sorted(sizes, reverse=True)) or min((*sizes, 1)) < 1:
+        raise ValueError(
+            f"batch_sizes must not grow and be at least 1, got {sizes}; sort the "
+            "sequences by length, the longest first."
+        )
+    if sum(sizes) != rows:
+        raise ValueError(
+            f"batch_sizes must add to the rows of x, {rows}, got {sizes}, which adds "
+            f"to {sum(sizes)}; count the sequences alive at each step."
+        )
+    return sizes
+
+
+def _check_input(
+    name: str, value: Array, x: Array, axes: tuple[str, ...], lengths: dict[str, int]
+) -> None:
+    """Refuse what is not of the kind and dtype of x, or has not these axes."""
+    check_float_array(name, value)
+    check_same_kind(name, value, "x", x)
+    _check_same_dtype(name, value, "x", x)
+    shape = tuple(lengths[axis] for axis in axes)
+    if tuple(value.shape) != shape:
+        meaning = ", ".join(axes) + ("," if len(axes) == 1 else "")
+        raise ValueError(
+            f"{name} must have shape ({meaning}) = {shape}, got {tuple(value.shape)}; "
+            "w_h has H columns, x has D features."
+        )
+
+
+def check_step(x_t: Array) -> None:
+    """Refuse what does not have one row for each example."""
+    check_float_array("x_t", x_t)
+    if x_t.ndim != 2:
+        raise ValueError(
+            f"x_t must have shape (N, D), got {tuple(x_t.shape)}; a single example is "
+            "x_t[None, :]."
+        )
+
+
+def check_gradients(
+    cache: Any, kind: Any, dl_dh: Array, **last: Array | None
+) -> list[Array]:
+    """Check what goes into a backward pass; return the last gradients, 0 for None.
+
+    ``cache`` must be of ``kind``. The last gradients have the names of the states.
+    """
+    if not isinstance(cache, kind):
+        raise ValueError(
+            f"cache must be {kind.__name__}, got {type(cache).__name__}; take the "
+            "backward pass of its cell."
+        )
+    gradients = {"dl_dh": dl_dh} | {k: v for k, v in last.items() if v is not None}
+    for name, value in gradients.items():
+        other = name.removeprefix("dl_d")
+        state = cache.h if other == "h" else cache.h_0
+        check_like(name, value, other, state)
+        _check_same_dtype(name, value, other, state)
+    zeros = array_namespace(cache.h_0).zeros_like(cache.h_0)
+    return [zeros if value is None else value for value in last.values()]
+
+
+def _check_same_dtype(name: str, a: Array, other: str, b: Array) -> None:
+    if a.dtype != b.dtype:
+        raise TypeError(
+            f"{name} must have the dtype of {other}, {b.dtype}, got {a.dtype}; convert "
+            "one of them."
+        )

@@ -1,0 +1,237 @@
+"""The small network of the live experiments."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from normbook.data import digits
+from normbook.lab.digits_mlp import (
+    History,
+    Split,
+    build,
+    evaluate,
+    repeat,
+    split,
+    train,
+)
+from normbook.layers.batch_norm import BatchNorm1d
+
+
+def seeded(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+@pytest.fixture(scope="module")
+def data() -> Split:
+    return split(digits.load())
+
+
+def kinds(model: nn.Sequential) -> list[str]:
+    return [type(layer).__name__ for layer in model]
+
+
+def test_the_norm_stands_where_it_is_asked_to() -> None:
+    before = build(generator=seeded(), depth=1)
+    after = build(generator=seeded(), depth=1, placement="after", activation="tanh")
+    without = build(generator=seeded(), depth=2, norm=None)
+    assert kinds(before) == ["Linear", "BatchNorm1d", "ReLU", "Linear"]
+    assert kinds(after) == ["Linear", "Tanh", "BatchNorm1d", "Linear"]
+    assert kinds(without) == ["Linear", "ReLU"] * 2 + ["Linear"]
+
+
+def test_weights_have_the_stated_scale_and_biases_are_zero() -> None:
+    model = build(generator=seeded(), depth=2, width=400, gain=2.0, features=900)
+    first, second = model[0], model[3]
+    assert isinstance(first, nn.Linear)
+    assert isinstance(second, nn.Linear)
+    # 360 000 and 160 000 draws: the standard error is below 0.2 %
+    assert first.weight.std().item() == pytest.approx(2 / 30, rel=0.01)
+    assert second.weight.std().item() == pytest.approx(2 / 20, rel=0.01)
+    assert not first.bias.any()
+
+
+def test_everything_is_float64() -> None:
+    model = build(generator=seeded())
+    assert {p.dtype for p in model.parameters()} == {torch.float64}
+    assert {b.dtype for n, b in model.named_buffers() if "num" not in n} == {
+        torch.float64
+    }
+
+
+def test_equal_seeds_give_equal_networks_whatever_the_norm() -> None:
+    a, b = build(generator=seeded(3)), build(generator=seeded(3), norm=None)
+    assert isinstance(a[0], nn.Linear)
+    assert isinstance(b[0], nn.Linear)
+    assert torch.equal(a[0].weight, b[0].weight)
+
+
+def test_training_learns_the_digits(data: Split) -> None:
+    model = build(generator=seeded())
+    history = train(model, data, generator=seeded(1), steps=120, every=40)
+    np.testing.assert_array_equal(history.steps, [40, 80, 120])
+    assert history.test_accuracy[-1] > 0.9
+    assert history.test_loss[-1] < history.test_loss[0]
+
+
+def test_a_step_is_plain_gradient_descent(data: Split) -> None:
+    model = build(generator=seeded(), depth=1, norm=None)
+    twin = build(generator=seeded(), depth=1, norm=None)
+    train(model, data, generator=seeded(1), steps=1, every=1, learning_rate=0.5)
+    batch = torch.randperm(len(data.x_train), generator=seeded(1))[:60]
+    loss = nn.functional.cross_entropy(twin(data.x_train[batch]), data.y_train[batch])
+    gradients = torch.autograd.grad(loss, list(twin.parameters()))
+    for p, q, g in zip(model.parameters(), twin.parameters(), gradients, strict=True):
+        torch.testing.assert_close(p, q - 0.5 * g)
+
+
+def test_equal_seeds_train_equally(data: Split) -> None:
+    def run(generator: torch.Generator) -> History:
+        model = build(generator=generator, depth=1)
+        return train(model, data, generator=generator, steps=20, every=10)
+
+    first, again = repeat(run, seeds=[0, 1]), repeat(run, seeds=[0, 1])
+    assert first.train_loss.shape == (2, 2)
+    for a, b in zip(first, again, strict=True):
+        np.testing.assert_array_equal(a, b)
+    assert first.test_loss[0, 0] != first.test_loss[1, 0]
+
+
+def test_evaluation_uses_the_running_statistics_and_puts_the_mode_back(
+    data: Split,
+) -> None:
+    model = build(generator=seeded(), depth=1)
+    state = {k: v.clone() for k, v in model.state_dict().items()}
+    loss, accuracy = evaluate(model, data.x_test, data.y_test)
+    model.eval()
+    scores = model(data.x_test)
+    assert loss == nn.functional.cross_entropy(scores, data.y_test).item()
+    assert accuracy == (scores.argmax(1) == data.y_test).double().mean().item()
+    assert all(torch.equal(v, state[k]) for k, v in model.state_dict().items())
+    model.train()
+    evaluate(model, data.x_test, data.y_test)
+    assert model.training
+
+
+def test_a_broken_network_leaves_its_mode_as_it_was(data: Split) -> None:
+    model = build(generator=seeded(), features=63)
+    with pytest.raises(RuntimeError):
+        evaluate(model, data.x_test, data.y_test)
+    assert model.training
+
+
+def test_any_norm_can_be_asked_for() -> None:
+    model = build(generator=seeded(), depth=1, norm=lambda n: BatchNorm1d(n, eps=1.0))
+    assert isinstance(model[1], BatchNorm1d)
+    assert model[1].eps == 1.0
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"batch_size": 0}, r"batch_size must lie in 1\.\.1437, got 0"),
+        ({"batch_size": 1438}, "got 1438"),
+        ({"steps": 10, "every": 11}, r"every must lie in 1\.\.steps = 10, got 11"),
+    ],
+)
+def test_bad_training_options_are_refused(
+    data: Split, options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        train(build(generator=seeded()), data, generator=seeded(), **options)
+
+
+def test_bad_networks_are_refused() -> None:
+    with pytest.raises(ValueError, match='"before" or "after", got \'around\''):
+        build(generator=seeded(), placement="around")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="activation must be one of relu, sigmoid"):
+        build(generator=seeded(), activation="gelu")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("features", [64, 63])
+def test_evaluation_leaves_a_frozen_layer_frozen(data: Split, features: int) -> None:
+    model = build(generator=seeded(), features=features)
+    model[1].eval()
+    modes = [module.training for module in model.modules()]
+    with contextlib.suppress(RuntimeError):  # 63 features do not fit
+        evaluate(model, data.x_test, data.y_test)
+    assert [module.training for module in model.modules()] == modes
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"every": 2.5}, TypeError, r"every must be a whole number, got 2\.5"),
+        ({"batch_size": 60.0}, TypeError, r"batch_size must be a whole.*got 60\.0"),
+        ({"steps": True}, TypeError, "steps must be a whole number, got True"),
+        ({"steps": 0}, ValueError, "steps must be at least 1, got 0"),
+        ({"learning_rate": np.nan}, ValueError, "learning_rate must be.*got nan"),
+        ({"learning_rate": -0.1}, ValueError, r"learning_rate must.*got -0\.1"),
+        ({"learning_rate": "0.1"}, TypeError, "learning_rate must be a number"),
+        ({"generator": None}, TypeError, "generator must be.*got NoneType"),
+        ({"data": digits.load()}, TypeError, r"must be a Split, got Dataset.*split\("),
+    ],
+)
+def test_what_cannot_be_trained_with_is_refused(
+    data: Split, options: dict[str, Any], error: type[Exception], message: str
+) -> None:
+    model = build(generator=seeded()).eval()
+    given: dict[str, Any] = {"data": data, "generator": seeded()} | options
+    with pytest.raises(error, match=message):
+        train(model, **given)
+    assert not model.training
+
+
+@pytest.mark.parametrize("name", ["train", "test"])
+def test_images_and_labels_of_different_number_are_refused(
+    data: Split, name: str
+) -> None:
+    labels = getattr(data, f"y_{name}")[:-1]
+    message = f"x_{name} and y_{name} must hold equally many"
+    with pytest.raises(ValueError, match=message):
+        train(
+            build(generator=seeded()),
+            data._replace(**{f"y_{name}": labels}),
+            generator=seeded(),
+        )
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"depth": 0}, ValueError, "depth must be at least 1, got 0"),
+        ({"width": 2.0}, TypeError, r"width must be a whole number, got 2\.0"),
+        ({"features": -1}, ValueError, "features must be at least 1, got -1"),
+        ({"classes": 0}, ValueError, "classes must be at least 1, got 0"),
+        ({"gain": -1.0}, ValueError, r"gain must be finite.*got -1\.0"),
+        ({"gain": np.inf}, ValueError, "gain must be finite.*got inf"),
+        ({"norm": 3}, TypeError, "norm must make a layer.*got 3"),
+        ({"norm": lambda n: n}, TypeError, "norm must return.*got int"),
+        ({"generator": None}, TypeError, "generator must be.*got NoneType"),
+    ],
+)
+def test_bad_sizes_gains_and_norms_are_refused(
+    options: dict[str, Any], error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        build(**{"generator": seeded()} | options)
+
+
+def test_runs_that_cannot_be_stacked_are_refused() -> None:
+    lengths = iter([1, 2])
+
+    def run(_: torch.Generator) -> History:
+        steps = np.arange(next(lengths))
+        return History(steps, *(steps.astype(float),) * 3)
+
+    with pytest.raises(ValueError, match=r"same steps, got \[0\] and \[0, 1\]"):
+        repeat(run, [0, 1])
+    with pytest.raises(ValueError, match="at least one seed, got none"):
+        repeat(run, [])
+    with pytest.raises(TypeError, match="must return a History, got int"):
+        repeat(lambda _: 3, [0])  # type: ignore[arg-type, return-value]

@@ -1,0 +1,185 @@
+"""A record says truly where it comes from."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import shutil
+import subprocess
+from importlib.metadata import PackageNotFoundError
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from normbook.__main__ import _parser
+from normbook.data import digits
+from normbook.data.catalogue import MNIST
+from normbook.lab import provenance
+from normbook.lab.ranks import Sharing
+
+CPU = torch.device("cpu")
+WHO = ["-c", "user.name=A", "-c", "user.email=a@example.org"]
+
+
+def git(folder: Path, *arguments: str) -> None:
+    command = ["git", "-C", str(folder), *WHO, *arguments]
+    subprocess.run(command, check=True, capture_output=True)
+
+
+@pytest.fixture
+def sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A package of one file in a folder of its own, which git does not know."""
+    for name in ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE"):
+        monkeypatch.delenv(name, raising=False)
+    folder = tmp_path / "project" / "package"
+    folder.mkdir(parents=True)
+    (folder / "__init__.py").write_text("x = 1\n")
+    monkeypatch.setattr(provenance, "ROOT", folder)
+    return folder
+
+
+def tracked(folder: Path) -> None:
+    git(folder, "init")
+    git(folder, "add", ".")
+    git(folder, "commit", "-m", "first")
+
+
+def test_sources_that_are_tracked_have_a_commit(sources: Path) -> None:
+    tracked(sources.parent)
+    found = provenance.commit()
+    assert re.fullmatch("[0-9a-f]{40}", found["commit"])
+    assert not found["is_modified"]
+
+
+@pytest.mark.parametrize("name", ["__init__.py", "new.py"])
+def test_sources_that_were_changed_are_said_to_be(name: str, sources: Path) -> None:
+    tracked(sources.parent)
+    (sources / name).write_text("x = 2\n")
+    assert provenance.commit()["is_modified"]
+
+
+def test_a_change_elsewhere_in_the_repository_does_not_count(sources: Path) -> None:
+    tracked(sources.parent)
+    (sources.parent / "notes.txt").write_text("2")
+    assert not provenance.commit()["is_modified"]
+
+
+def test_sources_outside_of_a_repository_have_no_commit(sources: Path) -> None:
+    assert provenance.commit() == {"commit": None, "is_modified": False}
+
+
+def test_the_commit_of_a_repository_that_only_holds_the_sources_is_not_theirs(
+    sources: Path,
+) -> None:
+    (sources.parent / ".gitignore").write_text("package\n")  # as .venv mostly is
+    tracked(sources.parent)
+    assert provenance.commit()["commit"] is None
+
+
+def test_without_git_there_is_no_commit(
+    sources: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tracked(sources.parent)
+    monkeypatch.setenv("PATH", "")
+    assert provenance.commit()["commit"] is None
+
+
+def test_the_hash_of_the_code_depends_on_each_file_and_its_name(sources: Path) -> None:
+    seen = {provenance.code()}
+    (sources / "__init__.py").write_text("x = 2\n")
+    seen.add(provenance.code())
+    (sources / "a.py").write_text("")
+    seen.add(provenance.code())
+    (sources / "a.py").rename(sources / "b.py")
+    seen.add(provenance.code())
+    assert len(seen) == 4
+
+
+def test_the_hash_of_the_code_is_the_same_in_another_place(
+    sources: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = provenance.code()
+    copy = sources.parent / "copy"
+    shutil.copytree(sources, copy)
+    monkeypatch.setattr(provenance, "ROOT", copy)
+    assert provenance.code() == before
+
+
+def test_versions_are_those_of_what_computes() -> None:
+    found = provenance.versions()
+    assert found["torch"] == torch.__version__
+    assert {"normbook", "numpy", "python", "scikit-learn", "torch"} == found.keys()
+
+
+def test_a_package_that_runs_from_its_sources_has_no_version(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def version(_: str) -> str:
+        raise PackageNotFoundError
+
+    monkeypatch.setattr(provenance, "version", version)
+    assert provenance.versions()["normbook"] == "not installed"
+
+
+def test_files_are_named_with_the_hash_they_were_compared_with() -> None:
+    found = provenance.data_hashes("mnist", digits.load())
+    assert found == {"mnist": {file.name: file.sha256 for file in MNIST.files}}
+
+
+def test_embedded_data_have_the_hash_of_their_numbers() -> None:
+    data = digits.load()
+    content = b"".join(array.tobytes() for array in data)
+    expected = {"digits": {"scikit-learn": hashlib.sha256(content).hexdigest()}}
+    assert provenance.data_hashes("digits", data) == expected
+    assert provenance.data_hashes("digits", digits.load(seed=1)) != expected
+
+
+def test_numbers_that_the_run_draws_itself_have_no_hash() -> None:
+    assert provenance.data_hashes("", None) == {}
+
+
+@pytest.mark.parametrize(
+    ("counts", "start"),
+    [
+        ({}, "normbook run"),
+        ({"processes": 4}, "torchrun --nproc-per-node 4 -m normbook run"),
+        (
+            {"processes": 4, "machines": 2},
+            "torchrun --nnodes 2 --nproc-per-node 2 -m normbook run",
+        ),
+    ],
+)
+def test_the_command_repeats_the_run(counts: Any, start: str) -> None:
+    command = provenance.command("vgg", "cpu", [0, 7], CPU, **counts)
+    assert command.startswith(start)
+    words = command.split()
+    options = _parser().parse_args(words[words.index("run") :])
+    assert (options.name.name, options.scale) == ("vgg", "cpu")
+    assert (options.seeds, options.device) == ([0, 7], "cpu")
+
+
+@pytest.mark.parametrize(
+    ("parallel", "is_parallel", "is_local"),
+    [
+        ("runs", False, False),
+        ("batches", True, False),
+        ("local batches", True, True),
+    ],
+)
+def test_the_command_says_what_processes_share(
+    parallel: Sharing, is_parallel: bool, is_local: bool
+) -> None:
+    command = provenance.command("vgg", "cpu", [0], CPU, parallel=parallel)
+    options = _parser().parse_args(command.split()[1:])
+    found = options.data_parallel, options.local_statistics
+    assert found == (is_parallel, is_local)
+
+
+def test_the_device_is_described(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "NVIDIA H100")
+    found = provenance.device(torch.device("cuda:1"))
+    threads = torch.get_num_threads()
+    assert found == {"type": "cuda", "name": "NVIDIA H100", "threads": threads}
+    assert provenance.device(CPU)["name"]

@@ -1,0 +1,167 @@
+"""Several processes share the runs, and none waits for one that has failed."""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import tiny
+
+from normbook.lab import ranks, record
+from normbook.lab.ranks import Ranks
+from normbook.lab.record import Record
+from normbook.lab.runner import run
+
+WHERE = Path(__file__).parent
+LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
+SCRIPT = """
+import os, sys
+from normbook.errors import OtherProcessError, RunError
+from normbook.lab import ranks, runner
+
+what, rank = sys.argv[1], int(os.environ["RANK"])
+try:
+    with ranks.join() as joined:
+        if what == "share":
+            print(joined.first(lambda: rank), joined.gather(rank), joined.machines)
+            print(joined.any(rank == 1), joined.any(False))
+        elif what == "other code":
+            runner._check_same(joined, {"code": f"{rank}", "data": {}})
+        elif what == "first fails":
+            joined.first(lambda: sys.exit(3))
+        elif rank == 1:
+            os._exit(4)
+        else:
+            joined.gather(0)
+except OtherProcessError as error:
+    print(error)
+    sys.exit(5)
+except RunError as error:
+    print(error)
+    sys.exit(1)
+"""
+
+
+def start(*command: str, count: int = 2) -> list[subprocess.Popen[str]]:
+    """Start processes as torchrun does."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = str(server.getsockname()[1])
+    common = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, **LOOPBACK}
+    processes = []
+    for rank in map(str, range(count)):
+        own = {"RANK": rank, "LOCAL_RANK": rank}
+        size = {"WORLD_SIZE": str(count), "LOCAL_WORLD_SIZE": str(count)}
+        processes.append(
+            subprocess.Popen(
+                [sys.executable, *command],
+                env={**os.environ, **common, **own, **size},
+                cwd=WHERE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+            )
+        )
+    return processes
+
+
+def together(*command: str, count: int = 2) -> list[tuple[int, str]]:
+    """Start processes as torchrun does; give their exit codes and outputs."""
+    return ended(start(*command, count=count))
+
+
+def ended(processes: list[subprocess.Popen[str]]) -> list[tuple[int, str]]:
+    """Wait for processes; give their exit codes and outputs."""
+    # gloo would wait for PATIENCE, which is days
+    outputs = [process.communicate(timeout=100)[0] for process in processes]
+    return [(p.returncode, o) for p, o in zip(processes, outputs, strict=True)]
+
+
+def test_the_work_is_shared_without_gap_or_overlap() -> None:
+    for count in (1, 2, 3, 9):
+        shares = [Ranks(rank, count).share(range(7)) for rank in range(count)]
+        assert sorted(x for share in shares for x in share) == list(range(7))
+        assert max(map(len, shares)) - min(map(len, shares)) <= 1
+
+
+def test_one_process_needs_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    with ranks.join() as joined:
+        assert joined.first(lambda: 7) == 7
+        assert joined.gather("mine") == ["mine"]
+        assert joined.any(True) is True
+
+
+def test_what_one_process_has_reaches_the_others() -> None:
+    assert together("-c", SCRIPT, "share") == [(0, "0 [0, 1] 1\nTrue False\n")] * 2
+
+
+@pytest.mark.parametrize(
+    ("what", "codes"), [("first fails", [3, 5]), ("one dies", [5, 4])]
+)
+def test_no_process_waits_for_one_that_has_failed(what: str, codes: list[int]) -> None:
+    found = together("-c", SCRIPT, what)
+    assert [code for code, _ in found] == codes
+    assert "another one has failed; see what it says" in found[codes.index(5)][1]
+
+
+def test_other_code_or_data_on_another_machine_is_refused() -> None:
+    (code, text), (other, _) = together("-c", SCRIPT, "other code")
+    assert (code, other) == (1, 5)
+    assert "must have the same code and data, but there are others" in text
+    assert "code in process 1; install the same on all machines" in text
+
+
+@pytest.fixture(scope="module")
+def records(tmp_path_factory: pytest.TempPathFactory) -> tuple[Record, Record]:
+    """The record of two processes of torchrun, and that of one."""
+    folder = tmp_path_factory.mktemp("records")
+    shared, alone = folder / "shared.json", folder / "alone.json"
+    torchrun = ["torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    command = [sys.executable, "-m", *torchrun, "tiny.py", "--out", str(shared)]
+    done = subprocess.run(
+        command,
+        cwd=WHERE,
+        env={**os.environ, **LOOPBACK},
+        check=True,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert re.fullmatch(rf"{shared}: 4 runs in \d+ s\n", done.stdout)  # once
+    assert list(folder.iterdir()) == [shared]
+    run(tiny.EXPERIMENT, out=alone)
+    return record.load(shared), record.load(alone)
+
+
+def test_under_torchrun_the_record_is_that_of_one_process(
+    records: tuple[Record, Record],
+) -> None:
+    shared, alone = records
+    own = {"runs", "command", "device", "started", "wall_seconds"}
+    for name in vars(alone).keys() - own:
+        assert getattr(shared, name) == getattr(alone, name), name
+    for one, other in zip(shared.runs, alone.runs, strict=True):
+        assert replace(one, wall_seconds=0) == replace(other, wall_seconds=0)
+
+
+def test_under_torchrun_the_record_tells_the_processes(
+    records: tuple[Record, Record],
+) -> None:
+    shared, alone = records
+    assert alone.device["parallel"] == "runs"
+    assert shared.device == {**alone.device, "threads": 1, "ranks": 2}
+    assert shared.command == f"torchrun --nproc-per-node 2 -m {alone.command}"
+
+
+def test_a_wrong_option_is_told_once_and_ends_all(tmp_path: Path) -> None:
+    out = tmp_path / "tiny.json"
+    out.write_text("precious")
+    (code, text), (other_code, silence) = together("tiny.py", "--out", str(out))
+    assert (code, other_code) == (1, 1)
+    assert text.startswith("normbook: the record must not be there yet")
+    assert silence == ""
