@@ -82,7 +82,16 @@ def test_who_uses_a_file_that_is_gone_runs(project: Path) -> None:
 
 
 def test_what_no_test_knows_is_named(project: Path) -> None:
-    assert quick.choose(project, ["LICENSE"]) == ({}, [], [], ["LICENSE"])
+    assert quick.choose(project, ["LICENSE"]) == ({}, [], [], [], ["LICENSE"])
+
+
+def test_of_too_many_files_the_nearest_run(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(quick, "FILES", 2)
+    choice = quick.choose(project, ["src/normbook/low.py"])
+    assert [*choice.run] == ["src/normbook/low.py", "tests/test_low.py"]
+    assert choice.far == ["tests/test_high.py", "tests/rooms/test_inner.py"]
 
 
 def test_a_file_that_cannot_be_parsed_stops_nothing(project: Path) -> None:

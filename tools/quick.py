@@ -24,6 +24,7 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 SECONDS = 30.0  # no test starts later than so long after the first
 FOLDERS = ("src", "tests", "tools", "book", "benchmarks")
+FILES = 20  # no more are read: that takes time, too
 LATE = "the minute is over"
 SHOWN = 8  # lines of a list; of the others their number
 
@@ -139,6 +140,7 @@ class Choice(NamedTuple):
     """What runs: each file with its distance from the change; and what does not."""
 
     run: dict[str, int]
+    far: list[str]
     notebooks: list[str]
     pages: list[str]
     unknown: list[str]
@@ -166,7 +168,8 @@ def choose(root: Path, changed: list[str]) -> Choice:
     reached = {user for users_of in graph.values() for user in users_of}
     unknown = [n for n in changed if not graph.get(n) and n not in {*names, *reached}]
     return Choice(
-        {n: distance[n] for n in names},
+        {n: distance[n] for n in names[:FILES]},
+        names[FILES:],
         [n for n in notebooks if n not in changed],
         pages,
         unknown,
@@ -225,6 +228,7 @@ def main() -> int:
         f"{name}: {how.get(far, f'{far} imports away')}"
         for name, far in choice.run.items()
     ])  # fmt: skip
+    show("tests too far away for a minute", choice.far)
     show("notebooks that use it and do not run here", choice.notebooks)
     show("tests of the built site, which do not run here", choice.pages)
     show("of which nothing tells what tests it", choice.unknown)
