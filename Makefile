@@ -11,8 +11,9 @@ VERSIONS ?= pinned
 PORT ?= 8000
 export PYTHON VENV VERSIONS
 BIN := $(VENV)/bin
+ELSEWHERE = KERAS_BACKEND=jax TF_USE_LEGACY_KERAS=1 PYTHONPATH=src $(VENV)-elsewhere/bin/python
 
-.PHONY: help setup book test lint types check cpus lab execute serve format coverage clean
+.PHONY: help setup book test quick lint types check cpus data elsewhere lab execute serve format coverage clean
 
 help: ## list these steps
 	@echo 'usage: make STEP, where STEP is one of'
@@ -27,7 +28,13 @@ book: setup ## build the site from nothing into _build/html and print where it i
 	$(BIN)/jupyter-book build . -W -n --keep-going -q
 	@$(BIN)/python -c 'import pathlib; print("The site:", pathlib.Path("_build/html/index.html").resolve().as_uri())'
 
-test: lint types book check ## everything that CI checks
+# Types and site keep one core each busy; the checks of the pages need the site.
+test: lint ## everything that CI checks
+	@$(MAKE) --no-print-directory types & types=$$!; $(MAKE) --no-print-directory book; wait $$types
+	@$(MAKE) --no-print-directory check
+
+quick: setup ## what changed since main, within a minute: lint, types, nearest tests
+	$(BIN)/python tools/quick.py
 
 lint: setup ## style of code and notebooks
 	$(BIN)/python -m ruff check .
@@ -36,11 +43,23 @@ lint: setup ## style of code and notebooks
 types: setup ## types
 	$(BIN)/python -m mypy
 
+# For two cores: the third computes while tests of the others wait.
 check: setup ## unit tests, doctests, built pages, and every stored output recomputed
-	$(BIN)/python -m pytest -q --nbval -n 2 --dist loadfile
+	$(BIN)/python -m pytest -q --nbval -n 3 --dist loadfile
 
 cpus: setup ## recompute stored outputs as other CPUs would; NOTEBOOK=book/x.ipynb, CPU=sse4 for one
 	tools/cpus.sh $(BIN)/python $(if $(NOTEBOOK),"$(NOTEBOOK)",book)
+
+data: setup ## download all data sets (230 MB) and run the tests that are skipped without
+	$(BIN)/python -m normbook data fetch all
+	$(BIN)/python -m pytest -q -rs -n 2 --dist loadfile tests/data tests/experiments/test_records.py
+
+# A framework that cannot be imported is an error; the tests alone would be skipped.
+elsewhere: ## compare the converters with Keras, TensorFlow, Flax and ONNX, in an environment of their own
+	$(PYTHON) -m venv $(VENV)-elsewhere
+	$(VENV)-elsewhere/bin/python -m pip --disable-pip-version-check install -q -r tests/elsewhere.txt
+	$(ELSEWHERE) -c 'import flax.linen, flax.nnx, jax, keras, onnx.reference, onnxruntime, tensorflow, tf_keras'
+	$(ELSEWHERE) -m pytest -q -rs --noconftest -c /dev/null tests/test_conventions_elsewhere.py
 
 lab: setup ## open the notebooks in JupyterLab (ARGS=--allow-root in a container)
 	$(BIN)/python -m jupyter lab --notebook-dir=book $(ARGS)

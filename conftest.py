@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
 from queue import Empty
 from typing import Any
 
 import nbval.kernel
 import nbval.plugin
+import pytest
+from forked_kernels import Template, imported_by
 from jupyter_client.manager import KernelManager
+from jupyter_client.provisioning import local_provisioner
 from kernels import Watch, prepare_environment, unix_socket
 
 prepare_environment()
@@ -42,6 +46,16 @@ class WatchedKernel(nbval.kernel.RunningKernel):  # type: ignore[misc]
                     ) from None
                 if watch is not None and watch.complaint():
                     raise
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Let kernels be copies of one process where there are several notebooks."""
+    parents = {item.parent for item in session.items}
+    files = [p for p in parents if isinstance(p, nbval.plugin.IPyNbFile)]
+    if len(files) > 1 and hasattr(os, "pidfd_open"):
+        template = Template(imported_by(file.nb for file in files))
+        local_provisioner.launch_kernel = template.launch
+        session.config.add_cleanup(template.close)
 
 
 nbval.kernel.KernelManager = UnixSocketKernel

@@ -125,7 +125,9 @@ def verdicts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """Run nbval once over all notebooks; return what it found, '' where nothing."""
     folder = project(tmp_path_factory.mktemp("nbval"), NOTEBOOKS)
     command = [sys.executable, "-m", "pytest", "-q", "--nbval", "book"]
-    options = [f"--nbval-cell-timeout={HANG}", "--junitxml=found.xml"]
+    # Most of the time they wait, and can do so together.
+    options = ["-n3", "--dist=loadfile", "--junitxml=found.xml"]
+    options += [f"--nbval-cell-timeout={HANG}"]
     status, printed = run([*command, *options], folder)
     assert status == 1, printed  # some failed; none was left out
     found = dict.fromkeys(NOTEBOOKS, "")
@@ -360,7 +362,7 @@ def test_the_test_command_runs_every_step(
     assert status == 0, printed
     assert all(step in log for step in STEPS)
     assert "build . -W -n --keep-going" in log
-    assert "-m pytest -q --nbval -n 2 --dist loadfile\n" in log
+    assert "-m pytest -q --nbval -n 3 --dist loadfile\n" in log
 
 
 @pytest.mark.parametrize("step", STEPS)

@@ -161,6 +161,7 @@ def blank(match: re.Match[str]) -> str:
     return re.sub(r"[^\n]", " ", match[0])
 
 
+@cache
 def uses(text: str, name: str = "") -> list[Use]:
     """Return every use of an entry's word in the prose of a page, in order."""
     prose = NOT_PROSE.sub(blank, text)

@@ -1,5 +1,6 @@
 """The workflows hold to what keeps them safe, and run nothing of their own."""
 
+import ast
 import re
 from pathlib import Path
 from typing import Any
@@ -69,3 +70,31 @@ def test_the_steps_are_those_of_the_makefile(workflow: Any) -> None:
     commands = [s["run"] for job in jobs(workflow) for s in job["steps"] if "run" in s]
     others = [command for command in commands if not command.startswith("make ")]
     assert all("torch.cuda.is_available" in command for command in others)
+
+
+def test_what_is_skipped_here_runs_in_the_weekly_jobs() -> None:
+    weekly = yaml.safe_load((ROOT / ".github/workflows/weekly.yml").read_text("utf-8"))
+    runs = [job["steps"][-1]["run"] for job in weekly["jobs"].values()]
+    assert {"make data", "make elsewhere"} <= set(runs)
+    makefile = (ROOT / "Makefile").read_text("utf-8")
+    assert "normbook data fetch all" in makefile
+    fetched = re.findall(r"-rs -n 2 --dist loadfile (.*)$", makefile, re.MULTILINE)
+    assert all((ROOT / name).exists() for name in fetched[0].split())
+
+
+def test_the_weekly_job_has_all_frameworks_that_tests_ask_for() -> None:
+    makefile = (ROOT / "Makefile").read_text("utf-8")
+    (imported,) = re.findall(r"ELSEWHERE\) -c 'import (.*)'$", makefile, re.MULTILINE)
+    tests = (ROOT / "tests/test_conventions_elsewhere.py").read_text("utf-8")
+    asked_for = {
+        str(word.value)
+        for node in ast.walk(ast.parse(tests))
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "installed"
+        for word in node.args
+        if isinstance(word, ast.Constant)
+    }
+    assert "keras" in asked_for
+    missing = asked_for - set(imported.split(", "))
+    assert {name for name in missing if f"{name}." not in imported} == set()
+    pinned = re.findall(r"^(\w+)==", (ROOT / "tests/elsewhere.txt").read_text(), re.M)
+    assert {name.split(".")[0] for name in asked_for} <= set(pinned)

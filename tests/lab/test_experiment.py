@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import io
+import weakref
 from hashlib import sha256
 
 import numpy as np
@@ -18,6 +19,7 @@ from normbook.lab.experiment import (
     classification,
     generator,
     required,
+    shared_by_runs,
 )
 
 X = torch.arange(7.0)[:, None]
@@ -170,3 +172,38 @@ def test_the_objective_of_a_classifier_is_its_cross_entropy_and_accuracy() -> No
 def test_data_that_are_needed_must_be_given() -> None:
     with pytest.raises(TypeError, match=r"must be a Dataset, got None; pass load_data"):
         required(None)
+
+
+def test_runs_share_what_is_made_of_the_same_data_with_the_same_settings() -> None:
+    @shared_by_runs
+    def scaled(data: list[float], factor: float) -> torch.Tensor:
+        return factor * torch.tensor(data)
+
+    data = [1.0, 2.0]
+    one = scaled(data, 2.0)
+    assert scaled(data, 2.0) is one
+    assert scaled([*data], 2.0) is not one
+    other = scaled(data, 3.0)
+    assert other.tolist() == [3.0, 6.0]
+    assert scaled(data, 2.0).tolist() == one.tolist() == [2.0, 4.0]
+    assert scaled([5.0], 2.0).tolist() == [10.0]
+
+
+def test_what_runs_share_goes_with_the_last_of_them() -> None:
+    made = []
+
+    @shared_by_runs
+    def zeros(data: list[float]) -> torch.Tensor:
+        made.append(len(data))
+        return torch.zeros(len(data))
+
+    data = [1.0, 2.0]
+    first = zeros(data)
+    second = zeros(data)
+    weak = weakref.ref(first)
+    del first
+    assert zeros(data) is second
+    del second
+    assert weak() is None
+    zeros(data)
+    assert made == [2, 2]

@@ -25,6 +25,7 @@ fast that another machine does not repeat them.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -47,6 +48,7 @@ from normbook.lab.experiment import (
     classification,
     generator,
     required,
+    shared_by_runs,
 )
 from normbook.lab.record import Record
 from normbook.layers.batch_norm import BatchNorm2d
@@ -151,10 +153,8 @@ def begin(
     """Make one network, its data and its measurements."""
     data = required(data)
     dtype = getattr(torch, settings["dtype"])
-    x, x_test = (images(x, device, dtype) for x in (data.x_train, data.x_test))
-    # As usual with convolutions: over all training pixels, mean 0 and variance 1.
-    mean, std = x.mean(), x.std()
-    x, x_test = (x - mean) / std, (x_test - mean) / std
+    standardized: _Standardized = _Standardized.of(data, device, dtype)
+    x = standardized.x
     y, y_test = (torch.as_tensor(y).to(device) for y in (data.y_train, data.y_test))
     model = build(
         settings["layers"],
@@ -165,7 +165,7 @@ def begin(
     rate, steps = settings["learning_rate"], settings["steps"]
 
     def test(run: Run) -> Values:
-        return _errors(run.model, x_test, y_test)
+        return _errors(run.model, standardized.x_test, y_test)
 
     def recalibrated(run: Run) -> Values:
         with undisturbed(run.model):
@@ -193,6 +193,21 @@ def begin(
         every=settings["average_over"],
         schedule=schedule,
     )
+
+
+@dataclass(frozen=True)
+class _Standardized:
+    """Images for training and test: over all training pixels, mean 0, variance 1."""
+
+    x: Tensor
+    x_test: Tensor
+
+    @staticmethod
+    @shared_by_runs
+    def of(data: Dataset, device: torch.device, dtype: torch.dtype) -> _Standardized:
+        x, x_test = (images(x, device, dtype) for x in (data.x_train, data.x_test))
+        mean, std = x.mean(), x.std()
+        return _Standardized((x - mean) / std, (x_test - mean) / std)
 
 
 def _errors(model: nn.Module, x: Tensor, y: Tensor) -> Values:

@@ -44,6 +44,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -65,6 +66,7 @@ from normbook.lab.experiment import (
     Settings,
     Values,
     generator,
+    shared_by_runs,
 )
 from normbook.lab.record import Record
 from normbook.layers.lstm import LayerNormLSTM
@@ -366,20 +368,9 @@ def begin(
     device: torch.device,
 ) -> Run:
     """Make one network, its lines and its measurements."""
-    # The lines are the same for every seed, so that losses can be compared.
-    fixed = np.random.default_rng(0)
-    written = lines(
-        drawings(fixed) if data is None else data,
-        fixed,
-        characters=settings["characters"],
-        repeats=settings["repeats"],
-        length=settings["length"],
-    )
     dtype = getattr(torch, settings["dtype"])
-    train, test = (
-        _tensors(own, settings["cut"], device, dtype)
-        for own in (written.train, written.test)
-    )
+    sizes = (settings[name] for name in ("characters", "repeats", "length", "cut"))
+    written: _Written = _Written.of(data, *sizes, device, dtype)
     model = PenNetwork(
         settings["norm"],
         hidden=settings["hidden"],
@@ -390,7 +381,7 @@ def begin(
 
     def measure_test(run: Run) -> Values:
         with torch.no_grad():
-            loss = objective(run.model, *test)["loss"].item()
+            loss = objective(run.model, *written.test)["loss"].item()
         return {"per_step": loss, "line": LINE * loss}
 
     def samples(_: Run) -> Values:
@@ -415,7 +406,9 @@ def begin(
             model.parameters(), lr=settings["learning_rate"], fused=True
         ),
         objective=partial(objective, clip=settings["clip"]),
-        batches=Batches(*train, settings["batch_size"], generator(seed, "batches")),
+        batches=Batches(
+            *written.train, settings["batch_size"], generator(seed, "batches")
+        ),
         measurements={
             "test": Measurement(settings["test_every"], measure_test),
             "samples": Measurement(settings["steps"], samples),
@@ -425,6 +418,39 @@ def begin(
             falling, rate=settings["learning_rate"], steps=settings["steps"]
         ),
     )
+
+
+@dataclass(frozen=True)
+class _Written:
+    """Lines as tensors: the same for every seed, so that losses can be compared."""
+
+    train: tuple[Tensor, Tensor]
+    test: tuple[Tensor, Tensor]
+    scale: float
+
+    @staticmethod
+    @shared_by_runs
+    def of(
+        data: Sequence[Drawing] | None,
+        characters: int,
+        repeats: int,
+        length: int,
+        cut: int,
+        device: torch.device,
+        dtype: torch.dtype,
+    ) -> _Written:
+        fixed = np.random.default_rng(0)
+        written = lines(
+            drawings(fixed) if data is None else data,
+            fixed,
+            characters=characters,
+            repeats=repeats,
+            length=length,
+        )
+        train, test = (
+            _tensors(part, cut, device, dtype) for part in (written.train, written.test)
+        )
+        return _Written(train, test, written.scale)
 
 
 def _tensors(

@@ -8,7 +8,9 @@ to the run, so that a run can be saved, continued elsewhere, and repeated.
 
 from __future__ import annotations
 
+import functools
 import hashlib
+import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -33,6 +35,7 @@ __all__ = [
     "classification",
     "generator",
     "required",
+    "shared_by_runs",
 ]
 
 Settings = Mapping[str, Any]
@@ -304,6 +307,43 @@ def required(data: Dataset | None) -> Dataset:
     if data is None:
         raise TypeError("data must be a Dataset, got None; pass load_data(scale).")
     return data
+
+
+def shared_by_runs(prepare: Callable[..., Any]) -> Callable[..., Any]:
+    """Let the runs of one data set share what is made of it; none may change it.
+
+    Parameters
+    ----------
+    prepare : callable
+        Takes the data set and settings. Its last result is returned again for the very
+        same data set with equal settings, as long as a run holds it.
+
+    Returns
+    -------
+    callable
+
+    Examples
+    --------
+    >>> @shared_by_runs
+    ... def doubled(data, factor):
+    ...     return factor * torch.tensor(data)
+    >>> data = [1.0, 2.0]
+    >>> of_a_run = doubled(data, 2)
+    >>> doubled(data, 2) is of_a_run, doubled([*data], 2) is of_a_run
+    (True, False)
+    """
+    last: dict[str, Any] = {}
+
+    @functools.wraps(prepare)
+    def prepared(data: Any, *settings: Any) -> Any:
+        if last and last["data"] is data and last["settings"] == settings:
+            return last["result"]()
+        result = prepare(data, *settings)
+        weak = weakref.ref(result, lambda _: last.clear())
+        last.update(data=data, settings=settings, result=weak)
+        return result
+
+    return prepared
 
 
 def classification(model: nn.Module, x: Tensor, y: Tensor) -> dict[str, Tensor]:

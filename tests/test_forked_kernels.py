@@ -1,0 +1,103 @@
+"""Kernels that are copies of one process compute and end as others do."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+from forked_kernels import Template, imported_by
+from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
+
+PROGRAM = """
+import json, os, sys
+names = ["json", "torch", "wave"]
+seen = {
+    "arguments": sys.argv[1:],
+    "loaded": [name for name in names if name in sys.modules],
+    "folder": os.getcwd(),
+    "variable": os.environ.get("VARIABLE"),
+    "is_leader": os.getpgid(0) == os.getpid(),
+    "children": os.waitstatus_to_exitcode(os.system("exit 3")),
+}
+with open(sys.argv[1], "w") as file:
+    json.dump(seen, file)
+sys.stdin.read()
+if sys.argv[2:] == ["stay"]:
+    import time
+    time.sleep(100)
+"""
+
+
+@pytest.fixture
+def template(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Template]:
+    (tmp_path / "program.py").write_text(PROGRAM, encoding="utf-8")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    template = Template(["wave", "no_such_module"])
+    yield template
+    template.close()
+
+
+def test_what_two_notebooks_import_is_imported_beforehand_but_not_the_package() -> None:
+    sources = [
+        ["import numpy as np\nfrom normbook import axes", "def f():\n    import wave"],
+        ["%matplotlib inline", "import numpy, torch.nn\nimport normbook.axes"],
+        ["from torch.nn import functional", "import wave"],
+    ]
+    notebooks = [
+        new_notebook(cells=[new_markdown_cell("*"), *map(new_code_cell, cells)])
+        for cells in sources
+    ]
+    assert imported_by(notebooks) == ["numpy", "torch.nn"]
+
+
+def test_a_copy_is_what_a_new_interpreter_would_be(
+    template: Template, tmp_path: Path
+) -> None:
+    folder = tmp_path / "book"
+    folder.mkdir()
+    environment = {**os.environ, "VARIABLE": "1"}
+    command = [sys.executable, "-m", "program", str(tmp_path / "forked")]
+    kernel = template.launch(command, env=environment, cwd=str(folder))
+    assert kernel.wait(60) == 0
+    plain = [*command[:-1], str(tmp_path / "plain")]
+    subprocess.run(
+        plain,
+        env=environment,
+        cwd=folder,
+        stdin=subprocess.DEVNULL,
+        start_new_session=True,
+        check=True,
+    )
+    forked, fresh = ((tmp_path / n).read_text("utf-8") for n in ("forked", "plain"))
+    expected = fresh.replace(str(tmp_path / "plain"), str(tmp_path / "forked"))
+    assert '["json", "wave"]' in forked
+    assert forked.replace('["json", "wave"]', '["json"]') == expected
+    assert '"children": 3' in forked
+
+
+@pytest.mark.parametrize("how", ["kill", "terminate"])
+def test_a_copy_can_be_ended_and_its_end_is_seen(
+    how: str, template: Template, tmp_path: Path
+) -> None:
+    command = [sys.executable, "-m", "program", str(tmp_path / "seen"), "stay"]
+    kernels = [template.launch(command) for _ in range(2)]
+    assert [kernel.poll() for kernel in kernels] == [None, None]
+    getattr(kernels[0], how)()
+    assert kernels[0].wait(60) == 0
+    assert not psutil.pid_exists(kernels[0].pid)
+    assert kernels[1].poll() is None
+    kernels[1].kill()
+
+
+def test_a_template_that_has_ended_is_told(template: Template, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "program", str(tmp_path / "seen"), "stay"]
+    template.launch(command).kill()
+    template.process.kill()
+    template.process.wait()
+    with pytest.raises(RuntimeError, match="copies of has ended"):
+        template.launch(command)
