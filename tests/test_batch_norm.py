@@ -199,7 +199,7 @@ def test_every_mutant_is_caught() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["affine", "affine_gradients", "along", "_standardized"]
+    "name", ["affine", "affine_gradients", "broadcast_along", "_standardized"]
 )
 def test_every_mutant_of_a_helper_is_caught(
     name: str, monkeypatch: pytest.MonkeyPatch

@@ -19,7 +19,7 @@ from normbook.group_norm import (
     instance_norm_forward,
 )
 from normbook.layer_norm import layer_norm_forward, rms_norm_forward
-from normbook.normalize import METHODS, Method, normalize_backward
+from normbook.normalize import METHODS, normalize_backward
 from normbook.weight_norm import (
     weight_norm_backward,
     weight_norm_forward,
@@ -135,6 +135,13 @@ def test_each_method_is_that_of_torch(method: str) -> None:
     check(method)
 
 
+def test_axes_are_counted_from_0() -> None:
+    of_layer = {"axes": (3,), "parameter_axes": (3,), "is_centred": True}
+    assert METHODS["layer norm"].of(4) == of_layer
+    of_batch = {"axes": (0, 2, 3), "parameter_axes": (1,), "is_centred": True}
+    assert METHODS["batch norm"].of(4) == of_batch
+
+
 AXES: list[tuple[Any, ...]] = [(0, 2, ...), (2, ...), (1, ...), (0, 1), (-1,), (1,)]
 # Layer norm and RMSNorm take their axes as an argument; the row is its default.
 BY_ROW = [name for name in METHODS if METHODS[name].axes != (-1,)]
@@ -155,7 +162,7 @@ def test_a_mean_too_many_or_too_few_is_noticed(
     method: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     right = METHODS[method]
-    wrong = Method(*right[:2], is_centred=not right.is_centred)
+    wrong = right._replace(is_centred=not right.is_centred)
     monkeypatch.setitem(METHODS, method, wrong)
     with pytest.raises(AssertionError):
         check(method)

@@ -196,7 +196,7 @@ def backward_check(function: Any) -> None:
         assert_gradients(function(dl_dy, cache), expected)
 
 
-@pytest.mark.parametrize("name", ["affine", "affine_gradients", "along"])
+@pytest.mark.parametrize("name", ["affine", "affine_gradients", "broadcast_along"])
 def test_every_mutant_of_a_helper_is_caught(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

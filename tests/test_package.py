@@ -54,7 +54,7 @@ ORDER = [
     "__main__",
 ]
 MAY_IMPORT = {
-    "torch": {"layers", "fast", "diagnostics", "checks", "lab", "experiments"},
+    "torch": {"layers", "diagnostics", "checks", "lab", "experiments"},
     "matplotlib": {"figures"},
 }
 

@@ -1,8 +1,8 @@
-"""The door: what is public checks its arguments here, once, and then computes.
+"""Arrays of NumPy and tensors of torch: checks of arguments, and what the two lack.
 
-NumPy arrays and torch tensors, on any device, share the operators and the methods
-``mean``, ``sum`` and ``reshape``. The formulas are written with these. What the two do
-not share stands here too.
+Both share the operators and the methods ``mean``, ``sum`` and ``reshape``, on any
+device, and the formulas are written with these alone. A public function checks its
+arguments here, once, and then calls formulas that check nothing.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ __all__ = [
     "as_float32",
     "check_eps",
     "check_float_array",
+    "check_groups",
     "check_like",
     "check_parameters",
     "check_same_kind",
     "check_same_shape",
-    "check_values",
     "sorted_axes",
 ]
 
@@ -130,8 +130,8 @@ def check_parameters(
             )
 
 
-def check_values(x: Array, axes: tuple[int, ...]) -> None:
-    """Refuse x without axes, and with a group in which there is no value."""
+def check_groups(x: Array, axes: tuple[int, ...]) -> None:
+    """Refuse a mean over no axis, and one over no value."""
     if not axes:
         raise ValueError("axes must name at least one axis, got (); pass e.g. 0.")
     if math.prod([x.shape[axis] for axis in axes]) == 0:

@@ -23,9 +23,9 @@ from normbook.normalize import (
     NormalizeGradients,
     affine,
     affine_gradients,
-    along,
-    choice,
+    broadcast_along,
     enter,
+    layout,
     normalize_backward,
 )
 
@@ -40,7 +40,6 @@ __all__ = [
 
 # Gain, bias and running statistics have one value for each channel.
 CHANNEL = METHODS["batch norm"].parameter_axes
-SHAPES = "(N, D) or (N, C, ...)"
 
 
 def batch_axes(x: Array) -> tuple[int, ...]:
@@ -52,7 +51,8 @@ def batch_axes(x: Array) -> tuple[int, ...]:
     >>> batch_axes(np.zeros((8, 3))), batch_axes(np.zeros((8, 3, 5, 7)))
     ((0,), (0, 2, 3))
     """
-    return choice("batch norm", x, shapes=SHAPES)[0]
+    axes: tuple[int, ...] = layout("batch norm", x)["axes"]
+    return axes
 
 
 def batch_norm_forward(
@@ -85,7 +85,7 @@ def batch_norm_forward(
     >>> cache.mu, cache.var
     (array([[ 2., 30.]]), array([[  1., 400.]]))
     """
-    return enter(x, gamma, beta, eps, *choice("batch norm", x, shapes=SHAPES))
+    return enter(x, gamma, beta, eps, **layout("batch norm", x))
 
 
 def batch_norm(
@@ -230,7 +230,7 @@ def inference_backward(
     gamma: Array | None,
     eps: float,
 ) -> NormalizeGradients:
-    """Differentiate, as its namesake does, with nothing checked."""
+    """Differentiate, as the public function of this name, with nothing checked."""
     x_hat, inv_std = _standardized(x, running_mean, running_var, eps)
     g = as_float32(dl_dy)
     dl_dx = as_dtype(affine(g, gamma, None, CHANNEL) * inv_std, dl_dy.dtype)
@@ -238,7 +238,7 @@ def inference_backward(
 
 
 def _standardized(x: Array, mean: Array, var: Array, eps: float) -> tuple[Array, Array]:
-    mean, var = (along(value, CHANNEL, x.ndim) for value in (mean, var))
+    mean, var = (broadcast_along(value, CHANNEL, x.ndim) for value in (mean, var))
     # In half precision eps would be lost beside the variance.
     inv_std = (as_float32(var) + eps) ** -0.5
     return (as_float32(x) - mean) * inv_std, inv_std

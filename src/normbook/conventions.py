@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 
 from normbook.arrays import check_eps
 from normbook.layer_norm_lstm import Carried, LayerNormLSTMParameters, Normed
-from normbook.lstm import LSTMParameters
+from normbook.lstm import GATES, LSTMParameters
 from normbook.running_statistics import unbiased
 
 __all__ = [
@@ -289,8 +289,6 @@ def _turned(row: BatchNormConvention, framework: str, momentum: Any) -> float | 
 
 # --- LSTMs
 
-GATES = "fiog"  # the book's order: forget, input, output, and g for the candidate
-
 
 class Part(NamedTuple):
     """A variable of a framework, or a part of one, that holds rows of a field of ours.
@@ -385,7 +383,7 @@ _X_AND_H = {
 
 # fmt: off
 LSTM = {
-    "book": LSTMConvention("fiog", _whole(w_x="w_x", w_h="w_h", b="b")),
+    "book": LSTMConvention(GATES, _whole(w_x="w_x", w_h="w_h", b="b")),
     "torch": LSTMConvention(
         "ifgo",
         {**_whole(w_x="weight_ih_l0", w_h="weight_hh_l0"),

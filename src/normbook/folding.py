@@ -19,7 +19,7 @@ from normbook.arrays import (
     check_like,
     check_same_kind,
 )
-from normbook.normalize import along
+from normbook.normalize import broadcast_along
 
 __all__ = [
     "LinearMap",
@@ -181,7 +181,7 @@ def fold_into_previous(
     if is_transposed:
         new_w = _across_rows(scale, w, groups) * w
     else:
-        new_w = along(scale, (0,), w.ndim) * w
+        new_w = broadcast_along(scale, (0,), w.ndim) * w
     return _rounded(w, new_w, shift if b is None else scale * b + shift)
 
 
@@ -256,8 +256,8 @@ def fold_into_next(
     _check_channels(w, running_mean, channels, "input")
     xp = array_namespace(w)
     if is_transposed:
-        new_w = along(scale, (0,), w.ndim) * w
-        shifts = along(shift, (0,), w.ndim) * w
+        new_w = broadcast_along(scale, (0,), w.ndim) * w
+        shifts = broadcast_along(shift, (0,), w.ndim) * w
         shifts = xp.reshape(shifts, (groups, w.shape[0] // groups, w.shape[1], -1))
         new_b = xp.reshape(xp.sum(shifts, axis=(1, 3)), (-1,))
     else:
@@ -273,16 +273,14 @@ def _across_rows(value: Array, w: Array, groups: int) -> Array:
     rows, columns = w.shape[0], w.shape[1]
     parts = xp.reshape(value, (groups, 1, columns))
     parts = xp.broadcast_to(parts, (groups, rows // groups, columns))
-    return along(xp.reshape(parts, (rows, columns)), (0, 1), w.ndim)
+    return broadcast_along(xp.reshape(parts, (rows, columns)), (0, 1), w.ndim)
 
 
 def _rounded(w: Array, new_w: Array, new_b: Array) -> LinearMap:
     return LinearMap(as_dtype(new_w, w.dtype), as_dtype(new_b, w.dtype))
 
 
-def _check_map(
-    w: Array, b: Array | None, groups: int, is_transposed: bool = False
-) -> int:
+def _check_map(w: Array, b: Array | None, groups: int, is_transposed: bool) -> int:
     """Refuse what is no linear map; count its output channels."""
     check_float_array("w", w)
     if w.ndim < 2:

@@ -9,8 +9,8 @@ each channel, as in batch norm.
 from __future__ import annotations
 
 import math
-import operator
 
+from normbook.arguments import whole_number
 from normbook.arrays import (
     Array,
     check_float_array,
@@ -21,8 +21,8 @@ from normbook.normalize import (
     NormalizeCache,
     NormalizeGradients,
     backward,
-    choice,
     enter,
+    layout,
     normalize_backward,
 )
 
@@ -98,7 +98,7 @@ def group_norm_forward(
     gamma, beta = (
         None if value is None else value.reshape(groups) for value in (gamma, beta)
     )
-    y, cache = enter(grouped, gamma, beta, eps, *choice("group norm", grouped))
+    y, cache = enter(grouped, gamma, beta, eps, **layout("group norm", grouped))
     return y.reshape(x.shape), cache
 
 
@@ -190,8 +190,7 @@ def instance_norm_forward(
     >>> cache.mu.ravel(), cache.var.ravel()
     (array([ 2., 30.]), array([  1., 400.]))
     """
-    axes = choice("instance norm", x, shapes="(N, C, L) or more axes")
-    return enter(x, gamma, beta, eps, *axes)
+    return enter(x, gamma, beta, eps, **layout("instance norm", x))
 
 
 def instance_norm(
@@ -225,13 +224,8 @@ def _groups(x: Array, num_groups: int) -> tuple[int, int]:
             "missing axis, e.g. x[None] for a single example."
         )
     channels = int(x.shape[1])
-    try:
-        groups = operator.index(num_groups)
-    except TypeError:
-        raise TypeError(
-            f"num_groups must be a whole number, got {num_groups!r}; pass a divisor of "
-            f"the number of channels, {channels}."
-        ) from None
+    cure = f"pass a divisor of the number of channels, {channels}"
+    groups = whole_number("num_groups", num_groups, cure)
     if groups < 1 or channels % groups:
         raise ValueError(
             f"num_groups must be a divisor of the number of channels, {channels}, got "

@@ -44,6 +44,11 @@ __all__ = [
 ]
 
 
+# The order of the gates in weights and pre-activations, here and in every cell: forget,
+# input, output, and g for the candidate. `step` and `local_slopes` spell it out.
+GATES = "fiog"
+
+
 class LSTMParameters(NamedTuple):
     """Weights of the plain LSTM."""
 

@@ -12,7 +12,7 @@ variance; ``parameter_axes`` says along which axes gain and bias have values of 
 own. Batch norm, layer norm, RMSNorm, instance norm, group norm, weight norm and weight
 standardization are such choices and nothing more: the table :data:`METHODS`.
 
-First stand the formulas, in the names of the chapters, which check nothing; behind them
+First stand the formulas, in the names of the chapters, which check nothing; after them
 the public functions, which check their arguments once and then call the formulas.
 """
 
@@ -27,9 +27,9 @@ from normbook.arrays import (
     as_float32,
     check_eps,
     check_float_array,
+    check_groups,
     check_like,
     check_parameters,
-    check_values,
     sorted_axes,
 )
 
@@ -72,29 +72,38 @@ class NormalizeGradients(NamedTuple):
 
 
 class Method(NamedTuple):
-    """The axes of a method; ``2, ...`` stands for axis 2 and all behind it."""
+    """What a method takes, and its axes; ``2, ...`` stands for axis 2 and all after."""
 
+    shapes: str
+    least: int  # axes that x must have
     axes: tuple[Any, ...]
     parameter_axes: tuple[int, ...]
     is_centred: bool = True
 
-    def axes_of(self, ndim: int) -> tuple[int, ...]:
-        """Return the axes of x with so many axes."""
-        if self.axes[-1] is not ...:
-            return self.axes
-        *firsts, start, _ = self.axes
-        return (*firsts, *range(start, ndim))
+    def of(self, ndim: int) -> dict[str, Any]:
+        """Return the arguments of :func:`normalize` for x with so many axes."""
+        axes = self.axes
+        if axes[-1] is ...:
+            *firsts, start, _ = axes
+            axes = (*firsts, *range(start, ndim))
+        return {
+            "axes": tuple(axis % ndim for axis in axes),
+            "parameter_axes": tuple(axis % ndim for axis in self.parameter_axes),
+            "is_centred": self.is_centred,
+        }
 
 
-#: The methods by name.
+_WEIGHTS = "(D_out, D_in) or (C_out, C_in, ...)"
+
+#: The methods by name. Group norm takes x with its channels split into groups.
 METHODS = {
-    "batch norm": Method((0, 2, ...), (1,)),  # of (N, D) or (N, C, ...)
-    "layer norm": Method((-1,), (-1,)),  # of (..., D)
-    "RMSNorm": Method((-1,), (-1,), is_centred=False),
-    "instance norm": Method((2, ...), (1,)),  # of (N, C, ...)
-    "group norm": Method((2, ...), (1, 2)),  # of (N, groups, C / groups, ...)
-    "weight norm": Method((1, ...), (0,), is_centred=False),  # of (C_out, C_in, ...)
-    "weight standardization": Method((1, ...), ()),
+    "batch norm": Method("(N, D) or (N, C, ...)", 2, (0, 2, ...), (1,)),
+    "layer norm": Method("(..., D)", 1, (-1,), (-1,)),
+    "RMSNorm": Method("(..., D)", 1, (-1,), (-1,), is_centred=False),
+    "instance norm": Method("(N, C, L) or more axes", 3, (2, ...), (1,)),
+    "group norm": Method("(N, groups, C / groups, ...)", 3, (2, ...), (1, 2)),
+    "weight norm": Method(_WEIGHTS, 2, (1, ...), (0,), is_centred=False),
+    "weight standardization": Method(_WEIGHTS, 2, (1, ...), ()),
 }
 
 
@@ -117,18 +126,18 @@ def scale(centred: Array, axes: Axes, eps: float) -> tuple[Array, Array, Array]:
 
 
 def through(g: Array, x_hat: Array, inv_std: Array, axes: Axes) -> Array:
-    """Take a gradient through mean and root: the closed form of every method."""
+    """Take a gradient through mean and root: the closed form, of every method."""
     along = (g * x_hat).mean(axes, keepdims=True)
     return inv_std * (g - g.mean(axes, keepdims=True) - x_hat * along)
 
 
 def through_scale(g: Array, x_hat: Array, inv_std: Array, axes: Axes) -> Array:
-    """Take a gradient through the root alone, where no mean was taken off."""
+    """Take a gradient through the root alone: the same where no mean was taken off."""
     along = (g * x_hat).mean(axes, keepdims=True)
     return inv_std * (g - x_hat * along)
 
 
-def along(value: Array, axes: tuple[int, ...], ndim: int) -> Array:
+def broadcast_along(value: Array, axes: tuple[int, ...], ndim: int) -> Array:
     """Return an array with these axes with length 1 along all others."""
     lengths = dict(zip(axes, value.shape, strict=True))
     return value.reshape(tuple(lengths.get(axis, 1) for axis in range(ndim)))
@@ -143,9 +152,9 @@ def affine(
     """Multiply by the gain and add the bias, each along its axes."""
     y = x_hat
     if gamma is not None:
-        y = y * along(gamma, parameter_axes, x_hat.ndim)
+        y = y * broadcast_along(gamma, parameter_axes, x_hat.ndim)
     if beta is not None:
-        y = y + along(beta, parameter_axes, x_hat.ndim)
+        y = y + broadcast_along(beta, parameter_axes, x_hat.ndim)
     return y
 
 
@@ -188,22 +197,19 @@ def backward(dl_dy: Array, cache: NormalizeCache) -> NormalizeGradients:
     return NormalizeGradients(dl_dx, *affine_gradients(dl_dy_32, x_hat, parameter_axes))
 
 
-# --- the door -------------------------------------------------------------------------
+# --- what checks its arguments, once, and then calls them -----------------------------
 
 
-def choice(
-    method: str, x: Array, name: str = "x", shapes: str = ""
-) -> tuple[tuple[int, ...], tuple[int, ...], bool]:
-    """Return the row of a method for x; refuse x where an axis is missing."""
+def layout(method: str, x: Array, name: str = "x") -> dict[str, Any]:
+    """Return the axes of a method for x; refuse x where one is missing."""
     check_float_array(name, x)
-    _, parameter_axes, is_centred = METHODS[method]
-    axes = METHODS[method].axes_of(x.ndim)
-    if not axes or x.ndim <= max(*axes, *parameter_axes, 1):
+    row = METHODS[method]
+    if x.ndim < row.least:
         raise ValueError(
-            f"{name} must have shape {shapes}, got {tuple(x.shape)}; add the missing "
-            f"axis, e.g. {name}[None] for a single example."
+            f"{name} must have shape {row.shapes}, got {tuple(x.shape)}; add the "
+            f"missing axis, e.g. {name}[None] for a single example."
         )
-    return axes, parameter_axes, is_centred
+    return row.of(x.ndim)
 
 
 def enter(
@@ -211,12 +217,13 @@ def enter(
     gamma: Array | None,
     beta: Array | None,
     eps: float,
+    *,
     axes: tuple[int, ...],
     parameter_axes: tuple[int, ...],
     is_centred: bool,
 ) -> tuple[Array, NormalizeCache]:
-    """Check what axes do not tell, and compute."""
-    check_values(x, axes)
+    """Normalize x, of which the layout is known, after a check of all the rest."""
+    check_groups(x, axes)
     check_parameters(x, parameter_axes, gamma=gamma, beta=beta)
     return forward(x, gamma, beta, axes, parameter_axes, check_eps(eps), is_centred)
 
@@ -260,7 +267,7 @@ def moments(x: Array, axes: Axes) -> tuple[Array, Array]:
     """
     check_float_array("x", x)
     axes = sorted_axes(x, axes)
-    check_values(x, axes)
+    check_groups(x, axes)
     centred, mu = centre(as_float32(x), axes)
     return mu, (centred * centred).mean(axes, keepdims=True)
 
@@ -360,7 +367,8 @@ def normalize_forward(
     check_float_array("x", x)
     axes = sorted_axes(x, axes)
     parameter_axes = sorted_axes(x, parameter_axes, "parameter_axes")
-    return enter(x, gamma, beta, eps, axes, parameter_axes, is_centred)
+    layout = {"axes": axes, "parameter_axes": parameter_axes}
+    return enter(x, gamma, beta, eps, **layout, is_centred=is_centred)
 
 
 def normalize(

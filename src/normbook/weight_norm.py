@@ -16,8 +16,8 @@ from typing import NamedTuple
 from normbook.arrays import Array, as_float32, check_parameters
 from normbook.normalize import (
     NormalizeCache,
-    choice,
     enter,
+    layout,
     normalize_backward,
 )
 
@@ -32,9 +32,6 @@ __all__ = [
     "weight_standardization_backward",
     "weight_standardization_forward",
 ]
-
-
-SHAPES = "(D_out, D_in) or (C_out, C_in, ...)"
 
 
 class WeightNormGradients(NamedTuple):
@@ -53,7 +50,8 @@ def row_axes(weights: Array) -> tuple[int, ...]:
     >>> row_axes(np.zeros((8, 3))), row_axes(np.zeros((8, 3, 5, 5)))
     ((1,), (1, 2, 3))
     """
-    return choice("weight norm", weights, "weights", SHAPES)[0]
+    axes: tuple[int, ...] = layout("weight norm", weights, "weights")["axes"]
+    return axes
 
 
 def gain_of_rows(v: Array, g: Array) -> Array:
@@ -114,8 +112,8 @@ def weight_norm_forward(v: Array, g: Array) -> tuple[Array, NormalizeCache]:
     >>> w
     array([[6., 8.]])
     """
-    axes = choice("weight norm", v, "weights", SHAPES)
-    return enter(v, gain_of_rows(v, g), None, 0.0, *axes)
+    axes = layout("weight norm", v, "weights")
+    return enter(v, gain_of_rows(v, g), None, 0.0, **axes)
 
 
 def weight_norm(v: Array, g: Array) -> Array:
@@ -238,8 +236,8 @@ def weight_standardization_forward(
     >>> cache.mu.ravel(), cache.var.ravel()
     (array([ 2., 30.]), array([  1., 400.]))
     """
-    axes = choice("weight standardization", w, "weights", SHAPES)
-    return enter(w, None, None, eps, *axes)
+    axes = layout("weight standardization", w, "weights")
+    return enter(w, None, None, eps, **axes)
 
 
 def weight_standardization(w: Array, eps: float = 1e-10) -> Array:

@@ -15,7 +15,6 @@ from typing import ClassVar
 from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm as TorchBatchNorm
 
-from normbook.batch_norm import CHANNEL
 from normbook.layers.base import (
     ChannelNorm,
     check_dtypes,
@@ -33,9 +32,8 @@ def by_batch(
     x: Tensor, gamma: Tensor | None, beta: Tensor | None, eps: float
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return y, and mean and biased variance of each channel."""
-    axes = METHODS["batch norm"].axes_of(x.ndim)
     y, statistics = normalize(
-        x, gamma, beta, axes=axes, parameter_axes=CHANNEL, eps=eps
+        x, gamma, beta, **METHODS["batch norm"].of(x.ndim), eps=eps
     )
     return y, *statistics
 

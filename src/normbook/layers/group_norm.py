@@ -13,7 +13,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.instancenorm import _InstanceNorm as TorchInstanceNorm
 
-from normbook.batch_norm import CHANNEL
 from normbook.layers.base import (
     ChannelNorm,
     NormLayer,
@@ -25,6 +24,7 @@ from normbook.layers.base import (
     write,
 )
 from normbook.layers.function import normalize, normalize_by
+from normbook.normalize import METHODS
 
 __all__ = ["GroupNorm", "InstanceNorm1d", "InstanceNorm2d", "InstanceNorm3d"]
 
@@ -142,10 +142,8 @@ class GroupNorm(NormLayer, nn.GroupNorm):
         split = self.num_groups, input.shape[1] // self.num_groups
         gamma, beta = (None if v is None else v.reshape(split) for v in (weight, bias))
         grouped = x.reshape(len(x), *split, *x.shape[2:])
-        axes = tuple(range(2, grouped.ndim))
-        y, _ = normalize(
-            grouped, gamma, beta, axes=axes, parameter_axes=(1, 2), eps=eps
-        )
+        layout = METHODS["group norm"].of(grouped.ndim)
+        y, _ = normalize(grouped, gamma, beta, **layout, eps=eps)
         return laid_out(y.reshape(input.shape), input)
 
     def _check(self, input: Tensor) -> None:
@@ -225,13 +223,9 @@ class _InstanceNorm(ChannelNorm, TorchInstanceNorm):
 
     def _by_input(self, x: Tensor) -> tuple[Tensor, list[tuple[Tensor, Tensor]]]:
         """Return y, and what is to be written to the running statistics."""
+        layout = METHODS["instance norm"].of(x.ndim)
         y, statistics = normalize(
-            x,
-            self.weight,
-            self.bias,
-            axes=tuple(range(2, x.ndim)),
-            parameter_axes=CHANNEL,
-            eps=float(self.eps),
+            x, self.weight, self.bias, **layout, eps=float(self.eps)
         )
         # Without momentum torch averages nothing here, unlike in batch norm.
         is_frozen = self.running_mean is None or self.momentum is None

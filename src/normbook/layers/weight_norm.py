@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from normbook.layers.function import normalize
+from normbook.normalize import METHODS, layout
 from normbook.weight_norm import gain_of_rows, row_axes
 
 __all__ = ["WeightNorm", "WeightStandardization"]
@@ -48,15 +49,8 @@ class WeightNorm(nn.Module):
 
     def forward(self, g: Tensor, v: Tensor) -> Tensor:
         """Scale each row of v to the length g."""
-        w, _ = normalize(
-            v,
-            gain_of_rows(v, g.reshape(-1)),
-            None,
-            axes=row_axes(v),
-            parameter_axes=(0,),
-            eps=0.0,
-            is_centred=False,
-        )
+        gain = gain_of_rows(v, g.reshape(-1))
+        w, _ = normalize(v, gain, None, **METHODS["weight norm"].of(v.ndim), eps=0.0)
         return w
 
     def right_inverse(self, weight: Tensor) -> tuple[Tensor, Tensor]:
@@ -98,9 +92,8 @@ class WeightStandardization(nn.Module):
 
     def forward(self, weight: Tensor) -> Tensor:
         """Standardize each row."""
-        w_hat, _ = normalize(
-            weight, None, None, axes=row_axes(weight), parameter_axes=(0,), eps=self.eps
-        )
+        axes = layout("weight standardization", weight, "weights")
+        w_hat, _ = normalize(weight, None, None, **axes, eps=self.eps)
         return w_hat
 
     def extra_repr(self) -> str:
