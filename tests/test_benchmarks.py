@@ -14,6 +14,7 @@ import torch
 FOLDER = Path(__file__).parents[1] / "benchmarks"
 RECORD = json.loads((FOLDER / "recorded" / "sync_batch_norm.json").read_text())
 FOLDING = json.loads((FOLDER / "recorded" / "folding.json").read_text())
+SMALL = json.loads((FOLDER / "recorded" / "small_inputs.json").read_text())
 
 
 def load(name: str) -> ModuleType:
@@ -59,7 +60,9 @@ def test_a_layer_that_is_not_batch_norm_of_the_whole_batch_is_not_timed(
         benchmark.check(6, 3)
 
 
-@pytest.mark.parametrize("record", [RECORD, FOLDING], ids=["sync", "folding"])
+@pytest.mark.parametrize(
+    "record", [RECORD, FOLDING, SMALL], ids=["sync", "folding", "small inputs"]
+)
 def test_the_record_was_made_from_committed_sources(record: dict[str, Any]) -> None:
     assert record["commit"] is not None
     assert not record["is_modified"]
@@ -181,3 +184,38 @@ def test_the_record_of_folding_counts_what_is_counted_now(folding: ModuleType) -
         x = torch.ones(1, *shape)
         counted = {key: folding.sizes(model, x) for key, model in pair.items()}
         assert rows[name, 1]["sizes"] == counted
+
+
+# --- small inputs
+
+
+@pytest.fixture(scope="module")
+def small() -> ModuleType:
+    return load("small_inputs")
+
+
+def test_both_of_a_pair_on_small_inputs_compute_the_same(small: ModuleType) -> None:
+    for name, (ours, bare) in small.pairs((6, 5)).items():
+        small.check(name, ours, bare)
+
+
+def test_a_pair_of_which_one_computes_something_else_is_not_timed(
+    small: ModuleType,
+) -> None:
+    for name, (ours, bare) in small.pairs((6, 5)).items():
+        for place in range(len(ours())):
+
+            def wrong(place: int = place, ours: Any = ours) -> tuple[Any, ...]:
+                return tuple(
+                    v * (1.01 if k == place else 1) for k, v in enumerate(ours())
+                )
+
+            with pytest.raises(ValueError, match="must compute what the bare formula"):
+                small.check(name, wrong, bare)
+
+
+def test_the_record_of_small_inputs_has_every_pair(small: ModuleType) -> None:
+    names = list(small.pairs((6, 5)))
+    rows = [(tuple(row["shape"]), row["name"]) for row in SMALL["rows"]]
+    assert rows == [(shape, name) for shape in small.SHAPES for name in names]
+    assert SMALL["rounds"] >= 15
