@@ -43,6 +43,11 @@ def test_an_output_of_another_shape_is_fine() -> None:
     np.testing.assert_allclose(found, 2.0, rtol=1e-9)
 
 
+def test_a_function_may_return_one_number() -> None:
+    x = np.array([3.0, 4.0])
+    assert numerical_gradient(lambda x: (x**2).sum(), x) == pytest.approx([6, 8])
+
+
 def test_the_input_is_left_alone() -> None:
     x = X.copy()
     numerical_gradient(cube, x)

@@ -52,7 +52,7 @@ def draw(parameter_axes: Any, seed: int = 0) -> Arrays:
 
 
 def spread(value: Any, parameter_axes: Any) -> Any:
-    """Return a gain or bias the shape of x, one value after the other."""
+    """Return a gain or bias in the shape of x, spread along the other axes."""
     named = np.atleast_1d(parameter_axes) % len(SHAPE)
     whole = np.empty(SHAPE)
     for place in np.ndindex(*SHAPE):

@@ -301,6 +301,11 @@ def test_at_a_large_mean_one_pass_fails_where_merge_and_welford_hold(kind: Any) 
     assert np.min(np.abs(one_pass / exact - 1)) > 0.5
 
 
+def test_welford_takes_a_stream_of_numbers() -> None:
+    mean, var, size = welford(np.array([1.0, 2.0, 6.0]))
+    assert (mean, var, size) == (3, pytest.approx(14 / 3), 3)
+
+
 def test_every_mutant_of_merge_and_welford_is_caught(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -3,6 +3,9 @@
 To start a kernel and to import torch and matplotlib takes seconds of a processor, for
 each notebook anew. Here one process does it, and every kernel is a fork of it: it has
 the modules, and ran nothing else. Modules of the package are not imported beforehand.
+
+A submodule that only other notebooks import is therefore there too, and a notebook that
+forgot to import it passes. `make execute`, which stores outputs, starts fresh kernels.
 """
 
 from __future__ import annotations

@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any
 
 from normbook.errors import (
     DataError,
-    NormbookError,
     OtherProcessError,
     RecordError,
     RunError,
@@ -377,7 +376,7 @@ def _run(options: argparse.Namespace) -> int:
         return 130
     except OtherProcessError:  # that one has said why
         return 1
-    except NormbookError as error:
+    except (DataError, RecordError, RunError) as error:
         print(f"normbook: {error}", file=sys.stderr)
         return 1
     if ranks.is_first():

@@ -63,7 +63,7 @@ def check_eps(eps: float) -> float:
 
 def check_float_array(name: str, x: Array) -> None:
     """Refuse what is not a dense array of real floating-point numbers."""
-    if isinstance(x, np.ndarray):
+    if isinstance(x, (np.ndarray, np.generic)):  # a sum of all values is the latter
         is_real_float = x.dtype.kind == "f"
         # Both change what *, mean or sum mean.
         is_plain = type(x).__name__ not in ("MaskedArray", "matrix")

@@ -293,9 +293,13 @@ def layer_norm_lstm(
     h_0: Array | None = None,
     c_0: Array | None = None,
     eps: float = 1e-5,
-    **options: Any,
+    *,
+    norm: Normed = "terms",
+    carried: Carried = "raw",
+    batch_sizes: Sequence[int] | None = None,
 ) -> LSTMOutput:
     """Run the layer-normalized LSTM: :func:`layer_norm_lstm_forward`, no cache."""
+    options: Any = {"norm": norm, "carried": carried, "batch_sizes": batch_sizes}
     return layer_norm_lstm_forward(x, parameters, h_0, c_0, eps, **options)[0]
 
 
@@ -305,12 +309,16 @@ def layer_norm_lstm_step(
     h_prev: Array,
     c_prev: Array,
     eps: float = 1e-5,
-    **options: Any,
+    *,
+    norm: Normed = "terms",
+    carried: Carried = "raw",
 ) -> tuple[Array, Array]:
     """Run it one step on, from x_t of shape (N, D); return h and what is carried on."""
     through_time.check_step(x_t)
-    states = layer_norm_lstm(x_t[None, ...], parameters, h_prev, c_prev, eps, **options)
-    return states[1:]
+    _, h_t, c_t = layer_norm_lstm(
+        x_t[None, ...], parameters, h_prev, c_prev, eps, norm=norm, carried=carried
+    )
+    return h_t, c_t
 
 
 def layer_norm_lstm_backward(

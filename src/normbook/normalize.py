@@ -76,6 +76,7 @@ class Method(NamedTuple):
 
     shapes: str
     least: int  # axes that x must have
+    cure: str  # for one with fewer
     axes: tuple[Any, ...]
     parameter_axes: tuple[int, ...]
     is_centred: bool = True
@@ -93,17 +94,17 @@ class Method(NamedTuple):
         }
 
 
-_WEIGHTS = "(D_out, D_in) or (C_out, C_in, ...)"
+_WEIGHTS = "(D_out, D_in) or (C_out, C_in, ...)", 2, "weights[None]"
 
-#: The methods by name. Group norm takes x with its channels split into groups.
+#: The methods by name. Group norm takes x with its channels split into G groups.
 METHODS = {
-    "batch norm": Method("(N, D) or (N, C, ...)", 2, (0, 2, ...), (1,)),
-    "layer norm": Method("(..., D)", 1, (-1,), (-1,)),
-    "RMSNorm": Method("(..., D)", 1, (-1,), (-1,), is_centred=False),
-    "instance norm": Method("(N, C, L) or more axes", 3, (2, ...), (1,)),
-    "group norm": Method("(N, groups, C / groups, ...)", 3, (2, ...), (1, 2)),
-    "weight norm": Method(_WEIGHTS, 2, (1, ...), (0,), is_centred=False),
-    "weight standardization": Method(_WEIGHTS, 2, (1, ...), ()),
+    "batch norm": Method("(N, D) or (N, C, ...)", 2, "x[:, None]", (0, 2, ...), (1,)),
+    "layer norm": Method("(..., D)", 1, "x[None]", (-1,), (-1,)),
+    "RMSNorm": Method("(..., D)", 1, "x[None]", (-1,), (-1,), is_centred=False),
+    "instance norm": Method("(N, C, L) or more axes", 3, "x[None]", (2, ...), (1,)),
+    "group norm": Method("(N, G, C / G, ...)", 3, "x[None]", (2, ...), (1, 2)),
+    "weight norm": Method(*_WEIGHTS, (1, ...), (0,), is_centred=False),
+    "weight standardization": Method(*_WEIGHTS, (1, ...), ()),
 }
 
 
@@ -207,7 +208,7 @@ def layout(method: str, x: Array, name: str = "x") -> dict[str, Any]:
     if x.ndim < row.least:
         raise ValueError(
             f"{name} must have shape {row.shapes}, got {tuple(x.shape)}; add the "
-            f"missing axis, e.g. {name}[None] for a single example."
+            f"missing axis, e.g. {row.cure}."
         )
     return row.of(x.ndim)
 

@@ -69,7 +69,8 @@ def exponential_average(
     running, new : arrays or numbers of one shape
         The average so far, and the value to take in.
     momentum : float, 0 < momentum <= 1
-        Weight of the new value, :math:`1 - \alpha` (torch's convention).
+        Weight of the new value, :math:`1 - \alpha` (torch's convention), up to
+        rounding: 0.1 is computed as the decay 0.9.
     decay : float, 0 <= decay < 1
         Weight of the old value, :math:`\alpha` (Keras calls it momentum).
 

@@ -300,6 +300,10 @@ def test_texts_are_as_they_were_recorded(path: Path) -> None:
     read = record.load(path)
     signs = ["".join("+-"[int(w < 0)] for w in row) for row in read.values(*EACH)[1]]
     assert read.texts("plain", "weights", "signs")[1] == signs
+    with pytest.raises(
+        RecordError, match=r"signs of weights must be numbers, got text"
+    ):
+        read.values("plain", "weights", "signs")
 
 
 @pytest.mark.parametrize(

@@ -63,7 +63,7 @@ class Case(NamedTuple):
 
 
 def with_state(layer: Any, case: Case) -> Any:
-    """Return the layer gains, biases and running statistics of its own."""
+    """Set gains, biases and running statistics of the layer to values of its own."""
     layer = layer(CHANNELS, **{"dtype": torch.float64} | case.options)
     generator = torch.Generator().manual_seed(99)
     with torch.no_grad():

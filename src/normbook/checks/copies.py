@@ -15,7 +15,7 @@ Layer = TypeVar("Layer", bound=nn.Module)
 
 
 def tensors_of(layer: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Return every tensor that a layer holds, with its name.
+    """Yield every tensor that a layer holds, with its name.
 
     Parameters, buffers, and what was set as a plain attribute, in a list or a
     dictionary, too.

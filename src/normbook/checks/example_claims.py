@@ -93,7 +93,7 @@ def sign(subject: Subject) -> Fault | None:
 
 @claim("a batch of one works, and gives the same")
 def batch_of_one(subject: Subject) -> Fault | None:
-    """Return the first example alone."""
+    """Feed the first example alone."""
     x = draw(subject.shape, 16)
     change = (subject.output(x[:1]) - subject.output(x)[:1]).abs().max().item()
     if change < TOLERANCE:

@@ -302,7 +302,7 @@ def biased(subject: Subject) -> Fault | None:
 
 @claim("eps is added to the variance, inside the root")
 def eps_place(subject: Subject) -> Fault | None:
-    """Return inputs with sigma near sqrt(eps), where the place of eps decides."""
+    """Feed inputs with sigma near sqrt(eps), where the place of eps decides."""
     need_right_statistics(subject)
     eps = subject.eps
     if eps <= 0:

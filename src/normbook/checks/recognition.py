@@ -97,7 +97,7 @@ def has_fixed_affine(layer: nn.Module) -> bool:
 def definitions_of(
     layer: nn.Module, shape: tuple[int, ...], said: str | None
 ) -> Iterator[tuple[Definition, bool]]:
-    """Return what the layer may be, the likeliest first, and whether it says so itself.
+    """Yield what the layer may be, the likeliest first, and whether it says so itself.
 
     What it does not say itself is worth a look only where it fits exactly.
     """
@@ -142,7 +142,7 @@ def _normalized(layer: nn.Module, shape: tuple[int, ...]) -> int | None:
 
 
 def shapes_of(layer: nn.Module, said: str | None) -> Iterator[tuple[int, ...]]:
-    """Return shapes that the layer may take, by its class and what it holds."""
+    """Yield shapes that the layer may take, by its class and what it holds."""
     held = [t for _, t in tensors_of(layer) if t.numel() > 1]
     lengths = [size for t in sorted(held, key=Tensor.dim) for size in t.shape]
     lengths = [size for size in lengths if size > 1]
@@ -178,7 +178,7 @@ def shapes_of(layer: nn.Module, said: str | None) -> Iterator[tuple[int, ...]]:
 
 
 def shapes_like(shape: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
-    """Return shapes like the one given: enough examples, few positions where it can."""
+    """Yield shapes like the one given: enough examples, few positions where it can."""
     _, *sizes = shape
     if math.prod(sizes) > 1024:
         yield (16, sizes[0], *(min(size, 4) for size in sizes[1:]))

@@ -591,7 +591,7 @@ def neighbours(subject: Subject) -> Fault | None:
 
 @claim("a batch with one value for each channel is refused in training")
 def single_value(subject: Subject) -> Fault | None:
-    """Return one example with one position: its deviation from its mean is 0."""
+    """Feed one example with one position: its deviation from its mean is 0."""
     if subject.kind != "batch":
         raise DoesNotApply("only batch norm is meant to refuse")
     shape = (1, subject.shape[1], *(1 for _ in subject.shape[2:]))

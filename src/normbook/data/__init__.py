@@ -1,7 +1,7 @@
 """Data sets for the experiments, as NumPy arrays.
 
-Every data set has a function ``load()``; those of pictures return a
-:class:`Dataset`:
+Every data set has a function ``load()`` (Fashion-MNIST ``mnist.load_fashion()``); those
+of pictures return a :class:`Dataset`:
 
 >>> from normbook.data import digits
 >>> dataset = digits.load()

@@ -139,7 +139,13 @@ class Record:
         One row for each seed; NaN where a value was not finite.
         """
         columns = self._columns(variant, measurement, quantity)
-        return np.array(columns, dtype=np.float64)
+        try:
+            return np.array(columns, dtype=np.float64)
+        except ValueError:
+            raise RecordError(
+                f"{quantity} of {measurement} must be numbers, got text; read it with "
+                "texts()."
+            ) from None
 
     def texts(self, variant: str, measurement: str, quantity: str) -> list[list[str]]:
         """Return what was recorded as text: for each seed a list over time."""

@@ -612,7 +612,8 @@ def first_states(
         if state.shape != shape:
             raise RuntimeError(
                 f"{name} must have shape ({', '.join(lengths)}) = {shape} for this "
-                f"input, got {tuple(state.shape)}; both directions count as layers."
+                f"input, got {tuple(state.shape)}; batch_first does not move its axes, "
+                f"and directions stand before examples."
             )
         is_same = is_cast or state.dtype == x.dtype
         if not is_same or state.device != x.device:
