@@ -4,7 +4,7 @@
 argument, which is a ``TypeError`` or ``ValueError`` as everywhere. An error that
 carries more than its message stands beside what it carries:
 :class:`normbook.layers.folding.FoldingError`. What is raised and caught within one
-wing, as between the checks of a layer, is no part of the tree.
+part, as between the checks of a layer, is no part of the tree.
 """
 
 from __future__ import annotations
