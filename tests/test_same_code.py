@@ -31,6 +31,11 @@ PAIRS: list[tuple[str, str, str]] = [
     ("layer_norm_lstm", "layer_norm_lstm", "step_backward"),
     ("moving_averages", "running_statistics", "averaged"),
     ("moving_averages", "running_statistics", "debiased"),
+    (
+        "internal_covariate_shift",
+        "diagnostics.internal_covariate_shift",
+        "quantile_shift",
+    ),
 ]
 
 

@@ -9,7 +9,7 @@ of a layer changes when the layers below take their step first.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -174,6 +174,12 @@ def gradient_shift(
     return GradientShift(tuple(groups), np.array(l2), np.array(cosine), np.array(norms))
 
 
+def quantile_shift(before: NDArray[np.float64], after: NDArray[np.float64]) -> Any:
+    """Mean distance of the sorted columns, in standard deviations of the first."""
+    Q, Q_after = np.sort(before, axis=0), np.sort(after, axis=0)
+    return np.abs(Q - Q_after).mean(0) / before.std(0)
+
+
 def input_shift(before: torch.Tensor, after: torch.Tensor) -> NDArray[np.float64]:
     r"""Internal covariate shift as a change of distributions (Ioffe and Szegedy).
 
@@ -219,12 +225,11 @@ def input_shift(before: torch.Tensor, after: torch.Tensor) -> NDArray[np.float64
             f"{tuple(before.shape)} and {tuple(after.shape)}; flatten other axes into "
             "N."
         )
-    a, b = before.detach().double(), after.detach().double()
-    distance = (a.sort(dim=0).values - b.sort(dim=0).values).abs().mean(dim=0)
-    spread = a.std(dim=0, correction=0)
-    shift = torch.where(spread > 0, distance / spread, torch.nan)
-    found: NDArray[np.float64] = shift.cpu().numpy()
-    return found
+    first, second = (v.detach().double().cpu().numpy() for v in (before, after))
+    with np.errstate(divide="ignore", invalid="ignore"):
+        shift = quantile_shift(first, second)
+    shift[first.std(0) == 0] = np.nan
+    return np.asarray(shift)
 
 
 def input_shift_of_update(

@@ -529,7 +529,7 @@ def figures(record: Record) -> dict[str, Figure]:
         points(axes[-1], curve.x, curve.y, kind=kind)
     axes[-1].set(xlabel=f"updates\n\n{curve.source},\ndigitised", xscale="log")
     axes[0].set(ylabel="loss of a line (nats)")
-    legend_above(drawn["test"], axes[0])
+    legend_above(drawn["test"], axes[0], columns=2)
 
     drawn["updates"], axes = panels(len(endings), sharey=True)
     for ax, ending in zip(axes, endings, strict=True):
@@ -545,7 +545,7 @@ def figures(record: Record) -> dict[str, Figure]:
         ax.set_yscale("log", subs=(2, 5))
         ax.invert_xaxis()
     axes[0].set(ylabel="updates to it")
-    legend_above(drawn["updates"], axes[0])
+    legend_above(drawn["updates"], axes[0], columns=2)
 
     samples = {
         f"{label}, bias {bias}": (kind, list(written(record, norm, bias)[0, -1]))

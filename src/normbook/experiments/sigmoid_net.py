@@ -164,7 +164,7 @@ def _draw_accuracy(record: Record) -> Figure:
                 points(ax, published.x, published.y, kind=LOOKS[variant][0], label=said)
         ax.set(xlabel="training steps", ylabel="test accuracy")
     axes[1].set_ylim(0.94, 0.99)
-    legend_above(fig, axes[0])
+    legend_above(fig, axes[0], columns=2)
     return fig
 
 
