@@ -65,7 +65,7 @@ def sound_notebook() -> Any:
         new_code_cell("1 + 2", outputs=[value], execution_count=1),
         new_code_cell("print(3)", outputs=[printed], execution_count=2),
         new_code_cell(
-            "import matplotlib.pyplot as plt\nplt.plot([1, 2])\nplt.show()",
+            "plt.plot([1, 2])\nplt.show()",
             outputs=[picture],
             execution_count=3,
             metadata={"mystnb": FIGURE},
@@ -97,6 +97,16 @@ def code(text: str, **metadata: Any) -> Callable[[Any], None]:
     def change(notebook: Any) -> None:
         notebook.cells[2].source = text
         notebook.cells[2].metadata.update(metadata)
+        stamp(notebook)
+
+    return change
+
+
+def first_code(text: str) -> Callable[[Any], None]:
+    """Replace the first code cell by one that was run and showed nothing."""
+
+    def change(notebook: Any) -> None:
+        notebook.cells[1].update(source=text, outputs=[])
         stamp(notebook)
 
     return change
@@ -196,6 +206,9 @@ PLANTED: dict[str, tuple[Callable[[Any], None], str]] = {
     "error announced, none stored": (announce_error, "no error is stored"),
     "stderr": (store_stderr, "wrote to stderr: 'careful"),
     "long cell": (code("x = 1\n" * 16), "16 lines, at most 15"),
+    "import below": (code("import os"), "imports belong in the first code cell"),
+    "import and more": (first_code("import os\n1 + 2"), "holds something else"),
+    "bare import": (first_code("import os"), "needs the tag hide-input"),
     "long line": (code("x = " + " + 1" * 20), "columns, at most 76"),
     "long prose": (
         prose("Does a", "word " * 20 + "\nDoes a"),

@@ -186,12 +186,35 @@ def ends_on_value(source: str) -> bool:
     return not isinstance(value, ast.Constant) or value.value is not None
 
 
+def statements(cell: Cell) -> list[ast.stmt]:
+    """Return the statements of a cell: none of one that is no plain Python."""
+    with contextlib.suppress(SyntaxError):  # a magic command
+        return ast.parse(cell.source).body
+    return []
+
+
+def imports(cell: Cell) -> list[ast.stmt]:
+    """Return the imports among the statements of a cell."""
+    return [s for s in statements(cell) if isinstance(s, ast.Import | ast.ImportFrom)]
+
+
+def one_import_cell(notebook: Notebook) -> Iterator[str]:
+    """What a notebook needs stands in its first code cell, folded, and only there."""
+    for number, (position, cell) in enumerate(code_cells(notebook)):
+        if number > 0 and imports(cell):
+            yield f"cell {position}: imports belong in the first code cell"
+        elif 0 < len(imports(cell)) < len(statements(cell)):
+            yield f"cell {position}: the cell of imports holds something else"
+        elif imports(cell) and "hide-input" not in tags(cell):
+            yield f"cell {position}: the cell of imports needs the tag hide-input"
+
+
 def short_cells(notebook: Notebook) -> Iterator[str]:
-    """A cell fits beside its explanation, on a narrow page."""
+    """A cell fits beside its explanation on a narrow page; imports are folded."""
     for position, cell in code_cells(notebook):
         lines = cell.source.splitlines()
         filled = sum(1 for line in lines if line.strip())
-        if filled > MAX_LINES:
+        if filled > MAX_LINES and not imports(cell):
             yield f"cell {position}: {filled} lines, at most {MAX_LINES}"
         for number, line in enumerate(lines, start=1):
             if len(line) > MAX_COLUMNS:
@@ -431,6 +454,7 @@ STORED_AS_RUN: tuple[Rule, ...] = (
 NOTEBOOK_RULES: tuple[Rule, ...] = (
     *STORED_AS_RUN,
     outputs_present,
+    one_import_cell,
     short_cells,
     narrow_prose,
     nothing_skipped,
