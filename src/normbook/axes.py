@@ -40,31 +40,20 @@ LETTERS = "NCHW"
 
 
 class Row(NamedTuple):
-    """What one normalization does on an array (N, C, H, W).
-
-    ``shared`` names the axes along which the values of one group lie: all of ``"H"``,
-    or the part ``"C/2"``. A group has ``group_size`` values, and there are
-    ``statistics`` groups; ``statistics_shape`` is how their variances are laid out,
-    axes of length 1 left out. ``parameter_shape`` is the shape of the gain, and of the
-    bias where there is one. A method that ``depends_on_other_examples`` needs running
-    statistics, or else it cannot treat one example as it treats many.
-    """
+    """What one normalization does on an array (N, C, H, W)."""
 
     name: str
-    shared: str
-    group_size: int
-    statistics: int
-    statistics_shape: Shape
-    parameter_shape: Shape
+    shared: str  # the axes along which a group lies: all of "H", or the part "C/2"
+    group_size: int  # values
+    statistics: int  # groups
+    statistics_shape: Shape  # of their variances, axes of length 1 left out
+    parameter_shape: Shape  # of the gain, and of the bias where there is one
     is_centred: bool
-    depends_on_other_examples: bool
+    depends_on_other_examples: bool  # needs running statistics to treat one alone
 
 
 class Sharing(NamedTuple):
-    """Which values share statistics, and which share gain and bias, with one value.
-
-    Both are arrays of bool in the shape of x.
-    """
+    """Which values share statistics, and which gain and bias, with one value of x."""
 
     statistics: Mask
     parameters: Mask
@@ -108,18 +97,6 @@ def table(shape: Shape, num_groups: int) -> tuple[Row, ...]:
     num_groups : int
         Of group norm; a divisor of C.
 
-    Returns
-    -------
-    tuple of Row
-        For batch norm; layer norm over the whole image, and over the channels of each
-        place; RMSNorm over the channels of each place; instance norm; group norm.
-
-    Raises
-    ------
-    ValueError
-        If the shape has not four axes of length 2 or more, or ``num_groups`` does not
-        divide C.
-
     Examples
     --------
     >>> for row in table((2, 6, 3, 5), num_groups=2):
@@ -138,28 +115,10 @@ def table(shape: Shape, num_groups: int) -> tuple[Row, ...]:
 
 
 def group_of(function: Callable[[Array], Array], shape: Shape, index: Shape) -> Mask:
-    """Find the values that share statistics with one value.
+    """Mark the values that share statistics with one value, and that value.
 
     They are the places of the output that change when this value of the input does.
-
-    Parameters
-    ----------
-    function : callable
-        A normalization: maps an array of this shape to one of the same shape.
-    shape : tuple of int
-        Any shape.
-    index : tuple of int
-        The place of the value.
-
-    Returns
-    -------
-    array of bool, of this shape
-        The place itself is marked, too.
-
-    Raises
-    ------
-    ValueError
-        If the index does not lie in the shape.
+    ``function`` is any that maps an array of this shape to one of the same shape.
 
     Examples
     --------
@@ -172,28 +131,14 @@ def group_of(function: Callable[[Array], Array], shape: Shape, index: Shape) -> 
 
 
 def sharing(shape: Shape, num_groups: int, index: Shape) -> dict[str, Sharing]:
-    """Find, for each normalization, which values share what with one value.
+    """Find, for each normalization, what shares statistics and gain with x[index].
 
-    Parameters
-    ----------
-    shape, num_groups
-        As in :func:`table`.
-    index : tuple of int
-        The place of the value.
-
-    Returns
-    -------
-    dict from name to Sharing
-
-    Raises
-    ------
-    ValueError
-        As :func:`table`, and if the index does not lie in the shape.
+    ``shape`` and ``num_groups`` are those of :func:`table`.
 
     Examples
     --------
-    >>> found = sharing((2, 6, 3, 5), num_groups=2, index=(0, 0, 0, 0))
-    >>> {name: masks.parameters.sum().item() for name, masks in found.items()}
+    >>> methods = sharing((2, 6, 3, 5), num_groups=2, index=(0, 0, 0, 0))
+    >>> {name: masks.parameters.sum().item() for name, masks in methods.items()}
     {'batch norm': 30, 'layer norm': 2, 'layer norm at each place': 30,
      'RMSNorm at each place': 30, 'instance norm': 30, 'group norm': 30}
     """

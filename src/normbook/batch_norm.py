@@ -24,7 +24,7 @@ from normbook.normalize import (
     affine,
     affine_gradients,
     broadcast_along,
-    enter,
+    checked_forward,
     layout,
     normalize_backward,
 )
@@ -66,7 +66,7 @@ def batch_norm_forward(
     .. math:: y = \gamma (x - \mu) / \sqrt{\sigma^2 + \epsilon} + \beta
 
     :func:`normbook.normalize.normalize_forward` for x of shape (N, D) or (N, C, ...),
-    with gamma and beta of shape (D,) or (C,); returned values and errors are there.
+    with gamma and beta of shape (D,) or (C,); the rest is there.
 
     Notes
     -----
@@ -85,7 +85,7 @@ def batch_norm_forward(
     >>> cache.mu, cache.var
     (array([[ 2., 30.]]), array([[  1., 400.]]))
     """
-    return enter(x, gamma, beta, eps, **layout("batch norm", x))
+    return checked_forward(x, gamma, beta, eps, **layout("batch norm", x))
 
 
 def batch_norm(
@@ -94,9 +94,7 @@ def batch_norm(
     beta: Array | None = None,
     eps: float = 1e-5,
 ) -> Array:
-    """Normalize with the statistics of this batch (training).
-
-    The ``y`` of :func:`batch_norm_forward`.
+    """Normalize with the statistics of this batch: y of :func:`batch_norm_forward`.
 
     Examples
     --------
@@ -123,28 +121,13 @@ def batch_norm_inference(
 
     .. math:: y = \gamma (x - m) / \sqrt{v + \epsilon} + \beta
 
-    with m and v constants: an affine function of each value on its own.
+    with m and v constants: an affine function of each value on its own. Shapes, dtypes
+    and errors are those of :func:`batch_norm_forward`; an empty batch is none.
 
     Parameters
     ----------
-    x : array of floats, shape (N, D) or (N, C, ...)
     running_mean, running_var : arrays, shape (D,) or (C,)
         The statistics to use; ``running_var`` is a variance, not a deviation.
-    gamma, beta : arrays, shape (D,) or (C,), optional
-    eps : float
-        Unit of x squared.
-
-    Returns
-    -------
-    y : array
-        Shape and dtype of ``x``. An empty batch gives an empty result.
-
-    Raises
-    ------
-    TypeError
-        If an argument is not an array of real floating-point numbers.
-    ValueError
-        If a shape does not fit, or eps is negative.
 
     Notes
     -----
@@ -176,23 +159,8 @@ def batch_norm_inference_backward(
         \frac{\partial\ell}{\partial x_b} =
         \frac{\gamma}{\sqrt{v + \epsilon}} \frac{\partial\ell}{\partial y_b}
 
-    The statistics are constants, so no example acts on another.
-
-    Parameters
-    ----------
-    dl_dy : array
-        Shape of ``x``.
-    x, running_mean, running_var, gamma, eps
-        As given to :func:`batch_norm_inference`.
-
-    Returns
-    -------
-    NormalizeGradients
-
-    Raises
-    ------
-    TypeError, ValueError
-        As :func:`batch_norm_inference`, and for a ``dl_dy`` of another shape.
+    The statistics are constants, so no example acts on another. ``dl_dy`` has the shape
+    of ``x``; the other arguments are those of :func:`batch_norm_inference`.
 
     Examples
     --------

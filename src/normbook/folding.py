@@ -1,7 +1,9 @@
 r"""Folding: batch norm with given statistics, written into the weights beside it.
 
 With given statistics batch norm is a scale and a shift for each channel. Beside a
-linear map these can be *folded* into the weights of the map.
+linear map these can be *folded* into the weights of the map. An argument that is no
+array of real floats is a TypeError, a shape that does not fit or a negative eps a
+ValueError.
 """
 
 from __future__ import annotations
@@ -72,13 +74,6 @@ def scale_and_shift(
     ScaleAndShift
         In the dtype of ``running_mean``, half precision as float32.
 
-    Raises
-    ------
-    TypeError
-        If an argument is not an array of real floating-point numbers.
-    ValueError
-        If a shape does not fit, or eps is negative.
-
     Notes
     -----
     Source: Ioffe and Szegedy (2015), Algorithm 2, step 11; book, chapter *Folding*.
@@ -98,9 +93,9 @@ def scale_and_shift(
             f"running_mean must have shape (C,), got {tuple(running_mean.shape)}; "
             "pass one value per channel."
         )
-    given = {"running_var": running_var, "gamma": gamma, "beta": beta}
-    for name, value in given.items():
-        if value is not None or name == "running_var":
+    check_like("running_var", running_var, "running_mean", running_mean)
+    for name, value in {"gamma": gamma, "beta": beta}.items():
+        if value is not None:
             check_like(name, value, "running_mean", running_mean)
     scale = (as_float32(running_var) + eps) ** -0.5
     if gamma is not None:
@@ -150,13 +145,6 @@ def fold_into_previous(
     -------
     LinearMap
         In the dtype of ``w``; it has a bias also where there was none.
-
-    Raises
-    ------
-    TypeError
-        If an argument is not an array of real floating-point numbers.
-    ValueError
-        If a shape does not fit, or eps is negative.
 
     Notes
     -----
@@ -211,31 +199,8 @@ def fold_into_next(
     weights only if its stride is 1 and, along each axis, its padding less its output
     padding is at least dilation (kernel - 1); else the result is wrong.
 
-    Parameters
-    ----------
-    w : array of floats
-        (C_out, C_in) of a linear layer, (C_out, C_in / groups, ...) of a convolution,
-        (C_in, C_out / groups, ...) of a transposed convolution.
-    b : array, shape (C_out,), or None
-        ``None`` stands for 0.
-    running_mean, running_var, gamma, beta, eps
-        As in :func:`scale_and_shift`, with C = C_in.
-    is_transposed : bool
-        Whether ``w`` belongs to a transposed convolution.
-    groups : int
-        Groups of the convolution.
-
-    Returns
-    -------
-    LinearMap
-        In the dtype of ``w``; it has a bias also where there was none.
-
-    Raises
-    ------
-    TypeError
-        If an argument is not an array of real floating-point numbers.
-    ValueError
-        If a shape does not fit, or eps is negative.
+    Parameters and the returned map are those of :func:`fold_into_previous`, with C =
+    C_in.
 
     Notes
     -----

@@ -13,15 +13,18 @@ import math
 from normbook.arguments import whole_number
 from normbook.arrays import (
     Array,
+    check_eps,
     check_float_array,
+    check_like,
     check_parameters,
-    check_same_kind,
 )
 from normbook.normalize import (
+    METHODS,
     NormalizeCache,
     NormalizeGradients,
     backward,
-    enter,
+    checked_forward,
+    forward,
     layout,
     normalize_backward,
 )
@@ -53,27 +56,20 @@ def group_norm_forward(
     where channel c lies in group g, and mean and variance go over the C/G channels of
     that group and all places of example n.
 
+    :func:`normbook.normalize.normalize_forward` for x of shape (N, C) or (N, C, ...),
+    with gamma and beta of shape (C,); the rest is there.
+
     Parameters
     ----------
-    x : array of floats, shape (N, C) or (N, C, ...)
     num_groups : int
         G, a divisor of C. Channels that follow each other form a group.
-    gamma, beta : arrays, shape (C,), optional
-    eps : float
 
     Returns
     -------
     y : array
-        Shape and dtype of ``x``.
     cache : NormalizeCache
         In it the channels stand in groups: ``x_hat`` has shape (N, G, C/G, ...), ``mu``
-        and ``var`` (biased) have (N, G, 1, ...), ``gamma`` has (G, C/G).
-
-    Raises
-    ------
-    TypeError, ValueError
-        As :func:`normbook.normalize.normalize_forward`, and if ``num_groups`` is no
-        whole number that divides C.
+        and ``var`` have (N, G, 1, ...), ``gamma`` has (G, C/G).
 
     Notes
     -----
@@ -98,7 +94,8 @@ def group_norm_forward(
     gamma, beta = (
         None if value is None else value.reshape(groups) for value in (gamma, beta)
     )
-    y, cache = enter(grouped, gamma, beta, eps, **layout("group norm", grouped))
+    layout_of_groups = METHODS["group norm"].of(grouped.ndim)
+    y, cache = forward(grouped, gamma, beta, eps=check_eps(eps), **layout_of_groups)
     return y.reshape(x.shape), cache
 
 
@@ -109,9 +106,7 @@ def group_norm(
     beta: Array | None = None,
     eps: float = 1e-5,
 ) -> Array:
-    """Normalize each group of channels of each example.
-
-    The ``y`` of :func:`group_norm_forward`.
+    """Normalize each group of channels: the ``y`` of :func:`group_norm_forward`.
 
     Examples
     --------
@@ -126,7 +121,7 @@ def group_norm_backward(dl_dy: Array, cache: NormalizeCache) -> NormalizeGradien
     """Differentiate through group norm, statistics included, in closed form.
 
     :func:`normbook.normalize.normalize_backward`, with ``dl_dy`` and the gradients in
-    the shapes of x, gamma and beta; parameters and errors are there.
+    the shapes of x, gamma and beta.
 
     Examples
     --------
@@ -141,19 +136,12 @@ def group_norm_backward(dl_dy: Array, cache: NormalizeCache) -> NormalizeGradien
     >>> dl_dx, dl_dgamma
     (array([[0., 0., 0., 0.]]), array([-1.,  2., -3.,  4.]))
     """
-    check_float_array("dl_dy", dl_dy)
-    check_same_kind("dl_dy", dl_dy, "y", cache.x_hat)
-    n, groups, size, *places = cache.x_hat.shape
-    channels = groups * size
-    shape = (n, channels, *places)
-    if tuple(dl_dy.shape) != shape:
-        raise ValueError(
-            f"dl_dy must have the shape of y, {shape}, got {tuple(dl_dy.shape)}; pass "
-            "one value for each value of y."
-        )
-    dl_dx, *parameters = backward(dl_dy.reshape(cache.x_hat.shape), cache)
-    dl_dgamma, dl_dbeta = (gradient.reshape(channels) for gradient in parameters)
-    return NormalizeGradients(dl_dx.reshape(shape), dl_dgamma, dl_dbeta)
+    grouped = cache.x_hat
+    n, groups, size, *places = grouped.shape
+    check_like("dl_dy", dl_dy, "y", grouped.reshape((n, groups * size, *places)))
+    dl_dx, *parameters = backward(dl_dy.reshape(grouped.shape), cache)
+    dl_dgamma, dl_dbeta = (gradient.reshape(groups * size) for gradient in parameters)
+    return NormalizeGradients(dl_dx.reshape(dl_dy.shape), dl_dgamma, dl_dbeta)
 
 
 def instance_norm_forward(
@@ -190,7 +178,7 @@ def instance_norm_forward(
     >>> cache.mu.ravel(), cache.var.ravel()
     (array([ 2., 30.]), array([  1., 400.]))
     """
-    return enter(x, gamma, beta, eps, **layout("instance norm", x))
+    return checked_forward(x, gamma, beta, eps, **layout("instance norm", x))
 
 
 def instance_norm(
@@ -199,9 +187,7 @@ def instance_norm(
     beta: Array | None = None,
     eps: float = 1e-5,
 ) -> Array:
-    """Normalize each channel of each example over its places.
-
-    The ``y`` of :func:`instance_norm_forward`.
+    """Normalize each channel of each example: y of :func:`instance_norm_forward`.
 
     Examples
     --------

@@ -45,7 +45,7 @@ def layer_norm_forward(
         \mu = \frac1D \sum_i x_i, \qquad \sigma^2 = \frac1D \sum_i (x_i - \mu)^2
 
     :func:`normbook.normalize.normalize_forward` for x of shape (..., D), with gamma and
-    beta of shape (D,); returned values and errors are there.
+    beta of shape (D,); the rest is there.
 
     Parameters
     ----------
@@ -86,9 +86,7 @@ def layer_norm(
     *,
     axes: Axes = LAST,
 ) -> Array:
-    """Normalize each example by its own mean and variance.
-
-    The ``y`` of :func:`layer_norm_forward`.
+    """Normalize each example by its own moments: y of :func:`layer_norm_forward`.
 
     Examples
     --------
@@ -142,9 +140,7 @@ def rms_norm_forward(
 def rms_norm(
     x: Array, gamma: Array | None = None, eps: float = 1e-5, *, axes: Axes = LAST
 ) -> Array:
-    """Divide each example by its root mean square.
-
-    The ``y`` of :func:`rms_norm_forward`.
+    """Divide each example by its root mean square: y of :func:`rms_norm_forward`.
 
     Examples
     --------

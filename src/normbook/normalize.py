@@ -13,7 +13,8 @@ own. Batch norm, layer norm, RMSNorm, instance norm, group norm, weight norm and
 standardization are such choices and nothing more: the table :data:`METHODS`.
 
 First stand the formulas, in the names of the chapters, which check nothing; after them
-the public functions, which check their arguments once and then call the formulas.
+the public functions, which check their arguments once and then call the formulas. What
+all functions of the family share is told in :func:`normalize_forward`.
 """
 
 from __future__ import annotations
@@ -50,13 +51,12 @@ class NormalizeCache(NamedTuple):
     """What the backward pass needs from the forward pass.
 
     The statistics keep the reduced axes with length 1. Of half precision they, and
-    ``x_hat``, are float32. ``mu`` is None where the mean was not taken off; ``var`` is
-    then the mean square.
+    ``x_hat``, are float32.
     """
 
     x_hat: Array
-    mu: Array  # or None
-    var: Array  # biased, without eps
+    mu: Array  # None where the mean was not taken off
+    var: Array  # biased, without eps; the mean square where mu is None
     inv_std: Array  # 1 / sqrt(var + eps)
     axes: tuple[int, ...]
     parameter_axes: tuple[int, ...]
@@ -213,7 +213,7 @@ def layout(method: str, x: Array, name: str = "x") -> dict[str, Any]:
     return row.of(x.ndim)
 
 
-def enter(
+def checked_forward(
     x: Array,
     gamma: Array | None,
     beta: Array | None,
@@ -237,22 +237,11 @@ def moments(x: Array, axes: Axes) -> tuple[Array, Array]:
     look at the centred values then repairs what rounding left in the mean: the
     *corrected two-pass algorithm*.
 
-    Parameters
-    ----------
-    x : array of floats, any shape
-    axes : int or tuple of int
-        The axes along which one group lies.
-
     Returns
     -------
     mu, var : arrays
         Shape of ``x`` with length 1 along ``axes``; unit of x, and its square; of half
-        precision float32. ``var`` divides by the number of values n (biased).
-
-    Raises
-    ------
-    TypeError, ValueError
-        As :func:`normalize_forward`.
+        precision float32.
 
     Notes
     -----
@@ -281,12 +270,7 @@ def standardize(
     .. math:: \hat x_i = (x_i - \mu) / \sqrt{\sigma^2 + \epsilon}
 
     The variance of the result is :math:`\sigma^2 / (\sigma^2 + \epsilon)`.
-    :func:`normalize` without gain and bias: parameters, errors and source are there.
-
-    Returns
-    -------
-    x_hat : array
-        Shape and dtype of ``x``.
+    :func:`normalize` without gain and bias.
 
     Examples
     --------
@@ -369,7 +353,7 @@ def normalize_forward(
     axes = sorted_axes(x, axes)
     parameter_axes = sorted_axes(x, parameter_axes, "parameter_axes")
     layout = {"axes": axes, "parameter_axes": parameter_axes}
-    return enter(x, gamma, beta, eps, **layout, is_centred=is_centred)
+    return checked_forward(x, gamma, beta, eps, **layout, is_centred=is_centred)
 
 
 def normalize(
@@ -382,16 +366,7 @@ def normalize(
     eps: float = 1e-5,
     is_centred: bool = True,
 ) -> Array:
-    r"""Normalize along some axes.
-
-    .. math:: y = \gamma (x - \mu) / \sqrt{\sigma^2 + \epsilon} + \beta
-
-    Parameters, errors and source are those of :func:`normalize_forward`.
-
-    Returns
-    -------
-    y : array
-        Shape and dtype of ``x``.
+    """Normalize along some axes: the ``y`` of :func:`normalize_forward`.
 
     Examples
     --------
@@ -433,7 +408,7 @@ def normalize_backward(dl_dy: Array, cache: NormalizeCache) -> NormalizeGradient
     Parameters
     ----------
     dl_dy : array
-        Shape of ``y``.
+        Shape and kind of ``y``, or else an error.
     cache : NormalizeCache
         From the forward pass.
 
@@ -443,17 +418,10 @@ def normalize_backward(dl_dy: Array, cache: NormalizeCache) -> NormalizeGradient
         ``dl_dx`` in shape and dtype of ``dl_dy``; ``dl_dgamma`` and ``dl_dbeta`` in
         the shape of gain and bias, also where these were left out.
 
-    Raises
-    ------
-    TypeError
-        If ``dl_dy`` is no float array of the kind of ``y``.
-    ValueError
-        If ``dl_dy`` has another shape than ``y``.
-
     Notes
     -----
-    Source: derived in the book, chapters *The gradient of batch normalization* and
-    *The gradient of layer normalization*.
+    Source: book, chapters *The gradient of batch normalization* and *The gradient of
+    layer normalization*.
 
     Examples
     --------

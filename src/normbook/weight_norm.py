@@ -5,7 +5,8 @@ statistics: the axes of one group are all but axis 0. They are choices of axes, 
 batch norm and layer norm are, but on another array. Weight norm is RMSNorm of the
 rows, with eps = 0 and a gain for each; weight standardization is layer norm of the
 rows, without gain and bias. Neither sees the data, so neither needs statistics of a
-batch.
+batch. Shapes are (D_out, D_in) or (C_out, C_in, ...), with a length for each row; what
+all methods share is told in :func:`normbook.normalize.normalize_forward`.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import NamedTuple
 from normbook.arrays import Array, as_float32, check_parameters
 from normbook.normalize import (
     NormalizeCache,
-    enter,
+    checked_forward,
     layout,
     normalize_backward,
 )
@@ -76,32 +77,11 @@ def weight_norm_forward(v: Array, g: Array) -> tuple[Array, NormalizeCache]:
 
     .. math:: w_i = g_i \, \frac{v_i}{\lVert v_i \rVert}
 
-    Parameters
-    ----------
-    v : array of floats, shape (D_out, D_in) or (C_out, C_in, ...)
-        The directions; row i holds the weights of output i.
-    g : array, shape (D_out,) or (C_out,)
-        The lengths, of the unit of w.
-
-    Returns
-    -------
-    w : array
-        Shape and dtype of ``v``.
-    cache : NormalizeCache
-        Its ``x_hat`` is v with rows of root mean square 1, its ``gamma`` is
-        :math:`g/\sqrt n` with n weights in a row.
-
-    Raises
-    ------
-    TypeError
-        If an argument is not an array of real floating-point numbers.
-    ValueError
-        If a shape does not fit, or a row has no weight.
+    In the cache ``x_hat`` is v with rows of root mean square 1, and ``gamma`` is
+    :func:`gain_of_rows`. A row of zeros has no direction and gives NaN, as in torch.
 
     Notes
     -----
-    A row of zeros has no direction and gives NaN, as in torch.
-
     Source: Salimans and Kingma (2016), "Weight normalization", equation 2; book,
     chapter *Choosing the axes*.
 
@@ -113,15 +93,11 @@ def weight_norm_forward(v: Array, g: Array) -> tuple[Array, NormalizeCache]:
     array([[6., 8.]])
     """
     axes = layout("weight norm", v, "weights")
-    return enter(v, gain_of_rows(v, g), None, 0.0, **axes)
+    return checked_forward(v, gain_of_rows(v, g), None, 0.0, **axes)
 
 
 def weight_norm(v: Array, g: Array) -> Array:
-    r"""Scale each row of v to the length g.
-
-    .. math:: w_i = g_i \, v_i / \lVert v_i \rVert
-
-    Parameters, errors and source are those of :func:`weight_norm_forward`.
+    """Scale each row of v to the length g: the ``w`` of :func:`weight_norm_forward`.
 
     Examples
     --------
@@ -145,24 +121,6 @@ def weight_norm_backward(dl_dw: Array, cache: NormalizeCache) -> WeightNormGradi
         \frac{v_i}{\lVert v_i \rVert} \Big)
 
     What reaches v has lost its part along v: a step changes the direction alone.
-
-    Parameters
-    ----------
-    dl_dw : array
-        Shape of ``w``.
-    cache : NormalizeCache
-        From :func:`weight_norm_forward`.
-
-    Returns
-    -------
-    WeightNormGradients
-
-    Raises
-    ------
-    TypeError
-        If ``dl_dw`` is no float array of the kind of ``w``.
-    ValueError
-        If ``dl_dw`` has another shape than ``w``.
 
     Notes
     -----
@@ -192,26 +150,6 @@ def weight_standardization_forward(
 
     with mean and (biased) variance over the weights of output i.
 
-    Parameters
-    ----------
-    w : array of floats, shape (D_out, D_in) or (C_out, C_in, ...)
-        Row i holds the weights of output i.
-    eps : float
-        Added to the variance, inside the root; unit of w squared.
-
-    Returns
-    -------
-    w_hat : array
-        Shape and dtype of ``w``.
-    cache : NormalizeCache
-
-    Raises
-    ------
-    TypeError
-        If ``w`` is not an array of real floating-point numbers.
-    ValueError
-        If it has no second axis, a row has no weight, or eps is negative.
-
     Notes
     -----
     Summaries of the paper differ on eps: inside the root, as here, or added to the
@@ -237,15 +175,11 @@ def weight_standardization_forward(
     (array([ 2., 30.]), array([  1., 400.]))
     """
     axes = layout("weight standardization", w, "weights")
-    return enter(w, None, None, eps, **axes)
+    return checked_forward(w, None, None, eps, **axes)
 
 
 def weight_standardization(w: Array, eps: float = 1e-10) -> Array:
-    r"""Standardize the weights of each output.
-
-    .. math:: \hat w_i = (w_i - \mu_i) / \sqrt{\sigma_i^2 + \epsilon}
-
-    Parameters, errors and source are those of :func:`weight_standardization_forward`.
+    """Standardize each row: ``w_hat`` of :func:`weight_standardization_forward`.
 
     Examples
     --------
@@ -257,34 +191,7 @@ def weight_standardization(w: Array, eps: float = 1e-10) -> Array:
 
 
 def weight_standardization_backward(dl_dw_hat: Array, cache: NormalizeCache) -> Array:
-    r"""Gradient through weight standardization, in closed form.
-
-    With :math:`g = \partial\ell/\partial\hat w` and means over the weights of one
-    output,
-
-    .. math::
-
-        \frac{\partial\ell}{\partial w} = \frac1{\sqrt{\sigma^2+\epsilon}}
-        \Big(g - \bar g - \hat w\,\overline{g\hat w}\Big) .
-
-    Parameters
-    ----------
-    dl_dw_hat : array
-        Shape of ``w_hat``.
-    cache : NormalizeCache
-        From :func:`weight_standardization_forward`.
-
-    Returns
-    -------
-    dl_dw : array
-        Shape and dtype of ``dl_dw_hat``.
-
-    Raises
-    ------
-    TypeError
-        If ``dl_dw_hat`` is no float array of the kind of ``w``.
-    ValueError
-        If ``dl_dw_hat`` has another shape than ``w``.
+    """Return the ``dl_dx`` of :func:`normbook.normalize.normalize_backward`.
 
     Examples
     --------
