@@ -1,4 +1,4 @@
-"""Compare the functions of the family with torch, and the gradients with autograd."""
+"""Compare functions of the family with torch, and gradients with autograd."""
 
 from __future__ import annotations
 
@@ -10,8 +10,16 @@ import torch
 
 from normbook.gradient_check import check_gradient, relative_error
 from normbook.normalize import NormalizeGradients
+from normbook.weight_norm import (
+    weight_norm_backward,
+    weight_norm_forward,
+    weight_standardization_backward,
+    weight_standardization_forward,
+)
 
 EXACT = 1e-10  # float64 against torch, which adds in another order
+WEIGHTS = [(3, 7), (3, 5, 4), (6, 3, 2, 5), (7, 1)]
+WEIGHTS_EPS = 0.3
 
 
 def torch_gradients(
@@ -42,3 +50,52 @@ def assert_differences(
             return f(*arrays[:i], v, *arrays[i + 1 :])
 
         check_gradient(of_one, value, gradient, dl_dy)
+
+
+def draw_weights(shape: tuple[int, ...]) -> tuple[np.ndarray[Any, Any], ...]:
+    """Return v, g and dl_dw."""
+    rng = np.random.default_rng(0)
+    lengths = rng.normal(size=shape[0])
+    return rng.normal(0.3, 1, shape), lengths, rng.normal(size=shape)
+
+
+def check_weight_norm(
+    forward: Any = weight_norm_forward,
+    backward: Any = weight_norm_backward,
+    of: Callable[..., Any] = np.asarray,
+) -> None:
+    """Compare weight norm with torch's."""
+    for shape in WEIGHTS:
+        v, g, dl_dw = draw_weights(shape)
+        w, cache = forward(of(v), of(g))
+        column = (-1, *(1,) * (v.ndim - 1))
+        expected, gradients = torch_gradients(
+            lambda v, g, column=column: torch._weight_norm(v, g.reshape(column), 0),
+            dl_dw, v, g,
+        )  # fmt: skip
+        _assert_close((w, *backward(of(dl_dw), cache)), (expected, *gradients))
+
+
+def check_weight_standardization(
+    forward: Any = weight_standardization_forward,
+    backward: Any = weight_standardization_backward,
+    of: Callable[..., Any] = np.asarray,
+) -> None:
+    """Compare weight standardization with its definition in torch."""
+
+    def definition(w: torch.Tensor) -> torch.Tensor:
+        var, mu = torch.var_mean(w, tuple(range(1, w.ndim)), correction=0, keepdim=True)
+        return (w - mu) / torch.sqrt(var + WEIGHTS_EPS)
+
+    for shape in WEIGHTS:
+        w, _, dl_dw_hat = draw_weights(shape)
+        w_hat, cache = forward(of(w), WEIGHTS_EPS)
+        expected, gradients = torch_gradients(definition, dl_dw_hat, w)
+        _assert_close((w_hat, backward(of(dl_dw_hat), cache)), (expected, *gradients))
+
+
+def _assert_close(ours: tuple[Any, ...], theirs: tuple[Any, ...]) -> None:
+    for a, b in zip(ours, theirs, strict=True):
+        assert tuple(a.shape) == tuple(b.shape)
+        # Rows of one weight pass nothing back: both are rounding there.
+        np.testing.assert_allclose(a, b.detach(), rtol=EXACT, atol=1e-12)
