@@ -57,6 +57,18 @@ def test_gain_and_bias_default_to_one_and_zero_in_inference() -> None:
     np.testing.assert_array_equal(batch_norm_inference(x, mean, var), y)
 
 
+def test_the_usual_eps_of_inference_is_1e_5() -> None:
+    x, dl_dy, *_, mean, var = draw((7, 3))
+    var /= 1e4  # so small that eps matters
+    m, v = torch.tensor(mean), torch.tensor(var)
+    y, (dl_dx,) = torch_gradients(
+        lambda x: torch_batch_norm(x, m, v, eps=1e-5), dl_dy, x
+    )
+    assert relative_error(batch_norm_inference(x, mean, var), y) < EXACT
+    ours = batch_norm_inference_backward(dl_dy, x, mean, var)
+    assert relative_error(ours.dl_dx, dl_dx) < EXACT
+
+
 def test_the_identity_is_within_reach() -> None:
     x, *_ = draw((7, 3))
     _, cache = batch_norm_forward(x)

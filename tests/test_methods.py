@@ -225,6 +225,7 @@ def test_the_usual_eps_is_1e_5(case: Case) -> None:
     x = case.draw()[0] / 1000  # so small that eps matters
     expected = case.theirs(torch.tensor(x), None, None, 1e-5)
     assert relative_error(case.short(x), expected) < EXACT
+    assert relative_error(case.forward(x, None, None)[0], expected) < EXACT
 
 
 @each_method

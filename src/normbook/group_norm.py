@@ -90,13 +90,19 @@ def group_norm_forward(
     # Before the channels are split, or an error would tell of shapes nobody gave.
     groups = _groups(x, num_groups)
     check_parameters(x, (1,), gamma=gamma, beta=beta)
-    grouped = x.reshape((x.shape[0], *groups, *x.shape[2:]))
+    grouped = split_channels(x, groups[0])
     gamma, beta = (
         None if value is None else value.reshape(groups) for value in (gamma, beta)
     )
     layout_of_groups = METHODS["group norm"].of(grouped.ndim)
     y, cache = forward(grouped, gamma, beta, eps=check_eps(eps), **layout_of_groups)
     return y.reshape(x.shape), cache
+
+
+def split_channels(x: Array, num_groups: int) -> Array:
+    """Return (N, C, ...) as (N, G, C/G, ...); nothing is checked."""
+    size = x.shape[1] // num_groups
+    return x.reshape((x.shape[0], num_groups, size, *x.shape[2:]))
 
 
 def group_norm(
@@ -139,7 +145,7 @@ def group_norm_backward(dl_dy: Array, cache: NormalizeCache) -> NormalizeGradien
     grouped = cache.x_hat
     n, groups, size, *places = grouped.shape
     check_like("dl_dy", dl_dy, "y", grouped.reshape((n, groups * size, *places)))
-    dl_dx, *parameters = backward(dl_dy.reshape(grouped.shape), cache)
+    dl_dx, *parameters = backward(split_channels(dl_dy, groups), cache)
     dl_dgamma, dl_dbeta = (gradient.reshape(groups * size) for gradient in parameters)
     return NormalizeGradients(dl_dx.reshape(dl_dy.shape), dl_dgamma, dl_dbeta)
 
