@@ -267,12 +267,12 @@ FORMULAS = [
     )),
     *((normed, name) for name in (
         "hat", "through", "by_gates", "update", "step", "step_backward",
-        "step_of_sum", "with_one_bias", "step_carrying_u",
+        "of_parameters", "step_of_sum", "with_one_bias", "step_carrying_u",
         "step_carrying_u_backward", "layer_norm_lstm_forward",
         "layer_norm_lstm_backward",
     )),
     *((rnn, name) for name in (
-        "step", "step_backward", "layer_norm_rnn_forward", "layer_norm_rnn_backward",
+        "step", "step_backward", "layer_norm_rnn_backward",
     )),
 ]  # fmt: skip
 
