@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import functools
+import contextlib
 import math
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -227,9 +228,9 @@ class Formula:
     def with_super(self, x: float) -> float:
         return super().__hash__() * 0 + 2 * x
 
-    @functools.cache  # noqa: B019 - never called
-    def decorated(self) -> float:
-        return 1 + 1
+    @contextlib.contextmanager
+    def decorated(self) -> Iterator[float]:
+        yield 1 + 1
 
     @staticmethod
     def static(x: float) -> float:

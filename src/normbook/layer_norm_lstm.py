@@ -50,6 +50,7 @@ __all__ = [
     "layer_norm_lstm_backward",
     "layer_norm_lstm_forward",
     "layer_norm_lstm_step",
+    "of_parameters",
     "step",
     "step_backward",
     "update",
@@ -145,6 +146,7 @@ def step_backward(
 ) -> tuple[Array, ...]:
     """What goes to h and c before the step, and what arrives at a, p and u.
 
+    ``kept`` has the slopes within the step and what its forward pass computed;
     ``through_p`` is the way back through the hat of p.
     """
     slope_u, slope_a, f, c_hat, r_c, p_hat, r_p = kept

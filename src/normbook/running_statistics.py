@@ -84,16 +84,14 @@ def exponential_average(
 
     .. math:: r_\tau = \alpha\, r_{\tau-1} + (1 - \alpha)\, v_\tau
 
+    Source: Bishop and Bishop (2024), eq. 7.56; book, chapter *Moving averages*.
+
     Parameters
     ----------
     running, new : arrays or numbers of one shape
         The average so far, which is left as it was, and the value to take in.
     momentum, decay : float
         One of them: :math:`1 - \alpha` or :math:`\alpha`.
-
-    Notes
-    -----
-    Source: Bishop and Bishop (2024), eq. 7.56; book, chapter *Moving averages*.
 
     Examples
     --------
@@ -141,7 +139,8 @@ def debias(
     r"""Remove the pull of a start at 0 from an exponential average.
 
     After :math:`\tau` steps the weights of the values sum to
-    :math:`1 - \alpha^\tau`; dividing by that makes them sum to 1.
+    :math:`1 - \alpha^\tau`; dividing by that makes them sum to 1. Source: Kingma and Ba
+    (2015), section 3.
 
     Parameters
     ----------
@@ -151,10 +150,6 @@ def debias(
         How many values it holds.
     momentum, decay : float
         One of them, as in :func:`exponential_average`.
-
-    Notes
-    -----
-    Source: Kingma and Ba (2015), section 3.
 
     Examples
     --------
@@ -195,7 +190,8 @@ class RunningStatistics:
     r"""Mean and variance gathered batch by batch; ``update`` gives a new one.
 
     Make the first one with :meth:`start`. Objects do not change, so after an error
-    the old statistics are still whole.
+    the old statistics are still whole. The defaults are those of torch. Source: Ioffe
+    and Szegedy (2015), Algorithm 2, for the unbiased variance.
 
     Attributes
     ----------
@@ -204,12 +200,6 @@ class RunningStatistics:
         a variance also where deviations were averaged (then it is their square).
     steps : int
         How many batches have come in.
-
-    Notes
-    -----
-    Source: Ioffe and Szegedy (2015), Algorithm 2, for the unbiased variance; the
-    defaults (momentum 0.1, start at mean 0 and variance 1, unbiased, no debiasing)
-    are those of torch.
 
     Examples
     --------
@@ -305,7 +295,7 @@ class RunningStatistics:
         return debias(average, steps=self.steps, decay=self.decay)
 
     def update(self, mean: Array, var: Array, count: int) -> RunningStatistics:
-        """Take in the statistics of one batch.
+        """Return statistics that have taken in those of one batch.
 
         Parameters
         ----------
@@ -314,11 +304,6 @@ class RunningStatistics:
             and the cache of a forward pass give it (flatten it to (D,) first).
         count : int
             Number of values in each group.
-
-        Returns
-        -------
-        RunningStatistics
-            With ``steps`` one higher; this one is left as it was.
         """
         for name, value in (("mean", mean), ("var", var)):
             check_float_array(name, value)
@@ -365,17 +350,14 @@ def merge(parts: Iterable[PopulationStatistics]) -> PopulationStatistics:
         \delta = \mu_b - \mu_a,\quad n = n_a + n_b,
 
     with :math:`M = n \sigma^2` the sum of squared deviations. The average of the
-    variances alone would lack the last term, the spread of the means.
+    variances alone would lack the last term, the spread of the means. Source: Chan,
+    Golub and LeVeque (1983), eq. 2.1; book, chapter *Split batches*.
 
     Parameters
     ----------
     parts : iterable of PopulationStatistics
         Of batches, of shards on several devices, or of stretches of a stream, of one
         shape. At least one must have a value in it.
-
-    Notes
-    -----
-    Source: Chan, Golub and LeVeque (1983), eq. 2.1; book, chapter *Split batches*.
 
     Examples
     --------
@@ -411,16 +393,13 @@ def welford(values: Iterable[Array]) -> PopulationStatistics:
 
     Each step of :func:`one_pass` is :func:`merge` with a part of a single value.
     Neither subtracts two large numbers, as
-    :math:`\operatorname{E} x^2 - (\operatorname{E} x)^2` does.
+    :math:`\operatorname{E} x^2 - (\operatorname{E} x)^2` does. Source: Welford (1962);
+    book, chapter *Split batches*.
 
     Parameters
     ----------
     values : iterable of float arrays, or one array, shape (D,) each
         An array of shape (N, D) is a stream of N values; there must be one.
-
-    Notes
-    -----
-    Source: Welford (1962); book, chapter *Split batches*.
 
     Examples
     --------
@@ -502,7 +481,7 @@ def _join(a: PopulationStatistics, b: PopulationStatistics) -> PopulationStatist
 
 
 def _decay(momentum: float | None, decay: float | None) -> float:
-    """Turn the two conventions into one, the weight of the old value."""
+    """Return the weight of the old value, from either convention."""
     if (momentum is None) == (decay is None):
         raise TypeError(
             "exactly one of momentum (weight of the new value) and decay (weight of "
