@@ -43,10 +43,13 @@ from normbook.normalize import moments
 __all__ = [
     "PopulationStatistics",
     "RunningStatistics",
+    "averaged",
     "cumulative_average",
     "debias",
+    "debiased",
     "exponential_average",
     "merge",
+    "one_pass",
     "population_statistics",
     "unbiased",
     "welford",
@@ -331,11 +334,14 @@ class RunningStatistics:
 
 
 class PopulationStatistics(NamedTuple):
-    """Statistics of a data set, or of a part of one; with size 0 they count nothing."""
+    """Mean, *biased* variance, (D,) each, and number of values of one channel.
 
-    mean: Array  # (D,)
-    var: Array  # (D,), biased: the mean squared deviation
-    size: int  # values of one channel
+    Of a data set, or of a part of one; with size 0 the other two count for nothing.
+    """
+
+    mean: Array
+    var: Array
+    size: int
 
 
 def merge(parts: Iterable[PopulationStatistics]) -> PopulationStatistics:
