@@ -34,9 +34,9 @@ SIZES = pytest.mark.parametrize(
 )
 
 
-def batches(count: int = 6, n: int = 5, d: int = 3) -> list[np.ndarray[Any, Any]]:
+def batches() -> list[np.ndarray[Any, Any]]:
     rng = np.random.default_rng(0)
-    return [rng.normal(k, 2.0, (n, d)) for k in range(count)]
+    return [rng.normal(k, 2.0, (5, 3)) for k in range(6)]
 
 
 def gather(parts: list[Any], **options: Any) -> RunningStatistics:
@@ -45,6 +45,11 @@ def gather(parts: list[Any], **options: Any) -> RunningStatistics:
     for x in parts:
         running = running.update(x.mean(0), x.var(0), count=len(x))
     return running
+
+
+def assert_close(statistics: Any, mean: Any, var: Any) -> None:
+    np.testing.assert_allclose(np.asarray(statistics.mean), mean, rtol=EXACT)
+    np.testing.assert_allclose(np.asarray(statistics.var), var, rtol=EXACT)
 
 
 @given(Values, st.floats(0, 0.99))
@@ -99,8 +104,7 @@ def test_the_defaults_are_torch(momentum: float | None) -> None:
     running = gather(batches(), **options)
     for x in batches():
         layer(torch.tensor(x))
-    np.testing.assert_allclose(running.mean, layer.running_mean, rtol=EXACT)
-    np.testing.assert_allclose(running.var, layer.running_var, rtol=EXACT)
+    assert_close(running, layer.running_mean, layer.running_var)
     assert running.steps == layer.num_batches_tracked == 6
 
 
@@ -116,8 +120,7 @@ def test_torch_tensors_give_what_arrays_give() -> None:
     b = RunningStatistics.start(torch.zeros(3, dtype=torch.float64))
     for x in map(torch.tensor, batches()):
         b = b.update(x.mean(0), x.var(0, correction=0), count=len(x))
-    np.testing.assert_allclose(b.mean.numpy(), a.mean, rtol=EXACT)
-    np.testing.assert_allclose(b.var.numpy(), a.var, rtol=EXACT)
+    assert_close(b, a.mean, a.var)
 
 
 def test_averaging_deviations_gives_less_than_averaging_variances() -> None:
@@ -134,8 +137,7 @@ def test_averaging_deviations_gives_less_than_averaging_variances() -> None:
 def test_debiased_statistics_of_equal_batches_are_those_of_one() -> None:
     x = batches()[0]
     running = gather([x] * 4, is_debiased=True, is_unbiased=False)
-    np.testing.assert_allclose(running.mean, x.mean(0), rtol=EXACT)
-    np.testing.assert_allclose(running.var, x.var(0), rtol=EXACT)
+    assert_close(running, x.mean(0), x.var(0))
 
 
 def test_an_update_leaves_the_old_statistics_as_they_were() -> None:
@@ -151,16 +153,14 @@ def test_an_update_leaves_the_old_statistics_as_they_were() -> None:
 @pytest.mark.parametrize("is_cumulative", [True, False])
 def test_statistics_keep_no_array_of_the_caller(is_cumulative: bool) -> None:
     buffer = np.ones(2)
-    running = RunningStatistics.start(
-        buffer, is_cumulative=is_cumulative, is_unbiased=False
-    )
+    options: Any = {"is_cumulative": is_cumulative, "is_unbiased": False}
+    running = RunningStatistics.start(buffer, **options)
     running = running.update(buffer, buffer, count=2)
     before = running.mean.copy(), running.var.copy()
     buffer[:] = 7
     running.mean[:] = 8
     running.var[:] = 9
-    np.testing.assert_array_equal(running.mean, before[0])
-    np.testing.assert_array_equal(running.var, before[1])
+    assert_close(running, *before)
 
 
 def parts_of(x: Any, sizes: list[int], kind: Any = np.asarray) -> list[Any]:
@@ -175,11 +175,10 @@ def stream() -> np.ndarray[Any, Any]:
     return np.random.default_rng(0).normal(3, 2, (20, 3))
 
 
-def assert_statistics(found: PopulationStatistics, x: Any) -> None:
-    np.testing.assert_allclose(np.asarray(found.mean), x.mean(0), rtol=EXACT)
-    np.testing.assert_allclose(np.asarray(found.var), x.var(0), rtol=EXACT)
-    assert found.mean.shape == found.var.shape == x.shape[1:]
-    assert found.size == len(x)
+def assert_statistics(statistics: PopulationStatistics, x: Any) -> None:
+    assert_close(statistics, x.mean(0), x.var(0))
+    assert statistics.mean.shape == statistics.var.shape == x.shape[1:]
+    assert statistics.size == len(x)
 
 
 @KINDS
