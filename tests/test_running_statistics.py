@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -28,20 +27,32 @@ from normbook.running_statistics import (
 )
 
 EXACT = 1e-12
+Values = st.lists(st.floats(-100, 100), min_size=1, max_size=12)
+KINDS = pytest.mark.parametrize("kind", [np.asarray, torch.tensor])
+SIZES = pytest.mark.parametrize(
+    "sizes", [[20], [1, 19], [7, 2, 11], [1] * 20, [1, 2, 3, 14]], ids=str
+)
 
 
-def batches(count: int = 6, n: int = 5, d: int = 3) -> list[np.ndarray[Any, Any]]:
+def batches() -> list[np.ndarray[Any, Any]]:
     rng = np.random.default_rng(0)
-    return [rng.normal(k, 2.0, (n, d)) for k in range(count)]
+    return [rng.normal(k, 2.0, (5, 3)) for k in range(6)]
 
 
-def gather(running: RunningStatistics, parts: list[Any]) -> RunningStatistics:
+def gather(parts: list[Any], **options: Any) -> RunningStatistics:
+    """Start with these options, and take all batches in."""
+    running = RunningStatistics.start(np.zeros(3), **options)
     for x in parts:
         running = running.update(x.mean(0), x.var(0), count=len(x))
     return running
 
 
-@given(st.lists(st.floats(-100, 100), min_size=1, max_size=12), st.floats(0, 0.99))
+def assert_close(statistics: Any, mean: Any, var: Any) -> None:
+    np.testing.assert_allclose(np.asarray(statistics.mean), mean, rtol=EXACT)
+    np.testing.assert_allclose(np.asarray(statistics.var), var, rtol=EXACT)
+
+
+@given(Values, st.floats(0, 0.99))
 def test_an_exponential_average_is_a_weighted_sum(
     values: list[float], decay: float
 ) -> None:
@@ -62,7 +73,7 @@ def test_momentum_and_decay_are_two_names_of_one_weight(momentum: float) -> None
     assert b == pytest.approx(debias(a, steps=3, decay=1 - momentum))
 
 
-@given(st.lists(st.floats(-100, 100), min_size=1, max_size=12), st.floats(0, 0.99))
+@given(Values, st.floats(0, 0.99))
 def test_a_debiased_average_has_weights_that_sum_to_one(
     values: list[float], decay: float
 ) -> None:
@@ -88,61 +99,45 @@ def test_unbiased_is_numpy_with_ddof_one() -> None:
 
 @pytest.mark.parametrize("momentum", [0.1, 0.75, 1.0, None])
 def test_the_defaults_are_torch(momentum: float | None) -> None:
-    layer = torch.nn.BatchNorm1d(3, momentum=momentum, dtype=torch.float64)
-    options: Any = (
-        {"is_cumulative": True} if momentum is None else {"momentum": momentum}
-    )
-    running = gather(RunningStatistics.start(np.zeros(3), **options), batches())
+    layer: Any = torch.nn.BatchNorm1d(3, momentum=momentum, dtype=torch.float64)
+    options: Any = {"momentum": momentum} if momentum else {"is_cumulative": True}
+    running = gather(batches(), **options)
     for x in batches():
         layer(torch.tensor(x))
-    assert layer.running_mean is not None
-    assert layer.running_var is not None
-    np.testing.assert_allclose(running.mean, layer.running_mean, rtol=EXACT)
-    np.testing.assert_allclose(running.var, layer.running_var, rtol=EXACT)
+    assert_close(running, layer.running_mean, layer.running_var)
     assert running.steps == layer.num_batches_tracked == 6
 
 
-def test_momentum_is_a_tenth_unless_said_otherwise() -> None:
-    assert RunningStatistics.start(np.zeros(2)).decay == 0.9
+def test_the_start_is_mean_zero_variance_one_and_momentum_a_tenth() -> None:
+    running = RunningStatistics.start(np.array([5.0, np.nan]))
+    np.testing.assert_array_equal(running.mean, [0, 0])
+    np.testing.assert_array_equal(running.var, [1, 1])
+    assert running.decay == 0.9
 
 
 def test_torch_tensors_give_what_arrays_give() -> None:
-    a = gather(RunningStatistics.start(np.zeros(3)), batches())
+    a = gather(batches())
     b = RunningStatistics.start(torch.zeros(3, dtype=torch.float64))
     for x in map(torch.tensor, batches()):
         b = b.update(x.mean(0), x.var(0, correction=0), count=len(x))
-    np.testing.assert_allclose(b.mean.numpy(), a.mean, rtol=EXACT)
-    np.testing.assert_allclose(b.var.numpy(), a.var, rtol=EXACT)
-
-
-def test_biased_variances_are_averaged_on_request() -> None:
-    biased = RunningStatistics.start(np.zeros(3), is_cumulative=True, is_unbiased=False)
-    expected = np.mean([x.var(0) for x in batches()], axis=0)
-    np.testing.assert_allclose(gather(biased, batches()).var, expected, rtol=EXACT)
+    assert_close(b, a.mean, a.var)
 
 
 def test_averaging_deviations_gives_less_than_averaging_variances() -> None:
     options: Any = {"is_cumulative": True, "is_unbiased": False}
-    std = RunningStatistics.start(np.zeros(3), averages="std", **options)
-    expected = np.mean([x.std(0) for x in batches()], axis=0) ** 2
-    found = gather(std, batches()).var
-    np.testing.assert_allclose(found, expected, rtol=EXACT)
-    var = gather(RunningStatistics.start(np.zeros(3), **options), batches()).var
-    assert np.all(found < var)
+    var = gather(batches(), **options).var
+    of_std = gather(batches(), averages="std", **options).var
+    right = np.mean([x.var(0) for x in batches()], axis=0)
+    np.testing.assert_allclose(var, right, rtol=EXACT)
+    right = np.mean([x.std(0) for x in batches()], axis=0) ** 2
+    np.testing.assert_allclose(of_std, right, rtol=EXACT)
+    assert np.all(of_std < var)
 
 
 def test_debiased_statistics_of_equal_batches_are_those_of_one() -> None:
     x = batches()[0]
-    running = RunningStatistics.start(np.zeros(3), is_debiased=True, is_unbiased=False)
-    running = gather(running, [x] * 4)
-    np.testing.assert_allclose(running.mean, x.mean(0), rtol=EXACT)
-    np.testing.assert_allclose(running.var, x.var(0), rtol=EXACT)
-
-
-def test_the_start_is_mean_zero_and_variance_one() -> None:
-    running = RunningStatistics.start(np.array([5.0, np.nan]))
-    np.testing.assert_array_equal(running.mean, [0, 0])
-    np.testing.assert_array_equal(running.var, [1, 1])
+    running = gather([x] * 4, is_debiased=True, is_unbiased=False)
+    assert_close(running, x.mean(0), x.var(0))
 
 
 def test_an_update_leaves_the_old_statistics_as_they_were() -> None:
@@ -158,47 +153,14 @@ def test_an_update_leaves_the_old_statistics_as_they_were() -> None:
 @pytest.mark.parametrize("is_cumulative", [True, False])
 def test_statistics_keep_no_array_of_the_caller(is_cumulative: bool) -> None:
     buffer = np.ones(2)
-    running = RunningStatistics.start(
-        buffer, is_cumulative=is_cumulative, is_unbiased=False
-    )
+    options: Any = {"is_cumulative": is_cumulative, "is_unbiased": False}
+    running = RunningStatistics.start(buffer, **options)
     running = running.update(buffer, buffer, count=2)
     before = running.mean.copy(), running.var.copy()
     buffer[:] = 7
     running.mean[:] = 8
     running.var[:] = 9
-    np.testing.assert_array_equal(running.mean, before[0])
-    np.testing.assert_array_equal(running.var, before[1])
-
-
-@pytest.mark.parametrize("sizes", [[20], [1, 19], [7, 2, 11], [1] * 20])
-@pytest.mark.parametrize("kind", [np.asarray, torch.tensor])
-def test_parts_of_any_size_join_to_the_whole(sizes: list[int], kind: Any) -> None:
-    x = np.random.default_rng(0).normal(3, 2, (20, 3, 4))
-    parts = [kind(p) for p in np.split(x, np.cumsum(sizes)[:-1])]
-    mean, var, size = population_statistics(parts, axes=(0, 2))
-    np.testing.assert_allclose(np.asarray(mean), x.mean((0, 2)), rtol=EXACT)
-    np.testing.assert_allclose(np.asarray(var), x.var((0, 2)), rtol=EXACT)
-    assert size == 80
-
-
-def test_joining_keeps_its_digits_at_a_large_mean() -> None:
-    x = np.random.default_rng(0).normal(1e4, 1.0, (4096, 2)).astype(np.float32)
-    _, var, _ = population_statistics(np.split(x, 64), axes=0)
-    np.testing.assert_allclose(var, x.astype(float).var(0), rtol=1e-3)
-
-
-def test_population_variance_is_mean_of_variances_plus_variance_of_means() -> None:
-    parts = batches()
-    within = np.mean([x.var(0) for x in parts], axis=0)
-    between = np.var([x.mean(0) for x in parts], axis=0)
-    _, var, _ = population_statistics(parts, axes=0)
-    np.testing.assert_allclose(var, within + between, rtol=EXACT)
-
-
-KINDS = pytest.mark.parametrize("kind", [np.asarray, torch.tensor])
-SIZES = pytest.mark.parametrize(
-    "sizes", [[20], [1, 19], [7, 2, 11], [1] * 20, [1, 2, 3, 14]], ids=str
-)
+    assert_close(running, *before)
 
 
 def parts_of(x: Any, sizes: list[int], kind: Any = np.asarray) -> list[Any]:
@@ -209,24 +171,27 @@ def parts_of(x: Any, sizes: list[int], kind: Any = np.asarray) -> list[Any]:
     ]
 
 
-def stream(mean: float = 3.0) -> np.ndarray[Any, Any]:
-    return np.random.default_rng(0).normal(mean, 2, (20, 3))
+def stream() -> np.ndarray[Any, Any]:
+    return np.random.default_rng(0).normal(3, 2, (20, 3))
 
 
-def assert_statistics(found: PopulationStatistics, x: Any) -> None:
-    np.testing.assert_allclose(np.asarray(found.mean), x.mean(0), rtol=EXACT)
-    np.testing.assert_allclose(np.asarray(found.var), x.var(0), rtol=EXACT)
-    assert found.mean.shape == found.var.shape == x.shape[1:]
-    assert found.size == len(x)
+def assert_statistics(statistics: PopulationStatistics, x: Any) -> None:
+    assert_close(statistics, x.mean(0), x.var(0))
+    assert statistics.mean.shape == statistics.var.shape == x.shape[1:]
+    assert statistics.size == len(x)
 
 
 @KINDS
 @SIZES
 def test_merged_parts_are_the_whole(sizes: list[int], kind: Any) -> None:
     x = stream()
-    found = merge(parts_of(x, sizes, kind))
-    assert isinstance(found.mean, type(kind(x)))
-    assert_statistics(found, x)
+    merged = merge(parts_of(x, sizes, kind))
+    assert isinstance(merged.mean, type(kind(x)))
+    assert_statistics(merged, x)
+    images = np.stack([x, x + 1, 2 * x], axis=2)  # 3 values of each channel
+    batches = [kind(part) for part in np.split(images, np.cumsum(sizes)[:-1])]
+    merged = population_statistics(batches, axes=(0, 2))
+    assert_statistics(merged, np.concatenate([x, x + 1, 2 * x]))
 
 
 @given(st.permutations(range(5)), st.integers(1, 4))
@@ -269,14 +234,9 @@ def test_a_stream_has_the_statistics_of_all_its_values(kind: Any) -> None:
     assert_statistics(welford(kind(x)), x)
     assert_statistics(welford(kind(row) for row in x), x)
     assert_statistics(welford(kind(x[:1])), x[:1])
-
-
-def test_a_stream_is_a_merge_of_single_values() -> None:
-    x = stream()
-    ones = [PopulationStatistics(row, 0 * row, 1) for row in x]
-    found, expected = welford(x), merge(ones)
-    np.testing.assert_allclose(found.mean, expected.mean, rtol=EXACT)
-    np.testing.assert_allclose(found.var, expected.var, rtol=EXACT)
+    assert_statistics(merge(PopulationStatistics(row, 0 * row, 1) for row in x), x)
+    mean, var, size = welford(np.array([1.0, 2.0, 6.0]))  # numbers
+    assert (mean, var, size) == (3, pytest.approx(14 / 3), 3)
 
 
 def test_a_stream_keeps_no_array_of_the_caller() -> None:
@@ -288,22 +248,15 @@ def test_a_stream_keeps_no_array_of_the_caller() -> None:
 
 @KINDS
 def test_at_a_large_mean_one_pass_fails_where_merge_and_welford_hold(kind: Any) -> None:
-    x = np.random.default_rng(0).normal(1e4, 1.0, (2048, 2)).astype(np.float32)
+    x = np.random.default_rng(0).normal(1e4, 1.0, (4096, 2)).astype(np.float32)
     exact, x32 = x.astype(float).var(0), kind(x)
-    one_pass = np.asarray((x32**2).mean(0) - x32.mean(0) ** 2)
-    found = [
-        np.asarray(welford(x32).var),
-        np.asarray(population_statistics([x32[:33], x32[33:]], axes=0).var),
-    ]
-    for var in found:
+    of_parts = population_statistics([x32[:33], *np.split(x32[33:], 239)], axes=0)
+    for statistics in (welford(x32), of_parts):
+        var = np.asarray(statistics.var)
         assert var.dtype == np.float32
         np.testing.assert_allclose(var, exact, rtol=1e-3)
+    one_pass = np.asarray((x32**2).mean(0) - x32.mean(0) ** 2)
     assert np.min(np.abs(one_pass / exact - 1)) > 0.5
-
-
-def test_welford_takes_a_stream_of_numbers() -> None:
-    mean, var, size = welford(np.array([1.0, 2.0, 6.0]))
-    assert (mean, var, size) == (3, pytest.approx(14 / 3), 3)
 
 
 def test_every_mutant_of_merge_and_welford_is_caught(
@@ -312,21 +265,19 @@ def test_every_mutant_of_merge_and_welford_is_caught(
     x = stream()
 
     def joined(f: Any) -> None:
-        with monkeypatch.context() as patch:
-            patch.setattr(module, "_join", f)
-            for sizes in ([20], [7, 2, 11], [1, 19]):
-                assert_statistics(merge(parts_of(x, sizes)), x)
+        monkeypatch.setattr(module, "_join", f)
+        for sizes in ([20], [7, 2, 11], [1, 19]):
+            assert_statistics(merge(parts_of(x, sizes)), x)
+
+    def streamed(f: Any) -> None:
+        monkeypatch.setattr(module, "one_pass", f)
+        for values in (x, x[:1], np.concatenate([0 * x[:1], x])):
+            assert_statistics(welford(values), values)
 
     # Among them is the sum without the spread of the means.
     assert survivors(module._join, joined) == []
-
-    def streamed(f: Any) -> None:
-        first = np.array([[0.0, 3.0, -2.0]])
-        for values in (np.concatenate([first, x]), first):
-            assert_statistics(f(values), values)
-        assert not np.shares_memory(f(first).mean, first)
-
-    assert survivors(welford, streamed) == ["x + 0 -> x - 0"]  # the same number
+    # Wherever the mean begins, the first value takes its place.
+    assert survivors(module.one_pass, streamed) == ["0.0 -> 1"]
 
 
 def test_every_mutant_of_the_averages_is_caught() -> None:
@@ -352,100 +303,79 @@ def test_every_mutant_of_the_averages_is_caught() -> None:
     assert survivors(unbiased, bessel) == []
 
 
-ZERO = np.zeros(3)
-START = RunningStatistics.start(ZERO)
+ZERO, ONE, ROWS = np.zeros(3), np.zeros(1), np.ones((4, 3))
+start, CUMULATIVE = RunningStatistics.start, {"is_cumulative": True}
+update = start(ZERO).update
 PART = PopulationStatistics(ZERO, ZERO + 1, 4)
-Case = tuple[Callable[[], object], type[Exception], str]
-BAD_CALLS: list[Case] = [
-    (lambda: exponential_average(0, 1), TypeError, "exactly one of momentum"),
-    (lambda: exponential_average(0, 1, momentum=0.1, decay=0.9), TypeError, "the same"),
-    (lambda: exponential_average(0, 1, momentum=0), ValueError, "momentum must lie"),
-    (lambda: exponential_average(0, 1, momentum=1.5), ValueError, "got 1.5"),
-    (lambda: exponential_average(0, 1, momentum="a"), ValueError, "got 'a'"),  # type: ignore[arg-type]
-    (lambda: exponential_average(0, 1, decay=1.0), ValueError, "nothing is"),
-    (lambda: exponential_average(0, 1, decay=-0.1), ValueError, r"lie in \[0, 1\)"),
-    (lambda: exponential_average(0, 1, decay=math.nan), ValueError, "got nan"),
+OF_TORCH = PopulationStatistics(torch.zeros(3), torch.ones(3), 2)
+OTHER_SHAPE = r"must have the shape of that of the first, \(3,\), got \(1,\)"
+# A function, its arguments (those by name in a dict behind them), the error, its words.
+BAD_CALLS: list[tuple[Any, ...]] = [
+    (exponential_average, 0, 1, TypeError, "exactly one of momentum"),
+    (exponential_average, 0, 1, {"momentum": 0.1, "decay": 0.9}, TypeError, "the same"),
+    (exponential_average, 0, 1, {"momentum": 0}, ValueError, "momentum must lie"),
+    (exponential_average, 0, 1, {"momentum": 1.5}, ValueError, "got 1.5"),
+    (exponential_average, 0, 1, {"momentum": "a"}, ValueError, "got 'a'"),
+    (exponential_average, 0, 1, {"momentum": 1e-17}, ValueError, "lost in rounding"),
+    (exponential_average, 0, 1, {"decay": 1.0}, ValueError, "nothing is"),
+    (exponential_average, 0, 1, {"decay": -0.1}, ValueError, r"lie in \[0, 1\)"),
+    (exponential_average, 0, 1, {"decay": math.nan}, ValueError, "got nan"),
     (
-        lambda: exponential_average(ZERO, np.zeros(1), decay=0.5),
+        exponential_average,
+        ZERO,
+        ONE,
+        {"decay": 0.5},
         ValueError,
         "the shape of running",
     ),
-    (lambda: cumulative_average(0, 1, -1), ValueError, "whole number >= 0, got -1"),
-    (lambda: cumulative_average(0, 1, 1.5), ValueError, "got 1.5"),  # type: ignore[arg-type]
-    (lambda: debias(1.0, steps=0, decay=0.5), ValueError, "whole number >= 1, got 0"),
-    (lambda: debias(1.0, steps=1), TypeError, "exactly one"),
-    (lambda: unbiased(1.0, 1), ValueError, "one value is not enough"),
-    (lambda: unbiased(1.0, 2.5), ValueError, "got 2.5"),  # type: ignore[arg-type]
-    (lambda: RunningStatistics.start(np.arange(3)), TypeError, "like must hold real"),
-    (lambda: RunningStatistics.start(ZERO, momentum=0.1, decay=0.9), TypeError, "one"),
-    (lambda: RunningStatistics.start(ZERO, averages="sd"), ValueError, "got 'sd'"),  # type: ignore[arg-type]
-    (
-        lambda: RunningStatistics.start(ZERO, momentum=0.1, is_cumulative=True),
-        TypeError,
-        "has no momentum",
-    ),
-    (
-        lambda: RunningStatistics.start(ZERO, is_debiased=True, is_cumulative=True),
-        TypeError,
-        "no bias to remove",
-    ),
-    (lambda: START.update(np.zeros(2), ZERO, 4), ValueError, "mean must have"),
-    (lambda: START.update(ZERO, np.zeros((1, 3)), 4), ValueError, "var must have"),
-    (lambda: START.update(ZERO, ZERO, 1), ValueError, "one value is not enough"),
-    (
-        lambda: RunningStatistics.start(ZERO, is_debiased=True).mean,
-        ValueError,
-        "before its first update",
-    ),
-    (lambda: START.update([0.0] * 3, ZERO, 4), TypeError, "mean must be a NumPy array"),
-    (
-        lambda: START.update(ZERO, torch.zeros(3), 4),
-        TypeError,
-        "var must be of the kind",
-    ),
-    (lambda: exponential_average(0, 1, momentum=1e-17), ValueError, "lost in rounding"),
-    (
-        lambda: population_statistics(np.ones((5, 2)), 0),
-        TypeError,
-        "put it into a list",
-    ),
-    (
-        lambda: population_statistics([np.ones((4, 3)), np.ones((4, 1))], 0),
-        ValueError,
-        r"must have the shape of that of the first, \(3,\), got \(1,\)",
-    ),
-    (lambda: merge(PART), TypeError, "got a single one; put it into a list"),  # type: ignore[arg-type]
-    (lambda: merge([(ZERO, ZERO, 3)]), TypeError, "got tuple"),  # type: ignore[list-item]
-    (lambda: merge([]), ValueError, "at least one part with values in it, got none"),
-    (lambda: merge([PART._replace(size=0)]), ValueError, "got none"),
-    (lambda: merge([PART._replace(size=-2)]), ValueError, "at least 0, got -2"),
-    (lambda: merge([PART._replace(size=2.0)]), ValueError, "whole number, got 2.0"),  # type: ignore[arg-type]
-    (lambda: merge([PART._replace(size=True)]), ValueError, "got True"),
-    (
-        lambda: merge([PART, PopulationStatistics(np.zeros(1), np.ones(1), 2)]),
-        ValueError,
-        r"that of the first, \(3,\), got \(1,\)",
-    ),
-    (
-        lambda: merge([PART, PopulationStatistics(torch.zeros(3), torch.ones(3), 2)]),
-        TypeError,
-        "must be of the kind",
-    ),
-    (lambda: welford([]), ValueError, "at least one value, got none"),
-    (lambda: welford(np.zeros((0, 3))), ValueError, "at least one value, got none"),
-    (lambda: welford([1.0, 2.0]), TypeError, "a value must be a NumPy array"),
-    (lambda: welford(np.arange(6).reshape(2, 3)), TypeError, "real floating"),
-    (lambda: welford([ZERO, np.zeros(1)]), ValueError, r"\(3,\), got \(1,\)"),
-    (lambda: welford([ZERO, torch.zeros(3)]), TypeError, "must be of the kind"),
-    (lambda: population_statistics([], 0), ValueError, "at least one batch, got none"),
-    (lambda: population_statistics([np.zeros((0, 3))], 0), ValueError, "leave empty"),
-    (lambda: population_statistics([ZERO.astype(int)], 0), TypeError, "real floating"),
+    (cumulative_average, 0, 1, -1, ValueError, "whole number >= 0, got -1"),
+    (cumulative_average, 0, 1, 1.5, ValueError, "got 1.5"),
+    (debias, 1.0, {"steps": 0, "decay": 0.5}, ValueError, "whole number >= 1, got 0"),
+    (debias, 1.0, {"steps": 1}, TypeError, "exactly one"),
+    (unbiased, 1.0, 1, ValueError, "one value is not enough"),
+    (unbiased, 1.0, 2.5, ValueError, "got 2.5"),
+    (start, np.arange(3), TypeError, "like must hold real"),
+    (start, ZERO, {"momentum": 0.1, "decay": 0.9}, TypeError, "exactly one"),
+    (start, ZERO, {"averages": "sd"}, ValueError, "got 'sd'"),
+    (start, ZERO, {"momentum": 0.1} | CUMULATIVE, TypeError, "has no momentum"),
+    (start, ZERO, {"is_debiased": True} | CUMULATIVE, TypeError, "no bias to remove"),
+    (update, np.zeros(2), ZERO, 4, ValueError, "mean must have"),
+    (update, ZERO, np.zeros((1, 3)), 4, ValueError, "var must have"),
+    (update, ZERO, ZERO, 1, ValueError, "one value is not enough"),
+    (update, [0.0] * 3, ZERO, 4, TypeError, "mean must be a NumPy array"),
+    (update, ZERO, torch.zeros(3), 4, TypeError, "var must be of the kind"),
+    (population_statistics, np.ones((5, 2)), 0, TypeError, "put it into a list"),
+    (population_statistics, [ROWS, ROWS[:, :1]], 0, ValueError, OTHER_SHAPE),
+    (population_statistics, [], 0, ValueError, "at least one batch, got none"),
+    (population_statistics, [ROWS[:0]], 0, ValueError, "leave empty"),
+    (population_statistics, [ZERO.astype(int)], 0, TypeError, "real floating"),
+    (merge, PART, TypeError, "got a single one; put it into a list"),
+    (merge, [(ZERO, ZERO, 3)], TypeError, "got tuple"),
+    (merge, [], ValueError, "at least one part with values in it, got none"),
+    (merge, [PART._replace(size=0)], ValueError, "got none"),
+    (merge, [PART._replace(size=-2)], ValueError, "whole number >= 0, got -2"),
+    (merge, [PART._replace(size=2.5)], ValueError, "number >= 0, got 2.5"),  # type: ignore[arg-type]
+    (merge, [PART._replace(size=True)], ValueError, "got True"),
+    (merge, [PART, PART._replace(mean=ONE, var=ONE)], ValueError, OTHER_SHAPE),
+    (merge, [PART, OF_TORCH], TypeError, "must be of the kind"),
+    (welford, [], ValueError, "at least one value, got none"),
+    (welford, ROWS[:0], ValueError, "at least one value, got none"),
+    (welford, [1.0, 2.0], TypeError, "a value must be a NumPy array"),
+    (welford, ROWS.astype(int), TypeError, "real floating"),
+    (welford, [ZERO, ONE], ValueError, r"\(3,\), got \(1,\)"),
+    (welford, [ZERO, torch.zeros(3)], TypeError, "must be of the kind"),
 ]
 
 
-@pytest.mark.parametrize(("call", "error", "message"), BAD_CALLS)
-def test_bad_input_is_refused(
-    call: Callable[[], object], error: type[Exception], message: str
-) -> None:
+@pytest.mark.parametrize("case", BAD_CALLS, ids=lambda case: case[-1])
+def test_bad_input_is_refused(case: tuple[Any, ...]) -> None:
+    function, *arguments, error, message = case
+    named = arguments.pop() if isinstance(arguments[-1], dict) else {}
     with pytest.raises(error, match=message):
-        call()
+        function(*arguments, **named)
+
+
+def test_a_debiased_average_has_no_value_before_its_first_update() -> None:
+    running = RunningStatistics.start(ZERO, is_debiased=True)
+    with pytest.raises(ValueError, match="before its first update"):
+        _ = running.mean

@@ -35,8 +35,10 @@ PAIRS: list[tuple[str, str, str]] = [
     ("layer_norm_lstm", "layer_norm_lstm", "update"),
     ("layer_norm_lstm", "layer_norm_lstm", "step"),
     ("layer_norm_lstm", "layer_norm_lstm", "step_backward"),
+    ("layer_norm_lstm", "layer_norm_lstm", "of_parameters"),
     ("moving_averages", "running_statistics", "averaged"),
     ("moving_averages", "running_statistics", "debiased"),
+    ("split_batches", "running_statistics", "one_pass"),
     (
         "internal_covariate_shift",
         "diagnostics.internal_covariate_shift",

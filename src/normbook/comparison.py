@@ -12,27 +12,13 @@ __all__ = ["as_numpy", "detached", "relative_error"]
 
 
 def relative_error(a: Array, b: Array) -> float:
-    r"""Largest difference, as a share of the largest value.
+    r"""Return the largest difference, as a share of the largest value.
 
     .. math:: \max_i |a_i - b_i| \,/\, \max_i \max(|a_i|, |b_i|)
 
-    One scale for the whole array: an entry that is 0 up to rounding does not
-    count as wrong by 100 %.
-
-    Parameters
-    ----------
-    a, b : arrays of one shape
-        What to compare.
-
-    Returns
-    -------
-    float
-        0.0 if both are equal everywhere; NaN if either holds a NaN.
-
-    Raises
-    ------
-    ValueError
-        If the shapes differ.
+    One scale for the whole array: an entry that is 0 up to rounding does not count as
+    wrong by 100 %. It is 0.0 if both are equal everywhere, infinities included, and
+    NaN if either holds a NaN. Different shapes raise a ``ValueError``.
 
     Examples
     --------
@@ -41,7 +27,7 @@ def relative_error(a: Array, b: Array) -> float:
     """
     a, b = as_numpy(a), as_numpy(b)
     check_same_shape("a", a, "b", b)
-    if np.array_equal(a, b):  # infinities too
+    if np.array_equal(a, b):
         return 0.0
     scale = max(np.max(np.abs(a)), np.max(np.abs(b)))
     worst = np.max(np.abs(a - b))

@@ -13,6 +13,7 @@ import ast
 import contextlib
 import copy
 import inspect
+import itertools
 import math
 import textwrap
 from collections.abc import Callable, Iterator
@@ -41,7 +42,7 @@ def numerical_gradient(
     dl_dy: Array | None = None,
     step: float = 1e-5,
 ) -> Array:
-    r"""Gradient of :math:`\ell = \sum_k g_k f_k(x)` by central differences.
+    r"""Differentiate :math:`\ell = \sum_k g_k f_k(x)` by central differences.
 
     .. math::
 
@@ -57,7 +58,8 @@ def numerical_gradient(
     f : callable
         Maps an array like ``x`` to an array.
     x : array of float64, any shape
-        Where to differentiate; left as it is.
+        Where to differentiate; left as it is. In float32 half the digits would be
+        noise.
     dl_dy : array, optional
         g, in the shape of ``f(x)``: the gradient that arrives from above. Left
         out, it is all ones; that hides errors in a normalization, whose outputs
@@ -65,17 +67,10 @@ def numerical_gradient(
     step : float
         h, without unit.
 
-    Returns
-    -------
-    array
-        Shape of ``x``.
-
     Raises
     ------
-    TypeError
-        If ``x`` is not float64: half the digits of float32 would be noise.
-    ValueError
-        If ``dl_dy`` has another shape than ``f(x)``.
+    TypeError, ValueError
+        If an argument is not as above.
 
     Examples
     --------
@@ -89,12 +84,9 @@ def numerical_gradient(
         raise TypeError(
             f"x must be float64 for central differences, got {x.dtype}; convert it."
         )
-    if not (math.isfinite(step) and step > 0):
-        raise ValueError(
-            f"step must be a positive number, got {step!r}; 1e-5 is usual in float64."
-        )
-    start, slopes = as_numpy(x).copy(), np.empty(x.shape)
+    _check_positive("step", step, "1e-5")
     # f gets a copy each time: it may write into its argument.
+    start, slopes = as_numpy(x).copy(), np.empty(x.shape)
     y = detached(f(xp.asarray(start.copy(), device=device(x))))
     check_float_array("f(x)", y)
     g = xp.ones_like(y) if dl_dy is None else dl_dy
@@ -104,11 +96,11 @@ def numerical_gradient(
     for place in np.ndindex(*x.shape):
         h = step * max(1.0, abs(start[place]))
         sides = []
-        for sign in (1, -1):
+        for signed_h in (h, -h):
             moved = start.copy()
-            moved[place] += sign * h
-            moved = xp.asarray(moved, device=device(x))
-            sides.append(float(xp.sum(detached(f(moved)) * g)))
+            moved[place] += signed_h
+            y = detached(f(xp.asarray(moved, device=device(x))))
+            sides.append(float(xp.sum(y * g)))
         slopes[place] = (sides[0] - sides[1]) / (2 * h)
     return xp.asarray(slopes, device=device(x))
 
@@ -127,7 +119,7 @@ def check_gradient(
     Parameters
     ----------
     f, x, dl_dy, step
-        As in :func:`numerical_gradient`.
+        As in :func:`numerical_gradient`, with its errors.
     dl_dx : array
         The gradient to check, shape of ``x``.
     tolerance : float
@@ -135,17 +127,10 @@ def check_gradient(
         themselves err by some 1e-10, a wrong formula by 1e-3 or more: 1e-7 lies
         far from both.
 
-    Returns
-    -------
-    float
-        The relative error.
-
     Raises
     ------
     GradientMismatchError
-        If it exceeds ``tolerance`` or is NaN; names the worst place.
-    TypeError, ValueError
-        As :func:`numerical_gradient`.
+        If the error exceeds ``tolerance`` or is NaN; names the worst place.
 
     Examples
     --------
@@ -160,24 +145,28 @@ def check_gradient(
 central differences to 1e-07, got a relative error of 0.333: at index (0,) it is 9, \
 the differences give 6
     """
-    if not (math.isfinite(tolerance) and tolerance > 0):
-        raise ValueError(
-            f"tolerance must be a positive number, got {tolerance!r}; 1e-7 is "
-            "usual in float64."
-        )
+    _check_positive("tolerance", tolerance, "1e-7")
     expected = as_numpy(numerical_gradient(f, x, dl_dy, step))
-    given = as_numpy(dl_dx)
-    check_same_shape("dl_dx", given, "x", expected)
-    error = relative_error(given, expected)
+    gradient = as_numpy(dl_dx)
+    check_same_shape("dl_dx", gradient, "x", expected)
+    error = relative_error(gradient, expected)
     if not error <= tolerance:  # NaN must fail too
-        gap = np.nan_to_num(np.abs(given - expected), nan=np.inf)
+        gap = np.nan_to_num(np.abs(gradient - expected), nan=np.inf)
         worst = tuple(int(k) for k in np.unravel_index(np.argmax(gap), gap.shape))
         raise GradientMismatchError(
             f"the gradient must agree with central differences to {tolerance:g}, got "
             f"a relative error of {error:.3g}: at index {worst} it is "
-            f"{given[worst]:.6g}, the differences give {expected[worst]:.6g}"
+            f"{gradient[worst]:.6g}, the differences give {expected[worst]:.6g}"
         )
     return error
+
+
+def _check_positive(name: str, value: float, usual: str) -> None:
+    if not (math.isfinite(value) and value > 0):
+        raise ValueError(
+            f"{name} must be a positive number, got {value!r}; {usual} is usual in "
+            "float64."
+        )
 
 
 class Mutant(NamedTuple):
@@ -200,20 +189,13 @@ def mutants(function: Callable[..., Any]) -> list[Mutant]:
     Parameters
     ----------
     function : callable
-        A plain Python function whose source can be found (a file or a notebook).
-
-    Returns
-    -------
-    list of Mutant
-        Each behaves as ``function`` with one change. Its ``line`` is the source line
-        in which the changed expression begins, as it was before the change.
+        A plain function, written with ``def`` in a file or a notebook.
 
     Raises
     ------
     TypeError
-        If ``function`` is not written with ``def``, its source is not at hand, or it
-        is a bound method, decorated, or uses ``super`` or ``nonlocal``: compiled
-        again, it would be another function.
+        If it is none, or a bound method, decorated, or uses ``super`` or
+        ``nonlocal``: compiled again, it would be another function.
 
     Examples
     --------
@@ -231,26 +213,25 @@ def mutants(function: Callable[..., Any]) -> list[Mutant]:
     'return running / (1 - decay)'
     """
     definition, lines = _definition(function)
-    found = []
-    for statement in definition.body:
-        for node in _expressions(statement):
-            for new in _changes(node):
-                mutant = _compiled(_replaced(definition, node, new), function)
-                change = f"{ast.unparse(node)} -> {ast.unparse(new)}"
-                line = lines[node.lineno - 1].strip()
-                found.append(Mutant(change, mutant, line))
-    return found
+    changed = []
+    for node in itertools.chain.from_iterable(map(_expressions, definition.body)):
+        for new in _changes(node):
+            mutant = copy.deepcopy(definition, {id(node): new})  # new in its place
+            change = f"{ast.unparse(node)} -> {ast.unparse(new)}"
+            line = lines[node.lineno - 1].strip()
+            changed.append(Mutant(change, _compiled(mutant, function), line))
+    return changed
 
 
 def survivors(
     function: Callable[..., Any], check: Callable[[Callable[..., Any]], object]
 ) -> list[str]:
-    """Names the mutants of a function that a check lets pass.
+    """Name the mutants of a function that a check lets pass: none, if it is sharp.
 
     Parameters
     ----------
     function : callable
-        As in :func:`mutants`.
+        As in :func:`mutants`, with its errors.
     check : callable
         Takes a function; raises where it finds it wrong. Any ``Exception`` counts:
         a mutant that cannot even run has been caught.
@@ -258,15 +239,13 @@ def survivors(
     Returns
     -------
     list of str
-        Descriptions of the mutants that passed; empty for a sharp check.
+        Descriptions of the mutants that passed.
 
     Raises
     ------
     Exception
         What ``check`` raises on ``function`` itself: a check that rejects the
         right formula says nothing about wrong ones.
-    TypeError
-        As :func:`mutants`.
     ValueError
         If nothing in ``function`` can be changed, so that nothing would be tested.
 
@@ -291,11 +270,9 @@ def survivors(
         )
     passed = []
     for mutant in changed:
-        try:
+        with contextlib.suppress(Exception):  # whatever it raises, it was caught
             check(mutant.function)
-        except Exception:  # noqa: BLE001, S112 - whatever it raises, it was caught
-            continue
-        passed.append(mutant.description)
+            passed.append(mutant.description)
     return passed
 
 
@@ -373,22 +350,6 @@ def _changes(node: ast.expr) -> Iterator[ast.expr]:
             yield ast.Constant(2 * value if value else 1)
         case ast.Attribute(value, name, context) if name in _REDUCTIONS:
             yield ast.Attribute(value, _REDUCTIONS[name], context)
-
-
-def _replaced(node: ast.AST, old: ast.AST, new: ast.AST) -> Any:
-    """Copy a tree with one node replaced."""
-    if node is old:
-        return new
-    twin = copy.copy(node)
-    for name, value in ast.iter_fields(node):
-        if isinstance(value, ast.AST):
-            setattr(twin, name, _replaced(value, old, new))
-        elif isinstance(value, list):
-            items = [
-                _replaced(v, old, new) if isinstance(v, ast.AST) else v for v in value
-            ]
-            setattr(twin, name, items)
-    return twin
 
 
 def _compiled(definition: ast.FunctionDef, function: Any) -> Callable[..., Any]:

@@ -9,13 +9,14 @@ r"""The layer-normalized LSTM, forward and backward through time.
     h_t = o\,\tanh(u_t)
 
 A hat standardizes one example at one step: over all 4H numbers of p or q, over the H
-numbers of c. The raw c goes on to the next step. Shapes and the order of gates are
-those of :mod:`normbook.lstm`. Other cells that bear the name in widely used code
+numbers of c. The raw c goes on to the next step. Shapes, the order of gates and errors
+are those of :mod:`normbook.lstm`. Other cells that bear the name in widely used code
 normalize the sum p + q, or each gate of it, or carry u on; they are here as options,
 since with the same weights they compute something else.
 
-:func:`update`, :func:`step` and :func:`step_backward` are the formulas; they check
-nothing. The others run over a sequence.
+:func:`update`, :func:`step`, :func:`step_backward` and :func:`of_parameters` are the
+formulas of the chapter, word for word, and check nothing. The others run over a
+sequence.
 
 Source: Ba, Kiros and Hinton (2016), equations 20 to 22; book, chapter *Layer
 normalization in an LSTM*, where the backward pass is derived.
@@ -23,6 +24,7 @@ normalization in an LSTM*, where the backward pass is derived.
 
 from __future__ import annotations
 
+from collections import namedtuple
 from collections.abc import Sequence
 from functools import partial
 from typing import Any, Literal, NamedTuple, get_args
@@ -48,6 +50,7 @@ __all__ = [
     "layer_norm_lstm_backward",
     "layer_norm_lstm_forward",
     "layer_norm_lstm_step",
+    "of_parameters",
     "step",
     "step_backward",
     "update",
@@ -100,6 +103,12 @@ class LayerNormLSTMCache(NamedTuple):
     batch_sizes: tuple[int, ...]
 
 
+# What the way back needs of one step, or of all in rows; r_p is 1 / s of p.
+Kept = namedtuple(
+    "Kept", "x_t h_prev c_prev q_hat r_q f i o g tanh_u c_hat r_c p_hat r_p"
+)
+
+
 def hat(v: Array, eps: float) -> tuple[Array, Array]:
     """Standardize each row; return it with 1 / s, s the root of variance plus eps."""
     centred, _ = normalize.centre(as_float32(v), -1)
@@ -111,22 +120,6 @@ def through(w: Array, v_hat: Array, inv_std: Array) -> Array:
     """Way of w back through a hat."""
     w_32, v_hat = as_float32(w), as_float32(v_hat)
     return as_dtype(normalize.through(w_32, v_hat, inv_std, -1), w.dtype)
-
-
-def hat_of_gates(v: Array, eps: float) -> tuple[Array, Array]:
-    """Standardize each of the four gates by itself."""
-    v_hat, inv_std = hat(by_gates(v), eps)
-    return v_hat.reshape(v.shape), inv_std
-
-
-def through_gates(w: Array, v_hat: Array, inv_std: Array) -> Array:
-    """Way of w back through the hats of the gates."""
-    return through(by_gates(w), by_gates(v_hat), inv_std).reshape(w.shape)
-
-
-def by_gates(v: Array) -> Array:
-    """Rows of 4H numbers as four of H."""
-    return v.reshape((v.shape[0], 4, v.shape[1] // 4))
 
 
 def update(a: Array, c_prev: Array, weights: Any, eps: float) -> tuple[Array, ...]:
@@ -153,6 +146,7 @@ def step_backward(
 ) -> tuple[Array, ...]:
     """What goes to h and c before the step, and what arrives at a, p and u.
 
+    ``kept`` has the slopes within the step and what its forward pass computed;
     ``through_p`` is the way back through the hat of p.
     """
     slope_u, slope_a, f, c_hat, r_c, p_hat, r_p = kept
@@ -163,38 +157,78 @@ def step_backward(
     return dl_dp @ weights.w_h, dl_dc * f, dl_da, dl_dp, dl_du  # 5
 
 
+def of_parameters(
+    dl_da: Array, dl_dp: Array, dl_dq: Array, dl_du: Array, s: Kept
+) -> LayerNormLSTMParameters:
+    """Gradients of the parameters: sums over examples, and over steps."""
+    b = dl_da.sum(0)
+    return LayerNormLSTMParameters(
+        w_x=dl_dq.T @ s.x_t,
+        w_h=dl_dp.T @ s.h_prev,
+        b=b,
+        gamma_h=(dl_da * s.p_hat).sum(0),
+        beta_h=b,
+        gamma_x=(dl_da * s.q_hat).sum(0),
+        beta_x=b,
+        gamma_c=(dl_du * s.c_hat).sum(0),
+        beta_c=dl_du.sum(0),
+    )
+
+
+# --- the other cells of the name ------------------------------------------------------
+
+
+def by_gates(v: Array) -> Array:
+    """Rows of 4H numbers as four of H."""
+    return v.reshape((v.shape[0], 4, v.shape[1] // 4))
+
+
+def hat_of_gates(v: Array, eps: float) -> tuple[Array, Array]:
+    """Standardize each of the four gates by itself."""
+    v_hat, inv_std = hat(by_gates(v), eps)
+    return v_hat.reshape(v.shape), inv_std
+
+
+def through_gates(w: Array, v_hat: Array, inv_std: Array) -> Array:
+    """Way of w back through the hats of the gates."""
+    return through(by_gates(w), by_gates(v_hat), inv_std).reshape(w.shape)
+
+
 def step_of_sum(
     q_t: Array, h_prev: Array, c_prev: Array, weights: Any, eps: float, hat: Any
 ) -> tuple[Array, ...]:
-    """One step on, with a hat of the sum; b has all biases."""
+    """One step on, with a hat of the sum p; b has all biases."""
     p_hat, r_p = hat(h_prev @ weights.w_h.T + q_t, eps)
     a = weights.gamma_h * p_hat + weights.b
     return *update(a, c_prev, weights, eps), p_hat, r_p
-
-
-def with_one_bias(parameters: LayerNormLSTMParameters) -> Any:
-    """Put in 1 and 0 where a gain or bias was left out; b becomes the sum of all."""
-    full = through_time.complete(parameters)
-    return full._replace(b=full.b + full.beta_h + full.beta_x)
 
 
 def step_carrying_u(
     q_t: Array, h_prev: Array, u_prev: Array, weights: Any, eps: float, step: Any
 ) -> tuple[Array, ...]:
     """One step on that carries u, the normalized c, to the next."""
-    h_t, _, *kept = step(q_t, h_prev, u_prev, weights, eps)
-    *_, c_hat, _r_c, _p_hat, _r_p = kept
-    return h_t, weights.gamma_c * c_hat + weights.beta_c, *kept
+    h_t, _, *gates, c_hat, r_c, p_hat, r_p = step(q_t, h_prev, u_prev, weights, eps)
+    u_t = weights.gamma_c * c_hat + weights.beta_c
+    return h_t, u_t, *gates, c_hat, r_c, p_hat, r_p
 
 
 def step_carrying_u_backward(
     dl_dh_t: Array, dl_du_after: Array, kept: Any, weights: Any, through_p: Any
 ) -> tuple[Array, ...]:
     """One step back; what comes from behind arrives at u, and through its hat at c."""
-    _, _, _, c_hat, r_c, *_ = kept
+    _, _, _, c_hat, r_c, _, _ = kept
     dl_dc_after = through(weights.gamma_c * dl_du_after, c_hat, r_c)
     *others, dl_du = step_backward(dl_dh_t, dl_dc_after, kept, weights, through_p)
     return *others, dl_du + dl_du_after
+
+
+# --- over a sequence ------------------------------------------------------------------
+
+
+def with_one_bias(parameters: LayerNormLSTMParameters) -> Any:
+    """Put in 1 and 0 where a gain or bias was left out; b becomes the sum of all."""
+    full = through_time.complete(parameters)
+    return full._replace(b=full.b + full.beta_h + full.beta_x)
 
 
 def layer_norm_lstm_forward(
@@ -235,8 +269,6 @@ def layer_norm_lstm_forward(
 
     Raises
     ------
-    TypeError
-        As :func:`normbook.lstm.lstm_forward`.
     ValueError
         Also if eps is negative, an option is unknown, or ``gamma_x`` or ``beta_x`` is
         given where the sum is normalized.
@@ -280,10 +312,10 @@ def layer_norm_lstm_forward(
     if carried == "normalized":
         cell = partial(step_carrying_u, step=cell)
     cell = partial(cell, weights=weights, eps=eps)
-    last, kept = through_time.over_steps(cell, q, states, sizes)
-    kept = (*states, *through_time.like_steps(x, *kept), q_hat, r_q)
+    last, results = through_time.over_steps(cell, q, states, sizes)
+    arrays = x, *states, *through_time.like_steps(x, *results), q_hat, r_q
     options = parameters, norm, carried, sizes
-    cache = LayerNormLSTMCache._make((x, *kept, *options))
+    cache = LayerNormLSTMCache._make((*arrays, *options))
     return LSTMOutput(cache.h, *last), cache
 
 
@@ -348,40 +380,35 @@ def layer_norm_lstm_backward(
     last = through_time.check_gradients(
         cache, LayerNormLSTMCache, dl_dh, dl_dh_last=dl_dh_last, dl_dc_last=dl_dc_last
     )
-    x, h_0, c_0, *states_and_kept, q_hat, r_q, parameters, norm, carried, sizes = cache
-    weights = with_one_bias(parameters)
-    dl_dh, rows, h, c, *gates, c_hat, r_c, p_hat, r_p = through_time.as_rows(
-        x, dl_dh, x, *states_and_kept
+    x, h_0, c_0, *of_steps, q_hat, r_q, parameters, norm, carried, sizes = cache
+    has_terms = norm == "terms"
+    if not has_terms:  # one hat for both terms
+        q_hat, r_q = cache.p_hat, cache.inv_std_p
+    dl_dh, x_t, q_hat, r_q, h, c, *gates_and_hats = through_time.as_rows(
+        x, dl_dh, x, q_hat, r_q, *of_steps
     )
     h_prev = through_time.before(h, h_0, sizes)
     c_prev = through_time.before(c, c_0, sizes)
-    kept = *local_slopes(c_prev, *gates), gates[0], c_hat, r_c, p_hat, r_p
+    s = Kept(x_t, h_prev, c_prev, q_hat, r_q, *gates_and_hats)
+    weights = with_one_bias(parameters)
     back = step_backward if carried == "raw" else step_carrying_u_backward
     through_p = through_gates if norm == "gates" else through
+    slopes = local_slopes(s.c_prev, s.f, s.i, s.o, s.g, s.tanh_u)
     (dl_dh_0, dl_dc_0), (dl_da, dl_dp, dl_du) = through_time.back_over_steps(
-        lambda dl_dh_t, after, *kept: back(dl_dh_t, after, kept, weights, through_p),
+        lambda dl_dh_t, dl_dc_after, *kept: back(
+            dl_dh_t, dl_dc_after, kept, weights, through_p
+        ),
         dl_dh,
-        kept,
+        (*slopes, s.f, s.c_hat, s.r_c, s.p_hat, s.r_p),
         last,
         sizes,
     )
-    b = dl_da.sum(0)
-    dl_dq, gamma_x, beta_x = dl_dp, None, None
-    if norm == "terms":
-        q_hat, r_q = through_time.as_rows(x, q_hat, r_q)
-        dl_dq = through(weights.gamma_x * dl_da, q_hat, r_q)
-        gamma_x, beta_x = (dl_da * q_hat).sum(0), b
-    gradients = LayerNormLSTMParameters(
-        w_x=dl_dq.T @ rows,
-        w_h=dl_dp.T @ h_prev,
-        b=b,
-        gamma_h=(dl_da * p_hat).sum(0),
-        beta_h=b,
-        gamma_x=gamma_x,
-        beta_x=beta_x,
-        gamma_c=(dl_du * c_hat).sum(0),
-        beta_c=dl_du.sum(0),
-    )
+    dl_dq = dl_dp
+    if has_terms:
+        dl_dq = through(weights.gamma_x * dl_da, s.q_hat, s.r_q)
+    gradients = of_parameters(dl_da, dl_dp, dl_dq, dl_du, s)
+    if not has_terms:
+        gradients = gradients._replace(gamma_x=None, beta_x=None)
     (dl_dx,) = through_time.like_steps(x, dl_dq @ weights.w_x)
     return LSTMGradients(dl_dx, gradients, dl_dh_0, dl_dc_0)
 

@@ -109,9 +109,10 @@ def layer_norm_rnn_forward(
     weights = through_time.complete(parameters)
     (rows,) = through_time.as_rows(x, x)
     cell = partial(step, weights=weights, eps=check_eps(eps))
-    last, kept = through_time.over_steps(cell, rows @ weights.w_x.T, states, sizes)
-    kept = through_time.like_steps(x, *kept)
-    return RNNOutput(kept[0], *last), RNNCache._make((x, *states, *kept, parameters))
+    last, results = through_time.over_steps(cell, rows @ weights.w_x.T, states, sizes)
+    results = through_time.like_steps(x, *results)
+    cache = RNNCache._make((x, *states, *results, parameters))
+    return RNNOutput(cache.h, *last), cache
 
 
 def layer_norm_rnn(
@@ -154,9 +155,9 @@ def layer_norm_rnn_backward(
     array([1., 1.])
     """
     last = through_time.check_gradients(cache, RNNCache, dl_dh, dl_dh_last=dl_dh_last)
-    x, h_0, *kept, parameters = cache
+    x, h_0, *of_steps, parameters = cache
     weights, sizes = through_time.complete(parameters), (x.shape[1],) * x.shape[0]
-    dl_dh, rows, h, a_hat, inv_std = through_time.as_rows(x, dl_dh, x, *kept)
+    dl_dh, rows, h, a_hat, inv_std = through_time.as_rows(x, dl_dh, x, *of_steps)
     (dl_dh_0,), (dl_da, dl_du) = through_time.back_over_steps(
         partial(step_backward, weights=weights), dl_dh, (h, a_hat, inv_std), last, sizes
     )

@@ -11,8 +11,11 @@ T steps of N examples with D features are an array ``x`` of shape (T, N, D), the
 in the order f, i, o, g: forget, input, output, candidate. Sequences of several lengths
 come packed, see :mod:`normbook.through_time`.
 
-:func:`step`, :func:`local_slopes` and :func:`step_backward` are the formulas, and check
-nothing; the others run over a sequence.
+:func:`step`, :func:`local_slopes` and :func:`step_backward` are the formulas of the
+chapter, word for word, and check nothing. The others run over a sequence. They raise a
+``TypeError`` if an argument is no array of real floating-point numbers, or not of the
+kind and dtype of x, and a ``ValueError`` if a shape does not fit, there is no step, or
+``batch_sizes`` or the cache is not as it must be.
 
 Source: Hochreiter and Schmidhuber (1997), with the forget gate of Gers et al. (2000);
 book, chapter *The LSTM*, where the backward pass is derived.
@@ -179,14 +182,6 @@ def lstm_forward(
     output : LSTMOutput
     cache : LSTMCache
 
-    Raises
-    ------
-    TypeError
-        If an argument is not an array of real floating-point numbers, or they are of
-        different kinds or dtypes.
-    ValueError
-        If a shape does not fit, there is no step, or batch_sizes is not as it must be.
-
     Examples
     --------
     With all weights 0 each gate is half open and nothing comes in:
@@ -204,9 +199,9 @@ def lstm_forward(
     w_x, w_h, b = through_time.complete(parameters)
     (rows,) = through_time.as_rows(x, x)
     q = rows @ w_x.T + b  # waits for no state: all steps at once
-    last, kept = through_time.over_steps(partial(step, w_h=w_h), q, states, sizes)
-    kept = through_time.like_steps(x, *kept)
-    cache = LSTMCache._make((x, *states, *kept, parameters, sizes))
+    last, results = through_time.over_steps(partial(step, w_h=w_h), q, states, sizes)
+    results = through_time.like_steps(x, *results)
+    cache = LSTMCache._make((x, *states, *results, parameters, sizes))
     return LSTMOutput(cache.h, *last), cache
 
 
@@ -258,12 +253,6 @@ def lstm_backward(
     -------
     LSTMGradients
 
-    Raises
-    ------
-    TypeError, ValueError
-        If a gradient is not of kind, dtype and shape of its state; ``ValueError`` also
-        if the cache is of another cell.
-
     Examples
     --------
     With all weights 0, half of what arrives at c goes back at each step:
@@ -278,13 +267,12 @@ def lstm_backward(
     last = through_time.check_gradients(
         cache, LSTMCache, dl_dh, dl_dh_last=dl_dh_last, dl_dc_last=dl_dc_last
     )
-    x, h_0, c_0, h, c, *gates, (w_x, w_h, _), sizes = cache
-    dl_dh, rows, h, c, *gates = through_time.as_rows(x, dl_dh, x, h, c, *gates)
+    x, h_0, c_0, *of_steps, (w_x, w_h, _), sizes = cache
+    dl_dh, rows, h, c, f, *others = through_time.as_rows(x, dl_dh, x, *of_steps)
     h_prev = through_time.before(h, h_0, sizes)
-    c_prev = through_time.before(c, c_0, sizes)
-    slopes = (*local_slopes(c_prev, *gates), gates[0])
+    slopes = local_slopes(through_time.before(c, c_0, sizes), f, *others)
     (dl_dh_0, dl_dc_0), (dl_da,) = through_time.back_over_steps(
-        partial(step_backward, w_h=w_h), dl_dh, slopes, last, sizes
+        partial(step_backward, w_h=w_h), dl_dh, (*slopes, f), last, sizes
     )
     (dl_dx,) = through_time.like_steps(x, dl_da @ w_x)
     gradients = LSTMParameters(dl_da.T @ rows, dl_da.T @ h_prev, dl_da.sum(0))

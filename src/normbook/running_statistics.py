@@ -5,16 +5,25 @@ needs *one* pair for each channel. Here are the ways to get it: an exponential
 average, a cumulative one, and a second look at the whole data set.
 
 Two conventions name the weight of an exponential average, and they are opposite.
-``momentum`` is the weight of the **new** value (torch). ``decay`` is the weight of
-the **old** one: :math:`\alpha` in the literature, called *momentum* in Keras.
-Every function takes either, by name, and never by position.
+``momentum``, in (0, 1], is the weight of the **new** value (torch). ``decay``, in
+[0, 1), is the weight of the **old** one: :math:`\alpha` in the literature, called
+*momentum* in Keras. Every function takes one of them, by name, and never by position:
+a ``TypeError`` says that both or none came. The momentum 0.1 is computed as the decay
+0.9.
+
+What is no array of floating-point numbers, where one is asked for, raises a
+``TypeError``; a number outside its range or a shape that does not fit a ``ValueError``.
+
+:func:`averaged`, :func:`debiased` and :func:`one_pass` are the formulas of the
+chapters, word for word, and check nothing.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from numbers import Integral, Real
 from typing import Literal, NamedTuple
@@ -25,6 +34,7 @@ from normbook.arrays import (
     Array,
     Axes,
     check_float_array,
+    check_like,
     check_same_kind,
     check_same_shape,
 )
@@ -33,10 +43,13 @@ from normbook.normalize import moments
 __all__ = [
     "PopulationStatistics",
     "RunningStatistics",
+    "averaged",
     "cumulative_average",
     "debias",
+    "debiased",
     "exponential_average",
     "merge",
+    "one_pass",
     "population_statistics",
     "unbiased",
     "welford",
@@ -53,6 +66,16 @@ def debiased(average: Array, alpha: float, steps: int) -> Array:
     return average / (1 - alpha**steps)
 
 
+def one_pass(values: Iterable[Array]) -> tuple[Array, Array]:
+    """Return mean and biased variance of a stream, by Welford's rule."""
+    mean, squares = 0.0, 0.0
+    for n, x in enumerate(values, start=1):
+        delta = x - mean
+        mean = mean + delta / n
+        squares = squares + delta * (x - mean)
+    return mean, squares / n
+
+
 def exponential_average(
     running: Array,
     new: Array,
@@ -60,35 +83,18 @@ def exponential_average(
     momentum: float | None = None,
     decay: float | None = None,
 ) -> Array:
-    r"""One step of an exponential moving average.
+    r"""Return the next value of an exponential moving average.
 
     .. math:: r_\tau = \alpha\, r_{\tau-1} + (1 - \alpha)\, v_\tau
+
+    Source: Bishop and Bishop (2024), eq. 7.56; book, chapter *Moving averages*.
 
     Parameters
     ----------
     running, new : arrays or numbers of one shape
-        The average so far, and the value to take in.
-    momentum : float, 0 < momentum <= 1
-        Weight of the new value, :math:`1 - \alpha` (torch's convention), up to
-        rounding: 0.1 is computed as the decay 0.9.
-    decay : float, 0 <= decay < 1
-        Weight of the old value, :math:`\alpha` (Keras calls it momentum).
-
-    Returns
-    -------
-    array or number
-        A new one; ``running`` is left as it was.
-
-    Raises
-    ------
-    TypeError
-        If not exactly one of ``momentum`` and ``decay`` is given.
-    ValueError
-        If it lies outside its range: with momentum 0 nothing is ever learned.
-
-    Notes
-    -----
-    Source: Bishop and Bishop (2024), eq. 7.56; book, chapter *Moving averages*.
+        The average so far, which is left as it was, and the value to take in.
+    momentum, decay : float
+        One of them: :math:`1 - \alpha` or :math:`\alpha`.
 
     Examples
     --------
@@ -103,7 +109,7 @@ def exponential_average(
 
 
 def cumulative_average(running: Array, new: Array, steps: int) -> Array:
-    r"""Plain average of all values so far, without storing them.
+    r"""Return the plain average of all values so far, without storing them.
 
     .. math:: r_\tau = r_{\tau-1} + (v_\tau - r_{\tau-1}) / \tau
 
@@ -114,22 +120,12 @@ def cumulative_average(running: Array, new: Array, steps: int) -> Array:
     steps : int >= 0
         How many values ``running`` holds; with 0 it is ignored.
 
-    Returns
-    -------
-    array or number
-        The average of ``steps + 1`` values.
-
-    Raises
-    ------
-    ValueError
-        If ``steps`` is no whole number >= 0.
-
     Examples
     --------
     >>> cumulative_average(2.0, 8.0, steps=2)  # of 2, 2 and 8
     4.0
     """
-    _check_steps(steps, least=0)
+    _check_number("steps", steps, 0, "count the values that the average holds")
     _check_same_shape_or_number(running, new)
     if steps == 0:
         return new
@@ -146,7 +142,8 @@ def debias(
     r"""Remove the pull of a start at 0 from an exponential average.
 
     After :math:`\tau` steps the weights of the values sum to
-    :math:`1 - \alpha^\tau`; dividing by that makes them sum to 1.
+    :math:`1 - \alpha^\tau`; dividing by that makes them sum to 1. Source: Kingma and Ba
+    (2015), section 3.
 
     Parameters
     ----------
@@ -157,22 +154,6 @@ def debias(
     momentum, decay : float
         One of them, as in :func:`exponential_average`.
 
-    Returns
-    -------
-    array or number
-        :math:`r_\tau / (1 - \alpha^\tau)`.
-
-    Raises
-    ------
-    TypeError
-        If not exactly one of ``momentum`` and ``decay`` is given.
-    ValueError
-        If it lies outside its range, or ``steps`` is no whole number >= 1.
-
-    Notes
-    -----
-    Source: Kingma and Ba (2015), section 3.
-
     Examples
     --------
     >>> once = exponential_average(0.0, 5.0, decay=0.75)
@@ -180,12 +161,12 @@ def debias(
     (1.25, 5.0)
     """
     decay = _decay(momentum, decay)
-    _check_steps(steps, least=1)
+    _check_number("steps", steps, 1, "count the values that the average holds")
     return debiased(running, decay, steps)
 
 
 def unbiased(var: Array, count: int) -> Array:
-    r"""Bessel's correction: from the biased variance to the unbiased one.
+    r"""Return the unbiased variance, by Bessel's correction.
 
     .. math:: \frac{n}{n - 1}\,\sigma^2
 
@@ -197,25 +178,13 @@ def unbiased(var: Array, count: int) -> Array:
         n, the number of values in each group: N for ``(N, D)``, N H W for
         ``(N, C, H, W)``.
 
-    Returns
-    -------
-    array or number
-
-    Raises
-    ------
-    ValueError
-        If ``count`` is no whole number >= 2: one value has no spread.
-
     Examples
     --------
     >>> unbiased(3.0, count=4)
     4.0
     """
-    if not isinstance(count, Integral) or count < 2:
-        raise ValueError(
-            f"count must be a whole number >= 2, got {count!r}; the unbiased "
-            "variance divides by count - 1, so one value is not enough."
-        )
+    cure = "the unbiased variance divides by count - 1, so one value is not enough"
+    _check_number("count", count, 2, cure)
     return var * (int(count) / (int(count) - 1))
 
 
@@ -224,7 +193,8 @@ class RunningStatistics:
     r"""Mean and variance gathered batch by batch; ``update`` gives a new one.
 
     Make the first one with :meth:`start`. Objects do not change, so after an error
-    the old statistics are still whole.
+    the old statistics are still whole. The defaults are those of torch. Source: Ioffe
+    and Szegedy (2015), Algorithm 2, for the unbiased variance.
 
     Attributes
     ----------
@@ -233,12 +203,6 @@ class RunningStatistics:
         a variance also where deviations were averaged (then it is their square).
     steps : int
         How many batches have come in.
-
-    Notes
-    -----
-    Source: Ioffe and Szegedy (2015), Algorithm 2, for the unbiased variance; the
-    defaults (momentum 0.1, start at mean 0 and variance 1, unbiased, no debiasing)
-    are those of torch.
 
     Examples
     --------
@@ -276,28 +240,16 @@ class RunningStatistics:
         like : array of floats, shape (D,)
             Gives shape, dtype and device; its values are not used.
         momentum, decay : float, optional
-            One of them, as in :func:`exponential_average`; momentum 0.1 if both
-            are left out.
+            One of them, or none: then momentum is 0.1.
         is_cumulative : bool
-            Take the plain average of all batches instead; then neither momentum
-            nor decay may be given (torch: ``momentum=None``).
+            Take the plain average of all batches instead, with neither momentum nor
+            decay (torch: ``momentum=None``), and nothing to debias.
         is_unbiased : bool
             Correct each batch's variance with :func:`unbiased` before averaging.
         averages : "var" or "std"
             Average variances, or standard deviations (to show the difference).
         is_debiased : bool
             Start from 0 and correct with :func:`debias` on reading.
-
-        Returns
-        -------
-        RunningStatistics
-
-        Raises
-        ------
-        TypeError
-            If ``like`` holds no floats, or the options contradict each other.
-        ValueError
-            If an option lies outside its range.
         """
         check_float_array("like", like)
         if averages not in ("var", "std"):
@@ -305,16 +257,14 @@ class RunningStatistics:
                 f'averages must be "var" or "std", got {averages!r}; "var" is what '
                 "the frameworks average."
             )
-        if is_cumulative:
-            if not momentum is decay is None or is_debiased:
-                raise TypeError(
-                    "a cumulative average has no momentum, no decay and no bias to "
-                    "remove; leave these out, or leave out is_cumulative."
-                )
-        else:
-            if momentum is None and decay is None:
-                momentum = 0.1
-            decay = _decay(momentum, decay)
+        if not is_cumulative:
+            usual = 0.1 if momentum is None and decay is None else momentum
+            decay = _decay(usual, decay)
+        elif is_debiased or not momentum is decay is None:
+            raise TypeError(
+                "a cumulative average has no momentum, no decay and no bias to "
+                "remove; leave these out, or leave out is_cumulative."
+            )
         zero = array_namespace(like).zeros_like(like)
         return cls(
             averaged_mean=zero,
@@ -348,7 +298,7 @@ class RunningStatistics:
         return debias(average, steps=self.steps, decay=self.decay)
 
     def update(self, mean: Array, var: Array, count: int) -> RunningStatistics:
-        """Take in the statistics of one batch.
+        """Return statistics that have taken in those of one batch.
 
         Parameters
         ----------
@@ -357,19 +307,6 @@ class RunningStatistics:
             and the cache of a forward pass give it (flatten it to (D,) first).
         count : int
             Number of values in each group.
-
-        Returns
-        -------
-        RunningStatistics
-            With ``steps`` one higher; this one is left as it was.
-
-        Raises
-        ------
-        TypeError
-            If ``mean`` or ``var`` is no float array of the kind of the start.
-        ValueError
-            If a shape differs from the one at the start, or one value a group is
-            to give an unbiased variance.
         """
         for name, value in (("mean", mean), ("var", var)):
             check_float_array(name, value)
@@ -393,18 +330,13 @@ class RunningStatistics:
         if self.decay is None:
             # A copy: the first average is the caller's own array.
             return cumulative_average(running, new, self.steps) + 0
-        return exponential_average(running, new, decay=self.decay)
+        return averaged(running, new, self.decay)
 
 
 class PopulationStatistics(NamedTuple):
-    """Mean, biased variance and number of values of a data set, or of a part of one.
+    """Mean, *biased* variance, (D,) each, and number of values of one channel.
 
-    Attributes
-    ----------
-    mean, var : arrays, shape (D,)
-        ``var`` is the *biased* variance: the mean squared deviation.
-    size : int
-        Values of one channel. With 0, mean and variance count for nothing.
+    Of a data set, or of a part of one; with size 0 the other two count for nothing.
     """
 
     mean: Array
@@ -413,9 +345,9 @@ class PopulationStatistics(NamedTuple):
 
 
 def merge(parts: Iterable[PopulationStatistics]) -> PopulationStatistics:
-    r"""Exact statistics of the whole from those of its parts, however unequal.
+    r"""Return the exact statistics of the whole from those of its parts.
 
-    Two parts a and b join without a loss (Chan's rule):
+    Two parts a and b join without a loss, however unequal (Chan's rule):
 
     .. math::
 
@@ -424,29 +356,14 @@ def merge(parts: Iterable[PopulationStatistics]) -> PopulationStatistics:
         \delta = \mu_b - \mu_a,\quad n = n_a + n_b,
 
     with :math:`M = n \sigma^2` the sum of squared deviations. The average of the
-    variances alone would lack the last term, the spread of the means.
+    variances alone would lack the last term, the spread of the means. Source: Chan,
+    Golub and LeVeque (1983), eq. 2.1; book, chapter *Split batches*.
 
     Parameters
     ----------
     parts : iterable of PopulationStatistics
-        Of batches, of shards on several devices, or of stretches of a stream. Parts of
-        size 0 change nothing.
-
-    Returns
-    -------
-    PopulationStatistics
-
-    Raises
-    ------
-    TypeError
-        If ``parts`` is a single part, or holds something else.
-    ValueError
-        If there is no part with a value in it, a size is negative or no whole number,
-        or the shapes differ.
-
-    Notes
-    -----
-    Source: Chan, Golub and LeVeque (1983), eq. 2.1; book, chapter *Split batches*.
+        Of batches, of shards on several devices, or of stretches of a stream, of one
+        shape. At least one must have a value in it.
 
     Examples
     --------
@@ -468,53 +385,27 @@ def merge(parts: Iterable[PopulationStatistics]) -> PopulationStatistics:
                 "a part must be PopulationStatistics(mean, var, size), got "
                 f"{type(part).__name__}; population_statistics makes one from values."
             )
-        if isinstance(part.size, bool) or not isinstance(part.size, Integral):
-            raise ValueError(
-                f"the size of a part must be a whole number, got {part.size!r}; count "
-                "the values of one channel."
-            )
-        if part.size < 0:
-            raise ValueError(f"the size of a part must be at least 0, got {part.size}.")
+        cure = "count the values of one channel"
+        _check_number("the size of a part", part.size, 0, cure)
         if part.size:
             total = part if total is None else _join(total, part)
     if total is None:
-        raise ValueError(
-            "parts must hold at least one part with values in it, got none; an "
-            "iterator that was used before is empty, make a new one."
-        )
+        raise _none("parts", "part with values in it")
     return total
 
 
 def welford(values: Iterable[Array]) -> PopulationStatistics:
-    r"""Statistics of a stream, one value at a time (Welford's rule).
+    r"""Return the statistics of a stream, one value at a time (Welford's rule).
 
-    .. math::
-
-        \mu_n = \mu_{n-1} + \frac{x_n - \mu_{n-1}}{n}, \qquad
-        M_n = M_{n-1} + (x_n - \mu_{n-1})(x_n - \mu_n)
-
-    It is :func:`merge` with a part of a single value. Neither rule subtracts two large
-    numbers, as :math:`\operatorname{E} x^2 - (\operatorname{E} x)^2` does.
+    Each step of :func:`one_pass` is :func:`merge` with a part of a single value.
+    Neither subtracts two large numbers, as
+    :math:`\operatorname{E} x^2 - (\operatorname{E} x)^2` does. Source: Welford (1962);
+    book, chapter *Split batches*.
 
     Parameters
     ----------
     values : iterable of float arrays, or one array, shape (D,) each
-        An array of shape (N, D) is a stream of N values.
-
-    Returns
-    -------
-    PopulationStatistics
-
-    Raises
-    ------
-    TypeError
-        If a value is no array of floating-point numbers.
-    ValueError
-        If there is no value, or the shapes differ.
-
-    Notes
-    -----
-    Source: Welford (1962); book, chapter *Split batches*.
+        An array of shape (N, D) is a stream of N values; there must be one.
 
     Examples
     --------
@@ -522,53 +413,39 @@ def welford(values: Iterable[Array]) -> PopulationStatistics:
     >>> welford(np.array([[1.0], [3.0], [8.0]]))
     PopulationStatistics(mean=array([4.]), var=array([8.66666667]), size=3)
     """
-    mean = squares = None
+    stream = iter(values)
+    first = next(stream, None)
+    if first is None:
+        raise _none("values", "value")
     size = 0
-    for x in values:
-        check_float_array("a value", x)
-        size += 1
-        if mean is None or squares is None:
-            mean, squares = x + 0, 0 * x
-            continue
-        check_same_kind("a value", x, "the first one", mean)
-        check_same_shape("a value", x, "the first one", mean)
-        delta = x - mean
-        mean = mean + delta / size
-        squares = squares + delta * (x - mean)
-    if size == 0 or squares is None:
-        raise ValueError(
-            "values must hold at least one value, got none; an iterator that was used "
-            "before is empty, make a new one."
-        )
-    return PopulationStatistics(mean, squares / size, size)
+
+    def checked() -> Iterator[Array]:
+        nonlocal size
+        for x in itertools.chain([first], stream):
+            check_like("a value", x, "the first one", first)
+            size += 1
+            yield x
+
+    return PopulationStatistics(*one_pass(checked()), size)
 
 
 def population_statistics(batches: Iterable[Array], axes: Axes) -> PopulationStatistics:
-    r"""Exact mean and biased variance of all batches together.
+    r"""Return exact mean and biased variance of all batches together.
 
-    Batches may differ in length: their statistics are joined by :func:`merge`.
+    Their statistics are joined by :func:`merge`.
 
     Parameters
     ----------
     batches : iterable of float arrays
-        Alike but for their length along the reduced axes.
+        Alike but for their length along the reduced axes; there must be one.
     axes : int or tuple of int
         The axes along which one group lies, as in
-        :func:`normbook.normalize.moments`.
+        :func:`normbook.normalize.moments`, which has the errors too.
 
     Returns
     -------
     PopulationStatistics
         ``mean``, ``var`` without the reduced axes; ``size`` values in a group.
-
-    Raises
-    ------
-    TypeError, ValueError
-        As :func:`normbook.normalize.moments`, and if there is no batch.
-
-    Notes
-    -----
-    Source: Chan, Golub and LeVeque (1983), eq. 2.1.
 
     Examples
     --------
@@ -584,10 +461,7 @@ def population_statistics(batches: Iterable[Array], axes: Axes) -> PopulationSta
         )
     parts = [_statistics(batch, axes) for batch in batches]
     if not parts:
-        raise ValueError(
-            "batches must hold at least one batch, got none; an iterator that was "
-            "used before is empty, make a new one."
-        )
+        raise _none("batches", "batch")
     return merge(parts)
 
 
@@ -613,7 +487,7 @@ def _join(a: PopulationStatistics, b: PopulationStatistics) -> PopulationStatist
 
 
 def _decay(momentum: float | None, decay: float | None) -> float:
-    """Turn the two conventions into one, the weight of the old value."""
+    """Return the weight of the old value, from either convention."""
     if (momentum is None) == (decay is None):
         raise TypeError(
             "exactly one of momentum (weight of the new value) and decay (weight of "
@@ -632,7 +506,6 @@ def _decay(momentum: float | None, decay: float | None) -> float:
                 f"momentum must be at least 2e-16, got {momentum!r}; a smaller weight "
                 "is lost in rounding."
             )
-        return decay
     if not isinstance(decay, Real) or not 0 <= decay < 1:
         raise ValueError(
             f"decay must lie in [0, 1), got {decay!r}; it is the weight of the old "
@@ -641,11 +514,10 @@ def _decay(momentum: float | None, decay: float | None) -> float:
     return float(decay)
 
 
-def _check_steps(steps: int, least: int) -> None:
-    if not isinstance(steps, Integral) or steps < least:
+def _check_number(name: str, value: int, least: int, cure: str) -> None:
+    if isinstance(value, bool) or not isinstance(value, Integral) or value < least:
         raise ValueError(
-            f"steps must be a whole number >= {least}, got {steps!r}; count the "
-            "values that the average holds."
+            f"{name} must be a whole number >= {least}, got {value!r}; {cure}."
         )
 
 
@@ -656,3 +528,10 @@ def _check_same_shape_or_number(running: Array, new: Array) -> None:
             f"new must have the shape of running, {a}, got {b}; pass one value for "
             "each average, since broadcasting would change their number."
         )
+
+
+def _none(name: str, what: str) -> ValueError:
+    return ValueError(
+        f"{name} must hold at least one {what}, got none; an iterator that was used "
+        "before is empty, make a new one."
+    )

@@ -30,22 +30,22 @@ def over_steps(
     """Go from the first step to the last.
 
     ``step(row, *states)`` takes the rows of one step and the states before it, (N, H)
-    each, and returns the next states, and behind them what is to be kept. Returned are
-    the states behind the last step of each sequence, and all that ``step`` returned, of
-    shape (M, ...).
+    each, and returns the next states, and behind them what the way back needs. Returned
+    are the states behind the last step of each sequence, and all that ``step``
+    returned, of shape (M, ...).
     """
-    alive, kept, ended = batch_sizes[0], [], []
+    alive, results, ended = batch_sizes[0], [], []
     for of_step in steps(batch_sizes):
         size = of_step.stop - of_step.start
         if size < alive:  # those behind have ended
             ended.append([state[size:, :] for state in states])
             states = [state[:size, :] for state in states]
             alive = size
-        kept.append(step(rows[of_step, :], *states))
-        states = kept[-1][: len(states)]
+        results.append(step(rows[of_step, :], *states))
+        states = results[-1][: len(states)]
     xp = array_namespace(rows)
     last = [xp.concat(parts) for parts in zip(states, *ended[::-1], strict=True)]
-    return last, [xp.concat(values) for values in zip(*kept, strict=True)]
+    return last, [xp.concat(values) for values in zip(*results, strict=True)]
 
 
 def back_over_steps(
@@ -55,12 +55,13 @@ def back_over_steps(
 
     ``step_backward(dl_dh_t, *arriving, *rows)`` takes all that arrives at h, what
     arrives at the other states, and of ``rows`` those of the step. It returns what goes
-    to the states before the step, and behind them what is to be kept. ``last`` arrives
-    at the states behind the last step of each sequence. Returned are what arrives at
-    the states before the first step, and what was kept, of shape (M, ...).
+    to the states before the step, and behind them the gradients within the step.
+    ``last`` arrives at the states behind the last step of each sequence. Returned are
+    what arrives at the states before the first step, and the gradients within, of shape
+    (M, ...).
     """
     xp = array_namespace(dl_dh)
-    alive, kept = batch_sizes[-1], []
+    alive, within = batch_sizes[-1], []
     arriving = [value[:alive, :] for value in last]
     for of_step in reversed(list(steps(batch_sizes))):
         size = of_step.stop - of_step.start
@@ -72,8 +73,8 @@ def back_over_steps(
         of_rows = (value[of_step, ...] for value in rows)
         result = step_backward(dl_dh_t, *arriving[1:], *of_rows)
         arriving = result[: len(last)]
-        kept.append(result[len(last) :])
-    return arriving, [xp.concat(values[::-1]) for values in zip(*kept, strict=True)]
+        within.append(result[len(last) :])
+    return arriving, [xp.concat(values[::-1]) for values in zip(*within, strict=True)]
 
 
 def steps(batch_sizes: Sizes) -> Iterator[slice]:
@@ -115,6 +116,9 @@ def complete(parameters: Any) -> Any:
     return parameters._replace(**full)
 
 
+# --- what comes in is checked here, once ----------------------------------------------
+
+
 def check_inputs(
     x: Array,
     parameters: Any,
@@ -132,7 +136,7 @@ def check_inputs(
             f"parameters must be {kind.__name__}, got {type(parameters).__name__}; "
             f"build {kind.__name__}(w_x=..., w_h=...)."
         )
-    sizes = _check_steps(x, batch_sizes)
+    sizes = checked_sizes(x, batch_sizes)
     w_h = parameters.w_h
     check_float_array("w_h", w_h)
     if w_h.ndim != 2 or w_h.shape[1] == 0:
@@ -141,18 +145,29 @@ def check_inputs(
             f"{tuple(w_h.shape)}."
         )
     units = w_h.shape[1]
-    every = "4H" if "c_0" in states else "H"
     lengths = {"N": sizes[0], "D": x.shape[-1], "H": units, "4H": 4 * units}
-    axes: dict[str, tuple[str, ...]] = {"w_x": (every, "D"), "w_h": (every, "H")}
-    axes |= {"gamma_c": ("H",), "beta_c": ("H",)} | dict.fromkeys(states, ("N", "H"))
+    every = "4H" if "c_0" in states else "H"
+    axes_of = {"w_x": (every, "D"), "w_h": (every, "H")}
+    axes_of |= dict.fromkeys(states, ("N", "H"))
     for name, value in (parameters._asdict() | states).items():
-        if value is not None or name == "w_x":
-            _check_input(name, value, x, axes.get(name, (every,)), lengths)
+        if value is None and name != "w_x":
+            continue
+        check_float_array(name, value)
+        check_same_kind(name, value, "x", x)
+        check_same_dtype(name, value, "x", x)
+        axes = axes_of.get(name, ("H" if name.endswith("_c") else every,))
+        shape = tuple(lengths[axis] for axis in axes)
+        if tuple(value.shape) != shape:
+            meaning = ", ".join(axes) + ("," if len(axes) == 1 else "")
+            raise ValueError(
+                f"{name} must have shape ({meaning}) = {shape}, got "
+                f"{tuple(value.shape)}; w_h has H columns, x has D features."
+            )
     zeros = array_namespace(x).zeros((sizes[0], units), dtype=x.dtype, device=device(x))
     return [zeros if value is None else value for value in states.values()], sizes
 
 
-def _check_steps(x: Array, batch_sizes: Sequence[int] | None) -> Sizes:
+def checked_sizes(x: Array, batch_sizes: Sequence[int] | None) -> Sizes:
     """Check x; return how many sequences are alive at each of its steps."""
     check_float_array("x", x)
     axes, cure = "(T, N, D)", "a single sequence is x[:, None, :]"
@@ -163,50 +178,29 @@ def _check_steps(x: Array, batch_sizes: Sequence[int] | None) -> Sizes:
     if batch_sizes is None:
         sizes: Sizes = (x.shape[1],) * x.shape[0]
     else:
-        sizes = _checked_sizes(batch_sizes, x.shape[0])
+        try:
+            sizes = tuple(map(operator.index, batch_sizes))
+        except TypeError:
+            raise TypeError(
+                f"batch_sizes must be a sequence of whole numbers, got {batch_sizes!r};"
+                " the steps at which each sequence ends are counted."
+            ) from None
+        if sizes != tuple(sorted(sizes, reverse=True)) or min((*sizes, 1)) < 1:
+            raise ValueError(
+                f"batch_sizes must not grow and be at least 1, got {sizes}; sort the "
+                "sequences by length, the longest first."
+            )
+        if sum(sizes) != x.shape[0]:
+            raise ValueError(
+                f"batch_sizes must add to the rows of x, {x.shape[0]}, got {sizes}, "
+                f"which adds to {sum(sizes)}; count the sequences alive at each step."
+            )
     if not sizes or x.shape[-1] == 0:
         raise ValueError(
             "x must hold at least one step and at least one feature, got shape "
             f"{tuple(x.shape)}; leave empty sequences out."
         )
     return sizes
-
-
-def _checked_sizes(batch_sizes: Sequence[int], rows: int) -> Sizes:
-    try:
-        sizes = tuple(operator.index(size) for size in batch_sizes)
-    except TypeError:
-        raise TypeError(
-            f"batch_sizes must be a sequence of whole numbers, got {batch_sizes!r}; "
-            "the steps at which each sequence ends are counted."
-        ) from None
-    if sizes != tuple(sorted(sizes, reverse=True)) or min((*sizes, 1)) < 1:
-        raise ValueError(
-            f"batch_sizes must not grow and be at least 1, got {sizes}; sort the "
-            "sequences by length, the longest first."
-        )
-    if sum(sizes) != rows:
-        raise ValueError(
-            f"batch_sizes must add to the rows of x, {rows}, got {sizes}, which adds "
-            f"to {sum(sizes)}; count the sequences alive at each step."
-        )
-    return sizes
-
-
-def _check_input(
-    name: str, value: Array, x: Array, axes: tuple[str, ...], lengths: dict[str, int]
-) -> None:
-    """Refuse what is not of the kind and dtype of x, or has not these axes."""
-    check_float_array(name, value)
-    check_same_kind(name, value, "x", x)
-    _check_same_dtype(name, value, "x", x)
-    shape = tuple(lengths[axis] for axis in axes)
-    if tuple(value.shape) != shape:
-        meaning = ", ".join(axes) + ("," if len(axes) == 1 else "")
-        raise ValueError(
-            f"{name} must have shape ({meaning}) = {shape}, got {tuple(value.shape)}; "
-            "w_h has H columns, x has D features."
-        )
 
 
 def check_step(x_t: Array) -> None:
@@ -231,17 +225,18 @@ def check_gradients(
             f"cache must be {kind.__name__}, got {type(cache).__name__}; take the "
             "backward pass of its cell."
         )
-    gradients = {"dl_dh": dl_dh} | {k: v for k, v in last.items() if v is not None}
-    for name, value in gradients.items():
-        other = name.removeprefix("dl_d")
-        state = cache.h if other == "h" else cache.h_0
-        check_like(name, value, other, state)
-        _check_same_dtype(name, value, other, state)
+    for name, value in ({"dl_dh": dl_dh} | last).items():
+        if name == "dl_dh" or value is not None:
+            state = name.removeprefix("dl_d")
+            like = cache.h if state == "h" else cache.h_0
+            check_like(name, value, state, like)
+            check_same_dtype(name, value, state, like)
     zeros = array_namespace(cache.h_0).zeros_like(cache.h_0)
     return [zeros if value is None else value for value in last.values()]
 
 
-def _check_same_dtype(name: str, a: Array, other: str, b: Array) -> None:
+def check_same_dtype(name: str, a: Array, other: str, b: Array) -> None:
+    """Refuse two arrays of different dtype, before promotion hides it."""
     if a.dtype != b.dtype:
         raise TypeError(
             f"{name} must have the dtype of {other}, {b.dtype}, got {a.dtype}; convert "
