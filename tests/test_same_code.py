@@ -32,6 +32,8 @@ PAIRS: list[tuple[str, str, str]] = [
     ("lstm", "lstm", "step"),
     ("lstm", "lstm", "local_slopes"),
     ("lstm", "lstm", "step_backward"),
+    ("layer_norm_lstm", "layer_norm_lstm", "hat"),
+    ("layer_norm_lstm", "layer_norm_lstm", "through"),
     ("layer_norm_lstm", "layer_norm_lstm", "update"),
     ("layer_norm_lstm", "layer_norm_lstm", "step"),
     ("layer_norm_lstm", "layer_norm_lstm", "step_backward"),
