@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import inspect
 import math
+from itertools import zip_longest
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -20,7 +21,9 @@ from normbook.arrays import Array, check_eps
 from normbook.batch_norm import CHANNEL, inference, inference_backward
 from normbook.normalize import NormalizeCache, affine
 
-__all__ = ["Statistics", "normalize", "normalize_by"]
+__all__ = ["Statistics", "as_needed", "normalize", "normalize_by"]
+
+Slopes = tuple[Tensor | None, ...]  # one for each input, or for each output
 
 
 class Statistics(NamedTuple):
@@ -47,18 +50,8 @@ class _Normalize(torch.autograd.Function):
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(
-        x: Tensor,
-        gamma: Tensor | None,
-        beta: Tensor | None,
-        axes: tuple[int, ...],
-        parameter_axes: tuple[int, ...],
-        eps: float,
-        is_centred: bool,
-    ) -> tuple[Tensor, Tensor | None, Tensor, Tensor | None, Tensor]:
-        y, cache = formulas.forward(
-            x, gamma, beta, axes, parameter_axes, eps, is_centred
-        )
+    def forward(*inputs: Any) -> Slopes:
+        y, cache = formulas.forward(*inputs)
         mean = None if cache.mu is None else cache.mu.reshape(-1).clone()
         return y, cache.mu, cache.inv_std, mean, cache.var.reshape(-1)
 
@@ -79,19 +72,19 @@ class _Normalize(torch.autograd.Function):
         dl_dmu: Tensor | None,
         dl_dinv_std: Tensor | None,
         *_: None,
-    ) -> tuple[Tensor | None, ...]:
+    ) -> Slopes:
         x, cache = _saved(ctx)
         dl_dx = dl_dgamma = dl_dbeta = None
         if dl_dy is not None:
             dl_dx, dl_dgamma, dl_dbeta = formulas.backward(dl_dy, cache)
         # These two arrive in second derivatives only:
         # d mu / d x = 1 / n and d inv_std / d x = -inv_std**2 x_hat / n.
+        n = math.prod([x.shape[axis] for axis in ctx.axes])
         if dl_dmu is not None:
-            dl_dx = _plus(dl_dx, dl_dmu.expand(x.shape) / _count(x, ctx.axes))
+            dl_dx = _plus(dl_dx, dl_dmu.expand(x.shape) / n)
         if dl_dinv_std is not None:
-            along = -dl_dinv_std * cache.inv_std**2 * cache.x_hat
-            dl_dx = _plus(dl_dx, along / _count(x, ctx.axes))
-        return _needed(ctx, dl_dx, dl_dgamma, dl_dbeta, None, None, None, None)
+            dl_dx = _plus(dl_dx, -dl_dinv_std * cache.inv_std**2 * cache.x_hat / n)
+        return as_needed(ctx, dl_dx, dl_dgamma, dl_dbeta)
 
 
 class _NormalizeWithTangents(_Normalize):
@@ -104,7 +97,7 @@ class _NormalizeWithTangents(_Normalize):
         dgamma: Tensor | None,
         dbeta: Tensor | None,
         *_: None,
-    ) -> tuple[Tensor | None, ...]:
+    ) -> Slopes:
         x, cache = _saved(ctx)
         dy = _affine_tangent(cache.x_hat, dgamma, dbeta, ctx.parameter_axes)
         if dx is None:  # torch wants tangents of mu and inv_std even so
@@ -127,16 +120,8 @@ class _NormalizeBy(torch.autograd.Function):
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(
-        x: Tensor,
-        mean: Tensor,
-        var: Tensor,
-        gamma: Tensor | None,
-        beta: Tensor | None,
-        eps: float,
-    ) -> Tensor:
-        y: Tensor = inference(x, mean, var, gamma, beta, eps)
-        return y
+    def forward(*inputs: Any) -> Any:
+        return inference(*inputs)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
@@ -145,12 +130,12 @@ class _NormalizeBy(torch.autograd.Function):
         ctx.save_for_forward(x, mean, var, gamma)
 
     @staticmethod
-    def backward(ctx: Any, dl_dy: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, dl_dy: Tensor) -> Slopes:
         x, mean, var, gamma = ctx.saved_tensors
-        dl_dx, dl_dgamma, dl_dbeta = inference_backward(
-            dl_dy, x, mean, var, gamma, ctx.eps
+        slopes = inference_backward(dl_dy, x, mean, var, gamma, ctx.eps)
+        return as_needed(
+            ctx, slopes.dl_dx, None, None, slopes.dl_dgamma, slopes.dl_dbeta
         )
-        return _needed(ctx, dl_dx, None, None, dl_dgamma, dl_dbeta, None)
 
 
 class _NormalizeByWithTangents(_NormalizeBy):
@@ -187,8 +172,8 @@ class _ByPosition(inspect.Signature):
         return SimpleNamespace(args=args, kwargs=kwargs, apply_defaults=lambda: None)
 
 
-for _forward in (_Normalize.forward, _NormalizeBy.forward):
-    vars(_forward)["__signature__"] = _ByPosition()
+for _function in (_Normalize, _NormalizeBy):
+    vars(_function.forward)["__signature__"] = _ByPosition()
 
 
 def normalize(
@@ -249,10 +234,9 @@ def normalize_by(
     >>> normalize_by(torch.tensor([[5.0]]), one, four, None, one, eps=0.0)
     tensor([[3.]])
     """
-    eps = check_eps(eps)
     is_compiling = torch.compiler.is_compiling()
     function = _NormalizeBy if is_compiling else _NormalizeByWithTangents
-    y: Tensor = function.apply(x, mean, var, gamma, beta, eps)  # type: ignore[no-untyped-call]
+    y: Tensor = function.apply(x, mean, var, gamma, beta, check_eps(eps))  # type: ignore[no-untyped-call]
     return y
 
 
@@ -266,21 +250,14 @@ def _saved(ctx: Any) -> tuple[Tensor, NormalizeCache]:
     return x, cache
 
 
-def _count(x: Tensor, axes: tuple[int, ...]) -> int:
-    """Count the values of one group."""
-    return math.prod([x.shape[axis] for axis in axes])
-
-
 def _plus(a: Tensor | None, b: Tensor) -> Tensor:
     return b if a is None else a + b
 
 
-def _needed(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
-    """Drop what nobody asked for; a gain or bias that is missing takes no gradient."""
-    return tuple(
-        gradient if is_needed else None
-        for gradient, is_needed in zip(gradients, ctx.needs_input_grad, strict=True)
-    )
+def as_needed(ctx: Any, *slopes: Tensor | None) -> Slopes:
+    """Drop what nobody asked for; inputs behind the last slope have none."""
+    pairs = zip_longest(slopes, ctx.needs_input_grad)
+    return tuple(slope if is_needed else None for slope, is_needed in pairs)
 
 
 def _affine_tangent(
