@@ -25,10 +25,10 @@ from normbook.arguments import whole_number
 from normbook.arrays import as_float32
 from normbook.batch_norm import batch_axes
 from normbook.layers.batch_norm import (
+    Batch,
     BatchNorm1d,
     BatchNorm2d,
     BatchNorm3d,
-    Batch,
     _BatchNorm,
     _count,
     by_batch,

@@ -29,7 +29,8 @@ from torch.nn.modules.batchnorm import _BatchNorm as TorchBatchNorm
 
 from normbook.arrays import as_float32
 from normbook.batch_norm import batch_axes, batch_norm_inference
-from normbook.layers.batch_norm import _BatchNorm
+from normbook.layers.batch_norm import Batch, _BatchNorm
+from normbook.layers.function import Slopes, as_needed
 from normbook.normalize import moments
 from normbook.running_statistics import PopulationStatistics, merge
 
@@ -61,25 +62,21 @@ class _Synchronized(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, dl_dy: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, dl_dy: Tensor) -> Slopes:
         x, gamma, mean, var = ctx.saved_tensors
         x_hat = batch_norm_inference(*_shifted(x, mean, var), eps=ctx.eps)
         g = as_float32(dl_dy)
-        axes, shape = batch_axes(x), (1, -1, *(1,) * (x.ndim - 2))
+        axes = batch_axes(x)
         # Of this shard alone: whoever trains adds up the gradients of parameters.
         dl_dbeta, dl_dgamma = g.sum(axes), (g * x_hat).sum(axes)
         totals = torch.stack([dl_dbeta, dl_dgamma])  # (2, C)
         distributed.all_reduce(totals, group=ctx.group)
-        g_bar, along = (total.reshape(shape) for total in totals / ctx.size)
+        g_bar, along = (_along(x, total) for total in totals / ctx.size)
         scale = (var + ctx.eps).rsqrt() * (1.0 if gamma is None else gamma)
-        dl_dx = scale.to(g.dtype).reshape(shape) * (g - g_bar - x_hat * along)
-        gradients = dl_dx.to(x.dtype), dl_dgamma, dl_dbeta, None, None, None
+        dl_dx = _along(x, scale.to(g.dtype)) * (g - g_bar - x_hat * along)
         # All of them are computed everywhere: a process that left the sums out, since
         # nobody asked it for dl_dx, would let the others wait.
-        return tuple(
-            gradient if is_needed else None
-            for gradient, is_needed in zip(gradients, ctx.needs_input_grad, strict=True)
-        )
+        return as_needed(ctx, dl_dx.to(x.dtype), dl_dgamma, dl_dbeta)
 
 
 def _shifted(x: Tensor, mean: Tensor, var: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -90,8 +87,12 @@ def _shifted(x: Tensor, mean: Tensor, var: Tensor) -> tuple[Tensor, Tensor, Tens
     """
     x = as_float32(x)
     near = mean.to(x.dtype)
-    shape = (1, -1, *(1,) * (x.ndim - 2))
-    return x - near.reshape(shape), (mean - near).to(x.dtype), var.to(x.dtype)
+    return x - _along(x, near), (mean - near).to(x.dtype), var.to(x.dtype)
+
+
+def _along(x: Tensor, value: Tensor) -> Tensor:
+    """Lay one value for each channel along those of x."""
+    return value.reshape(1, -1, *(1,) * (x.ndim - 2))
 
 
 def _message(x: Tensor) -> Tensor:
@@ -113,9 +114,9 @@ def _of_all_shards(
     x: Tensor, group: distributed.ProcessGroup
 ) -> PopulationStatistics | None:
     """Statistics of all shards together, the same in every process; None if empty."""
-    own = _message(x)
-    received = [torch.empty_like(own) for _ in range(group.size())]
-    distributed.all_gather(received, own, group=group)
+    message = _message(x)
+    received = [torch.empty_like(message) for _ in range(group.size())]
+    distributed.all_gather(received, message, group=group)
     messages = torch.stack(received)
     channels = x.shape[1]
     # The one moment at which a GPU is waited for.
@@ -137,10 +138,11 @@ class SyncBatchNorm(_BatchNorm):
 
     with :math:`\mu` and :math:`\sigma^2` of each channel over *all* shards, of which
     ``x`` is the one of this process. A drop-in for :class:`torch.nn.SyncBatchNorm`
-    that runs on CPUs (backend gloo) as well as on GPUs (NCCL): same arguments, same
-    ``state_dict``, which is also that of
-    :class:`~normbook.layers.batch_norm.BatchNorm1d`. Outputs, gradients and running
-    statistics are those of one process that holds the whole batch.
+    that runs on CPUs (backend gloo) as well as on GPUs (NCCL). Outputs, gradients,
+    running statistics and ``state_dict`` are those of a
+    :class:`~normbook.layers.batch_norm.BatchNorm1d` in one process that holds the whole
+    batch; so are options and errors, but that a single value in all shards together is
+    refused, then in every process.
 
     Shards may differ in size, and some may be empty. In evaluation, or with a single
     process, nothing is sent.
@@ -148,18 +150,10 @@ class SyncBatchNorm(_BatchNorm):
     Parameters
     ----------
     num_features, eps, momentum, affine, track_running_stats, device, dtype, bias
-        As in :class:`~normbook.layers.batch_norm.BatchNorm1d`.
+        See :mod:`normbook.layers.base`.
     process_group : ProcessGroup, optional
         The processes that share a batch, from ``torch.distributed.new_group``; by
         default all.
-
-    Raises
-    ------
-    TypeError, RuntimeError, NotImplementedError
-        As :class:`~normbook.layers.batch_norm.BatchNorm1d`.
-    ValueError
-        As there, for an input of fewer than two axes or without channels, and if a
-        channel has a single value in all shards together: then in every process.
 
     Notes
     -----
@@ -195,16 +189,8 @@ class SyncBatchNorm(_BatchNorm):
         *,
         bias: bool = True,
     ) -> None:
-        super().__init__(
-            num_features,
-            eps,
-            momentum,
-            affine,
-            track_running_stats,
-            device,
-            dtype,
-            bias=bias,
-        )
+        args = num_features, eps, momentum, affine, track_running_stats, device, dtype
+        super().__init__(*args, bias=bias)
         self.process_group = process_group
         self._last_count = 0
 
@@ -214,23 +200,11 @@ class SyncBatchNorm(_BatchNorm):
         module: nn.Module,
         process_group: distributed.ProcessGroup | None = None,
     ) -> nn.Module:
-        """Replace the batch norm layers of a model by layers of this class.
+        """Replace the batch norm layers of a model, in place, by layers of this class.
 
-        Parameters
-        ----------
-        module : Module
-            Changed in place. It may be a batch norm layer itself.
-        process_group : ProcessGroup, optional
-            For all new layers.
+        Returned is ``module``, or the new layer if it was one itself. Parameters,
+        buffers and modes are those of the old layers, the very same objects.
 
-        Returns
-        -------
-        Module
-            ``module``, or the new layer if it was one. Parameters, buffers and modes
-            are those of the old layers, the very same objects.
-
-        Notes
-        -----
         Converted are the layers of :mod:`normbook.layers.batch_norm` and all that
         torch converts. Layers that normalize by something else than the batch they
         see (ghost batch norm, say) stay: to replace them would change the model.
@@ -265,23 +239,18 @@ class SyncBatchNorm(_BatchNorm):
             setattr(new, name, getattr(old, name))
         return new
 
-    def _by_any_batch(
-        self, input: Tensor, eps: float
-    ) -> tuple[Tensor, Tensor, Tensor, int]:
-        y, mean, var, self._last_count = self._by_all_shards(input, eps)
-        return y, mean, var, self._last_count
+    def _by_any_batch(self, input: Tensor, eps: float) -> Batch:
+        batch = self._by_all_shards(input, eps)
+        self._last_count = batch[-1]
+        return batch
 
     def _size(self, input: Tensor) -> int:
         return self._last_count  # of all shards, so that all processes agree
 
-    def _by_all_shards(
-        self, input: Tensor, eps: float
-    ) -> tuple[Tensor, Tensor, Tensor, int]:
+    def _by_all_shards(self, input: Tensor, eps: float) -> Batch:
         group = self._group()
-        if group is None:
-            return super()._by_any_batch(input, eps)
         # From here to the end of the exchange, nothing may depend on the shard.
-        total = _of_all_shards(input.detach(), group)
+        total = None if group is None else _of_all_shards(input.detach(), group)
         if total is None:
             return super()._by_any_batch(input, eps)
         if total.size == 1:
