@@ -38,32 +38,17 @@ NotImplementedError
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from numbers import Real
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from normbook import arguments
+from normbook.arguments import whole_number
 from normbook.running_statistics import averaged, cumulative_average, unbiased
 
-__all__ = [
-    "ChannelNorm",
-    "NormLayer",
-    "States",
-    "Updates",
-    "as_autocast",
-    "check_dtypes",
-    "check_length",
-    "check_places",
-    "laid_out",
-    "whole_number",
-    "write",
-    "wrong_channels",
-]
+__all__ = ["ChannelNorm", "NormLayer", "Updates", "as_autocast", "laid_out", "write"]
 
-States = Mapping[str, Tensor | None]
 Updates = list[tuple[Tensor, Tensor]]  # running statistics and their next values
 
 HALF = (torch.float16, torch.bfloat16)
@@ -136,6 +121,52 @@ class NormLayer(nn.Module):
                 f"for a float; {usual}."
             ) from None
 
+    def _check_length(self, name: str, value: Any, about: str) -> None:
+        if whole_number(name, value, f"it is {about}") < 0:
+            raise RuntimeError(
+                f"{name} must not be negative, got {value}; it is {about}."
+            )
+
+    def _wrong_channels(self, input: Tensor, axis: int, name: str) -> str:
+        """Say that an axis of the input has not the length that the layer has."""
+        return (
+            f"input must have {name} = {getattr(self, name)} channels on axis {axis}, "
+            f"got shape {tuple(input.shape)}; make the layer with {name}="
+            f"{input.shape[axis]}, or move the channels to axis {axis}."
+        )
+
+    def _check_places(
+        self, input: Tensor, shape: tuple[int, ...], each: str, **states: Tensor | None
+    ) -> None:
+        """Refuse parameters and buffers of another shape, or on another device."""
+        for name, value in states.items():
+            if value is None:
+                continue
+            if tuple(value.shape) != shape:
+                raise RuntimeError(
+                    f"{name} must have shape {shape}, got {tuple(value.shape)}; give "
+                    f"one value for each {each}."
+                )
+            if value.device != input.device:
+                raise RuntimeError(
+                    f"input and {name} must be on one device, got {input.device} and "
+                    f"{value.device}; move one of them with .to(...)."
+                )
+
+    def _check_dtypes(self, input: Tensor, **states: Tensor | None) -> None:
+        """Refuse parameters and buffers of another dtype, if it is not float32."""
+        dtypes = {k: value.dtype for k, value in states.items() if value is not None}
+        kinds = set(dtypes.values())
+        # Half precision may come with float32 state, as autocast makes it.
+        is_mixed = input.dtype in HALF and kinds == {torch.float32}
+        if kinds and kinds != {input.dtype} and not is_mixed:
+            raise RuntimeError(
+                "the layer must have the dtype of its input, or float32 for half "
+                f"precision (no mixed dtype otherwise), got input {input.dtype} and "
+                f"{', '.join(f'{k} {v}' for k, v in dtypes.items())}; convert one of "
+                "them with .to(...)."
+            )
+
 
 class ChannelNorm(NormLayer):
     """A layer with gain, bias and running statistics for each channel."""
@@ -165,7 +196,7 @@ class ChannelNorm(NormLayer):
     ) -> None:
         nn.Module.__init__(self)  # past torch's class, which the layers inherit, too
         about = "the number of channels, the length of their axis"
-        check_length("num_features", num_features, about)
+        self._check_length("num_features", num_features, about)
         self.num_features = num_features
         self.eps = eps
         self.momentum = momentum
@@ -229,9 +260,9 @@ class ChannelNorm(NormLayer):
             )
         if momentum == 0:  # torch's way to freeze the running statistics
             return updates
-        news = mean, unbiased(var, count)
-        for running, new in zip(
-            (self.running_mean, self.running_var), news, strict=True
+        for running, new in (
+            (self.running_mean, mean),
+            (self.running_var, unbiased(var, count)),
         ):
             if running is None:
                 continue
@@ -259,60 +290,6 @@ class ChannelNorm(NormLayer):
                 steps = torch.tensor(0)
             state_dict[key] = steps
         nn.Module._load_from_state_dict(self, state_dict, prefix, local_metadata, *rest)
-
-
-def whole_number(name: str, value: Any, about: str) -> int:
-    """Return an int, and refuse what is none: say what it is about."""
-    return arguments.whole_number(name, value, f"it is {about}")
-
-
-def check_length(name: str, value: Any, about: str) -> None:
-    """Refuse what cannot be the length of an axis."""
-    if whole_number(name, value, about) < 0:
-        raise RuntimeError(f"{name} must not be negative, got {value}; it is {about}.")
-
-
-def wrong_channels(input: Tensor, axis: int, name: str, number: int) -> str:
-    """Say that an axis of the input has another length than the layer has channels."""
-    return (
-        f"input must have {name} = {number} channels on axis {axis}, got shape "
-        f"{tuple(input.shape)}; make the layer with {name}={input.shape[axis]}, or "
-        f"move the channels to axis {axis}."
-    )
-
-
-def check_places(
-    input: Tensor, states: States, shape: tuple[int, ...], each: str
-) -> None:
-    """Refuse parameters and buffers of another shape, or on another device."""
-    for name, value in states.items():
-        if value is None:
-            continue
-        if tuple(value.shape) != shape:
-            raise RuntimeError(
-                f"{name} must have shape {shape}, got {tuple(value.shape)}; give one "
-                f"value for each {each}."
-            )
-        if value.device != input.device:
-            raise RuntimeError(
-                f"input and {name} must be on one device, got {input.device} and "
-                f"{value.device}; move one of them with .to(...)."
-            )
-
-
-def check_dtypes(input: Tensor, states: States) -> None:
-    """Refuse parameters and buffers of another dtype, if it is not float32."""
-    dtypes = {name: value.dtype for name, value in states.items() if value is not None}
-    kinds = set(dtypes.values())
-    # Half precision may come with float32 state, as autocast makes it.
-    is_mixed = input.dtype in HALF and kinds == {torch.float32}
-    if kinds and kinds != {input.dtype} and not is_mixed:
-        raise RuntimeError(
-            "the layer must have the dtype of its input, or float32 for half "
-            f"precision (no mixed dtype otherwise), got input {input.dtype} and "
-            f"{', '.join(f'{k} {v}' for k, v in dtypes.items())}; convert one of them "
-            "with .to(...)."
-        )
 
 
 def write(updates: Updates, steps: Tensor | None) -> None:

@@ -15,14 +15,7 @@ from typing import ClassVar
 from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm as TorchBatchNorm
 
-from normbook.layers.base import (
-    ChannelNorm,
-    check_dtypes,
-    check_places,
-    laid_out,
-    write,
-    wrong_channels,
-)
+from normbook.layers.base import ChannelNorm, laid_out, write
 from normbook.layers.function import normalize, normalize_by
 from normbook.normalize import METHODS
 
@@ -112,12 +105,11 @@ class _BatchNorm(ChannelNorm, TorchBatchNorm):
                 f"eps must be positive to normalize by the batch, got {self.eps}; a "
                 "constant channel would be divided by 0; 1e-5 is usual."
             )
-        size = self.num_features
-        if input.shape[1] != size:
-            raise RuntimeError(wrong_channels(input, 1, "num_features", size))
+        if input.shape[1] != self.num_features:
+            raise RuntimeError(self._wrong_channels(input, 1, "num_features"))
         states = self._states()
-        check_places(input, states, (size,), "channel")
-        check_dtypes(input, states)
+        self._check_places(input, (self.num_features,), "channel", **states)
+        self._check_dtypes(input, **states)
 
     def _check_count(self, input: Tensor) -> None:
         if input.numel() == input.shape[1]:

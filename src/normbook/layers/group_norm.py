@@ -13,18 +13,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.instancenorm import _InstanceNorm as TorchInstanceNorm
 
+from normbook.arguments import whole_number
 from normbook.layers.base import (
     ChannelNorm,
     NormLayer,
     Updates,
     as_autocast,
-    check_dtypes,
-    check_length,
-    check_places,
     laid_out,
-    whole_number,
     write,
-    wrong_channels,
 )
 from normbook.layers.function import normalize, normalize_by
 from normbook.normalize import METHODS
@@ -88,8 +84,9 @@ class GroupNorm(NormLayer, nn.GroupNorm):
         bias: bool = True,
     ) -> None:
         nn.Module.__init__(self)  # past torch's class
-        groups = whole_number("num_groups", num_groups, "a divisor of num_channels")
-        check_length("num_channels", num_channels, "the length of axis 1")
+        about = "it is a divisor of num_channels"
+        groups = whole_number("num_groups", num_groups, about)
+        self._check_length("num_channels", num_channels, "the length of axis 1")
         if groups < 1 or num_channels % groups:
             raise ValueError(
                 f"num_groups must be a divisor of num_channels = {num_channels}, got "
@@ -109,7 +106,7 @@ class GroupNorm(NormLayer, nn.GroupNorm):
         self._check(input)
         eps = self._checked_number("eps")
         x, weight, bias = as_autocast(input, self.weight, self.bias)
-        check_dtypes(x, {"weight": weight, "bias": bias})
+        self._check_dtypes(x, weight=weight, bias=bias)
         # Without parameters torch takes any number of channels that has the groups.
         split = self.num_groups, input.shape[1] // self.num_groups
         gamma, beta = (None if v is None else v.reshape(split) for v in (weight, bias))
@@ -130,8 +127,7 @@ class GroupNorm(NormLayer, nn.GroupNorm):
         states = {"weight": self.weight, "bias": self.bias}
         has_state = any(value is not None for value in states.values())
         if has_state and input.shape[1] != self.num_channels:
-            message = wrong_channels(input, 1, "num_channels", self.num_channels)
-            raise RuntimeError(message)
+            raise RuntimeError(self._wrong_channels(input, 1, "num_channels"))
         if input.shape[1] % self.num_groups:
             raise RuntimeError(
                 f"num_groups = {self.num_groups} must divide the channels on axis 1, "
@@ -143,7 +139,7 @@ class GroupNorm(NormLayer, nn.GroupNorm):
                 f"example, got shape {tuple(input.shape)} with num_groups="
                 f"{self.num_groups}; a value less its mean is 0, so make fewer groups."
             )
-        check_places(input, states, (self.num_channels,), "channel")
+        self._check_places(input, (self.num_channels,), "channel", **states)
 
 
 class _InstanceNorm(ChannelNorm, TorchInstanceNorm):
@@ -221,14 +217,14 @@ class _InstanceNorm(ChannelNorm, TorchInstanceNorm):
                 f"shape {tuple(input.shape)}; a value less its mean is 0. Take batch "
                 "norm, or larger images."
             )
-        check_places(input, states, (self.num_features,), "channel")
-        check_dtypes(input, {name: states[name] for name in ("weight", "bias")})
+        self._check_places(input, (self.num_features,), "channel", **states)
+        self._check_dtypes(input, weight=self.weight, bias=self.bias)
 
     def _check_channels(self, input: Tensor, has_state: bool) -> None:
         axis = 1 - self._ndims[1] + input.dim()
         if input.shape[axis] == self.num_features:
             return
-        message = wrong_channels(input, axis, "num_features", self.num_features)
+        message = self._wrong_channels(input, axis, "num_features")
         if self.affine:
             raise ValueError(message)
         if has_state:

@@ -13,14 +13,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from normbook.layers.base import (
-    NormLayer,
-    as_autocast,
-    check_dtypes,
-    check_length,
-    check_places,
-    laid_out,
-)
+from normbook.layers.base import NormLayer, as_autocast, laid_out
 from normbook.layers.function import normalize
 
 __all__ = ["LayerNorm", "RMSNorm"]
@@ -40,7 +33,7 @@ class _LastAxes(NormLayer):
         is_sequence = is_sequence and not isinstance(normalized_shape, str)
         lengths = tuple(normalized_shape) if is_sequence else (normalized_shape,)
         for length in lengths:
-            check_length("normalized_shape", length, about)
+            self._check_length("normalized_shape", length, about)
         if not lengths:
             raise RuntimeError(
                 "normalized_shape must name at least one axis, got (); pass the length "
@@ -126,9 +119,9 @@ class LayerNorm(_LastAxes, nn.LayerNorm):
         axes = self._axes(input)
         eps = self._checked_number("eps")
         states = {"weight": self.weight, "bias": self.bias}
-        check_places(input, states, self.normalized_shape, "feature")
+        self._check_places(input, self.normalized_shape, "feature", **states)
         x, weight, bias = as_autocast(input, self.weight, self.bias)
-        check_dtypes(x, {"weight": weight, "bias": bias})
+        self._check_dtypes(x, weight=weight, bias=bias)
         y, _ = normalize(x, weight, bias, axes=axes, parameter_axes=axes, eps=eps)
         return y.contiguous()
 
@@ -191,7 +184,8 @@ class RMSNorm(_LastAxes, nn.RMSNorm):
     def forward(self, x: Tensor) -> Tensor:
         """Divide each example by its own root mean square."""
         axes = self._axes(x)
-        check_places(x, {"weight": self.weight}, self.normalized_shape, "feature")
+        shape = self.normalized_shape
+        self._check_places(x, shape, "feature", weight=self.weight)
         values, weight = as_autocast(x, self.weight)
         if self.eps is None:
             is_double = values.dtype == torch.float64

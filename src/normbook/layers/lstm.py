@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.autograd import forward_ad
 from torch.nn.utils.rnn import PackedSequence
 
+from normbook.arguments import whole_number
 from normbook.arrays import check_eps
 from normbook.layer_norm_lstm import (
     Carried,
@@ -30,7 +31,6 @@ from normbook.layer_norm_lstm import (
     layer_norm_lstm_backward,
     layer_norm_lstm_forward,
 )
-from normbook.layers.base import whole_number
 from normbook.lstm import (
     LSTMCache,
     LSTMOutput,
@@ -571,11 +571,10 @@ class LayerNormLSTM(nn.Module):
 
 def check_size(name: str, value: Any, of: str) -> int:
     """Refuse what is no whole number of at least 1."""
-    size = whole_number(name, value, f"the number of {of}")
+    about = f"it is the number of {of}"
+    size = whole_number(name, value, about)
     if size < 1:
-        raise ValueError(
-            f"{name} must be at least 1, got {size}; it is the number of {of}."
-        )
+        raise ValueError(f"{name} must be at least 1, got {size}; {about}.")
     return size
 
 
