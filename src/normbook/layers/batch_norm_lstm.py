@@ -247,22 +247,18 @@ class BatchNormLSTM(NormLayer):
                 f"{tuple(x.shape)}; a single sequence has no batch to go by, in "
                 "evaluation give it the axis N."
             )
-        self._check_like(name, x)
-        if x.shape[-1] != self.input_size:
-            raise RuntimeError(
-                f"{name} must have input_size = {self.input_size} features on its last "
-                f"axis, got shape {tuple(x.shape)}; make the layer with input_size="
-                f"{x.shape[-1]}, or move the features there."
-            )
-
-    def _check_like(self, name: str, x: Tensor) -> None:
-        """Refuse another dtype or device than that of the weights."""
         w_x = self.w_x_l0
         if (x.dtype, x.device) != (w_x.dtype, w_x.device):
             raise RuntimeError(
                 f"{name} must have dtype and device of the layer, {w_x.dtype} on "
                 f"{w_x.device}, got {x.dtype} on {x.device}; convert one of them with "
                 ".to(...)."
+            )
+        if x.shape[-1] != self.input_size:
+            raise RuntimeError(
+                f"{name} must have input_size = {self.input_size} features on its last "
+                f"axis, got shape {tuple(x.shape)}; make the layer with input_size="
+                f"{x.shape[-1]}, or move the features there."
             )
 
     def _check_steps(self, batch_sizes: list[int], rows: int) -> None:

@@ -148,10 +148,9 @@ class _Sequence(torch.autograd.Function):
                 weights = cache.parameters
                 weights = weights._replace(w_x=weights.w_x[:, :0])
                 cache = cache._replace(parameters=weights)
-            dl_dh = torch.zeros_like(h) if dl_dh is None else dl_dh
-            dl_dx, by_weights, *by_states = ctx.cell.backward(
-                dl_dh, cache, dl_dh_last, dl_dc_last
-            )
+            arriving = torch.zeros_like(h) if dl_dh is None else dl_dh
+            gradients = ctx.cell.backward(arriving, cache, dl_dh_last, dl_dc_last)
+        dl_dx, by_weights, *by_states = gradients
         return as_needed(ctx, None, dl_dx, *by_states, *by_weights)
 
 
@@ -285,10 +284,8 @@ class LayerNormLSTM(nn.Module):
         """Begin again: weights and b uniform as in nn.LSTM, gains 1, other biases 0."""
         bound = 1 / math.sqrt(self.hidden_size)
         for name, parameter in self.named_parameters():
-            if name.startswith("gamma"):
-                parameter.fill_(1)
-            elif name.startswith("beta"):
-                parameter.fill_(0)
+            if name.startswith(("gamma", "beta")):
+                parameter.fill_(name.startswith("gamma"))
             else:
                 parameter.uniform_(-bound, bound)
 
@@ -299,8 +296,8 @@ class LayerNormLSTM(nn.Module):
         """Name the settings, as torch does."""
         shown = f"{self.input_size}, {self.hidden_size}"
         for name, default in DEFAULTS.items():
-            value = getattr(self, name)
-            shown += "" if value == default else f", {name}={value}"
+            if (value := getattr(self, name)) != default:
+                shown += f", {name}={value}"
         shown += f", norm={self.norm!r}"
         if self.norm is not None:
             shown += f", eps={self.eps}, carried={self.carried!r}"
@@ -589,11 +586,7 @@ def first_states(
 
 
 def _layer(
-    cell: _Cell,
-    x: Tensor,
-    h_0: Tensor,
-    c_0: Tensor,
-    parameters: Sequence[Tensor | None],
+    cell: _Cell, x: Tensor, h_0: Tensor, c_0: Tensor, parameters: Parameters
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Run one layer in one direction."""
     tensors = [v for v in (x, h_0, c_0, *parameters) if v is not None]
@@ -601,8 +594,8 @@ def _layer(
         # Forward-mode derivatives: torch follows the forward pass by itself.
         with _no_autocast(x):
             return tuple(cell.forward(x, h_0, c_0, parameters)[0])
-    output = _Sequence.apply(cell, x, h_0, c_0, *parameters)  # type: ignore[no-untyped-call]
-    return output[0], output[1], output[2]
+    h, h_last, c_last, *_ = _Sequence.apply(cell, x, h_0, c_0, *parameters)  # type: ignore[no-untyped-call]
+    return h, h_last, c_last
 
 
 def _reversed(x: Tensor, order: Tensor | None) -> Tensor:
