@@ -2,8 +2,9 @@ r"""What the layers have in common: options, errors, and the books that they kee
 
 A normalization layer is book-keeping around :mod:`normbook.layers.function`. One that
 ``torch.nn`` has, too, is a *drop-in* for it: same arguments, same ``state_dict``, same
-numbers up to rounding, and channels-last memory stays channels-last. Options mean the
-same in every layer:
+numbers up to rounding. Channels-last memory stays channels-last, and under
+``torch.autocast`` on a GPU layer, group and RMSNorm run in float32, as torch's do.
+Options mean the same in every layer:
 
 num_features
     D or C, the length of axis 1.
@@ -30,8 +31,8 @@ ValueError
     itself, eps is negative or not finite (for statistics of the batch, also 0), or
     momentum is not in 0..1.
 RuntimeError
-    A length is negative, or input and layer differ in shape, device or dtype. Half
-    precision may come with a float32 layer.
+    A length is negative or missing, or input and layer differ in shape, device or
+    dtype. Half precision may come with a float32 layer.
 NotImplementedError
     The input holds no real floating-point numbers.
 """

@@ -34,31 +34,20 @@ __all__ = ["GroupNorm", "InstanceNorm1d", "InstanceNorm2d", "InstanceNorm3d"]
 class GroupNorm(NormLayer, nn.GroupNorm):
     r"""Group normalization of ``(N, C)`` or ``(N, C, ...)``.
 
-    .. math::
-
-        y_{nc\cdot} = \gamma_c\,\frac{x_{nc\cdot} - \mu_{ng}}
-        {\sqrt{\sigma_{ng}^2 + \epsilon}} + \beta_c
-
-    where channel c lies in group g, with the mean and the biased variance of each group
-    of each example, in training and in evaluation alike. A drop-in for
-    :class:`torch.nn.GroupNorm`, with the options of :mod:`normbook.layers.base` and
+    :func:`normbook.group_norm.group_norm_forward` as a layer, the same in training and
+    in evaluation. A drop-in for :class:`torch.nn.GroupNorm`, with the options and
+    errors of :mod:`normbook.layers.base`, and two of its own.
 
     Parameters
     ----------
     num_groups : int
-        G, a divisor of C. Channels that follow each other form a group.
+        G, a divisor of C, or a ValueError is raised. Channels that follow each other
+        form a group.
     num_channels : int
         C, the length of axis 1.
 
-    Raises
-    ------
-    ValueError
-        Also if ``num_groups`` does not divide ``num_channels``.
-
     Notes
     -----
-    Under ``torch.autocast`` on a GPU it runs in float32, as torch's layer does.
-
     Source: Wu and He (2018), equations 1, 2, 6 and 7; book, chapter *Choosing
     the axes*.
 
@@ -209,9 +198,15 @@ class _InstanceNorm(ChannelNorm, TorchInstanceNorm):
         self._check_numbers()
         states = self._states()
         has_state = any(value is not None for value in states.values())
-        self._check_channels(input, has_state)
-        places = input.shape[2 - self._ndims[1] + input.dim() :]
-        if uses_input and math.prod(places) == 1:
+        axis = 1 - self._ndims[1] + input.dim()
+        if input.shape[axis] != self.num_features:
+            message = self._wrong_channels(input, axis, "num_features")
+            if self.affine:
+                raise ValueError(message)
+            if has_state:
+                raise RuntimeError(message)
+            warnings.warn(f"{message} Nothing depends on it here.", stacklevel=3)
+        if uses_input and math.prod(input.shape[axis + 1 :]) == 1:
             raise ValueError(
                 f"{type(self).__name__} needs more than 1 value in a channel, got "
                 f"shape {tuple(input.shape)}; a value less its mean is 0. Take batch "
@@ -220,32 +215,19 @@ class _InstanceNorm(ChannelNorm, TorchInstanceNorm):
         self._check_places(input, (self.num_features,), "channel", **states)
         self._check_dtypes(input, weight=self.weight, bias=self.bias)
 
-    def _check_channels(self, input: Tensor, has_state: bool) -> None:
-        axis = 1 - self._ndims[1] + input.dim()
-        if input.shape[axis] == self.num_features:
-            return
-        message = self._wrong_channels(input, axis, "num_features")
-        if self.affine:
-            raise ValueError(message)
-        if has_state:
-            raise RuntimeError(message)
-        warnings.warn(f"{message} Nothing depends on it here.", stacklevel=4)
-
     def _load_from_state_dict(
         self,
         state_dict: dict[str, Any],
         prefix: str,
         local_metadata: dict[str, Any],
-        strict: bool,
-        missing_keys: list[str],
-        unexpected_keys: list[str],
-        error_msgs: list[str],
+        *rest: Any,
     ) -> None:
         # The first checkpoints had running statistics whether asked for or not.
         keys = [prefix + name for name in ("running_mean", "running_var")]
         kept = [key for key in keys if key in state_dict]
         is_first = local_metadata.get("version") is None
         if is_first and kept and not self.track_running_stats:
+            *_, error_msgs = rest
             error_msgs.append(
                 f"{' and '.join(kept)} must not be in the checkpoint of a layer with "
                 "track_running_stats=False; delete what was saved before torch 0.4, or "
@@ -253,36 +235,22 @@ class _InstanceNorm(ChannelNorm, TorchInstanceNorm):
             )
             for key in kept:
                 del state_dict[key]
-        rest = strict, missing_keys, unexpected_keys, error_msgs
         super()._load_from_state_dict(state_dict, prefix, local_metadata, *rest)
 
 
 class InstanceNorm1d(_InstanceNorm, nn.InstanceNorm1d):
     r"""Instance normalization of ``(N, C, L)``, or of one example ``(C, L)``.
 
-    .. math::
-
-        y_{nc\cdot} = \gamma_c\,\frac{x_{nc\cdot} - \mu_{nc}}
-        {\sqrt{\sigma_{nc}^2 + \epsilon}} + \beta_c
-
-    with the mean and the biased variance of each channel of each example. A drop-in for
-    :class:`torch.nn.InstanceNorm1d`, with the options of :mod:`normbook.layers.base`;
-    as in torch, gain, bias and running statistics have to be asked for.
+    :func:`normbook.group_norm.instance_norm_forward` as a layer. A drop-in for
+    :class:`torch.nn.InstanceNorm1d`, with the options and errors of
+    :mod:`normbook.layers.base`; as in torch, gain, bias and running statistics have to
+    be asked for.
 
     Running statistics are averages over the examples, used in evaluation; without them
     training and evaluation are one function. Other than in batch norm they stay as they
     are with ``momentum=None``, and torch counts no batches: ``num_batches_tracked`` is
-    always 0.
-
-    Raises
-    ------
-    ValueError
-        Also if an affine layer gets another number of channels.
-
-    Warns
-    -----
-    UserWarning
-        If ``num_features`` is wrong and the layer holds nothing that depends on it.
+    always 0. Another number of channels is a ValueError for an affine layer, and a
+    UserWarning for one that holds nothing that depends on it.
 
     Notes
     -----

@@ -1,8 +1,7 @@
-r"""Layer normalization layers: drop-ins for ``torch.nn.LayerNorm`` and ``RMSNorm``.
+"""Layer normalization layers: drop-ins for ``torch.nn.LayerNorm`` and ``RMSNorm``.
 
 The formulas are those of :mod:`normbook.layer_norm`, and so is the backward pass.
-There are no running statistics, so training and evaluation are one function. Under
-``torch.autocast`` on a GPU it runs in float32, as torch's layers do.
+There are no running statistics, so training and evaluation are one function.
 """
 
 from __future__ import annotations
@@ -60,15 +59,11 @@ class _LastAxes(NormLayer):
 # method that torch's class has. Being of the type, the layers are found by filters that
 # ask for it, such as those that keep weight decay from gains and biases.
 class LayerNorm(_LastAxes, nn.LayerNorm):
-    r"""Layer normalization over the last axes.
+    """Layer normalization over the last axes.
 
-    .. math::
-
-        y = \gamma\,\frac{x - \mu}{\sqrt{\sigma^2 + \epsilon}} + \beta
-
-    with the mean :math:`\mu` and the biased variance :math:`\sigma^2` of each example.
-    A drop-in for :class:`torch.nn.LayerNorm`, with the options of
-    :mod:`normbook.layers.base` and
+    :func:`normbook.layer_norm.layer_norm_forward` as a layer. A drop-in for
+    :class:`torch.nn.LayerNorm`, with the options and errors of
+    :mod:`normbook.layers.base`, and two of its own.
 
     Parameters
     ----------
@@ -77,11 +72,6 @@ class LayerNorm(_LastAxes, nn.LayerNorm):
         for images as a whole. Gain and bias have this shape.
     elementwise_affine : bool
         Whether to learn them; it is ``affine`` of other layers.
-
-    Raises
-    ------
-    RuntimeError
-        Also if ``normalized_shape`` is empty.
 
     Notes
     -----
@@ -127,27 +117,12 @@ class LayerNorm(_LastAxes, nn.LayerNorm):
 
 
 class RMSNorm(_LastAxes, nn.RMSNorm):
-    r"""Division by the root mean square over the last axes.
+    """Division by the root mean square over the last axes.
 
-    .. math::
-
-        y = \gamma\,\frac{x}{\sqrt{\overline{x^2} + \epsilon}}
-
-    with the mean square of each example. A drop-in for :class:`torch.nn.RMSNorm`.
-    Options are those of :class:`LayerNorm`, but there is no bias.
-
-    Parameters
-    ----------
-    eps : float or None
-        Added to the mean square, inside the root. ``None`` stands for the smallest step
-        from 1: 1.2e-7, and 2.2e-16 for float64 input.
-
-    Raises
-    ------
-    ValueError
-        Also if the input has fewer axes than ``normalized_shape``.
-    RuntimeError
-        As :class:`LayerNorm`; but the dtype of the layer may be any.
+    :func:`normbook.layer_norm.rms_norm_forward` as a layer. A drop-in for
+    :class:`torch.nn.RMSNorm`, with the options of :class:`LayerNorm`, but there is no
+    bias. ``eps=None`` stands for the smallest step from 1: 1.2e-7, and 2.2e-16 for
+    float64 input. The dtype of the layer may be any, and too few axes are a ValueError.
 
     Notes
     -----

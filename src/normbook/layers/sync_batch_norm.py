@@ -28,7 +28,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn.modules.batchnorm import _BatchNorm as TorchBatchNorm
 
 from normbook.arrays import as_float32
-from normbook.batch_norm import batch_axes, batch_norm_inference
+from normbook.batch_norm import batch_axes, inference
 from normbook.layers.batch_norm import Batch, _BatchNorm
 from normbook.layers.function import Slopes, as_needed
 from normbook.normalize import moments
@@ -55,16 +55,14 @@ class _Synchronized(torch.autograd.Function):
     ) -> Tensor:
         ctx.save_for_backward(x, gamma, total.mean, total.var)
         ctx.size, ctx.eps, ctx.group = total.size, eps, group
-        y: Tensor = batch_norm_inference(
-            *_shifted(x, total.mean, total.var), gamma, beta, eps
-        )
+        y: Tensor = inference(*_shifted(x, total.mean, total.var), gamma, beta, eps)
         return y.to(x.dtype)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dl_dy: Tensor) -> Slopes:
         x, gamma, mean, var = ctx.saved_tensors
-        x_hat = batch_norm_inference(*_shifted(x, mean, var), eps=ctx.eps)
+        x_hat = inference(*_shifted(x, mean, var), None, None, ctx.eps)
         g = as_float32(dl_dy)
         axes = batch_axes(x)
         # Of this shard alone: whoever trains adds up the gradients of parameters.
@@ -95,54 +93,40 @@ def _along(x: Tensor, value: Tensor) -> Tensor:
     return value.reshape(1, -1, *(1,) * (x.ndim - 2))
 
 
-def _message(x: Tensor) -> Tensor:
-    """Mean, biased variance and number of values of a shard; shape (2 C + 1,)."""
-    channels = x.shape[1]
-    message = torch.zeros(2 * channels + 1, dtype=EXACT, device=x.device)
-    if x.numel():
-        axes = batch_axes(x)
-        x = as_float32(x)
-        start = x.mean(axes, keepdim=True)
-        rest, var = moments(x - start, axes)
-        message[:channels] = (start.to(EXACT) + rest).flatten()
-        message[channels:-1] = var.flatten()
-        message[-1] = x.numel() // channels
-    return message
-
-
 def _of_all_shards(
     x: Tensor, group: distributed.ProcessGroup
 ) -> PopulationStatistics | None:
     """Statistics of all shards together, the same in every process; None if empty."""
-    message = _message(x)
+    channels = x.shape[1]
+    # Mean, biased variance and number of values of this shard.
+    message = torch.zeros(2 * channels + 1, dtype=EXACT, device=x.device)
+    if x.numel():
+        axes, values = batch_axes(x), as_float32(x)
+        start = values.mean(axes, keepdim=True)
+        rest, var = moments(values - start, axes)
+        message[:channels] = (start.to(EXACT) + rest).flatten()
+        message[channels:-1] = var.flatten()
+        message[-1] = x.numel() // channels
     received = [torch.empty_like(message) for _ in range(group.size())]
     distributed.all_gather(received, message, group=group)
-    messages = torch.stack(received)
-    channels = x.shape[1]
     # The one moment at which a GPU is waited for.
-    sizes = messages[:, -1].long().tolist()
+    sizes = torch.stack(received)[:, -1].long().tolist()
     if not any(sizes):
         return None
     return merge(
-        PopulationStatistics(message[:channels], message[channels:-1], size)
-        for message, size in zip(messages, sizes, strict=True)
+        PopulationStatistics(shard[:channels], shard[channels:-1], size)
+        for shard, size in zip(received, sizes, strict=True)
     )
 
 
 class SyncBatchNorm(_BatchNorm):
-    r"""Batch normalization of a batch whose shards lie in several processes.
+    """Batch normalization of a batch whose shards lie in several processes.
 
-    .. math::
-
-        y = \gamma\,\frac{x - \mu}{\sqrt{\sigma^2 + \epsilon}} + \beta
-
-    with :math:`\mu` and :math:`\sigma^2` of each channel over *all* shards, of which
-    ``x`` is the one of this process. A drop-in for :class:`torch.nn.SyncBatchNorm`
-    that runs on CPUs (backend gloo) as well as on GPUs (NCCL). Outputs, gradients,
-    running statistics and ``state_dict`` are those of a
-    :class:`~normbook.layers.batch_norm.BatchNorm1d` in one process that holds the whole
-    batch; so are options and errors, but that a single value in all shards together is
-    refused, then in every process.
+    A drop-in for :class:`torch.nn.SyncBatchNorm` that runs on CPUs (backend gloo) as
+    well as on GPUs (NCCL). Outputs, gradients, running statistics and ``state_dict``
+    are those of a :class:`~normbook.layers.batch_norm.BatchNorm1d` in one process that
+    holds the whole batch; so are options and errors, but that a single value in all
+    shards together is refused, then in every process.
 
     Shards may differ in size, and some may be empty. In evaluation, or with a single
     process, nothing is sent.
