@@ -48,8 +48,6 @@ from torch import Tensor, nn
 from normbook.arguments import whole_number
 from normbook.running_statistics import averaged, cumulative_average, unbiased
 
-__all__ = ["ChannelNorm", "NormLayer", "Updates", "as_autocast", "laid_out", "write"]
-
 Updates = list[tuple[Tensor, Tensor]]  # running statistics and their next values
 
 HALF = (torch.float16, torch.bfloat16)
@@ -149,10 +147,7 @@ class NormLayer(nn.Module):
                     f"one value for each {each}."
                 )
             if value.device != input.device:
-                raise RuntimeError(
-                    f"input and {name} must be on one device, got {input.device} and "
-                    f"{value.device}; move one of them with .to(...)."
-                )
+                raise other_device(input, name, value)
 
     def _check_dtypes(self, input: Tensor, **states: Tensor | None) -> None:
         """Refuse parameters and buffers of another dtype, if it is not float32."""
@@ -291,6 +286,14 @@ class ChannelNorm(NormLayer):
                 steps = torch.tensor(0)
             state_dict[key] = steps
         nn.Module._load_from_state_dict(self, state_dict, prefix, local_metadata, *rest)
+
+
+def other_device(input: Tensor, name: str, value: Tensor) -> RuntimeError:
+    """Say that something is not where the input is."""
+    return RuntimeError(
+        f"input and {name} must be on one device, got {input.device} and "
+        f"{value.device}; move one of them with .to(...)."
+    )
 
 
 def write(updates: Updates, steps: Tensor | None) -> None:

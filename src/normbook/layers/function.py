@@ -79,11 +79,11 @@ class _Normalize(torch.autograd.Function):
             dl_dx, dl_dgamma, dl_dbeta = formulas.backward(dl_dy, cache)
         # These two arrive in second derivatives only:
         # d mu / d x = 1 / n and d inv_std / d x = -inv_std**2 x_hat / n.
-        n = math.prod([x.shape[axis] for axis in ctx.axes])
         if dl_dmu is not None:
-            dl_dx = _plus(dl_dx, dl_dmu.expand(x.shape) / n)
+            dl_dx = _plus(dl_dx, dl_dmu.expand(x.shape) / _count(x, ctx.axes))
         if dl_dinv_std is not None:
-            dl_dx = _plus(dl_dx, -dl_dinv_std * cache.inv_std**2 * cache.x_hat / n)
+            along = -dl_dinv_std * cache.inv_std**2 * cache.x_hat
+            dl_dx = _plus(dl_dx, along / _count(x, ctx.axes))
         return as_needed(ctx, dl_dx, dl_dgamma, dl_dbeta)
 
 
@@ -248,6 +248,11 @@ def _saved(ctx: Any) -> tuple[Tensor, NormalizeCache]:
     var = None  # no derivative is written in it
     cache = NormalizeCache(x_hat, mu, var, inv_std, ctx.axes, ctx.parameter_axes, gamma)
     return x, cache
+
+
+def _count(x: Tensor, axes: tuple[int, ...]) -> int:
+    """Count the values of one group."""
+    return math.prod([x.shape[axis] for axis in axes])
 
 
 def _plus(a: Tensor | None, b: Tensor) -> Tensor:

@@ -31,7 +31,7 @@ from normbook.layer_norm_lstm import (
     layer_norm_lstm_backward,
     layer_norm_lstm_forward,
 )
-from normbook.layers.base import as_float32
+from normbook.layers.base import as_float32, other_device
 from normbook.layers.function import Slopes, as_needed
 from normbook.lstm import (
     LSTMCache,
@@ -510,10 +510,7 @@ class LayerNormLSTM(nn.Module):
                 f"{input.dtype}; convert one of them with .to(...)."
             )
         if input.device != w_x.device:
-            raise RuntimeError(
-                f"input and weights must be on one device, got {input.device} and "
-                f"{w_x.device}; move one of them with .to(...)."
-            )
+            raise other_device(input, "weights", w_x)
         if input.shape[-1] != self.input_size:
             raise RuntimeError(
                 f"input of {name} must have input_size = {self.input_size} features on "

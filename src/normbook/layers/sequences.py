@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from normbook.arguments import whole_number
-from normbook.layers.base import Updates, write
+from normbook.layers.base import Updates, other_device, write
 from normbook.layers.batch_norm import BatchNorm1d
 
 __all__ = ["MaskedBatchNorm1d", "PerStepBatchNorm1d"]
@@ -95,10 +95,7 @@ class MaskedBatchNorm1d(BatchNorm1d):
                 f"{expected}, got {tuple(mask.shape)}; give one bool for each entry."
             )
         if mask.device != input.device:
-            raise RuntimeError(
-                f"input and mask must be on one device, got {input.device} and "
-                f"{mask.device}; move one of them with .to(...)."
-            )
+            raise other_device(input, "mask", mask)
 
 
 class PerStepBatchNorm1d(MaskedBatchNorm1d):
@@ -122,26 +119,17 @@ class PerStepBatchNorm1d(MaskedBatchNorm1d):
     step is normalized in training as in evaluation, by running statistics, which it
     does not change.
 
+    Running statistics have shape (max_steps, num_features), and
+    ``num_batches_tracked`` has shape (max_steps,), with 0 for a step that was never
+    trained. The gain begins at 1; the paper begins at 0.1, set by
+    ``layer.weight.data.fill_(0.1)``. In training a ValueError is raised for a ``step``
+    of ``max_steps`` or more, and for a single live example if neither this step nor one
+    before it was ever trained.
+
     Parameters
     ----------
-    num_features, eps, momentum, affine, track_running_stats, device, dtype, bias
-        See :mod:`normbook.layers.base`. The gain begins at 1; the paper begins at 0.1,
-        set by ``layer.weight.data.fill_(0.1)``.
     max_steps : int
         Steps with statistics of their own, at least 1; the longest training sequence.
-
-    Attributes
-    ----------
-    running_mean, running_var : Tensor, shape (max_steps, num_features), or None
-    num_batches_tracked : Tensor, int64, shape (max_steps,), or None
-        0 for a step that was never trained.
-
-    Raises
-    ------
-    ValueError
-        Also if ``max_steps`` is less than 1, or ``step`` negative or, in training, not
-        below ``max_steps``; if a single example is alive in training and neither this
-        step nor one before it was ever trained.
 
     Notes
     -----

@@ -142,16 +142,8 @@ class GhostBatchNorm1d(_GhostBatchNorm, BatchNorm1d):
 
     Parameters
     ----------
-    num_features, eps, momentum, affine, track_running_stats, device, dtype, bias
-        See :mod:`normbook.layers.base`.
     virtual_batch_size : int
-        Examples of a ghost, at least 1.
-
-    Raises
-    ------
-    ValueError
-        Also if ``virtual_batch_size`` is less than 1, or in training leaves one value
-        in a channel.
+        Examples of a ghost, at least 1; it must not leave a single value in a channel.
 
     Notes
     -----
@@ -271,21 +263,15 @@ class BatchRenorm1d(_BatchRenorm, BatchNorm1d):
     The backward pass takes r and d as constants. Where neither is clipped the output
     is :math:`\gamma (x - \mu) / \sigma + \beta`, that of evaluation.
 
-    With ``r_max = 1`` and ``d_max = 0`` it is batch norm.
+    With ``r_max = 1`` and ``d_max = 0`` it is batch norm. Running statistics there must
+    be.
 
     Parameters
     ----------
-    num_features, eps, momentum, affine, track_running_stats, device, dtype, bias
-        See :mod:`normbook.layers.base`; but running statistics there must be.
     r_max : float, at least 1
         Largest factor, and inverse of the smallest.
     d_max : float, at least 0
         Largest shift, in standard deviations; ``math.inf`` takes the limit away.
-
-    Raises
-    ------
-    ValueError
-        Also if one of these is below its range, or there are no running statistics.
 
     Notes
     -----

@@ -133,8 +133,6 @@ class SyncBatchNorm(_BatchNorm):
 
     Parameters
     ----------
-    num_features, eps, momentum, affine, track_running_stats, device, dtype, bias
-        See :mod:`normbook.layers.base`.
     process_group : ProcessGroup, optional
         The processes that share a batch, from ``torch.distributed.new_group``; by
         default all.
