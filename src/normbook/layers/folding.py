@@ -130,10 +130,11 @@ def fold_batch_norm(
     Parameters keep dtype, device and ``requires_grad``. A layer without a bias gets
     one.
 
-    Linear layers are ``Linear``, ``Conv1d`` to ``Conv3d`` and ``ConvTranspose1d`` to
-    ``ConvTranspose3d``. Batch norm is that of ``torch.nn`` and of this package;
-    synchronized, ghost, renormalized and unbiased batch norm are the same layer in
-    evaluation. Identity and dropout may stand between.
+    Linear layers are ``Linear`` and all convolutions, transposed or not. Batch norm is
+    that of ``torch.nn`` and of this package; synchronized, ghost, renormalized and
+    unbiased batch norm are the same layer in evaluation. Identity and dropout may stand
+    between. The folded model is for inference: training goes other ways without batch
+    norm.
 
     Parameters
     ----------
@@ -166,8 +167,6 @@ def fold_batch_norm(
     values, ``None`` and booleans both; where the model decides by others, such as
     ``mode="full"``, it is not folded. While it is traced, an argument without default
     is neither a ``list`` nor ``True``.
-
-    Folded models are for inference: training goes other ways without batch norm.
 
     Source: Ioffe and Szegedy (2015), Algorithm 2, step 11; Jacob et al. (2018), section
     3.2; book, chapter *Folding*.

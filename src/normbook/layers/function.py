@@ -66,13 +66,8 @@ class _Normalize(torch.autograd.Function):
         ctx.save_for_forward(x, gamma, mu, inv_std)
 
     @staticmethod
-    def backward(
-        ctx: Any,
-        dl_dy: Tensor | None,
-        dl_dmu: Tensor | None,
-        dl_dinv_std: Tensor | None,
-        *_: None,
-    ) -> Slopes:
+    def backward(ctx: Any, *arriving: Tensor | None) -> Slopes:
+        dl_dy, dl_dmu, dl_dinv_std, *_ = arriving
         x, cache = _saved(ctx)
         dl_dx = dl_dgamma = dl_dbeta = None
         if dl_dy is not None:
@@ -91,13 +86,8 @@ class _NormalizeWithTangents(_Normalize):
     """The same with forward-mode derivatives, which torch.compile cannot take."""
 
     @staticmethod
-    def jvp(
-        ctx: Any,
-        dx: Tensor | None,
-        dgamma: Tensor | None,
-        dbeta: Tensor | None,
-        *_: None,
-    ) -> Slopes:
+    def jvp(ctx: Any, *tangents: Tensor | None) -> Slopes:
+        dx, dgamma, dbeta, *_ = tangents
         x, cache = _saved(ctx)
         dy = _affine_tangent(cache.x_hat, dgamma, dbeta, ctx.parameter_axes)
         if dx is None:  # torch wants tangents of mu and inv_std even so
@@ -142,15 +132,8 @@ class _NormalizeByWithTangents(_NormalizeBy):
     """The same with forward-mode derivatives, which torch.compile cannot take."""
 
     @staticmethod
-    def jvp(
-        ctx: Any,
-        dx: Tensor | None,
-        _dmean: None,
-        _dvar: None,
-        dgamma: Tensor | None,
-        dbeta: Tensor | None,
-        _deps: None,
-    ) -> Tensor:
+    def jvp(ctx: Any, *tangents: Tensor | None) -> Tensor:
+        dx, _, _, dgamma, dbeta, _ = tangents
         x, mean, var, gamma = ctx.saved_tensors
         x_hat = inference(x, mean, var, None, None, ctx.eps)
         dy = _affine_tangent(x_hat, dgamma, dbeta, CHANNEL)

@@ -125,13 +125,8 @@ class _Sequence(torch.autograd.Function):
         ctx.save_for_backward(*arrays[:3], h.detach(), *kept, *arrays[3:])
 
     @staticmethod
-    def backward(
-        ctx: Any,
-        dl_dh: Tensor | None,
-        dl_dh_last: Tensor | None,
-        dl_dc_last: Tensor | None,
-        *_: None,
-    ) -> Slopes:
+    def backward(ctx: Any, *arriving: Tensor | None) -> Slopes:
+        dl_dh, dl_dh_last, dl_dc_last, *_ = arriving
         # Unpacked once: torch.utils.checkpoint allows no more.
         saved = ctx.saved_tensors
         arrays, parameters = saved[: -len(FIELDS)], saved[-len(FIELDS) :]
@@ -148,8 +143,8 @@ class _Sequence(torch.autograd.Function):
                 weights = cache.parameters
                 weights = weights._replace(w_x=weights.w_x[:, :0])
                 cache = cache._replace(parameters=weights)
-            arriving = torch.zeros_like(h) if dl_dh is None else dl_dh
-            gradients = ctx.cell.backward(arriving, cache, dl_dh_last, dl_dc_last)
+            dl_dh = torch.zeros_like(h) if dl_dh is None else dl_dh
+            gradients = ctx.cell.backward(dl_dh, cache, dl_dh_last, dl_dc_last)
         dl_dx, by_weights, *by_states = gradients
         return as_needed(ctx, None, dl_dx, *by_states, *by_weights)
 

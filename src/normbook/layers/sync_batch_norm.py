@@ -44,15 +44,8 @@ class _Synchronized(torch.autograd.Function):
     """Batch norm with the statistics of all shards, of which x is one."""
 
     @staticmethod
-    def forward(
-        ctx: Any,
-        x: Tensor,
-        gamma: Tensor | None,
-        beta: Tensor | None,
-        total: PopulationStatistics,
-        eps: float,
-        group: distributed.ProcessGroup,
-    ) -> Tensor:
+    def forward(ctx: Any, *inputs: Any) -> Tensor:
+        x, gamma, beta, total, eps, group = inputs
         ctx.save_for_backward(x, gamma, total.mean, total.var)
         ctx.size, ctx.eps, ctx.group = total.size, eps, group
         y: Tensor = inference(*_shifted(x, total.mean, total.var), gamma, beta, eps)
