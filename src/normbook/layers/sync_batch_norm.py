@@ -28,10 +28,10 @@ from torch.autograd.function import once_differentiable
 from torch.nn.modules.batchnorm import _BatchNorm as TorchBatchNorm
 
 from normbook.arrays import as_float32
-from normbook.batch_norm import batch_axes, inference
+from normbook.batch_norm import CHANNEL, batch_axes, inference
 from normbook.layers.batch_norm import Batch, _BatchNorm
 from normbook.layers.function import Slopes, as_needed
-from normbook.normalize import moments
+from normbook.normalize import broadcast_along, moments
 from normbook.running_statistics import PopulationStatistics, merge
 
 __all__ = ["SyncBatchNorm"]
@@ -62,9 +62,12 @@ class _Synchronized(torch.autograd.Function):
         dl_dbeta, dl_dgamma = g.sum(axes), (g * x_hat).sum(axes)
         totals = torch.stack([dl_dbeta, dl_dgamma])  # (2, C)
         distributed.all_reduce(totals, group=ctx.group)
-        g_bar, along = (_along(x, total) for total in totals / ctx.size)
         scale = (var + ctx.eps).rsqrt() * (1.0 if gamma is None else gamma)
-        dl_dx = _along(x, scale.to(g.dtype)) * (g - g_bar - x_hat * along)
+        per_channel = *(totals / ctx.size), scale.to(g.dtype)
+        g_bar, along, scale = (
+            broadcast_along(value, CHANNEL, x.ndim) for value in per_channel
+        )
+        dl_dx = scale * (g - g_bar - x_hat * along)
         # All of them are computed everywhere: a process that left the sums out, since
         # nobody asked it for dl_dx, would let the others wait.
         return as_needed(ctx, dl_dx.to(x.dtype), dl_dgamma, dl_dbeta)
@@ -78,12 +81,8 @@ def _shifted(x: Tensor, mean: Tensor, var: Tensor) -> tuple[Tensor, Tensor, Tens
     """
     x = as_float32(x)
     near = mean.to(x.dtype)
-    return x - _along(x, near), (mean - near).to(x.dtype), var.to(x.dtype)
-
-
-def _along(x: Tensor, value: Tensor) -> Tensor:
-    """Lay one value for each channel along those of x."""
-    return value.reshape(1, -1, *(1,) * (x.ndim - 2))
+    shifted = x - broadcast_along(near, CHANNEL, x.ndim)
+    return shifted, (mean - near).to(x.dtype), var.to(x.dtype)
 
 
 def _of_all_shards(
