@@ -28,8 +28,8 @@ TypeError
     An argument or the input is of the wrong kind.
 ValueError
     On a call: the number of axes is wrong, a single value would be normalized by
-    itself, eps is negative or not finite (for statistics of the batch, also 0), or
-    momentum is not in 0..1.
+    itself (but in layer norm), eps is negative or not finite (for statistics of the
+    batch, also 0), or momentum is not in 0..1.
 RuntimeError
     A length is negative or missing, or input and layer differ in shape, device or
     dtype. Half precision may come with a float32 layer.

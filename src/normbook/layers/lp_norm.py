@@ -27,9 +27,9 @@ class LpNorm1d(nn.Module):
     :math:`p = \infty`. The norm is taken *before* the mean is subtracted.
 
     It has no running statistics: in evaluation mode, too, it uses those of the batch.
-    Options are those of :mod:`normbook.layers.base`, and ``p`` is 1, 2, ... or
-    ``math.inf``; a ValueError is raised if it is below 1, ``num_features`` is below 1,
-    or ``eps`` is negative.
+    Options are those of :mod:`normbook.layers.base`, and ``p``: 1, 2, ... or
+    ``math.inf``. A ValueError is raised if ``p`` or ``num_features`` is below 1, or
+    ``eps`` is negative.
 
     Notes
     -----
