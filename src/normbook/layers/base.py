@@ -1,38 +1,54 @@
-"""What the layers have in common: parameters, running statistics, checks of a call.
+r"""What the layers have in common: options, errors, and the books that they keep.
 
-A normalization layer is book-keeping around :mod:`normbook.layers.function`. The books
-that several of them keep are kept here.
+A normalization layer is book-keeping around :mod:`normbook.layers.function`. One that
+``torch.nn`` has, too, is a *drop-in* for it: same arguments, same ``state_dict``, same
+numbers up to rounding. Channels-last memory stays channels-last, and under
+``torch.autocast`` on a GPU layer, group and RMSNorm run in float32, as torch's do.
+Options mean the same in every layer:
+
+num_features
+    D or C, the length of axis 1.
+eps
+    Added to the variance, inside the root; unit of x squared.
+momentum
+    Weight of the *new* value in the running averages, 0 to 1; 0 freezes them. With
+    ``None`` they are the plain average of all batches so far.
+affine, bias
+    Whether to learn :math:`\gamma` (``weight``, begins at 1) and :math:`\beta`
+    (``bias``, begins at 0); with ``bias=False`` only :math:`\gamma` is learned.
+track_running_stats
+    Whether to keep ``running_mean``, ``running_var`` (of *unbiased* variances) and
+    ``num_batches_tracked``. Without them the batch is used in both modes.
+device, dtype
+    Of parameters and buffers, which have one value for each channel.
+
+So do errors, after which the running statistics are as before:
+
+TypeError
+    An argument or the input is of the wrong kind.
+ValueError
+    On a call: the number of axes is wrong, a single value would be normalized by
+    itself (but in layer norm), eps is negative or not finite (for statistics of the
+    batch, also 0), or momentum is not in 0..1.
+RuntimeError
+    A length is negative or missing, or input and layer differ in shape, device or
+    dtype. Half precision may come with a float32 layer.
+NotImplementedError
+    The input holds no real floating-point numbers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from numbers import Real
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from normbook import arguments
-from normbook.running_statistics import (
-    averaged,
-    cumulative_average,
-    unbiased,
-)
+from normbook.arguments import whole_number
+from normbook.running_statistics import averaged, cumulative_average, unbiased
 
-__all__ = [
-    "ChannelNorm",
-    "NormLayer",
-    "States",
-    "as_autocast",
-    "check_dtypes",
-    "check_places",
-    "laid_out",
-    "whole_number",
-    "write",
-]
-
-States = Mapping[str, Tensor | None]
+Updates = list[tuple[Tensor, Tensor]]  # running statistics and their next values
 
 HALF = (torch.float16, torch.bfloat16)
 DTYPES = (*HALF, torch.float32, torch.float64)
@@ -42,6 +58,10 @@ _AUTOCAST = ("cuda", "mps", "xpu")
 
 class NormLayer(nn.Module):
     """A layer with eps, and with a gain and a bias that may be missing."""
+
+    # Attributes that the repr shows, the second with their names.
+    _sizes: ClassVar[tuple[str, ...]]
+    _settings: ClassVar[tuple[str, ...]]
 
     def _add_parameters(
         self,
@@ -56,12 +76,23 @@ class NormLayer(nn.Module):
             self.register_parameter(name, parameter)
 
     @torch.no_grad()
+    def _fill(self, **starts: int) -> None:
+        for name, start in starts.items():
+            value = getattr(self, name, None)  # RMSNorm has no bias at all
+            if value is not None:
+                value.fill_(start)
+
     def reset_parameters(self) -> None:
         """Begin again: gain 1, bias 0."""
-        for name, start in (("weight", 1), ("bias", 0)):
-            parameter = getattr(self, name, None)  # RMSNorm has no bias at all
-            if parameter is not None:
-                parameter.fill_(start)
+        self._fill(weight=1, bias=0)
+
+    def extra_repr(self) -> str:
+        """Name the settings, as torch does."""
+        values = [str(getattr(self, name)) for name in self._sizes]
+        for name in self._settings:
+            value = self.bias is not None if name == "bias" else getattr(self, name)
+            values.append(f"{name}={value}")
+        return ", ".join(values)
 
     def _check_tensor(self, input: Any) -> None:
         if not isinstance(input, Tensor):
@@ -77,22 +108,69 @@ class NormLayer(nn.Module):
                 f"numbers, got {input.dtype}; convert it, e.g. input.float()."
             )
 
-    def _checked_number(self, name: str, usual: str) -> Any:
+    def _checked_number(self, name: str, usual: str = "1e-5 is usual") -> float:
         value: Any = getattr(self, name)
         if not isinstance(value, Real):
             raise TypeError(f"{name} must be a number, got {value!r}; {usual}.")
-        if not _fits_float(value):
+        try:
+            return float(value)
+        except OverflowError:  # such as 10**400
             raise ValueError(
                 f"{name} must be a finite number, got {type(value).__name__} too large "
                 f"for a float; {usual}."
+            ) from None
+
+    def _check_length(self, name: str, value: Any, about: str) -> None:
+        if whole_number(name, value, f"it is {about}") < 0:
+            raise RuntimeError(
+                f"{name} must not be negative, got {value}; it is {about}."
             )
-        return value
+
+    def _wrong_channels(self, input: Tensor, axis: int, name: str) -> str:
+        """Say that an axis of the input has not the length that the layer has."""
+        return (
+            f"input must have {name} = {getattr(self, name)} channels on axis {axis}, "
+            f"got shape {tuple(input.shape)}; make the layer with {name}="
+            f"{input.shape[axis]}, or move the channels to axis {axis}."
+        )
+
+    def _check_places(
+        self, input: Tensor, shape: tuple[int, ...], each: str, **states: Tensor | None
+    ) -> None:
+        """Refuse parameters and buffers of another shape, or on another device."""
+        for name, value in states.items():
+            if value is None:
+                continue
+            if tuple(value.shape) != shape:
+                raise RuntimeError(
+                    f"{name} must have shape {shape}, got {tuple(value.shape)}; give "
+                    f"one value for each {each}."
+                )
+            if value.device != input.device:
+                raise other_device(input, name, value)
+
+    def _check_dtypes(self, input: Tensor, **states: Tensor | None) -> None:
+        """Refuse parameters and buffers of another dtype, if it is not float32."""
+        dtypes = {k: value.dtype for k, value in states.items() if value is not None}
+        kinds = set(dtypes.values())
+        # Half precision may come with float32 state, as autocast makes it.
+        is_mixed = input.dtype in HALF and kinds == {torch.float32}
+        if kinds and kinds != {input.dtype} and not is_mixed:
+            raise RuntimeError(
+                "the layer must have the dtype of its input, or float32 for half "
+                f"precision (no mixed dtype otherwise), got input {input.dtype} and "
+                f"{', '.join(f'{k} {v}' for k, v in dtypes.items())}; convert one of "
+                "them with .to(...)."
+            )
 
 
 class ChannelNorm(NormLayer):
     """A layer with gain, bias and running statistics for each channel."""
 
     _version = 2  # of the state_dict: num_batches_tracked came with 2
+    _sizes = ("num_features",)
+    _settings: ClassVar[tuple[str, ...]]
+    _settings = ("eps", "momentum", "affine", "bias", "track_running_stats")
     _ndims: ClassVar[tuple[int, ...]]
     _shapes: ClassVar[str]
 
@@ -114,10 +192,7 @@ class ChannelNorm(NormLayer):
     ) -> None:
         nn.Module.__init__(self)  # past torch's class, which the layers inherit, too
         about = "the number of channels, the length of their axis"
-        if whole_number("num_features", num_features, about) < 0:
-            raise RuntimeError(
-                f"num_features must not be negative, got {num_features}; it is {about}."
-            )
+        self._check_length("num_features", num_features, about)
         self.num_features = num_features
         self.eps = eps
         self.momentum = momentum
@@ -137,27 +212,13 @@ class ChannelNorm(NormLayer):
 
     def reset_running_stats(self) -> None:
         """Begin the running statistics again: mean 0, variance 1, no batch seen."""
-        for name, start in (
-            ("running_mean", 0),
-            ("running_var", 1),
-            ("num_batches_tracked", 0),
-        ):
-            buffer = getattr(self, name)
-            if self.track_running_stats and buffer is not None:
-                buffer.fill_(start)
+        if self.track_running_stats:
+            self._fill(running_mean=0, running_var=1, num_batches_tracked=0)
 
     def reset_parameters(self) -> None:
         """Begin all again: gain 1, bias 0, and the running statistics."""
         self.reset_running_stats()
         NormLayer.reset_parameters(self)
-
-    def extra_repr(self) -> str:
-        """Name the settings, as torch does."""
-        return (
-            f"{self.num_features}, eps={self.eps}, momentum={self.momentum}, "
-            f"affine={self.affine}, bias={self.bias is not None}, "
-            f"track_running_stats={self.track_running_stats}"
-        )
 
     def _check_input_dim(self, input: Tensor) -> None:
         if input.dim() not in self._ndims:
@@ -169,7 +230,7 @@ class ChannelNorm(NormLayer):
             )
 
     def _check_numbers(self) -> None:
-        self._checked_number("eps", "1e-5 is usual")
+        self._checked_number("eps")
         if self.momentum is not None:
             usual = "it is the weight of the new value, 0.1 is usual"
             self._checked_number("momentum", usual)
@@ -184,11 +245,9 @@ class ChannelNorm(NormLayer):
         names = "weight", "bias", "running_mean", "running_var"
         return {name: getattr(self, name) for name in names}
 
-    def _updates(
-        self, mean: Tensor, var: Tensor, count: int
-    ) -> list[tuple[Tensor, Tensor]]:
-        """Pairs of a running statistic and its next value; nothing is written."""
-        updates: list[tuple[Tensor, Tensor]] = []
+    def _updates(self, mean: Tensor, var: Tensor, count: int) -> Updates:
+        """Return what to write, by mean and biased variance of ``count`` values."""
+        updates: Updates = []
         momentum = None if self.momentum is None else float(self.momentum)
         if momentum is not None and not 0 <= momentum <= 1:
             raise ValueError(
@@ -205,13 +264,10 @@ class ChannelNorm(NormLayer):
                 continue
             old = running.to(new.dtype)  # half precision is rounded once, at the end
             if momentum is not None:
-                value = averaged(old, new, 1 - momentum)
+                updates.append((running, averaged(old, new, 1 - momentum)))
             elif self.num_batches_tracked is not None:
                 steps = int(self.num_batches_tracked)
-                value = cumulative_average(old, new, steps)
-            else:
-                continue
-            updates.append((running, value))
+                updates.append((running, cumulative_average(old, new, steps)))
         return updates
 
     def _load_from_state_dict(
@@ -219,10 +275,7 @@ class ChannelNorm(NormLayer):
         state_dict: dict[str, Any],
         prefix: str,
         local_metadata: dict[str, Any],
-        strict: bool,
-        missing_keys: list[str],
-        unexpected_keys: list[str],
-        error_msgs: list[str],
+        *rest: Any,
     ) -> None:
         # Checkpoints older than version 2 have no num_batches_tracked: keep ours.
         key = prefix + "num_batches_tracked"
@@ -232,66 +285,18 @@ class ChannelNorm(NormLayer):
             if steps is None or steps.is_meta:
                 steps = torch.tensor(0)
             state_dict[key] = steps
-        nn.Module._load_from_state_dict(
-            self,
-            state_dict,
-            prefix,
-            local_metadata,
-            strict,
-            missing_keys,
-            unexpected_keys,
-            error_msgs,
-        )
+        nn.Module._load_from_state_dict(self, state_dict, prefix, local_metadata, *rest)
 
 
-def whole_number(name: str, value: Any, about: str) -> int:
-    """Return an int, and refuse what is none: say what it is about."""
-    return arguments.whole_number(name, value, f"it is {about}")
+def other_device(input: Tensor, name: str, value: Tensor) -> RuntimeError:
+    """Say that something is not where the input is."""
+    return RuntimeError(
+        f"input and {name} must be on one device, got {input.device} and "
+        f"{value.device}; move one of them with .to(...)."
+    )
 
 
-def check_places(
-    input: Tensor, states: States, shape: tuple[int, ...], each: str
-) -> None:
-    """Refuse parameters and buffers of another shape, or on another device."""
-    for name, value in states.items():
-        if value is None:
-            continue
-        if tuple(value.shape) != shape:
-            raise RuntimeError(
-                f"{name} must have shape {shape}, got {tuple(value.shape)}; give one "
-                f"value for each {each}."
-            )
-        if value.device != input.device:
-            raise RuntimeError(
-                f"input and {name} must be on one device, got {input.device} and "
-                f"{value.device}; move one of them with .to(...)."
-            )
-
-
-def check_dtypes(input: Tensor, states: States) -> None:
-    """Refuse parameters and buffers of another dtype, if it is not float32."""
-    found = {name: value.dtype for name, value in states.items() if value is not None}
-    dtypes = set(found.values())
-    # Half precision may come with float32 state, as autocast makes it.
-    is_mixed = input.dtype in HALF and dtypes == {torch.float32}
-    if dtypes and dtypes != {input.dtype} and not is_mixed:
-        raise RuntimeError(
-            "the layer must have the dtype of its input, or float32 for half "
-            f"precision (no mixed dtype otherwise), got input {input.dtype} and "
-            f"{', '.join(f'{k} {v}' for k, v in found.items())}; convert one of them "
-            "with .to(...)."
-        )
-
-
-def _fits_float(value: Any) -> bool:
-    try:
-        float(value)
-    except OverflowError:  # such as 10**400
-        return False
-    return True
-
-
-def write(updates: list[tuple[Tensor, Tensor]], steps: Tensor | None) -> None:
+def write(updates: Updates, steps: Tensor | None) -> None:
     """Write the running statistics and count the batch; after an error, neither."""
     buffers = [buffer for buffer, _ in updates] + ([] if steps is None else [steps])
     is_inference = torch.compiler.is_compiling() or torch.is_inference_mode_enabled()
@@ -302,7 +307,7 @@ def write(updates: list[tuple[Tensor, Tensor]], steps: Tensor | None) -> None:
             "inference tensor, made in torch.inference_mode(); clone it, or train in "
             "that mode."
         )
-    written: list[tuple[Tensor, Tensor]] = []
+    written: Updates = []
     try:
         # torch refuses some tensors only now: expanded ones, say.
         for buffer, value in updates:
@@ -338,7 +343,9 @@ def as_autocast(input: Tensor, *parameters: Tensor | None) -> tuple[Any, ...]:
     device = input.device.type
     if device not in _AUTOCAST or not torch.is_autocast_enabled(device):
         return input, *parameters
-    return tuple(
-        value if value is None or value.dtype == torch.float64 else value.float()
-        for value in (input, *parameters)
-    )
+    return tuple(as_float32(input, *parameters))
+
+
+def as_float32(*values: Tensor | None) -> list[Any]:
+    """Cast what is not double, as torch.autocast does for layer norm on GPUs."""
+    return [v if v is None or v.dtype == torch.float64 else v.float() for v in values]

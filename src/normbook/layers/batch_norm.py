@@ -1,4 +1,4 @@
-r"""Batch normalization layers: drop-ins for ``torch.nn.BatchNorm1d``, ``2d``, ``3d``.
+"""Batch normalization layers: drop-ins for ``torch.nn.BatchNorm1d``, ``2d``, ``3d``.
 
 The formulas are those of :mod:`normbook.batch_norm`, the averages those of
 :mod:`normbook.running_statistics`. What is left for a layer is book-keeping: which
@@ -15,27 +15,23 @@ from typing import ClassVar
 from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm as TorchBatchNorm
 
-from normbook.layers.base import (
-    ChannelNorm,
-    check_dtypes,
-    check_places,
-    laid_out,
-    write,
-)
+from normbook.layers.base import ChannelNorm, laid_out, write
 from normbook.layers.function import normalize, normalize_by
 from normbook.normalize import METHODS
 
 __all__ = ["BatchNorm1d", "BatchNorm2d", "BatchNorm3d"]
+
+# y, and what the running statistics take in: mean, biased variance, number of values.
+Batch = tuple[Tensor, Tensor, Tensor, int]
 
 
 def by_batch(
     x: Tensor, gamma: Tensor | None, beta: Tensor | None, eps: float
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return y, and mean and biased variance of each channel."""
-    y, statistics = normalize(
-        x, gamma, beta, **METHODS["batch norm"].of(x.ndim), eps=eps
-    )
-    return y, *statistics
+    layout = METHODS["batch norm"].of(x.ndim)
+    y, (mean, var) = normalize(x, gamma, beta, **layout, eps=eps)
+    return y, mean, var
 
 
 def _count(x: Tensor) -> int:
@@ -69,20 +65,15 @@ class _BatchNorm(ChannelNorm, TorchBatchNorm):
             mean, var = running_mean.clone(), running_var.clone()
             y = normalize_by(input, mean, var, self.weight, self.bias, eps)
             return laid_out(y, input)
-        updates: list[tuple[Tensor, Tensor]] = []
-        is_tracked = self.training and self.track_running_stats
         y, mean, var, count = self._by_any_batch(input, eps)
-        # Nothing to average: the statistics stay; torch counts the batch.
-        if is_tracked and count:
-            updates = self._updates(mean, var, count)
         y = laid_out(y, input)
-        if is_tracked:
+        if self.training and self.track_running_stats:
+            # Nothing to average: the statistics stay; torch counts the batch.
+            updates = self._updates(mean, var, count) if count else []
             write(updates, self.num_batches_tracked)
         return y
 
-    def _by_any_batch(
-        self, input: Tensor, eps: float
-    ) -> tuple[Tensor, Tensor, Tensor, int]:
+    def _by_any_batch(self, input: Tensor, eps: float) -> Batch:
         """Return what _by_batch returns, for an empty batch too."""
         if input.numel():
             return self._by_batch(input, eps)
@@ -90,15 +81,12 @@ class _BatchNorm(ChannelNorm, TorchBatchNorm):
         y = normalize_by(input, ones, ones, self.weight, self.bias, eps)
         return y, ones, ones, 0
 
-    def _by_batch(
-        self, input: Tensor, eps: float
-    ) -> tuple[Tensor, Tensor, Tensor, int]:
-        """Return y, and what the running statistics take in: mean, biased var, count.
+    def _by_batch(self, input: Tensor, eps: float) -> Batch:
+        """Normalize by the statistics of the batch.
 
         Other layers of the family change this and nothing else.
         """
-        y, mean, var = by_batch(input, self.weight, self.bias, eps)
-        return y, mean, var, _count(input)
+        return *by_batch(input, self.weight, self.bias, eps), _count(input)
 
     def _size(self, input: Tensor) -> int:
         """Count what recalibrate weighs a batch by: the values of one channel."""
@@ -118,14 +106,10 @@ class _BatchNorm(ChannelNorm, TorchBatchNorm):
                 "constant channel would be divided by 0; 1e-5 is usual."
             )
         if input.shape[1] != self.num_features:
-            raise RuntimeError(
-                f"input must have num_features = {self.num_features} channels on axis "
-                f"1, got shape {tuple(input.shape)}; make the layer with num_features="
-                f"{input.shape[1]}, or move the channels to axis 1."
-            )
+            raise RuntimeError(self._wrong_channels(input, 1, "num_features"))
         states = self._states()
-        check_places(input, states, (self.num_features,), "channel")
-        check_dtypes(input, states)
+        self._check_places(input, (self.num_features,), "channel", **states)
+        self._check_dtypes(input, **states)
 
     def _check_count(self, input: Tensor) -> None:
         if input.numel() == input.shape[1]:
@@ -146,53 +130,11 @@ class BatchNorm1d(_BatchNorm):
 
     with :math:`\mu` and the biased variance :math:`\sigma^2` of each channel: in
     training those of the batch, over all axes but axis 1; in evaluation the running
-    averages. A drop-in for :class:`torch.nn.BatchNorm1d`: same arguments, same
-    ``state_dict``, same numbers up to rounding.
-
-    Parameters
-    ----------
-    num_features : int
-        D or C, the length of axis 1.
-    eps : float
-        Added to the variance, inside the root; unit of x squared.
-    momentum : float or None
-        Weight of the *new* value in the running averages, 0 to 1. With ``None``
-        they are the plain average of all batches so far.
-    affine : bool
-        Whether to learn :math:`\gamma` (``weight``, begins at 1) and
-        :math:`\beta` (``bias``, begins at 0).
-    track_running_stats : bool
-        Whether to keep running statistics. Without them the batch is used in both
-        modes.
-    device, dtype
-        Of parameters and buffers.
-    bias : bool
-        With ``False`` only :math:`\gamma` is learned.
-
-    Attributes
-    ----------
-    weight, bias : Parameter, shape (num_features,), or None
-    running_mean, running_var : Tensor, shape (num_features,), or None
-        ``running_var`` averages *unbiased* variances.
-    num_batches_tracked : Tensor, int64, or None
-
-    Raises
-    ------
-    TypeError
-        If an argument or the input is of the wrong kind.
-    ValueError
-        On a call: if the number of axes is wrong, a channel has a single value in
-        training, eps is not positive in training, or momentum is not in 0..1.
-    RuntimeError
-        If ``num_features`` is negative, or input and layer differ in channels,
-        device or dtype. Half precision may come with a float32 layer.
-    NotImplementedError
-        If the input holds no real floating-point numbers.
+    averages. A drop-in for :class:`torch.nn.BatchNorm1d`; options and errors are those
+    of :mod:`normbook.layers.base`.
 
     Notes
     -----
-    After an error the running statistics are as before.
-
     Source: Ioffe and Szegedy (2015), Algorithms 1 and 2; book, chapters *Batch
     normalization*, *The gradient of batch normalization* and *Moving averages*.
 
@@ -214,35 +156,14 @@ class BatchNorm1d(_BatchNorm):
 
 
 class BatchNorm2d(_BatchNorm):
-    """Batch normalization of images, ``(N, C, H, W)``.
-
-    As :class:`BatchNorm1d`, with statistics over N, H and W; channels-last memory
-    stays channels-last. A drop-in for :class:`torch.nn.BatchNorm2d`.
-
-    Examples
-    --------
-    >>> import torch
-    >>> x = torch.arange(8.0).reshape(2, 1, 2, 2)  # mean 3.5, variance 5.25
-    >>> BatchNorm2d(1, momentum=1.0)(x).sum().abs() < 1e-5
-    tensor(True)
-    """
+    """Batch normalization of images, ``(N, C, H, W)``, over all axes but C."""
 
     _ndims = (4,)
     _shapes = "(N, C, H, W)"
 
 
 class BatchNorm3d(_BatchNorm):
-    """Batch normalization of volumes or films, ``(N, C, T, H, W)``.
-
-    As :class:`BatchNorm1d`, with statistics over all axes but C. A drop-in for
-    :class:`torch.nn.BatchNorm3d`.
-
-    Examples
-    --------
-    >>> import torch
-    >>> BatchNorm3d(2)(torch.zeros(3, 2, 4, 5, 6)).shape
-    torch.Size([3, 2, 4, 5, 6])
-    """
+    """Batch normalization of volumes or films, ``(N, C, T, H, W)``, over all but C."""
 
     _ndims = (5,)
     _shapes = "(N, C, T, H, W)"

@@ -15,7 +15,7 @@ from torch.nn.utils.rnn import PackedSequence
 
 from normbook.arrays import check_eps
 from normbook.layers.base import NormLayer
-from normbook.layers.function import normalize
+from normbook.layers.function import Statistics, normalize
 from normbook.layers.lstm import (
     States,
     backwards,
@@ -24,9 +24,11 @@ from normbook.layers.lstm import (
     first_states,
 )
 from normbook.layers.sequences import PerStepBatchNorm1d
+from normbook.normalize import METHODS
 
 __all__ = ["BatchNormLSTM"]
 
+ROWS = METHODS["batch norm"].of(2)
 GAIN = 0.1  # at the start; with 1, tanh would be too flat for a gradient to last
 
 
@@ -40,14 +42,14 @@ class BatchNormLSTM(NormLayer):
         c_t &= f\,c_{t-1} + i\,g, \qquad
         h_t = o\,\tanh(\gamma_c\,\hat c_t + \beta_c)
 
-    A hat is that of
-    :class:`~normbook.layers.sequences.PerStepBatchNorm1d`: in training by
-    the sequences alive at step t, in evaluation by the running statistics of step t,
+    A hat is that of :class:`~normbook.layers.sequences.PerStepBatchNorm1d`: in training
+    by the sequences alive at step t, in evaluation by the running statistics of step t,
     and from ``max_steps`` on by those of the last trained step. Gains are shared over
     time and begin at 0.1. The raw c goes on to the next step.
 
     Call it as :class:`torch.nn.LSTM`, ``output, (h_n, c_n) = layer(input)`` or
-    ``layer(input, (h_0, c_0))``.
+    ``layer(input, (h_0, c_0))``. Sequences of several lengths come as a
+    :class:`~torch.nn.utils.rnn.PackedSequence`; then so does the output.
 
     Parameters
     ----------
@@ -60,17 +62,13 @@ class BatchNormLSTM(NormLayer):
     bidirectional : bool
         Whether a second LSTM, with parameters and statistics of its own, reads each
         sequence from its last step to its first.
-    eps, momentum
-        As in :class:`~normbook.layers.batch_norm.BatchNorm1d`, for all statistics.
-    device, dtype
-        Of parameters and buffers.
+    eps, momentum, device, dtype
+        See :mod:`normbook.layers.base`.
 
     Attributes
     ----------
-    w_x_l0 : Parameter, shape (4H, D)
+    w_x_l0, w_h_l0, b_l0 : Parameter, shapes (4H, D), (4H, H), (4H,)
         The rows belong to the gates f, i, o, g in turn.
-    w_h_l0 : Parameter, shape (4H, H)
-    b_l0 : Parameter, shape (4H,)
     norm_h_l0, norm_x_l0, norm_c_l0 : PerStepBatchNorm1d
         Their ``weight`` is the gain; ``norm_c_l0.bias`` is :math:`\beta_c`.
     w_x_l0_reverse, ...
@@ -79,27 +77,16 @@ class BatchNormLSTM(NormLayer):
 
     Raises
     ------
-    TypeError
-        If an argument or the input is of the wrong kind.
     ValueError
-        If a size is less than 1, or eps not positive; on a call, if the number of axes
-        is wrong, there is no step, or in training more than ``max_steps``, or momentum
-        is not in 0..1; if in training a single example is alive at a step and neither
-        that step nor one before it was ever trained.
-    RuntimeError
-        If input, states and layer differ in a size, dtype or device.
-    NotImplementedError
-        If the input holds no real floating-point numbers.
+        Also if a size is less than 1, or eps not positive; on a call, if there is no
+        step, or in training more than ``max_steps``, or a single example is alive at a
+        step and neither that step nor one before it was ever trained. Other errors are
+        those of :mod:`normbook.layers.base`.
 
     Notes
     -----
-    Sequences of several lengths come as a
-    :class:`~torch.nn.utils.rnn.PackedSequence`; then so does the output. After an error
-    the running statistics are as before.
-
     Other than in :class:`torch.nn.LSTM` there is one layer, one bias, no projection and
-    no single sequence without the axis N. Names and the order of gates are those of
-    :class:`normbook.layer_norm_lstm.LayerNormLSTMParameters`.
+    no single sequence without the axis N.
 
     Steps are counted from the start of each call: states that are carried from one
     call to the next meet the statistics of first steps. Where training began with
@@ -149,29 +136,17 @@ class BatchNormLSTM(NormLayer):
                 "eps must be positive, got 0; with h_0 = 0 the first W_h h has no "
                 "spread and would be divided by 0; 1e-5 is usual."
             )
+        factory: dict[str, Any] = {"device": device, "dtype": dtype}
         features, units = self.input_size, self.hidden_size
+        sizes = {"norm_h": 4 * units, "norm_x": 4 * units, "norm_c": units}
         for suffix in self._suffixes():
-            for name, shape in (
-                ("w_x", (4 * units, features)),
-                ("w_h", (4 * units, units)),
-                ("b", (4 * units,)),
-            ):
-                value = torch.empty(shape, device=device, dtype=dtype)
-                self.register_parameter(name + suffix, nn.Parameter(value))
-            for name, size, has_bias in (
-                ("norm_h", 4 * units, False),  # b is bias enough for both terms
-                ("norm_x", 4 * units, False),
-                ("norm_c", units, True),
-            ):
-                norm = PerStepBatchNorm1d(
-                    size,
-                    max_steps,
-                    eps,
-                    momentum,
-                    device=device,
-                    dtype=dtype,
-                    bias=has_bias,
-                )
+            for name, *columns in ("w_x", features), ("w_h", units), ("b",):
+                shape = 4 * units, *columns
+                self._add_parameters(shape, device, dtype, **{name + suffix: True})
+            for name, size in sizes.items():
+                args = size, max_steps, eps, momentum
+                has_bias = name == "norm_c"  # b is bias enough for both terms
+                norm = PerStepBatchNorm1d(*args, **factory, bias=has_bias)
                 self.add_module(name + suffix, norm)
         self.max_steps: int = self.norm_c_l0.max_steps
         self.reset_parameters()
@@ -272,22 +247,18 @@ class BatchNormLSTM(NormLayer):
                 f"{tuple(x.shape)}; a single sequence has no batch to go by, in "
                 "evaluation give it the axis N."
             )
-        self._check_like(name, x)
-        if x.shape[-1] != self.input_size:
-            raise RuntimeError(
-                f"{name} must have input_size = {self.input_size} features on its last "
-                f"axis, got shape {tuple(x.shape)}; make the layer with input_size="
-                f"{x.shape[-1]}, or move the features there."
-            )
-
-    def _check_like(self, name: str, x: Tensor) -> None:
-        """Refuse another dtype or device than that of the weights."""
         w_x = self.w_x_l0
         if (x.dtype, x.device) != (w_x.dtype, w_x.device):
             raise RuntimeError(
                 f"{name} must have dtype and device of the layer, {w_x.dtype} on "
                 f"{w_x.device}, got {x.dtype} on {x.device}; convert one of them with "
                 ".to(...)."
+            )
+        if x.shape[-1] != self.input_size:
+            raise RuntimeError(
+                f"{name} must have input_size = {self.input_size} features on its last "
+                f"axis, got shape {tuple(x.shape)}; make the layer with input_size="
+                f"{x.shape[-1]}, or move the features there."
             )
 
     def _check_steps(self, batch_sizes: list[int], rows: int) -> None:
@@ -321,24 +292,17 @@ class _InOneCall:
         layer._check_numbers()
         self.layer = layer
         # One live example has no variance; it comes last, as sizes never grow.
-        sizes = [size for size in batch_sizes if size > 1 and layer.training]
-        self.sizes: list[int] = sizes
-        self.moments: list[tuple[Tensor, Tensor]] = []
+        self.sizes = [size for size in batch_sizes if size > 1 and layer.training]
+        self.moments: list[Statistics] = []
 
     def __call__(self, x: Tensor, step: int) -> Tensor:
         if step >= len(self.sizes):
             self.write()
             y: Tensor = self.layer(x, step)
             return y
-        y, (mean, var) = normalize(
-            x,
-            self.layer.weight,
-            self.layer.bias,
-            axes=(0,),
-            parameter_axes=(1,),
-            eps=self.layer.eps,
-        )
-        self.moments.append((mean, var))
+        weight, bias, eps = self.layer.weight, self.layer.bias, self.layer.eps
+        y, moments = normalize(x, weight, bias, **ROWS, eps=eps)
+        self.moments.append(moments)
         return y
 
     def write(self) -> None:

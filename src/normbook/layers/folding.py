@@ -30,16 +30,7 @@ from normbook.comparison import relative_error
 from normbook.errors import NormbookError
 from normbook.folding import fold_into_next, fold_into_previous
 from normbook.layers import folding_obstacles as against
-from normbook.layers.folding_obstacles import (
-    KEEP,
-    LINEAR,
-    TRANSPOSED,
-    Obstacle,
-    exact,
-    first,
-    has_hooks,
-    statistics,
-)
+from normbook.layers.folding_obstacles import LINEAR, Obstacle, first
 
 __all__ = [
     "FoldedBatchNorm",
@@ -66,13 +57,9 @@ class FoldedBatchNorm(nn.Identity):
     """What stays in the place of a folded batch norm: it checks the number of axes.
 
     ``BatchNorm1d`` and ``Linear`` both take (N, D) and (N, L, D), but only in (N, D) do
-    they mean the same axis by their channels. A trace knows no shapes.
-
-    Parameters
-    ----------
-    ndim : int
-        Axes of the inputs for which it was folded: 2 beside a ``Linear``, 3 to 5 beside
-        a convolution.
+    they mean the same axis by their channels. A trace knows no shapes. So any other
+    ``ndim`` is refused than that for which it was folded: 2 beside a ``Linear``, 3 to 5
+    beside a convolution.
     """
 
     def __init__(self, ndim: int) -> None:
@@ -96,24 +83,12 @@ class FoldedBatchNorm(nn.Identity):
 
 
 class Folding(NamedTuple):
-    """What becomes of one batch norm.
+    """What becomes of one batch norm: into which layer it goes, or why into none."""
 
-    Attributes
-    ----------
-    norm : str
-        Its name in the model.
-    layer : str or None
-        The linear layer that takes it in; None if none can.
-    side : "previous", "next" or None
-        Where that layer stands, seen from the batch norm.
-    reason, cure : str
-        Why none can, and what to do about it.
-    """
-
-    norm: str
-    layer: str | None = None
-    side: str | None = None
-    reason: str = ""
+    norm: str  # its name in the model
+    layer: str | None = None  # the linear layer that takes it in
+    side: str | None = None  # "previous" or "next": where that layer stands
+    reason: str = ""  # why none can
     cure: str = ""
 
     def __str__(self) -> str:
@@ -126,10 +101,8 @@ class Folding(NamedTuple):
 class FoldingError(NormbookError, ValueError):
     """A model that cannot be folded as it is. The model is as it was.
 
-    Attributes
-    ----------
-    refused : tuple of Folding
-        Every batch norm that cannot be folded; empty if the whole model cannot.
+    ``refused`` is a tuple of :class:`Folding`: every batch norm that cannot be folded;
+    empty if the whole model cannot.
     """
 
     def __init__(self, message: str, refused: tuple[Folding, ...] = ()) -> None:
@@ -157,11 +130,11 @@ def fold_batch_norm(
     Parameters keep dtype, device and ``requires_grad``. A layer without a bias gets
     one.
 
-    Linear layers are ``Linear``, ``Conv1d`` to ``Conv3d`` and ``ConvTranspose1d`` to
-    ``ConvTranspose3d``; in front of a batch norm they may have any stride, dilation,
-    groups and padding. Batch norm is that of ``torch.nn`` and of this package;
-    synchronized, ghost, renormalized and unbiased batch norm are the same layer in
-    evaluation. Identity and dropout may stand between.
+    Linear layers are ``Linear`` and all convolutions, transposed or not. Batch norm is
+    that of ``torch.nn`` and of this package; synchronized, ghost, renormalized and
+    unbiased batch norm are the same layer in evaluation. Identity and dropout may stand
+    between. The folded model is for inference: training goes other ways without batch
+    norm.
 
     Parameters
     ----------
@@ -194,8 +167,6 @@ def fold_batch_norm(
     values, ``None`` and booleans both; where the model decides by others, such as
     ``mode="full"``, it is not folded. While it is traced, an argument without default
     is neither a ``list`` nor ``True``.
-
-    Folded models are for inference: training goes other ways without batch norm.
 
     Source: Ioffe and Szegedy (2015), Algorithm 2, step 11; Jacob et al. (2018), section
     3.2; book, chapter *Folding*.
@@ -262,12 +233,11 @@ def _fold(model: nn.Module) -> tuple[nn.Module, tuple[Folding, ...]]:
         # A model may keep what it computes, so that a trace is left in it.
         folded, traced = copy.deepcopy(model), copy.deepcopy(model)
     except Exception as error:
-        found = [first(against.ANY_LAYER, repr(k), m) for k, m in model.named_modules()]
-        causes = [f"{it.reason}, {it.cure}" for it in found if it and it.cure != KEEP]
+        its = [first(against.ANY_LAYER, repr(k), m) for k, m in model.named_modules()]
+        causes = [", ".join(it) for it in its if it and it.cure != against.KEEP]
+        cure = "; ".join(causes) or "keep results of computations out of the model"
         raise FoldingError(
-            f"model must be such that copy.deepcopy copies it, got {error}; "
-            + ("; ".join(causes) or "keep results of computations out of the model")
-            + "."
+            f"model must be such that copy.deepcopy copies it, got {error}; {cure}."
         ) from error
     graphs = _traces(traced)
     # Looked at is the model itself: copies share no memory where the originals do.
@@ -287,10 +257,10 @@ def _take_in(model: nn.Module, folding: Folding) -> None:
     norm, layer = modules[folding.norm], modules[str(folding.layer)]
     fold = fold_into_previous if folding.side == "previous" else fold_into_next
     w, b = fold(
-        exact(layer.weight),
-        None if layer.bias is None else exact(layer.bias),
-        *statistics(norm),
-        is_transposed=isinstance(layer, TRANSPOSED),
+        against.exact(layer.weight),
+        against.exact(layer.bias),
+        *against.statistics(norm),
+        is_transposed=isinstance(layer, against.TRANSPOSED),
         groups=getattr(layer, "groups", 1),
     )
     w, b = w.to(layer.weight), b.to(layer.weight)
@@ -396,16 +366,10 @@ def _compare(model: nn.Module, example: Any) -> None:
 
     original = copy.deepcopy(model).to("cpu", torch.float64)
     folded, _ = _fold(original)
-    y = run(
-        original,
-        "example must be an input of the model, in float64",
-        "pass a tensor, or a tuple of all positional arguments",
-    )
-    z = run(
-        folded,
-        "the folded model must take the example, as the model does",
-        "keep the model, or fold its parts",
-    )
+    rule = "example must be an input of the model, in float64"
+    y = run(original, rule, "pass a tensor, or a tuple of all positional arguments")
+    rule = "the folded model must take the example, as the model does"
+    z = run(folded, rule, "keep the model, or fold its parts")
     errors = [
         relative_error(a, b)
         for a, b in zip(z, y, strict=True)
@@ -449,11 +413,10 @@ class _Route:
 
     def __init__(self, graph: fx.Graph, layers: _Layers) -> None:
         self.layers = layers
-        self.order = {node: place for place, node in enumerate(graph.nodes)}
-        self.calls: dict[str, list[fx.Node]] = {}
+        self.calls: dict[str, list[fx.Node]] = {}  # in the order of the first
         self.read: set[int] = set()  # tensors that the model reads by itself
         self.inside: set[nn.Module] = set()  # what layers call that are not looked into
-        self.functions = []
+        self.functions: list[str] = []
         for node in graph.nodes:
             if node.op == "call_module":
                 self.calls.setdefault(str(node.target), []).append(node)
@@ -468,25 +431,23 @@ class _Route:
     def plan(self, excluded: Mapping[str, Obstacle]) -> dict[str, Folding]:
         """Decide for each batch norm, in the order in which they are to be folded."""
         plan: dict[str, Folding] = {}
-        nodes: dict[str, fx.Node] = {}
         for name in self.layers.norms:
             obstacle = excluded.get(name) or first(against.CALLS, "it", self, name)
-            if obstacle is None:
-                nodes[name] = self.calls[name][0]
-            else:
+            if obstacle is not None:
                 plan[name] = Folding(name, None, None, *obstacle)
         in_front: dict[str, Obstacle] = {}
-        for name in sorted(nodes, key=lambda name: self.order[nodes[name]]):
-            target = self._previous(name, nodes[name], plan)
-            if isinstance(target, Obstacle):
-                in_front[name] = target
-            else:
-                plan[name] = Folding(name, target, "previous")
+        for name in self.calls:
+            if name in self.layers.norms and name not in plan:
+                target = self._previous(name, plan)
+                if isinstance(target, Obstacle):
+                    in_front[name] = target
+                else:
+                    plan[name] = Folding(name, target, "previous")
         for name, front in reversed(in_front.items()):
-            target = self._next(name, nodes[name], plan)
+            target = self._next(name, plan)
             if isinstance(target, Obstacle):
                 reason = f"in front: {front.reason}; behind: {target.reason}"
-                cure = front.cure or target.cure or KEEP
+                cure = front.cure or target.cure or against.KEEP
                 plan[name] = Folding(name, None, None, reason, cure)
             else:
                 plan[name] = Folding(name, target, "next")
@@ -495,10 +456,9 @@ class _Route:
             plan[name] = Folding(name, None, None, reason, "use a batch norm layer")
         return plan
 
-    def _previous(
-        self, name: str, node: fx.Node, plan: Mapping[str, Folding]
-    ) -> str | Obstacle:
+    def _previous(self, name: str, plan: Mapping[str, Folding]) -> str | Obstacle:
         """Go towards the input to a linear layer whose output is used here only."""
+        node = self.calls[name][0]
         while True:
             source = _source(node)
             if source is None:
@@ -518,11 +478,9 @@ class _Route:
                 return self._checked(name, str(source.target), "previous")
             node = source
 
-    def _next(
-        self, name: str, node: fx.Node, plan: Mapping[str, Folding]
-    ) -> str | Obstacle:
+    def _next(self, name: str, plan: Mapping[str, Folding]) -> str | Obstacle:
         """Go towards the output to a linear layer that takes this and nothing else."""
-        chain = [node]
+        chain = [self.calls[name][0]]
         while True:
             users = [user for user in chain[-1].users if not _reads_size(user)]
             if len(users) != 1:
@@ -570,7 +528,7 @@ class _Route:
         module = self.layers.modules[name]
         is_off = type(module) in _DROPOUT and not module.training
         is_identity = type(module) in (nn.Identity, FoldedBatchNorm)
-        return (is_identity or is_off) and not has_hooks(module)
+        return (is_identity or is_off) and not against.has_hooks(module)
 
     def _runs_between(self, chain: list[fx.Node], layer: fx.Node) -> Obstacle | None:
         """Return what may change the input of a batch norm before it is needed.
@@ -578,14 +536,15 @@ class _Route:
         Identity gives no copy, and a trace tells neither x += 1 from x = x + 1 nor
         which tensors are views of x.
         """
-        for node, place in self.order.items():
-            is_between = self.order[chain[0]] < place < self.order[layer]
-            if is_between and node not in chain and not _is_size(node):
+        node = chain[0].next
+        while node is not layer:
+            if node not in chain and not _is_size(node):
                 return Obstacle(
                     f"{self._name(node)} runs between the batch norm and "
                     f"{self._name(layer)}, and may change the input in place",
                     "call it before the batch norm, or later",
                 )
+            node = node.next
         return None
 
     def _name(self, node: fx.Node) -> str:
@@ -599,17 +558,17 @@ class _Route:
             return f"{kind} {self._name(node)}, no linear layer"
         if node.op == "placeholder":
             return "the input of the model"
-        if node.op == "output":
-            return "the end of the model"
-        return f"{node.name}, a function and no layer"
+        is_output = node.op == "output"
+        return self._name(node) + ("" if is_output else ", a function and no layer")
 
 
 def _agreed(routes: Sequence[_Route], layers: _Layers) -> dict[str, Folding]:
     """Decide for each batch norm what is right whichever arguments the model gets."""
-    obstacles = {
-        name: first(against.NORM, "it", norm) for name, norm in layers.norms.items()
+    excluded = {
+        name: obstacle
+        for name, norm in layers.norms.items()
+        if (obstacle := first(against.NORM, "it", norm))
     }
-    excluded = {name: it for name, it in obstacles.items() if it is not None}
     while True:
         plans = [route.plan(excluded) for route in routes]
         differing = [

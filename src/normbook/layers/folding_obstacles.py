@@ -36,15 +36,15 @@ _HOOKS = tuple(
 )
 
 
-def exact(value: Tensor) -> Tensor:
+def exact(value: Tensor | None) -> Any:
     """Return it in double precision, to be rounded once; not all devices can."""
-    return value.detach().to("cpu", torch.float64)
+    return None if value is None else value.detach().to("cpu", torch.float64)
 
 
 def statistics(norm: Any) -> tuple[Any, ...]:
     """Return running statistics, gain, bias and eps, as the formulas take them."""
     values = norm.running_mean, norm.running_var, norm.weight, norm.bias
-    return *(None if v is None else exact(v) for v in values), float(norm.eps)
+    return *map(exact, values), float(norm.eps)
 
 
 class Obstacle(NamedTuple):

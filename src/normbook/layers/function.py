@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import inspect
 import math
+from itertools import zip_longest
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -20,7 +21,9 @@ from normbook.arrays import Array, check_eps
 from normbook.batch_norm import CHANNEL, inference, inference_backward
 from normbook.normalize import NormalizeCache, affine
 
-__all__ = ["Statistics", "normalize", "normalize_by"]
+__all__ = ["Statistics", "as_needed", "normalize", "normalize_by"]
+
+Slopes = tuple[Tensor | None, ...]  # one for each input, or for each output
 
 
 class Statistics(NamedTuple):
@@ -47,18 +50,8 @@ class _Normalize(torch.autograd.Function):
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(
-        x: Tensor,
-        gamma: Tensor | None,
-        beta: Tensor | None,
-        axes: tuple[int, ...],
-        parameter_axes: tuple[int, ...],
-        eps: float,
-        is_centred: bool,
-    ) -> tuple[Tensor, Tensor | None, Tensor, Tensor | None, Tensor]:
-        y, cache = formulas.forward(
-            x, gamma, beta, axes, parameter_axes, eps, is_centred
-        )
+    def forward(*inputs: Any) -> Slopes:
+        y, cache = formulas.forward(*inputs)
         mean = None if cache.mu is None else cache.mu.reshape(-1).clone()
         return y, cache.mu, cache.inv_std, mean, cache.var.reshape(-1)
 
@@ -73,13 +66,8 @@ class _Normalize(torch.autograd.Function):
         ctx.save_for_forward(x, gamma, mu, inv_std)
 
     @staticmethod
-    def backward(
-        ctx: Any,
-        dl_dy: Tensor | None,
-        dl_dmu: Tensor | None,
-        dl_dinv_std: Tensor | None,
-        *_: None,
-    ) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, *arriving: Tensor | None) -> Slopes:
+        dl_dy, dl_dmu, dl_dinv_std, *_ = arriving
         x, cache = _saved(ctx)
         dl_dx = dl_dgamma = dl_dbeta = None
         if dl_dy is not None:
@@ -91,20 +79,15 @@ class _Normalize(torch.autograd.Function):
         if dl_dinv_std is not None:
             along = -dl_dinv_std * cache.inv_std**2 * cache.x_hat
             dl_dx = _plus(dl_dx, along / _count(x, ctx.axes))
-        return _needed(ctx, dl_dx, dl_dgamma, dl_dbeta, None, None, None, None)
+        return as_needed(ctx, dl_dx, dl_dgamma, dl_dbeta)
 
 
 class _NormalizeWithTangents(_Normalize):
     """The same with forward-mode derivatives, which torch.compile cannot take."""
 
     @staticmethod
-    def jvp(
-        ctx: Any,
-        dx: Tensor | None,
-        dgamma: Tensor | None,
-        dbeta: Tensor | None,
-        *_: None,
-    ) -> tuple[Tensor | None, ...]:
+    def jvp(ctx: Any, *tangents: Tensor | None) -> Slopes:
+        dx, dgamma, dbeta, *_ = tangents
         x, cache = _saved(ctx)
         dy = _affine_tangent(cache.x_hat, dgamma, dbeta, ctx.parameter_axes)
         if dx is None:  # torch wants tangents of mu and inv_std even so
@@ -127,16 +110,8 @@ class _NormalizeBy(torch.autograd.Function):
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(
-        x: Tensor,
-        mean: Tensor,
-        var: Tensor,
-        gamma: Tensor | None,
-        beta: Tensor | None,
-        eps: float,
-    ) -> Tensor:
-        y: Tensor = inference(x, mean, var, gamma, beta, eps)
-        return y
+    def forward(*inputs: Any) -> Any:
+        return inference(*inputs)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
@@ -145,27 +120,20 @@ class _NormalizeBy(torch.autograd.Function):
         ctx.save_for_forward(x, mean, var, gamma)
 
     @staticmethod
-    def backward(ctx: Any, dl_dy: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, dl_dy: Tensor) -> Slopes:
         x, mean, var, gamma = ctx.saved_tensors
-        dl_dx, dl_dgamma, dl_dbeta = inference_backward(
-            dl_dy, x, mean, var, gamma, ctx.eps
+        slopes = inference_backward(dl_dy, x, mean, var, gamma, ctx.eps)
+        return as_needed(
+            ctx, slopes.dl_dx, None, None, slopes.dl_dgamma, slopes.dl_dbeta
         )
-        return _needed(ctx, dl_dx, None, None, dl_dgamma, dl_dbeta, None)
 
 
 class _NormalizeByWithTangents(_NormalizeBy):
     """The same with forward-mode derivatives, which torch.compile cannot take."""
 
     @staticmethod
-    def jvp(
-        ctx: Any,
-        dx: Tensor | None,
-        _dmean: None,
-        _dvar: None,
-        dgamma: Tensor | None,
-        dbeta: Tensor | None,
-        _deps: None,
-    ) -> Tensor:
+    def jvp(ctx: Any, *tangents: Tensor | None) -> Tensor:
+        dx, _, _, dgamma, dbeta, _ = tangents
         x, mean, var, gamma = ctx.saved_tensors
         x_hat = inference(x, mean, var, None, None, ctx.eps)
         dy = _affine_tangent(x_hat, dgamma, dbeta, CHANNEL)
@@ -187,8 +155,8 @@ class _ByPosition(inspect.Signature):
         return SimpleNamespace(args=args, kwargs=kwargs, apply_defaults=lambda: None)
 
 
-for _forward in (_Normalize.forward, _NormalizeBy.forward):
-    vars(_forward)["__signature__"] = _ByPosition()
+for _function in (_Normalize, _NormalizeBy):
+    vars(_function.forward)["__signature__"] = _ByPosition()
 
 
 def normalize(
@@ -249,10 +217,9 @@ def normalize_by(
     >>> normalize_by(torch.tensor([[5.0]]), one, four, None, one, eps=0.0)
     tensor([[3.]])
     """
-    eps = check_eps(eps)
     is_compiling = torch.compiler.is_compiling()
     function = _NormalizeBy if is_compiling else _NormalizeByWithTangents
-    y: Tensor = function.apply(x, mean, var, gamma, beta, eps)  # type: ignore[no-untyped-call]
+    y: Tensor = function.apply(x, mean, var, gamma, beta, check_eps(eps))  # type: ignore[no-untyped-call]
     return y
 
 
@@ -275,12 +242,10 @@ def _plus(a: Tensor | None, b: Tensor) -> Tensor:
     return b if a is None else a + b
 
 
-def _needed(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
-    """Drop what nobody asked for; a gain or bias that is missing takes no gradient."""
-    return tuple(
-        gradient if is_needed else None
-        for gradient, is_needed in zip(gradients, ctx.needs_input_grad, strict=True)
-    )
+def as_needed(ctx: Any, *slopes: Tensor | None) -> Slopes:
+    """Drop what nobody asked for; inputs behind the last slope have none."""
+    pairs = zip_longest(slopes, ctx.needs_input_grad)
+    return tuple(slope if is_needed else None for slope, is_needed in pairs)
 
 
 def _affine_tangent(

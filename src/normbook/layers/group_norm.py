@@ -13,14 +13,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.instancenorm import _InstanceNorm as TorchInstanceNorm
 
+from normbook.arguments import whole_number
 from normbook.layers.base import (
     ChannelNorm,
     NormLayer,
+    Updates,
     as_autocast,
-    check_dtypes,
-    check_places,
     laid_out,
-    whole_number,
     write,
 )
 from normbook.layers.function import normalize, normalize_by
@@ -35,54 +34,20 @@ __all__ = ["GroupNorm", "InstanceNorm1d", "InstanceNorm2d", "InstanceNorm3d"]
 class GroupNorm(NormLayer, nn.GroupNorm):
     r"""Group normalization of ``(N, C)`` or ``(N, C, ...)``.
 
-    .. math::
-
-        y_{nc\cdot} = \gamma_c\,\frac{x_{nc\cdot} - \mu_{ng}}
-        {\sqrt{\sigma_{ng}^2 + \epsilon}} + \beta_c
-
-    where channel c lies in group g, with the mean and the biased variance of each group
-    of each example, in training and in evaluation alike. Channels-last memory stays
-    channels-last. A drop-in for :class:`torch.nn.GroupNorm`: same arguments, same
-    ``state_dict``, same numbers up to rounding.
+    :func:`normbook.group_norm.group_norm_forward` as a layer, the same in training and
+    in evaluation. A drop-in for :class:`torch.nn.GroupNorm`, with the options and
+    errors of :mod:`normbook.layers.base`, and two of its own.
 
     Parameters
     ----------
     num_groups : int
-        G, a divisor of C. Channels that follow each other form a group.
+        G, a divisor of C, or a ValueError is raised. Channels that follow each other
+        form a group.
     num_channels : int
         C, the length of axis 1.
-    eps : float
-        Added to the variance, inside the root; unit of x squared.
-    affine : bool
-        Whether to learn :math:`\gamma` (``weight``, begins at 1) and
-        :math:`\beta` (``bias``, begins at 0).
-    device, dtype
-        Of the parameters.
-    bias : bool
-        With ``False`` only :math:`\gamma` is learned.
-
-    Attributes
-    ----------
-    weight, bias : Parameter, shape (num_channels,), or None
-
-    Raises
-    ------
-    TypeError
-        If an argument or the input is of the wrong kind.
-    ValueError
-        If ``num_groups`` does not divide ``num_channels``; on a call, if eps is
-        negative or not finite, or the input is one example of which each group has a
-        single value.
-    RuntimeError
-        If ``num_channels`` is negative, or input and layer differ in channels, device
-        or dtype. Half precision may come with a float32 layer.
-    NotImplementedError
-        If the input holds no real floating-point numbers.
 
     Notes
     -----
-    Under ``torch.autocast`` on a GPU it runs in float32, as torch's layer does.
-
     Source: Wu and He (2018), equations 1, 2, 6 and 7; book, chapter *Choosing
     the axes*.
 
@@ -92,6 +57,9 @@ class GroupNorm(NormLayer, nn.GroupNorm):
     >>> layer(torch.tensor([[1.0, 3.0, 10.0, 50.0]])).tolist()
     [[-1.0, 1.0, -1.0, 1.0]]
     """
+
+    _sizes = ("num_groups", "num_channels")
+    _settings = ("eps", "affine", "bias")
 
     def __init__(
         self,
@@ -105,12 +73,9 @@ class GroupNorm(NormLayer, nn.GroupNorm):
         bias: bool = True,
     ) -> None:
         nn.Module.__init__(self)  # past torch's class
-        groups = whole_number("num_groups", num_groups, "a divisor of num_channels")
-        about = "the length of axis 1"
-        if whole_number("num_channels", num_channels, about) < 0:
-            raise RuntimeError(
-                f"num_channels must not be negative, got {num_channels}; it is {about}."
-            )
+        about = "it is a divisor of num_channels"
+        groups = whole_number("num_groups", num_groups, about)
+        self._check_length("num_channels", num_channels, "the length of axis 1")
         if groups < 1 or num_channels % groups:
             raise ValueError(
                 f"num_groups must be a divisor of num_channels = {num_channels}, got "
@@ -125,19 +90,12 @@ class GroupNorm(NormLayer, nn.GroupNorm):
         )
         self.reset_parameters()
 
-    def extra_repr(self) -> str:
-        """Name the settings, as torch does."""
-        return (
-            f"{self.num_groups}, {self.num_channels}, eps={self.eps}, "
-            f"affine={self.affine}, bias={self.bias is not None}"
-        )
-
     def forward(self, input: Tensor) -> Tensor:
         """Normalize each group of channels of each example."""
         self._check(input)
-        eps = self._checked_number("eps", "1e-5 is usual")
+        eps = self._checked_number("eps")
         x, weight, bias = as_autocast(input, self.weight, self.bias)
-        check_dtypes(x, {"weight": weight, "bias": bias})
+        self._check_dtypes(x, weight=weight, bias=bias)
         # Without parameters torch takes any number of channels that has the groups.
         split = self.num_groups, input.shape[1] // self.num_groups
         gamma, beta = (None if v is None else v.reshape(split) for v in (weight, bias))
@@ -155,16 +113,11 @@ class GroupNorm(NormLayer, nn.GroupNorm):
                 "input of GroupNorm must have shape (N, C) or (N, C, ...), got "
                 f"{tuple(input.shape)}; add the missing axis, e.g. input[None]."
             )
-        channels = input.shape[1]
         states = {"weight": self.weight, "bias": self.bias}
         has_state = any(value is not None for value in states.values())
-        if has_state and channels != self.num_channels:
-            raise RuntimeError(
-                f"input must have num_channels = {self.num_channels} channels on axis "
-                f"1, got shape {tuple(input.shape)}; make the layer with num_channels="
-                f"{channels}, or move the channels to axis 1."
-            )
-        if channels % self.num_groups:
+        if has_state and input.shape[1] != self.num_channels:
+            raise RuntimeError(self._wrong_channels(input, 1, "num_channels"))
+        if input.shape[1] % self.num_groups:
             raise RuntimeError(
                 f"num_groups = {self.num_groups} must divide the channels on axis 1, "
                 f"got shape {tuple(input.shape)}; groups have equally many channels."
@@ -175,7 +128,7 @@ class GroupNorm(NormLayer, nn.GroupNorm):
                 f"example, got shape {tuple(input.shape)} with num_groups="
                 f"{self.num_groups}; a value less its mean is 0, so make fewer groups."
             )
-        check_places(input, states, (self.num_channels,), "channel")
+        self._check_places(input, (self.num_channels,), "channel", **states)
 
 
 class _InstanceNorm(ChannelNorm, TorchInstanceNorm):
@@ -193,16 +146,8 @@ class _InstanceNorm(ChannelNorm, TorchInstanceNorm):
         *,
         bias: bool = True,
     ) -> None:
-        super().__init__(
-            num_features,
-            eps,
-            momentum,
-            affine,
-            track_running_stats,
-            device,
-            dtype,
-            bias=bias,
-        )
+        args = num_features, eps, momentum, affine, track_running_stats, device, dtype
+        super().__init__(*args, bias=bias)
 
     def forward(self, input: Tensor) -> Tensor:
         """Normalize each channel of each example.
@@ -221,7 +166,7 @@ class _InstanceNorm(ChannelNorm, TorchInstanceNorm):
         write(updates, None)  # torch counts no batches here
         return y
 
-    def _by_input(self, x: Tensor) -> tuple[Tensor, list[tuple[Tensor, Tensor]]]:
+    def _by_input(self, x: Tensor) -> tuple[Tensor, Updates]:
         """Return y, and what is to be written to the running statistics."""
         layout = METHODS["instance norm"].of(x.ndim)
         y, statistics = normalize(
@@ -241,8 +186,7 @@ class _InstanceNorm(ChannelNorm, TorchInstanceNorm):
                 "track_running_stats=True, got None; set both, or make the layer "
                 "without track_running_stats."
             )
-        # Clones: should training go on before backward is called, this gradient must
-        # still be that of the function which was computed here.
+        # Clones: as in batch norm.
         mean, var = self.running_mean.clone(), self.running_var.clone()
         return normalize_by(x, mean, var, self.weight, self.bias, float(self.eps))
 
@@ -253,132 +197,63 @@ class _InstanceNorm(ChannelNorm, TorchInstanceNorm):
         self._check_float(input)
         self._check_numbers()
         states = self._states()
-        self._check_channels(
-            input, has_state=any(v is not None for v in states.values())
-        )
-        places = input.shape[2 - self._ndims[1] + input.dim() :]
-        if uses_input and math.prod(places) == 1:
+        has_state = any(value is not None for value in states.values())
+        axis = 1 - self._ndims[1] + input.dim()
+        if input.shape[axis] != self.num_features:
+            message = self._wrong_channels(input, axis, "num_features")
+            if self.affine:
+                raise ValueError(message)
+            if has_state:
+                raise RuntimeError(message)
+            warnings.warn(f"{message} Nothing depends on it here.", stacklevel=3)
+        if uses_input and math.prod(input.shape[axis + 1 :]) == 1:
             raise ValueError(
                 f"{type(self).__name__} needs more than 1 value in a channel, got "
                 f"shape {tuple(input.shape)}; a value less its mean is 0. Take batch "
                 "norm, or larger images."
             )
-        check_places(input, states, (self.num_features,), "channel")
-        check_dtypes(input, {name: states[name] for name in ("weight", "bias")})
+        self._check_places(input, (self.num_features,), "channel", **states)
+        self._check_dtypes(input, weight=self.weight, bias=self.bias)
 
     def _load_from_state_dict(
         self,
         state_dict: dict[str, Any],
         prefix: str,
         local_metadata: dict[str, Any],
-        strict: bool,
-        missing_keys: list[str],
-        unexpected_keys: list[str],
-        error_msgs: list[str],
+        *rest: Any,
     ) -> None:
         # The first checkpoints had running statistics whether asked for or not.
         keys = [prefix + name for name in ("running_mean", "running_var")]
-        found = [key for key in keys if key in state_dict]
+        kept = [key for key in keys if key in state_dict]
         is_first = local_metadata.get("version") is None
-        if is_first and found and not self.track_running_stats:
+        if is_first and kept and not self.track_running_stats:
+            *_, error_msgs = rest
             error_msgs.append(
-                f"{' and '.join(found)} must not be in the checkpoint of a layer with "
+                f"{' and '.join(kept)} must not be in the checkpoint of a layer with "
                 "track_running_stats=False; delete what was saved before torch 0.4, or "
                 f"make the {type(self).__name__} with track_running_stats=True."
             )
-            for key in found:
+            for key in kept:
                 del state_dict[key]
-        super()._load_from_state_dict(
-            state_dict,
-            prefix,
-            local_metadata,
-            strict,
-            missing_keys,
-            unexpected_keys,
-            error_msgs,
-        )
-
-    def _check_channels(self, input: Tensor, has_state: bool) -> None:
-        axis = 1 - self._ndims[1] + input.dim()
-        channels = input.shape[axis]
-        if channels == self.num_features:
-            return
-        message = (
-            f"input must have num_features = {self.num_features} channels on axis "
-            f"{axis}, got shape {tuple(input.shape)}; make the layer with num_features="
-            f"{channels}, or move the channels to axis {axis}."
-        )
-        if self.affine:
-            raise ValueError(message)
-        if has_state:
-            raise RuntimeError(message)
-        warnings.warn(f"{message} Nothing depends on it here.", stacklevel=4)
+        super()._load_from_state_dict(state_dict, prefix, local_metadata, *rest)
 
 
 class InstanceNorm1d(_InstanceNorm, nn.InstanceNorm1d):
     r"""Instance normalization of ``(N, C, L)``, or of one example ``(C, L)``.
 
-    .. math::
+    :func:`normbook.group_norm.instance_norm_forward` as a layer. A drop-in for
+    :class:`torch.nn.InstanceNorm1d`, with the options and errors of
+    :mod:`normbook.layers.base`; as in torch, gain, bias and running statistics have to
+    be asked for.
 
-        y_{nc\cdot} = \gamma_c\,\frac{x_{nc\cdot} - \mu_{nc}}
-        {\sqrt{\sigma_{nc}^2 + \epsilon}} + \beta_c
-
-    with the mean and the biased variance of each channel of each example. A drop-in for
-    :class:`torch.nn.InstanceNorm1d`: same arguments, same ``state_dict``, same numbers
-    up to rounding. As there, gain, bias and running statistics have to be asked for.
-
-    Parameters
-    ----------
-    num_features : int
-        C.
-    eps : float
-        Added to the variance, inside the root; unit of x squared.
-    momentum : float or None
-        Weight of the *new* value in the running averages, 0 to 1. With ``None`` they
-        stay as they are.
-    affine : bool
-        Whether to learn :math:`\gamma` (``weight``, begins at 1) and
-        :math:`\beta` (``bias``, begins at 0).
-    track_running_stats : bool
-        Whether to keep running averages over the examples, and to use them in
-        evaluation. Without them training and evaluation are one function.
-    device, dtype
-        Of parameters and buffers.
-    bias : bool
-        With ``False`` only :math:`\gamma` is learned.
-
-    Attributes
-    ----------
-    weight, bias : Parameter, shape (num_features,), or None
-    running_mean, running_var : Tensor, shape (num_features,), or None
-        ``running_var`` averages *unbiased* variances.
-    num_batches_tracked : Tensor, int64, or None
-        Always 0: torch does not count here.
-
-    Raises
-    ------
-    TypeError
-        If an argument or the input is of the wrong kind.
-    ValueError
-        On a call: if the number of axes is wrong, a channel has a single value that is
-        to be normalized by itself, an affine layer has another number of channels, eps
-        is negative or not finite, or momentum is not in 0..1.
-    RuntimeError
-        If ``num_features`` is negative, or input and layer differ in device, dtype, or
-        the channels of the running statistics. Half precision may come with a float32
-        layer.
-    NotImplementedError
-        If the input holds no real floating-point numbers.
-
-    Warns
-    -----
-    UserWarning
-        If ``num_features`` is wrong and the layer holds nothing that depends on it.
+    Running statistics are averages over the examples, used in evaluation; without them
+    training and evaluation are one function. Other than in batch norm they stay as they
+    are with ``momentum=None``, and torch counts no batches: ``num_batches_tracked`` is
+    always 0. Another number of channels is a ValueError for an affine layer, and a
+    UserWarning for one that holds nothing that depends on it.
 
     Notes
     -----
-    After an error the running statistics are as before.
-
     Source: Ulyanov, Vedaldi and Lempitsky (2016), equation 3; book, chapter *Choosing
     the axes*.
 
@@ -394,34 +269,14 @@ class InstanceNorm1d(_InstanceNorm, nn.InstanceNorm1d):
 
 
 class InstanceNorm2d(_InstanceNorm, nn.InstanceNorm2d):
-    """Instance normalization of images, ``(N, C, H, W)`` or ``(C, H, W)``.
-
-    As :class:`InstanceNorm1d`, with statistics over H and W. A drop-in for
-    :class:`torch.nn.InstanceNorm2d`.
-
-    Examples
-    --------
-    >>> x = torch.arange(8.0).reshape(2, 1, 2, 2)
-    >>> InstanceNorm2d(1)(x).sum((2, 3)).abs() < 1e-5
-    tensor([[True],
-            [True]])
-    """
+    """Instance normalization of images, ``(N, C, H, W)`` or ``(C, H, W)``."""
 
     _ndims = (3, 4)
     _shapes = "(C, H, W) or (N, C, H, W)"
 
 
 class InstanceNorm3d(_InstanceNorm, nn.InstanceNorm3d):
-    """Instance normalization of volumes or films, ``(N, C, T, H, W)`` or without N.
-
-    As :class:`InstanceNorm1d`, with statistics over all axes but N and C. A drop-in for
-    :class:`torch.nn.InstanceNorm3d`.
-
-    Examples
-    --------
-    >>> InstanceNorm3d(2)(torch.zeros(2, 4, 5, 6)).shape
-    torch.Size([2, 4, 5, 6])
-    """
+    """Instance normalization of volumes or films, ``(N, C, T, H, W)`` or without N."""
 
     _ndims = (4, 5)
     _shapes = "(C, T, H, W) or (N, C, T, H, W)"

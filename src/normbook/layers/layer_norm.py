@@ -1,4 +1,4 @@
-r"""Layer normalization layers: drop-ins for ``torch.nn.LayerNorm`` and ``RMSNorm``.
+"""Layer normalization layers: drop-ins for ``torch.nn.LayerNorm`` and ``RMSNorm``.
 
 The formulas are those of :mod:`normbook.layer_norm`, and so is the backward pass.
 There are no running statistics, so training and evaluation are one function.
@@ -12,14 +12,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from normbook.layers.base import (
-    NormLayer,
-    as_autocast,
-    check_dtypes,
-    check_places,
-    laid_out,
-    whole_number,
-)
+from normbook.layers.base import NormLayer, as_autocast, laid_out
 from normbook.layers.function import normalize
 
 __all__ = ["LayerNorm", "RMSNorm"]
@@ -28,6 +21,7 @@ __all__ = ["LayerNorm", "RMSNorm"]
 class _LastAxes(NormLayer):
     """A layer with statistics, gain and bias over the last axes."""
 
+    _sizes = ("normalized_shape",)
     normalized_shape: tuple[int, ...]
     # What torch raises where the input has too few axes.
     _too_short: ClassVar[type[Exception]] = RuntimeError
@@ -38,11 +32,7 @@ class _LastAxes(NormLayer):
         is_sequence = is_sequence and not isinstance(normalized_shape, str)
         lengths = tuple(normalized_shape) if is_sequence else (normalized_shape,)
         for length in lengths:
-            if whole_number("normalized_shape", length, about) < 0:
-                raise RuntimeError(
-                    f"normalized_shape must not be negative, got {length}; it is "
-                    f"{about}."
-                )
+            self._check_length("normalized_shape", length, about)
         if not lengths:
             raise RuntimeError(
                 "normalized_shape must name at least one axis, got (); pass the length "
@@ -69,51 +59,22 @@ class _LastAxes(NormLayer):
 # method that torch's class has. Being of the type, the layers are found by filters that
 # ask for it, such as those that keep weight decay from gains and biases.
 class LayerNorm(_LastAxes, nn.LayerNorm):
-    r"""Layer normalization over the last axes.
+    """Layer normalization over the last axes.
 
-    .. math::
-
-        y = \gamma\,\frac{x - \mu}{\sqrt{\sigma^2 + \epsilon}} + \beta
-
-    with the mean :math:`\mu` and the biased variance :math:`\sigma^2` of each example,
-    in training and in evaluation alike. A drop-in for :class:`torch.nn.LayerNorm`: same
-    arguments, same ``state_dict``, same numbers up to rounding.
+    :func:`normbook.layer_norm.layer_norm_forward` as a layer. A drop-in for
+    :class:`torch.nn.LayerNorm`, with the options and errors of
+    :mod:`normbook.layers.base`, and two of its own.
 
     Parameters
     ----------
     normalized_shape : int or sequence of int
         The lengths of the last axes: D for input of shape ``(..., D)``, ``(C, H, W)``
-        for images as a whole.
-    eps : float
-        Added to the variance, inside the root; unit of x squared.
+        for images as a whole. Gain and bias have this shape.
     elementwise_affine : bool
-        Whether to learn :math:`\gamma` (``weight``, begins at 1) and
-        :math:`\beta` (``bias``, begins at 0).
-    bias : bool
-        With ``False`` only :math:`\gamma` is learned.
-    device, dtype
-        Of the parameters.
-
-    Attributes
-    ----------
-    weight, bias : Parameter, shape normalized_shape, or None
-
-    Raises
-    ------
-    TypeError
-        If an argument or the input is of the wrong kind.
-    ValueError
-        On a call: if eps is negative or not finite.
-    RuntimeError
-        If ``normalized_shape`` is empty or negative, or input and layer differ in
-        shape, device or dtype. Half precision may come with a float32 layer.
-    NotImplementedError
-        If the input holds no real floating-point numbers.
+        Whether to learn them; it is ``affine`` of other layers.
 
     Notes
     -----
-    Under ``torch.autocast`` on a GPU it runs in float32, as torch's layer does.
-
     Source: Ba et al. (2016), section 3; book, chapters *Layer normalization* and *The
     gradient of layer normalization*.
 
@@ -123,6 +84,8 @@ class LayerNorm(_LastAxes, nn.LayerNorm):
     >>> layer(torch.tensor([[1.0, 3.0], [10.0, 50.0]])).tolist()
     [[-1.0, 1.0], [-1.0, 1.0]]
     """
+
+    _settings = ("eps", "elementwise_affine", "bias")
 
     def __init__(
         self,
@@ -137,73 +100,32 @@ class LayerNorm(_LastAxes, nn.LayerNorm):
         self._set_shape(normalized_shape)
         self.eps = eps
         self.elementwise_affine = elementwise_affine
-        has_bias = elementwise_affine and bias
-        self._add_parameters(
-            self.normalized_shape,
-            device,
-            dtype,
-            weight=elementwise_affine,
-            bias=has_bias,
-        )
+        is_learned = {"weight": elementwise_affine, "bias": elementwise_affine and bias}
+        self._add_parameters(self.normalized_shape, device, dtype, **is_learned)
         self.reset_parameters()
-
-    def extra_repr(self) -> str:
-        """Name the settings, as torch does."""
-        return (
-            f"{self.normalized_shape}, eps={self.eps}, "
-            f"elementwise_affine={self.elementwise_affine}, "
-            f"bias={self.bias is not None}"
-        )
 
     def forward(self, input: Tensor) -> Tensor:
         """Normalize each example by its own mean and variance."""
         axes = self._axes(input)
-        eps = self._checked_number("eps", "1e-5 is usual")
+        eps = self._checked_number("eps")
         states = {"weight": self.weight, "bias": self.bias}
-        check_places(input, states, self.normalized_shape, "feature")
+        self._check_places(input, self.normalized_shape, "feature", **states)
         x, weight, bias = as_autocast(input, self.weight, self.bias)
-        check_dtypes(x, {"weight": weight, "bias": bias})
+        self._check_dtypes(x, weight=weight, bias=bias)
         y, _ = normalize(x, weight, bias, axes=axes, parameter_axes=axes, eps=eps)
         return y.contiguous()
 
 
 class RMSNorm(_LastAxes, nn.RMSNorm):
-    r"""Division by the root mean square over the last axes.
+    """Division by the root mean square over the last axes.
 
-    .. math::
-
-        y = \gamma\,\frac{x}{\sqrt{\overline{x^2} + \epsilon}}
-
-    with the mean square of each example. A drop-in for :class:`torch.nn.RMSNorm`: same
-    arguments, same ``state_dict``, same numbers up to rounding.
-
-    Parameters
-    ----------
-    normalized_shape : int or sequence of int
-        The lengths of the last axes, as in :class:`LayerNorm`.
-    eps : float or None
-        Added to the mean square, inside the root; unit of x squared. ``None`` stands
-        for the smallest step from 1: 1.2e-7, and 2.2e-16 for float64 input.
-    elementwise_affine : bool
-        Whether to learn :math:`\gamma` (``weight``, begins at 1). There is no bias.
-    device, dtype
-        Of ``weight``.
-
-    Attributes
-    ----------
-    weight : Parameter, shape normalized_shape, or None
-
-    Raises
-    ------
-    ValueError
-        Also if the input has fewer axes than ``normalized_shape``.
-    TypeError, RuntimeError, NotImplementedError
-        As :class:`LayerNorm`; but the dtype of the layer may be any.
+    :func:`normbook.layer_norm.rms_norm_forward` as a layer. A drop-in for
+    :class:`torch.nn.RMSNorm`, with the options of :class:`LayerNorm`, but there is no
+    bias. ``eps=None`` stands for the smallest step from 1: 1.2e-7, and 2.2e-16 for
+    float64 input. The dtype of the layer may be any, and too few axes are a ValueError.
 
     Notes
     -----
-    Under ``torch.autocast`` on a GPU it runs in float32, as torch's layer does.
-
     Source: Zhang and Sennrich (2019), equation 4, there without eps; book, chapter
     *The gradient of layer normalization*.
 
@@ -214,6 +136,7 @@ class RMSNorm(_LastAxes, nn.RMSNorm):
     tensor([[0.2000, 1.4000]], grad_fn=<_NormalizeWithTangentsBackward>)
     """
 
+    _settings = ("eps", "elementwise_affine")
     _too_short = ValueError
 
     def __init__(
@@ -233,32 +156,17 @@ class RMSNorm(_LastAxes, nn.RMSNorm):
         )
         self.reset_parameters()
 
-    def extra_repr(self) -> str:
-        """Name the settings, as torch does."""
-        return (
-            f"{self.normalized_shape}, eps={self.eps}, "
-            f"elementwise_affine={self.elementwise_affine}"
-        )
-
     def forward(self, x: Tensor) -> Tensor:
         """Divide each example by its own root mean square."""
         axes = self._axes(x)
-        check_places(x, {"weight": self.weight}, self.normalized_shape, "feature")
-        given, weight = as_autocast(x, self.weight)
-        is_double = given.dtype == torch.float64
-        smallest = torch.finfo(torch.float64 if is_double else torch.float32).eps
-        eps = (
-            smallest
-            if self.eps is None
-            else self._checked_number("eps", "1e-5 is usual")
-        )
-        y, _ = normalize(
-            given,
-            weight,
-            None,
-            axes=axes,
-            parameter_axes=axes,
-            eps=eps,
-            is_centred=False,
-        )
+        shape = self.normalized_shape
+        self._check_places(x, shape, "feature", weight=self.weight)
+        values, weight = as_autocast(x, self.weight)
+        if self.eps is None:
+            is_double = values.dtype == torch.float64
+            eps = torch.finfo(torch.float64 if is_double else torch.float32).eps
+        else:
+            eps = self._checked_number("eps")
+        layout = {"axes": axes, "parameter_axes": axes}
+        y, _ = normalize(values, weight, None, **layout, eps=eps, is_centred=False)
         return laid_out(y, x)

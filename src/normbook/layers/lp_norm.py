@@ -27,23 +27,9 @@ class LpNorm1d(nn.Module):
     :math:`p = \infty`. The norm is taken *before* the mean is subtracted.
 
     It has no running statistics: in evaluation mode, too, it uses those of the batch.
-
-    Parameters
-    ----------
-    num_features : int
-        D.
-    p : float
-        1, 2, ... or ``math.inf``.
-    eps : float
-    affine : bool
-        Whether there are a gain and a bias.
-    device : torch.device, optional
-    dtype : torch.dtype, optional
-
-    Raises
-    ------
-    ValueError
-        If ``p`` is below 1, ``num_features`` is below 1, or ``eps`` is negative.
+    Options are those of :mod:`normbook.layers.base`, and ``p``: 1, 2, ... or
+    ``math.inf``. A ValueError is raised if ``p`` or ``num_features`` is below 1, or
+    ``eps`` is negative.
 
     Notes
     -----

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.autograd import forward_ad
 from torch.nn.utils.rnn import PackedSequence
 
+from normbook.arguments import whole_number
 from normbook.arrays import check_eps
 from normbook.layer_norm_lstm import (
     Carried,
@@ -30,7 +31,8 @@ from normbook.layer_norm_lstm import (
     layer_norm_lstm_backward,
     layer_norm_lstm_forward,
 )
-from normbook.layers.base import whole_number
+from normbook.layers.base import as_float32, other_device
+from normbook.layers.function import Slopes, as_needed
 from normbook.lstm import (
     LSTMCache,
     LSTMOutput,
@@ -48,11 +50,11 @@ FIELDS = LayerNormLSTMParameters._fields
 # Of which torch.nn.LSTM knows something.
 PLAIN = LSTMParameters._fields
 # What nn.LSTM calls our fields; the values of one line are added.
-THEIRS = {
-    "w_x": ("weight_ih",),
-    "w_h": ("weight_hh",),
-    "b": ("bias_ih", "bias_hh"),
-}
+THEIRS = {"w_x": ("weight_ih",), "w_h": ("weight_hh",), "b": ("bias_ih", "bias_hh")}
+# What nn.LSTM shows of itself only if it is something else.
+DEFAULTS = dict[str, Any](
+    num_layers=1, bias=True, batch_first=False, dropout=0.0, bidirectional=False
+)
 # nn.LSTM has the gates in the order i, f, g, o; we have f, i, o, g. The same swaps
 # lead there and back.
 OTHER_ORDER = (1, 0, 3, 2)
@@ -91,9 +93,8 @@ class _Cell:
         return backward(dl_dh, cache, *last)
 
     def _named(self, parameters: Parameters) -> Any:
-        if self.norm is None:
-            return LSTMParameters(*parameters[: len(PLAIN)])
-        return LayerNormLSTMParameters(*parameters)
+        kind = LSTMParameters if self.norm is None else LayerNormLSTMParameters
+        return kind(*parameters[: len(kind._fields)])
 
 
 class _Sequence(torch.autograd.Function):
@@ -108,7 +109,7 @@ class _Sequence(torch.autograd.Function):
     @staticmethod
     def forward(
         cell: _Cell, x: Tensor, h_0: Tensor, c_0: Tensor, *parameters: Tensor | None
-    ) -> tuple[Tensor | None, ...]:
+    ) -> Slopes:
         with _no_autocast(x):
             output, cache = cell.forward(x, h_0, c_0, parameters)
         first, end = map(cache._fields.index, ("c", "parameters"))
@@ -124,18 +125,12 @@ class _Sequence(torch.autograd.Function):
         ctx.save_for_backward(*arrays[:3], h.detach(), *kept, *arrays[3:])
 
     @staticmethod
-    def backward(
-        ctx: Any,
-        dl_dh: Tensor | None,
-        dl_dh_last: Tensor | None,
-        dl_dc_last: Tensor | None,
-        *_: None,
-    ) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, *arriving: Tensor | None) -> Slopes:
+        dl_dh, dl_dh_last, dl_dc_last, *_ = arriving
         # Unpacked once: torch.utils.checkpoint allows no more.
         saved = ctx.saved_tensors
         arrays, parameters = saved[: -len(FIELDS)], saved[-len(FIELDS) :]
         x, h_0, c_0, h = arrays[:4]
-        needs_x = ctx.needs_input_grad[1]
         with _no_autocast(x):
             if torch.is_grad_enabled():
                 # These gradients will be differentiated in turn. What was saved is
@@ -143,21 +138,15 @@ class _Sequence(torch.autograd.Function):
                 _, cache = ctx.cell.forward(x, h_0, c_0, parameters)
             else:
                 cache = ctx.cell.cache(arrays, parameters)
-            if not needs_x:
+            if not ctx.needs_input_grad[1]:
                 # The gradient of x takes a product with w_x, here one of no columns.
                 weights = cache.parameters
                 weights = weights._replace(w_x=weights.w_x[:, :0])
                 cache = cache._replace(parameters=weights)
             dl_dh = torch.zeros_like(h) if dl_dh is None else dl_dh
-            dl_dx, by_weights, *by_states = ctx.cell.backward(
-                dl_dh, cache, dl_dh_last, dl_dc_last
-            )
-        by_weights = LayerNormLSTMParameters(*by_weights)  # None where it has none
-        slopes = (None, dl_dx, *by_states, *by_weights)
-        return tuple(
-            slope if is_needed else None
-            for slope, is_needed in zip(slopes, ctx.needs_input_grad, strict=True)
-        )
+            gradients = ctx.cell.backward(dl_dh, cache, dl_dh_last, dl_dc_last)
+        dl_dx, by_weights, *by_states = gradients
+        return as_needed(ctx, None, dl_dx, *by_states, *by_weights)
 
 
 class LayerNormLSTM(nn.Module):
@@ -189,16 +178,11 @@ class LayerNormLSTM(nn.Module):
 
     Attributes
     ----------
-    w_x_l0, w_h_l0 : Parameter, shapes (4H, D) and (4H, H)
-        Weights, uniform in :math:`\pm1/\sqrt H` at the start; rows in the order
-        f, i, o, g. Layer k has ``_lk`` for ``_l0``, the other direction
-        ``_l0_reverse``. The layers above see H features, or 2H.
-    b_l0 : Parameter, shape (4H,), or None
-        Begins as the weights do.
-    gamma_h_l0, gamma_x_l0, gamma_c_l0 : Parameter, shapes (4H,), (4H,), (H,), or None
-        Gains, 1 at the start. The second is there with ``norm="terms"`` only.
-    beta_h_l0, beta_x_l0, beta_c_l0 : Parameter, shapes (4H,), (4H,), (H,), or None
-        Biases of the layer norms, 0 at the start.
+    w_x_l0, w_h_l0, b_l0, gamma_h_l0, beta_h_l0, ... : Parameter or None
+        See :class:`normbook.layer_norm_lstm.LayerNormLSTMParameters`. Layer k has
+        ``_lk`` for ``_l0``, the other direction ``_l0_reverse``; the layers above see H
+        features, or 2H. At the start weights and b are uniform in
+        :math:`\pm1/\sqrt H`, gains 1 and biases of layer norms 0.
 
     Raises
     ------
@@ -229,10 +213,9 @@ class LayerNormLSTM(nn.Module):
     not, stay as they are. :meth:`as_lstm` is the way back from ``norm=None``.
 
     Under ``torch.autocast`` it runs in float32. Derivatives may be taken as often as
-    one likes, by ``torch.autograd``, forward-mode included, and by the ``grad``,
-    ``jacrev``, ``jvp``, ``jacfwd`` and ``vmap`` of ``torch.func``. Refused are
-    ``jacfwd`` of a ``jacrev``, so its ``hessian`` too, for which ``jacrev`` of
-    ``jacrev`` does the same, and ``is_grads_batched``. ``torch.compile`` leaves the
+    one likes, by ``torch.autograd``, forward-mode included, and by ``torch.func``.
+    Refused are ``jacfwd`` of a ``jacrev``, so its ``hessian`` too, for which ``jacrev``
+    of ``jacrev`` does the same, and ``is_grads_batched``. ``torch.compile`` leaves the
     layer out of its graph, as it leaves torch's. In-place changes of h are refused, as
     the backward pass needs it.
 
@@ -296,10 +279,8 @@ class LayerNormLSTM(nn.Module):
         """Begin again: weights and b uniform as in nn.LSTM, gains 1, other biases 0."""
         bound = 1 / math.sqrt(self.hidden_size)
         for name, parameter in self.named_parameters():
-            if name.startswith("gamma"):
-                parameter.fill_(1)
-            elif name.startswith("beta"):
-                parameter.fill_(0)
+            if name.startswith(("gamma", "beta")):
+                parameter.fill_(name.startswith("gamma"))
             else:
                 parameter.uniform_(-bound, bound)
 
@@ -309,15 +290,8 @@ class LayerNormLSTM(nn.Module):
     def extra_repr(self) -> str:
         """Name the settings, as torch does."""
         shown = f"{self.input_size}, {self.hidden_size}"
-        for name, default in (
-            ("num_layers", 1),
-            ("bias", True),
-            ("batch_first", False),
-            ("dropout", 0.0),
-            ("bidirectional", False),
-        ):
-            value = getattr(self, name)
-            if value != default:
+        for name, default in DEFAULTS.items():
+            if (value := getattr(self, name)) != default:
                 shown += f", {name}={value}"
         shown += f", norm={self.norm!r}"
         if self.norm is not None:
@@ -381,7 +355,7 @@ class LayerNormLSTM(nn.Module):
         """Run all layers over steps that lie on the first axis."""
         is_autocast = _is_autocast(x)
         if is_autocast:
-            x, *states = _as_float32(x, *states)
+            x, *states = as_float32(x, *states)
         cell = _Cell(self.norm, self.carried, self.eps, sizes)
         order = None
         if sizes is not None and self.bidirectional:
@@ -395,7 +369,7 @@ class LayerNormLSTM(nn.Module):
             outputs = []
             for ending in endings[k : k + directions]:
                 weights = [getattr(self, field + ending) for field in FIELDS]
-                weights = _as_float32(*weights) if is_autocast else weights
+                weights = as_float32(*weights) if is_autocast else weights
                 is_reverse = ending.endswith("_reverse")
                 y = _reversed(x, order) if is_reverse else x
                 h_0, c_0 = next(first)
@@ -409,16 +383,8 @@ class LayerNormLSTM(nn.Module):
     def as_lstm(self) -> nn.LSTM:
         """Return a ``torch.nn.LSTM`` that computes the same, with copied weights.
 
-        ``b`` becomes its ``bias_ih``; its ``bias_hh`` is 0.
-
-        Returns
-        -------
-        torch.nn.LSTM
-
-        Raises
-        ------
-        ValueError
-            If there is layer norm, which torch's layer has not.
+        ``b`` becomes its ``bias_ih``; its ``bias_hh`` is 0. A ValueError is raised if
+        there is layer norm, which torch's layer has not.
 
         Examples
         --------
@@ -431,26 +397,18 @@ class LayerNormLSTM(nn.Module):
                 " only one with norm=None can become one."
             )
         w_x = self.w_x_l0
-        twin = nn.LSTM(
-            self.input_size,
-            self.hidden_size,
-            self.num_layers,
-            self.bias,
-            self.batch_first,
-            self.dropout if self.num_layers > 1 else 0.0,
-            self.bidirectional,
-            device=w_x.device,
-            dtype=w_x.dtype,
-        )
+        names = "input_size", "hidden_size", *DEFAULTS
+        settings = {name: getattr(self, name) for name in names}
+        if self.num_layers == 1:
+            settings["dropout"] = 0.0  # it would warn
+        twin = nn.LSTM(**settings, device=w_x.device, dtype=w_x.dtype)
         state = {}
         for ending in self._endings():
-            for field, theirs in THEIRS.items():
+            for field, (first, *others) in THEIRS.items():
                 value = getattr(self, field + ending)
-                if value is None:
-                    continue
-                state[theirs[0] + ending] = self._other_order(value.detach())
-                for name in theirs[1:]:
-                    state[name + ending] = torch.zeros_like(value)
+                if value is not None:
+                    state[first + ending] = self._other_order(value.detach())
+                    state |= {k + ending: torch.zeros_like(value) for k in others}
         twin.load_state_dict(state)
         return twin.train(self.training)
 
@@ -472,9 +430,8 @@ class LayerNormLSTM(nn.Module):
                 if is_there and ours is not None:
                     values = [state_dict.pop(name) for name in names]
                     odd = [v for v in values if getattr(v, "shape", None) != ours.shape]
-                    state_dict[prefix + field + ending] = (
-                        odd[0] if odd else self._other_order(sum(values[1:], values[0]))
-                    )
+                    value = odd[0] if odd else self._other_order(sum(values))
+                    state_dict[prefix + field + ending] = value
             for field in FIELDS[len(PLAIN) :]:
                 value = getattr(self, field + ending)
                 if value is not None:
@@ -548,10 +505,7 @@ class LayerNormLSTM(nn.Module):
                 f"{input.dtype}; convert one of them with .to(...)."
             )
         if input.device != w_x.device:
-            raise RuntimeError(
-                f"input and weights must be on one device, got {input.device} and "
-                f"{w_x.device}; move one of them with .to(...)."
-            )
+            raise other_device(input, "weights", w_x)
         if input.shape[-1] != self.input_size:
             raise RuntimeError(
                 f"input of {name} must have input_size = {self.input_size} features on "
@@ -561,21 +515,19 @@ class LayerNormLSTM(nn.Module):
 
     def _first_states(self, x: Tensor, hx: Any, examples: int | None) -> list[Tensor]:
         """Return h_0 and c_0 of all layers; those of a single sequence have no N."""
-        layers, units, is_cast = len(self._endings()), self.hidden_size, _is_autocast(x)
+        lengths = {"layers": len(self._endings()), "N": examples, "H": self.hidden_size}
         if examples is None:
-            states = first_states(x, hx, {"layers": layers, "H": units}, is_cast)
-            return [state[:, None] for state in states]
-        lengths = {"layers": layers, "N": examples, "H": units}
-        return first_states(x, hx, lengths, is_cast)
+            del lengths["N"]
+        states = first_states(x, hx, lengths, _is_autocast(x))
+        return [state[:, None] for state in states] if examples is None else states
 
 
 def check_size(name: str, value: Any, of: str) -> int:
     """Refuse what is no whole number of at least 1."""
-    size = whole_number(name, value, f"the number of {of}")
+    about = f"it is the number of {of}"
+    size = whole_number(name, value, about)
     if size < 1:
-        raise ValueError(
-            f"{name} must be at least 1, got {size}; it is the number of {of}."
-        )
+        raise ValueError(f"{name} must be at least 1, got {size}; {about}.")
     return size
 
 
@@ -586,7 +538,7 @@ def check_switch(name: str, value: Any) -> None:
 
 
 def first_states(
-    x: Tensor, hx: Any, lengths: dict[str, int], is_cast: bool = False
+    x: Tensor, hx: Any, lengths: dict[str, Any], is_cast: bool = False
 ) -> list[Tensor]:
     """Check the states h_0 and c_0 for this input; zeros where none are given.
 
@@ -626,11 +578,7 @@ def first_states(
 
 
 def _layer(
-    cell: _Cell,
-    x: Tensor,
-    h_0: Tensor,
-    c_0: Tensor,
-    parameters: Sequence[Tensor | None],
+    cell: _Cell, x: Tensor, h_0: Tensor, c_0: Tensor, parameters: Parameters
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Run one layer in one direction."""
     tensors = [v for v in (x, h_0, c_0, *parameters) if v is not None]
@@ -638,8 +586,8 @@ def _layer(
         # Forward-mode derivatives: torch follows the forward pass by itself.
         with _no_autocast(x):
             return tuple(cell.forward(x, h_0, c_0, parameters)[0])
-    output = _Sequence.apply(cell, x, h_0, c_0, *parameters)  # type: ignore[no-untyped-call]
-    return output[0], output[1], output[2]
+    h, h_last, c_last, *_ = _Sequence.apply(cell, x, h_0, c_0, *parameters)  # type: ignore[no-untyped-call]
+    return h, h_last, c_last
 
 
 def _reversed(x: Tensor, order: Tensor | None) -> Tensor:
@@ -672,8 +620,3 @@ def _no_autocast(x: Tensor) -> contextlib.AbstractContextManager[Any]:
     if _is_autocast(x):
         return torch.autocast(x.device.type, enabled=False)
     return contextlib.nullcontext()
-
-
-def _as_float32(*values: Tensor | None) -> list[Any]:
-    """Cast what is not double, as torch.autocast does for layer norm on GPUs."""
-    return [v if v is None or v.dtype == torch.float64 else v.float() for v in values]

@@ -32,11 +32,10 @@ def recalibrate(
         \sigma_B^2\Big]
 
     Each batch counts by its number of values n in a channel, so a short last batch
-    weighs less. (``torch.optim.swa_utils.update_bn`` gives it full weight.)
-
-    Batch norm layers normalize by the batch, all other layers (dropout, say) are in
-    evaluation mode, and no gradient is recorded. Afterwards every mode and momentum
-    is as before; weights are never touched.
+    weighs less. (``torch.optim.swa_utils.update_bn`` gives it full weight.) Batch norm
+    layers normalize by the batch, all others are in evaluation mode, and no gradient is
+    recorded. Afterwards every mode and momentum is as before, and after an error, the
+    model's own included, so are the statistics.
 
     Parameters
     ----------
@@ -54,17 +53,14 @@ def recalibrate(
     Raises
     ------
     TypeError
-        If ``model`` is no module, ``batches`` cannot be iterated over, a batch is
-        neither a tensor nor begins with one, or a layer keeps statistics for each
-        time step.
+        If an argument or a batch is of the wrong kind, or a layer keeps statistics for
+        each time step.
     ValueError
         If the model has no such layer, no layer took statistics from a batch, or the
         statistics found are not finite.
 
     Notes
     -----
-    After any error, the model's own included, the statistics are as before.
-
     Source: Ioffe and Szegedy (2015), Algorithm 2, steps 7-10; book, chapter *Moving
     averages*.
 

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from normbook.arguments import whole_number
-from normbook.layers.base import write
+from normbook.layers.base import Updates, other_device, write
 from normbook.layers.batch_norm import BatchNorm1d
 
 __all__ = ["MaskedBatchNorm1d", "PerStepBatchNorm1d"]
@@ -43,28 +43,12 @@ class MaskedBatchNorm1d(BatchNorm1d):
 
     It equals batch norm of the K live entries put together, of shape ``(K, C)``, in
     output, gradient and running statistics. No gradient reaches the padding, and
-    nothing leaves it, NaN included.
-
-    Parameters
-    ----------
-    num_features, eps, momentum, affine, track_running_stats, device, dtype, bias
-        As in :class:`~normbook.layers.batch_norm.BatchNorm1d`, and so is the
-        ``state_dict``.
-
-    Raises
-    ------
-    TypeError
-        If the mask is no tensor of dtype bool.
-    ValueError
-        If its shape does not fit that of the input, or a single entry is live in
-        training. If none is, the output is 0 and the running statistics stay.
-    RuntimeError
-        If it is on another device than the input.
+    nothing leaves it, NaN included. Options and ``state_dict`` are those of batch norm,
+    and so are errors, but that a *single live* entry is refused in training; if none
+    is, the output is 0 and the running statistics stay.
 
     Notes
     -----
-    Other errors are those of :class:`~normbook.layers.batch_norm.BatchNorm1d`.
-
     Source: book, chapter *Variable length*.
 
     Examples
@@ -99,9 +83,9 @@ class MaskedBatchNorm1d(BatchNorm1d):
 
     def _check_mask(self, input: Tensor, mask: Any) -> None:
         if not isinstance(mask, Tensor) or mask.dtype != torch.bool:
-            found = mask.dtype if isinstance(mask, Tensor) else type(mask).__name__
+            kind = mask.dtype if isinstance(mask, Tensor) else type(mask).__name__
             raise TypeError(
-                f"mask must be a torch tensor of dtype bool, got {found}; for lengths "
+                f"mask must be a torch tensor of dtype bool, got {kind}; for lengths "
                 "of shape (N,) it is torch.arange(T) < lengths[:, None]."
             )
         expected = (len(input), *input.shape[2:])
@@ -111,10 +95,7 @@ class MaskedBatchNorm1d(BatchNorm1d):
                 f"{expected}, got {tuple(mask.shape)}; give one bool for each entry."
             )
         if mask.device != input.device:
-            raise RuntimeError(
-                f"input and mask must be on one device, got {input.device} and "
-                f"{mask.device}; move one of them with .to(...)."
-            )
+            raise other_device(input, "mask", mask)
 
 
 class PerStepBatchNorm1d(MaskedBatchNorm1d):
@@ -128,8 +109,7 @@ class PerStepBatchNorm1d(MaskedBatchNorm1d):
     evaluation the running statistics of that step. Call it as
     ``layer(input, step, mask)``: ``step`` counts from 0, and ``mask``, of shape
     ``(N,)`` and dtype bool, is true where a sequence has not ended yet; left out, all
-    are alive. Padding becomes 0, as in
-    :class:`MaskedBatchNorm1d`.
+    are alive. Padding becomes 0, as in :class:`MaskedBatchNorm1d`.
 
     A step that was never trained has no statistics. In evaluation it takes those of
     the last trained step before it; so do steps from ``max_steps`` on.
@@ -139,37 +119,20 @@ class PerStepBatchNorm1d(MaskedBatchNorm1d):
     step is normalized in training as in evaluation, by running statistics, which it
     does not change.
 
+    Running statistics have shape (max_steps, num_features), and
+    ``num_batches_tracked`` has shape (max_steps,), with 0 for a step that was never
+    trained. The gain begins at 1; the paper begins at 0.1, set by
+    ``layer.weight.data.fill_(0.1)``. In training a ValueError is raised for a ``step``
+    of ``max_steps`` or more, and for a single live example if neither this step nor one
+    before it was ever trained.
+
     Parameters
     ----------
-    num_features : int
-        D, the length of axis 1.
     max_steps : int
         Steps with statistics of their own, at least 1; the longest training sequence.
-    eps, momentum, affine, track_running_stats, device, dtype, bias
-        As in :class:`~normbook.layers.batch_norm.BatchNorm1d`. The gain begins at 1;
-        the paper begins at 0.1, set by ``layer.weight.data.fill_(0.1)``.
-
-    Attributes
-    ----------
-    weight, bias : Parameter, shape (num_features,), or None
-    running_mean, running_var : Tensor, shape (max_steps, num_features), or None
-    num_batches_tracked : Tensor, int64, shape (max_steps,), or None
-        0 for a step that was never trained.
-
-    Raises
-    ------
-    TypeError
-        If ``max_steps`` or ``step`` is no whole number.
-    ValueError
-        If ``max_steps`` is less than 1, or ``step`` negative or, in training, not
-        below ``max_steps``; if a single example is alive in training and neither this
-        step nor one before it was ever trained.
 
     Notes
     -----
-    Other errors are those of
-    :class:`MaskedBatchNorm1d`.
-
     Source: Cooijmans et al. (2016), section 3; book, chapter *Variable length*. What
     to do with one live example is a choice of this book.
 
@@ -186,6 +149,7 @@ class PerStepBatchNorm1d(MaskedBatchNorm1d):
 
     _ndims = (2,)  # type: ignore[assignment]
     _shapes = "(N, D)"
+    _settings = (*MaskedBatchNorm1d._settings, "max_steps")
     _recalibrating = None  # every step has a number of batches of its own
 
     def __init__(
@@ -201,24 +165,12 @@ class PerStepBatchNorm1d(MaskedBatchNorm1d):
         *,
         bias: bool = True,
     ) -> None:
-        super().__init__(
-            num_features,
-            eps,
-            momentum,
-            affine,
-            track_running_stats,
-            device,
-            dtype,
-            bias=bias,
-        )
+        args = num_features, eps, momentum, affine, track_running_stats, device, dtype
+        super().__init__(*args, bias=bias)
         self.max_steps = _whole("max_steps", max_steps, least=1)
         for name, buffer in self.named_buffers():
             rows = buffer.expand(self.max_steps, *buffer.shape).clone()
             self.register_buffer(name, rows)
-
-    def extra_repr(self) -> str:
-        """Name the settings, as torch does."""
-        return f"{super().extra_repr()}, max_steps={self.max_steps}"
 
     def forward(  # type: ignore[override]
         self, input: Tensor, step: int, mask: Tensor | None = None
@@ -243,19 +195,14 @@ class PerStepBatchNorm1d(MaskedBatchNorm1d):
 
     @torch.no_grad()
     def take_in(self, mean: Tensor, var: Tensor, counts: Sequence[int]) -> None:
-        """Update the running statistics of the first steps, all at once.
+        """Update the running statistics of the first T steps, all at once.
 
         It does what calls at these steps in training would do, for who normalizes
         without them: in a loop over many steps the checks of each call cost most.
-
-        Parameters
-        ----------
-        mean, var : Tensor, shape (T, num_features)
-            Of the examples alive at steps 0 to T - 1; ``var`` biased.
-        counts : sequence of T ints
-            Examples alive at each of these steps, at least 2.
+        ``mean`` and biased ``var``, shape (T, num_features), are those of the examples
+        alive at each step, of which there are ``counts``, at least 2.
         """
-        updates: list[tuple[Tensor, Tensor]] = []
+        updates: Updates = []
         for step, moments in enumerate(zip(mean, var, counts, strict=True)):
             updates += self._at(step)._updates(*moments)
         steps = self.get_buffer("num_batches_tracked")

@@ -1,8 +1,8 @@
 r"""Batch norm for small batches: other statistics in training.
 
 The smaller the batch, the farther its statistics lie from those of evaluation. Three
-layers change what training divides by; all else is as in
-:class:`~normbook.layers.batch_norm.BatchNorm1d`.
+layers change what training divides by; all else, options, errors, ``state_dict`` and
+evaluation, is as in :class:`~normbook.layers.batch_norm.BatchNorm1d`.
 
 - *Ghost batch norm* splits a large batch, which fills the machine, into several small
   ones. Their noise can be wanted: with large batches a net may generalize worse.
@@ -25,6 +25,7 @@ from normbook.arguments import whole_number
 from normbook.arrays import as_float32
 from normbook.batch_norm import batch_axes
 from normbook.layers.batch_norm import (
+    Batch,
     BatchNorm1d,
     BatchNorm2d,
     BatchNorm3d,
@@ -49,6 +50,8 @@ __all__ = [
 class _GhostBatchNorm(_BatchNorm):
     """What the three layers share: the ghosts."""
 
+    _settings = (*_BatchNorm._settings, "virtual_batch_size")
+
     def __init__(
         self,
         num_features: int,
@@ -62,23 +65,10 @@ class _GhostBatchNorm(_BatchNorm):
         *,
         bias: bool = True,
     ) -> None:
-        super().__init__(
-            num_features,
-            eps,
-            momentum,
-            affine,
-            track_running_stats,
-            device,
-            dtype,
-            bias=bias,
-        )
+        args = num_features, eps, momentum, affine, track_running_stats, device, dtype
+        super().__init__(*args, bias=bias)
         self.virtual_batch_size = virtual_batch_size
         self._check_virtual_batch_size()
-
-    def extra_repr(self) -> str:
-        """Name the settings, as torch does."""
-        settings = super().extra_repr()
-        return f"{settings}, virtual_batch_size={self.virtual_batch_size}"
 
     def _check_virtual_batch_size(self) -> None:
         name = "virtual_batch_size"
@@ -97,9 +87,7 @@ class _GhostBatchNorm(_BatchNorm):
                 "take at least 2."
             )
 
-    def _by_batch(
-        self, input: Tensor, eps: float
-    ) -> tuple[Tensor, Tensor, Tensor, int]:
+    def _by_batch(self, input: Tensor, eps: float) -> Batch:
         size, positions = int(self.virtual_batch_size), _positions(input)
         ghosts, rest = divmod(len(input), size)
         if rest * positions == 1:  # one value has no variance: it joins a ghost
@@ -148,32 +136,17 @@ class GhostBatchNorm1d(_GhostBatchNorm, BatchNorm1d):
     smaller where the batch does not divide evenly. If it would have a single value in
     a channel, it joins the ghost before.
 
-    Evaluation uses the running statistics, as
-    :class:`~normbook.layers.batch_norm.BatchNorm1d` does; so does everything else,
-    the ``state_dict`` included. A ``virtual_batch_size`` of N or more *is* batch norm.
-    One of 1 is instance norm, where there are several positions L.
+    A ``virtual_batch_size`` of N or more *is* batch norm. One of 1 is instance norm,
+    where there are several positions L. Without running statistics evaluation
+    normalizes by ghosts, too.
 
     Parameters
     ----------
-    num_features : int
-        D or C, the length of axis 1.
     virtual_batch_size : int
-        Examples of a ghost, at least 1.
-    eps, momentum, affine, track_running_stats, device, dtype, bias
-        As in :class:`~normbook.layers.batch_norm.BatchNorm1d`. Without running
-        statistics evaluation normalizes by ghosts, too.
-
-    Raises
-    ------
-    TypeError
-        If ``virtual_batch_size`` is no whole number.
-    ValueError
-        If it is less than 1, or in training leaves one value in a channel.
+        Examples of a ghost, at least 1; it must not leave a single value in a channel.
 
     Notes
     -----
-    Other errors are those of :class:`~normbook.layers.batch_norm.BatchNorm1d`.
-
     The running statistics take in one value a step: the average over the ghosts,
     weighted by their size, of mean and *unbiased* variance. The paper takes in the
     ghosts one after another, so that their order gives them unequal weights, and it
@@ -195,31 +168,11 @@ class GhostBatchNorm1d(_GhostBatchNorm, BatchNorm1d):
 
 
 class GhostBatchNorm2d(_GhostBatchNorm, BatchNorm2d):
-    """Ghost batch normalization of images, ``(N, C, H, W)``.
-
-    As :class:`GhostBatchNorm1d`, with statistics over the examples of a ghost and
-    over H and W.
-
-    Examples
-    --------
-    >>> x = torch.arange(16.0).reshape(4, 1, 2, 2)
-    >>> y = GhostBatchNorm2d(1, virtual_batch_size=2)(x)
-    >>> torch.equal(y[:2], y[2:])  # the second ghost is the first plus 8
-    True
-    """
+    """Ghost batch normalization of images, ``(N, C, H, W)``."""
 
 
 class GhostBatchNorm3d(_GhostBatchNorm, BatchNorm3d):
-    """Ghost batch normalization of volumes or films, ``(N, C, T, H, W)``.
-
-    As :class:`GhostBatchNorm1d`, with statistics over the examples of a ghost and
-    over T, H and W.
-
-    Examples
-    --------
-    >>> GhostBatchNorm3d(2, virtual_batch_size=2)(torch.zeros(3, 2, 4, 5, 6)).shape
-    torch.Size([3, 2, 4, 5, 6])
-    """
+    """Ghost batch normalization of volumes or films, ``(N, C, T, H, W)``."""
 
 
 def _positions(x: Tensor) -> int:
@@ -230,6 +183,7 @@ def _positions(x: Tensor) -> int:
 class _BatchRenorm(_BatchNorm):
     """What the three layers share: r and d."""
 
+    _settings = (*_BatchNorm._settings, "r_max", "d_max")
     # Batch norm meanwhile: the running statistics are being computed anew.
     _recalibrating: ClassVar[dict[str, float] | None] = {
         "momentum": 1.0,
@@ -251,23 +205,11 @@ class _BatchRenorm(_BatchNorm):
         r_max: float = 3.0,
         d_max: float = 5.0,
     ) -> None:
-        super().__init__(
-            num_features,
-            eps,
-            momentum,
-            affine,
-            track_running_stats,
-            device,
-            dtype,
-            bias=bias,
-        )
+        args = num_features, eps, momentum, affine, track_running_stats, device, dtype
+        super().__init__(*args, bias=bias)
         self.r_max = r_max
         self.d_max = d_max
         self._check_limits()
-
-    def extra_repr(self) -> str:
-        """Name the settings, as torch does."""
-        return f"{super().extra_repr()}, r_max={self.r_max}, d_max={self.d_max}"
 
     def _check(self, input: Tensor, uses_batch: bool) -> None:
         super()._check(input, uses_batch)
@@ -293,17 +235,14 @@ class _BatchRenorm(_BatchNorm):
                 "batch with them. Leave it at True, or take batch norm."
             )
 
-    def _by_batch(
-        self, input: Tensor, eps: float
-    ) -> tuple[Tensor, Tensor, Tensor, int]:
+    def _by_batch(self, input: Tensor, eps: float) -> Batch:
         running = self.get_buffer("running_mean"), self.get_buffer("running_var")
         r, d = _correction(input.detach(), *running, eps, self.r_max, self.d_max)
         # gamma (r x_hat + d) + beta is a batch norm with another gain and bias.
         weight = self.weight
         gain, shift = (r, d) if weight is None else (weight * r, weight * d)
         bias = shift if self.bias is None else self.bias + shift
-        y, mean, var = by_batch(input, gain, bias, eps)
-        return y, mean, var, _count(input)
+        return *by_batch(input, gain, bias, eps), _count(input)
 
 
 class BatchRenorm1d(_BatchRenorm, BatchNorm1d):
@@ -324,33 +263,18 @@ class BatchRenorm1d(_BatchRenorm, BatchNorm1d):
     The backward pass takes r and d as constants. Where neither is clipped the output
     is :math:`\gamma (x - \mu) / \sigma + \beta`, that of evaluation.
 
-    Evaluation, the ``state_dict`` and all else is as in
-    :class:`~normbook.layers.batch_norm.BatchNorm1d`, and with ``r_max = 1`` and
-    ``d_max = 0`` training is, too.
+    With ``r_max = 1`` and ``d_max = 0`` it is batch norm. Running statistics there must
+    be.
 
     Parameters
     ----------
-    num_features : int
-        D or C, the length of axis 1.
-    eps, momentum, affine, track_running_stats, device, dtype, bias
-        As in :class:`~normbook.layers.batch_norm.BatchNorm1d`, but running statistics
-        there must be.
     r_max : float, at least 1
         Largest factor, and inverse of the smallest.
     d_max : float, at least 0
         Largest shift, in standard deviations; ``math.inf`` takes the limit away.
 
-    Raises
-    ------
-    TypeError
-        If ``r_max`` or ``d_max`` is no number.
-    ValueError
-        If one is below its range, or there are no running statistics.
-
     Notes
     -----
-    Other errors are those of :class:`~normbook.layers.batch_norm.BatchNorm1d`.
-
     ``r_max`` and ``d_max`` are attributes that a schedule may set. The running
     statistics begin at mean 0 and variance 1, which are those of no data. So begin
     with ``r_max = 1`` and ``d_max = 0``, which is batch norm, and relax them once the
@@ -375,28 +299,11 @@ class BatchRenorm1d(_BatchRenorm, BatchNorm1d):
 
 
 class BatchRenorm2d(_BatchRenorm, BatchNorm2d):
-    """Batch renormalization of images, ``(N, C, H, W)``.
-
-    As :class:`BatchRenorm1d`, with statistics over N, H and W.
-
-    Examples
-    --------
-    >>> x = torch.arange(8.0).reshape(2, 1, 2, 2)
-    >>> torch.allclose(BatchRenorm2d(1, r_max=9.0)(x), x)  # by mean 0, variance 1
-    True
-    """
+    """Batch renormalization of images, ``(N, C, H, W)``."""
 
 
 class BatchRenorm3d(_BatchRenorm, BatchNorm3d):
-    """Batch renormalization of volumes or films, ``(N, C, T, H, W)``.
-
-    As :class:`BatchRenorm1d`, with statistics over all axes but C.
-
-    Examples
-    --------
-    >>> BatchRenorm3d(2)(torch.zeros(3, 2, 4, 5, 6)).shape
-    torch.Size([3, 2, 4, 5, 6])
-    """
+    """Batch renormalization of volumes or films, ``(N, C, T, H, W)``."""
 
 
 def _correction(
@@ -418,9 +325,7 @@ class UnbiasedBatchNorm1d(BatchNorm1d):
 
         y = \gamma\,\frac{x - \mu}{\sqrt{\frac{n}{n-1}\sigma^2 + \epsilon}} + \beta
 
-    with the n values of a channel in the batch. All else, the arguments, the
-    ``state_dict`` and evaluation, is as in
-    :class:`~normbook.layers.batch_norm.BatchNorm1d`.
+    with the n values of a channel in the batch.
 
     Notes
     -----
@@ -434,13 +339,10 @@ class UnbiasedBatchNorm1d(BatchNorm1d):
     [-0.7071, 0.7071]
     """
 
-    def _by_batch(
-        self, input: Tensor, eps: float
-    ) -> tuple[Tensor, Tensor, Tensor, int]:
+    def _by_batch(self, input: Tensor, eps: float) -> Batch:
         # With k**2 = (n - 1) / n, this is k times a batch norm with k**2 eps.
-        count = input.numel() // input.shape[1]
+        count = _count(input)
         squared = (count - 1) / count
         weight = self.weight
         gain = input.new_ones(self.num_features) if weight is None else weight
-        y, mean, var = by_batch(input, gain * squared**0.5, self.bias, squared * eps)
-        return y, mean, var, count
+        return *by_batch(input, gain * squared**0.5, self.bias, squared * eps), count

@@ -28,9 +28,10 @@ from torch.autograd.function import once_differentiable
 from torch.nn.modules.batchnorm import _BatchNorm as TorchBatchNorm
 
 from normbook.arrays import as_float32
-from normbook.batch_norm import batch_axes, batch_norm_inference
-from normbook.layers.batch_norm import _BatchNorm
-from normbook.normalize import moments
+from normbook.batch_norm import CHANNEL, batch_axes, inference
+from normbook.layers.batch_norm import Batch, _BatchNorm
+from normbook.layers.function import Slopes, as_needed
+from normbook.normalize import broadcast_along, moments
 from normbook.running_statistics import PopulationStatistics, merge
 
 __all__ = ["SyncBatchNorm"]
@@ -43,43 +44,33 @@ class _Synchronized(torch.autograd.Function):
     """Batch norm with the statistics of all shards, of which x is one."""
 
     @staticmethod
-    def forward(
-        ctx: Any,
-        x: Tensor,
-        gamma: Tensor | None,
-        beta: Tensor | None,
-        total: PopulationStatistics,
-        eps: float,
-        group: distributed.ProcessGroup,
-    ) -> Tensor:
+    def forward(ctx: Any, *inputs: Any) -> Tensor:
+        x, gamma, beta, total, eps, group = inputs
         ctx.save_for_backward(x, gamma, total.mean, total.var)
         ctx.size, ctx.eps, ctx.group = total.size, eps, group
-        y: Tensor = batch_norm_inference(
-            *_shifted(x, total.mean, total.var), gamma, beta, eps
-        )
+        y: Tensor = inference(*_shifted(x, total.mean, total.var), gamma, beta, eps)
         return y.to(x.dtype)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, dl_dy: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, dl_dy: Tensor) -> Slopes:
         x, gamma, mean, var = ctx.saved_tensors
-        x_hat = batch_norm_inference(*_shifted(x, mean, var), eps=ctx.eps)
+        x_hat = inference(*_shifted(x, mean, var), None, None, ctx.eps)
         g = as_float32(dl_dy)
-        axes, shape = batch_axes(x), (1, -1, *(1,) * (x.ndim - 2))
+        axes = batch_axes(x)
         # Of this shard alone: whoever trains adds up the gradients of parameters.
         dl_dbeta, dl_dgamma = g.sum(axes), (g * x_hat).sum(axes)
         totals = torch.stack([dl_dbeta, dl_dgamma])  # (2, C)
         distributed.all_reduce(totals, group=ctx.group)
-        g_bar, along = (total.reshape(shape) for total in totals / ctx.size)
         scale = (var + ctx.eps).rsqrt() * (1.0 if gamma is None else gamma)
-        dl_dx = scale.to(g.dtype).reshape(shape) * (g - g_bar - x_hat * along)
-        gradients = dl_dx.to(x.dtype), dl_dgamma, dl_dbeta, None, None, None
+        per_channel = *(totals / ctx.size), scale.to(g.dtype)
+        g_bar, along, scale = (
+            broadcast_along(value, CHANNEL, x.ndim) for value in per_channel
+        )
+        dl_dx = scale * (g - g_bar - x_hat * along)
         # All of them are computed everywhere: a process that left the sums out, since
         # nobody asked it for dl_dx, would let the others wait.
-        return tuple(
-            gradient if is_needed else None
-            for gradient, is_needed in zip(gradients, ctx.needs_input_grad, strict=True)
-        )
+        return as_needed(ctx, dl_dx.to(x.dtype), dl_dgamma, dl_dbeta)
 
 
 def _shifted(x: Tensor, mean: Tensor, var: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -90,76 +81,53 @@ def _shifted(x: Tensor, mean: Tensor, var: Tensor) -> tuple[Tensor, Tensor, Tens
     """
     x = as_float32(x)
     near = mean.to(x.dtype)
-    shape = (1, -1, *(1,) * (x.ndim - 2))
-    return x - near.reshape(shape), (mean - near).to(x.dtype), var.to(x.dtype)
-
-
-def _message(x: Tensor) -> Tensor:
-    """Mean, biased variance and number of values of a shard; shape (2 C + 1,)."""
-    channels = x.shape[1]
-    message = torch.zeros(2 * channels + 1, dtype=EXACT, device=x.device)
-    if x.numel():
-        axes = batch_axes(x)
-        x = as_float32(x)
-        start = x.mean(axes, keepdim=True)
-        rest, var = moments(x - start, axes)
-        message[:channels] = (start.to(EXACT) + rest).flatten()
-        message[channels:-1] = var.flatten()
-        message[-1] = x.numel() // channels
-    return message
+    shifted = x - broadcast_along(near, CHANNEL, x.ndim)
+    return shifted, (mean - near).to(x.dtype), var.to(x.dtype)
 
 
 def _of_all_shards(
     x: Tensor, group: distributed.ProcessGroup
 ) -> PopulationStatistics | None:
     """Statistics of all shards together, the same in every process; None if empty."""
-    own = _message(x)
-    received = [torch.empty_like(own) for _ in range(group.size())]
-    distributed.all_gather(received, own, group=group)
-    messages = torch.stack(received)
     channels = x.shape[1]
+    # Mean, biased variance and number of values of this shard.
+    message = torch.zeros(2 * channels + 1, dtype=EXACT, device=x.device)
+    if x.numel():
+        axes, values = batch_axes(x), as_float32(x)
+        start = values.mean(axes, keepdim=True)
+        rest, var = moments(values - start, axes)
+        message[:channels] = (start.to(EXACT) + rest).flatten()
+        message[channels:-1] = var.flatten()
+        message[-1] = x.numel() // channels
+    received = [torch.empty_like(message) for _ in range(group.size())]
+    distributed.all_gather(received, message, group=group)
     # The one moment at which a GPU is waited for.
-    sizes = messages[:, -1].long().tolist()
+    sizes = torch.stack(received)[:, -1].long().tolist()
     if not any(sizes):
         return None
     return merge(
-        PopulationStatistics(message[:channels], message[channels:-1], size)
-        for message, size in zip(messages, sizes, strict=True)
+        PopulationStatistics(shard[:channels], shard[channels:-1], size)
+        for shard, size in zip(received, sizes, strict=True)
     )
 
 
 class SyncBatchNorm(_BatchNorm):
-    r"""Batch normalization of a batch whose shards lie in several processes.
+    """Batch normalization of a batch whose shards lie in several processes.
 
-    .. math::
-
-        y = \gamma\,\frac{x - \mu}{\sqrt{\sigma^2 + \epsilon}} + \beta
-
-    with :math:`\mu` and :math:`\sigma^2` of each channel over *all* shards, of which
-    ``x`` is the one of this process. A drop-in for :class:`torch.nn.SyncBatchNorm`
-    that runs on CPUs (backend gloo) as well as on GPUs (NCCL): same arguments, same
-    ``state_dict``, which is also that of
-    :class:`~normbook.layers.batch_norm.BatchNorm1d`. Outputs, gradients and running
-    statistics are those of one process that holds the whole batch.
+    A drop-in for :class:`torch.nn.SyncBatchNorm` that runs on CPUs (backend gloo) as
+    well as on GPUs (NCCL). Outputs, gradients, running statistics and ``state_dict``
+    are those of a :class:`~normbook.layers.batch_norm.BatchNorm1d` in one process that
+    holds the whole batch; so are options and errors, but that a single value in all
+    shards together is refused, then in every process.
 
     Shards may differ in size, and some may be empty. In evaluation, or with a single
     process, nothing is sent.
 
     Parameters
     ----------
-    num_features, eps, momentum, affine, track_running_stats, device, dtype, bias
-        As in :class:`~normbook.layers.batch_norm.BatchNorm1d`.
     process_group : ProcessGroup, optional
         The processes that share a batch, from ``torch.distributed.new_group``; by
         default all.
-
-    Raises
-    ------
-    TypeError, RuntimeError, NotImplementedError
-        As :class:`~normbook.layers.batch_norm.BatchNorm1d`.
-    ValueError
-        As there, for an input of fewer than two axes or without channels, and if a
-        channel has a single value in all shards together: then in every process.
 
     Notes
     -----
@@ -195,16 +163,8 @@ class SyncBatchNorm(_BatchNorm):
         *,
         bias: bool = True,
     ) -> None:
-        super().__init__(
-            num_features,
-            eps,
-            momentum,
-            affine,
-            track_running_stats,
-            device,
-            dtype,
-            bias=bias,
-        )
+        args = num_features, eps, momentum, affine, track_running_stats, device, dtype
+        super().__init__(*args, bias=bias)
         self.process_group = process_group
         self._last_count = 0
 
@@ -214,23 +174,11 @@ class SyncBatchNorm(_BatchNorm):
         module: nn.Module,
         process_group: distributed.ProcessGroup | None = None,
     ) -> nn.Module:
-        """Replace the batch norm layers of a model by layers of this class.
+        """Replace the batch norm layers of a model, in place, by layers of this class.
 
-        Parameters
-        ----------
-        module : Module
-            Changed in place. It may be a batch norm layer itself.
-        process_group : ProcessGroup, optional
-            For all new layers.
+        Returned is ``module``, or the new layer if it was one itself. Parameters,
+        buffers and modes are those of the old layers, the very same objects.
 
-        Returns
-        -------
-        Module
-            ``module``, or the new layer if it was one. Parameters, buffers and modes
-            are those of the old layers, the very same objects.
-
-        Notes
-        -----
         Converted are the layers of :mod:`normbook.layers.batch_norm` and all that
         torch converts. Layers that normalize by something else than the batch they
         see (ghost batch norm, say) stay: to replace them would change the model.
@@ -265,23 +213,18 @@ class SyncBatchNorm(_BatchNorm):
             setattr(new, name, getattr(old, name))
         return new
 
-    def _by_any_batch(
-        self, input: Tensor, eps: float
-    ) -> tuple[Tensor, Tensor, Tensor, int]:
-        y, mean, var, self._last_count = self._by_all_shards(input, eps)
-        return y, mean, var, self._last_count
+    def _by_any_batch(self, input: Tensor, eps: float) -> Batch:
+        batch = self._by_all_shards(input, eps)
+        self._last_count = batch[-1]
+        return batch
 
     def _size(self, input: Tensor) -> int:
         return self._last_count  # of all shards, so that all processes agree
 
-    def _by_all_shards(
-        self, input: Tensor, eps: float
-    ) -> tuple[Tensor, Tensor, Tensor, int]:
+    def _by_all_shards(self, input: Tensor, eps: float) -> Batch:
         group = self._group()
-        if group is None:
-            return super()._by_any_batch(input, eps)
         # From here to the end of the exchange, nothing may depend on the shard.
-        total = _of_all_shards(input.detach(), group)
+        total = None if group is None else _of_all_shards(input.detach(), group)
         if total is None:
             return super()._by_any_batch(input, eps)
         if total.size == 1:

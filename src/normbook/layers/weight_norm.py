@@ -28,11 +28,11 @@ class WeightNorm(nn.Module):
     ``original1``, the directions v. A ``state_dict`` of
     ``torch.nn.utils.parametrizations.weight_norm`` with its usual ``dim=0`` fits.
 
-    Notes
-    -----
     The layer begins with the weight it has: v is this weight, g the length of its
     rows.
 
+    Notes
+    -----
     Source: Salimans and Kingma (2016), equation 2.
 
     Examples
@@ -62,16 +62,12 @@ class WeightNorm(nn.Module):
 class WeightStandardization(nn.Module):
     """Standardize the weights of each output before they are used.
 
-    Parameters
-    ----------
-    eps : float
-        Added to the variance of the weights, inside the root.
+    The layer begins with its weight standardized; eps is added to the variance of the
+    weights, inside the root. A normalization should follow it, for its outputs are
+    large: n weights of variance 1 add up.
 
     Notes
     -----
-    The layer begins with its weight standardized. A normalization should follow it,
-    for its outputs are large: n weights of variance 1 add up.
-
     Source: Qiao et al. (2019); on eps see
     :func:`normbook.weight_norm.weight_standardization_forward`.
 
