@@ -72,27 +72,24 @@ class Ranks:
         If it raises, the first process fails with that, and the others with an
         OtherProcessError once it has ended.
         """
-        if self.count == 1:
-            return function()
         shared: list[Any] = [function() if self.rank == 0 else None]
-        distributed.broadcast_object_list(shared)
+        if self.count > 1:
+            distributed.broadcast_object_list(shared)
         only: T = shared[0]
         return only
 
     def gather(self, value: T) -> list[T]:
         """Return in every process what each of them has, in their order."""
-        if self.count == 1:
-            return [value]
-        gathered: list[Any] = [None] * self.count
-        distributed.all_gather_object(gathered, value)
+        gathered: list[Any] = [value] * self.count
+        if self.count > 1:
+            distributed.all_gather_object(gathered, value)
         return gathered
 
     def any(self, flag: bool) -> bool:
         """Whether something holds in this or another one of the processes."""
-        if self.count == 1:
-            return flag
         total = torch.tensor(int(flag))
-        distributed.all_reduce(total, distributed.ReduceOp.MAX)
+        if self.count > 1:
+            distributed.all_reduce(total, distributed.ReduceOp.MAX)
         return bool(total)
 
 
