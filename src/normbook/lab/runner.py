@@ -117,16 +117,16 @@ def run(
     Raises
     ------
     RunError
-        If the scale, a seed or the device is wrong, the record is there already,
-        there are checkpoints and nobody asked to resume (or the reverse, or they
-        belong to something else, or are damaged), there is no space, the processes
-        cannot share batches, or have other code or data than the first.
+        If an option is wrong, the record is there already, there are checkpoints and
+        nobody asked to resume (or the reverse, or they belong to something else, or
+        are damaged), there is no space, the processes cannot share batches, or have
+        other code or data than the first.
     OtherProcessError, DataError
         If another process has failed; if the data set is nowhere to be had.
     KeyboardInterrupt
         After Ctrl-C, once the update under way is saved.
     """
-    task = _task(experiment, scale, seeds, on, out, parallel, timeout)
+    task = _Task(experiment, scale, seeds, on, out, parallel, timeout)
     chosen, plan, kept = task.scale, task.plan, task.kept
     with join(**task.joining) as ranks:
         if kept is not None:
@@ -145,7 +145,9 @@ def run(
             mine, team = ranks.share(todo), Ranks()
         finished = []
         total = sum(variant_settings(chosen, variant)["steps"] for variant, _ in mine)
-        with _stop() as is_wished, _bar(total, ranks) as bar:
+        # Progress is shown by one process, on a terminal only.
+        bar = tqdm(total=total, unit="step", disable=True if ranks.rank else None)
+        with _stop() as is_wished, bar:
             for variant, seed in mine:
                 if team.any(is_wished()):
                     raise KeyboardInterrupt
@@ -192,11 +194,10 @@ def check(
 
     Return the seeds that would be run.
     """
-    task = _task(experiment, scale, seeds, on, out, parallel, timeout)
+    task = _Task(experiment, scale, seeds, on, out, parallel, timeout)
     if task.kept is not None:
         task.kept.check(is_resumed=is_resumed)
-    chosen: list[int] = task.plan["seeds"]
-    return chosen
+    return list(task.plan["seeds"])
 
 
 def estimate(
@@ -320,16 +321,35 @@ def load_data(scale: Scale) -> Any:
     return LOADERS[scale.data]() if scale.data else None
 
 
-class _Task(NamedTuple):
-    """What is to be run, checked but not begun, and how to join those who share it."""
+class _Task:
+    """What is to be run, checked but not begun."""
 
-    experiment: Experiment
-    scale: Scale
-    place: torch.device
-    parallel: Sharing
-    joining: Mapping[str, Any]
-    plan: Mapping[str, Any]
-    kept: Checkpoints | None
+    def __init__(
+        self,
+        experiment: Experiment,
+        scale: str,
+        seeds: Sequence[int] | None,
+        on: torch.device | str,
+        out: Path | None,
+        parallel: Sharing,
+        timeout: float,
+    ) -> None:
+        self.experiment, self.parallel = experiment, parallel
+        self.scale = _scale(experiment, scale)
+        seeds = _seeds(list(self.scale.seeds if seeds is None else seeds))
+        self.place, self.joining = _together(on, parallel, timeout)
+        origin = provenance.origin(self.place)
+        origin["device"]["parallel"] = parallel
+        if parallel != "runs":  # the number of shards changes the last bits
+            origin["device"]["ranks"] = Ranks.started().count
+        self.plan: dict[str, Any] = {  # a part of the record
+            "name": experiment.name,
+            "scale": scale,
+            "settings": self.scale.settings,
+            "seeds": seeds,
+            **origin,
+        }
+        self.kept = None if out is None else Checkpoints(out, self.plan)
 
     def train(
         self,
@@ -376,33 +396,6 @@ class _Task(NamedTuple):
         return RunRecord(variant, seed, seconds, run.opening, run.curves)
 
 
-def _task(
-    experiment: Experiment,
-    scale: str,
-    seeds: Sequence[int] | None,
-    on: torch.device | str,
-    out: Path | None,
-    parallel: Sharing,
-    timeout: float,
-) -> _Task:
-    chosen = _scale(experiment, scale)
-    seeds = _seeds(chosen, seeds)
-    place, joining = _together(on, parallel, timeout)
-    origin = provenance.origin(place)
-    origin["device"]["parallel"] = parallel
-    if parallel != "runs":  # the number of shards changes the last bits
-        origin["device"]["ranks"] = Ranks.started().count
-    plan = {  # a part of the record
-        "name": experiment.name,
-        "scale": scale,
-        "settings": chosen.settings,
-        "seeds": seeds,
-        **origin,
-    }
-    kept = None if out is None else Checkpoints(out, plan)
-    return _Task(experiment, chosen, place, parallel, joining, plan, kept)
-
-
 @contextlib.contextmanager
 def _stop() -> Iterator[Callable[[], bool]]:
     """Turn Ctrl-C, and the signal of torchrun to end, into a wish.
@@ -436,15 +429,14 @@ def _scale(experiment: Experiment, scale: str) -> Scale:
     return experiment.scales[scale]
 
 
-def _seeds(scale: Scale, seeds: Sequence[int] | None) -> list[int]:
-    chosen = list(scale.seeds if seeds is None else seeds)
-    is_whole = all(type(s) is int and s >= 0 for s in chosen)  # True is an int too
-    if not chosen or not is_whole or len(set(chosen)) < len(chosen):
+def _seeds(seeds: list[int]) -> list[int]:
+    is_whole = all(type(s) is int and s >= 0 for s in seeds)  # True is an int too
+    if not seeds or not is_whole or len(set(seeds)) < len(seeds):
         raise RunError(
             "seeds must be different whole numbers from 0 on, at least one, got "
-            f"{chosen}; try 0 1 2."
+            f"{seeds}; try 0 1 2."
         )
-    return chosen
+    return seeds
 
 
 def _together(
@@ -513,11 +505,6 @@ def _check_same(ranks: Ranks, here: Mapping[str, Any]) -> None:
         "all processes must have the same code and data, but there are others than in "
         f"the first: {', '.join(differing)}; install the same on all machines."
     )
-
-
-def _bar(total: int, ranks: Ranks) -> Any:
-    """Progress in steps, with the time left; on a terminal only."""
-    return tqdm(total=total, unit="step", disable=True if ranks.rank else None)
 
 
 def _repeat(run: Run, count: int, last: int | None) -> Run:
