@@ -141,7 +141,7 @@ INNER = {
     "device": ["type", "name", "threads", "ranks"],
 }
 OF_A_RUN = ["variant", "seed", "wall_seconds", "opening", "curves"]
-PATHS: list[tuple[str | int, ...]] = [
+PLACES: list[tuple[str | int, ...]] = [
     *((key,) for key in KEYS),
     *((key, inner) for key, inners in INNER.items() for inner in inners),
     *(("runs", 1, key) for key in OF_A_RUN),
@@ -150,10 +150,10 @@ PATHS: list[tuple[str | int, ...]] = [
 
 
 def load_changed(
-    content: Any, path: tuple[str | int, ...], folder: Path, *value: Any
+    content: Any, place: tuple[str | int, ...], folder: Path, *value: Any
 ) -> Record:
     """Load the content with another value at one place, or without any."""
-    *outer, key = path
+    *outer, key = place
     holder = content
     for name in outer:
         holder = holder[name]
@@ -164,12 +164,12 @@ def load_changed(
     return load(content, folder)
 
 
-@pytest.mark.parametrize("path", PATHS, ids=str)
+@pytest.mark.parametrize("place", PLACES, ids=str)
 def test_a_record_without_one_of_its_parts_is_refused(
-    path: tuple[str | int, ...], content: Any, tmp_path: Path
+    place: tuple[str | int, ...], content: Any, tmp_path: Path
 ) -> None:
-    with pytest.raises(RecordError, match=rf"must contain \[.*'{path[-1]}'"):
-        load_changed(content, path, tmp_path)
+    with pytest.raises(RecordError, match=rf"must contain \[.*'{place[-1]}'"):
+        load_changed(content, place, tmp_path)
 
 
 def test_steps_may_stand_in_every_variant_instead(content: Any, tmp_path: Path) -> None:
@@ -186,9 +186,9 @@ def test_steps_may_stand_in_every_variant_instead(content: Any, tmp_path: Path) 
 
 
 @pytest.mark.parametrize(
-    ("path", "value"),
+    ("place", "value"),
     [
-        *((path, ["?"]) for path in PATHS),  # of the wrong type
+        *((place, ["?"]) for place in PLACES),  # of the wrong type
         (("schema",), 2),
         (("name",), "Tiny Net"),
         (("command",), "rm -rf /"),
@@ -217,11 +217,11 @@ def test_steps_may_stand_in_every_variant_instead(content: Any, tmp_path: Path) 
     ids=str,
 )
 def test_a_wrong_value_is_refused_and_named(
-    path: tuple[str | int, ...], value: Any, content: Any, tmp_path: Path
+    place: tuple[str | int, ...], value: Any, content: Any, tmp_path: Path
 ) -> None:
     message = r"schema.json, got .*changed.json, where \$.*run the experiment"
     with pytest.raises(RecordError, match=message):
-        load_changed(content, path, tmp_path, value)
+        load_changed(content, place, tmp_path, value)
 
 
 @pytest.mark.parametrize(
