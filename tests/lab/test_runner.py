@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import pty
-import re
 import subprocess
 import sys
 import termios
@@ -109,20 +108,16 @@ def test_an_experiment_depends_on_its_seed_alone(name: str) -> None:
     assert len(set(both.values())) == len(both)
 
 
-def test_a_run_without_a_place_writes_nothing(
+def test_a_run_works_outside_of_the_main_thread_and_writes_nothing_without_a_place(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    run(TINY)
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_a_run_works_outside_of_the_main_thread() -> None:
     found: list[Record] = []
     thread = threading.Thread(target=lambda: found.append(run(TINY)))
     thread.start()
     thread.join()
     assert results(found[0]) == results(run(TINY))
+    assert list(tmp_path.iterdir()) == []
 
 
 # --- the record
@@ -244,12 +239,3 @@ def read(master: int) -> bytes:
 def test_a_terminal_shows_the_run_its_loss_and_the_time_left(tmp_path: Path) -> None:
     text = shown_on_a_terminal("--slow", "--out", str(tmp_path / "tiny.json"))
     assert tiny.PROGRESS.search(text), text
-
-
-def test_nothing_is_shown_where_nobody_looks(tmp_path: Path) -> None:
-    command = [sys.executable, "tiny.py", "--out", str(tmp_path / "tiny.json")]
-    done = subprocess.run(
-        command, cwd=WHERE, capture_output=True, check=True, text=True
-    )
-    assert done.stderr == ""
-    assert re.fullmatch(r".*/tiny.json: 4 runs in \d+ s\n", done.stdout)

@@ -115,9 +115,8 @@ def commit() -> dict[str, Any]:
 
 def device(place: torch.device) -> dict[str, Any]:
     """Type and name of a device, and the threads of this process."""
-    name = platform.machine()
-    if place.type == "cuda":
-        name = torch.cuda.get_device_name(place)
+    is_gpu = place.type == "cuda"
+    name = torch.cuda.get_device_name(place) if is_gpu else platform.machine()
     return {"type": place.type, "name": name, "threads": torch.get_num_threads()}
 
 

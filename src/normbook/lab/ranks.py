@@ -30,12 +30,7 @@ PATIENCE = timedelta(days=30)
 class Ranks:
     """Which process among those that ``torchrun`` started; the only one by default.
 
-    Attributes
-    ----------
-    rank, count : int
-        Number of this process, from 0, and of all.
-    local, local_count : int
-        The same among those on this machine.
+    Number of this process, from 0, and of all; the same among those on this machine.
     """
 
     rank: int = 0
@@ -102,13 +97,9 @@ def is_first() -> bool:
 def join(*, tensors_on: str = "cpu", timeout: timedelta = PATIENCE) -> Iterator[Ranks]:
     """Join the processes of ``torchrun``, if it started this one.
 
-    Parameters
-    ----------
-    tensors_on : "cpu" or "cuda"
-        Where the tensors are that travel between them. Records do so in any case.
-    timeout : timedelta
-        How long a process waits for the others, then RunError. OtherProcessError if
-        another one has ended before its time.
+    The tensors that travel between them are on the CPU or on "cuda". RunError where
+    one has waited for the others so long; OtherProcessError if another one has ended
+    before its time.
     """
     ranks = Ranks.started()
     if ranks.count == 1:

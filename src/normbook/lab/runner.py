@@ -524,19 +524,23 @@ def _differ(
     moved: Sequence[Run],
 ) -> list[str]:
     """Name what is off by more than rounding, and than the moved starts make it."""
+    begins = int(is_steady)  # the first step at which they count
 
     def agree(
         stored: Sequence[Any],
         values: Sequence[Any],
-        others: Sequence[Sequence[Any]],
+        others: Iterable[Sequence[Any]],
         steps: Iterable[int],
         relative: Iterable[float],
     ) -> bool:
-        free = _freedom(values, others, steps, begins=int(is_steady))
-        rows = zip(stored, values, relative, free, strict=False)
-        return len(stored) >= len(values) and all(
-            _close(a, b, most, precision.zero + far) for a, b, most, far in rows
-        )
+        free = 0.0  # ten times the most that a moved start has made of it
+        rows = zip(stored, values, steps, relative, *others, strict=False)
+        for kept_value, value, step, allowed, *elsewhere in rows:
+            if step >= begins and not isinstance(value, str):
+                free = max([free, *(10 * _apart(other, value) for other in elsewhere)])
+            if not _close(kept_value, value, allowed, precision.zero + free):
+                return False
+        return len(stored) >= len(values)
 
     quantities = []
     others = [other.opening for other in moved if is_steady]
@@ -552,24 +556,6 @@ def _differ(
     return quantities
 
 
-def _freedom(
-    values: Sequence[Any],
-    moved: Sequence[Sequence[Any]],
-    steps: Iterable[int],
-    begins: int,
-) -> list[float]:
-    """Ten times the most that a moved start makes of it by each step."""
-    free, most = [], 0.0
-    for place, (value, step) in enumerate(zip(values, steps, strict=False)):
-        is_free = step >= begins and not isinstance(value, str)
-        for other in moved if is_free else ():
-            apart = np.array(other[place], float) - np.array(value, float)
-            far = np.abs(apart[np.isfinite(apart)]).max(initial=0.0)
-            most = max(most, 10 * float(far))
-        free.append(most)
-    return free
-
-
 def _moved(run: Run, relative: float, seed: int) -> Run:
     """Move each weight by a few times what float32 rounds off."""
     rand = torch.Generator().manual_seed(seed)
@@ -578,6 +564,11 @@ def _moved(run: Run, relative: float, seed: int) -> Run:
             draw = torch.randn(weight.shape, generator=rand)
             weight.mul_(1 + relative * draw.to(weight))
     return run
+
+
+def _apart(a: Any, b: Any) -> float:
+    apart = np.array(a, float) - np.array(b, float)
+    return float(np.abs(apart[np.isfinite(apart)]).max(initial=0.0))
 
 
 def _close(stored: Any, repeated: Any, relative: float, zero: float) -> bool:
