@@ -40,17 +40,14 @@ def test_every_variant_is_run_with_every_seed() -> None:
     assert [*results(run(TINY))] == pairs
 
 
-def test_measurements_stand_before_the_first_update_and_at_the_end() -> None:
-    found = run(tiny.with_settings(TINY, steps=25))
-    assert found.steps("weights").tolist() == [0, 10, 20, 25]
-    assert found.steps("training").tolist() == [10, 20]
-    assert found.values("plain", "weights", "each").shape == (2, 4, 3)
-
-
-def test_a_variant_may_have_a_length_of_its_own(tmp_path: Path) -> None:
+def test_a_variant_may_have_a_length_of_its_own_and_is_measured_at_both_ends(
+    tmp_path: Path,
+) -> None:
     found = run(UNEQUAL, out=tmp_path / "tiny.json")
     assert found.steps("weights", "plain").tolist() == [0, 10, 20, 30]
     assert found.steps("weights", "longer").tolist() == [0, 10, 20, 30, 40, 45]
+    assert found.steps("training", "longer").tolist() == [10, 20, 30, 40]
+    assert found.values("longer", "weights", "each").shape == (2, 6, 3)
     assert runner.replay(record.load(tmp_path / "tiny.json"), UNEQUAL, None) == []
 
 
@@ -86,13 +83,6 @@ def test_a_run_does_not_depend_on_those_before_it() -> None:
     single = tiny.with_variants(TINY, "noisy, rate=0.1")
     assert results(run(TINY, seeds=[3, 0])) == together
     assert results(run(single, seeds=[3])).items() <= together.items()
-
-
-def test_a_run_does_not_depend_on_its_checkpoints(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(runner, "CHECKPOINT_SECONDS", -1.0)
-    assert results(run(TINY, out=tmp_path / "a.json")) == results(run(TINY))
 
 
 FEW = {"tiny": TINY, **{name: tiny.few(name) for name in tiny.FEW}}

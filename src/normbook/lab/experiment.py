@@ -269,8 +269,8 @@ class Experiment:
     scales : mapping from name to Scale
         "live" takes embedded data and seconds; "paper" is what the source did.
     begin : callable
-        Takes the settings of one variant, a seed, the data set (a ``Dataset``, or
-        ``Sequences``; None where there is none) and the device; returns the
+        Takes the settings of one variant, a seed, what
+        :func:`~normbook.lab.runner.load_data` returns, and the device; returns the
         :class:`Run` at step 0.
     figures : callable
         Takes a record of this experiment; returns figures by name, drawn beside

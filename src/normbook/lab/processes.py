@@ -34,14 +34,11 @@ from normbook.errors import ProcessError
 
 __all__ = ["run"]
 
-# Seconds. To import torch takes long where many processes do so at once;
-START = 600.0
-# an answer is looked for this often;
-GLANCE = 0.01
-# after one process has failed, the others may still say what they saw;
-LAST_WORDS = 1.0
-# and when all have answered, each may end by itself.
-FAREWELL = 10.0
+# Seconds.
+START = 600.0  # to import torch takes long where many processes do so at once
+GLANCE = 0.01  # between two looks for an answer
+LAST_WORDS = 1.0  # after one process has failed, the others may say what they saw
+FAREWELL = 10.0  # when all have answered, each may end by itself
 
 # A new interpreter finds its modules where this one does. The program that runs here
 # is not imported there: it would start processes in its turn.
@@ -54,7 +51,7 @@ PROGRAM = (
 def run(
     function: Callable[..., Any], count: int, *arguments: Any, timeout: float = 60.0
 ) -> list[Any]:
-    """Call a function in several new processes at once.
+    """Call a function in so many new processes at once; list what it returned in each.
 
     Inside, ``torch.distributed`` is initialized with the backend gloo:
     ``torch.distributed.get_rank()`` gives the number of the process, from 0, and
@@ -67,16 +64,9 @@ def run(
         What it uses travels with it, as do its arguments, the same for each process,
         and its result, so all must be picklable. What it prints is printed here at
         the end, process by process.
-    count : int
-        Number of processes, at least 1.
     timeout : float
         Seconds that the function may take, and that a collective operation waits for
         the other processes. To start the processes takes some seconds more.
-
-    Returns
-    -------
-    list
-        What the function returned in each process, in order of rank.
 
     Raises
     ------

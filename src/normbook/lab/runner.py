@@ -89,8 +89,6 @@ def run(
 
     Parameters
     ----------
-    scale : str
-        A key of ``experiment.scales``.
     seeds : sequence of int, optional
         Those of the scale if left out.
     on : device
