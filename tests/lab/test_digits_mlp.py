@@ -56,6 +56,9 @@ def test_weights_have_the_stated_scale_and_biases_are_zero() -> None:
     assert first.weight.std().item() == pytest.approx(2 / 30, rel=0.01)
     assert second.weight.std().item() == pytest.approx(2 / 20, rel=0.01)
     assert not first.bias.any()
+    stated = build(generator=seeded(), depth=1, width=400, std=0.5, features=900)[0]
+    assert isinstance(stated, nn.Linear)
+    assert stated.weight.std().item() == pytest.approx(0.5, rel=0.01)
 
 
 def test_everything_is_float64() -> None:
