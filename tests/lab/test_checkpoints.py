@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import signal
 import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import tiny
 import torch
+from tiny import results
 
 from normbook.errors import RunError
 from normbook.lab import checkpoints, provenance, record, runner
 from normbook.lab.experiment import Experiment, Run
-from normbook.lab.record import Record
 from normbook.lab.runner import run
 
 FEW = tiny.with_settings(tiny.EXPERIMENT, steps=3, measure_every=2)
@@ -43,32 +44,35 @@ def folder(out: Path) -> Path:
     return Path(f"{out}.partial")
 
 
-def results(of: Record) -> list[str]:
-    """All that the runs computed; as text, where NaN is NaN."""
-    return [repr((r.variant, r.seed, r.opening, r.curves)) for r in of.runs]
-
-
+@contextlib.contextmanager
 def at_update(
-    number: int, action: Callable[[], object], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Do something in this update, counted from 1 over all runs."""
+    number: int, action: Callable[[], object] = lambda: None
+) -> Iterator[Counter[str]]:
+    """Do something in this update, counted from 1 over all runs; count them."""
     original, counts = Run.update, Counter[str]()
 
     def update(self: Run) -> float:
-        counts["update"] += 1
-        if counts["update"] == number:
+        counts["updates"] += 1
+        if counts["updates"] == number:
             action()
         return original(self)
 
-    monkeypatch.setattr(Run, "update", update)
-
-
-def interrupt(out: Path | None, number: int, experiment: Experiment = FEW) -> None:
-    """Run until Ctrl-C comes in this update."""
     with pytest.MonkeyPatch.context() as patch:
-        at_update(number, lambda: signal.raise_signal(signal.SIGINT), patch)
-        with pytest.raises(KeyboardInterrupt):
-            run(experiment, out=out)
+        patch.setattr(Run, "update", update)
+        yield counts
+
+
+def interrupt(
+    out: Path | None,
+    number: int,
+    experiment: Experiment = FEW,
+    *,
+    is_resumed: bool = False,
+    action: Callable[[], object] = lambda: signal.raise_signal(signal.SIGINT),
+) -> None:
+    """Run until Ctrl-C comes in this update."""
+    with at_update(number, action), pytest.raises(KeyboardInterrupt):
+        run(experiment, out=out, is_resumed=is_resumed)
 
 
 # --- Ctrl-C
@@ -86,10 +90,7 @@ def test_after_ctrl_c_a_run_goes_on_to_the_same_result(number: int, out: Path) -
 def test_a_run_can_be_interrupted_again_and_again(out: Path) -> None:
     interrupt(out, 2)
     for _ in range(4):
-        with pytest.MonkeyPatch.context() as patch:
-            at_update(2, lambda: signal.raise_signal(signal.SIGINT), patch)
-            with pytest.raises(KeyboardInterrupt):
-                run(FEW, out=out, is_resumed=True)
+        interrupt(out, 2, is_resumed=True)
     resumed = run(FEW, out=out, is_resumed=True)
     assert results(resumed) == results(run(FEW))
 
@@ -99,9 +100,7 @@ def test_the_update_under_way_is_finished_and_saved(
     number: signal.Signals, out: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(runner, "CHECKPOINT_SECONDS", 1e9)
-    at_update(2, lambda: signal.raise_signal(number), monkeypatch)
-    with pytest.raises(KeyboardInterrupt):
-        run(FEW, out=out)
+    interrupt(out, 2, action=lambda: signal.raise_signal(number))
     content = (folder(out) / "plain-0.pt").read_bytes()[: -checkpoints.DIGEST_BYTES]
     (folder(out) / "content").write_bytes(content)
     kept = torch.load(folder(out) / "content", weights_only=True)
@@ -109,17 +108,14 @@ def test_the_update_under_way_is_finished_and_saved(
 
 
 def test_a_second_ctrl_c_ends_at_once_and_the_last_checkpoint_is_whole(
-    out: Path, monkeypatch: pytest.MonkeyPatch
+    out: Path,
 ) -> None:
     def twice() -> None:
         signal.raise_signal(signal.SIGINT)
         signal.raise_signal(signal.SIGINT)
         pytest.fail("it went on")
 
-    with pytest.MonkeyPatch.context() as patch:
-        at_update(3, twice, patch)
-        with pytest.raises(KeyboardInterrupt):
-            run(FEW, out=out)
+    interrupt(out, 3, action=twice)
     assert results(run(FEW, out=out, is_resumed=True)) == results(run(FEW))
 
 
@@ -139,16 +135,12 @@ def test_ctrl_c_in_the_last_measurement_begins_no_other_run(
     assert sorted(p.name for p in folder(out).iterdir()) == ["plain-0.pt", "plan.json"]
 
 
-def test_signals_are_handled_as_before_once_a_run_is_over(out: Path) -> None:
+def test_signals_are_handled_as_before_once_a_run_is_over() -> None:
     before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
-    interrupt(out, 1)
-    run(FEW, out=out, is_resumed=True)
+    interrupt(None, 2)  # not kept: it ends, too
+    run(FEW)
     after = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
     assert after == before
-
-
-def test_ctrl_c_ends_a_run_that_is_not_kept() -> None:
-    interrupt(None, 2)
 
 
 # --- kill -9
@@ -272,17 +264,6 @@ def test_an_unfinished_run_is_not_begun_anew_by_accident(out: Path) -> None:
         run(FEW, out=out)
 
 
-def test_without_checkpoints_there_is_nothing_to_resume(out: Path) -> None:
-    with pytest.raises(RunError, match=r"got none in .*partial; leave --resume out"):
-        run(FEW, out=out, is_resumed=True)
-    assert list(out.parent.iterdir()) == []
-
-
-def test_the_folder_of_the_record_must_exist(out: Path) -> None:
-    with pytest.raises(RunError, match=r"in a folder that exists, got .*; make .*no"):
-        run(FEW, out=out.parent / "no" / "record.json")
-
-
 def test_a_folder_of_somebody_else_is_left_alone(out: Path) -> None:
     folder(out).mkdir()
     (folder(out) / "thesis.pt").write_text("precious")
@@ -301,19 +282,20 @@ def test_a_file_of_somebody_else_among_the_checkpoints_is_left_alone(
 
 
 @pytest.mark.parametrize(
-    ("what", "message"),
+    ("settings", "options", "message"),
     [
-        ({"seeds": [0]}, r"differ: seeds \(was \[0, 3\], is \[0\]\); restore"),
-        ({"scale": "other"}, r"differ: scale \(was live, is other\);"),
+        ({}, {"seeds": [0]}, r"differ: seeds \(was \[0, 3\], is \[0\]\); restore"),
+        ({}, {"scale": "other"}, r"differ: scale \(was live, is other\);"),
+        ({"steps": 4}, {}, r"differ: settings \(was"),
     ],
 )
 def test_a_resumed_run_must_be_the_one_that_was_begun(
-    what: dict[str, Any], message: str, out: Path
+    settings: dict[str, Any], options: dict[str, Any], message: str, out: Path
 ) -> None:
     both = tiny.with_scale(FEW, "other", FEW.scales["live"])
     interrupt(out, 2, both)
     with pytest.raises(RunError, match=message):
-        run(both, out=out, is_resumed=True, **what)
+        run(tiny.with_settings(both, **settings), out=out, is_resumed=True, **options)
 
 
 @pytest.mark.parametrize(
@@ -331,12 +313,6 @@ def test_a_run_is_not_resumed_where_its_numbers_would_be_others(
     monkeypatch.setattr(provenance, function, lambda *_: value)
     with pytest.raises(RunError, match=rf"differ: {function} .*or delete .*partial"):
         run(FEW, out=out, is_resumed=True)
-
-
-def test_a_run_is_not_resumed_with_other_settings(out: Path) -> None:
-    interrupt(out, 2)
-    with pytest.raises(RunError, match=r"differ: settings \(was"):
-        run(tiny.with_settings(FEW, steps=4), out=out, is_resumed=True)
 
 
 def test_another_commit_of_the_same_sources_may_go_on(
@@ -409,28 +385,22 @@ def full_disk(*_: object) -> None:
 
 def test_a_disk_that_fills_up_keeps_the_last_checkpoint(out: Path) -> None:
     message = r"plain-0.pt cannot \(No space left on device\); make room, .*--resume"
-    with pytest.MonkeyPatch.context() as patch:
-        at_update(3, lambda: patch.setattr("os.fsync", full_disk), patch)
-        with pytest.raises(RunError, match=message):
-            run(FEW, out=out)
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        at_update(3, lambda: patch.setattr("os.fsync", full_disk)),
+        pytest.raises(RunError, match=message),
+    ):
+        run(FEW, out=out)
     assert not list(folder(out).glob("*.part"))
-    resumed, updates = finish(out)
-    assert updates == UPDATES - 2
-    assert results(resumed) == results(run(FEW))
+    check_rest(out, UPDATES - 2)
 
 
-def finish(out: Path) -> tuple[Record, int]:
-    """Resume; give the record, and how many updates it took."""
-    original, counts = Run.update, Counter[str]()
-
-    def update(self: Run) -> float:
-        counts["update"] += 1
-        return original(self)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Run, "update", update)
+def check_rest(out: Path, updates: int) -> None:
+    """Resume: so many updates are left, and lead to the same result."""
+    with at_update(0) as counts:
         resumed = run(FEW, out=out, is_resumed=True)
-    return resumed, counts["update"]
+    assert counts["updates"] == updates
+    assert results(resumed) == results(run(FEW))
 
 
 def test_a_disk_that_is_full_at_the_end_loses_nothing(out: Path) -> None:
@@ -440,9 +410,7 @@ def test_a_disk_that_is_full_at_the_end_loses_nothing(out: Path) -> None:
         with pytest.raises(RunError, match=message):
             run(FEW, out=out)
     assert not out.exists()
-    resumed, updates = finish(out)
-    assert updates == 0
-    assert results(resumed) == results(run(FEW))
+    check_rest(out, 0)
 
 
 def test_a_folder_that_may_not_be_written_to_is_told(
@@ -459,18 +427,19 @@ def test_a_folder_that_may_not_be_written_to_is_told(
 # --- what is kept in a checkpoint
 
 
-def test_a_finished_run_is_not_measured_again(out: Path) -> None:
+def test_a_finished_run_is_not_measured_again(
+    out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     interrupt(out, UPDATES)
-    with pytest.MonkeyPatch.context() as patch:
-        measured: list[int] = []
-        original = Run.measure
+    measured: list[int] = []
+    original = Run.measure
 
-        def measure(self: Run, steps: int) -> None:
-            measured.append(self.step)
-            original(self, steps)
+    def measure(self: Run, steps: int) -> None:
+        measured.append(self.step)
+        original(self, steps)
 
-        patch.setattr(Run, "measure", measure)
-        run(FEW, out=out, is_resumed=True)
+    monkeypatch.setattr(Run, "measure", measure)
+    run(FEW, out=out, is_resumed=True)
     assert measured == [3]  # the last measurement of the run that was interrupted
 
 
@@ -480,10 +449,7 @@ def test_the_time_of_all_parts_is_added_up(out: Path) -> None:
         signal.raise_signal(signal.SIGINT)
 
     for is_resumed in (False, True):
-        with pytest.MonkeyPatch.context() as patch:
-            at_update(1, rest_and_interrupt, patch)
-            with pytest.raises(KeyboardInterrupt):
-                run(FEW, out=out, is_resumed=is_resumed)
+        interrupt(out, 1, is_resumed=is_resumed, action=rest_and_interrupt)
     resumed = run(FEW, out=out, is_resumed=True)
     assert resumed.runs[0].wall_seconds >= 0.4
     assert resumed.wall_seconds >= sum(r.wall_seconds for r in resumed.runs) - 0.001

@@ -36,13 +36,15 @@ def kinds(model: nn.Sequential) -> list[str]:
     return [type(layer).__name__ for layer in model]
 
 
-def test_the_norm_stands_where_it_is_asked_to() -> None:
-    before = build(generator=seeded(), depth=1)
+def test_any_norm_stands_where_it_is_asked_to() -> None:
+    before = build(generator=seeded(), depth=1, norm=lambda n: BatchNorm1d(n, eps=1.0))
     after = build(generator=seeded(), depth=1, placement="after", activation="tanh")
     without = build(generator=seeded(), depth=2, norm=None)
     assert kinds(before) == ["Linear", "BatchNorm1d", "ReLU", "Linear"]
     assert kinds(after) == ["Linear", "Tanh", "BatchNorm1d", "Linear"]
     assert kinds(without) == ["Linear", "ReLU"] * 2 + ["Linear"]
+    assert isinstance(before[1], BatchNorm1d)
+    assert before[1].eps == 1.0
 
 
 def test_weights_have_the_stated_scale_and_biases_are_zero() -> None:
@@ -54,6 +56,9 @@ def test_weights_have_the_stated_scale_and_biases_are_zero() -> None:
     assert first.weight.std().item() == pytest.approx(2 / 30, rel=0.01)
     assert second.weight.std().item() == pytest.approx(2 / 20, rel=0.01)
     assert not first.bias.any()
+    stated = build(generator=seeded(), depth=1, width=400, std=0.5, features=900)[0]
+    assert isinstance(stated, nn.Linear)
+    assert stated.weight.std().item() == pytest.approx(0.5, rel=0.01)
 
 
 def test_everything_is_float64() -> None:
@@ -102,7 +107,7 @@ def test_equal_seeds_train_equally(data: Split) -> None:
     assert first.test_loss[0, 0] != first.test_loss[1, 0]
 
 
-def test_evaluation_uses_the_running_statistics_and_puts_the_mode_back(
+def test_evaluation_uses_the_running_statistics_and_changes_nothing(
     data: Split,
 ) -> None:
     model = build(generator=seeded(), depth=1)
@@ -113,52 +118,18 @@ def test_evaluation_uses_the_running_statistics_and_puts_the_mode_back(
     assert loss == nn.functional.cross_entropy(scores, data.y_test).item()
     assert accuracy == (scores.argmax(1) == data.y_test).double().mean().item()
     assert all(torch.equal(v, state[k]) for k, v in model.state_dict().items())
-    model.train()
-    evaluate(model, data.x_test, data.y_test)
-    assert model.training
-
-
-def test_a_broken_network_leaves_its_mode_as_it_was(data: Split) -> None:
-    model = build(generator=seeded(), features=63)
-    with pytest.raises(RuntimeError):
-        evaluate(model, data.x_test, data.y_test)
-    assert model.training
-
-
-def test_any_norm_can_be_asked_for() -> None:
-    model = build(generator=seeded(), depth=1, norm=lambda n: BatchNorm1d(n, eps=1.0))
-    assert isinstance(model[1], BatchNorm1d)
-    assert model[1].eps == 1.0
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"batch_size": 0}, r"batch_size must lie in 1\.\.1437, got 0"),
-        ({"batch_size": 1438}, "got 1438"),
-        ({"steps": 10, "every": 11}, r"every must lie in 1\.\.steps = 10, got 11"),
-    ],
-)
-def test_bad_training_options_are_refused(
-    data: Split, options: dict[str, Any], message: str
-) -> None:
-    with pytest.raises(ValueError, match=message):
-        train(build(generator=seeded()), data, generator=seeded(), **options)
-
-
-def test_bad_networks_are_refused() -> None:
-    with pytest.raises(ValueError, match='"before" or "after", got \'around\''):
-        build(generator=seeded(), placement="around")  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="activation must be one of relu, sigmoid"):
-        build(generator=seeded(), activation="gelu")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("features", [64, 63])
-def test_evaluation_leaves_a_frozen_layer_frozen(data: Split, features: int) -> None:
+def test_evaluation_puts_each_mode_back_that_of_a_frozen_layer_too(
+    data: Split, features: int
+) -> None:
     model = build(generator=seeded(), features=features)
     model[1].eval()
     modes = [module.training for module in model.modules()]
-    with contextlib.suppress(RuntimeError):  # 63 features do not fit
+    assert model.training
+    fails = contextlib.nullcontext() if features == 64 else pytest.raises(RuntimeError)
+    with fails:
         evaluate(model, data.x_test, data.y_test)
     assert [module.training for module in model.modules()] == modes
 
@@ -167,7 +138,14 @@ def test_evaluation_leaves_a_frozen_layer_frozen(data: Split, features: int) -> 
     ("options", "error", "message"),
     [
         ({"every": 2.5}, TypeError, r"every must be a whole number, got 2\.5"),
+        (
+            {"steps": 10, "every": 11},
+            ValueError,
+            r"every must lie in 1\.\.steps = 10, got 11",
+        ),
         ({"batch_size": 60.0}, TypeError, r"batch_size must be a whole.*got 60\.0"),
+        ({"batch_size": 0}, ValueError, r"batch_size must lie in 1\.\.1437, got 0"),
+        ({"batch_size": 1438}, ValueError, "got 1438"),
         ({"steps": True}, TypeError, "steps must be a whole number, got True"),
         ({"steps": 0}, ValueError, "steps must be at least 1, got 0"),
         ({"learning_rate": np.nan}, ValueError, "learning_rate must be.*got nan"),
@@ -181,9 +159,9 @@ def test_what_cannot_be_trained_with_is_refused(
     data: Split, options: dict[str, Any], error: type[Exception], message: str
 ) -> None:
     model = build(generator=seeded()).eval()
-    given: dict[str, Any] = {"data": data, "generator": seeded()} | options
+    arguments: dict[str, Any] = {"data": data, "generator": seeded()} | options
     with pytest.raises(error, match=message):
-        train(model, **given)
+        train(model, **arguments)
     assert not model.training
 
 
@@ -191,14 +169,10 @@ def test_what_cannot_be_trained_with_is_refused(
 def test_images_and_labels_of_different_number_are_refused(
     data: Split, name: str
 ) -> None:
-    labels = getattr(data, f"y_{name}")[:-1]
+    fewer = data._replace(**{f"y_{name}": getattr(data, f"y_{name}")[:-1]})
     message = f"x_{name} and y_{name} must hold equally many"
     with pytest.raises(ValueError, match=message):
-        train(
-            build(generator=seeded()),
-            data._replace(**{f"y_{name}": labels}),
-            generator=seeded(),
-        )
+        train(build(generator=seeded()), fewer, generator=seeded())
 
 
 @pytest.mark.parametrize(
@@ -213,9 +187,11 @@ def test_images_and_labels_of_different_number_are_refused(
         ({"norm": 3}, TypeError, "norm must make a layer.*got 3"),
         ({"norm": lambda n: n}, TypeError, "norm must return.*got int"),
         ({"generator": None}, TypeError, "generator must be.*got NoneType"),
+        ({"placement": "around"}, ValueError, '"before" or "after", got \'around\''),
+        ({"activation": "gelu"}, ValueError, "activation must be one of relu, sigmoid"),
     ],
 )
-def test_bad_sizes_gains_and_norms_are_refused(
+def test_bad_networks_are_refused(
     options: dict[str, Any], error: type[Exception], message: str
 ) -> None:
     with pytest.raises(error, match=message):

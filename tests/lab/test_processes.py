@@ -117,16 +117,17 @@ def is_running(pid: int) -> bool:
     return True
 
 
-def test_each_process_has_its_number_and_all_share_what_they_add() -> None:
-    capture = outcome(compute, (1.0, 2.5))
-    assert [result[:3] for result in capture.results] == [
-        (0, 2, [1.0, 2.5]),
-        (1, 2, [1.0, 2.5]),
-    ]
+def test_each_process_has_its_number_and_one_thread_and_they_share_what_they_add() -> (
+    None
+):
+    found = outcome(compute, (1.0, 2.5))
+    assert found.results == [(rank, 2, [1.0, 2.5], 1) for rank in (0, 1)]
+    check_nothing_is_left(found)
 
 
-def test_a_process_computes_with_one_thread() -> None:
-    assert [result[3] for result in outcome(compute, (1.0, 2.5)).results] == [1, 1]
+def check_nothing_is_left(found: Outcome) -> None:
+    assert not any(map(is_running, found.pids))
+    assert found.left == []
 
 
 def test_what_processes_print_appears_here_in_order_and_no_noise(
@@ -149,43 +150,22 @@ FAILURES: list[tuple[Callable[[], None], float, str]] = [
     (stop, SHORT, "process 1 of 2 had not answered when all were ended"),
     (sleep, SHORT, "process 1 of 2 had not answered when all.*in sleep\n"),
 ]
-failures = pytest.mark.parametrize(
+
+
+@pytest.mark.parametrize(
     ("act", "timeout", "message"),
     FAILURES,
     ids=lambda value: getattr(value, "__name__", ""),
 )
-
-
-@failures
-def test_a_failure_is_told_with_the_process_and_the_place(
+def test_a_failure_is_told_with_its_place_nobody_waits_for_it_and_nothing_is_left(
     act: Callable[[], None], timeout: float, message: str
 ) -> None:
     found = outcome(fail, act, timeout=timeout)
     assert re.search(message, found.error, re.S)
     assert found.results == []
-
-
-@failures
-def test_no_process_waits_for_one_that_has_failed(
-    act: Callable[[], None], timeout: float, message: str
-) -> None:
     patience = timeout if timeout == SHORT else 0.0
-    assert outcome(fail, act, timeout=timeout).seconds < patience + SLACK
-
-
-@failures
-def test_after_a_failure_nothing_is_left(
-    act: Callable[[], None], timeout: float, message: str
-) -> None:
-    found = outcome(fail, act, timeout=timeout)
-    assert not any(map(is_running, found.pids))
-    assert found.left == []
-
-
-def test_afterwards_nothing_is_left() -> None:
-    found = outcome(compute, (1.0, 2.5))
-    assert not any(map(is_running, found.pids))
-    assert found.left == []
+    assert found.seconds < patience + SLACK
+    check_nothing_is_left(found)
 
 
 def test_a_process_that_waits_in_vain_says_where() -> None:

@@ -17,7 +17,6 @@ from normbook.__main__ import _parser
 from normbook.data import digits
 from normbook.data.catalogue import MNIST
 from normbook.lab import provenance
-from normbook.lab.ranks import Sharing
 
 CPU = torch.device("cpu")
 WHO = ["-c", "user.name=A", "-c", "user.email=a@example.org"]
@@ -46,24 +45,19 @@ def tracked(folder: Path) -> None:
     git(folder, "commit", "-m", "first")
 
 
-def test_sources_that_are_tracked_have_a_commit(sources: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "is_modified"),
+    [(None, False), ("__init__.py", True), ("new.py", True), ("../notes.txt", False)],
+)
+def test_tracked_sources_have_a_commit_and_are_said_to_differ_from_it(
+    name: str | None, is_modified: bool, sources: Path
+) -> None:
     tracked(sources.parent)
+    if name:
+        (sources / name).write_text("x = 2\n")
     found = provenance.commit()
     assert re.fullmatch("[0-9a-f]{40}", found["commit"])
-    assert not found["is_modified"]
-
-
-@pytest.mark.parametrize("name", ["__init__.py", "new.py"])
-def test_sources_that_were_changed_are_said_to_be(name: str, sources: Path) -> None:
-    tracked(sources.parent)
-    (sources / name).write_text("x = 2\n")
-    assert provenance.commit()["is_modified"]
-
-
-def test_a_change_elsewhere_in_the_repository_does_not_count(sources: Path) -> None:
-    tracked(sources.parent)
-    (sources.parent / "notes.txt").write_text("2")
-    assert not provenance.commit()["is_modified"]
+    assert found["is_modified"] == is_modified
 
 
 def test_sources_outside_of_a_repository_have_no_commit(sources: Path) -> None:
@@ -86,25 +80,21 @@ def test_without_git_there_is_no_commit(
     assert provenance.commit()["commit"] is None
 
 
-def test_the_hash_of_the_code_depends_on_each_file_and_its_name(sources: Path) -> None:
-    seen = {provenance.code()}
-    (sources / "__init__.py").write_text("x = 2\n")
-    seen.add(provenance.code())
-    (sources / "a.py").write_text("")
-    seen.add(provenance.code())
-    (sources / "a.py").rename(sources / "b.py")
-    seen.add(provenance.code())
-    assert len(seen) == 4
-
-
-def test_the_hash_of_the_code_is_the_same_in_another_place(
+def test_the_hash_of_the_code_is_of_each_file_and_its_name_not_of_the_place(
     sources: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    before = provenance.code()
+    seen = [provenance.code()]
+    (sources / "__init__.py").write_text("x = 2\n")
+    seen.append(provenance.code())
+    (sources / "a.py").write_text("")
+    seen.append(provenance.code())
+    (sources / "a.py").rename(sources / "b.py")
+    seen.append(provenance.code())
+    assert len(set(seen)) == 4
     copy = sources.parent / "copy"
     shutil.copytree(sources, copy)
     monkeypatch.setattr(provenance, "ROOT", copy)
-    assert provenance.code() == before
+    assert provenance.code() == seen[-1]
 
 
 def test_versions_are_those_of_what_computes() -> None:
@@ -134,47 +124,36 @@ def test_embedded_data_have_the_hash_of_their_numbers() -> None:
     expected = {"digits": {"scikit-learn": hashlib.sha256(content).hexdigest()}}
     assert provenance.data_hashes("digits", data) == expected
     assert provenance.data_hashes("digits", digits.load(seed=1)) != expected
-
-
-def test_numbers_that_the_run_draws_itself_have_no_hash() -> None:
-    assert provenance.data_hashes("", None) == {}
+    assert provenance.data_hashes("", None) == {}  # numbers that the run draws itself
 
 
 @pytest.mark.parametrize(
-    ("counts", "start"),
+    ("how", "start", "is_parallel", "is_local"),
     [
-        ({}, "normbook run"),
-        ({"processes": 4}, "torchrun --nproc-per-node 4 -m normbook run"),
+        ({}, "normbook run", False, False),
+        ({"processes": 4}, "torchrun --nproc-per-node 4 -m normbook run", False, False),
         (
             {"processes": 4, "machines": 2},
             "torchrun --nnodes 2 --nproc-per-node 2 -m normbook run",
+            False,
+            False,
         ),
+        ({"parallel": "runs"}, "normbook run", False, False),
+        ({"parallel": "batches"}, "normbook run", True, False),
+        ({"parallel": "local batches"}, "normbook run", True, True),
     ],
 )
-def test_the_command_repeats_the_run(counts: Any, start: str) -> None:
-    command = provenance.command("vgg", "cpu", [0, 7], CPU, **counts)
+def test_the_command_repeats_the_run_and_says_what_processes_share(
+    how: Any, start: str, is_parallel: bool, is_local: bool
+) -> None:
+    command = provenance.command("vgg", "cpu", [0, 7], CPU, **how)
     assert command.startswith(start)
     words = command.split()
     options = _parser().parse_args(words[words.index("run") :])
     assert (options.name.name, options.scale) == ("vgg", "cpu")
     assert (options.seeds, options.device) == ([0, 7], "cpu")
-
-
-@pytest.mark.parametrize(
-    ("parallel", "is_parallel", "is_local"),
-    [
-        ("runs", False, False),
-        ("batches", True, False),
-        ("local batches", True, True),
-    ],
-)
-def test_the_command_says_what_processes_share(
-    parallel: Sharing, is_parallel: bool, is_local: bool
-) -> None:
-    command = provenance.command("vgg", "cpu", [0], CPU, parallel=parallel)
-    options = _parser().parse_args(command.split()[1:])
-    found = options.data_parallel, options.local_statistics
-    assert found == (is_parallel, is_local)
+    shared = options.data_parallel, options.local_statistics
+    assert shared == (is_parallel, is_local)
 
 
 def test_the_device_is_described(monkeypatch: pytest.MonkeyPatch) -> None:

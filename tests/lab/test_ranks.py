@@ -52,22 +52,19 @@ def start(*command: str, count: int = 2) -> list[subprocess.Popen[str]]:
     """Start processes as torchrun does."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = str(server.getsockname()[1])
-    common = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, **LOOPBACK}
-    processes = []
-    for rank in map(str, range(count)):
-        own = {"RANK": rank, "LOCAL_RANK": rank}
-        size = {"WORLD_SIZE": str(count), "LOCAL_WORLD_SIZE": str(count)}
-        processes.append(
-            subprocess.Popen(
-                [sys.executable, *command],
-                env={**os.environ, **common, **own, **size},
-                cwd=WHERE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-            )
+    size = {"WORLD_SIZE": str(count), "LOCAL_WORLD_SIZE": str(count)}
+    common = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, **size, **LOOPBACK}
+    return [
+        subprocess.Popen(
+            [sys.executable, *command],
+            env={**os.environ, **common, "RANK": rank, "LOCAL_RANK": rank},
+            cwd=WHERE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
         )
-    return processes
+        for rank in map(str, range(count))
+    ]
 
 
 def together(*command: str, count: int = 2) -> list[tuple[int, str]]:
@@ -76,7 +73,6 @@ def together(*command: str, count: int = 2) -> list[tuple[int, str]]:
 
 
 def ended(processes: list[subprocess.Popen[str]]) -> list[tuple[int, str]]:
-    """Wait for processes; give their exit codes and outputs."""
     # gloo would wait for PATIENCE, which is days
     outputs = [process.communicate(timeout=100)[0] for process in processes]
     return [(p.returncode, o) for p, o in zip(processes, outputs, strict=True)]
@@ -117,11 +113,10 @@ def test_other_code_or_data_on_another_machine_is_refused() -> None:
     assert "code in process 1; install the same on all machines" in text
 
 
-@pytest.fixture(scope="module")
-def records(tmp_path_factory: pytest.TempPathFactory) -> tuple[Record, Record]:
+@pytest.fixture
+def records(tmp_path: Path) -> tuple[Record, Record]:
     """The record of two processes of torchrun, and that of one."""
-    folder = tmp_path_factory.mktemp("records")
-    shared, alone = folder / "shared.json", folder / "alone.json"
+    shared, alone = tmp_path / "shared.json", tmp_path / "alone.json"
     torchrun = ["torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     command = [sys.executable, "-m", *torchrun, "tiny.py", "--out", str(shared)]
     done = subprocess.run(
@@ -133,12 +128,12 @@ def records(tmp_path_factory: pytest.TempPathFactory) -> tuple[Record, Record]:
         text=True,
     )
     assert re.fullmatch(rf"{shared}: 4 runs in \d+ s\n", done.stdout)  # once
-    assert list(folder.iterdir()) == [shared]
+    assert list(tmp_path.iterdir()) == [shared]
     run(tiny.EXPERIMENT, out=alone)
     return record.load(shared), record.load(alone)
 
 
-def test_under_torchrun_the_record_is_that_of_one_process(
+def test_under_torchrun_the_record_is_that_of_one_process_and_tells_the_processes(
     records: tuple[Record, Record],
 ) -> None:
     shared, alone = records
@@ -147,12 +142,6 @@ def test_under_torchrun_the_record_is_that_of_one_process(
         assert getattr(shared, name) == getattr(alone, name), name
     for one, other in zip(shared.runs, alone.runs, strict=True):
         assert replace(one, wall_seconds=0) == replace(other, wall_seconds=0)
-
-
-def test_under_torchrun_the_record_tells_the_processes(
-    records: tuple[Record, Record],
-) -> None:
-    shared, alone = records
     assert alone.device["parallel"] == "runs"
     assert shared.device == {**alone.device, "threads": 1, "ranks": 2}
     assert shared.command == f"torchrun --nproc-per-node 2 -m {alone.command}"

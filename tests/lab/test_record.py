@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import math
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -24,16 +25,15 @@ def made() -> Record:
     return run(tiny.EXPERIMENT)
 
 
-@pytest.fixture
-def path(made: Record, tmp_path: Path) -> Path:
-    record.save(made, tmp_path / "tiny.json")
-    return tmp_path / "tiny.json"
-
-
 @pytest.fixture(scope="module")
-def content(made: Record, tmp_path_factory: pytest.TempPathFactory) -> Any:
+def path(made: Record, tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("record") / "tiny.json"
     record.save(made, path)
+    return path
+
+
+@pytest.fixture
+def content(path: Path) -> Any:
     return json.loads(path.read_text())
 
 
@@ -99,7 +99,7 @@ def test_a_list_of_numbers_is_one_line(path: Path) -> None:
     text = path.read_text()
     assert '\n "seeds": [0, 3],\n' in text
     assert text.count('"step": [0, 10, 20, 30],\n') == 4
-    assert max(map(len, text.splitlines())) > 200  # the losses at the beginning
+    assert not re.search(r"^ *(-|\d|null)", text, re.M)
 
 
 @pytest.mark.parametrize(
@@ -142,7 +142,7 @@ INNER = {
     "device": ["type", "name", "threads", "ranks"],
 }
 OF_A_RUN = ["variant", "seed", "wall_seconds", "opening", "curves"]
-PATHS: list[tuple[str | int, ...]] = [
+PLACES: list[tuple[str | int, ...]] = [
     *((key,) for key in KEYS),
     *((key, inner) for key, inners in INNER.items() for inner in inners),
     *(("runs", 1, key) for key in OF_A_RUN),
@@ -150,53 +150,46 @@ PATHS: list[tuple[str | int, ...]] = [
 ]
 
 
-def changed(content: Any, path: tuple[str | int, ...], change: Any) -> Any:
-    """Copy the content and call `change` with the holder of an entry and its key."""
-    whole = copy.deepcopy(content)
-    holder = whole
-    for key in path[:-1]:
-        holder = holder[key]
-    change(holder, path[-1])
-    return whole
+def load_changed(
+    content: Any, place: tuple[str | int, ...], folder: Path, *value: Any
+) -> Record:
+    """Load the content with another value at one place, or without any."""
+    *outer, key = place
+    holder = content
+    for name in outer:
+        holder = holder[name]
+    if value:
+        (holder[key],) = value
+    else:
+        del holder[key]
+    return load(content, folder)
 
 
-@pytest.mark.parametrize("path", PATHS, ids=str)
+@pytest.mark.parametrize("place", PLACES, ids=str)
 def test_a_record_without_one_of_its_parts_is_refused(
-    path: tuple[str | int, ...], content: Any, tmp_path: Path
+    place: tuple[str | int, ...], content: Any, tmp_path: Path
 ) -> None:
-    broken = changed(content, path, lambda holder, key: holder.pop(key))
-    with pytest.raises(RecordError, match=rf"must contain \[.*'{path[-1]}'"):
-        load(broken, tmp_path)
+    with pytest.raises(RecordError, match=rf"must contain \[.*'{place[-1]}'"):
+        load_changed(content, place, tmp_path)
 
 
 def test_steps_may_stand_in_every_variant_instead(content: Any, tmp_path: Path) -> None:
-    own = copy.deepcopy(content)
-    steps = own["settings"].pop("steps")
-    for variant in own["settings"]["variants"].values():
+    steps = content["settings"].pop("steps")
+    for variant in content["settings"]["variants"].values():
         variant["steps"] = steps
-    assert load(own, tmp_path).settings == own["settings"]
+    assert load(content, tmp_path).settings == content["settings"]
     variant["steps"] = 0
     with pytest.raises(RecordError, match=r"steps must be bigger than or equal to 1"):
-        load(own, tmp_path)
+        load(content, tmp_path)
     del variant["steps"]
     with pytest.raises(RecordError, match=r"must contain \['steps'\] properties"):
-        load(own, tmp_path)
-
-
-@pytest.mark.parametrize("path", PATHS, ids=str)
-def test_a_part_of_the_wrong_type_is_refused(
-    path: tuple[str | int, ...], content: Any, tmp_path: Path
-) -> None:
-    broken = changed(content, path, lambda holder, key: holder.update({key: ["?"]}))
-    with pytest.raises(
-        RecordError, match=r"must follow record.schema.json, got .*where"
-    ):
-        load(broken, tmp_path)
+        load(content, tmp_path)
 
 
 @pytest.mark.parametrize(
-    ("path", "value"),
+    ("place", "value"),
     [
+        *((place, ["?"]) for place in PLACES),  # of the wrong type
         (("schema",), 2),
         (("name",), "Tiny Net"),
         (("command",), "rm -rf /"),
@@ -225,15 +218,11 @@ def test_a_part_of_the_wrong_type_is_refused(
     ids=str,
 )
 def test_a_wrong_value_is_refused_and_named(
-    path: tuple[str | int, ...], value: Any, content: Any, tmp_path: Path
+    place: tuple[str | int, ...], value: Any, content: Any, tmp_path: Path
 ) -> None:
-    def change(holder: Any, key: str | int) -> None:
-        holder[key] = value
-
-    with pytest.raises(
-        RecordError, match=r"changed.json, where \$.*run the experiment"
-    ):
-        load(changed(content, path, change), tmp_path)
+    message = r"schema.json, got .*changed.json, where \$.*run the experiment"
+    with pytest.raises(RecordError, match=message):
+        load_changed(content, place, tmp_path, value)
 
 
 @pytest.mark.parametrize(
@@ -249,21 +238,18 @@ def test_a_wrong_value_is_refused_and_named(
 def test_there_is_one_run_for_each_variant_and_seed(
     change: Callable[[Any], object], content: Any, tmp_path: Path
 ) -> None:
-    broken = copy.deepcopy(content)
-    change(broken["runs"])
+    change(content["runs"])
     with pytest.raises(RecordError, match="one run for each variant and seed"):
-        load(broken, tmp_path)
+        load(content, tmp_path)
 
 
 @pytest.mark.parametrize("quantity", ["each", "angle", "step"])
 def test_a_curve_has_a_value_for_each_step(
     quantity: str, content: Any, tmp_path: Path
 ) -> None:
-    broken = copy.deepcopy(content)
-    broken["runs"][2]["curves"]["weights"][quantity].pop()
     message = r"as many values as steps, got .* in noisy, rate=0.1, seed 0: weights"
     with pytest.raises(RecordError, match=message):
-        load(broken, tmp_path)
+        load_changed(content, ("runs", 2, "curves", "weights", quantity, -1), tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -319,8 +305,5 @@ def test_a_value_that_the_record_lacks_is_named(
 ) -> None:
     with pytest.raises(RecordError, match=message):
         made.values(*arguments)
-
-
-def test_steps_of_what_the_record_lacks_are_refused(made: Record) -> None:
     with pytest.raises(RecordError, match=r"weights / step.*got test / step"):
         made.steps("test")

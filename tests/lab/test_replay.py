@@ -15,7 +15,7 @@ import tiny
 from normbook.errors import RunError
 from normbook.lab import record, runner
 from normbook.lab.experiment import Experiment
-from normbook.lab.record import Record, RunRecord
+from normbook.lab.record import Record
 from normbook.lab.runner import replay, run
 
 TINY = tiny.EXPERIMENT
@@ -33,15 +33,12 @@ def test_a_true_record_repeats(kept: Record) -> None:
     assert replay(kept, TINY, None) == []
 
 
-def test_a_record_in_memory_repeats_too() -> None:
+def test_a_record_of_settings_with_a_tuple_repeats_in_memory_too(
+    tmp_path: Path,
+) -> None:
     with_tuple = tiny.with_settings(TINY, layers=(1, 2))  # a list on the disk
-    assert replay(run(with_tuple), with_tuple, None) == []
-
-
-def test_a_record_of_settings_with_a_tuple_repeats(tmp_path: Path) -> None:
-    with_tuple = tiny.with_settings(TINY, layers=(1, 2))
-    run(with_tuple, out=tmp_path / "tiny.json")
-    assert replay(record.load(tmp_path / "tiny.json"), with_tuple, None) == []
+    assert replay(run(with_tuple, out=tmp_path / "a.json"), with_tuple, None) == []
+    assert replay(record.load(tmp_path / "a.json"), with_tuple, None) == []
 
 
 def test_a_run_shorter_than_the_opening_repeats() -> None:
@@ -59,13 +56,26 @@ def change_run(kept: Record, change: Callable[[Any], Any]) -> Record:
     return false
 
 
+def with_loss(kept: Record, step: int, factor: float) -> Record:
+    """Copy the record and change one loss of that run."""
+    false = copy.deepcopy(kept)
+    false.runs[2].opening[step] *= factor
+    return false
+
+
+def with_weight(kept: Record, factor: float) -> Record:
+    """Copy the record and change the largest weight that it measured first."""
+
+    false = copy.deepcopy(kept)
+    each = false.runs[2].curves["weights"]["each"][0]
+    each[int(np.argmax(np.abs(each)))] *= factor
+    return false
+
+
 @pytest.mark.parametrize("step", [0, 10, 19])
 @pytest.mark.parametrize("factor", [1.0001, -1.0, 0.0])
 def test_a_changed_loss_is_found(step: int, factor: float, kept: Record) -> None:
-    def change(false: RunRecord) -> None:
-        false.opening[step] *= factor
-
-    found = replay(change_run(kept, change), TINY, None)
+    found = replay(with_loss(kept, step, factor), TINY, None)
     assert found == ["noisy, rate=0.1, seed 0: losses of the first 20 steps"]
 
 
@@ -107,15 +117,11 @@ def test_what_is_missing_or_of_another_shape_is_found(
     assert all(line.startswith("noisy, rate=0.1, seed 0: ") for line in found)
 
 
-def test_another_seed_is_found(kept: Record) -> None:
+def test_another_seed_or_learning_rate_is_found(kept: Record) -> None:
     runs = [replace(of, seed=of.seed + 1) for of in kept.runs]
-    found = replay(replace(kept, runs=runs), TINY, None)
-    assert len([line for line in found if "losses" in line]) == 4
-
-
-def test_another_learning_rate_is_found(kept: Record) -> None:
-    found = replay(kept, tiny.faster(TINY), None)
-    assert len([line for line in found if "losses" in line]) == 4
+    for of, experiment in ((replace(kept, runs=runs), TINY), (kept, tiny.faster(TINY))):
+        found = replay(of, experiment, None)
+        assert len([line for line in found if "losses" in line]) == 4
 
 
 @pytest.mark.parametrize("name", ["steps", "learning_rate", "variants"])
@@ -147,10 +153,7 @@ def in_float32(of: Record) -> tuple[Record, Experiment]:
 def test_in_float32_later_losses_agree_less_closely_unless_more_is_asked_for(
     is_steady: bool, place: int, factor: float, default: int, kept: Record
 ) -> None:
-    def change(false: RunRecord) -> None:
-        false.opening[place] *= factor
-
-    of, experiment = in_float32(change_run(kept, change))
+    of, experiment = in_float32(with_loss(kept, place, factor))
     experiment = replace(experiment, is_steady=is_steady)
     assert len(replay(of, experiment, None)) == default
     assert len(replay(of, experiment, None, steps=20)) == 1
@@ -168,11 +171,8 @@ def moved_by(by: float, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_later_loss_may_be_off_by_what_a_moved_start_makes_of_it(
     place: int, by: float, count: int, kept: Record, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def change(false: RunRecord) -> None:
-        false.opening[place] *= 1.001
-
     moved_by(by, monkeypatch)
-    of, experiment = in_float32(change_run(kept, change))
+    of, experiment = in_float32(with_loss(kept, place, 1.001))
     assert len(replay(of, experiment, None)) == count
     assert len(replay(of, experiment, None, steps=20)) == 1
 
@@ -180,11 +180,8 @@ def test_a_later_loss_may_be_off_by_what_a_moved_start_makes_of_it(
 def test_losses_of_an_unsteady_network_may_not_be_off_by_that(
     kept: Record, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def change(false: RunRecord) -> None:
-        false.opening[1] *= 1.003
-
     moved_by(1e-2, monkeypatch)
-    of, experiment = in_float32(change_run(kept, change))
+    of, experiment = in_float32(with_loss(kept, 1, 1.003))
     assert replay(of, experiment, None) == []
     assert len(replay(of, replace(experiment, is_steady=False), None)) == 1
 
@@ -193,18 +190,14 @@ def test_losses_of_an_unsteady_network_may_not_be_off_by_that(
 def test_before_the_first_update_only_what_is_unsteady_may_be_off(
     is_steady: bool, count: int, kept: Record, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def change(false: Any) -> None:
-        each = false.curves["weights"]["each"][0]
-        each[int(np.argmax(np.abs(each)))] *= 1.02
-
     moved_by(1e-2, monkeypatch)
-    of, experiment = in_float32(change_run(kept, change))
+    of, experiment = in_float32(with_weight(kept, 1.02))
     experiment = replace(experiment, is_steady=is_steady)
     assert len(replay(of, experiment, None)) == count
 
 
 def test_fewer_losses_can_be_compared(kept: Record) -> None:
-    false = change_run(kept, lambda false: false.opening.__setitem__(4, 9.0))
+    false = with_loss(kept, 4, 9.0)
     assert len(replay(false, TINY, None, at_most=5)) == 1
     assert replay(false, TINY, None, at_most=4) == []
 
@@ -213,12 +206,7 @@ def test_fewer_losses_can_be_compared(kept: Record) -> None:
 def test_measurements_in_float32_agree_to_a_hundredth_of_the_largest(
     factor: float, count: int, kept: Record
 ) -> None:
-    def change(false: Any) -> None:
-        each = false.curves["weights"]["each"][0]
-        place = int(np.argmax(np.abs(each)))
-        each[place] *= factor
-
-    of, experiment = in_float32(change_run(kept, change))
+    of, experiment = in_float32(with_weight(kept, factor))
     assert len(replay(of, experiment, None)) == count
 
 

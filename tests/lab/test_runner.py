@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import pty
-import re
 import subprocess
 import sys
 import termios
@@ -17,9 +16,9 @@ from typing import Any
 import pytest
 import tiny
 import torch
+from tiny import results
 
-from normbook.data import files
-from normbook.errors import DataError, RunError
+from normbook.errors import RunError
 from normbook.experiments.catalogue import EXPERIMENTS
 from normbook.lab import record, runner
 from normbook.lab.record import Record
@@ -33,31 +32,22 @@ UNEQUAL = tiny.with_settings(
 WHERE = Path(__file__).parent
 
 
-def results(of: Record) -> dict[tuple[str, int], str]:
-    """All that each run computed; as text, where NaN is NaN."""
-    return {(r.variant, r.seed): repr((r.opening, r.curves)) for r in of.runs}
-
-
 # --- what a run is
 
 
 def test_every_variant_is_run_with_every_seed() -> None:
-    found = run(TINY)
-    pairs = [(r.variant, r.seed) for r in found.runs]
-    assert pairs == [(v, s) for v in ("plain", "noisy, rate=0.1") for s in (0, 3)]
+    pairs = [(v, s) for v in ("plain", "noisy, rate=0.1") for s in (0, 3)]
+    assert [*results(run(TINY))] == pairs
 
 
-def test_measurements_stand_before_the_first_update_and_at_the_end() -> None:
-    found = run(tiny.with_settings(TINY, steps=25))
-    assert found.steps("weights").tolist() == [0, 10, 20, 25]
-    assert found.steps("training").tolist() == [10, 20]
-    assert found.values("plain", "weights", "each").shape == (2, 4, 3)
-
-
-def test_a_variant_may_have_a_length_of_its_own(tmp_path: Path) -> None:
+def test_a_variant_may_have_a_length_of_its_own_and_is_measured_at_both_ends(
+    tmp_path: Path,
+) -> None:
     found = run(UNEQUAL, out=tmp_path / "tiny.json")
     assert found.steps("weights", "plain").tolist() == [0, 10, 20, 30]
     assert found.steps("weights", "longer").tolist() == [0, 10, 20, 30, 40, 45]
+    assert found.steps("training", "longer").tolist() == [10, 20, 30, 40]
+    assert found.values("longer", "weights", "each").shape == (2, 6, 3)
     assert runner.replay(record.load(tmp_path / "tiny.json"), UNEQUAL, None) == []
 
 
@@ -67,13 +57,9 @@ def test_the_estimate_of_a_longer_variant_counts_its_own_steps() -> None:
     assert found["longer"] > 100 * found["plain"]  # 1000 without the noise of clocks
 
 
-def test_losses_are_those_of_gradient_descent_with_momentum_by_hand() -> None:
+def test_losses_are_those_of_gradient_descent_by_hand_and_are_averaged() -> None:
     (found,) = run(tiny.with_variants(TINY, "plain"), seeds=[5]).runs
     assert found.opening[:2] == pytest.approx(tiny.losses_by_hand(5, 2), rel=1e-12)
-
-
-def test_the_average_of_the_losses_is_that_of_the_steps_before_it() -> None:
-    (found,) = run(tiny.with_variants(TINY, "plain"), seeds=[5]).runs
     averages = [sum(found.opening[k : k + 10]) / 10 for k in (0, 10)]
     assert found.curves["training"]["loss"][:2] == pytest.approx(averages, rel=1e-12)
 
@@ -93,51 +79,35 @@ def test_a_variant_has_its_own_settings_over_the_common_ones() -> None:
 
 
 def test_a_run_does_not_depend_on_those_before_it() -> None:
-    together, alone = results(run(TINY, seeds=[0, 3])), results(run(TINY, seeds=[3, 0]))
+    together = results(run(TINY))
     single = tiny.with_variants(TINY, "noisy, rate=0.1")
-    assert together == alone
+    assert results(run(TINY, seeds=[3, 0])) == together
     assert results(run(single, seeds=[3])).items() <= together.items()
 
 
-def test_a_run_does_not_depend_on_the_global_generator() -> None:
+FEW = {"tiny": TINY, **{name: tiny.few(name) for name in tiny.FEW}}
+
+
+@pytest.mark.parametrize("name", FEW)
+def test_an_experiment_depends_on_its_seed_alone(name: str) -> None:
     with torch.random.fork_rng():
         torch.manual_seed(1)
-        one = results(run(TINY))
+        both = results(run(FEW[name], seeds=[4, 5]))
         torch.manual_seed(2)
-        assert results(run(TINY)) == one
+        assert results(run(FEW[name], seeds=[5])).items() <= both.items()
+    assert len(set(both.values())) == len(both)
 
 
-def test_a_run_does_not_depend_on_its_checkpoints(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(runner, "CHECKPOINT_SECONDS", -1.0)
-    assert results(run(TINY, out=tmp_path / "a.json")) == results(run(TINY))
-
-
-@pytest.mark.parametrize("name", tiny.FEW)
-def test_an_experiment_of_the_book_depends_on_its_seed_alone(name: str) -> None:
-    with torch.random.fork_rng():
-        torch.manual_seed(1)
-        both = results(run(tiny.few(name), seeds=[4, 5]))
-        torch.manual_seed(2)
-        assert results(run(tiny.few(name), seeds=[5])).items() <= both.items()
-    assert len(set(both.values())) == 2
-
-
-def test_a_run_without_a_place_writes_nothing(
+def test_a_run_works_outside_of_the_main_thread_and_writes_nothing_without_a_place(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    run(TINY)
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_a_run_works_outside_of_the_main_thread() -> None:
     found: list[Record] = []
     thread = threading.Thread(target=lambda: found.append(run(TINY)))
     thread.start()
     thread.join()
     assert results(found[0]) == results(run(TINY))
+    assert list(tmp_path.iterdir()) == []
 
 
 # --- the record
@@ -180,11 +150,17 @@ def test_the_record_has_the_hash_of_embedded_data() -> None:
         ({"seeds": [2, 2]}, r"seeds must be different .*got \[2, 2\]"),
         ({"seeds": [0.5]}, r"whole numbers .*got \[0.5\]"),
         ({"seeds": [True]}, r"whole numbers .*got \[True\]"),
-        ({"on": "tpu"}, "must be cpu, cuda, cuda:NUMBER or mps, got 'tpu'"),
-        ({"on": "cuda:99"}, "must name a device that is there, got 'cuda:99'"),
-        ({"out": Path("no/such/folder/a.json")}, "--out must be in a folder that"),
-        ({"out": Path()}, r"must not be there yet, got \.; name another"),
-        ({"out": Path("a.json"), "is_resumed": True}, "got none in a.json.partial"),
+        ({"on": "tpu"}, "cpu, cuda, cuda:NUMBER or mps, got 'tpu'; .*leave it out"),
+        ({"on": "cuda:99"}, "there, got 'cuda:99', but torch finds .*; take cpu, or"),
+        ({"out": Path("no/a.json")}, "--out must be in a folder that ex.*; make no"),
+        (
+            {"out": Path()},
+            r"must not be there yet, got \.; name another one with --out",
+        ),
+        (
+            {"out": Path("a.json"), "is_resumed": True},
+            "got none in a.json.partial; leave --resume out to begin",
+        ),
     ],
 )
 def test_bad_options_are_refused_and_leave_nothing(
@@ -209,22 +185,6 @@ def test_the_gpu_of_an_apple_lacks_float64(monkeypatch: pytest.MonkeyPatch) -> N
 def test_a_check_gives_the_seeds_and_writes_nothing(tmp_path: Path) -> None:
     assert check(TINY, out=tmp_path / "tiny.json") == [0, 3]
     assert list(tmp_path.iterdir()) == []
-
-
-def test_without_its_data_set_an_experiment_says_where_to_get_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv(files.DATA, str(tmp_path))
-    monkeypatch.setenv(files.CACHE, str(tmp_path / "cache"))
-    monkeypatch.setattr(files, "_download", no_network)
-    out = tmp_path / "sigmoid_net.json"
-    with pytest.raises(DataError, match=r"(?s)MNIST: .*no network.*fetch mnist"):
-        run(EXPERIMENTS["sigmoid_net"], "paper", out=out)
-    assert not list(tmp_path.glob("*.json*"))
-
-
-def no_network(*_: object) -> bytes:
-    raise files._MirrorError("no network")
 
 
 # --- the estimate
@@ -269,12 +229,3 @@ def read(master: int) -> bytes:
 def test_a_terminal_shows_the_run_its_loss_and_the_time_left(tmp_path: Path) -> None:
     text = shown_on_a_terminal("--slow", "--out", str(tmp_path / "tiny.json"))
     assert tiny.PROGRESS.search(text), text
-
-
-def test_nothing_is_shown_where_nobody_looks(tmp_path: Path) -> None:
-    command = [sys.executable, "tiny.py", "--out", str(tmp_path / "tiny.json")]
-    done = subprocess.run(
-        command, cwd=WHERE, capture_output=True, check=True, text=True
-    )
-    assert done.stderr == ""
-    assert re.fullmatch(r".*/tiny.json: 4 runs in \d+ s\n", done.stdout)

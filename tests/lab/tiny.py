@@ -139,6 +139,11 @@ def few(name: str) -> Experiment:
     return with_settings(experiment, steps=3, **settings)
 
 
+def results(of: Record) -> dict[tuple[str, int], str]:
+    """Return all that each run computed; as text, where NaN is NaN."""
+    return {(r.variant, r.seed): repr((r.opening, r.curves)) for r in of.runs}
+
+
 # What tqdm shows of a run: share, steps, time spent and left, speed, loss.
 PROGRESS = re.compile(
     r"seed 3: +\d+%\|.*\| \d+/120 \[\d\d:\d\d<\d\d:\d\d, .*step/s, loss \d"

@@ -26,27 +26,14 @@ class Architecture(NamedTuple):
 
 @torch.no_grad()
 def stir(model: nn.Module, generator: torch.Generator) -> nn.Module:
-    """Draw all that training changes, statistics included.
+    """Draw all that training changes, in place, from a generator on the CPU.
 
-    Batch norm layers leave their initial values. The first gain of each is 0 and the
-    second negative, as training may leave them.
-
-    Parameters
-    ----------
-    model : Module
-        Changed in place.
-    generator : torch.Generator
-        On the CPU.
-
-    Returns
-    -------
-    Module
-        The same model, in evaluation mode.
+    Statistics too; the first gain of each batch norm is 0 and the second negative, as
+    training may leave them. Return the same model, in evaluation mode.
 
     Examples
     --------
-    >>> layer = nn.BatchNorm1d(3)
-    >>> _ = stir(layer, torch.Generator().manual_seed(0))
+    >>> layer = stir(nn.BatchNorm1d(3), torch.Generator().manual_seed(0))
     >>> layer.weight[0] == 0, layer.weight[1] < 0, layer.training
     (tensor(True), tensor(True), False)
     """
@@ -88,9 +75,9 @@ class _Residual(nn.Module):
 class _Dense(nn.Module):
     """Put new channels beside the old ones."""
 
-    def __init__(self, branch: nn.Module) -> None:
+    def __init__(self, *branch: nn.Module) -> None:
         super().__init__()
-        self.branch = branch
+        self.branch = nn.Sequential(*branch)
 
     def forward(self, x: Tensor) -> Tensor:
         return torch.cat([x, self.branch(x)], dim=1)
@@ -115,135 +102,101 @@ class _UNet(nn.Module):
         return out
 
 
-def _conv(
+def _linear_conv(
     c_in: int, c_out: int, size: int = 3, *, stride: int = 1, groups: int = 1
 ) -> nn.Sequential:
-    """Convolution, batch norm, ReLU; with stride 1 the picture keeps its size."""
+    """Convolution and batch norm; with stride 1 the picture keeps its size."""
     convolution = nn.Conv2d(
         c_in, c_out, size, stride, padding=size // 2, groups=groups, bias=False
     )
-    return nn.Sequential(convolution, nn.BatchNorm2d(c_out), nn.ReLU())
+    return nn.Sequential(convolution, nn.BatchNorm2d(c_out))
+
+
+def _conv(c_in: int, c_out: int, size: int = 3, **options: int) -> nn.Sequential:
+    return _linear_conv(c_in, c_out, size, **options).append(nn.ReLU())
 
 
 def _head(channels: int) -> tuple[nn.Module, ...]:
     return nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels, 5)
 
 
-def _mlp() -> nn.Module:
-    return nn.Sequential(
+PICTURE = (3, 3, 8, 8)
+# fmt: off
+ARCHITECTURES = {
+    "MLP": Architecture(lambda: nn.Sequential(
         nn.Linear(7, 9), nn.BatchNorm1d(9), nn.ReLU(), nn.Dropout(),
         nn.Linear(9, 8, bias=False), nn.BatchNorm1d(8), nn.Sigmoid(),
         nn.Linear(8, 5),
-    )  # fmt: skip
-
-
-def _vgg() -> nn.Module:
-    return nn.Sequential(
+    ), (3, 7)),
+    "VGG": Architecture(lambda: nn.Sequential(
         nn.Conv2d(3, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU(), _conv(4, 6),
         nn.MaxPool2d(2), _conv(6, 8), nn.Flatten(),
         nn.Linear(8 * 4 * 4, 9), nn.BatchNorm1d(9), nn.ReLU(), nn.Linear(9, 5),
-    )  # fmt: skip
-
-
-def _residual() -> nn.Module:
-    branch = nn.Sequential(
-        _conv(4, 4), nn.Conv2d(4, 4, 3, padding=1, bias=False), nn.BatchNorm2d(4)
-    )
-    return nn.Sequential(_conv(3, 4), _Residual(branch), nn.ReLU(), *_head(4))
-
-
-def _bottleneck() -> nn.Module:
-    branch = nn.Sequential(
-        _conv(4, 3, 1), _conv(3, 3, stride=2),
-        nn.Conv2d(3, 8, 1, bias=False), nn.BatchNorm2d(8),
-    )  # fmt: skip
-    shortcut = nn.Sequential(nn.Conv2d(4, 8, 1, stride=2), nn.BatchNorm2d(8))
-    return nn.Sequential(_conv(3, 4), _Residual(branch, shortcut), nn.ReLU(), *_head(8))
-
-
-def _resnext() -> nn.Module:
-    branch = nn.Sequential(
-        _conv(4, 6, 1), _conv(6, 6, groups=3),
-        nn.Conv2d(6, 4, 1, bias=False), nn.BatchNorm2d(4),
-    )  # fmt: skip
-    return nn.Sequential(_conv(3, 4), _Residual(branch), nn.ReLU(), *_head(4))
-
-
-def _mobilenet() -> nn.Module:
-    return nn.Sequential(
-        _conv(3, 4, stride=2), _conv(4, 4, groups=4), _conv(4, 6, 1), *_head(6)
-    )
-
-
-def _inverted_residual() -> nn.Module:
-    branch = nn.Sequential(
-        _conv(4, 12, 1), _conv(12, 12, groups=12),
-        nn.Conv2d(12, 4, 1, bias=False), nn.BatchNorm2d(4),
-    )  # fmt: skip
-    return nn.Sequential(_conv(3, 4), _Residual(branch), *_head(4))
-
-
-def _densenet() -> nn.Module:
-    def layer(channels: int) -> nn.Module:
-        return _Dense(
+    ), PICTURE),
+    "ResNet, basic block": Architecture(lambda: nn.Sequential(
+        _conv(3, 4),
+        _Residual(nn.Sequential(_conv(4, 4), *_linear_conv(4, 4))),
+        nn.ReLU(), *_head(4),
+    ), PICTURE),
+    "ResNet, bottleneck": Architecture(lambda: nn.Sequential(
+        _conv(3, 4),
+        _Residual(
             nn.Sequential(
-                nn.BatchNorm2d(channels), nn.ReLU(), nn.Conv2d(channels, 6, 1),
-                nn.BatchNorm2d(6), nn.ReLU(), nn.Conv2d(6, 2, 3, padding=1),
-            )
-        )  # fmt: skip
-
-    return nn.Sequential(_conv(3, 4), layer(4), layer(6), nn.BatchNorm2d(8), *_head(8))
-
-
-def _conv1d() -> nn.Module:
-    return nn.Sequential(
+                _conv(4, 3, 1), _conv(3, 3, stride=2), *_linear_conv(3, 8, 1)
+            ),
+            nn.Sequential(nn.Conv2d(4, 8, 1, stride=2), nn.BatchNorm2d(8)),
+        ),
+        nn.ReLU(), *_head(8),
+    ), PICTURE),
+    "ResNeXt, grouped": Architecture(lambda: nn.Sequential(
+        _conv(3, 4),
+        _Residual(nn.Sequential(
+            _conv(4, 6, 1), _conv(6, 6, groups=3), *_linear_conv(6, 4, 1)
+        )),
+        nn.ReLU(), *_head(4),
+    ), PICTURE),
+    "MobileNet, depthwise": Architecture(lambda: nn.Sequential(
+        _conv(3, 4, stride=2), _conv(4, 4, groups=4), _conv(4, 6, 1), *_head(6)
+    ), PICTURE),
+    "MobileNet, inverted residual": Architecture(lambda: nn.Sequential(
+        _conv(3, 4),
+        _Residual(nn.Sequential(
+            _conv(4, 12, 1), _conv(12, 12, groups=12), *_linear_conv(12, 4, 1)
+        )),
+        *_head(4),
+    ), PICTURE),
+    "DenseNet": Architecture(lambda: nn.Sequential(
+        _conv(3, 4),
+        *(_Dense(
+            nn.BatchNorm2d(channels), nn.ReLU(), nn.Conv2d(channels, 6, 1),
+            nn.BatchNorm2d(6), nn.ReLU(), nn.Conv2d(6, 2, 3, padding=1),
+        ) for channels in (4, 6)),
+        nn.BatchNorm2d(8), *_head(8),
+    ), PICTURE),
+    "U-Net": Architecture(_UNet, PICTURE),
+    "1-D convolutions": Architecture(lambda: nn.Sequential(
         nn.Conv1d(2, 4, 5, dilation=2, padding="same"), nn.BatchNorm1d(4), nn.GELU(),
         nn.Conv1d(4, 6, 3, stride=2, padding=1, padding_mode="circular", bias=False),
         nn.BatchNorm1d(6), nn.Tanh(), nn.Flatten(), nn.Linear(6 * 6, 5),
-    )  # fmt: skip
-
-
-def _conv3d() -> nn.Module:
-    return nn.Sequential(
+    ), (3, 2, 11)),
+    "3-D convolutions": Architecture(lambda: nn.Sequential(
         nn.Conv3d(2, 4, (2, 3, 3), padding=(0, 1, 1)), nn.BatchNorm3d(4), nn.ReLU(),
         nn.Conv3d(4, 6, 1, bias=False), nn.BatchNorm3d(6), nn.ReLU(),
         nn.AdaptiveAvgPool3d(1), nn.Flatten(), nn.Linear(6, 5),
-    )  # fmt: skip
-
-
-def _generator() -> nn.Module:
-    return nn.Sequential(
+    ), (3, 2, 4, 6, 5)),
+    "GAN generator": Architecture(lambda: nn.Sequential(
         nn.Linear(7, 6 * 4, bias=False), nn.BatchNorm1d(24), nn.ReLU(),
         nn.Unflatten(1, (6, 2, 2)),
         nn.ConvTranspose2d(6, 4, 4, stride=2, padding=1, bias=False),
         nn.BatchNorm2d(4), nn.ReLU(),
         nn.ConvTranspose2d(4, 6, 3, stride=2, padding=1, output_padding=1, groups=2),
         nn.BatchNorm2d(6), nn.ReLU(), nn.Conv2d(6, 3, 3, padding=1), nn.Tanh(),
-    )  # fmt: skip
-
-
-def _autoencoder() -> nn.Module:
-    return nn.Sequential(
+    ), (3, 7)),
+    "autoencoder": Architecture(lambda: nn.Sequential(
         _conv(3, 4, stride=2), _conv(4, 6, stride=2), nn.Conv2d(6, 2, 1),
         nn.BatchNorm2d(2), nn.ConvTranspose2d(2, 5, 2, stride=2),
         nn.BatchNorm2d(5, affine=False), nn.LeakyReLU(),
         nn.ConvTranspose2d(5, 3, 2, stride=2),
-    )  # fmt: skip
-
-
-PICTURE = (3, 3, 8, 8)
-ARCHITECTURES = {
-    "MLP": Architecture(_mlp, (3, 7)),
-    "VGG": Architecture(_vgg, PICTURE),
-    "ResNet, basic block": Architecture(_residual, PICTURE),
-    "ResNet, bottleneck": Architecture(_bottleneck, PICTURE),
-    "ResNeXt, grouped": Architecture(_resnext, PICTURE),
-    "MobileNet, depthwise": Architecture(_mobilenet, PICTURE),
-    "MobileNet, inverted residual": Architecture(_inverted_residual, PICTURE),
-    "DenseNet": Architecture(_densenet, PICTURE),
-    "U-Net": Architecture(_UNet, PICTURE),
-    "1-D convolutions": Architecture(_conv1d, (3, 2, 11)),
-    "3-D convolutions": Architecture(_conv3d, (3, 2, 4, 6, 5)),
-    "GAN generator": Architecture(_generator, (3, 7)),
-    "autoencoder": Architecture(_autoencoder, PICTURE),
+    ), PICTURE),
 }
+# fmt: on

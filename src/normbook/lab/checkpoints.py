@@ -21,6 +21,7 @@ from normbook import atomic_file
 from normbook.errors import RecordError, RunError
 from normbook.lab import provenance, record
 from normbook.lab.experiment import Run
+from normbook.lab.ranks import Ranks
 from normbook.lab.record import Record
 
 __all__ = ["Checkpoints"]
@@ -36,14 +37,9 @@ DIGEST_BYTES = hashlib.sha256().digest_size
 
 
 class Checkpoints:
-    """The checkpoints of one experiment, and the record that comes of them.
+    """The checkpoints of one experiment, and the record ``out`` that comes of them.
 
-    Parameters
-    ----------
-    out : Path
-        Of the record.
-    plan : mapping
-        What a run that goes on must have in common with the one that began.
+    The plan is what a run that goes on must have in common with the one that began.
     """
 
     def __init__(self, out: Path, plan: Mapping[str, Any]) -> None:
@@ -54,9 +50,7 @@ class Checkpoints:
     def check(self, *, is_resumed: bool) -> Record | None:
         """Refuse to begin, or to go on, where that would lose or mix something.
 
-        Return the record, if there is nothing left to do but :meth:`tidy`. RunError if
-        the record is there already, checkpoints are there and nobody asked to go on (or
-        the reverse, or they belong to something else), or there is no space.
+        Return the record, if there is nothing left to do but :meth:`tidy`.
         """
         with self._usable():
             if self.out.exists():
@@ -86,10 +80,7 @@ class Checkpoints:
     def save(
         self, run: Run, variant: str, seed: int, seconds: float, *, is_finished: bool
     ) -> None:
-        """Write the checkpoint of a run that took so many seconds so far.
-
-        RunError if it cannot be written. The one before it is kept.
-        """
+        """Write the checkpoint of a run that took so many seconds so far."""
         path = self._path(variant, seed)
         kept = {
             "of": _name(variant, seed),
@@ -109,27 +100,18 @@ class Checkpoints:
                 "checkpoint before it is whole."
             ) from error
 
-    def read(self, variant: str, seed: int) -> bytes | None:
-        """Read the checkpoint of a run, if it has one; RunError if it is damaged."""
-        path = self._path(variant, seed)
-        if not path.exists():
-            return None
-        with self._readable(path):
-            content = path.read_bytes()
-            content, digest = content[:-DIGEST_BYTES], content[-DIGEST_BYTES:]
-            if hashlib.sha256(content).digest() != digest:
-                raise ValueError("its SHA-256 is another one")
-            return content
-
     def restore(
-        self, run: Run, variant: str, seed: int, content: bytes
+        self, run: Run, variant: str, seed: int, team: Ranks
     ) -> tuple[float, bool]:
-        """Put a run at step 0 where its checkpoint is, which :meth:`read` returned.
+        """Put a run at step 0 where its checkpoint is, which the first process reads.
 
-        Return the seconds that it took so far, and whether it is finished. RunError if
-        the checkpoint is not of this run.
+        Return the seconds that it took so far, and whether it is finished.
         """
-        with self._readable(self._path(variant, seed)):
+        path = self._path(variant, seed)
+        content = team.first(lambda: _content(path))
+        if content is None:
+            return 0.0, False
+        with _readable(path):
             # On the CPU first: the generators' states belong there.
             kept = torch.load(
                 io.BytesIO(content), map_location="cpu", weights_only=True
@@ -140,7 +122,7 @@ class Checkpoints:
             return kept["seconds"], kept["is_finished"]
 
     def close(self, finished: Record) -> None:
-        """Write the record (RunError if that cannot be), then remove the folder."""
+        """Write the record, then remove the folder."""
         try:
             record.save(finished, self.folder / RECORD)
             (self.folder / RECORD).replace(self.out)
@@ -228,16 +210,6 @@ class Checkpoints:
             ) from error
 
     @contextlib.contextmanager
-    def _readable(self, path: Path) -> Iterator[None]:
-        try:
-            yield
-        except Exception as error:
-            raise RunError(
-                f"a checkpoint must be readable, got {path}: {_short(error)}; delete "
-                "this file, then --resume begins that one run again."
-            ) from error
-
-    @contextlib.contextmanager
     def _usable(self) -> Iterator[None]:
         try:
             yield
@@ -246,6 +218,28 @@ class Checkpoints:
                 f"--out must be in a folder that can be written to, got {self.out} "
                 f"({error.strerror}); take another one."
             ) from error
+
+
+@contextlib.contextmanager
+def _readable(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:
+        raise RunError(
+            f"a checkpoint must be readable, got {path}: {_short(error)}; delete "
+            "this file, then --resume begins that one run again."
+        ) from error
+
+
+def _content(path: Path) -> bytes | None:
+    if not path.exists():
+        return None
+    with _readable(path):
+        content = path.read_bytes()
+        content, digest = content[:-DIGEST_BYTES], content[-DIGEST_BYTES:]
+        if hashlib.sha256(content).digest() != digest:
+            raise ValueError("its SHA-256 is another one")
+        return content
 
 
 def _name(variant: str, seed: int) -> str:

@@ -54,8 +54,6 @@ class DataParallel(nn.Module):
     model : nn.Module
         Takes tensors and returns one, all with the examples on axis 0. It is not
         changed; parameters and buffers are shared with it.
-    ranks : Ranks
-        The processes.
     has_local_statistics : bool
         Whether normalizations take the statistics of the shard only; RunError if some
         are inside a module that is not known.
@@ -83,9 +81,8 @@ def share_batches(
 ) -> None:
     """Let several processes take part in every update of a run, the same in all.
 
-    With local statistics normalizations take those of the shard only, so that the
-    running ones differ between the processes; RunError if a shard has fewer than two
-    examples.
+    With local statistics the running ones differ between the processes; RunError if a
+    shard has fewer than two examples.
     """
     if ranks.count == 1:
         return
@@ -159,18 +156,12 @@ class _Sum(torch.autograd.Function):
     """Sum over the processes: each has a part of its derivative, too."""
 
     @staticmethod
-    def forward(ctx: Any, shard: Tensor) -> Tensor:
-        return _summed(shard)
+    def forward(ctx: Any, part: Tensor) -> Tensor:
+        total = part.clone(memory_format=torch.contiguous_format)
+        distributed.all_reduce(total)
+        return total
 
-    @staticmethod
-    def backward(ctx: Any, dl_dsum: Tensor) -> Tensor:
-        return _summed(dl_dsum)
-
-
-def _summed(part: Tensor) -> Tensor:
-    total = part.clone(memory_format=torch.contiguous_format)
-    distributed.all_reduce(total)
-    return total
+    backward = forward
 
 
 class _Whole(nn.Module):

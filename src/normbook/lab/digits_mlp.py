@@ -1,8 +1,8 @@
 """A small multilayer perceptron on handwritten digits, for the live experiments.
 
-Everything is float64 and every random number comes from a CPU generator that the
-caller passes in, so that a CPU and a GPU print the same numbers. An argument of the
-wrong kind is a TypeError, one outside of its range a ValueError.
+Everything is float64 and every random number comes from the CPU ``generator`` that
+the caller passes in, so that a CPU and a GPU print the same numbers. An argument of
+the wrong kind is a TypeError, one outside of its range a ValueError.
 """
 
 from __future__ import annotations
@@ -81,30 +81,17 @@ def build(
 
     Parameters
     ----------
-    generator : torch.Generator
-        CPU generator for the weights.
-    depth, width, features, classes : int
-        Sizes.
     norm : callable or None
         Makes a layer from the number of features; None for no normalization.
     placement : "before" or "after"
-        The normalization stands before or after the activation.
-    activation : "relu", "sigmoid", "tanh" or "identity"
+        Where the normalization stands: before or after the activation.
     gain : float
         g. ReLU keeps the scale of its input with :math:`\sqrt2`, identity with 1.
     std : float, optional
-        The standard deviation of every weight itself, in place of
-        :math:`g / \sqrt n`.
-
-    Returns
-    -------
-    nn.Sequential
-        float64, in training mode.
+        The standard deviation of every weight, in place of :math:`g / \sqrt n`.
     """
     _check_generator(generator)
-    sizes = {"depth": depth, "width": width, "features": features, "classes": classes}
-    for name, value in sizes.items():
-        _check_whole(name, value)
+    _check_sizes(depth=depth, width=width, features=features, classes=classes)
     _check_scale("gain", gain, "1 is usual")
     if std is not None:
         _check_scale("std", std, "0.1 is small")
@@ -120,8 +107,7 @@ def build(
             f"activation must be one of {', '.join(ACTIVATIONS)}, got {activation!r}."
         )
     layers: list[nn.Module] = []
-    size = features
-    for _ in range(depth):
+    for size in [features, *[width] * (depth - 1)]:
         block: list[nn.Module] = [ACTIVATIONS[activation]()]
         if norm is not None:
             layer = norm(width)
@@ -132,9 +118,7 @@ def build(
                 )
             block.insert(0 if placement == "before" else 1, layer)
         layers += [nn.Linear(size, width), *block]
-        size = width
-    layers.append(nn.Linear(size, classes))
-    model = nn.Sequential(*layers).to(torch.float64)
+    model = nn.Sequential(*layers, nn.Linear(width, classes)).to(torch.float64)
     with torch.no_grad():
         for layer in model:
             if isinstance(layer, nn.Linear):
@@ -146,7 +130,7 @@ def build(
 
 def evaluate(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> tuple[float, float]:
     """Cross-entropy (nats) and accuracy in evaluation mode; every mode is put back."""
-    _check_numbers("x", x, "y", y)
+    _check_examples(x=x, y=y)
     modes = {module: module.training for module in model.modules()}
     model.eval()
     try:
@@ -169,35 +153,22 @@ def train(
     learning_rate: float = 0.1,
     every: int = 20,
 ) -> History:
-    """Train with plain SGD, and evaluate every few steps.
+    """Train a model in place with plain SGD; evaluate it every few steps.
 
-    Parameters
-    ----------
-    model : nn.Module
-        Trained in place.
-    data : Split
-        On the device of the model.
-    generator : torch.Generator
-        CPU generator that draws the batches, without replacement within each.
-    steps, batch_size, every : int
-        Updates, examples in a batch, updates between two evaluations.
-
-    Returns
-    -------
-    History
-        A diverged run goes on and shows inf or nan.
+    The data are on the device of the model. A batch is drawn without replacement. A
+    diverged run goes on and shows inf or nan.
     """
     if not isinstance(data, Split):
         raise TypeError(
             f"data must be a Split, got {type(data).__name__}; make one with "
             "split(data)."
         )
-    _check_numbers("x_train", data.x_train, "y_train", data.y_train)
-    _check_numbers("x_test", data.x_test, "y_test", data.y_test)
+    _check_examples(x_train=data.x_train, y_train=data.y_train)
+    _check_examples(x_test=data.x_test, y_test=data.y_test)
     _check_generator(generator)
-    _check_whole("steps", steps)
-    _check_whole("batch_size", batch_size, None)
-    _check_whole("every", every, None)
+    _check_sizes(steps=steps)
+    for name, value in (("batch_size", batch_size), ("every", every)):
+        whole_number(name, value, "convert it with int()")
     _check_scale("learning_rate", learning_rate, "0.1 is usual")
     n = len(data.x_train)
     if not 1 <= batch_size <= n:
@@ -251,12 +222,12 @@ def repeat(run: Callable[[torch.Generator], History], seeds: Sequence[int]) -> H
     return History(histories[0].steps, *stacked)
 
 
-def _check_whole(name: str, value: Any, least: int | None = 1) -> None:
-    whole_number(name, value, "convert it with int()")
-    if least is not None and value < least:
-        raise ValueError(
-            f"{name} must be at least {least}, got {value}; give a larger number."
-        )
+def _check_sizes(**sizes: Any) -> None:
+    for name, value in sizes.items():
+        if whole_number(name, value, "convert it with int()") < 1:
+            raise ValueError(
+                f"{name} must be at least 1, got {value}; give a larger number."
+            )
 
 
 def _check_scale(name: str, value: Any, usual: str) -> None:
@@ -276,15 +247,16 @@ def _check_generator(generator: Any) -> None:
         )
 
 
-def _check_numbers(x_name: str, x: Any, y_name: str, y: Any) -> None:
-    for name, value in ((x_name, x), (y_name, y)):
+def _check_examples(**tensors: Any) -> None:
+    for name, value in tensors.items():
         if not isinstance(value, torch.Tensor):
             raise TypeError(
                 f"{name} must be a torch tensor, got {type(value).__name__}; convert "
                 "it with torch.as_tensor."
             )
+    x, y = tensors.values()
     if len(x) != len(y):
         raise ValueError(
-            f"{x_name} and {y_name} must hold equally many examples, got {len(x)} and "
-            f"{len(y)}; give one label for each image."
+            f"{' and '.join(tensors)} must hold equally many examples, got {len(x)} "
+            f"and {len(y)}; give one label for each image."
         )

@@ -68,12 +68,10 @@ class Batches:
     Parameters
     ----------
     x, y : tensors, shapes (N, ...) and (N, ...)
-        Inputs and targets, on the device of the model.
+        Inputs and targets, on the device of the model; the generator is on the CPU.
     size : int
         Examples in a batch, 1..N. What is left over at the end of a pass is dropped.
         With N itself there is no shuffling: every batch is the whole set.
-    generator : torch.Generator
-        CPU generator.
     """
 
     def __init__(
@@ -113,13 +111,8 @@ class Batches:
 class Measurement(NamedTuple):
     """What is measured every so many steps, at step 0 and at the end.
 
-    Attributes
-    ----------
-    every : int
-        Steps.
-    measure : callable
-        Takes the run, which stands before an update; returns numbers, lists of
-        numbers, or texts, by name. It must not disturb the run.
+    ``measure`` takes the run, which stands before an update; it returns numbers, lists
+    of numbers, or texts, by name. It must not disturb the run.
     """
 
     every: int
@@ -135,14 +128,13 @@ class Run:
     objective : callable
         Takes the model, inputs and targets of a batch; returns scalars by name.
         "loss" is differentiated, all are recorded.
-    measurements : mapping from name to Measurement
     every : int
         Steps over which what the objective returns is averaged for the record.
     generators : mapping from name to torch.Generator
         Those that the model or the measurements draw from in training.
     stand_in : nn.Module, optional
-        What computes in the place of the model in updates, with the same parameters
-        and buffers: see :mod:`normbook.lab.data_parallel`.
+        Computes updates in place of the model, with its parameters and buffers: see
+        :mod:`normbook.lab.data_parallel`.
     schedule : callable, optional
         Takes the number of updates done; returns the learning rate of the next one.
         Left out, the optimizer keeps its own.
@@ -153,11 +145,8 @@ class Run:
         Updates done.
     batch : pair of tensors
         The batch of the next update: measurements on "the same batch" take it.
-    opening : list of float
-        The loss at each of the first ``OPENING`` updates.
-    curves : mapping from name to (mapping from name to list)
-        One entry for each measurement, and "training" for the averages of the
-        objective. Each has "step", and one list of values for each quantity.
+    opening, curves
+        As in a :class:`~normbook.lab.record.RunRecord`.
     """
 
     model: nn.Module
@@ -191,9 +180,8 @@ class Run:
 
     def update(self) -> float:
         """Train on the next batch; return its loss before the update."""
-        model = self.model.train()
-        if self.stand_in is not None:
-            model = self.stand_in.train()
+        self.model.train()
+        model = self.model if self.stand_in is None else self.stand_in.train()
         values = self.objective(model, *self.batch)
         self.optimizer.zero_grad()
         values["loss"].backward()  # type: ignore[no-untyped-call]
@@ -276,14 +264,13 @@ class Experiment:
 
     Attributes
     ----------
-    name, title : str
     source : str
         The publication and figure that it repeats.
     scales : mapping from name to Scale
         "live" takes embedded data and seconds; "paper" is what the source did.
     begin : callable
-        Takes the settings of one variant, a seed, the data set (a ``Dataset``, or
-        ``Sequences``; None where there is none) and the device; returns the
+        Takes the settings of one variant, a seed, what
+        :func:`~normbook.lab.runner.load_data` returns, and the device; returns the
         :class:`Run` at step 0.
     figures : callable
         Takes a record of this experiment; returns figures by name, drawn beside
@@ -312,15 +299,8 @@ def required(data: Dataset | None) -> Dataset:
 def shared_by_runs(prepare: Callable[..., Any]) -> Callable[..., Any]:
     """Let the runs of one data set share what is made of it; none may change it.
 
-    Parameters
-    ----------
-    prepare : callable
-        Takes the data set and settings. Its last result is returned again for the very
-        same data set with equal settings, as long as a run holds it.
-
-    Returns
-    -------
-    callable
+    The function takes the data set and settings. Its last result is returned again for
+    the very same data set with equal settings, as long as a run holds it.
 
     Examples
     --------

@@ -1,9 +1,7 @@
 """Several processes on this machine that compute together.
 
-What several devices do to a batch can be tried on one CPU: :func:`run` starts
-processes that ``torch.distributed`` joins by its gloo backend, calls a function in
-each, and gives back what they return. ``torchrun`` does this for programs; here it
-is done for a function, which a notebook may have defined.
+What several devices do to a batch can be tried on one CPU. ``torchrun`` starts
+processes for programs, :func:`run` for a function, which a notebook may have defined.
 """
 
 from __future__ import annotations
@@ -36,14 +34,11 @@ from normbook.errors import ProcessError
 
 __all__ = ["run"]
 
-# Seconds. To import torch takes long where many processes do so at once;
-START = 600.0
-# an answer is looked for this often;
-GLANCE = 0.01
-# after one process has failed, the others may still say what they saw;
-LAST_WORDS = 1.0
-# and when all have answered, each may end by itself.
-FAREWELL = 10.0
+# Seconds.
+START = 600.0  # to import torch takes long where many processes do so at once
+GLANCE = 0.01  # between two looks for an answer
+LAST_WORDS = 1.0  # after one process has failed, the others may say what they saw
+FAREWELL = 10.0  # when all have answered, each may end by itself
 
 # A new interpreter finds its modules where this one does. The program that runs here
 # is not imported there: it would start processes in its turn.
@@ -56,7 +51,7 @@ PROGRAM = (
 def run(
     function: Callable[..., Any], count: int, *arguments: Any, timeout: float = 60.0
 ) -> list[Any]:
-    """Call a function in several new processes at once.
+    """Call a function in so many new processes at once; list what it returned in each.
 
     Inside, ``torch.distributed`` is initialized with the backend gloo:
     ``torch.distributed.get_rank()`` gives the number of the process, from 0, and
@@ -66,21 +61,12 @@ def run(
     Parameters
     ----------
     function : callable
-        May be defined anywhere, in a notebook too. What it uses travels with it, as
-        do its arguments and its result, so all must be picklable. What it prints is
-        printed here at the end, process by process.
-    count : int
-        Number of processes, at least 1.
-    *arguments
-        The same for each process.
+        What it uses travels with it, as do its arguments, the same for each process,
+        and its result, so all must be picklable. What it prints is printed here at
+        the end, process by process.
     timeout : float
         Seconds that the function may take, and that a collective operation waits for
         the other processes. To start the processes takes some seconds more.
-
-    Returns
-    -------
-    list
-        What the function returned in each process, in order of rank.
 
     Raises
     ------
@@ -113,7 +99,8 @@ def run(
             results = [process.result() for process in processes if not any(failures)]
         finally:
             _end(processes)
-        print("".join(process.printed() for process in processes), end="")
+        printed = [process.read("printed") for process in processes]
+    print("".join(printed), end="")
     if any(failures):
         raise ProcessError("\n".join(filter(None, failures)))
     return results
@@ -139,46 +126,35 @@ class _Process:
                 stderr=subprocess.STDOUT,
             )
 
-    def has_joined(self) -> bool:
-        """Whether it has begun its work."""
-        return self._has("joined")
-
-    def has_answered(self) -> bool:
-        """Whether it has finished its work, well or not."""
-        return self._has("result") or self._has("error")
-
-    def has_failed(self) -> bool:
-        """Whether it can give no result any more."""
-        # In this order: whoever answers lives on until _end.
-        is_dead = self.popen.poll() is not None
-        return self._has("error") or (is_dead and not self._has("result"))
-
-    def failure(self) -> str | None:
-        """Say what went wrong, if something did."""
-        if self._has("result"):
-            return None
-        if self._has("error"):
-            return f"{self.name} raised:\n{self._read('error')}"
-        code = self.popen.poll()
-        if code is None:
-            log = self._read("log")
-            return f"{self.name} had not answered when all were ended. {log}"
-        how = f"by {signal.Signals(-code).name}" if code < 0 else f"with code {code}"
-        return f"{self.name} ended {how} before it answered. {self._read('log')}"
-
-    def result(self) -> Any:
-        """Return what the function returned."""
-        return pickle.loads(Path(f"{self.files}.result").read_bytes())  # noqa: S301 - ours
-
-    def printed(self) -> str:
-        """Return what the function printed."""
-        return self._read("printed") if self._has("printed") else ""
-
-    def _has(self, kind: str) -> bool:
+    def has(self, kind: str) -> bool:
         return os.path.exists(f"{self.files}.{kind}")
 
-    def _read(self, kind: str) -> str:
-        return Path(f"{self.files}.{kind}").read_text(errors="replace")
+    def read(self, kind: str) -> str:
+        path = Path(f"{self.files}.{kind}")
+        return path.read_text(errors="replace") if path.exists() else ""
+
+    def has_answered(self) -> bool:
+        return self.has("result") or self.has("error")
+
+    def has_failed(self) -> bool:
+        # In this order: whoever answers lives on until _end.
+        is_dead = self.popen.poll() is not None
+        return self.has("error") or (is_dead and not self.has("result"))
+
+    def failure(self) -> str | None:
+        if self.has("result"):
+            return None
+        if self.has("error"):
+            return f"{self.name} raised:\n{self.read('error')}"
+        code = self.popen.poll()
+        if code is None:
+            log = self.read("log")
+            return f"{self.name} had not answered when all were ended. {log}"
+        how = f"by {signal.Signals(-code).name}" if code < 0 else f"with code {code}"
+        return f"{self.name} ended {how} before it answered. {self.read('log')}"
+
+    def result(self) -> Any:
+        return pickle.loads(Path(f"{self.files}.result").read_bytes())  # noqa: S301 - ours
 
 
 def _wait(processes: list[_Process], timeout: float) -> None:
@@ -188,7 +164,7 @@ def _wait(processes: list[_Process], timeout: float) -> None:
     while time.monotonic() < deadline:
         if all(p.has_answered() or p.has_failed() for p in processes):
             return
-        if not have_joined and all(p.has_joined() for p in processes):
+        if not have_joined and all(p.has("joined") for p in processes):
             have_joined = True
             deadline = time.monotonic() + timeout + LAST_WORDS
         if not has_failed and any(p.has_failed() for p in processes):
@@ -224,21 +200,21 @@ def _environment() -> dict[str, str]:
 # --- in the new process
 
 
-def _work(folder: str, *numbers: str) -> None:
+def _work(folder: str, rank: str, count: str, timeout: str) -> None:
     """Compute in a new process, and answer."""
     has_answered = threading.Event()
-    parent = threading.Thread(target=_end_with_parent, args=(has_answered,))
-    parent.daemon = True
+    parent = threading.Thread(
+        target=_end_with_parent, args=(has_answered,), daemon=True
+    )
     parent.start()
-    rank, count, timeout = int(numbers[0]), int(numbers[1]), float(numbers[2])
-    files = os.path.join(folder, str(rank))
+    files = os.path.join(folder, rank)
     with (
         open(f"{files}.printed", "w", buffering=1) as printed,
         contextlib.redirect_stdout(printed),
         contextlib.redirect_stderr(printed),
     ):
         try:
-            result = _call(Path(folder), rank, count, timeout)
+            result = _call(Path(folder), int(rank), int(count), float(timeout))
             kind, answer = "result", cloudpickle.dumps(result)
         except BaseException:  # noqa: BLE001 - SystemExit too: it is told there
             kind, answer = "error", traceback.format_exc().encode()

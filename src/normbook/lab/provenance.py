@@ -57,13 +57,13 @@ def command(
     'torchrun --nproc-per-node 2 -m normbook run vgg --scale live --seeds 0 1
     --device cpu'
     """
-    start = "normbook"
+    start = ""
     if processes > 1:
         nodes = f"--nnodes {machines} " if machines > 1 else ""
-        start = f"torchrun {nodes}--nproc-per-node {processes // machines} -m normbook"
+        start = f"torchrun {nodes}--nproc-per-node {processes // machines} -m "
     numbers = " ".join(map(str, seeds))
     options = f"--scale {scale} --seeds {numbers} --device {place.type}"
-    return f"{start} run {name} {options}{_OPTIONS[parallel]}"
+    return f"{start}normbook run {name} {options}{_OPTIONS[parallel]}"
 
 
 def data_hashes(name: str, data: tuple[Any, ...] | None) -> dict[str, dict[str, str]]:
@@ -76,10 +76,8 @@ def data_hashes(name: str, data: tuple[Any, ...] | None) -> dict[str, dict[str, 
     source = SOURCES[name]
     files = {file.name: file.sha256 for file in source.files}
     if not files:
-        digest = hashlib.sha256()
-        for array in data:
-            digest.update(array.tobytes())
-        files = {source.package: digest.hexdigest()}
+        content = b"".join(array.tobytes() for array in data)
+        files = {source.package: hashlib.sha256(content).hexdigest()}
     return {source.name: files}
 
 
@@ -104,10 +102,7 @@ def code() -> str:
 
 
 def commit() -> dict[str, Any]:
-    """Commit of the repository (None where the sources are tracked by none).
-
-    And "is_modified": whether the sources differ from it.
-    """
+    """Commit that tracks the sources, None without; whether they differ from it."""
     try:
         # Installed into somebody's project, the sources lie in its repository and
         # are no part of it.
@@ -120,20 +115,16 @@ def commit() -> dict[str, Any]:
 
 def device(place: torch.device) -> dict[str, Any]:
     """Type and name of a device, and the threads of this process."""
-    name = platform.machine()
-    if place.type == "cuda":
-        name = torch.cuda.get_device_name(place)
+    is_gpu = place.type == "cuda"
+    name = torch.cuda.get_device_name(place) if is_gpu else platform.machine()
     return {"type": place.type, "name": name, "threads": torch.get_num_threads()}
 
 
 def origin(place: torch.device) -> dict[str, Any]:
-    """Say what computes: "versions", "code", "commit", "is_modified" and "device"."""
+    """Say what computes, in the words of a record."""
     return {
-        "versions": versions(),
-        "code": code(),
-        **commit(),
-        "device": device(place),
-    }
+        "versions": versions(), "code": code(), **commit(), "device": device(place)
+    }  # fmt: skip
 
 
 def now() -> str:

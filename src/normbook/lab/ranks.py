@@ -30,12 +30,7 @@ PATIENCE = timedelta(days=30)
 class Ranks:
     """Which process among those that ``torchrun`` started; the only one by default.
 
-    Attributes
-    ----------
-    rank, count : int
-        Number of this process, from 0, and of all.
-    local, local_count : int
-        The same among those on this machine.
+    Number of this process, from 0, and of all; the same among those on this machine.
     """
 
     rank: int = 0
@@ -72,27 +67,24 @@ class Ranks:
         If it raises, the first process fails with that, and the others with an
         OtherProcessError once it has ended.
         """
-        if self.count == 1:
-            return function()
         shared: list[Any] = [function() if self.rank == 0 else None]
-        distributed.broadcast_object_list(shared)
+        if self.count > 1:
+            distributed.broadcast_object_list(shared)
         only: T = shared[0]
         return only
 
     def gather(self, value: T) -> list[T]:
         """Return in every process what each of them has, in their order."""
-        if self.count == 1:
-            return [value]
-        gathered: list[Any] = [None] * self.count
-        distributed.all_gather_object(gathered, value)
+        gathered: list[Any] = [value] * self.count
+        if self.count > 1:
+            distributed.all_gather_object(gathered, value)
         return gathered
 
     def any(self, flag: bool) -> bool:
         """Whether something holds in this or another one of the processes."""
-        if self.count == 1:
-            return flag
         total = torch.tensor(int(flag))
-        distributed.all_reduce(total, distributed.ReduceOp.MAX)
+        if self.count > 1:
+            distributed.all_reduce(total, distributed.ReduceOp.MAX)
         return bool(total)
 
 
@@ -105,13 +97,9 @@ def is_first() -> bool:
 def join(*, tensors_on: str = "cpu", timeout: timedelta = PATIENCE) -> Iterator[Ranks]:
     """Join the processes of ``torchrun``, if it started this one.
 
-    Parameters
-    ----------
-    tensors_on : "cpu" or "cuda"
-        Where the tensors are that travel between them. Records do so in any case.
-    timeout : timedelta
-        How long a process waits for the others, then RunError. OtherProcessError if
-        another one has ended before its time.
+    The tensors that travel between them are on the CPU or on "cuda". RunError where
+    one has waited for the others so long; OtherProcessError if another one has ended
+    before its time.
     """
     ranks = Ranks.started()
     if ranks.count == 1:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from functools import cache
@@ -23,6 +24,8 @@ __all__ = ["Record", "RunRecord", "load", "save"]
 # Significant digits of what is kept. More than any figure shows, and enough to see
 # that a repetition differs.
 DIGITS = 7
+# A list of numbers, each on a line of its own.
+NUMBERS = re.compile(r"\[\n((?: *(?:null|[-\d]).*\n)+) *\]")
 
 
 @dataclass(frozen=True)
@@ -31,14 +34,13 @@ class RunRecord:
 
     Attributes
     ----------
-    variant : str
-    seed : int
     wall_seconds : float
         Time that the run took, measurements included.
     opening : list of float
         The loss (nats) at each of the first updates.
     curves : mapping from name to (mapping from quantity to list)
-        One for each measurement; "step" counts the updates before it.
+        One for each measurement, and "training" for the averages of the objective;
+        "step" counts the updates before it.
     """
 
     variant: str
@@ -58,20 +60,16 @@ class Record:
     Attributes
     ----------
     name, scale : str
-        Of the experiment.
+        Of the experiment; ``settings`` is its whole configuration.
     command : str
         What repeats it.
-    settings : mapping
-        The whole configuration.
-    seeds : list of int
     data : mapping from data set to (mapping from file name to SHA-256)
     versions : mapping from package to version
     code : str
         SHA-256 over the sources of the package.
     commit : str or None
-        Of the repository; None where there is none.
-    is_modified : bool
-        Whether the sources differed from the commit.
+        Of the repository, if there is one; ``is_modified`` says whether the sources
+        differed from it.
     device : mapping
         "type", "name", "threads" (of one process), "ranks" (processes) and "parallel":
         whether they shared the "runs", the "batches" of each, or "local batches", with
@@ -117,8 +115,8 @@ class Record:
 
         The variant is the first one if left out.
         """
-        run = self._runs(self.variants[0] if variant is None else variant)[0]
-        return np.array(self._curve(run, measurement, "step"), dtype=np.int64)
+        name = self.variants[0] if variant is None else variant
+        return np.array(self._columns(name, measurement, "step")[0], dtype=np.int64)
 
     def first_steps(
         self, variant: str, measurement: str, is_there: NDArray[np.bool_]
@@ -154,24 +152,22 @@ class Record:
     def _columns(
         self, variant: str, measurement: str, quantity: str
     ) -> list[list[Any]]:
-        runs = self._runs(variant)
-        return [self._curve(run, measurement, quantity) for run in runs]
-
-    def _runs(self, variant: str) -> list[RunRecord]:
         if variant not in self.variants:
             raise RecordError(
                 f"variant must be one of {', '.join(self.variants)}, got {variant!r}."
             )
-        return [run for run in self.runs if run.variant == variant]
-
-    def _curve(self, run: RunRecord, measurement: str, quantity: str) -> list[Any]:
-        known = {f"{m} / {q}" for m, curve in run.curves.items() for q in curve}
-        if f"{measurement} / {quantity}" not in known:
-            raise RecordError(
-                f"measurement and quantity must be one of {', '.join(sorted(known))}, "
-                f"got {measurement} / {quantity}."
-            )
-        return run.curves[measurement][quantity]
+        columns = []
+        for run in self.runs:
+            if run.variant != variant:
+                continue
+            if quantity not in run.curves.get(measurement, {}):
+                known = [f"{m} / {q}" for m, curve in run.curves.items() for q in curve]
+                raise RecordError(
+                    "measurement and quantity must be one of "
+                    f"{', '.join(sorted(known))}, got {measurement} / {quantity}."
+                )
+            columns.append(run.curves[measurement][quantity])
+        return columns
 
 
 def save(record: Record, path: Path) -> None:
@@ -179,10 +175,13 @@ def save(record: Record, path: Path) -> None:
 
     RecordError if it does not follow the schema, OSError if it cannot be written.
     """
-    content = _plain(asdict(record))
+    content: dict[str, Any] = {"schema": 1, **asdict(record)}
+    for run in content["runs"]:
+        run["opening"] = _rounded(run["opening"])
+        run["curves"] = _rounded(run["curves"])
     _check(content, str(path))
-    lines = json.dumps(content, indent=1, allow_nan=False, ensure_ascii=False)
-    atomic_file.write(path, (_join_numbers(lines) + "\n").encode())
+    text = json.dumps(content, indent=1, allow_nan=False, ensure_ascii=False)
+    atomic_file.write(path, (_join_numbers(text) + "\n").encode())
 
 
 def load(path: str | Path) -> Record:
@@ -205,16 +204,9 @@ def load(path: str | Path) -> Record:
 
 
 @cache
-def schema() -> dict[str, Any]:
-    """Return the JSON Schema of a record."""
-    text = files("normbook.lab").joinpath("record.schema.json").read_text()
-    loaded: dict[str, Any] = json.loads(text)
-    return loaded
-
-
-@cache
 def _validator() -> Callable[[Any], Any]:
-    compiled: Callable[[Any], Any] = fastjsonschema.compile(schema())
+    schema = files("normbook.lab").joinpath("record.schema.json").read_text()
+    compiled: Callable[[Any], Any] = fastjsonschema.compile(json.loads(schema))
     return compiled
 
 
@@ -250,14 +242,6 @@ def _refuse(constant: str) -> None:
     raise ValueError(f"{constant} is no JSON")
 
 
-def _plain(content: dict[str, Any]) -> dict[str, Any]:
-    rounded: dict[str, Any] = {"schema": 1, **content}
-    for run in rounded["runs"]:
-        run["opening"] = _rounded(run["opening"])
-        run["curves"] = _rounded(run["curves"])
-    return rounded
-
-
 def _rounded(value: Any) -> Any:
     """Shorten numbers; null stands for what is not finite, which JSON lacks."""
     if isinstance(value, float):
@@ -271,19 +255,4 @@ def _rounded(value: Any) -> Any:
 
 def _join_numbers(text: str) -> str:
     """Put a list of numbers on one line: a change of a curve is one line then."""
-    joined: list[str] = []
-    inside: list[str] | None = None
-    for line in text.splitlines():
-        bare = line.strip()
-        is_number = bare.rstrip(",").replace("null", "0").lstrip("-")[:1].isdigit()
-        if inside is not None and is_number:
-            inside.append(bare)
-        elif inside is not None and bare in ("]", "],"):
-            joined[-1] += " ".join(inside) + bare
-            inside = None
-        else:
-            if inside is not None:
-                joined += inside
-            inside = [] if bare.endswith("[") else None
-            joined.append(line)
-    return "\n".join(joined)
+    return NUMBERS.sub(lambda found: f"[{' '.join(found[1].split())}]", text)

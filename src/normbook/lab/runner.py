@@ -22,15 +22,7 @@ import torch
 from tqdm import tqdm
 
 from normbook import device
-from normbook.data import (
-    Dataset,
-    babi,
-    cifar10,
-    digits,
-    mnist,
-    strokes,
-    vowels,
-)
+from normbook.data import Dataset, babi, cifar10, digits, mnist, strokes, vowels
 from normbook.data.sequences import Sequences
 from normbook.errors import OtherProcessError, RunError
 from normbook.lab import provenance
@@ -40,14 +32,7 @@ from normbook.lab.experiment import OPENING, Experiment, Run, Scale
 from normbook.lab.ranks import PATIENCE, Ranks, Sharing, join
 from normbook.lab.record import Record, RunRecord
 
-__all__ = [
-    "check",
-    "estimate",
-    "load_data",
-    "replay",
-    "run",
-    "variant_settings",
-]
+__all__ = ["check", "estimate", "load_data", "replay", "run", "variant_settings"]
 
 CHECKPOINT_SECONDS = 20.0
 # So many starts are moved, one after the other, to see what rounding comes to. Where a
@@ -89,34 +74,6 @@ LOADERS: dict[str, Callable[[], tuple[Any, ...]]] = {
 }
 
 
-class _Stop:
-    """Turns Ctrl-C, and the signal of torchrun to end, into a wish.
-
-    An update that is under way is finished and saved. A second one ends at once.
-    """
-
-    def __init__(self) -> None:
-        self.is_wished = False
-
-    @contextlib.contextmanager
-    def listening(self) -> Iterator[None]:
-        old = {}
-        with contextlib.suppress(ValueError):  # not the main thread: no signals here
-            for number in (signal.SIGINT, signal.SIGTERM):
-                old[number] = signal.signal(number, self._wish)
-        try:
-            yield
-        finally:
-            for number, handler in old.items():
-                if handler is not None:  # one that Python knows
-                    signal.signal(number, handler)
-
-    def _wish(self, *_: object) -> None:
-        if self.is_wished:
-            raise KeyboardInterrupt
-        self.is_wished = True
-
-
 def run(
     experiment: Experiment,
     scale: str = "live",
@@ -132,17 +89,15 @@ def run(
 
     Parameters
     ----------
-    scale : str
-        A key of ``experiment.scales``.
     seeds : sequence of int, optional
         Those of the scale if left out.
     on : device
         Under ``torchrun`` with ``"cuda"`` each process takes a GPU of its own.
     out : Path, optional
-        Where the record goes. In ``OUT.partial`` beside it are the checkpoints as long
-        as the run is not finished. Processes that share the runs need it on a disk
-        that they share, too; if they share the batches, the first one writes and reads
-        alone. Left out, nothing is written.
+        Where the record goes; nothing is written without. In ``OUT.partial`` beside it
+        are the checkpoints as long as the run is not finished. Processes that share
+        the runs need it on a disk that they share, too; if they share the batches, the
+        first one writes and reads alone.
     is_resumed : bool
         Whether to go on from the checkpoints.
     parallel : "runs", "batches" or "local batches"
@@ -160,22 +115,18 @@ def run(
     Raises
     ------
     RunError
-        If the scale, a seed or the device is wrong, the record is there already,
-        there are checkpoints and nobody asked to resume (or the reverse, or they
-        belong to something else, or are damaged), there is no space, the processes
-        cannot share batches, or have other code or data than the first.
+        If an option is wrong, the record is there already, there are checkpoints and
+        nobody asked to resume (or the reverse, or they belong to something else, or
+        are damaged), there is no space, the processes cannot share batches, or have
+        other code or data than the first.
     OtherProcessError, DataError
         If another process has failed; if the data set is nowhere to be had.
     KeyboardInterrupt
         After Ctrl-C, once the update under way is saved.
     """
-    chosen = _scale(experiment, scale)
-    seeds = _seeds(chosen, seeds)
-    place, joining = _together(on, parallel, timeout)
-    with join(**joining) as ranks:
-        plan = _plan(experiment, scale, seeds, place, parallel)
-        kept = None if out is None else Checkpoints(out, plan)
-        started = provenance.now()
+    task = _Task(experiment, scale, seeds, on, out, parallel, timeout)
+    chosen, plan, kept = task.scale, task.plan, task.kept
+    with join(**task.joining) as ranks:
         if kept is not None:
             earlier = ranks.first(lambda: kept.check(is_resumed=is_resumed))
             if earlier is not None:  # it was killed after its last step
@@ -184,25 +135,25 @@ def run(
         data = load_data(chosen)
         hashes = provenance.data_hashes(chosen.data, data)
         _check_same(ranks, {"code": plan["code"], "data": hashes})
-        if kept is not None:
-            started = ranks.first(kept.open)
-        todo = [(variant, seed) for variant in _variants(chosen) for seed in seeds]
+        started = provenance.now() if kept is None else ranks.first(kept.open)
+        todo = [(v, s) for v in chosen.settings["variants"] for s in plan["seeds"]]
         # Who takes part in one run: all, or each process in its own.
-        mine, team = ranks.share(todo), Ranks()
-        if parallel != "runs":
-            mine, team = todo, ranks
-        stop = _Stop()
+        mine, team = todo, ranks
+        if parallel == "runs":
+            mine, team = ranks.share(todo), Ranks()
         finished = []
-        total = sum(_steps(chosen, variant) for variant, _ in mine)
-        with stop.listening(), _bar(total, ranks) as bar:
+        total = sum(variant_settings(chosen, variant)["steps"] for variant, _ in mine)
+        # Progress is shown by one process, on a terminal only.
+        bar = tqdm(total=total, unit="step", disable=True if ranks.rank else None)
+        with _stop() as is_wished, bar:
             for variant, seed in mine:
-                if team.any(stop.is_wished):
+                if team.any(is_wished()):
                     raise KeyboardInterrupt
-                run = _Training(experiment, chosen, variant, seed, kept, team, parallel)
-                finished.append(run.finish(data, place, stop, bar))
-        everything = ranks.gather(finished)
-        if parallel != "runs":
-            del everything[1:]
+                finished.append(task.train(variant, seed, data, team, is_wished, bar))
+        if parallel == "runs":
+            everything = ranks.gather(finished)
+        else:
+            everything = [ranks.first(lambda: finished)]
         runs = {(run.variant, run.seed): run for part in everything for run in part}
         spent = max(sum(run.wall_seconds for run in part) for part in everything)
         record = Record(
@@ -210,8 +161,8 @@ def run(
             command=provenance.command(
                 experiment.name,
                 scale,
-                seeds,
-                place,
+                plan["seeds"],
+                task.place,
                 processes=ranks.count,
                 machines=ranks.machines,
                 parallel=parallel,
@@ -241,13 +192,10 @@ def check(
 
     Return the seeds that would be run.
     """
-    chosen = _scale(experiment, scale)
-    seeds = _seeds(chosen, seeds)
-    place, _ = _together(on, parallel, timeout)
-    plan = _plan(experiment, scale, seeds, place, parallel)
-    if out is not None:
-        Checkpoints(out, plan).check(is_resumed=is_resumed)
-    return seeds
+    task = _Task(experiment, scale, seeds, on, out, parallel, timeout)
+    if task.kept is not None:
+        task.kept.check(is_resumed=is_resumed)
+    return list(task.plan["seeds"])
 
 
 def estimate(
@@ -262,22 +210,22 @@ def estimate(
     place = _place(on)
     data = load_data(chosen)
     seconds = {}
-    for variant in _variants(chosen):
-        run = experiment.begin(variant_settings(chosen, variant), 0, data, place)
-        steps, measuring = _steps(chosen, variant), 0.0
+    for variant in chosen.settings["variants"]:
+        settings = variant_settings(chosen, variant)
+        run = experiment.begin(settings, 0, data, place)
+        steps, measuring = settings["steps"], 0.0
         for every, measure in run.measurements.values():
             begun = time.perf_counter()
             measure(run)
-            times = steps // every + 1
-            measuring += times * (time.perf_counter() - begun)
+            measuring += (steps // every + 1) * (time.perf_counter() - begun)
         for _ in range(3):  # the first ones are slow
             run.update()
         begun, updates = time.perf_counter(), 0
         while time.perf_counter() - begun < 0.5:
             run.update()
             updates += 1
-        update = (time.perf_counter() - begun) / updates
-        seconds[variant] = steps * update + measuring
+        spent = time.perf_counter() - begun
+        seconds[variant] = steps * spent / updates + measuring
     return seconds
 
 
@@ -295,19 +243,14 @@ def replay(
 
     Parameters
     ----------
-    experiment : Experiment
-        The one that the record says it is of.
     data : Dataset, Sequences or None
         What :func:`load_data` gives.
     steps : int, optional
         Updates to repeat, at most the 20 that a record keeps one by one. Left out,
-        as many as another machine repeats: 20, or 2 where the experiment is not
-        steady. On the machine that made the record all agree.
-    at_most : int
-        Updates to repeat where `steps` is left out.
+        as many as another machine repeats, and ``at_most`` so many: 20, or 2 where the
+        experiment is not steady. On the machine that made the record all agree.
     is_measured : bool
-        Whether to repeat the measurements too that fall into these steps, and not
-        only the losses.
+        Whether to repeat the measurements too that fall into these steps.
 
     Returns
     -------
@@ -334,7 +277,8 @@ def replay(
     before, now = (json.loads(json.dumps(of.settings)) for of in (record, chosen))
     if before != now:
         return ["the settings are no longer those of the record"]
-    longest = min([OPENING, *(_steps(chosen, kept.variant) for kept in record.runs)])
+    lengths = [variant_settings(chosen, v)["steps"] for v in record.variants]
+    longest = min([OPENING, *lengths])
     if steps is not None and not 1 <= steps <= longest:
         raise RunError(
             f"steps must lie in 1..{longest}, the losses in the record, got {steps}."
@@ -349,25 +293,18 @@ def replay(
         losses = precision.losses[: min(longest, at_most)]
         if steps is not None:
             losses = precision.losses[:1] * steps
-        last = _steps(chosen, kept.variant) if is_measured else None
+        last = settings["steps"] if is_measured else None
 
         begin = partial(experiment.begin, settings, kept.seed, data, torch.device(on))
-        run = _repeat(begin(), len(losses), last)
-        differ = partial(
-            _differences, kept, run, losses, precision, experiment.is_steady
-        )
-        moved: list[Run] = []
-        quantities = differ(moved)
+        run, moved = _repeat(begin(), len(losses), last), list[Run]()
+        differ = partial(_differ, kept, run, losses, precision, experiment.is_steady)
         is_same_start = _close(kept.opening[0], run.opening[0], losses[0], 0)
-        while (
-            quantities and is_same_start and steps is None and len(moved) < MOVED_STARTS
-        ):
+        tries = MOVED_STARTS if steps is None and is_same_start else 0
+        while (quantities := differ(moved)) and len(moved) < tries:
             start = _moved(begin(), precision.start, seed=len(moved))
             moved.append(_repeat(start, len(losses), last))
-            quantities = differ(moved)
-        differences += [
-            f"{kept.variant}, seed {kept.seed}: {name}" for name in quantities
-        ]
+        where = f"{kept.variant}, seed {kept.seed}"
+        differences += [f"{where}: {quantity}" for quantity in quantities]
     return differences
 
 
@@ -382,64 +319,104 @@ def load_data(scale: Scale) -> Any:
     return LOADERS[scale.data]() if scale.data else None
 
 
-class _Training(NamedTuple):
-    """One run, from its checkpoint or from the start, to its end."""
+class _Task:
+    """What is to be run, checked but not begun."""
 
-    experiment: Experiment
-    scale: Scale
-    variant: str
-    seed: int
-    kept: Checkpoints | None
-    team: Ranks
-    parallel: Sharing
-
-    def finish(
+    def __init__(
         self,
+        experiment: Experiment,
+        scale: str,
+        seeds: Sequence[int] | None,
+        on: torch.device | str,
+        out: Path | None,
+        parallel: Sharing,
+        timeout: float,
+    ) -> None:
+        self.experiment, self.parallel = experiment, parallel
+        self.scale = _scale(experiment, scale)
+        seeds = _seeds(list(self.scale.seeds if seeds is None else seeds))
+        self.place, self.joining = _together(on, parallel, timeout)
+        origin = provenance.origin(self.place)
+        origin["device"]["parallel"] = parallel
+        if parallel != "runs":  # the number of shards changes the last bits
+            origin["device"]["ranks"] = Ranks.started().count
+        self.plan: dict[str, Any] = {  # a part of the record
+            "name": experiment.name,
+            "scale": scale,
+            "settings": self.scale.settings,
+            "seeds": seeds,
+            **origin,
+        }
+        self.kept = None if out is None else Checkpoints(out, self.plan)
+
+    def train(
+        self,
+        variant: str,
+        seed: int,
         data: Dataset | Sequences | None,
-        place: torch.device,
-        stop: _Stop,
+        team: Ranks,
+        is_wished: Callable[[], bool],
         bar: Any,
     ) -> RunRecord:
-        steps = _steps(self.scale, self.variant)
-        settings = variant_settings(self.scale, self.variant)
-        bar.set_description(f"{self.variant}, seed {self.seed}")
-        run = self.experiment.begin(settings, self.seed, data, place)
+        """Do one run, from its checkpoint or from the start, to its end."""
+        kept, settings = self.kept, variant_settings(self.scale, variant)
+        bar.set_description(f"{variant}, seed {seed}")
+        run = self.experiment.begin(settings, seed, data, self.place)
         is_local = self.parallel == "local batches"
-        share_batches(run, self.team, has_local_statistics=is_local)
-        spent, is_finished = self._restore(run)
+        share_batches(run, team, has_local_statistics=is_local)
+        spent, is_finished = 0.0, False
+        if kept is not None:
+            spent, is_finished = kept.restore(run, variant, seed, team)
         bar.update(run.step)
         begun = saved = time.monotonic()
-        while run.step < steps:
-            run.measure(steps)
+
+        def save(*, is_finished: bool) -> float:
+            seconds = spent + time.monotonic() - begun
+            if kept is not None and team.rank == 0:
+                kept.save(run, variant, seed, seconds, is_finished=is_finished)
+            return seconds
+
+        while run.step < settings["steps"]:
+            run.measure(settings["steps"])
             loss = run.update()
             bar.set_postfix_str(f"loss {loss:.4g}", refresh=False)
             bar.update()
-            now = time.monotonic()
-            is_ending = self.team.any(stop.is_wished)
-            if is_ending or now - saved > CHECKPOINT_SECONDS:
-                self._save(run, spent + now - begun, is_finished=False)
-                saved = now
+            is_ending = team.any(is_wished())
+            if is_ending or time.monotonic() - saved > CHECKPOINT_SECONDS:
+                save(is_finished=False)
+                saved = time.monotonic()
             if is_ending:
                 raise KeyboardInterrupt
         if not is_finished:
-            run.measure(steps)
-            spent += time.monotonic() - begun
-            self._save(run, spent, is_finished=True)
+            run.measure(settings["steps"])
+            spent = save(is_finished=True)
         seconds = max(round(spent, 3), 0.001)
-        return RunRecord(self.variant, self.seed, seconds, run.opening, run.curves)
+        return RunRecord(variant, seed, seconds, run.opening, run.curves)
 
-    def _restore(self, run: Run) -> tuple[float, bool]:
-        kept, of = self.kept, (self.variant, self.seed)
-        if kept is None:
-            return 0.0, False
-        content = self.team.first(lambda: kept.read(*of))
-        return (0.0, False) if content is None else kept.restore(run, *of, content)
 
-    def _save(self, run: Run, seconds: float, *, is_finished: bool) -> None:
-        if self.kept is not None and self.team.rank == 0:
-            self.kept.save(
-                run, self.variant, self.seed, seconds, is_finished=is_finished
-            )
+@contextlib.contextmanager
+def _stop() -> Iterator[Callable[[], bool]]:
+    """Turn Ctrl-C, and the signal of torchrun to end, into a wish.
+
+    An update that is under way is finished and saved. A second one ends at once.
+    """
+    wishes: list[int] = []
+
+    def wish(number: int, _: object) -> None:
+        if wishes:
+            raise KeyboardInterrupt
+        wishes.append(number)
+
+    old = {}
+    with contextlib.suppress(ValueError):  # not the main thread: no signals here
+        for number in (signal.SIGINT, signal.SIGTERM):
+            old[number] = signal.signal(number, wish)
+    try:
+        yield lambda: bool(wishes)
+    finally:
+        for number, handler in old.items():
+            if handler is not None:  # one that Python knows
+                signal.signal(number, handler)
 
 
 def _scale(experiment: Experiment, scale: str) -> Scale:
@@ -450,25 +427,14 @@ def _scale(experiment: Experiment, scale: str) -> Scale:
     return experiment.scales[scale]
 
 
-def _seeds(scale: Scale, seeds: Sequence[int] | None) -> list[int]:
-    chosen = list(scale.seeds if seeds is None else seeds)
-    is_whole = all(type(s) is int and s >= 0 for s in chosen)  # True is an int too
-    if not chosen or not is_whole or len(set(chosen)) < len(chosen):
+def _seeds(seeds: list[int]) -> list[int]:
+    is_whole = all(type(s) is int and s >= 0 for s in seeds)  # True is an int too
+    if not seeds or not is_whole or len(set(seeds)) < len(seeds):
         raise RunError(
             "seeds must be different whole numbers from 0 on, at least one, got "
-            f"{chosen}; try 0 1 2."
+            f"{seeds}; try 0 1 2."
         )
-    return chosen
-
-
-def _steps(scale: Scale, variant: str) -> int:
-    steps: int = variant_settings(scale, variant)["steps"]
-    return steps
-
-
-def _variants(scale: Scale) -> Mapping[str, Any]:
-    variants: Mapping[str, Any] = scale.settings["variants"]
-    return variants
+    return seeds
 
 
 def _together(
@@ -539,33 +505,6 @@ def _check_same(ranks: Ranks, here: Mapping[str, Any]) -> None:
     )
 
 
-def _plan(
-    experiment: Experiment,
-    scale: str,
-    seeds: list[int],
-    place: torch.device,
-    parallel: Sharing,
-) -> dict[str, Any]:
-    """Say what a run is of: a part of its record."""
-    shared: dict[str, Any] = {"parallel": parallel}
-    if parallel != "runs":  # the number of shards changes the last bits
-        shared["ranks"] = Ranks.started().count
-    origin = provenance.origin(place)
-    origin["device"].update(shared)
-    return {
-        "name": experiment.name,
-        "scale": scale,
-        "settings": experiment.scales[scale].settings,
-        "seeds": seeds,
-        **origin,
-    }
-
-
-def _bar(total: int, ranks: Ranks) -> Any:
-    """Progress in steps, with the time left; on a terminal only."""
-    return tqdm(total=total, unit="step", disable=True if ranks.rank else None)
-
-
 def _repeat(run: Run, count: int, last: int | None) -> Run:
     for _ in range(count):
         if last is not None:
@@ -574,7 +513,7 @@ def _repeat(run: Run, count: int, last: int | None) -> Run:
     return run
 
 
-def _differences(
+def _differ(
     kept: RunRecord,
     run: Run,
     losses: Sequence[float],
@@ -583,49 +522,36 @@ def _differences(
     moved: Sequence[Run],
 ) -> list[str]:
     """Name what is off by more than rounding, and than the moved starts make it."""
-    count, begins, differences = len(losses), int(is_steady), []
+    begins = int(is_steady)  # the first step at which they count
+
+    def agree(
+        stored: Sequence[Any],
+        values: Sequence[Any],
+        others: Iterable[Sequence[Any]],
+        steps: Iterable[int],
+        relative: Iterable[float],
+    ) -> bool:
+        free = 0.0  # ten times the most that a moved start has made of it
+        rows = zip(stored, values, steps, relative, *others, strict=False)
+        for kept_value, value, step, allowed, *elsewhere in rows:
+            if step >= begins and not isinstance(value, str):
+                free = max([free, *(10 * _apart(other, value) for other in elsewhere)])
+            if not _close(kept_value, value, allowed, precision.zero + free):
+                return False
+        return len(stored) >= len(values)
+
+    quantities = []
     others = [other.opening for other in moved if is_steady]
-    rows = zip(
-        kept.opening,
-        run.opening,
-        losses,
-        _freedom(run.opening, others, range(count), begins),
-        strict=False,
-    )
-    if len(kept.opening) < count or not all(
-        _close(stored, repeated, relative, precision.zero + far)
-        for stored, repeated, relative, far in rows
-    ):
-        differences.append(f"losses of the first {count} steps")
+    if not agree(kept.opening, run.opening, others, range(OPENING), losses):
+        quantities.append(f"losses of the first {len(losses)} steps")
     for name, curve in run.curves.items():
         for quantity, values in curve.items():
-            stored = kept.curves.get(name, {}).get(quantity, [])[: len(values)]
+            stored = kept.curves.get(name, {}).get(quantity, [])
             others = [other.curves[name][quantity] for other in moved]
-            free = _freedom(values, others, curve["step"], begins)
-            if len(stored) < len(values) or not all(
-                _close(a, b, precision.measurements, precision.zero + far)
-                for a, b, far in zip(stored, values, free, strict=True)
-            ):
-                differences.append(f"{name} / {quantity}")
-    return differences
-
-
-def _freedom(
-    repeated: Sequence[Any],
-    moved: Sequence[Sequence[Any]],
-    steps: Iterable[int],
-    begins: int,
-) -> list[float]:
-    """Ten times the most that a moved start makes of it by each step."""
-    free, most = [], 0.0
-    for place, (value, step) in enumerate(zip(repeated, steps, strict=False)):
-        is_free = step >= begins and not isinstance(value, str)
-        for other in moved if is_free else ():
-            apart = np.array(other[place], float) - np.array(value, float)
-            far = np.abs(apart[np.isfinite(apart)]).max(initial=0.0)
-            most = max(most, 10 * float(far))
-        free.append(most)
-    return free
+            relative = [precision.measurements] * len(values)
+            if not agree(stored, values, others, curve["step"], relative):
+                quantities.append(f"{name} / {quantity}")
+    return quantities
 
 
 def _moved(run: Run, relative: float, seed: int) -> Run:
@@ -636,6 +562,11 @@ def _moved(run: Run, relative: float, seed: int) -> Run:
             draw = torch.randn(weight.shape, generator=rand)
             weight.mul_(1 + relative * draw.to(weight))
     return run
+
+
+def _apart(a: Any, b: Any) -> float:
+    apart = np.array(a, float) - np.array(b, float)
+    return float(np.abs(apart[np.isfinite(apart)]).max(initial=0.0))
 
 
 def _close(stored: Any, repeated: Any, relative: float, zero: float) -> bool:
