@@ -10,7 +10,7 @@ from typing import NoReturn
 import torch
 from torch import Tensor, nn
 
-from normbook.checks import recognition
+import normbook.checks.recognition as recognition
 from normbook.checks.calls import LayerError, call
 from normbook.checks.copies import copy_of, tensors_of
 from normbook.checks.definitions import DIVISORS, Definition
