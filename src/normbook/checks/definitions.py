@@ -112,45 +112,41 @@ class Definition(NamedTuple):
         """Name wrong choices of axes for the statistics of an input of dim axes."""
         everything = tuple(range(dim))
         own = self._axes(dim)
+        over = "the statistics run over"
         if self.kind == "batch":
             named = {
                 "one mean and one variance for all channels": everything,
-                "the statistics run over the channels too, example by example, as in "
-                "layer norm": everything[1:],
-                "the statistics run over the channels of each position": (1,),
+                f"{over} the channels too, example by example, as in layer norm": (
+                    everything[1:]
+                ),
+                f"{over} the channels of each position": (1,),
                 "the statistics of each example apart, as in instance norm": (
                     everything[2:]
                 ),
-                "the statistics run over the examples only, so that each position "
-                "has its own": (0,),
+                f"{over} the examples only, so that each position has its own": (0,),
                 "the channels are looked for on the last axis": everything[:-1],
             }
         elif self.kind in ("layer", "rms"):
+            before = everything[: dim - self.last]
             named = {
-                "the statistics run over the axes between batch and features too": (
-                    everything[1:]
-                ),
-                "the statistics run over the batch too": (0, *own),
-                "the statistics run over everything, batch included": everything,
-                "the statistics run over the batch in place of the features, as in "
-                "batch norm": everything[: dim - self.last],
-                "the statistics run over the first axis only": (0,),
-                "the statistics run over axis 1 only": (1,),
-                "the statistics run over the last axis only": (dim - 1,),
+                f"{over} the axes between batch and features too": everything[1:],
+                f"{over} the batch too": (0, *own),
+                f"{over} everything, batch included": everything,
+                f"{over} the batch in place of the features, as in batch norm": before,
+                f"{over} the first axis only": (0,),
+                f"{over} axis 1 only": (1,),
+                f"{over} the last axis only": (dim - 1,),
             }
         else:
+            apart = everything[2:]
             named = {
-                "the statistics run over all channels, as in a group norm with one "
-                "group": everything[1:],
-                "each channel is normalized apart, as in instance norm": (
-                    everything[2:]
+                f"{over} all channels, as in a group norm with one group": (
+                    everything[1:]
                 ),
-                "the statistics run over the batch too, as in batch norm": (
-                    0,
-                    *everything[2:],
-                ),
-                "the statistics run over everything": everything,
-                "the statistics run over the channels of each position": (1,),
+                "each channel is normalized apart, as in instance norm": apart,
+                f"{over} the batch too, as in batch norm": (0, *apart),
+                f"{over} everything": everything,
+                f"{over} the channels of each position": (1,),
             }
         right = None if self.kind == "group" else set(own)  # of a view of its own
         return {k: v for k, v in named.items() if v and set(v) != right}

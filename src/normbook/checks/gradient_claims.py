@@ -25,7 +25,7 @@ EXACT = 1e-4
 # Of what the gradient is a difference of.
 ROUNDING = 1e-6
 
-CONSTANTS = "Compute mean and variance with gradient: no no_grad, no detach, no .data."
+DETACHED = "Compute mean and variance with gradient: no no_grad, no detach, no .data."
 
 
 @claim("the gradient by x is that of the output")
@@ -136,25 +136,18 @@ def _wrong_gradients(
         inner = grouped - by_mean * mean - by_variance * z * along
         return (inner / (var + subject.eps).sqrt()).reshape(x.shape)
 
+    root, bessel = math.sqrt(n), n / max(n - 1, 1)
+    here = "in the backward pass"
     return {
-        "mean and variance are constants in the backward pass": (
-            closed(gained, 0, 0),
-            CONSTANTS,
-        ),
-        "the variance is a constant in the backward pass": (
-            closed(gained, 1, 0),
-            CONSTANTS,
-        ),
-        "the mean is a constant in the backward pass": (
-            closed(gained, 0, 1),
-            CONSTANTS,
-        ),
+        f"mean and variance are constants {here}": (closed(gained, 0, 0), DETACHED),
+        f"the variance is a constant {here}": (closed(gained, 1, 0), DETACHED),
+        f"the mean is a constant {here}": (closed(gained, 0, 1), DETACHED),
         "the closed form has sqrt(m) in place of m": (
-            closed(gained, math.sqrt(n), math.sqrt(n)),
+            closed(gained, root, root),
             "Divide both sums by m, the number of values that share one mean.",
         ),
         "the closed form has m - 1 in place of m": (
-            closed(gained, n / max(n - 1, 1), n / max(n - 1, 1)),
+            closed(gained, bessel, bessel),
             "Divide both sums by m, as the forward pass does.",
         ),
         "the gain is missing": (

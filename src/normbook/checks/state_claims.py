@@ -324,10 +324,11 @@ def _variance_reason(step: _Step, bessel: float) -> str:
     known: dict[str, Tensor] = {}
     for name, factor in (("unbiased", bessel), ("biased", 1.0)):
         new = factor * step.batch.var
+        root = (1 - w) * old.sqrt() + w * new.sqrt()
         known |= {
             f"standard deviations are averaged and squared (those of the {name} "
             "variance): too small, since the square of a mean is less than the mean "
-            "of squares": ((1 - w) * old.sqrt() + w * new.sqrt()).square(),
+            "of squares": root.square(),
             f"old and new value have each other's weight (of the {name} variance)": (
                 w * old + (1 - w) * new
             ),

@@ -58,15 +58,12 @@ def fit(y: Tensor, z: Tensor, axes: tuple[int, ...]) -> tuple[Tensor, Tensor]:
 class Subject:
     """A copy of the user's layer in training mode, and what a test has to know of it.
 
+    ``definition`` is what the layer should compute, ``shape`` that of an input, with a
+    number of examples that suits the tests. ``dtype`` is float64 where the layer can,
+    so that rounding hides nothing. ``copy_error`` is what ``copy.deepcopy`` raised.
+
     Attributes
     ----------
-    definition : Definition
-        What the layer should compute.
-    shape : tuple of int
-        Of an input, with a number of examples that suits the tests.
-    eps : float
-    dtype : torch.dtype
-        float64 where the layer can, so that rounding hides nothing.
     gain, bias : str or None
         The names of the parameters, where they are known.
     as_set : tuple of Tensor or None
@@ -77,8 +74,6 @@ class Subject:
     affine : tuple of Tensor
         The gain and bias that act on x_hat, spread over an input: as set, or as found
         on one batch where they are not known or act in another way.
-    copy_error : Exception or None
-        What ``copy.deepcopy`` of the user's layer raised.
     """
 
     def __init__(

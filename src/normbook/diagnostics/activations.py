@@ -114,11 +114,11 @@ def layer_statistics(
     watched = _watched(model, leaves if layers is None else layers, keep)
     with watched, undisturbed(model), torch.enable_grad():
         value = loss(model)
+        names = [name for name, _ in seen]
+        if layers is not None:
+            _check_once(names, layers)
         inputs = [x for _, x in seen]
         gradients = torch.autograd.grad(value, inputs, allow_unused=True)
-    names = [name for name, _ in seen]
-    if layers is not None:
-        _check_once(names, layers)
     return [
         LayerStatistics(name, _moments(x, quantiles), _moments(g, quantiles))
         for (name, x), g in zip(seen, gradients, strict=True)
