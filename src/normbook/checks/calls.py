@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import torch
 from torch import Tensor, nn
 
-__all__ = ["LayerError", "call", "of_the_layer"]
+__all__ = ["LayerError", "backward", "call", "of_the_layer"]
 
 
 class LayerError(Exception):
@@ -37,3 +38,10 @@ def call(layer: nn.Module, x: Tensor) -> Tensor:
             got = tuple(y.shape) if isinstance(y, Tensor) else type(y).__name__
             raise TypeError(f"for input of shape {tuple(x.shape)} the output is {got}")
         return y
+
+
+def backward(y: Tensor, dl_dy: Tensor) -> None:
+    """Run the backward pass of a layer, if its output has one."""
+    if y.requires_grad:
+        with of_the_layer():
+            torch.autograd.backward(y, dl_dy.to(y.dtype))

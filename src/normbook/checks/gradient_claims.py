@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from normbook.checks.calls import call, of_the_layer
+from normbook.checks.calls import backward, call
 from normbook.checks.claim import DoesNotApply, Fault, claim
 from normbook.checks.definitions import moments
 from normbook.checks.output_claims import affine
@@ -86,11 +86,8 @@ def _point(subject: Subject) -> tuple[Tensor, Tensor]:
 def _own_gradient(subject: Subject, x: Tensor, dl_dy: Tensor) -> Tensor | None:
     x = x.to(subject.dtype, copy=True).requires_grad_()
     y = call(subject.fresh(), x)
-    if not y.requires_grad:
-        return None
-    with of_the_layer():
-        (grad,) = torch.autograd.grad(y, x, dl_dy.to(y.dtype), allow_unused=True)
-    return None if grad is None else grad.double()
+    backward(y, dl_dy)
+    return None if x.grad is None else x.grad.double()
 
 
 def _reference(subject: Subject, x: Tensor, dl_dy: Tensor) -> Tensor | None:
@@ -174,9 +171,7 @@ def by_parameters(subject: Subject) -> Fault | None:
     # The layer's own x_hat, with any other factor that acts on it.
     a, b = subject.as_set or subject.affine
     x_hat = (y.detach().double() - b) / a
-    if y.requires_grad:
-        with of_the_layer():
-            torch.autograd.backward(y, dl_dy.to(y.dtype))
+    backward(y, dl_dy)
     for role, name, integrand in (
         ("gain", subject.gain, dl_dy * x_hat),
         ("bias", subject.bias, dl_dy),

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
-from normbook.checks.calls import LayerError, call, of_the_layer
+from normbook.checks.calls import LayerError, backward, call, of_the_layer
 from normbook.checks.claim import DoesNotApply, Fault, claim, named
 from normbook.checks.definitions import DIVISORS, moments
 from normbook.checks.recognition import affordable
@@ -207,12 +207,12 @@ def two_settings(subject: Subject) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         for seed in (1, 2):
             subject.set_affine(seed)
             a, b = subject.fit(subject.output(x), z)
-            gain = subject.spread(subject.gain) if subject.gain else None
-            bias = subject.spread(subject.bias) if subject.bias else None
+            gain, bias = subject.spread(subject.gain), subject.spread(subject.bias)
             # What has no known name may be anything that is fixed.
             none = (1, 0) if subject.has_known_affine else (a, b)
             gain = (none[0] if gain is None else gain) + 0 * a
-            rows.append((a, b, gain, (none[1] if bias is None else bias) + 0 * b))
+            bias = (none[1] if bias is None else bias) + 0 * b
+            rows.append((a, b, gain, bias))
     finally:
         subject.set_affine(0)
     a, b, gain, bias = (torch.cat(parts) for parts in zip(*rows, strict=True))
@@ -391,8 +391,7 @@ def constant_channel(subject: Subject) -> Fault | None:
         )
     if not y.requires_grad:
         raise DoesNotApply("the output is cut off from the input")
-    with of_the_layer():
-        torch.autograd.backward(y.square().sum())
+    backward(y, y.detach())
     if x.grad is not None and not x.grad.isfinite().all():
         return Fault(
             "for a channel with one value throughout the output is finite, its "
@@ -454,9 +453,7 @@ def _in_precision(
     x = draw(shape, 18, scale).float().to(dtype).requires_grad_()
     dl_dy = draw(shape, 19, 1.0).float()
     y = call(layer, x)
-    if y.requires_grad:
-        with of_the_layer():
-            torch.autograd.backward(y, dl_dy.to(y.dtype))
+    backward(y, dl_dy)
     found = {"output": (y, 0.0)}
     if x.grad is not None:
         found["gradient by x"] = x.grad, subject.gradient_size(x.detach(), dl_dy)

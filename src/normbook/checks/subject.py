@@ -159,8 +159,10 @@ class Subject:
                 with torch.no_grad():
                     parameter.copy_(values)
 
-    def spread(self, name: str) -> Tensor | None:
+    def spread(self, name: str | None) -> Tensor | None:
         """Return a parameter so that it broadcasts with an input; None if it cannot."""
+        if name is None:
+            return None
         value = self.layer.get_parameter(name).detach().double()
         sizes = self.definition.parameter_shape(self.shape)
         if value.numel() not in (1, math.prod(sizes)):
