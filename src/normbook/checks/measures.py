@@ -380,7 +380,7 @@ def _mode(seen: _Quantities, problem: _Problem, formulas: Sequence[Finding]) -> 
         right,
         {
             "those of evaluation mode: running statistics in place of those of the "
-            "batch": of_other,
+            "batch": of_other
         },
         "Leave the model in training mode, in which it is trained.",
     )

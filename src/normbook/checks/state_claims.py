@@ -21,11 +21,7 @@ from normbook.checks.calls import LayerError, call, of_the_layer
 from normbook.checks.claim import DoesNotApply, Fault, claim, named
 from normbook.checks.copies import copy_of, graph_nodes, tensors_of
 from normbook.checks.definitions import moments
-from normbook.checks.output_claims import (
-    eps_place,
-    need_right_statistics,
-    two_settings,
-)
+from normbook.checks.output_claims import eps_place, need_right_statistics, two_settings
 from normbook.checks.subject import TOLERANCE, Subject, draw, largest
 
 __all__ = ["COPY_CLAIMS", "STATE_CLAIMS"]
