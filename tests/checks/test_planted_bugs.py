@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 import planted_bugs as bugs
 import pytest
 import torch
-from torch import nn
 
 from normbook.checks import check_norm_layer
 from normbook.checks.claim import Claim
@@ -46,7 +45,7 @@ ONE = "a batch of one works, and gives the same"
 
 
 class Bug(NamedTuple):
-    layer: type[nn.Module]
+    layer: Any  # a class
     failed: set[str]
     reason: str
 
@@ -205,7 +204,7 @@ LAYER_NORMS = (bugs.HandLayerNorm, bugs.LayerWithEpsOfType)
 
 
 @pytest.mark.parametrize("layer", BATCH_NORMS + LAYER_NORMS, ids=lambda c: c.__name__)
-def test_a_norm_written_by_hand_passes(layer: type[nn.Module]) -> None:
+def test_a_norm_written_by_hand_passes(layer: Any) -> None:
     assert check(layer).failed == ()
 
 

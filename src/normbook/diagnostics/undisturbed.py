@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-__all__ = ["Loss", "check_trained", "eager", "gradients", "undisturbed"]
+__all__ = ["Loss", "eager", "gradients", "undisturbed"]
 
 Loss = Callable[[Any], torch.Tensor]
 """Takes the model, returns the loss on one fixed batch: a scalar in nats.
