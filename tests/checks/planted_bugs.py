@@ -12,6 +12,22 @@ import torch
 from torch import Tensor, nn
 
 
+def moments(x: Tensor, *axes: int) -> tuple[Tensor, Tensor]:
+    """Return mean and biased variance by two passes, axes kept."""
+    mean = x.mean(axes, keepdim=True)
+    return mean, ((x - mean) ** 2).mean(axes, keepdim=True)
+
+
+def one_pass(x: Tensor, *axes: int) -> tuple[Tensor, Tensor]:
+    mean = x.mean(axes, keepdim=True)
+    return mean, (x**2).mean(axes, keepdim=True) - mean**2
+
+
+def along(values: Tensor, x: Tensor) -> Tensor:
+    """Return one value for each channel so that it broadcasts with x."""
+    return values.reshape(1, -1, *[1] * (x.dim() - 2))
+
+
 class HandBatchNorm(nn.Module):
     """Batch norm of (N, D) or (N, C, ...), right in every respect."""
 
@@ -32,9 +48,7 @@ class HandBatchNorm(nn.Module):
         return self.training
 
     def statistics(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        axes = (0, *range(2, x.dim()))
-        mean = x.mean(axes, keepdim=True)
-        return mean, ((x - mean) ** 2).mean(axes, keepdim=True)
+        return moments(x, 0, *range(2, x.dim()))
 
     def check(self, x: Tensor) -> None:
         if x.numel() == x.shape[1]:
@@ -45,24 +59,24 @@ class HandBatchNorm(nn.Module):
         self.average(mean, var * n / (n - 1))
 
     def average(self, mean: Tensor, var: Tensor) -> None:
-        m = self.momentum
-        self.running_mean = (1 - m) * self.running_mean + m * mean
-        self.running_var = (1 - m) * self.running_var + m * var
+        self.running_mean = self.mixed(self.running_mean, mean)
+        self.running_var = self.mixed(self.running_var, var)
+
+    def mixed(self, old: Tensor, new: Tensor) -> Tensor:
+        return (1 - self.momentum) * old + self.momentum * new
 
     def normalized(self, x: Tensor, mean: Tensor, var: Tensor) -> Tensor:
         return (x - mean) / (var + self.eps).sqrt()
 
     def forward(self, x: Tensor) -> Tensor:
-        along = (1, -1, *[1] * (x.dim() - 2))
         if self.uses_batch():
             self.check(x)
             mean, var = self.statistics(x)
             self.update(mean, var, x.numel() // x.shape[1])
         else:
-            mean = self.running_mean.reshape(along)
-            var = self.running_var.reshape(along)
+            mean, var = along(self.running_mean, x), along(self.running_var, x)
         x_hat = self.normalized(x, mean, var)
-        return self.gamma.reshape(along) * x_hat + self.beta.reshape(along)
+        return along(self.gamma, x) * x_hat + along(self.beta, x)
 
 
 class BatchStatisticsWithoutGradient(HandBatchNorm):
@@ -78,9 +92,7 @@ class BatchBuffersInGraph(HandBatchNorm):
 
 class BatchOnePassVariance(HandBatchNorm):
     def statistics(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        axes = (0, *range(2, x.dim()))
-        mean = x.mean(axes, keepdim=True)
-        return mean, (x**2).mean(axes, keepdim=True) - mean**2
+        return one_pass(x, 0, *range(2, x.dim()))
 
 
 class BatchBiasedRunningVariance(HandBatchNorm):
@@ -105,9 +117,8 @@ class BatchStatisticsInList(HandBatchNorm):
         self.kept = [mean, var]
 
     def average(self, mean: Tensor, var: Tensor) -> None:
-        m = self.momentum
-        self.kept[0] = (1 - m) * self.kept[0] + m * mean
-        self.kept[1] = (1 - m) * self.kept[1] + m * var
+        self.kept[0] = self.mixed(self.kept[0], mean)
+        self.kept[1] = self.mixed(self.kept[1], var)
 
     @property
     def running_mean(self) -> Tensor:
@@ -140,35 +151,27 @@ class BatchScalarGain(HandBatchNorm):
         self.beta = nn.Parameter(torch.zeros(()))
 
 
-class BatchUnbiasedForward(HandBatchNorm):
+class BatchUnbiasedForward(BatchBiasedRunningVariance):
     def statistics(self, x: Tensor) -> tuple[Tensor, Tensor]:
         axes = (0, *range(2, x.dim()))
         return x.mean(axes, keepdim=True), x.var(axes, keepdim=True)
 
-    def update(self, mean: Tensor, var: Tensor, n: int) -> None:
-        self.average(mean.detach().flatten(), var.detach().flatten())
-
 
 class BatchMomentumReversed(HandBatchNorm):
-    def average(self, mean: Tensor, var: Tensor) -> None:
-        m = self.momentum
-        self.running_mean = m * self.running_mean + (1 - m) * mean
-        self.running_var = m * self.running_var + (1 - m) * var
+    def mixed(self, old: Tensor, new: Tensor) -> Tensor:
+        return super().mixed(new, old)
 
 
 class BatchVarianceWeightsReversed(HandBatchNorm):
     def average(self, mean: Tensor, var: Tensor) -> None:
-        m = self.momentum
-        self.running_mean = (1 - m) * self.running_mean + m * mean
-        self.running_var = m * self.running_var + (1 - m) * var
+        self.running_mean = self.mixed(self.running_mean, mean)
+        self.running_var = self.mixed(var, self.running_var)
 
 
 class BatchAveragedDeviation(HandBatchNorm):
     def average(self, mean: Tensor, var: Tensor) -> None:
-        m = self.momentum
-        self.running_mean = (1 - m) * self.running_mean + m * mean
-        sigma = (1 - m) * self.running_var.sqrt() + m * var.sqrt()
-        self.running_var = sigma**2
+        self.running_mean = self.mixed(self.running_mean, mean)
+        self.running_var = self.mixed(self.running_var.sqrt(), var.sqrt()) ** 2
 
 
 class BatchCorrectedAverages(HandBatchNorm):
@@ -182,9 +185,11 @@ class BatchCorrectedAverages(HandBatchNorm):
 
     def average(self, mean: Tensor, var: Tensor) -> None:
         self.steps = self.steps + 1
-        m = self.momentum / (1 - (1 - self.momentum) ** self.steps)
-        self.running_mean = (1 - m) * self.running_mean + m * mean
-        self.running_var = (1 - m) * self.running_var + m * var
+        super().average(mean, var)
+
+    def mixed(self, old: Tensor, new: Tensor) -> Tensor:
+        weight = self.momentum / (1 - (1 - self.momentum) ** self.steps)
+        return (1 - weight) * old + weight * new
 
 
 class BatchWithoutAverages(HandBatchNorm):
@@ -218,9 +223,7 @@ class BatchEvaluationUpdates(HandBatchNorm):
 
 class BatchOverChannels(HandBatchNorm):
     def statistics(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        axes = tuple(range(1, x.dim()))
-        mean = x.mean(axes, keepdim=True)
-        return mean, ((x - mean) ** 2).mean(axes, keepdim=True)
+        return moments(x, *range(1, x.dim()))
 
     def update(self, mean: Tensor, var: Tensor, n: int) -> None:
         super().update(mean.mean().expand(3), var.mean().expand(3), n)
@@ -233,8 +236,7 @@ class BatchOneMeanForAll(BatchOverChannels):
 
 class BatchPositionsApart(HandBatchNorm):
     def statistics(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        mean = x.mean(0, keepdim=True)
-        return mean, ((x - mean) ** 2).mean(0, keepdim=True)
+        return moments(x, 0)
 
     def update(self, mean: Tensor, var: Tensor, n: int) -> None:
         axes = tuple(range(2, mean.dim()))
@@ -244,19 +246,17 @@ class BatchPositionsApart(HandBatchNorm):
 class BatchGainAsOnePlus(HandBatchNorm):
     def normalized(self, x: Tensor, mean: Tensor, var: Tensor) -> Tensor:
         x_hat = super().normalized(x, mean, var)
-        return x_hat * (1 + 1 / self.gamma).reshape(1, -1, *[1] * (x.dim() - 2))
+        return x_hat * along(1 + 1 / self.gamma, x)
 
 
 class BatchAbsoluteGain(HandBatchNorm):
     def normalized(self, x: Tensor, mean: Tensor, var: Tensor) -> Tensor:
-        sign = self.gamma.detach().sign().reshape(1, -1, *[1] * (x.dim() - 2))
-        return super().normalized(x, mean, var) * sign
+        return super().normalized(x, mean, var) * along(self.gamma.detach().sign(), x)
 
 
 class BatchClampedGain(HandBatchNorm):
     def normalized(self, x: Tensor, mean: Tensor, var: Tensor) -> Tensor:
-        used = (self.gamma.detach() > 0).reshape(1, -1, *[1] * (x.dim() - 2))
-        return super().normalized(x, mean, var) * used
+        return super().normalized(x, mean, var) * along(self.gamma.detach() > 0, x)
 
 
 class BatchClipped(HandBatchNorm):
@@ -285,16 +285,14 @@ class BatchEpsOutsideInEvaluation(HandBatchNorm):
 
 class BatchGainTwiceInEvaluation(HandBatchNorm):
     def normalized(self, x: Tensor, mean: Tensor, var: Tensor) -> Tensor:
-        gain = 1 if self.training else self.gamma.reshape(1, -1, *[1] * (x.dim() - 2))
+        gain = 1 if self.training else along(self.gamma, x)
         return gain * super().normalized(x, mean, var)
 
 
 class BatchNoBiasInEvaluation(HandBatchNorm):
     def forward(self, x: Tensor) -> Tensor:
         y = super().forward(x)
-        return (
-            y if self.training else y - self.beta.reshape(1, -1, *[1] * (x.dim() - 2))
-        )
+        return y if self.training else y - along(self.beta, x)
 
 
 class BatchUnbiasedInSinglePrecision(HandBatchNorm):
@@ -316,13 +314,11 @@ class BatchHalfBecomesSingle(HandBatchNorm):
         return y.float() if x.dtype.itemsize == 2 else y
 
 
-class BatchKeepsLastGraph(HandBatchNorm):
+class BatchKeepsLastGraph(BatchBuffersInGraph):
     def update(self, mean: Tensor, var: Tensor, n: int) -> None:
-        self.running_mean, self.running_var = (
-            self.running_mean.detach(),
-            self.running_var.detach(),
-        )
-        self.average(mean.flatten(), var.flatten() * n / (n - 1))
+        self.running_mean = self.running_mean.detach()
+        self.running_var = self.running_var.detach()
+        super().update(mean, var, n)
 
 
 class BatchMadeWithFirst(BatchStatisticsNotBuffers):
@@ -353,8 +349,7 @@ class BatchKeepsInverse(HandBatchNorm):
     def normalized(self, x: Tensor, mean: Tensor, var: Tensor) -> Tensor:
         if self.training:
             return super().normalized(x, mean, var)
-        inverse: Tensor = self.inverse.reshape(1, -1, *[1] * (x.dim() - 2))
-        return (x - mean) * inverse
+        return (x - mean) * along(self.inverse, x)
 
 
 class BatchKeepsLastInput(HandBatchNorm):
@@ -407,7 +402,7 @@ class BatchCountIsNoBuffer(HandBatchNorm):
 
 class BatchWithoutBias(HandBatchNorm):
     def forward(self, x: Tensor) -> Tensor:
-        return super().forward(x) - self.beta.reshape(1, -1, *[1] * (x.dim() - 2))
+        return super().forward(x) - along(self.beta, x)
 
 
 class BatchSinglePrecision(HandBatchNorm):
@@ -427,7 +422,7 @@ class BatchGainGradientHalved(HandBatchNorm):
     def normalized(self, x: Tensor, mean: Tensor, var: Tensor) -> Tensor:
         x_hat = super().normalized(x, mean, var)
         half = (1 + self.gamma.detach() / self.gamma) / 2  # 1, with a gradient
-        return x_hat * half.reshape(1, -1, *[1] * (x.dim() - 2))
+        return x_hat * along(half, x)
 
 
 class BatchGainGradientIsMean(HandBatchNorm):
@@ -435,7 +430,7 @@ class BatchGainGradientIsMean(HandBatchNorm):
         x_hat = super().normalized(x, mean, var)
         share = x.shape[1] / x.numel()
         one = 1 + (share - 1) * (self.gamma / self.gamma.detach() - 1)
-        return x_hat * one.reshape(1, -1, *[1] * (x.dim() - 2))
+        return x_hat * along(one, x)
 
 
 class BatchGainWithoutGradient(HandBatchNorm):
@@ -530,8 +525,7 @@ class HandLayerNorm(nn.Module):
         self.beta = nn.Parameter(torch.zeros(features))
 
     def statistics(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        mean = x.mean(-1, keepdim=True)
-        return mean, ((x - mean) ** 2).mean(-1, keepdim=True)
+        return moments(x, -1)
 
     def normalized(self, x: Tensor) -> Tensor:
         mean, var = self.statistics(x)
@@ -551,15 +545,24 @@ class LayerSignFlipped(HandLayerNorm):
         return -super().normalized(x)
 
 
-class LayerPlusOneWithoutParameters(nn.Module):
+class LayerWithoutParameters(nn.Module):
+    factor, shift = 1, 0
+
     def __init__(self, features: int):
         super().__init__()
         self.normalized_shape = (features,)
 
     def forward(self, x: Tensor) -> Tensor:
-        mean = x.mean(-1, keepdim=True)
-        var = ((x - mean) ** 2).mean(-1, keepdim=True)
-        return (x - mean) / (var + 1e-5).sqrt() + 1
+        mean, var = moments(x, -1)
+        return self.factor * (x - mean) / (var + 1e-5).sqrt() + self.shift
+
+
+class LayerPlusOneWithoutParameters(LayerWithoutParameters):
+    shift = 1
+
+
+class LayerDoubledWithoutParameters(LayerWithoutParameters):
+    factor = 2
 
 
 class LayerOfLayer(HandLayerNorm):
@@ -591,18 +594,6 @@ class LayerPlainTensor(HandLayerNorm):
         return nn.functional.layer_norm(x, self.ones.shape, self.ones, eps=self.eps)
 
 
-class LayerWithEpsOfType(HandLayerNorm):
-    """Right: eps is the smallest that float64, or float32, can tell from 0 beside 1."""
-
-    def __init__(self, features: int) -> None:
-        super().__init__(features)
-        del self.eps
-
-    def normalized(self, x: Tensor) -> Tensor:
-        mean, var = self.statistics(x)
-        return (x - mean) / (var + torch.finfo(x.dtype).eps).sqrt()
-
-
 class LayerWithoutEps(HandLayerNorm):
     def __init__(self, features: int) -> None:
         super().__init__(features)
@@ -611,6 +602,14 @@ class LayerWithoutEps(HandLayerNorm):
     def normalized(self, x: Tensor) -> Tensor:
         mean, var = self.statistics(x)
         return (x - mean) / var.sqrt()
+
+
+class LayerWithEpsOfType(LayerWithoutEps):
+    """Right: eps is the smallest that float64, or float32, can tell from 0 beside 1."""
+
+    def normalized(self, x: Tensor) -> Tensor:
+        mean, var = self.statistics(x)
+        return (x - mean) / (var + torch.finfo(x.dtype).eps).sqrt()
 
 
 class LayerDividesByZero(HandLayerNorm):
@@ -636,17 +635,6 @@ class LayerSumOfSquares(HandLayerNorm):
         return super().normalized(x) / math.sqrt(x.shape[-1])
 
 
-class LayerDoubledWithoutParameters(nn.Module):
-    def __init__(self, features: int):
-        super().__init__()
-        self.normalized_shape = (features,)
-
-    def forward(self, x: Tensor) -> Tensor:
-        mean = x.mean(-1, keepdim=True)
-        var = ((x - mean) ** 2).mean(-1, keepdim=True)
-        return 2 * (x - mean) / (var + 1e-5).sqrt()
-
-
 class GroupInterleaved(nn.Module):
     """Channels 0 and 2 are a group, and 1 and 3."""
 
@@ -657,8 +645,7 @@ class GroupInterleaved(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         n, _, height, width = x.shape
         groups = x.reshape(n, 2, 2, height, width)
-        mean = groups.mean((1, 3, 4), keepdim=True)
-        var = ((groups - mean) ** 2).mean((1, 3, 4), keepdim=True)
+        mean, var = moments(groups, 1, 3, 4)
         return ((groups - mean) / (var + 1e-5).sqrt()).reshape(x.shape)
 
 
@@ -683,15 +670,12 @@ class LayerSigmaPlusEps(HandLayerNorm):
 
 class LayerOverTime(HandLayerNorm):
     def statistics(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        axes = tuple(range(1, x.dim()))
-        mean = x.mean(axes, keepdim=True)
-        return mean, ((x - mean) ** 2).mean(axes, keepdim=True)
+        return moments(x, *range(1, x.dim()))
 
 
 class LayerOverBatch(HandLayerNorm):
     def statistics(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        mean = x.mean((0, -1), keepdim=True)
-        return mean, ((x - mean) ** 2).mean((0, -1), keepdim=True)
+        return moments(x, 0, -1)
 
 
 class LayerScalarGain(HandLayerNorm):
@@ -724,8 +708,7 @@ class LayerTorchStd(HandLayerNorm):
 
 class LayerOnePassVariance(HandLayerNorm):
     def statistics(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        mean = x.mean(-1, keepdim=True)
-        return mean, (x**2).mean(-1, keepdim=True) - mean**2
+        return one_pass(x, -1)
 
 
 class LayerScaledInTraining(HandLayerNorm):

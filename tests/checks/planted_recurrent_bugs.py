@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 import torch
@@ -63,25 +64,6 @@ class ClippedState(Right):
         return h, c.clamp(-1, 1)
 
 
-class EachGateIsNormalized(Right):
-    """Each term, but gate by gate: nn.LayerNorm(units) after the cut."""
-
-    def __init__(self, features: int, units: int) -> None:
-        super().__init__(features, units)
-        self.norm_x = PerGate(units)
-        self.norm_h = PerGate(units)
-
-
-class PerGate(nn.Module):
-    def __init__(self, units: int) -> None:
-        super().__init__()
-        self.norms = nn.ModuleList(nn.LayerNorm(units, bias=False) for _ in range(4))
-
-    def forward(self, a: Tensor) -> Tensor:
-        pairs = zip(self.norms, a.chunk(4, dim=-1), strict=True)
-        return torch.cat([norm(gate) for norm, gate in pairs], dim=-1)
-
-
 class SumIsNormalized(Right):
     """One layer norm around W_h h + W_x x."""
 
@@ -93,61 +75,22 @@ class SumIsNormalized(Right):
         return self.norm_h(q + self.w_h(h))
 
 
-class OnlyInputIsNormalized(Right):
-    """W_h h goes in as it is."""
-
-    def __init__(self, features: int, units: int) -> None:
-        super().__init__(features, units)
-        self.norm_h = nn.Identity()
-
-
-class OutputIsNotNormalized(Right):
-    """h = o tanh(c)."""
-
-    def __init__(self, features: int, units: int) -> None:
-        super().__init__(features, units)
-        self.norm_c = nn.Identity()
-
-
-class OutputIsNotCentred(Right):
-    """RMS norm on the way to h."""
-
-    def __init__(self, features: int, units: int) -> None:
-        super().__init__(features, units)
-        self.norm_c = nn.RMSNorm(units, eps=1e-5)
-
-
-class OutputIsOnlyCentred(Right):
-    """c less its mean on the way to h."""
-
-    def __init__(self, features: int, units: int) -> None:
-        super().__init__(features, units)
-        self.norm_c = Centred()
-
-
-class Centred(nn.Module):
-    def forward(self, c: Tensor) -> Tensor:
-        return c - c.mean(-1, keepdim=True)
-
-
 class TimeIsNormalized(Right):
     """The statistics of W_x x run over time too, padding included."""
 
+    axes: tuple[int, ...] = (0, 2)
+
     def project(self, x: Tensor) -> Any:
         q = self.w_x(x)
-        mean = q.mean((0, 2), keepdim=True)
-        var = q.var((0, 2), correction=0, keepdim=True)
+        mean = q.mean(self.axes, keepdim=True)
+        var = q.var(self.axes, correction=0, keepdim=True)
         return (q - mean) / (var + 1e-5).sqrt() * self.norm_x.weight
 
 
-class BatchIsNormalized(Right):
+class BatchIsNormalized(TimeIsNormalized):
     """The statistics of W_x x are those of a step of the whole batch."""
 
-    def project(self, x: Tensor) -> Any:
-        q = self.w_x(x)
-        mean = q.mean((1, 2), keepdim=True)
-        var = q.var((1, 2), correction=0, keepdim=True)
-        return (q - mean) / (var + 1e-5).sqrt() * self.norm_x.weight
+    axes = (1, 2)
 
 
 class BiasIsThereThrice(Right):
@@ -183,12 +126,19 @@ class Hat(torch.autograd.Function):
         return dl_dy * inv_std
 
 
-class StatisticsAreDetached(Right):
-    """The statistics of c are taken under no_grad."""
+class PerGate(nn.Module):
+    def __init__(self, units: int) -> None:
+        super().__init__()
+        self.norms = nn.ModuleList(nn.LayerNorm(units, bias=False) for _ in range(4))
 
-    def __init__(self, features: int, units: int) -> None:
-        super().__init__(features, units)
-        self.norm_c = Detached()
+    def forward(self, a: Tensor) -> Tensor:
+        pairs = zip(self.norms, a.chunk(4, dim=-1), strict=True)
+        return torch.cat([norm(gate) for norm, gate in pairs], dim=-1)
+
+
+class Centred(nn.Module):
+    def forward(self, c: Tensor) -> Tensor:
+        return c - c.mean(-1, keepdim=True)
 
 
 class Detached(nn.Module):
@@ -198,42 +148,52 @@ class Detached(nn.Module):
         return (c - mean) / (var + 1e-5).sqrt()
 
 
-class EpsIsZero(Right):
-    """Nothing keeps the root of W_h h from 0."""
-
-    def __init__(self, features: int, units: int) -> None:
-        super().__init__(features, units)
-        self.norm_h = nn.LayerNorm(4 * units, eps=0.0)
-
-
-class EpsOfInputIsZero(Right):
-    """Nothing keeps the root of W_x x from 0."""
-
-    def __init__(self, features: int, units: int) -> None:
-        super().__init__(features, units)
-        self.norm_x = nn.LayerNorm(4 * units, eps=0.0, bias=False)
-
-
-class EpsOfStateIsZero(Right):
-    """Nothing keeps the root of c from 0."""
-
-    def __init__(self, features: int, units: int) -> None:
-        super().__init__(features, units)
-        self.norm_c = nn.LayerNorm(units, eps=0.0)
-
-
-class EpsIsBehindTheRoot(Right):
-    """The standard deviation plus eps: finite at 0, and with no slope there."""
-
-    def __init__(self, features: int, units: int) -> None:
-        super().__init__(features, units)
-        self.norm_h = BehindTheRoot()
-
-
 class BehindTheRoot(nn.Module):
     def forward(self, a: Tensor) -> Tensor:
         centred = a - a.mean(-1, keepdim=True)
         return centred / (centred.square().mean(-1, keepdim=True).sqrt() + 1e-5)
+
+
+def right_but(name: str, **norms: Callable[[int], nn.Module]) -> type[Right]:
+    """Return the right layer with other norms, each made for a number of units."""
+
+    class Other(Right):
+        def __init__(self, features: int, units: int) -> None:
+            super().__init__(features, units)
+            for attribute, norm in norms.items():
+                setattr(self, attribute, norm(units))
+
+    Other.__name__ = name
+    return Other
+
+
+# Each term, but gate by gate: nn.LayerNorm(units) after the cut.
+EachGateIsNormalized = right_but("EachGateIsNormalized", norm_x=PerGate, norm_h=PerGate)
+# W_h h goes in as it is.
+OnlyInputIsNormalized = right_but("OnlyInputIsNormalized", norm_h=nn.Identity)
+# h = o tanh(c).
+OutputIsNotNormalized = right_but("OutputIsNotNormalized", norm_c=nn.Identity)
+# RMS norm on the way to h.
+OutputIsNotCentred = right_but(
+    "OutputIsNotCentred", norm_c=lambda units: nn.RMSNorm(units, eps=1e-5)
+)
+# c less its mean on the way to h.
+OutputIsOnlyCentred = right_but("OutputIsOnlyCentred", norm_c=lambda _: Centred())
+# The statistics of c are taken under no_grad.
+StatisticsAreDetached = right_but("StatisticsAreDetached", norm_c=lambda _: Detached())
+# Nothing keeps the root of W_h h, of W_x x, of c from 0.
+EpsIsZero = right_but(
+    "EpsIsZero", norm_h=lambda units: nn.LayerNorm(4 * units, eps=0.0)
+)
+EpsOfInputIsZero = right_but(
+    "EpsOfInputIsZero",
+    norm_x=lambda units: nn.LayerNorm(4 * units, eps=0.0, bias=False),
+)
+EpsOfStateIsZero = right_but(
+    "EpsOfStateIsZero", norm_c=lambda units: nn.LayerNorm(units, eps=0.0)
+)
+# The standard deviation plus eps: finite at 0, and with no slope there.
+EpsIsBehindTheRoot = right_but("EpsIsBehindTheRoot", norm_h=lambda _: BehindTheRoot())
 
 
 class Cell(nn.Module):

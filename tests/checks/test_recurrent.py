@@ -135,10 +135,7 @@ def test_all_but_the_look_at_evaluation_mode_is_in_training_mode() -> None:
 
 @pytest.mark.parametrize(
     "layer",
-    [
-        BatchNormLSTM(D, H, max_steps=6).eval(),
-        planted.BatchNormBehindDropout(D, H),
-    ],
+    [BatchNormLSTM(D, H, max_steps=6).eval(), planted.BatchNormBehindDropout(D, H)],
 )
 def test_batch_norm_hides_behind_no_mode_and_no_dropout(layer: nn.Module) -> None:
     assert list(failures(layer)) == [recurrent.OTHERS]

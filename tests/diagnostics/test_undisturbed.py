@@ -39,14 +39,25 @@ def loss(model: nn.Module) -> torch.Tensor:
     return cross_entropy(model(X), Y)
 
 
+def noisy() -> Any:
+    """Two layers of noise that share a generator, each with a hold of it."""
+    generator = torch.Generator().manual_seed(3)
+    return nn.Sequential(
+        nn.Linear(5, 4), DistributionNoise(generator=generator),
+        nn.Linear(4, 3), DistributionNoise(generator=generator),
+    )  # fmt: skip
+
+
 def fingerprint(model: nn.Module) -> list[Any]:
     tensors = [*model.parameters(), *model.buffers()]
     grads = [p.grad for p in model.parameters()]
+    noise = [m for m in model.modules() if isinstance(m, DistributionNoise)]
     return [
         [t.clone() for t in tensors],
         [None if g is None else g.clone() for g in grads],
         [m.training for m in model.modules()],
         torch.get_rng_state(),
+        [m.generator.get_state() for m in noise if m.generator is not None],
         [len(m._forward_pre_hooks) for m in model.modules()],
     ]
 
@@ -57,61 +68,59 @@ def same(a: Any, b: Any) -> bool:
     return torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b
 
 
-MEASURES: dict[str, Callable[[nn.Module], object]] = {
-    "along_gradient": lambda m: along_gradient(m, loss, [0.1, 0.2]),
-    "gradient_shift": lambda m: gradient_shift(m, loss, 0.1),
-    "layer_statistics": lambda m: layer_statistics(m, loss),
-    "landscape": lambda m: landscape(
+MEASURES: dict[str, Callable[[nn.Module, Any], object]] = {
+    "along_gradient": lambda m, loss: along_gradient(m, loss, [0.1, 0.2]),
+    "gradient_shift": lambda m, loss: gradient_shift(m, loss, 0.1),
+    "layer_statistics": lambda m, loss: layer_statistics(m, loss),
+    "landscape": lambda m, loss: landscape(
         m, loss, [random_direction(m, torch.Generator().manual_seed(0))], [-1, 1]
     ),
 }
 
 
+@pytest.mark.parametrize("make", [model_with_everything, noisy])
 @pytest.mark.parametrize("name", MEASURES)
-def test_every_measure_leaves_the_model_bit_for_bit_as_it_was(name: str) -> None:
-    model = model_with_everything()
+def test_every_measure_leaves_the_model_bit_for_bit_as_it_was(
+    name: str, make: Any
+) -> None:
+    model = make()
     before = fingerprint(model)
-    MEASURES[name](model)
+    MEASURES[name](model, loss)
     assert same(fingerprint(model), before)
 
 
+@pytest.mark.parametrize("make", [model_with_everything, noisy])
 @pytest.mark.parametrize("name", MEASURES)
-def test_every_measure_gives_the_same_twice(name: str) -> None:
-    model = model_with_everything()
-    assert repr(MEASURES[name](model)) == repr(MEASURES[name](model))
+def test_every_measure_gives_the_same_twice(name: str, make: Any) -> None:
+    model = make()
+    assert repr(MEASURES[name](model, loss)) == repr(MEASURES[name](model, loss))
 
 
+@pytest.mark.parametrize("make", [model_with_everything, noisy])
 @pytest.mark.parametrize("name", MEASURES)
-def test_a_measure_that_fails_halfway_leaves_no_trace(name: str) -> None:
-    model, calls = model_with_everything(), 0
+def test_a_measure_that_fails_halfway_leaves_no_trace(name: str, make: Any) -> None:
+    model, calls = make(), 0
 
     def breaks(m: nn.Module) -> torch.Tensor:
         nonlocal calls
         calls += 1
         value = loss(m)
         if calls == (1 if name == "layer_statistics" else 2):
+            m.eval()
             raise RuntimeError("out of memory")
         return value
 
     before = fingerprint(model)
-    measure: Any = {
-        "along_gradient": lambda: along_gradient(model, breaks, [0.1]),
-        "gradient_shift": lambda: gradient_shift(model, breaks, 0.1),
-        "layer_statistics": lambda: layer_statistics(model, breaks),
-        "landscape": lambda: landscape(
-            model, breaks, [list(model.parameters())], [1, 2]
-        ),
-    }[name]
     with pytest.raises(RuntimeError, match="out of memory"):
-        measure()
+        MEASURES[name](model, breaks)
     assert same(fingerprint(model), before)
 
 
 @pytest.mark.parametrize("name", ["along_gradient", "gradient_shift", "landscape"])
 def test_a_compiled_model_is_measured_like_an_eager_one(name: str) -> None:
     eager = nn.Sequential(nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 3))
-    compiled = torch.compile(eager, backend="eager")
-    assert repr(MEASURES[name](compiled)) == repr(MEASURES[name](eager))  # type: ignore[arg-type]
+    compiled: Any = torch.compile(eager, backend="eager")
+    assert repr(MEASURES[name](compiled, loss)) == repr(MEASURES[name](eager, loss))
 
 
 def test_reset_draws_the_same_dropout_mask() -> None:
@@ -123,52 +132,14 @@ def test_reset_draws_the_same_dropout_mask() -> None:
     assert torch.equal(a, b)
 
 
-# --- generators that modules hold
-
-
-def noisy() -> tuple[Any, torch.Generator]:
-    """Two layers of noise that share a generator, and it."""
-    generator = torch.Generator().manual_seed(3)
-    model = nn.Sequential(
-        nn.Linear(5, 4), DistributionNoise(generator=generator),
-        nn.Linear(4, 3), DistributionNoise(generator=generator),
-    )  # fmt: skip
-    return model, generator
-
-
-@pytest.mark.parametrize("name", MEASURES)
-def test_every_measure_leaves_the_generator_of_a_module_as_it_was(name: str) -> None:
-    model, generator = noisy()
-    before = generator.get_state()
-    MEASURES[name](model)
-    assert torch.equal(generator.get_state(), before)
-
-
-@pytest.mark.parametrize("name", MEASURES)
-def test_every_measure_of_a_noisy_model_gives_the_same_twice(name: str) -> None:
-    model, _ = noisy()
-    assert repr(MEASURES[name](model)) == repr(MEASURES[name](model))
-
-
 def test_reset_draws_the_same_noise_from_the_generator_of_a_module() -> None:
-    model, _ = noisy()
+    model = noisy()
     with undisturbed(model) as reset:
         a, other = model(X), model(X)
         reset()
         b = model(X)
     assert torch.equal(a, b)
     assert not torch.equal(a, other)
-
-
-def test_the_generator_of_a_module_is_put_back_after_an_error() -> None:
-    model, generator = noisy()
-    before = generator.get_state()
-    try:
-        with undisturbed(model):
-            raise RuntimeError(model(X))
-    except RuntimeError:
-        pass
-    assert torch.equal(generator.get_state(), before)
 
 
 def test_gradients_by_unused_parameters_are_zero() -> None:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import torch
 from torch import Tensor, nn
 
-__all__ = ["LayerError", "call", "of_the_layer"]
+__all__ = ["LayerError", "backward", "call", "of_the_layer"]
 
 
 class LayerError(Exception):
@@ -30,18 +31,17 @@ def of_the_layer() -> Iterator[None]:
 
 
 def call(layer: nn.Module, x: Tensor) -> Tensor:
-    """Run a layer on a copy of x; the output must have the shape of x.
-
-    Examples
-    --------
-    >>> import torch
-    >>> call(nn.BatchNorm1d(2, affine=False), torch.tensor([[1.0, 2.0], [3.0, 2.0]]))
-    tensor([[-1.0000,  0.0000],
-            [ 1.0000,  0.0000]])
-    """
+    """Run a layer on a copy of x; the output must have the shape of x."""
     with of_the_layer():
         y = layer(x.clone())
         if not isinstance(y, Tensor) or y.shape != x.shape:
             got = tuple(y.shape) if isinstance(y, Tensor) else type(y).__name__
             raise TypeError(f"for input of shape {tuple(x.shape)} the output is {got}")
         return y
+
+
+def backward(y: Tensor, dl_dy: Tensor) -> None:
+    """Run the backward pass of a layer, if its output has one."""
+    if y.requires_grad:
+        with of_the_layer():
+            torch.autograd.backward(y, dl_dy.to(y.dtype))

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Mapping
+from typing import Generic, NamedTuple, TypeVar
 
 from normbook.checks.calls import LayerError
 from normbook.checks.report import Finding
-from normbook.checks.subject import Subject
 
-__all__ = ["Claim", "DoesNotApply", "Fault", "claim"]
+__all__ = ["Claim", "DoesNotApply", "Fault", "claim", "named"]
+
+Subject = TypeVar("Subject")
+Bug = TypeVar("Bug")
 
 
 class Fault(NamedTuple):
@@ -23,11 +25,14 @@ class DoesNotApply(Exception):
     """Raised by a claim that has no meaning for this layer."""
 
 
-class Claim(NamedTuple):
-    """A sentence, and the function that looks for a fault in it."""
+class Claim(NamedTuple, Generic[Subject]):
+    """A sentence, and the function that looks for a fault in it.
+
+    Where there is none the function may return what it saw.
+    """
 
     name: str
-    fault: Callable[[Subject], Fault | None]
+    fault: Callable[[Subject], Fault | str | None]
 
     def __call__(self, subject: Subject) -> Finding:
         """Look for a fault; an error of the user's layer is one, no other error."""
@@ -40,9 +45,18 @@ class Claim(NamedTuple):
             if "inplace operation" in str(error):
                 cure = "Write nothing in place: x = x - mean, not x -= mean."
             fault = Fault(f"the layer raises {error}.", cure)
-        return Finding(self.name, fault is None, *(fault or ()))
+        if isinstance(fault, Fault):
+            return Finding(self.name, False, *fault)
+        return Finding(self.name, True, fault or "")
 
 
-def claim(name: str) -> Callable[[Callable[[Subject], Fault | None]], Claim]:
+def claim(
+    name: str,
+) -> Callable[[Callable[[Subject], Fault | str | None]], Claim[Subject]]:
     """Make a claim of a function that looks for a fault."""
     return lambda fault: Claim(name, fault)
+
+
+def named(known: Mapping[str, Bug], fits: Callable[[Bug], bool]) -> str:
+    """Return the first known bug that fits, with a colon behind it, or nothing."""
+    return next((f"{name}: " for name, bug in known.items() if fits(bug)), "")

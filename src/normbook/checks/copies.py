@@ -23,8 +23,7 @@ def tensors_of(layer: nn.Module) -> Iterator[tuple[str, Tensor]]:
     for path, module in layer.named_modules():
         for key, value in vars(module).items():
             if key != "_modules":
-                own = key not in ("_parameters", "_buffers")
-                name = key if own else ""
+                name = "" if key in ("_parameters", "_buffers") else key
                 for label, tensor in _inside(value, name):
                     yield f"{path}.{label}".strip("."), tensor
 
@@ -32,24 +31,18 @@ def tensors_of(layer: nn.Module) -> Iterator[tuple[str, Tensor]]:
 def _inside(value: Any, name: str) -> Iterator[tuple[str, Tensor]]:
     if isinstance(value, Tensor):
         yield name, value
-    elif isinstance(value, dict):
-        for key, item in value.items():
+    elif isinstance(value, dict | list | tuple):
+        items = value.items() if isinstance(value, dict) else enumerate(value)
+        for key, item in items:
             yield from _inside(item, f"{name}.{key}".strip("."))
-    elif isinstance(value, list | tuple):
-        for index, item in enumerate(value):
-            yield from _inside(item, f"{name}.{index}")
 
 
 def copy_of(layer: Layer) -> Layer:
     """Copy a layer; a tensor that hangs in a graph becomes a plain one.
 
     ``copy.deepcopy`` alone refuses such a tensor. The hooks on forward and backward
-    stay behind: what they do outside the layer is not for a copy to repeat.
-
-    Raises
-    ------
-    TypeError
-        If the layer holds something else that cannot be copied.
+    stay behind: what they do outside the layer is not for a copy to repeat. A
+    ``TypeError`` says what else cannot be copied.
 
     Examples
     --------

@@ -56,32 +56,30 @@ class Definition(NamedTuple):
 
     def view(self, x: Tensor) -> tuple[Tensor, tuple[int, ...]]:
         """Return x so that one set of statistics lies along the axes given."""
-        if self.kind == "batch":
-            return x, (0, *range(2, x.dim()))
-        if self.kind == "instance":
-            return x, tuple(range(2, x.dim()))
         if self.kind == "group":
             x = x.reshape(len(x), self.groups, -1)
-            return x, (2,)
-        return x, self._features(x.dim())
+        return x, self._axes(x.dim())
 
-    def _features(self, dim: int) -> tuple[int, ...]:
-        return tuple(range(dim - self.last, dim)) if self.last else (1,)
+    def _axes(self, dim: int) -> tuple[int, ...]:
+        """Return the axes of the statistics in the view."""
+        match self.kind:
+            case "batch":
+                return 0, *range(2, dim)
+            case "instance":
+                return tuple(range(2, dim))
+            case "group":
+                return (2,)
+        return self.parameter_axes(dim)
 
     def size(self, shape: tuple[int, ...]) -> int:
         """Count the values of one set of statistics."""
         x, axes = self.view(torch.empty(shape, device="meta"))
         return math.prod(x.shape[axis] for axis in axes)
 
-    def _axes(self, dim: int) -> tuple[int, ...]:
-        """Return the axes of the statistics in the view of an input of dim axes."""
-        # Any lengths do that the groups divide; meta, as many groups would fill memory.
-        return self.view(torch.empty((self.groups,) * dim, device="meta"))[1]
-
     def parameter_axes(self, dim: int) -> tuple[int, ...]:
         """Return the axes along which gain and bias differ."""
-        if self.kind in ("layer", "rms"):
-            return self._features(dim)
+        if self.kind in ("layer", "rms") and self.last:
+            return tuple(range(dim - self.last, dim))
         return (1,)
 
     def parameter_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -94,10 +92,8 @@ class Definition(NamedTuple):
         mean, var = moments(grouped, axes)
         if self.kind == "rms":
             mean, var = 0 * mean, grouped.square().mean(axes, keepdim=True)
-        return (
-            mean.expand_as(grouped).reshape(x.shape),
-            var.expand_as(grouped).reshape(x.shape),
-        )
+        mean, var = (v.expand_as(grouped).reshape(x.shape) for v in (mean, var))
+        return mean, var
 
     def normalize(self, x: Tensor, eps: float) -> Tensor:
         """Return x_hat, without gain and bias."""
@@ -115,46 +111,42 @@ class Definition(NamedTuple):
     def other_axes(self, dim: int) -> dict[str, tuple[int, ...]]:
         """Name wrong choices of axes for the statistics of an input of dim axes."""
         everything = tuple(range(dim))
-        last = self._features(dim)
+        own = self._axes(dim)
+        over = "the statistics run over"
         if self.kind == "batch":
             named = {
                 "one mean and one variance for all channels": everything,
-                "the statistics run over the channels too, example by example, as in "
-                "layer norm": everything[1:],
-                "the statistics run over the channels of each position": (1,),
+                f"{over} the channels too, example by example, as in layer norm": (
+                    everything[1:]
+                ),
+                f"{over} the channels of each position": (1,),
                 "the statistics of each example apart, as in instance norm": (
                     everything[2:]
                 ),
-                "the statistics run over the examples only, so that each position "
-                "has its own": (0,),
+                f"{over} the examples only, so that each position has its own": (0,),
                 "the channels are looked for on the last axis": everything[:-1],
             }
         elif self.kind in ("layer", "rms"):
+            before = everything[: dim - self.last]
             named = {
-                "the statistics run over the axes between batch and features too": (
-                    everything[1:]
-                ),
-                "the statistics run over the batch too": (0, *last),
-                "the statistics run over everything, batch included": everything,
-                "the statistics run over the batch in place of the features, as in "
-                "batch norm": everything[: dim - self.last],
-                "the statistics run over the first axis only": (0,),
-                "the statistics run over axis 1 only": (1,),
-                "the statistics run over the last axis only": (dim - 1,),
+                f"{over} the axes between batch and features too": everything[1:],
+                f"{over} the batch too": (0, *own),
+                f"{over} everything, batch included": everything,
+                f"{over} the batch in place of the features, as in batch norm": before,
+                f"{over} the first axis only": (0,),
+                f"{over} axis 1 only": (1,),
+                f"{over} the last axis only": (dim - 1,),
             }
         else:
+            apart = everything[2:]
             named = {
-                "the statistics run over all channels, as in a group norm with one "
-                "group": everything[1:],
-                "each channel is normalized apart, as in instance norm": (
-                    everything[2:]
+                f"{over} all channels, as in a group norm with one group": (
+                    everything[1:]
                 ),
-                "the statistics run over the batch too, as in batch norm": (
-                    0,
-                    *everything[2:],
-                ),
-                "the statistics run over everything": everything,
-                "the statistics run over the channels of each position": (1,),
+                "each channel is normalized apart, as in instance norm": apart,
+                f"{over} the batch too, as in batch norm": (0, *apart),
+                f"{over} everything": everything,
+                f"{over} the channels of each position": (1,),
             }
-        own = None if self.kind == "group" else set(self._axes(dim))
-        return {k: v for k, v in named.items() if v and set(v) != own}
+        right = None if self.kind == "group" else set(own)  # of a view of its own
+        return {k: v for k, v in named.items() if v and set(v) != right}

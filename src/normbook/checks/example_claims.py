@@ -6,9 +6,16 @@ import torch
 
 from normbook.checks.calls import call
 from normbook.checks.claim import DoesNotApply, Fault, claim
-from normbook.checks.subject import TOLERANCE, Subject, draw
+from normbook.checks.output_claims import POSITIVE_SIGMA
+from normbook.checks.subject import TOLERANCE, Subject, largest
 
 __all__ = ["EXAMPLE_CLAIMS"]
+
+
+def _fault(change: torch.Tensor, reason: str, cure: str) -> Fault | None:
+    """Tell a change, of the size that is put into the reason; none if it is small."""
+    size = largest(change)
+    return None if size < TOLERANCE else Fault(reason.format(f"{size:.2g}"), cure)
 
 
 @claim("training and evaluation give the same")
@@ -16,14 +23,12 @@ def same_in_both_modes(subject: Subject) -> Fault | None:
     """Run one input in both modes."""
     if not subject.claims_no_statistics:
         raise DoesNotApply("the layer evaluates by running statistics")
-    x = draw(subject.shape, 11, 1.0).to(subject.dtype)
-    layer = subject.fresh().eval()
-    change = (call(layer, x).detach().double() - subject.output(x)).abs().max().item()
-    if change < TOLERANCE:
-        return None
-    return Fault(
-        f"after eval() the output changes by up to {change:.2g}; an example has the "
-        "same statistics in both modes.",
+    x = subject.draw(11, 1.0).to(subject.dtype)
+    evaluated = call(subject.fresh().eval(), x).detach().double()
+    return _fault(
+        evaluated - subject.output(x),
+        "after eval() the output changes by up to {}; an example has the same "
+        "statistics in both modes.",
         "Do the same in both modes; dropout belongs into a layer of its own.",
     )
 
@@ -31,9 +36,7 @@ def same_in_both_modes(subject: Subject) -> Fault | None:
 @claim("an example does not depend on the others in the batch")
 def examples_apart(subject: Subject) -> Fault | None:
     """Change every example but the first."""
-    x = draw(subject.shape, 12)
-    other = torch.cat([x[:1], draw(subject.shape, 13)[1:]])
-    return _dependence(subject, x, other, (0,), "the other examples")
+    return _dependence(subject, (0,), "the other examples")
 
 
 @claim("a position does not depend on the other positions")
@@ -45,26 +48,18 @@ def positions_apart(subject: Subject) -> Fault | None:
         raise DoesNotApply("there is no axis but those of batch and features")
     features = () if last else (slice(None),)
     first = (slice(None), *features, *([0] * between))
-    x, other = draw(subject.shape, 12), draw(subject.shape, 13)
-    other[first] = x[first]
-    return _dependence(
-        subject, x, other, first, "the other positions (time steps, say)"
-    )
+    return _dependence(subject, first, "the other positions (time steps, say)")
 
 
 def _dependence(
-    subject: Subject,
-    x: torch.Tensor,
-    other: torch.Tensor,
-    kept: tuple[slice | int, ...],
-    what: str,
+    subject: Subject, kept: tuple[slice | int, ...], what: str
 ) -> Fault | None:
-    change = (subject.output(x)[kept] - subject.output(other)[kept]).abs().max()
-    if change < TOLERANCE:
-        return None
-    return Fault(
+    x, other = subject.draw(12), subject.draw(13)
+    other[kept] = x[kept]
+    return _fault(
+        subject.output(x)[kept] - subject.output(other)[kept],
         f"with {what} exchanged, the output of what stayed changes by up to "
-        f"{change:.2g}: they share its statistics.",
+        "{}: they share its statistics.",
         subject.definition.axes_cure(len(subject.shape)),
     )
 
@@ -72,18 +67,17 @@ def _dependence(
 @claim("the sign of the input is the sign of x_hat: f(-x) = -f(x)")
 def sign(subject: Subject) -> Fault | None:
     """Add the outputs of x and -x: twice the bias is left, whatever x is."""
-    left = [
-        subject.output(x) + subject.output(-x)
-        for x in (draw(subject.shape, 14), draw(subject.shape, 15))
-    ]
-    if (left[0] - left[1]).abs().max() < TOLERANCE:
+    (y, opposite), (other, its_opposite) = (
+        (subject.output(x), subject.output(-x))
+        for x in (subject.draw(14), subject.draw(15))
+    )
+    if largest((y + opposite) - (other + its_opposite)) < TOLERANCE:
         return None
-    x = draw(subject.shape, 14)
-    if (subject.output(x) - subject.output(-x)).abs().max() < TOLERANCE:
+    if largest(y - opposite) < TOLERANCE:
         return Fault(
             "the output is the same for x and -x. LN(a x) = LN(x) holds for a > 0 "
             "only; for a < 0 the sign flips.",
-            "Divide by sigma, which is positive, and by nothing that has a sign.",
+            POSITIVE_SIGMA,
         )
     return Fault(
         "f(x) + f(-x), less twice the bias, is not 0.",
@@ -94,12 +88,10 @@ def sign(subject: Subject) -> Fault | None:
 @claim("a batch of one works, and gives the same")
 def batch_of_one(subject: Subject) -> Fault | None:
     """Feed the first example alone."""
-    x = draw(subject.shape, 16)
-    change = (subject.output(x[:1]) - subject.output(x)[:1]).abs().max().item()
-    if change < TOLERANCE:
-        return None
-    return Fault(
-        f"the first example of a batch, given alone, changes by up to {change:.2g}.",
+    x = subject.draw(16)
+    return _fault(
+        subject.output(x[:1]) - subject.output(x)[:1],
+        "the first example of a batch, given alone, changes by up to {}.",
         "Take no statistics over the batch.",
     )
 

@@ -7,11 +7,11 @@ import math
 import torch
 from torch import Tensor
 
-from normbook.checks.calls import call, of_the_layer
+from normbook.checks.calls import backward, call
 from normbook.checks.claim import DoesNotApply, Fault, claim
 from normbook.checks.definitions import moments
 from normbook.checks.output_claims import affine
-from normbook.checks.subject import TOLERANCE, Subject, draw
+from normbook.checks.subject import TOLERANCE, Subject, draw, largest, normal
 from normbook.comparison import relative_error
 
 __all__ = ["GRADIENT_CLAIMS"]
@@ -24,6 +24,8 @@ MOST_ENTRIES = 40
 EXACT = 1e-4
 # Of what the gradient is a difference of.
 ROUNDING = 1e-6
+
+DETACHED = "Compute mean and variance with gradient: no no_grad, no detach, no .data."
 
 
 @claim("the gradient by x is that of the output")
@@ -48,12 +50,25 @@ def by_x(subject: Subject) -> Fault | None:
         seen = seen.flatten()[entries]
     error = relative_error(seen, expected)
     rounding = ROUNDING * subject.gradient_size(x, dl_dy)
-    if error < tolerance or (seen - expected).abs().max() < rounding:
+    if error < tolerance or largest(seen - expected) < rounding:
         return None
     reason = f"the gradient is off by {_percent(error)} of its largest value"
     # A formula is named if it leaves little of what was off.
     left = min(10 * TOLERANCE, 0.1 * error)
-    return _named(subject, x, dl_dy, seen, expected, reason, left) or Fault(
+    if seen.shape == x.shape:
+        for name, (wrong, cure) in _wrong_gradients(subject, x, dl_dy).items():
+            if relative_error(seen, wrong) < left:
+                return Fault(f"{name}: {reason}.", cure)
+    factor = ((seen * expected).sum() / expected.square().sum()).item()
+    if factor and relative_error(seen, factor * expected) < left:
+        return Fault(
+            f"the gradient is {factor:.5g} times the right one: {reason}. A check "
+            "with two examples or with y.sum() as the loss passes whatever the "
+            "factor, since every gradient is 0 there.",
+            "Take the factor out; check with three examples or more and a random "
+            "upstream gradient.",
+        )
+    return Fault(
         f"{reason} for a generic upstream gradient.",
         "Let autograd pass through mean and variance, or check the closed form.",
     )
@@ -64,20 +79,15 @@ def _percent(share: float) -> str:
 
 
 def _point(subject: Subject) -> tuple[Tensor, Tensor]:
-    shape = subject.sized(6) if subject.kind == "batch" else subject.shape
-    generator = torch.Generator().manual_seed(8)
-    dl_dy = torch.randn(shape, generator=generator, dtype=torch.float64)
-    return draw(shape, 7, 1.0), dl_dy
+    shape = subject.batch_of(6)
+    return draw(shape, 7, 1.0), normal(shape, 8)
 
 
 def _own_gradient(subject: Subject, x: Tensor, dl_dy: Tensor) -> Tensor | None:
     x = x.to(subject.dtype, copy=True).requires_grad_()
     y = call(subject.fresh(), x)
-    if not y.requires_grad:
-        return None
-    with of_the_layer():
-        (grad,) = torch.autograd.grad(y, x, dl_dy.to(y.dtype), allow_unused=True)
-    return None if grad is None else grad.double()
+    backward(y, dl_dy)
+    return None if x.grad is None else x.grad.double()
 
 
 def _reference(subject: Subject, x: Tensor, dl_dy: Tensor) -> Tensor | None:
@@ -85,7 +95,7 @@ def _reference(subject: Subject, x: Tensor, dl_dy: Tensor) -> Tensor | None:
     a, b = subject.affine
     x = x.clone().requires_grad_()
     y = a * subject.x_hat(x) + b
-    if (subject.output(x) - y).abs().max() > 1e-4 * y.abs().max():
+    if largest(subject.output(x) - y) > 1e-4 * largest(y):
         return None
     (grad,) = torch.autograd.grad(y, x, dl_dy)
     return grad
@@ -96,98 +106,62 @@ def _differences(subject: Subject, x: Tensor, dl_dy: Tensor) -> tuple[Tensor, Te
     entries = torch.linspace(0, x.numel() - 1, min(MOST_ENTRIES, x.numel())).long()
     slopes = []
     for entry in entries:
-        step = torch.zeros_like(x).flatten()
-        step[entry] = STEP
-        step = step.reshape(x.shape)
+        step = torch.zeros_like(x)
+        step.view(-1)[entry] = STEP
         change = subject.output(x + step) - subject.output(x - step)
         slopes.append((dl_dy * change).sum() / (2 * STEP))
     return entries, torch.stack(slopes)
 
 
-def _named(
-    subject: Subject,
-    x: Tensor,
-    dl_dy: Tensor,
-    seen: Tensor,
-    expected: Tensor,
-    reason: str,
-    left: float,
-) -> Fault | None:
-    """Find the wrong formula that gives the gradient seen."""
-    if seen.shape != x.shape:
-        return _factor(seen, expected, reason, left)
-    constants = (
-        "Compute mean and variance with gradient: no no_grad, no detach, no .data."
-    )
-    cures = {
-        "mean and variance are constants in the backward pass": constants,
-        "the variance is a constant in the backward pass": constants,
-        "the mean is a constant in the backward pass": constants,
-        "the closed form has sqrt(m) in place of m": (
-            "Divide both sums by m, the number of values that share one mean."
-        ),
-        "the closed form has m - 1 in place of m": (
-            "Divide both sums by m, as the forward pass does."
-        ),
-        "the gain is missing": "Multiply the upstream gradient by the gain first.",
-        "the gain multiplies the result, not the upstream gradient": (
-            "Multiply the upstream gradient by the gain before the means are taken."
-        ),
-    }
-    for name, wrong in zip(cures, _wrong_gradients(subject, x, dl_dy), strict=True):
-        if relative_error(seen, wrong) < left:
-            return Fault(f"{name}: {reason}.", cures[name])
-    return _factor(seen, expected, reason, left)
-
-
-def _factor(seen: Tensor, expected: Tensor, reason: str, left: float) -> Fault | None:
-    factor = ((seen * expected).sum() / expected.square().sum()).item()
-    if factor and relative_error(seen, factor * expected) < left:
-        return Fault(
-            f"the gradient is {factor:.5g} times the right one: {reason}. A check "
-            "with two examples or with y.sum() as the loss passes whatever the "
-            "factor, since every gradient is 0 there.",
-            "Take the factor out; check with three examples or more and a random "
-            "upstream gradient.",
-        )
-    return None
-
-
-def _wrong_gradients(subject: Subject, x: Tensor, dl_dy: Tensor) -> list[Tensor]:
+def _wrong_gradients(
+    subject: Subject, x: Tensor, dl_dy: Tensor
+) -> dict[str, tuple[Tensor, str]]:
+    """Return what known bugs give for the gradient, and their cures."""
     a, _ = subject.affine
     gained = dl_dy * a
-    n = subject.definition.size(tuple(x.shape))
+    definition = subject.definition
+    n = definition.size(tuple(x.shape))
 
     def closed(v: Tensor, by_mean: float = 1, by_variance: float = 1) -> Tensor:
         """Return the closed form with its two sums weighted."""
-        definition = subject.definition
         grouped, axes = definition.view(v)
-        z = definition.view(subject.x_hat(x))[0]
-        sigma = (definition.view(definition.moments(x)[1])[0] + subject.eps).sqrt()
+        z, _ = definition.view(subject.x_hat(x))
+        var, _ = definition.view(definition.moments(x)[1])
         mean, _ = moments(grouped, axes)
         along, _ = moments(grouped * z, axes)
-        if definition.kind == "rms":
-            by_mean = 0
-        return ((grouped - by_mean * mean - by_variance * z * along) / sigma).reshape(
-            x.shape
-        )
+        by_mean = 0 if definition.kind == "rms" else by_mean
+        inner = grouped - by_mean * mean - by_variance * z * along
+        return (inner / (var + subject.eps).sqrt()).reshape(x.shape)
 
-    return [
-        closed(gained, 0, 0),
-        closed(gained, 1, 0),
-        closed(gained, 0, 1),
-        closed(gained, math.sqrt(n), math.sqrt(n)),
-        closed(gained, n / max(n - 1, 1), n / max(n - 1, 1)),
-        closed(dl_dy),
-        a * closed(dl_dy),
-    ]
+    root, bessel = math.sqrt(n), n / max(n - 1, 1)
+    here = "in the backward pass"
+    return {
+        f"mean and variance are constants {here}": (closed(gained, 0, 0), DETACHED),
+        f"the variance is a constant {here}": (closed(gained, 1, 0), DETACHED),
+        f"the mean is a constant {here}": (closed(gained, 0, 1), DETACHED),
+        "the closed form has sqrt(m) in place of m": (
+            closed(gained, root, root),
+            "Divide both sums by m, the number of values that share one mean.",
+        ),
+        "the closed form has m - 1 in place of m": (
+            closed(gained, bessel, bessel),
+            "Divide both sums by m, as the forward pass does.",
+        ),
+        "the gain is missing": (
+            closed(dl_dy),
+            "Multiply the upstream gradient by the gain first.",
+        ),
+        "the gain multiplies the result, not the upstream gradient": (
+            a * closed(dl_dy),
+            "Multiply the upstream gradient by the gain before the means are taken.",
+        ),
+    }
 
 
 @claim("the gradients by gain and bias are those of the output")
 def by_parameters(subject: Subject) -> Fault | None:
     """Compare with the sums of dl_dy x_hat and of dl_dy, by the layer's own x_hat."""
-    names = {"gain": subject.gain, "bias": subject.bias}
-    if not any(names.values()) or not subject.has_known_affine:
+    if not (subject.gain or subject.bias) or not subject.has_known_affine:
         raise DoesNotApply("no parameter with the name of a gain or a bias")
     if subject.is_right_up_to_scale and affine.fault(subject):
         raise DoesNotApply("gain and bias do not act as they are")
@@ -197,14 +171,14 @@ def by_parameters(subject: Subject) -> Fault | None:
     # The layer's own x_hat, with any other factor that acts on it.
     a, b = subject.as_set or subject.affine
     x_hat = (y.detach().double() - b) / a
-    if y.requires_grad:
-        with of_the_layer():
-            torch.autograd.backward(y, dl_dy.to(y.dtype))
-    for role, integrand in (("gain", dl_dy * x_hat), ("bias", dl_dy)):
-        name = names[role]
+    backward(y, dl_dy)
+    for role, name, integrand in (
+        ("gain", subject.gain, dl_dy * x_hat),
+        ("bias", subject.bias, dl_dy),
+    ):
         if name is None or subject.spread(name) is None:
             continue
-        seen = subject.parameter(name, layer).grad
+        seen = layer.get_parameter(name).grad
         if seen is None:
             return Fault(
                 f"{name}, the {role}, gets no gradient.",

@@ -116,7 +116,7 @@ def check_smoothness_measure(measure: Measure, *, quiet: bool = False) -> Report
         _largest(steep, quartic, formulas),
         _batch(same, mixed),
         _mode(normed, norm, formulas),
-        _undisturbed(spared, left),
+        _undisturbed(*spared, *left),
     )
     report = Report("smoothness measure", findings)
     if not quiet:
@@ -141,7 +141,6 @@ class _Problem(NamedTuple):
     start: Array
     value: Callable[[Array], float]
     slope: Callable[[Array], Array]
-    in_evaluation: tuple[Callable[[Array], float], Callable[[Array], Array]]
 
     def along(
         self, points: Callable[[float], Array] | None = None
@@ -152,8 +151,7 @@ class _Problem(NamedTuple):
         losses = [self.value(to(eta)) for eta in STEPS]
         changes = np.array([_norm(self.slope(to(eta)) - g) for eta in STEPS])
         ratios = changes / (np.array(STEPS) * _norm(g))
-        found = _Quantities(_ends(losses), _ends(changes), float(ratios.max()))
-        return found, ratios
+        return _Quantities(_ends(losses), _ends(changes), float(ratios.max())), ratios
 
 
 class _Free(nn.Module):
@@ -172,94 +170,66 @@ def _quadratic(k: int) -> _Problem:
     start = np.array([3.0, -1.0, 0.5])
     x = np.array([[0.0, 0.0, 0.0], [1.0, 2.0, -1.0]][k])
     h = np.array([[1.0, 2.0, 4.0], [2.0, 0.5, 3.0]][k])
-
-    def value(w: Array) -> float:
-        return float(0.5 * (h * (w - x) ** 2).sum())
-
-    def slope(w: Array) -> Array:
-        slopes: Array = h * (w - x)
-        return slopes
-
-    def loss(z: Tensor, target: Tensor) -> Tensor:
-        return 0.5 * (target * z.square()).sum()
-
-    batch = torch.tensor(x), torch.tensor(h)
-    return _Problem(_Free(start), loss, batch, start, value, slope, (value, slope))
+    return _Problem(
+        _Free(start),
+        lambda z, target: 0.5 * (target * z.square()).sum(),
+        (torch.tensor(x), torch.tensor(h)),
+        start,
+        value=lambda w: float(0.5 * (h * (w - x) ** 2).sum()),
+        slope=lambda w: h * (w - x),
+    )
 
 
 def _quartic() -> _Problem:
     """Return a sum of w^4 / 4, where a longer step sees less curvature."""
     start = np.array([1.0, -0.5, 0.8])
-
-    def value(w: Array) -> float:
-        return float((w**4).sum() / 4)
-
-    def slope(w: Array) -> Array:
-        cube: Array = w**3
-        return cube
-
-    def loss(z: Tensor, target: Tensor) -> Tensor:
-        return (z**4).sum() / 4
-
-    batch = torch.zeros(3, dtype=torch.float64), torch.zeros(3, dtype=torch.float64)
-    return _Problem(_Free(start), loss, batch, start, value, slope, (value, slope))
+    zeros = torch.zeros(3, dtype=torch.float64)
+    return _Problem(
+        _Free(start),
+        lambda z, target: (z**4).sum() / 4,
+        (zeros, zeros),
+        start,
+        value=lambda w: float((w**4).sum() / 4),
+        slope=lambda w: w**3,
+    )
 
 
-def _batch_norm() -> _Problem:
+def _batch_norm(*, is_training: bool = True) -> _Problem:
     """Return squared errors behind batch norm, a quadratic in its gain and bias.
 
     In evaluation mode it sees the running statistics 0 and 1, that is, x as it is.
     """
-    model = nn.BatchNorm1d(1, eps=1e-5, dtype=torch.float64)
     x, target = np.array([2.0, 3.0, 7.0, 8.0]), np.array([1.0, 0.0, 2.0, -1.0])
-
-    def form(
-        seen: Array,
-    ) -> tuple[Callable[[Array], float], Callable[[Array], Array]]:
-        features = np.stack([seen, np.ones_like(seen)])  # of gain and bias
-
-        def value(w: Array) -> float:
-            return float(0.5 * ((w @ features - target) ** 2).mean())
-
-        def slope(w: Array) -> Array:
-            slopes: Array = features @ (w @ features - target) / len(target)
-            return slopes
-
-        return value, slope
-
-    def loss(y: Tensor, t: Tensor) -> Tensor:
-        return 0.5 * (y[:, 0] - t).square().mean()
-
-    in_training = form((x - x.mean()) / np.sqrt(x.var() + 1e-5))
-    in_evaluation = form(x / np.sqrt(1 + 1e-5))
-    batch = torch.tensor(x)[:, None], torch.tensor(target)
-    start = np.array([1.0, 0.0])
-    return _Problem(model, loss, batch, start, *in_training, in_evaluation)
+    mean, var = (x.mean(), x.var()) if is_training else (0.0, 1.0)
+    x_hat = (x - mean) / np.sqrt(var + 1e-5)
+    features = np.stack([x_hat, np.ones_like(x)])  # of gain and bias
+    return _Problem(
+        nn.BatchNorm1d(1, eps=1e-5, dtype=torch.float64),
+        lambda y, t: 0.5 * (y[:, 0] - t).square().mean(),
+        (torch.tensor(x)[:, None], torch.tensor(target)),
+        np.array([1.0, 0.0]),
+        value=lambda w: float(0.5 * ((w @ features - target) ** 2).mean()),
+        slope=lambda w: features @ (w @ features - target) / len(target),
+    )
 
 
 def _run(
     measure: Measure, problem: _Problem, batches: Sequence[_Problem]
-) -> tuple[_Quantities, tuple[str, ...]]:
+) -> tuple[_Quantities, list[str]]:
     """Measure on a copy of the model; name what was not left as it was."""
     model = copy.deepcopy(problem.model).train()
     for parameter in model.parameters():
         parameter.grad = torch.ones_like(parameter)
-    before = copy.deepcopy(model)
+    before = copy.deepcopy(model).state_dict()
     with torch.enable_grad():
         made = measure(model, problem.loss, [b.batch for b in batches], STEPS)
-    changed = [
-        name
-        for (name, old), new in zip(
-            before.state_dict().items(), model.state_dict().values(), strict=True
-        )
-        if not torch.equal(old, new)
-    ]
+    after = model.state_dict()
+    changed = [name for name in before if not torch.equal(before[name], after[name])]
     changed += ["its mode"] if not model.training else []
-    for parameter in model.parameters():
-        if parameter.grad is None or not bool((parameter.grad == 1).all()):
-            changed.append(".grad")
-            break
-    return _quantities(made), tuple(changed)
+    grads = [parameter.grad for parameter in model.parameters()]
+    if not all(g is not None and bool((g == 1).all()) for g in grads):
+        changed.append(".grad")
+    return _quantities(made), changed
 
 
 def _quantities(made: Any) -> _Quantities:
@@ -282,7 +252,7 @@ def _pair(values: Any) -> Pair:
     return float(low), float(high)
 
 
-def _formulas(found: _Quantities, problem: _Problem) -> list[Finding]:
+def _formulas(seen: _Quantities, problem: _Problem) -> list[Finding]:
     """Compare with the closed form; look a wrong number up among the known ones."""
     g = problem.slope(problem.start)
     right, _ = problem.along()
@@ -292,69 +262,67 @@ def _formulas(found: _Quantities, problem: _Problem) -> list[Finding]:
     ends = [_norm(problem.slope(problem.start - eta * g)) for eta in STEPS]
     distances = np.array(STEPS) * _norm(g)
     changes = right.smoothness * distances
-    findings = [
-        _finding(
-            RANGE,
-            found.loss_range,
-            right.loss_range,
-            {
-                "separate training runs, one for each step length: their losses are "
-                "those of different points": trained.loss_range,
-                "steps one after the other: each begins where the last ended": (
-                    moved.loss_range
-                ),
-            },
-            "Take each step from the same weights, along the same gradient, and put "
-            "the weights back after it.",
-        ),
-        _finding(
-            CHANGE,
-            found.change,
-            right.change,
-            {
-                "the norm of the gradient after the step: the one before it was not "
-                "taken off, or both were added up in .grad": _ends(ends),
-                "nothing: both gradients are the same tensor, which the second "
-                "backward pass overwrites; clone the first": (0.0, 0.0),
-                "the change behind training runs, not behind one step": trained.change,
-                "the change behind steps one after the other": moved.change,
-            },
-            "Take the norm of (gradient after the step - gradient before it), of the "
-            "same batch.",
-        ),
-        _finding(
-            SMOOTHNESS,
-            (found.smoothness,),
-            (right.smoothness,),
-            {
-                "the change itself, not divided by the distance": (right.change[1],),
-                "the change divided by the step length alone; the distance is that "
-                "times the norm of the gradient": (right.smoothness * _norm(g),),
-                "the change divided by the norm of the gradient alone": (
-                    right.change[1] / _norm(g),
-                ),
-                "the change divided by the square of the distance": (
-                    float((changes / distances**2).max()),
-                ),
-            },
-            "Divide each change by the distance moved, step length times norm of the "
-            "gradient.",
-        ),
-    ]
-    if findings[1].passed is findings[2].passed is False:
-        findings[2] = Finding(SMOOTHNESS, None, "the change is already another one")
-    return findings
+    losses = _finding(
+        RANGE,
+        seen.loss_range,
+        right.loss_range,
+        {
+            "separate training runs, one for each step length: their losses are "
+            "those of different points": trained.loss_range,
+            "steps one after the other: each begins where the last ended": (
+                moved.loss_range
+            ),
+        },
+        "Take each step from the same weights, along the same gradient, and put "
+        "the weights back after it.",
+    )
+    change = _finding(
+        CHANGE,
+        seen.change,
+        right.change,
+        {
+            "the norm of the gradient after the step: the one before it was not "
+            "taken off, or both were added up in .grad": _ends(ends),
+            "nothing: both gradients are the same tensor, which the second "
+            "backward pass overwrites; clone the first": (0.0, 0.0),
+            "the change behind training runs, not behind one step": trained.change,
+            "the change behind steps one after the other": moved.change,
+        },
+        "Take the norm of (gradient after the step - gradient before it), of the "
+        "same batch.",
+    )
+    smoothness = _finding(
+        SMOOTHNESS,
+        (seen.smoothness,),
+        (right.smoothness,),
+        {
+            "the change itself, not divided by the distance": (right.change[1],),
+            "the change divided by the step length alone; the distance is that "
+            "times the norm of the gradient": (right.smoothness * _norm(g),),
+            "the change divided by the norm of the gradient alone": (
+                right.change[1] / _norm(g),
+            ),
+            "the change divided by the square of the distance": (
+                float((changes / distances**2).max()),
+            ),
+        },
+        "Divide each change by the distance moved, step length times norm of the "
+        "gradient.",
+    )
+    if change.passed is smoothness.passed is False:
+        smoothness = Finding(SMOOTHNESS, None, "the change is already another one")
+    return [losses, change, smoothness]
 
 
 def _largest(
-    found: _Quantities, problem: _Problem, formulas: Sequence[Finding]
+    seen: _Quantities, problem: _Problem, formulas: Sequence[Finding]
 ) -> Finding:
     if not formulas[2].passed:
         return Finding(LARGEST, None, "the ratio is already another one")
     right, ratios = problem.along()
     return _finding(
         LARGEST,
-        (found.smoothness,),
+        (seen.smoothness,),
         (right.smoothness,),
         {
             # The curvature falls with every step, so these are one number.
@@ -393,36 +361,35 @@ def _batch(same: _Quantities, mixed: _Quantities) -> Finding:
     )
 
 
-def _mode(
-    found: _Quantities, problem: _Problem, formulas: Sequence[Finding]
-) -> Finding:
+def _mode(seen: _Quantities, problem: _Problem, formulas: Sequence[Finding]) -> Finding:
     """Look at those quantities that are right where there is one mode only."""
-    right, _ = problem.along()
-    value, slope = problem.in_evaluation
-    other, _ = problem._replace(value=value, slope=slope).along()
     fields = [k for k, finding in enumerate(formulas) if finding.passed]
     if not fields:
         return Finding(MODE, None, "the quantities are already others")
-    seen, expected, known = (
-        tuple(float(v) for k in fields for v in np.atleast_1d(q[k]))
-        for q in (found, right, other)
+    of_mode, right, of_other = (
+        [float(v) for k in fields for v in np.atleast_1d(quantities[k])]
+        for quantities in (
+            seen,
+            problem.along()[0],
+            _batch_norm(is_training=False).along()[0],
+        )
     )
     return _finding(
         MODE,
-        seen,
-        expected,
+        of_mode,
+        right,
         {
             "those of evaluation mode: running statistics in place of those of the "
-            "batch": known,
+            "batch": of_other
         },
         "Leave the model in training mode, in which it is trained.",
     )
 
 
-def _undisturbed(*changed: tuple[str, ...]) -> Finding:
-    names = sorted({name for names in changed for name in names})
-    if not names:
+def _undisturbed(*changed: str) -> Finding:
+    if not changed:
         return Finding(UNDISTURBED, True)
+    names = sorted(set(changed))
     reason = f"After the measurement these are not what they were: {', '.join(names)}."
     if any(name.startswith("running_") for name in names):
         reason += " A forward pass in training mode moves the running statistics."
@@ -434,19 +401,16 @@ def _undisturbed(*changed: tuple[str, ...]) -> Finding:
 
 def _finding(
     name: str,
-    found: Sequence[float],
+    seen: Sequence[float],
     right: Sequence[float],
     known: dict[str, Sequence[float]],
     cure: str,
 ) -> Finding:
-    if _agree(found, right):
-        return Finding(name, True, f"{_text(found)}, as on paper.")
-    reason = f"{_text(found)}, where the closed form gives {_text(right)}."
-    for what, wrong in known.items():
-        if _agree(found, wrong):
-            reason += f" The numbers are {what}."
-            break
-    return Finding(name, False, reason, cure)
+    if _agree(seen, right):
+        return Finding(name, True, f"{_text(seen)}, as on paper.")
+    reason = f"{_text(seen)}, where the closed form gives {_text(right)}."
+    bugs = (f" The numbers are {bug}." for bug in known if _agree(seen, known[bug]))
+    return Finding(name, False, reason + next(bugs, ""), cure)
 
 
 def _descend(problem: _Problem, step_sizes: Sequence[float]) -> Array:

@@ -10,7 +10,6 @@ from torch import nn
 from torch.nn.modules.lazy import LazyModuleMixin
 
 from normbook.arrays import check_eps
-from normbook.checks.claim import Claim
 from normbook.checks.copies import tensors_of
 from normbook.checks.definitions import KINDS
 from normbook.checks.example_claims import EXAMPLE_CLAIMS
@@ -22,8 +21,6 @@ from normbook.checks.state_claims import COPY_CLAIMS, STATE_CLAIMS
 from normbook.checks.subject import Subject
 
 __all__ = ["check_norm_layer"]
-
-NAMES = {"rms": "RMS norm", "lstm": "LSTM"}
 
 
 def check_norm_layer(
@@ -48,9 +45,8 @@ def check_norm_layer(
         On the CPU. Maps a tensor to one of the same shape; or, for kind ``"lstm"``, has
         the interface of :class:`torch.nn.LSTM`.
     shape : tuple of int, optional
-        Of an input that the layer takes, (N, D) or (N, C, H, W), say; the number N of
-        examples is changed as the tests need it. By default found from the class of the
-        layer, its attributes and parameters.
+        Of an input that the layer takes, (N, D) or (N, C, H, W), say; the tests change
+        N as they need it. By default found from what the layer says and holds.
     kind : {"batch", "layer", "group", "instance", "rms", "lstm"}, optional
         What the layer should be. By default found from its class, what it holds, or how
         it behaves.
@@ -94,33 +90,26 @@ def check_norm_layer(
     with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         with torch.inference_mode(False), torch.enable_grad():
-            report = _report(layer, shape, kind, eps)
+            if kind == "lstm" or (kind is None and _is_recurrent(layer)):
+                report = Report("LSTM", tuple(recurrent_findings(layer, shape, eps)))
+            else:
+                report = _report(Subject(layer, shape, kind, eps))
     if not quiet:
         print(report)
     return report
 
 
-def _report(
-    layer: nn.Module,
-    shape: tuple[int, ...] | None,
-    kind: str | None,
-    eps: float | None,
-) -> Report:
-    if kind == "lstm" or (kind is None and _is_recurrent(layer)):
-        found = recurrent_findings(layer, shape, eps)
-        return Report(NAMES["lstm"], tuple(found))
-    subject = Subject(layer, shape, kind, eps)
-    own: tuple[Claim, ...] = STATE_CLAIMS if subject.kind == "batch" else EXAMPLE_CLAIMS
-    if subject.kind == "instance":
-        own = (*EXAMPLE_CLAIMS, *STATE_CLAIMS)
-    claims = (*OUTPUT_CLAIMS, *GRADIENT_CLAIMS, *own, *COPY_CLAIMS)
+def _report(subject: Subject) -> Report:
+    own = {"batch": STATE_CLAIMS, "instance": (*EXAMPLE_CLAIMS, *STATE_CLAIMS)}
+    of_kind = own.get(subject.kind, EXAMPLE_CLAIMS)
+    claims = (*OUTPUT_CLAIMS, *GRADIENT_CLAIMS, *of_kind, *COPY_CLAIMS)
     if subject.is_random or not subject.is_finite:  # no other test tells anything
         others = (claim.name for claim in claims if claim is not statistics)
         why = "the output is random or not finite"
         findings = [statistics(subject), *(Finding(name, None, why) for name in others)]
     else:
         findings = [claim(subject) for claim in claims]
-    name = NAMES.get(subject.kind, f"{subject.kind} norm")
+    name = "RMS norm" if subject.kind == "rms" else f"{subject.kind} norm"
     sizes = ", ".join(["N", *map(str, subject.shape[1:])])
     return Report(f"{name} of ({sizes})", tuple(findings))
 

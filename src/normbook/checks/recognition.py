@@ -122,14 +122,18 @@ def definitions_of(
                 yield Definition("group", groups=count), True
 
 
+def _normalized_shape(layer: nn.Module) -> tuple[int, ...]:
+    """Read the attribute as a tuple; empty where there is none."""
+    told = getattr(layer, "normalized_shape", None)
+    return (told,) if isinstance(told, int) else tuple(told or ())
+
+
 def _normalized(layer: nn.Module, shape: tuple[int, ...]) -> int | None:
     """Count the normalized last axes where the layer tells them; 0 is axis 1 alone."""
-    given = getattr(layer, "normalized_shape", None)
-    if given is not None:
-        sizes = (given,) if isinstance(given, int) else tuple(given)
-        if sizes != shape[-len(sizes) :] and sizes == shape[1:2]:
-            return 0
-        return len(sizes)
+    told = _normalized_shape(layer)
+    if told:
+        is_axis_1 = told != shape[-len(told) :] and told == shape[1:2]
+        return 0 if is_axis_1 else len(told)
     for names in (GAINS, BIASES):
         name = only_parameter(layer, names)
         if name is not None:
@@ -148,9 +152,8 @@ def shapes_of(layer: nn.Module, said: str | None) -> Iterator[tuple[int, ...]]:
     lengths = [size for size in lengths if size > 1]
     # With as many examples as channels, a gain along the wrong axis would broadcast.
     n = 24 if 16 in lengths else 16
-    given = getattr(layer, "normalized_shape", None)
-    if given is not None:
-        features = (given,) if isinstance(given, int) else tuple(given)
+    features = _normalized_shape(layer)
+    if features:
         if 4 * 5 * math.prod(features) <= MOST_VALUES:
             yield (n, 5, *features)
         yield (n, *features)
@@ -171,10 +174,10 @@ def shapes_of(layer: nn.Module, said: str | None) -> Iterator[tuple[int, ...]]:
     if max(counts, default=0) > 1024:
         tails = [tuple(min(size, 2) for size in tail) for tail in tails]
     for count in dict.fromkeys(counts):
-        last = [(n, 5, count), (n, count)]
-        first_axis = [(n, count, *tail) for tail in tails]
-        yield from last if said in ("layer", "rms") else first_axis
-        yield from first_axis if said in ("layer", "rms") else last
+        on_axis_1 = [(n, count, *tail) for tail in tails]
+        on_last = [(n, 5, count), (n, count)]
+        is_last_likelier = said in ("layer", "rms")
+        yield from on_last + on_axis_1 if is_last_likelier else on_axis_1 + on_last
 
 
 def shapes_like(shape: tuple[int, ...]) -> Iterator[tuple[int, ...]]:

@@ -15,13 +15,14 @@ and it is laid on by behaviour alone. The key is that :math:`c_1` is linear in
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from normbook.checks.calls import LayerError, of_the_layer
+from normbook.checks.claim import DoesNotApply, Fault, claim
 from normbook.checks.copies import copy_of
 from normbook.checks.report import Finding
 
@@ -40,6 +41,10 @@ BIASES = "no bias is there twice"
 GRADIENTS = "the gradients are those of the outputs"
 ZEROS = "a state of zeros gives finite outputs and gradients"
 
+INSIDE_THE_LOOP = (
+    "Take the statistics of one example at one step, inside the loop over time."
+)
+
 # In float64 rounding stays below EXACT. A normalization forgets the scale of what it
 # takes up to eps, and up to a bias that is added inside it: INVARIANT lies far above
 # that and far below what another scale does without a normalization, about 0.5.
@@ -57,34 +62,12 @@ def recurrent_findings(
 ) -> list[Finding]:
     r"""Test a layer with the interface of ``nn.LSTM`` or ``nn.LSTMCell``.
 
-    Parameters
-    ----------
-    layer : nn.Module
-        On the CPU. Called as ``h, (h_last, c_last) = layer(x, (h_0, c_0))``, or as
-        ``h, c = layer(x_t, (h, c))`` for one step. Of several layers and directions
-        the gates of the first are looked at.
-    sizes : sequence of int, optional
-        Shape of one input as the layer takes it: (T, N, D), (N, T, D) if it is
-        ``batch_first``, (N, D) for a cell. If left out, D is ``layer.input_size``.
-        Fewer than two steps or examples are taken as two.
-    eps : float, optional
-        What the layer adds to its variances, for the numbers in the reasons. If left
-        out, ``layer.eps``, where there is one.
+    It is called as ``h, (h_last, c_last) = layer(x, (h_0, c_0))``, or as
+    ``h, c = layer(x_t, (h, c))`` for one step; of several layers and directions the
+    gates of the first are looked at. ``sizes`` is the shape of one input as the layer
+    takes it; by default D is ``layer.input_size``. Fewer than two steps or examples
+    are taken as two. ``eps``, by default that of the layer, serves a reason only.
 
-    Returns
-    -------
-    list of Finding
-        All tests, in a fixed order.
-
-    Raises
-    ------
-    TypeError
-        If the layer cannot be called so, not copied, or not run in float64.
-    ValueError
-        If ``sizes`` is needed, or has another number of axes.
-
-    Notes
-    -----
     All runs are those of a copy, in float64 and training mode, without dropout; in
     evaluation mode, if something else in it is random. Its matrices are drawn anew, so
     that weights of 0, or saturated gates, hide nothing; gains and biases are those of
@@ -97,48 +80,26 @@ def recurrent_findings(
     >>> [finding.name for finding in recurrent_findings(layer) if not finding.passed][0]
     'the carried state is c, not its normalized form'
     """
-    eps = getattr(layer, "eps", None) if eps is None else eps
     with torch.random.fork_rng(devices=[]):
-        return _findings(_probe(layer, sizes), eps)
-
-
-def _findings(probe: _Probe, eps: float | None) -> list[Finding]:
-    others = _tried(OTHERS, lambda: _other_examples(probe))
-    raw = _tried(RAW, lambda: _carried(probe))
-    if not raw.passed:
-        why = "only a state that is carried as it is shows the gates"
-    elif not others.passed:
-        why = "the statistics are those of several examples"
-    else:
+        probe = _probe(layer, sizes, eps)
+        others, raw = _other_examples(probe), _carried(probe)
         why = ""
-    gates = [Finding(n, None, why) for n in (NORMED, TERMS, TOGETHER, OUTPUT)]
-    with torch.no_grad():
+        if not raw.passed:
+            why = "only a state that is carried as it is shows the gates"
+        elif not others.passed:
+            why = "the statistics are those of several examples"
+        gates = [Finding(n, None, why) for n in (NORMED, TERMS, TOGETHER, OUTPUT)]
         gates = gates if why else _gates(probe)
-    return [
-        raw,
-        *gates,
-        _tried(LATER, lambda: _later_steps(probe)),
-        others,
-        _tried(PADDING, lambda: _padding(probe)),
-        _tried(BIASES, lambda: _redundant_biases(probe)),
-        _tried(GRADIENTS, lambda: _gradients(probe)),
-        _tried(ZEROS, lambda: _zeros(probe, eps)),
-    ]
-
-
-def _tried(name: str, find: Callable[[], Finding]) -> Finding:
-    """Look for a fault; an error of the user's layer is one."""
-    try:
-        return find()
-    except LayerError as error:
-        cure = "Make the layer take this input."
-        return Finding(name, False, f"The layer raises {error}.", cure)
+        rest = (_padding, _redundant_biases, _gradients, _zeros)
+        later = _later_steps(probe)
+        return [raw, *gates, later, others, *(test(probe) for test in rest)]
 
 
 class _Probe(NamedTuple):
     """A copy of the layer with one interface: time first, states (N, H)."""
 
     layer: nn.Module
+    eps: float | None
     sizes: tuple[int, int, int]  # T, N, D
     is_cell: bool
     is_batch_first: bool
@@ -184,7 +145,7 @@ class _Probe(NamedTuple):
         return out[..., :units] if self.stacked == 2 else None
 
 
-def _probe(layer: nn.Module, sizes: Sequence[int] | None) -> _Probe:
+def _probe(layer: nn.Module, sizes: Sequence[int] | None, eps: float | None) -> _Probe:
     is_batch_first = bool(getattr(layer, "batch_first", False))
     if sizes is None:
         features = getattr(layer, "input_size", None)
@@ -212,6 +173,7 @@ def _probe(layer: nn.Module, sizes: Sequence[int] | None) -> _Probe:
         steps, examples = examples, steps
     probe = _Probe(
         twin.double(),  # rounding would hide slips
+        getattr(layer, "eps", None) if eps is None else eps,
         (steps, examples, features),
         is_cell,
         is_batch_first,
@@ -285,16 +247,17 @@ def _call(layer: nn.Module, shape: Sequence[int]) -> tuple[bool, tuple[Tensor, T
     )
 
 
+@claim(RAW)
 @torch.no_grad()
-def _carried(probe: _Probe) -> Finding:
+def _carried(probe: _Probe) -> Fault | str:
     n = 2 * probe.units[1]
     x, (h, c) = probe.draw(n, probe.sizes[2]), probe.states(n)
     c_1 = {k: probe.step(x, h, k * c)[1] for k in (0, 1, 2, 10, 100)}
     bend = _change(2 * (c_1[1] - c_1[0]), c_1[2] - c_1[0], c_1[0])
     if bend < EXACT:
-        return Finding(RAW, True, f"c_1 is linear in c_0, to {bend:.0e}.")
+        return f"c_1 is linear in c_0, to {bend:.0e}."
     small, large = (c_1[k].std(1, correction=0) for k in (10, 100))
-    if _change(small, large, 0 * small) < 0.05:
+    if _change(small, large) < 0.05:
         mean = c_1[100].mean(1).abs().max()
         reason = (
             "A c_0 with a deviation of 10 leaves a c_1 with a deviation of "
@@ -308,63 +271,53 @@ def _carried(probe: _Probe) -> Finding:
             f"c_1 = f c_0 + i g is linear in c_0; here it is not: when c_0 is doubled, "
             f"what it adds to c_1 misses the double by {100 * bend:.2g} %."
         )
-    return Finding(
-        RAW, False, reason, "Normalize c only on its way to h, and carry c itself."
-    )
+    return Fault(reason, "Normalize c only on its way to h, and carry c itself.")
 
 
+@torch.no_grad()
 def _gates(probe: _Probe) -> list[Finding]:
     """Test what the forget gate tells, of a layer that carries c itself."""
     n = 2 * max(probe.units) + 8
     x, (h, c) = probe.draw(n, probe.sizes[2]), probe.states(n)
-    big_x, big_h = 5 * x, 5 * h
-    a = _logit(probe, big_x, big_h)
-    changes = {
-        name: _change(a, _logit(probe, new_x, new_h), a.mean(0))
-        for name, new_x, new_h in (
-            ("x", 2 * big_x, big_h),
-            ("h", big_x, 2 * big_h),
-            ("both", 2 * big_x, 2 * big_h),
-        )
-    }
-    is_normed = changes["both"] < INVARIANT
-    is_by_term = max(changes["x"], changes["h"]) < INVARIANT
-    one = [k for k in ("x", "h") if changes[k] < INVARIANT]
-    seen = ", ".join(
-        f"{what} changes them by {changes[k]:.0%}"
-        for k, what in (("x", "of x"), ("h", "of h"), ("both", "of both together"))
+    a = _logit(probe, 5 * x, 5 * h)
+    by_x, by_h, by_both = (
+        _change(a, _logit(probe, k * x, m * h), a.mean(0))
+        for k, m in ((10, 5), (5, 10), (10, 10))
     )
-    seen = f"Of the pre-activations of f, another scale {seen}"
-    if not (is_normed or is_by_term):
-        rest = "; no normalization was found."
-        if one:
-            rest = f"; only W_{one[0]} {one[0]} is normalized."
-        none = "nothing is normalized before the gates"
-        if one:
-            none = f"only W_{one[0]} {one[0]} is normalized"
-        cure = "Put layer norm around W_h h and around W_x x."
-        findings = [
-            Finding(NORMED, False, seen + rest, cure),
-            Finding(TERMS, None, none),
-            Finding(TOGETHER, None, none),
-        ]
-    else:
-        findings = [Finding(NORMED, True, seen + ".")]
-        if is_by_term:
-            findings.append(Finding(TERMS, True, seen + "."))
-        else:
+    seen = (
+        f"Of the pre-activations of f, another scale of x changes them by {by_x:.0%}, "
+        f"of h changes them by {by_h:.0%}, of both together changes them by "
+        f"{by_both:.0%}"
+    )
+    is_by_term = max(by_x, by_h) < INVARIANT
+    if is_by_term or by_both < INVARIANT:
+        normed = Finding(NORMED, True, f"{seen}.")
+        terms = Finding(TERMS, True, f"{seen}.")
+        if not is_by_term:
             reason = (
                 f"{seen}: it is the sum W_h h + W_x x that is normalized. A cell of "
                 "its own right, but not that of Ba et al., equations 20 to 22: with "
                 "the same weights it computes something else."
             )
             cure = "Give each term its own layer norm, or give the cell another name."
-            findings.append(Finding(TERMS, False, reason, cure))
-        findings.append(_together(probe))
-    return [*findings, _output(probe, x, h, c)]
+            terms = Finding(TERMS, False, reason, cure)
+        together = _together(probe)
+    else:
+        rest, why = (
+            "no normalization was found",
+            "nothing is normalized before the gates",
+        )
+        for term, change in (("x", by_x), ("h", by_h)):
+            if change < INVARIANT:
+                rest = why = f"only W_{term} {term} is normalized"
+        cure = "Put layer norm around W_h h and around W_x x."
+        normed = Finding(NORMED, False, f"{seen}; {rest}.", cure)
+        terms, together = (Finding(name, None, why) for name in (TERMS, TOGETHER))
+    return [normed, terms, together, _output(probe, x, h, c)]
 
 
-def _together(probe: _Probe) -> Finding:
+@claim(TOGETHER)
+def _together(probe: _Probe) -> Fault | str:
     """Look for a weighted mean of the pre-activations of f that never moves.
 
     The H numbers of a gate that is normalized by itself sum to 0; with a gain they
@@ -375,25 +328,21 @@ def _together(probe: _Probe) -> Finding:
     a = _logit(probe, x, h)
     _, spreads, directions = torch.linalg.svd(a - a.mean(0), full_matrices=False)
     if spreads[0] < EXACT:
-        return Finding(TOGETHER, None, "f does not depend on h_0")
-    share = float(spreads[-1] / spreads[0])
-    if share > 1e-7:
-        found = f"{_span(a.mean(1))} over {n} examples"
-        return Finding(TOGETHER, True, f"The mean of the f part is {found}.")
+        raise DoesNotApply("f does not depend on h_0")
+    if float(spreads[-1] / spreads[0]) > 1e-7:
+        return f"The mean of the f part is {_span(a.mean(1))} over {n} examples."
     weights = directions[-1]
     is_even = float(weights.std() / weights.mean().abs()) < EXACT
-    means = a @ (weights / weights.sum())
+    mean = _rounded((a @ (weights / weights.sum())).mean())
     what = "mean" if is_even else "weighted mean (weights 1 / gain)"
-    spread = f", and their deviation {_span(a.std(1, correction=0))}"
-    reason = (
-        f"The {what} over the units of the pre-activations of f is "
-        f"{_rounded(means.mean())} for each of {n} examples"
-        f"{spread if is_even else ''}. Each gate is normalized on its own, so no input "
+    spread = f", and their deviation {_span(a.std(1, correction=0))}" if is_even else ""
+    return Fault(
+        f"The {what} over the units of the pre-activations of f is {mean} for each of "
+        f"{n} examples{spread}. Each gate is normalized on its own, so no input "
         "can open or shut a whole gate; of 4H numbers normalized together the f part "
-        "has a mean of its own in every example."
+        "has a mean of its own in every example.",
+        "Normalize the 4H numbers first and cut them into gates then.",
     )
-    cure = "Normalize the 4H numbers first and cut them into gates then."
-    return Finding(TOGETHER, False, reason, cure)
 
 
 def _output(probe: _Probe, x: Tensor, h: Tensor, c: Tensor) -> Finding:
@@ -402,69 +351,69 @@ def _output(probe: _Probe, x: Tensor, h: Tensor, c: Tensor) -> Finding:
     before, c_1 = probe.step(x, h, c)
     rest = c_1 - f * c
     after, _ = probe.step(x, h, (3 * c_1 + 2 - rest) / f)
-    change = _change(before, after, 0 * before)
+    change = _change(before, after)
     seen = f"From c_1 to 3 c_1 + 2, which has the same hat, h changes by {change:.1%}"
     if change < INVARIANT:
-        return Finding(OUTPUT, True, seen + ".")
+        return Finding(OUTPUT, True, f"{seen}.")
     cure = "Take h = o tanh(LN(c))."
-    return Finding(OUTPUT, False, seen + ": c is not normalized there.", cure)
+    return Finding(OUTPUT, False, f"{seen}: c is not normalized there.", cure)
 
 
+@claim(LATER)
 @torch.no_grad()
-def _later_steps(probe: _Probe) -> Finding:
+def _later_steps(probe: _Probe) -> Fault | None:
     x, (h, c) = probe.draw(*probe.sizes), probe.states(probe.sizes[1])
     moved = torch.cat([x[:-1], probe.draw(*x[-1:].shape)])
     before, after = (probe.forward_in_time(probe.run(v, h, c)[0]) for v in (x, moved))
     if before is None or after is None:
-        return Finding(LATER, None, "each step sees all others in two directions")
-    change = _change(before[:-1], after[:-1], 0 * before[:-1])
+        raise DoesNotApply("each step sees all others in two directions")
+    change = _change(before[:-1], after[:-1])
     if change < EXACT:
-        return Finding(LATER, True)
-    reason = (
+        return None
+    return Fault(
         f"Another x at the last step changes h at the steps before it by {change:.1%}; "
-        "it must be 0. The statistics run over time as well."
+        "it must be 0. The statistics run over time as well.",
+        INSIDE_THE_LOOP,
     )
-    cure = "Take the statistics of one example at one step, inside the loop over time."
-    return Finding(LATER, False, reason, cure)
 
 
+@claim(PADDING)
 @torch.no_grad()
-def _padding(probe: _Probe) -> Finding:
+def _padding(probe: _Probe) -> Fault | None:
     if probe.is_cell:
-        return Finding(PADDING, None, "a cell sees one step")
+        raise DoesNotApply("a cell sees one step")
     x, (h, c) = probe.draw(*probe.sizes), probe.states(probe.sizes[1])
     padded = torch.cat([x[:-1], 0 * x[-1:]])
     alone, beside = (
         probe.forward_in_time(probe.run(v, h, c)[0]) for v in (x[:-1], padded)
     )
     if alone is None or beside is None:
-        return Finding(PADDING, None, "the other direction begins in the padding")
-    change = _change(alone, beside[:-1], 0 * alone)
+        raise DoesNotApply("the other direction begins in the padding")
+    change = _change(alone, beside[:-1])
     if change < EXACT:
-        return Finding(PADDING, True)
-    reason = (
+        return None
+    return Fault(
         f"One step of zeros behind {len(alone)} steps changes h before it by "
         f"{change:.1%}; it must be 0. The padding has a part in the statistics: the "
-        "answer for a sequence depends on the longest one in its batch."
+        "answer for a sequence depends on the longest one in its batch.",
+        INSIDE_THE_LOOP,
     )
-    cure = "Take the statistics of one example at one step, inside the loop over time."
-    return Finding(PADDING, False, reason, cure)
 
 
+@claim(OTHERS)
 @torch.no_grad()
-def _other_examples(probe: _Probe) -> Finding:
+def _other_examples(probe: _Probe) -> Fault | None:
     def change() -> float:
-        before, after = probe.run(x, h, c)[0], probe.run(*moved)[0]
-        return _change(before[:, 1:], after[:, 1:], 0 * before[:, 1:])
+        before, after = (probe.run(s * x, s * h, s * c)[0] for s in (1, signs))
+        return _change(before[:, 1:], after[:, 1:])
 
     x, (h, c) = probe.draw(*probe.sizes), probe.states(probe.sizes[1])
     # The first example is another one, in input and states.
     signs = torch.ones_like(x[0, :, :1])
     signs[0] = -1
-    moved = (signs * x, signs * h, signs * c)
     in_training = change()
     if in_training < EXACT:
-        return Finding(OTHERS, True)
+        return None
     mode = probe.layer.training
     probe.layer.eval()
     in_evaluation = change()
@@ -479,44 +428,45 @@ def _other_examples(probe: _Probe) -> Finding:
             "there. Its training outputs are those of the whole batch, by design."
         )
     cure = "Take the statistics over the units of one example (the last axis)."
-    return Finding(OTHERS, False, reason, cure)
+    return Fault(reason, cure)
 
 
-def _redundant_biases(probe: _Probe) -> Finding:
+@claim(BIASES)
+def _redundant_biases(probe: _Probe) -> Fault | None:
     values = dict(probe.layer.named_parameters())
     _, slopes = _loss_and_slopes(probe, *_inputs(probe), list(values.values()))
-    groups: list[list[str]] = []
     flat = {name: s.flatten() for name, s in zip(values, slopes, strict=True)}
+    groups: list[list[str]] = []
     for name, slope in flat.items():
         for group in groups:
             other = flat[group[0]]
-            if other.shape == slope.shape and _change(other, slope, 0 * other) < EXACT:
+            if other.shape == slope.shape and _change(other, slope) < EXACT:
                 group.append(name)
                 break
         else:
             groups += [[name]] if slope.any() else []
     twins = [group for group in groups if len(group) > 1]
     if not twins:
-        return Finding(BIASES, True)
+        return None
     count = max(map(len, twins))
-    reason = (
+    return Fault(
         "; ".join(f"{', '.join(g[:-1])} and {g[-1]}" for g in twins) + " have the "
         "same gradient, as they are added to the same place. SGD moves their sum "
         f"{count} times as fast as one alone. (The formula of Ba et al. has b, beta_h "
-        "and beta_x; one of them can say all.)"
+        "and beta_x; one of them can say all.)",
+        f"Keep one of the {count}, or divide its learning rate by {count}.",
     )
-    cure = f"Keep one of the {count}, or divide its learning rate by {count}."
-    return Finding(BIASES, False, reason, cure)
 
 
-def _gradients(probe: _Probe) -> Finding:
+@claim(GRADIENTS)
+def _gradients(probe: _Probe) -> Fault | str:
     inputs = _inputs(probe)
-    named = {"x": inputs[0], "h_0": inputs[1], "c_0": inputs[2]}
-    named |= {k: p for k, p in probe.layer.named_parameters() if p.requires_grad}
-    _, slopes = _loss_and_slopes(probe, *inputs, list(named.values()))
+    by = dict(zip(("x", "h_0", "c_0"), inputs, strict=True))
+    by |= {k: p for k, p in probe.layer.named_parameters() if p.requires_grad}
+    _, slopes = _loss_and_slopes(probe, *inputs, list(by.values()))
     wrong = []
     worst = 0.0
-    for (name, value), slope in zip(named.items(), slopes, strict=True):
+    for (name, value), slope in zip(by.items(), slopes, strict=True):
         direction = probe.draw(*value.shape).sign()
         start, expected = value.detach().clone(), 0.0
         with torch.no_grad():
@@ -524,27 +474,25 @@ def _gradients(probe: _Probe) -> Finding:
                 value.copy_(start + steps * STEP * direction)
                 expected += weight * float(_loss(probe, *inputs)) / STEP
             value.copy_(start)
-        found = float((slope * direction).sum())
+        seen = float((slope * direction).sum())
         # An unlucky direction may lie across the gradient.
-        scale = max(abs(found), abs(expected), 1e-3 * float(slope.norm()))
-        error = abs(found - expected) / scale if scale else 0.0
+        scale = max(abs(seen), abs(expected), 1e-3 * float(slope.norm()))
+        error = abs(seen - expected) / scale if scale else 0.0
         worst = max(worst, error)
         if not error < SLOPES:
-            wrong.append(f"{name}: {found:.4g} for {expected:.4g}")
+            wrong.append(f"{name}: {seen:.4g} for {expected:.4g}")
     if not wrong:
-        return Finding(GRADIENTS, True, f"Central differences agree to {worst:.0e}.")
-    reason = (
+        return f"Central differences agree to {worst:.0e}."
+    return Fault(
         "Along a random direction the gradient and the central differences of the "
-        f"loss are: {'; '.join(wrong)}."
-    )
-    cure = (
+        f"loss are: {'; '.join(wrong)}.",
         "Let autograd go through mean and variance, too; test a backward pass that is "
-        "written by hand with torch.autograd.gradcheck."
+        "written by hand with torch.autograd.gradcheck.",
     )
-    return Finding(GRADIENTS, False, reason, cure)
 
 
-def _zeros(probe: _Probe, eps: float | None) -> Finding:
+@claim(ZEROS)
+def _zeros(probe: _Probe) -> Fault | str:
     x, h, c = _inputs(probe)
     zero = torch.zeros_like(h).requires_grad_()
     _, (usual,) = _loss_and_slopes(probe, x, h, c, [h])
@@ -556,18 +504,17 @@ def _zeros(probe: _Probe, eps: float | None) -> Finding:
     value, slopes = _loss_and_slopes(probe, x, zero, c, wanted)
     if all(bool(v.isfinite().all()) for v in slopes):
         times = float(steep.norm() / usual.norm())
-        note = (
+        scale = f" (1 / sqrt(eps) is {probe.eps**-0.5:.3g}.)" if probe.eps else ""
+        return (
             f"An h_0 of 0 gets {times:.3g} times the gradient of one of size 1: mind "
-            "the learning rate if h_0 is learned."
+            f"the learning rate if h_0 is learned.{scale}"
         )
-        if eps:
-            note += f" (1 / sqrt(eps) is {eps**-0.5:.3g}.)"
-        return Finding(ZEROS, True, note)
     what = "outputs" if not value.isfinite() else "gradients"
-    reason = f"With h_0 = c_0 = 0 and x_1 = 0 the {what} are not finite: what is 0 "
-    reason += "for all units has variance 0, and is divided by its root."
-    cure = "Add eps to the variance, inside the root, not behind it; 1e-5 is usual."
-    return Finding(ZEROS, False, reason, cure)
+    return Fault(
+        f"With h_0 = c_0 = 0 and x_1 = 0 the {what} are not finite: what is 0 "
+        "for all units has variance 0, and is divided by its root.",
+        "Add eps to the variance, inside the root, not behind it; 1e-5 is usual.",
+    )
 
 
 def _inputs(probe: _Probe) -> tuple[Tensor, Tensor, Tensor]:
@@ -591,11 +538,11 @@ def _loss_and_slopes(
     value = _loss(probe, x, h, c)
     wanted = [v for v in by if v.requires_grad]
     with of_the_layer():
-        found = iter(torch.autograd.grad(value, wanted, allow_unused=True))
-    slopes = [next(found) if v.requires_grad else None for v in by]
-    return value.detach(), [
-        torch.zeros_like(v) if s is None else s for v, s in zip(by, slopes, strict=True)
-    ]
+        slopes = torch.autograd.grad(
+            value, wanted, allow_unused=True, materialize_grads=True
+        )
+    known = {id(v): slope for v, slope in zip(wanted, slopes, strict=True)}
+    return value.detach(), [known.get(id(v), torch.zeros_like(v)) for v in by]
 
 
 def _forget(probe: _Probe, x: Tensor, h: Tensor) -> Tensor:
@@ -608,7 +555,7 @@ def _logit(probe: _Probe, x: Tensor, h: Tensor) -> Tensor:
     return _forget(probe, x, h).logit()
 
 
-def _change(before: Tensor, after: Tensor, centre: Tensor) -> float:
+def _change(before: Tensor, after: Tensor, centre: Tensor | float = 0.0) -> float:
     """Return the size of a change, as a share of what is there; 0 if nothing is."""
     size = float((before - centre).norm())
     moved = float((after - before).norm())

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 __all__ = ["Finding", "Report"]
 
-WIDTH = 76
+WIDTH, INDENT = 76, " " * 7
 
 
 class Finding(NamedTuple):
@@ -44,13 +44,9 @@ class Report(NamedTuple):
 
     Examples
     --------
-    >>> report = Report(
-    ...     "batch norm",
-    ...     (
-    ...         Finding("gain and bias are used", True),
-    ...         Finding("eps is inside the root", False, "0.13 for 0.98.", "Add it."),
-    ...     ),
-    ... )
+    >>> good = Finding("gain and bias are used", True)
+    >>> bad = Finding("eps is inside the root", False, "0.13 for 0.98.", "Add it.")
+    >>> report = Report("batch norm", (good, bad))
     >>> report.failed, report.passed
     (('eps is inside the root',), False)
     >>> print(report)
@@ -83,11 +79,10 @@ class Report(NamedTuple):
         for finding in self.findings:
             if finding.passed is False:
                 lines += _lines("FAILS  ", finding.name)
-                lines += _lines(" " * 7, finding.reason)
-                if finding.cure:
-                    lines += _lines(" " * 7, f"Cure: {finding.cure}")
+                lines += _lines(INDENT, finding.reason)
+                lines += _lines(INDENT, f"Cure: {finding.cure}" if finding.cure else "")
         return "\n".join(lines)
 
 
-def _lines(indent: str, text: str) -> list[str]:
-    return textwrap.wrap(text, WIDTH, initial_indent=indent, subsequent_indent=" " * 7)
+def _lines(first: str, text: str) -> list[str]:
+    return textwrap.wrap(text, WIDTH, initial_indent=first, subsequent_indent=INDENT)

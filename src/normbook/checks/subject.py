@@ -10,24 +10,12 @@ from typing import NoReturn
 import torch
 from torch import Tensor, nn
 
+import normbook.checks.recognition as recognition
 from normbook.checks.calls import LayerError, call
 from normbook.checks.copies import copy_of, tensors_of
 from normbook.checks.definitions import DIVISORS, Definition
-from normbook.checks.recognition import (
-    BIASES,
-    GAINS,
-    MEANS,
-    affordable,
-    definitions_of,
-    eps_of,
-    has_fixed_affine,
-    kind_of,
-    only_parameter,
-    shapes_like,
-    shapes_of,
-)
 
-__all__ = ["Subject", "draw", "fit"]
+__all__ = ["Subject", "draw", "fit", "largest", "normal"]
 
 USUAL_EPS = (1e-5, 1e-3, 1e-6, 1e-8, 1e-4, 1e-7, 1e-2, 1e-12)
 # The statistics of an input of this scale do not feel eps.
@@ -36,18 +24,25 @@ LARGE = 30.0
 TOLERANCE = 1e-3
 
 
+def largest(values: Tensor) -> float:
+    """Return the largest size among values."""
+    return values.abs().max().item()
+
+
+def normal(shape: tuple[int, ...], seed: int | torch.Generator) -> Tensor:
+    """Draw standard normal numbers."""
+    if isinstance(seed, int):
+        seed = torch.Generator().manual_seed(seed)
+    return torch.randn(shape, generator=seed, dtype=torch.float64)
+
+
 def draw(shape: tuple[int, ...], seed: int, scale: float = LARGE) -> Tensor:
     """Draw an input: every example, channel and position has a mean of its own."""
     generator = torch.Generator().manual_seed(seed)
-
-    def normal(*size: int) -> Tensor:
-        return torch.randn(size, generator=generator, dtype=torch.float64)
-
-    x = normal(*shape)
+    x = normal(shape, generator)
     for axis, length in enumerate(shape):
-        along = [1] * len(shape)
-        along[axis] = length
-        x = x * (0.3 * normal(*along)).exp() + normal(*along)
+        along = tuple(length if k == axis else 1 for k in range(len(shape)))
+        x = x * (0.3 * normal(along, generator)).exp() + normal(along, generator)
     return scale * x
 
 
@@ -63,15 +58,12 @@ def fit(y: Tensor, z: Tensor, axes: tuple[int, ...]) -> tuple[Tensor, Tensor]:
 class Subject:
     """A copy of the user's layer in training mode, and what a test has to know of it.
 
+    ``definition`` is what the layer should compute, ``shape`` that of an input, with a
+    number of examples that suits the tests. ``dtype`` is float64 where the layer can,
+    so that rounding hides nothing. ``copy_error`` is what ``copy.deepcopy`` raised.
+
     Attributes
     ----------
-    definition : Definition
-        What the layer should compute.
-    shape : tuple of int
-        Of an input, with a number of examples that suits the tests.
-    eps : float
-    dtype : torch.dtype
-        float64 where the layer can, so that rounding hides nothing.
     gain, bias : str or None
         The names of the parameters, where they are known.
     as_set : tuple of Tensor or None
@@ -82,8 +74,6 @@ class Subject:
     affine : tuple of Tensor
         The gain and bias that act on x_hat, spread over an input: as set, or as found
         on one batch where they are not known or act in another way.
-    copy_error : Exception or None
-        What ``copy.deepcopy`` of the user's layer raised.
     """
 
     def __init__(
@@ -103,15 +93,20 @@ class Subject:
             if parameter.is_floating_point():
                 parameter.requires_grad_()
         self.layer.train()
-        self.gain = only_parameter(self.layer, GAINS)
-        self.bias = only_parameter(self.layer, BIASES)
-        self.definition, self.shape = self._recognize(shape, kind)
-        self.dtype = self._precision()
-        self.layer = self.layer.to(self.dtype)
+        self.gain = recognition.only_parameter(self.layer, recognition.GAINS)
+        self.bias = recognition.only_parameter(self.layer, recognition.BIASES)
+        self._recognize(shape, kind)
+        self._compute_in_double_precision()
         self._check_that_it_normalizes()
         self.set_affine(seed=0)
-        self._check_that_it_depends_on_x()
-        self.eps = self._find_eps(eps)
+        if torch.equal(self.output(self.draw(0)), self.output(self.draw(1))):
+            raise ValueError(
+                "the output must depend on the input, got a "
+                f"{type(self.layer).__name__} that gives the same for any; if a gain "
+                "of 0 is the cause, give it other values, or a usual name."
+            )
+        told = recognition.eps_of(self.layer, self.dtype) if eps is None else float(eps)
+        self.eps = self._eps_by_behaviour() if told is None else told
         self.as_set = self._as_set()
         self.factor = 1.0
         self.affine = self._find_affine()
@@ -127,7 +122,9 @@ class Subject:
     def has_known_affine(self) -> bool:
         """Return whether every parameter is the gain or the bias, and no buffer is."""
         names = {name for name, _ in self.layer.named_parameters()}
-        return names <= {self.gain, self.bias} and not has_fixed_affine(self.layer)
+        return names <= {self.gain, self.bias} and not recognition.has_fixed_affine(
+            self.layer
+        )
 
     @property
     def claims_no_statistics(self) -> bool:
@@ -135,29 +132,24 @@ class Subject:
         if self.kind not in ("batch", "instance"):
             return True
         layer = self.fresh()
-        # Some make them with the first batch.
-        call(layer, draw(self.shape, 0).to(self.dtype))
+        call(layer, self.draw(0).to(self.dtype))  # some make them with the first batch
         if getattr(layer, "track_running_stats", True) is False:
             return True
-        names = [name for name in MEANS if hasattr(layer, name)]
+        names = [name for name in recognition.MEANS if hasattr(layer, name)]
         if self.kind == "instance" and not names:
             return True
         return any(getattr(layer, name) is None for name in names)
-
-    def parameter(self, name: str, layer: nn.Module | None = None) -> nn.Parameter:
-        """Return a parameter of a copy of the layer."""
-        layer = self.layer if layer is None else layer  # not "or": it may have a len
-        return layer.get_parameter(name)
 
     def set_affine(self, seed: int, layer: nn.Module | None = None) -> None:
         """Set gain and bias to new values, no two alike, where their names are known.
 
         With seed 2 the gains are negative.
         """
+        layer = self.layer if layer is None else layer  # not "or": it may have a len
         generator = torch.Generator().manual_seed(seed)
         for name, low in ((self.gain, 0.5), (self.bias, -1.0)):
             if name is not None:
-                parameter = self.parameter(name, layer)
+                parameter = layer.get_parameter(name)
                 size = parameter.numel()
                 spread = torch.linspace(low, low + 1.5, size + 1)[1:]
                 order = torch.randperm(size, generator=generator)
@@ -167,9 +159,11 @@ class Subject:
                 with torch.no_grad():
                     parameter.copy_(values)
 
-    def spread(self, name: str) -> Tensor | None:
+    def spread(self, name: str | None) -> Tensor | None:
         """Return a parameter so that it broadcasts with an input; None if it cannot."""
-        value = self.parameter(name).detach().double()
+        if name is None:
+            return None
+        value = self.layer.get_parameter(name).detach().double()
         sizes = self.definition.parameter_shape(self.shape)
         if value.numel() not in (1, math.prod(sizes)):
             return None
@@ -188,9 +182,18 @@ class Subject:
         """Return the shape of an input with a number of examples."""
         return (examples, *self.shape[1:])
 
-    def output(self, x: Tensor) -> Tensor:
+    def batch_of(self, examples: int) -> tuple[int, ...]:
+        """Return the same for batch norm, and for other kinds the usual shape."""
+        return self.sized(examples) if self.kind == "batch" else self.shape
+
+    def draw(self, seed: int, scale: float = LARGE) -> Tensor:
+        """Draw an input of the usual shape, in float64."""
+        return draw(self.shape, seed, scale)
+
+    def output(self, x: Tensor, dtype: torch.dtype | None = None) -> Tensor:
         """Return the training output of a fresh copy, in float64, without a graph."""
-        return call(self.fresh(), x.to(self.dtype)).detach().double()
+        layer = self.fresh() if dtype is None else self.fresh().to(dtype)
+        return call(layer, x.to(dtype or self.dtype)).detach().double()
 
     def gradient_size(self, x: Tensor, dl_dy: Tensor) -> float:
         """Return the largest dl_dy * gain / sigma: what a gradient is a difference of.
@@ -199,7 +202,7 @@ class Subject:
         that is left of it.
         """
         _, var = self.definition.moments(x)
-        return (self.affine[0] * dl_dy / (var + self.eps).sqrt()).abs().max().item()
+        return largest(self.affine[0] * dl_dy / (var + self.eps).sqrt())
 
     def x_hat(self, x: Tensor) -> Tensor:
         """Return what the layer should have before gain and bias."""
@@ -217,12 +220,12 @@ class Subject:
         Found on one batch and demanded on two others, as a share of the largest
         output. Gain and bias may differ along ``axes``, by default the definition's.
         """
-        first = draw(self.shape, 0)
+        first = self.draw(0)
         axes = axes or self.definition.parameter_axes(len(self.shape))
         a, b = fit(self.output(first), z(first), axes)
         worst = 0.0
         for seed in (1, 2):
-            x = draw(self.shape, seed, seed * LARGE)
+            x = self.draw(seed, seed * LARGE)
             y = self.output(x)
             error = ((y - a * z(x) - b).abs().max() / (y - b).abs().max()).item()
             worst = max(worst, error if math.isfinite(error) else math.inf)
@@ -236,16 +239,14 @@ class Subject:
     @property
     def is_random(self) -> bool:
         """Return whether two calls on one input differ."""
-        x = draw(self.shape, 1)
+        x = self.draw(1)
         return not torch.allclose(self.output(x), self.output(x))
 
     @property
     def is_finite(self) -> bool:
         """Return whether plain inputs give finite outputs."""
-        return all(
-            bool(self.output(draw(self.shape, seed)).isfinite().all())
-            for seed in range(3)
-        )
+        outputs = (self.output(self.draw(seed)) for seed in range(3))
+        return all(bool(y.isfinite().all()) for y in outputs)
 
     @property
     def takes_unbiased(self) -> bool:
@@ -260,32 +261,39 @@ class Subject:
             self._misfit = self.misfit(self.x_hat)
         return self._misfit < TOLERANCE
 
+    def shrinkage(self, sigmas: list[float]) -> Tensor:
+        """Return the output scale for inputs of each sigma, 1 for large sigma."""
+        z = self.definition.normalize(self.draw(3, 1.0), 0.0)
+        fits = [self.fit(self.output(sigma * z), z) for sigma in [*sigmas, 1e4]]
+        scales = torch.stack([a.abs().mean() for a, _ in fits])
+        return scales[:-1] / scales[-1]
+
     # Finding out what it should be.
 
-    def _recognize(
-        self, shape: tuple[int, ...] | None, kind: str | None
-    ) -> tuple[Definition, tuple[int, ...]]:
+    def _recognize(self, shape: tuple[int, ...] | None, kind: str | None) -> None:
         """Find the definition, and a shape that the layer takes."""
-        said = kind or kind_of(self.layer)
+        said = kind or recognition.kind_of(self.layer)
         self.eps = 0.0
-        found_shapes = shapes_like(shape) if shape else shapes_of(self.layer, said)
-        shapes = [affordable(sizes) for sizes in found_shapes]
+        likely = (
+            recognition.shapes_like(shape)
+            if shape
+            else recognition.shapes_of(self.layer, said)
+        )
+        shapes = [recognition.affordable(sizes) for sizes in likely]
         if not shapes:
             raise ValueError(
                 "the shape of an input must be given, got a "
                 f"{type(self.layer).__name__} with no parameter, buffer or attribute "
                 "that tells it; pass shape=(N, D), say."
             )
-        found, self.shape = self._first_that_fits(shapes, said)
-        self.definition = found
-        if found.kind in ("layer", "rms") and shape is None:
+        self.definition, self.shape = self._first_that_fits(shapes, said)
+        if self.kind in ("layer", "rms") and shape is None:
             features = self.definition.parameter_shape(self.shape)
             longer = (self.shape[0], 5, *features)
             is_small = math.prod(longer) <= 1e6
             is_longer = len(longer) > len(self.shape)
-            if is_small and is_longer and self._runs(longer) is None:
+            if is_small and is_longer and self._error_on(longer) is None:
                 self.shape = longer
-        return found, self.shape
 
     def _first_that_fits(
         self, shapes: list[tuple[int, ...]], said: str | None
@@ -298,9 +306,9 @@ class Subject:
             if best is None:
                 continue
             # Two values are 1 and -1 whatever they were: other shapes tell more.
-            if said not in (None, "group") or best.size(self.shape) > 2:
-                return best, self.shape
-            first = first or (best, self.shape)
+            if said not in (None, "group") or best.size(shape) > 2:
+                return best, shape
+            first = first or (best, shape)
         if first is None:
             self.shape = next(self._those_that_run(shapes))
             self._refuse()
@@ -309,21 +317,27 @@ class Subject:
     def _best(self, said: str | None) -> Definition | None:
         """Find the definition that fits best; what is said limits the choice."""
         fits: list[tuple[float, Definition]] = []
-        for definition, is_told in definitions_of(self.layer, self.shape, said):
+        for definition, is_told in recognition.definitions_of(
+            self.layer, self.shape, said
+        ):
             self.definition = definition
             error = self.misfit(self.x_hat)
             if is_told or error < TOLERANCE:
                 fits.append((error, definition))
         if fits:
-            least = min(error for error, _ in fits)
             # Among those that fit alike, the first whose gain and bias fit, too.
-            enough = max(1.01 * least, TOLERANCE)
+            enough = max(1.01 * min(error for error, _ in fits), TOLERANCE)
             alike = [fit for fit in fits if fit[0] <= enough]
             held = (fit for fit in alike if self._holds_as_many(fit[1]))
             error, best = next(held, alike[0])
             if said or error < 0.03:
-                self.definition = best
-                self._check_size()
+                if best.size(self.shape) == 1:
+                    raise ValueError(
+                        "a mean must be over two values or more, got "
+                        f"{type(self.layer).__name__} with input of shape "
+                        f"{self.shape}, where every value is its own mean; normalize "
+                        "over more features."
+                    )
                 return best
         if said:
             raise ValueError(
@@ -352,19 +366,17 @@ class Subject:
         """Return whether gain and bias have as many values as a definition wants."""
         count = math.prod(definition.parameter_shape(self.shape))
         names = [name for name in (self.gain, self.bias) if name is not None]
-        return all(self.parameter(name).numel() == count for name in names)
+        return all(self.layer.get_parameter(name).numel() == count for name in names)
 
-    def _runs(self, shape: tuple[int, ...]) -> LayerError | None:
+    def _error_on(self, shape: tuple[int, ...]) -> LayerError | None:
         """Return what the layer raises on an input of the shape; None if nothing."""
-        parameter = next(iter(self.layer.parameters()), None)
-        kinds = {t.dtype for _, t in tensors_of(self.layer) if t.is_floating_point()}
-        dtype = parameter.dtype if parameter is not None else None
-        dtype = dtype or next(iter(kinds), torch.float32)
+        held = (t for _, t in tensors_of(self.layer) if t.is_floating_point())
+        like = next(self.layer.parameters(), next(held, torch.zeros(())))
         try:
-            call(self.fresh(), draw(shape, 0).to(dtype))
+            call(self.fresh(), draw(shape, 0).to(like.dtype))
         except LayerError as error:
             return error
-        self.dtype = dtype
+        self.dtype = like.dtype
         return None
 
     def _those_that_run(
@@ -372,31 +384,29 @@ class Subject:
     ) -> Iterator[tuple[int, ...]]:
         errors = []
         for shape in shapes:
-            error = self._runs(shape)
+            error = self._error_on(shape)
             if error is None:
                 yield shape
             else:
                 errors.append(error)
-        if len(errors) < len(shapes):
-            return
-        first = errors[0]
-        raise ValueError(
-            "the layer must map a tensor to one of the same shape, got from "
-            f"{type(self.layer).__name__} on an input of shape {shapes[0]} "
-            f"{first}; pass the shape of an input that it takes, or mend what it says."
-        ) from first.__cause__
+        if len(errors) == len(shapes):
+            raise ValueError(
+                "the layer must map a tensor to one of the same shape, got from "
+                f"{type(self.layer).__name__} on an input of shape {shapes[0]} "
+                f"{errors[0]}; pass the shape of an input that it takes, or mend what "
+                "it says."
+            ) from errors[0].__cause__
 
-    def _precision(self) -> torch.dtype:
-        """Return float64 if the layer can compute in it, else its own dtype."""
-        own = self.dtype
-        single = self.layer
+    def _compute_in_double_precision(self) -> None:
+        """Take float64 if the layer can compute in it, else its own dtype."""
+        own, single = self.dtype, self.layer
         self.layer = copy_of(single).double()
-        error = self._runs(self.shape)
-        self.layer = single
-        return own if error is not None else torch.float64
+        error = self._error_on(self.shape)
+        self.dtype = torch.float64 if error is None else own
+        self.layer = single.to(self.dtype)
 
     def _check_that_it_normalizes(self) -> None:
-        x = draw(self.shape, 0)
+        x = self.draw(0)
         ratio = self.output(50 * x).std() / self.output(x).std()
         if ratio > 10:
             raise ValueError(
@@ -406,52 +416,18 @@ class Subject:
                 "normalizes by its input."
             )
 
-    def _check_that_it_depends_on_x(self) -> None:
-        if torch.equal(
-            self.output(draw(self.shape, 0)), self.output(draw(self.shape, 1))
-        ):
-            raise ValueError(
-                "the output must depend on the input, got a "
-                f"{type(self.layer).__name__} that gives the same for any; if a gain "
-                "of 0 is the cause, give it other values, or a usual name."
-            )
-
-    def _check_size(self) -> None:
-        if self.definition.size(self.shape) == 1:
-            raise ValueError(
-                "a mean must be over two values or more, got "
-                f"{type(self.layer).__name__} with input of shape {self.shape}, where "
-                "every value is its own mean; normalize over more features."
-            )
-
-    def _find_eps(self, given: float | None) -> float:
-        if given is not None:
-            return float(given)
-        told = eps_of(self.layer, self.dtype)
-        return self._eps_by_behaviour() if told is None else told
-
     def _eps_by_behaviour(self) -> float:
         """Find the usual eps that explains how small inputs come out."""
         sigmas = [10.0**-power for power in range(1, 7)]
         seen = self.shrinkage(sigmas)
         var = torch.tensor(sigmas, dtype=torch.float64).square()
-        if (seen - 1).abs().max() < TOLERANCE:  # none, or as small as this
+        if largest(seen - 1) < TOLERANCE:  # none, or as small as this
             return torch.finfo(torch.float64).eps
         for divisor in DIVISORS.values():
             for eps in USUAL_EPS:
-                if (var.sqrt() / divisor(var, eps) - seen).abs().max() < 0.01:
+                if largest(var.sqrt() / divisor(var, eps) - seen) < 0.01:
                     return eps
         return USUAL_EPS[0]
-
-    def shrinkage(self, sigmas: list[float]) -> Tensor:
-        """Return the output scale for inputs of each sigma, 1 for large sigma."""
-        z = draw(self.shape, 3, 1.0)
-        z = self.definition.normalize(z, 0.0)
-        scales = []
-        for sigma in [*sigmas, 1e4]:
-            a, _ = self.fit(self.output(sigma * z), z)
-            scales.append(a.abs().mean())
-        return torch.stack(scales[:-1]) / scales[-1]
 
     def _as_set(self) -> tuple[Tensor, Tensor] | None:
         """Return gain and bias as set, spread over an input, where they are known."""
@@ -466,7 +442,7 @@ class Subject:
 
     def _find_affine(self) -> tuple[Tensor, Tensor]:
         """Return the gain and bias that act, spread over an input."""
-        x = draw(self.shape, 4, self.large)
+        x = self.draw(4, self.large)
         a, b = self.fit(self.output(x), self.x_hat(x))
         if self.as_set is None:
             return a, b
@@ -474,9 +450,8 @@ class Subject:
         if not self.is_right_up_to_scale:
             return gain, bias
         ratio = a / gain
-        if (ratio / ratio.mean() - 1).abs().max() > 0.01:
+        if largest(ratio / ratio.mean() - 1) > 0.01:
             return a, b
         self.factor = ratio.mean().item()
         is_known = abs(self.factor - 1) < TOLERANCE or self.takes_unbiased
-        is_as_set = is_known and bool((b - bias).abs().max() < 0.01)
-        return (gain, bias) if is_as_set else (a, b)
+        return (gain, bias) if is_known and largest(b - bias) < 0.01 else (a, b)

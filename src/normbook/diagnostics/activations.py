@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,11 +19,7 @@ __all__ = ["LayerStatistics", "Moments", "layer_inputs", "layer_statistics"]
 class Moments(NamedTuple):
     """Distribution of each unit over the examples (and positions).
 
-    Attributes
-    ----------
-    mean, std : arrays, shape (D,)
-        ``std`` is biased.
-    quantiles : array, shape (Q, D)
+    ``mean`` and ``std`` (biased) have shape (D,), ``quantiles`` (Q, D).
     """
 
     mean: NDArray[np.float64]
@@ -31,15 +28,7 @@ class Moments(NamedTuple):
 
 
 class LayerStatistics(NamedTuple):
-    """What enters a layer, and the gradient of the loss by that.
-
-    Attributes
-    ----------
-    name : str
-    inputs : Moments
-    input_gradients : Moments
-        Unit: nats per unit of input.
-    """
+    """What enters a layer, and the gradient of the loss by that, in nats per unit."""
 
     name: str
     inputs: Moments
@@ -55,24 +44,10 @@ def layer_inputs(
     and random numbers are drawn, unless it is called inside
     :func:`normbook.diagnostics.undisturbed.undisturbed`.
 
-    Parameters
-    ----------
-    model : nn.Module
-        Measured in its present mode.
-    loss : callable
-        Takes the model and runs it on one fixed batch.
-    layers : sequence of str
-        Names from ``model.named_modules()``, each applied once.
-
     Returns
     -------
     dict from name to tensor, shape (N, D)
         For images, each position of each image is a row.
-
-    Raises
-    ------
-    ValueError
-        If a name is unknown, or a layer is not applied exactly once to a tensor.
 
     Examples
     --------
@@ -81,26 +56,15 @@ def layer_inputs(
     >>> layer_inputs(model, lambda m: m(x).sum(), ["1"])["1"].shape
     torch.Size([45, 3])
     """
-    model = eager(model)  # compiled code does not run hooks
-    known = dict(model.named_modules())
-    _check_known(layers, known)
     seen: list[tuple[str, torch.Tensor]] = []
 
-    def hook(name: str) -> Any:
-        def keep(_: nn.Module, arguments: tuple[Any, ...]) -> None:
-            if arguments and isinstance(arguments[0], torch.Tensor):
-                rows = arguments[0].detach().clone().transpose(0, 1).flatten(1).T
-                seen.append((name, rows))
+    def keep(name: str, x: torch.Tensor) -> torch.Tensor:
+        seen.append((name, _rows(x.detach().clone()).T))
+        return x
 
-        return known[name].register_forward_pre_hook(keep)
-
-    handles = [hook(name) for name in layers]
-    try:
-        with torch.no_grad():
-            loss(model)
-    finally:
-        for handle in handles:
-            handle.remove()
+    model = eager(model)
+    with _watched(model, layers, keep), torch.no_grad():
+        loss(model)
     _check_once([name for name, _ in seen], layers)
     return dict(seen)
 
@@ -117,84 +81,82 @@ def layer_statistics(
 
     Parameters
     ----------
-    model : nn.Module
-        Measured in its present mode.
-    loss : callable
-        Takes the model, returns the loss on one fixed batch (scalar, nats).
     layers : sequence of str, optional
-        Names from ``model.named_modules()``. Left out: every module without
-        children that the loss runs through once.
+        Left out: every module without children that the loss runs through once.
     quantiles : sequence of float in [0, 1]
-        The default is that of Ioffe and Szegedy (2015), Fig. 1.
+        The default is that of Ioffe and Szegedy (2015), Fig. 1(b, c).
 
     Returns
     -------
     list of LayerStatistics
-        In the order in which the layers are applied. Units are axis 1; all other
-        axes count as examples.
-
-    Raises
-    ------
-    ValueError
-        If a name is unknown, a named layer is not reached or is reached more than
-        once, or its input is not a tensor of shape (N, D, ...) with gradients.
-
-    Notes
-    -----
-    The model is left bit for bit as it was. Source: Ioffe and Szegedy (2015),
-    Fig. 1(b, c).
+        In the order in which the layers are applied, of those whose input has shape
+        (N, D, ...) and a gradient. Units are axis 1; all other axes count as examples.
 
     Examples
     --------
     >>> model = nn.Sequential(nn.Linear(2, 2), nn.Sigmoid())
     >>> x = torch.randn(8, 2)
-    >>> found = layer_statistics(model, lambda m: m(x).sum(), layers=["1"])
-    >>> found[0].name, found[0].inputs.quantiles.shape
+    >>> (of_sigmoid,) = layer_statistics(model, lambda m: m(x).sum(), layers=["1"])
+    >>> of_sigmoid.name, of_sigmoid.inputs.quantiles.shape
     ('1', (3, 2))
     """
-    model = eager(model)  # compiled code does not run hooks
-    known = dict(model.named_modules())
-    wanted = _leaves(known) if layers is None else list(layers)
-    _check_known(wanted, known)
+    model = eager(model)
+    modules = model.named_modules()
+    leaves = [name for name, m in modules if name and not any(m.children())]
     seen: list[tuple[str, torch.Tensor]] = []
 
-    def hook(name: str) -> Any:
-        def keep(_: nn.Module, arguments: tuple[Any, ...]) -> Any:
-            if not arguments or not isinstance(arguments[0], torch.Tensor):
-                return None
-            x = arguments[0]
-            if not x.requires_grad:  # the data, at the lowest layer
-                x = x.detach().requires_grad_()
-            seen.append((name, x))
-            return (x, *arguments[1:])
+    def keep(name: str, x: torch.Tensor) -> torch.Tensor:
+        if not x.requires_grad:  # the data, at the lowest layer
+            x = x.detach().requires_grad_()
+        seen.append((name, x))
+        return x
 
-        return known[name].register_forward_pre_hook(keep)
-
-    handles = [hook(name) for name in wanted]
-    try:
-        with undisturbed(model), torch.enable_grad():
-            value = loss(model)
-            inputs = [x for _, x in seen]
-            found = torch.autograd.grad(value, inputs, allow_unused=True)
-    finally:
-        for handle in handles:
-            handle.remove()
-    names = [name for name, _ in seen]
-    if layers is not None:
-        _check_once(names, wanted)
+    watched = _watched(model, leaves if layers is None else layers, keep)
+    with watched, undisturbed(model), torch.enable_grad():
+        value = loss(model)
+        names = [name for name, _ in seen]
+        if layers is not None:
+            _check_once(names, layers)
+        inputs = [x for _, x in seen]
+        gradients = torch.autograd.grad(value, inputs, allow_unused=True)
     return [
         LayerStatistics(name, _moments(x, quantiles), _moments(g, quantiles))
-        for (name, x), g in zip(seen, found, strict=True)
+        for (name, x), g in zip(seen, gradients, strict=True)
         if names.count(name) == 1 and x.dim() >= 2 and g is not None
     ]
 
 
-def _check_known(wanted: Sequence[str], known: dict[str, nn.Module]) -> None:
-    if unknown := [name for name in wanted if name not in known]:
+@contextmanager
+def _watched(
+    model: nn.Module,
+    layers: Sequence[str],
+    keep: Callable[[str, torch.Tensor], torch.Tensor],
+) -> Iterator[None]:
+    """Show what enters each layer, which then takes what ``keep`` returns.
+
+    Compiled code does not run hooks: the model must be the eager one.
+    """
+    known = dict(model.named_modules())
+    if unknown := [name for name in layers if name not in known]:
         raise ValueError(
             f"layers must name modules of the model, got {unknown}; "
             f"known are {[name for name in known if name]}."
         )
+
+    def hook(name: str) -> Any:
+        def take(_: nn.Module, arguments: tuple[Any, ...]) -> Any:
+            if arguments and isinstance(arguments[0], torch.Tensor):
+                return (keep(name, arguments[0]), *arguments[1:])
+            return None
+
+        return known[name].register_forward_pre_hook(take)
+
+    handles = [hook(name) for name in layers]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
 
 
 def _check_once(names: Sequence[str], wanted: Sequence[str]) -> None:
@@ -205,12 +167,13 @@ def _check_once(names: Sequence[str], wanted: Sequence[str]) -> None:
         )
 
 
-def _leaves(modules: dict[str, nn.Module]) -> list[str]:
-    return [name for name, m in modules.items() if name and not any(m.children())]
+def _rows(x: torch.Tensor) -> torch.Tensor:
+    """Return x in shape (D, values of a unit)."""
+    return x.transpose(0, 1).flatten(1)
 
 
 def _moments(x: torch.Tensor, quantiles: Sequence[float]) -> Moments:
-    rows = x.detach().double().transpose(0, 1).flatten(1)  # (D, values of a unit)
+    rows = _rows(x.detach().double())
     levels = torch.tensor(quantiles, dtype=torch.float64, device=rows.device)
     return Moments(
         rows.mean(1).cpu().numpy(),

@@ -17,7 +17,13 @@ from numpy.typing import NDArray
 from torch import nn
 
 from normbook.diagnostics.activations import layer_inputs
-from normbook.diagnostics.undisturbed import Loss, eager, gradients, undisturbed
+from normbook.diagnostics.undisturbed import (
+    Loss,
+    check_trained,
+    eager,
+    gradients,
+    undisturbed,
+)
 
 __all__ = [
     "GradientShift",
@@ -31,17 +37,16 @@ Step = Callable[[nn.Parameter, torch.Tensor], torch.Tensor]
 
 
 class GradientShift(NamedTuple):
-    r"""Gradients before and after the update of the layers below.
+    r"""Gradients :math:`G_i` before and :math:`G'_i` after an update of what is below.
 
     Attributes
     ----------
     names : tuple of str
-        The layers, lowest first.
+        The K layers, lowest first.
     l2 : array, shape (K,)
         :math:`\lVert G_i - G'_i \rVert_2`.
     cosine : array, shape (K,)
-        Cosine of the angle between :math:`G_i` and :math:`G'_i`; NaN where one of
-        them is zero.
+        Of the angle between both; NaN where one of them is zero.
     gradient_norm : array, shape (K,)
         :math:`\lVert G_i \rVert_2`, to put ``l2`` in proportion.
     """
@@ -56,21 +61,9 @@ def trained_layers(model: nn.Module) -> dict[str, list[nn.Parameter]]:
     """Group the trained parameters by layer, lowest first.
 
     A module that owns a matrix or a filter bank begins a layer. Modules that own
-    vectors only, such as a normalization, belong to the layer before them.
-
-    Parameters
-    ----------
-    model : nn.Module
-        Its modules must be registered in the order in which they are applied.
-
-    Returns
-    -------
-    dict from str to list of parameters
-
-    Raises
-    ------
-    ValueError
-        If the model trains no parameter.
+    vectors only, such as a normalization, belong to the layer before them. Modules must
+    be registered in the order in which they are applied; a model that trains nothing
+    is refused with a ``ValueError``.
 
     Examples
     --------
@@ -80,18 +73,12 @@ def trained_layers(model: nn.Module) -> dict[str, list[nn.Parameter]]:
     """
     groups: dict[str, list[nn.Parameter]] = {}
     for name, module in eager(model).named_modules():
-        own = [p for p in module.parameters(recurse=False) if p.requires_grad]
-        if not own:
-            continue
-        if not groups or any(p.dim() > 1 for p in own):
-            groups[name] = own
-        else:
-            groups[next(reversed(groups))].extend(own)
-    if not groups:
-        raise ValueError(
-            "model must have a parameter that requires a gradient, got none; "
-            "unfreeze one with requires_grad_()."
-        )
+        held = [p for p in module.parameters(recurse=False) if p.requires_grad]
+        if held and (not groups or any(p.dim() > 1 for p in held)):
+            groups[name] = held
+        elif held:
+            groups[next(reversed(groups))].extend(held)
+    check_trained(groups)
     return groups
 
 
@@ -108,14 +95,11 @@ def gradient_shift(
         G_i &= \nabla_{W_i} \ell(W_1, \dots, W_k) \\
         G'_i &= \nabla_{W_i} \ell(W_1', \dots, W_{i-1}', W_i, \dots, W_k)
 
-    with :math:`W_j'` the value after the update, all on one batch.
+    with :math:`W_j'` the value after the update, all on one batch; the paper uses
+    training mode. Costs one backward pass a layer.
 
     Parameters
     ----------
-    model : nn.Module
-        Measured in its present mode; the paper uses training mode.
-    loss : callable
-        Takes the model, returns the loss on one fixed batch (scalar, nats).
     step : float or callable
         The learning rate of plain gradient descent; or a function that takes a
         parameter and its gradient and returns what will be *subtracted* from it.
@@ -127,36 +111,28 @@ def gradient_shift(
     GradientShift
         For the lowest layer, which has nothing below it, l2 is 0 and cosine 1.
 
-    Raises
-    ------
-    ValueError
-        If there is no layer, or the loss is no scalar.
-
     Notes
     -----
-    The model is left bit for bit as it was. Costs one backward pass a layer.
     Source: Santurkar et al. (2018), Definition 2.1.
 
     Examples
     --------
     Two scalar layers, :math:`\ell = (abx)^2/2` with a = 1, b = 2, x = 1: the
-    gradients are 4 and 2. After :math:`a' = 1 - 0.1 \cdot 4 = 0.6` that of b is
-    :math:`0.6^2 \cdot 2 = 0.72`.
+    gradients are 4 and 2. After :math:`a' = 1 - 0.1 \cdot 4 = 0.6` that of b is 0.72.
 
-    >>> model = nn.Sequential(nn.Linear(1, 1, False), nn.Linear(1, 1, False)).double()
+    >>> model = nn.Sequential(nn.Linear(1, 1, False), nn.Linear(1, 1, False))
     >>> _ = nn.init.constant_(model[0].weight, 1.0)
     >>> _ = nn.init.constant_(model[1].weight, 2.0)
-    >>> x = torch.ones(1, 1, dtype=torch.float64)
-    >>> shift = gradient_shift(model, lambda m: (m(x) ** 2).sum() / 2, step=0.1)
-    >>> shift.l2.round(12), shift.gradient_norm
+    >>> shift = gradient_shift(model, lambda m: m(torch.ones(1))[0] ** 2 / 2, step=0.1)
+    >>> shift.l2.round(6), shift.gradient_norm
     (array([0.  , 1.28]), array([4., 2.]))
     """
     groups = trained_layers(model) if layers is None else layers
     l2, cosine, norms = [], [], []
     with undisturbed(model) as reset:
         everything = [p for group in groups.values() for p in group]
-        _, found = gradients(model, loss, everything)
-        gradient = dict(zip(everything, found, strict=True))
+        _, values = gradients(model, loss, everything)
+        gradient = dict(zip(everything, values, strict=True))
         change = {p: _change(step, p, g) for p, g in gradient.items()}
         below: list[nn.Parameter] = []
         for group in groups.values():
@@ -189,29 +165,21 @@ def input_shift(before: torch.Tensor, after: torch.Tensor) -> NDArray[np.float64
     .. math:: \frac1{\sigma_j} \int_0^1
         \lvert F_j^{-1}(q) - F_j'^{-1}(q) \rvert \, dq .
 
-    The paper defines the shift as *a change in the distribution*, and leaves the
-    distance open; this one is 1 when a unit moves by one standard deviation.
+    The paper leaves the distance open; this one is 1 when a unit moves by one standard
+    deviation. Where mean and standard deviation stay, as behind a batch norm whose gain
+    and bias do, it is at most :math:`4 \phi^{-5/2} = 1.2011\ldots` with the golden
+    ratio :math:`\phi`; the chapter on internal covariate shift proves it.
 
     Parameters
     ----------
-    before, after : tensors, shape (N, D)
-        Inputs of one layer, before and after an update, for the same N examples.
+    before, after : tensors, shape (N, D), N >= 2
+        Inputs of one layer, before and after an update, for the same N examples; other
+        shapes are refused with a ``ValueError``.
 
     Returns
     -------
     array, shape (D,)
         NaN for a unit that was constant before.
-
-    Raises
-    ------
-    ValueError
-        If the shapes differ or are not (N, D) with N >= 2.
-
-    Notes
-    -----
-    Where both have one mean and one standard deviation, as behind a batch norm whose
-    gain and bias stay, the shift is at most :math:`4 \phi^{-5/2} = 1.2011\ldots` with
-    the golden ratio :math:`\phi`. The chapter on internal covariate shift proves it.
 
     Examples
     --------
@@ -243,15 +211,10 @@ def input_shift_of_update(
 
     Parameters
     ----------
-    model : nn.Module
-        Measured in its present mode.
-    loss : callable
-        Takes the model, returns the loss on one fixed batch (scalar, nats): it
-        gives the update.
+    loss
+        It gives the update.
     step : float or callable
         As for :func:`gradient_shift`.
-    layers : sequence of str
-        Names from ``model.named_modules()``, each applied once.
     probe : callable, optional
         Runs the model on the examples whose distribution is compared; ``loss`` if
         left out.
@@ -261,16 +224,11 @@ def input_shift_of_update(
     dict from name to array, shape (D,)
         What :func:`input_shift` gives, for each unit.
 
-    Raises
-    ------
-    ValueError
-        If a name is unknown, or a layer is not applied exactly once to a tensor.
-
     Notes
     -----
-    The model is left bit for bit as it was. Noise inside the model is drawn anew
-    after the update, as at the next step of training: the result then counts what
-    the noise moves, too. A probe that sets the generator of the noise avoids it.
+    Noise inside the model is drawn anew after the update, as at the next step of
+    training: the result then counts what the noise moves, too. A probe that sets the
+    generator of the noise avoids it.
 
     Examples
     --------
@@ -285,10 +243,10 @@ def input_shift_of_update(
     probe = loss if probe is None else probe
     parameters = [p for p in model.parameters() if p.requires_grad]
     with undisturbed(model) as reset:
-        _, found = gradients(model, loss, parameters)
+        _, slopes = gradients(model, loss, parameters)
         reset()
         before = layer_inputs(model, probe, layers)
-        changes = [_change(step, p, g) for p, g in zip(parameters, found, strict=True)]
+        changes = [_change(step, p, g) for p, g in zip(parameters, slopes, strict=True)]
         with torch.no_grad():
             for parameter, change in zip(parameters, changes, strict=True):
                 parameter.sub_(change)

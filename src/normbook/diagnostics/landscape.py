@@ -29,21 +29,8 @@ def random_direction(model: nn.Module, generator: torch.Generator) -> Direction:
         \lVert w_{ij} \rVert
 
     for filter j of layer i: one output unit of a linear layer, one output channel of
-    a convolution. Vectors (biases, gains) do not move.
-
-    Parameters
-    ----------
-    model : nn.Module
-    generator : torch.Generator
-        CPU generator.
-
-    Returns
-    -------
-    list of tensors
-        One for each parameter, in the order of ``model.parameters()``.
-
-    Notes
-    -----
+    a convolution. Vectors (biases, gains) do not move. The ``generator`` is one of the
+    CPU. Returns one tensor for each parameter, in the order of ``model.parameters()``.
     Source: Li et al. (2018), section 4.
 
     Examples
@@ -79,12 +66,9 @@ def landscape(
 
     Parameters
     ----------
-    model : nn.Module
-        Measured in its present mode.
-    loss : callable
-        Takes the model, returns the loss on one fixed batch (scalar, nats).
     directions : one or two directions
-        From :func:`random_direction`, or the difference of two sets of weights.
+        From :func:`random_direction`, or the difference of two sets of weights. Others,
+        or more, are refused with a ``ValueError``.
     steps : sequence of float
         The values of a, and of b.
 
@@ -92,15 +76,6 @@ def landscape(
     -------
     array, shape (S,) or (S, S)
         Nats; the first axis is a.
-
-    Raises
-    ------
-    ValueError
-        If there are not one or two directions, or one does not fit the model.
-
-    Notes
-    -----
-    The model is left bit for bit as it was. Source: Li et al. (2018), section 4.
 
     Examples
     --------

@@ -35,14 +35,10 @@ class DistributionNoise(nn.Module):
     n_mu, n_sigma, r_mu, r_sigma : float
         The paper's values are the defaults. Its text gives :math:`N(\sigma, r_\sigma)`
         without saying whether that is a deviation or a variance; here it is the
-        standard deviation.
+        standard deviation. Negative widths and ``n_sigma`` below 1 are refused with a
+        ``ValueError``.
     generator : torch.Generator, optional
         CPU generator; the global one if left out.
-
-    Raises
-    ------
-    ValueError
-        If a width is negative or ``n_sigma`` is below 1.
 
     Notes
     -----

@@ -22,12 +22,11 @@ __all__ = ["AlongGradient", "along_gradient"]
 
 
 class AlongGradient(NamedTuple):
-    r"""Loss and gradient at several step lengths :math:`\eta` along the gradient.
+    r"""Loss and gradient at K step lengths :math:`\eta_k` along the gradient.
 
     Attributes
     ----------
     step_sizes : array, shape (K,)
-        :math:`\eta_k`.
     losses : array, shape (K,)
         :math:`\ell(w - \eta_k g)`, nats.
     gradient_changes : array, shape (K,)
@@ -75,10 +74,7 @@ class AlongGradient(NamedTuple):
 
     @property
     def floor(self) -> float:
-        r""":math:`1 / \eta_{\min}`: a level that the effective smoothness often meets.
-
-        Not a bound: :attr:`effective_smoothness` may be smaller or larger.
-        """
+        r""":math:`1 / \eta_{\min}`: what the effective smoothness meets at a kink."""
         return float(1 / self.step_sizes.min())
 
 
@@ -87,13 +83,10 @@ def along_gradient(
 ) -> AlongGradient:
     r"""Walk along the gradient of one batch and look at loss and gradient.
 
+    Dropout draws the same mask at every step.
+
     Parameters
     ----------
-    model : nn.Module
-        Measured in its present mode: call ``model.train()`` for the statistics of
-        the batch, as the paper does.
-    loss : callable
-        Takes the model, returns the loss on one fixed batch (scalar, nats).
     step_sizes : sequence of float > 0
         :math:`\eta_k`; the paper takes the learning rate times 1/2 to 4.
 
@@ -105,13 +98,11 @@ def along_gradient(
     ------
     ValueError
         If ``step_sizes`` is empty or holds a number that is not positive and
-        finite, the loss is no scalar, or the gradient is zero.
+        finite, or the gradient is zero.
 
     Notes
     -----
-    Parameters, buffers (running statistics too), gradients, modes and random number
-    generators are left bit for bit as they were. Dropout draws the same mask at every
-    step. Source: Santurkar et al. (2018), section 3.1 and Fig. 4.
+    Source: Santurkar et al. (2018), section 3.1 and Fig. 4; there in training mode.
 
     Examples
     --------

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -28,10 +28,6 @@ def undisturbed(model: nn.Module) -> Iterator[Callable[[], None]]:
     module holds as an attribute) are, bit for bit, what they were before, also after
     an error.
 
-    Parameters
-    ----------
-    model : nn.Module
-
     Yields
     ------
     reset : callable
@@ -42,13 +38,7 @@ def undisturbed(model: nn.Module) -> Iterator[Callable[[], None]]:
     values = [t.detach().clone() for t in tensors]
     gradients = [(p, p.grad, _copy(p.grad)) for p in model.parameters()]
     modes = [(m, m.training) for m in model.modules()]
-    devices = sorted(
-        {t.device for t in tensors if t.device.type == "cuda"}, key=lambda d: d.index
-    )
-    own = _generators(model)
-    own_states = [g.get_state() for g in own]
-    cpu_state = torch.get_rng_state()
-    cuda_states = [torch.cuda.get_rng_state(d) for d in devices]
+    states = [(g, g.get_state()) for g in _generators(model, tensors)]
 
     def reset() -> None:
         with torch.no_grad():
@@ -60,11 +50,8 @@ def undisturbed(model: nn.Module) -> Iterator[Callable[[], None]]:
                     gradient.copy_(kept)
         for module, mode in modes:
             module.training = mode
-        for generator, state in zip(own, own_states, strict=True):
+        for generator, state in states:
             generator.set_state(state)
-        torch.set_rng_state(cpu_state)
-        for device, state in zip(devices, cuda_states, strict=True):
-            torch.cuda.set_rng_state(state, device)
 
     try:
         yield reset
@@ -81,34 +68,16 @@ def eager(model: nn.Module) -> nn.Module:
 def gradients(
     model: nn.Module, loss: Loss, parameters: Sequence[nn.Parameter] | None = None
 ) -> tuple[float, list[torch.Tensor]]:
-    """Loss and its gradient by some of the parameters.
+    """Loss (nats) and its gradient by some of the parameters.
 
-    Parameters
-    ----------
-    model : nn.Module
-    loss : Loss
-    parameters : sequence of parameters, optional
-        All that require a gradient, if left out.
-
-    Returns
-    -------
-    value : float
-        In nats.
-    gradients : list of tensors
-        In the order of the parameters; zero where the loss does not depend on one.
-
-    Raises
-    ------
-    ValueError
-        If the loss is no scalar, or no parameter requires a gradient.
+    By default those are all that require a gradient. The gradients stand in the order
+    of the parameters, and are zero where the loss does not depend on one. A loss that
+    is no scalar, and a model without such a parameter, are refused with a
+    ``ValueError``.
     """
     if parameters is None:
         parameters = [p for p in model.parameters() if p.requires_grad]
-    if not parameters:
-        raise ValueError(
-            "model must have a parameter that requires a gradient, got none; "
-            "unfreeze one with requires_grad_()."
-        )
+    check_trained(parameters)
     with torch.enable_grad():
         value = loss(model)
         if value.dim() != 0:
@@ -116,17 +85,29 @@ def gradients(
                 f"loss must return a scalar, got shape {tuple(value.shape)}; take the "
                 "mean or the sum over the batch."
             )
-        found = torch.autograd.grad(value, list(parameters), allow_unused=True)
-    whole = [
-        torch.zeros_like(p) if g is None else g
-        for p, g in zip(parameters, found, strict=True)
-    ]
-    return value.item(), whole
+        slopes = torch.autograd.grad(
+            value, list(parameters), allow_unused=True, materialize_grads=True
+        )
+    return value.item(), list(slopes)
 
 
-def _generators(model: nn.Module) -> list[torch.Generator]:
-    found = [v for m in model.modules() for v in vars(m).values()]
-    return list({id(g): g for g in found if isinstance(g, torch.Generator)}.values())
+def check_trained(parameters: Collection[object]) -> None:
+    """Refuse a model of which no parameter, or layer, is trained."""
+    if not parameters:
+        raise ValueError(
+            "model must have a parameter that requires a gradient, got none; "
+            "unfreeze one with requires_grad_()."
+        )
+
+
+def _generators(
+    model: nn.Module, tensors: Sequence[torch.Tensor]
+) -> Iterator[torch.Generator]:
+    yield torch.default_generator
+    for index in {t.device.index for t in tensors if t.device.type == "cuda"}:
+        yield torch.cuda.default_generators[index]
+    held = (v for m in model.modules() for v in vars(m).values())
+    yield from {id(v): v for v in held if isinstance(v, torch.Generator)}.values()
 
 
 def _copy(tensor: torch.Tensor | None) -> torch.Tensor | None:
