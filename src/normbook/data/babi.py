@@ -32,8 +32,7 @@ def load() -> Stories:
     Returns
     -------
     Stories
-        30 000 for training and 3 000 for testing, in the order of the tasks and of
-        the files.
+        30 000 for training and 3 000 for testing, task by task.
     """
     train: list[Story] = []
     test: list[Story] = []

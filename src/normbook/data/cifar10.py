@@ -53,10 +53,9 @@ def load(is_scaled: bool = True) -> Dataset:
     Returns
     -------
     Dataset
-        `x_train` ``(50000, 3, 32, 32)`` and `x_test` ``(10000, 3, 32, 32)``: the
-        channels are red, green and blue, the rows begin at the top; `y_train`
-        ``(50000,)`` and `y_test` ``(10000,)``, int64, the index into ``CLASSES``.
-        The order is that of the files.
+        Pictures ``(50000, 3, 32, 32)`` and ``(10000, 3, 32, 32)``: the channels are
+        red, green and blue, the rows begin at the top; labels are indices into
+        ``CLASSES``.
     """
     (file,) = CIFAR_10.files
     content = gzip.decompress(files.read(CIFAR_10, file))

@@ -50,7 +50,6 @@ def stories(
     Parameters
     ----------
     generator : np.random.Generator
-        All is drawn from it.
     train, test : int
         Texts for training and for testing.
     entities : int
@@ -62,12 +61,6 @@ def stories(
     -------
     Stories
         Their task is "cloze".
-
-    Raises
-    ------
-    ValueError
-        If a size is not a whole number, too small or too large, or the bounds are
-        reversed.
 
     Examples
     --------
@@ -110,9 +103,7 @@ def stories(
         answer = _name(subjects[place])
         return Story("cloze", tuple(facts), asked[place], answer, (place,))
 
-    return Stories(
-        tuple(draw() for _ in range(train)), tuple(draw() for _ in range(test))
-    )
+    return Stories(*(tuple(draw() for _ in range(count)) for count in (train, test)))
 
 
 def _name(number: int) -> str:

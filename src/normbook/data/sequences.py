@@ -36,7 +36,7 @@ def pad(
     Parameters
     ----------
     sequences : sequence of arrays, each of shape (T_i, D)
-        N sequences of at least one step; D is the same for all.
+        N sequences of at least one step; D is the same for all. Else ``ValueError``.
 
     Returns
     -------
@@ -45,12 +45,6 @@ def pad(
         T_i, and 0 from there on.
     lengths : array of int64, shape (N,)
         The T_i: without them a step of zeros and padding look the same.
-
-    Raises
-    ------
-    ValueError
-        If there is no sequence, one does not have two axes or has no step, or they
-        differ in the number of features.
 
     Examples
     --------

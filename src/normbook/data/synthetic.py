@@ -47,7 +47,6 @@ def sequences(
     Parameters
     ----------
     generator : np.random.Generator
-        All numbers are drawn from it.
     train, test : int
         Sequences for training and for testing. Each class has the same share of
         both, up to one; the order is random.
@@ -61,11 +60,6 @@ def sequences(
     -------
     Sequences
         float64.
-
-    Raises
-    ------
-    ValueError
-        If a size is not a whole number or too small, or the bounds are reversed.
 
     Examples
     --------
@@ -93,9 +87,7 @@ def sequences(
             x.append(scale * (means[label] + noise))
         return tuple(x), y
 
-    x_train, y_train = draw(train)
-    x_test, y_test = draw(test)
-    return Sequences(x_train, y_train, x_test, y_test)
+    return Sequences(*draw(train), *draw(test))
 
 
 def drawings(
@@ -115,7 +107,6 @@ def drawings(
     Parameters
     ----------
     generator : np.random.Generator
-        All numbers are drawn from it.
     drawers : int
         At least 1.
 
@@ -123,11 +114,6 @@ def drawings(
     -------
     tuple of Drawing
         Twelve characters by each person.
-
-    Raises
-    ------
-    ValueError
-        If ``drawers`` is not a whole number or too small.
 
     Examples
     --------
