@@ -1,7 +1,7 @@
 """Where torch computes, and how it computes the same twice.
 
-The same notebooks run on a CPU and on a GPU: they ask :func:`pick` for the
-device and move their tensors there.
+The same notebooks run on a CPU and on a GPU: they ask :func:`pick` for the device and
+move their tensors there.
 """
 
 from __future__ import annotations
@@ -31,11 +31,6 @@ def pick(asked: str | None = None) -> torch.device:
     ----------
     asked : str, optional
         One of these names, to be taken instead of that in ``NORMBOOK_DEVICE``.
-
-    Returns
-    -------
-    torch.device
-        A device that is there.
 
     Raises
     ------
@@ -82,28 +77,13 @@ def make_deterministic() -> None:
     Sets ``CUBLAS_WORKSPACE_CONFIG`` to ``:4096:8`` unless it has a deterministic
     value already, demands deterministic algorithms of torch (an operation that
     has none then raises), and turns off the search for the fastest convolution,
-    which may choose another one in each run.
+    which may choose another one in each run: "Reproducibility" in PyTorch's notes.
 
     Raises
     ------
     RuntimeError
         If ``CUBLAS_WORKSPACE_CONFIG`` has no deterministic value and CUDA is in
         use already: cuBLAS may have read the variable. Nothing is changed then.
-
-    References
-    ----------
-    PyTorch documentation, notes, "Reproducibility".
-
-    Examples
-    --------
-    >>> import os
-    >>> from unittest import mock
-    >>> import torch
-    >>> with mock.patch.dict(os.environ, CUBLAS_WORKSPACE_CONFIG=":4096:8"):
-    ...     make_deterministic()
-    >>> torch.are_deterministic_algorithms_enabled()
-    True
-    >>> torch.use_deterministic_algorithms(False)
     """
     import torch
 
