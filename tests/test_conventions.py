@@ -73,6 +73,19 @@ def keras_batch_norm(**changes: Any) -> Arrays:
 
 
 KERAS_SETTINGS = {"momentum": 0.99, "epsilon": 1e-3}
+TORCH_SETTINGS = {"momentum": 0.1, "eps": 1e-5}
+
+
+def loaded(layer: Any, arrays: Arrays) -> Any:
+    """Return a layer of torch, in evaluation, with these arrays as its state."""
+    layer.load_state_dict({name: torch.tensor(value) for name, value in arrays.items()})
+    return layer.eval()
+
+
+def inferred(own: BatchNormState, x: Floats) -> Any:
+    """Return what the book computes from a state."""
+    statistics = own.running_mean, own.running_var
+    return batch_norm_inference(x, *statistics, own.gamma, own.beta, own.eps)
 
 
 # --- batch norm
@@ -99,11 +112,8 @@ def test_a_batch_norm_layer_of_torch_gives_the_numbers_that_it_computes() -> Non
         "torch", layer.state_dict(), {"momentum": layer.momentum, "eps": layer.eps}
     )
     x = drawn(N, C, seed=9)
-    y = batch_norm_inference(
-        x, read.running_mean, read.running_var, read.gamma, read.beta, read.eps
-    )
     theirs = layer.eval()(torch.tensor(x)).detach()
-    np.testing.assert_allclose(y, theirs, rtol=RTOL)
+    np.testing.assert_allclose(inferred(read, x), theirs, rtol=RTOL)
 
 
 @pytest.mark.parametrize("framework", BATCH_NORM)
@@ -111,11 +121,10 @@ def test_a_batch_norm_layer_of_any_framework_goes_on_in_torch(framework: str) ->
     there = batch_norm_to_convention(framework, state())
     read = batch_norm_from_convention(framework, *there)
     variables, settings = batch_norm_to_convention("torch", read)
-    layer: Any = nn.BatchNorm1d(C, **settings, dtype=torch.float64)
-    layer.load_state_dict({k: torch.tensor(v) for k, v in variables.items()})
+    layer = loaded(nn.BatchNorm1d(C, **settings, dtype=torch.float64), variables)
     own, x = state(), drawn(N, C)
     hat = (x - own.running_mean) / np.sqrt(own.running_var + own.eps)
-    y = layer.eval()(torch.tensor(x)).detach()
+    y = layer(torch.tensor(x)).detach()
     np.testing.assert_allclose(y, own.gamma * hat + own.beta, rtol=RTOL)
     assert layer.momentum == own.momentum
 
@@ -185,20 +194,16 @@ def test_torch_gets_both_of_gain_and_bias_where_one_is_missing(lacking: str) -> 
     variables, settings = batch_norm_to_convention(
         "torch", batch_norm_from_convention("keras", *there)
     )
-    layer: Any = nn.BatchNorm1d(C, **settings, dtype=torch.float64).eval()
-    layer.load_state_dict({k: torch.tensor(v) for k, v in variables.items()})
+    layer = loaded(nn.BatchNorm1d(C, **settings, dtype=torch.float64), variables)
     x = drawn(N, C)
-    statistics = own.running_mean, own.running_var
-    y = batch_norm_inference(x, *statistics, own.gamma, own.beta, own.eps)
-    np.testing.assert_allclose(layer(torch.tensor(x)).detach(), y, rtol=RTOL)
+    y = layer(torch.tensor(x)).detach()
+    np.testing.assert_allclose(y, inferred(own, x), rtol=RTOL)
 
 
 def test_torch_gets_neither_gain_nor_bias_where_both_are_missing() -> None:
     there, _ = batch_norm_to_convention("torch", state(gamma=None, beta=None))
     assert {*there} == {"running_mean", "running_var"}
-    nn.BatchNorm1d(C, affine=False).load_state_dict(
-        {k: torch.tensor(v) for k, v in there.items()}
-    )
+    loaded(nn.BatchNorm1d(C, affine=False), there)
 
 
 def test_onnx_always_gets_gain_and_bias_since_its_node_needs_them() -> None:
@@ -216,8 +221,7 @@ def test_the_plain_average_of_torch_is_kept_where_it_exists() -> None:
 def test_the_number_of_batches_is_read_past() -> None:
     layer: Any = nn.BatchNorm1d(C)
     assert "num_batches_tracked" in layer.state_dict()
-    settings = {"momentum": 0.1, "eps": 1e-5}
-    read = batch_norm_from_convention("torch", layer.state_dict(), settings)
+    read = batch_norm_from_convention("torch", layer.state_dict(), TORCH_SETTINGS)
     assert "num_batches_tracked" not in batch_norm_to_convention("torch", read)[0]
 
 
@@ -231,8 +235,7 @@ def test_batch_norm_keeps_the_dtype(dtype: type) -> None:
 
 def test_what_was_read_shares_no_memory_with_its_source() -> None:
     layer: Any = nn.BatchNorm1d(C)
-    settings = {"momentum": 0.1, "eps": 1e-5}
-    read = batch_norm_from_convention("torch", layer.state_dict(), settings)
+    read = batch_norm_from_convention("torch", layer.state_dict(), TORCH_SETTINGS)
     layer(torch.tensor(drawn(N, C), dtype=torch.float32))
     np.testing.assert_array_equal(read.running_mean, np.zeros(C))
 
@@ -300,7 +303,7 @@ def test_parameters_of_torch_that_autograd_follows_are_refused_with_the_cure() -
     layer: Any = nn.BatchNorm1d(C)
     variables = dict(layer.named_parameters()) | dict(layer.named_buffers())
     with pytest.raises(TypeError, match=r"got Parameter .*tensor.detach\(\).cpu\(\)"):
-        batch_norm_from_convention("torch", variables, {"momentum": 0.1, "eps": 1e-5})
+        batch_norm_from_convention("torch", variables, TORCH_SETTINGS)
 
 
 # --- the plain LSTM
@@ -338,9 +341,9 @@ def test_lstm_weights_of_any_framework_go_on_in_torch(
 ) -> None:
     own = weights() if has_bias else weights(b=None)
     read = lstm_from_convention(framework, lstm_to_convention(framework, own))
-    there = lstm_to_convention("torch", read)
-    layer = nn.LSTM(D, H, dtype=torch.float64)
-    layer.load_state_dict({k: torch.tensor(v) for k, v in there.items()})
+    layer = loaded(
+        nn.LSTM(D, H, dtype=torch.float64), lstm_to_convention("torch", read)
+    )
     x = drawn(T, N, D)
     h = layer(torch.tensor(x))[0].detach()
     np.testing.assert_allclose(h, lstm(x, own).h, rtol=RTOL)
@@ -350,9 +353,17 @@ def sigmoid(a: Any) -> Any:
     return 1 / (1 + np.exp(-a))
 
 
-def update(f: Any, i: Any, g: Any, c: Any) -> Any:
-    """Return the next c from what stands before the nonlinearities."""
-    return sigmoid(f) * c + sigmoid(i) * np.tanh(g)
+def update(order: str, a: Floats, c: Floats, added: float = 0.0) -> Step:
+    """Return o and the next c, from four blocks before the nonlinearities."""
+    blocks = dict(zip(order, np.split(a, 4, axis=1), strict=True))
+    f, i, o = sigmoid(blocks["f"] + added), sigmoid(blocks["i"]), sigmoid(blocks["o"])
+    return o, f * c + i * np.tanh(blocks["g"])
+
+
+def plain(order: str, a: Floats, c: Floats, added: float = 0.0) -> Step:
+    """Return the next h and c of an LSTM without normalization."""
+    o, c = update(order, a, c, added)
+    return o * np.tanh(c), c
 
 
 def over_time(cell: Callable[..., Step], variables: Any, x: Floats) -> Floats:
@@ -367,63 +378,43 @@ def over_time(cell: Callable[..., Step], variables: Any, x: Floats) -> Floats:
 
 def keras(v: Variables, x_t: Floats, h: Floats, c: Floats) -> Step:
     a = x_t @ v["kernel"] + h @ v["recurrent_kernel"] + v["bias"]
-    i, f, g, o = np.split(a, 4, axis=1)
-    c = update(f, i, g, c)
-    return sigmoid(o) * np.tanh(c), c
+    return plain("ifgo", a, c)
 
 
 def haste(v: Variables, x_t: Floats, h: Floats, c: Floats) -> Step:
     a = x_t @ v["kernel"] + h @ v["recurrent_kernel"] + v["bias"]
-    i, g, f, o = np.split(a, 4, axis=1)
-    c = update(f, i, g, c)
-    return sigmoid(o) * np.tanh(c), c
+    return plain("igfo", a, c)
 
 
 def flax(v: Variables, x_t: Floats, h: Floats, c: Floats) -> Step:
-    i, f, g, o = (
+    blocks = [
         x_t @ v["i" + k]["kernel"] + h @ v["h" + k]["kernel"] + v["h" + k]["bias"]
         for k in "ifgo"
-    )
-    c = update(f, i, g, c)
-    return sigmoid(o) * np.tanh(c), c
+    ]
+    return plain("ifgo", np.concatenate(blocks, axis=1), c)
 
 
 def flax_nnx(v: Variables, x_t: Floats, h: Floats, c: Floats) -> Step:
     a = x_t @ v["dense_i"]["kernel"] + h @ v["dense_h"]["kernel"]
-    i, f, g, o = np.split(a + v["dense_h"]["bias"], 4, axis=1)
-    c = update(f, i, g, c)
-    return sigmoid(o) * np.tanh(c), c
+    return plain("ifgo", a + v["dense_h"]["bias"], c)
 
 
 def onnx(v: Variables, x_t: Floats, h: Floats, c: Floats) -> Step:
     b = v["B"][0, : 4 * H] + v["B"][0, 4 * H :]
-    i, o, f, g = np.split(x_t @ v["W"][0].T + h @ v["R"][0].T + b, 4, axis=1)
-    c = update(f, i, g, c)
-    return sigmoid(o) * np.tanh(c), c
+    return plain("iofg", x_t @ v["W"][0].T + h @ v["R"][0].T + b, c)
 
 
 def tensorflow1(v: Variables, x_t: Floats, h: Floats, c: Floats) -> Step:
     a = np.concatenate([x_t, h], axis=1) @ v["kernel"] + v["bias"]
-    i, j, f, o = np.split(a, 4, axis=1)
-    c = update(f + 1.0, i, j, c)
-    return sigmoid(o) * np.tanh(c), c
+    return plain("igfo", a, c, added=1.0)
 
 
 def kiros(v: Variables, x_t: Floats, h: Floats, c: Floats) -> Step:
-    a = (x_t @ v["W"] + v["b"]) + h @ v["U"] + v["b"]
-    i, f, o, g = np.split(a, 4, axis=1)
-    c = update(f, i, g, c)
-    return sigmoid(o) * np.tanh(c), c
+    return plain("ifog", (x_t @ v["W"] + v["b"]) + h @ v["U"] + v["b"], c)
 
 
 CELLS = {
-    "keras": keras,
-    "haste": haste,
-    "flax": flax,
-    "flax_nnx": flax_nnx,
-    "onnx": onnx,
-    "tensorflow1": tensorflow1,
-    "kiros": kiros,
+    f.__name__: f for f in (keras, haste, flax, flax_nnx, onnx, tensorflow1, kiros)
 }
 
 
@@ -627,17 +618,15 @@ def hat(a: Floats, eps: float, axis: int = -1) -> Any:
 def normalized_kiros(v: Variables, x_t: Floats, h: Floats, c: Floats) -> Step:
     a = hat(x_t @ v["W"] + v["b"], 1e-5) * v["s1"] + v["b1"]
     a = a + hat(h @ v["U"], 1e-5) * v["s2"] + v["b2"] + v["b"]
-    i, f, o, g = np.split(a, 4, axis=1)
-    c = update(f, i, g, c)
-    return sigmoid(o) * np.tanh(hat(c, 1e-5) * v["s3"] + v["b3"]), c
+    o, c = update("ifog", a, c)
+    return o * np.tanh(hat(c, 1e-5) * v["s3"] + v["b3"]), c
 
 
 def normalized_haste(v: Variables, x_t: Floats, h: Floats, c: Floats) -> Step:
     a = hat(x_t @ v["kernel"], 1e-5) * v["gamma"][0] + v["bias"]
     a = a + hat(h @ v["recurrent_kernel"], 1e-5) * v["gamma"][1]
-    i, g, f, o = np.split(a, 4, axis=1)
-    c = update(f, i, g, c)
-    return sigmoid(o) * np.tanh(hat(c, 1e-5) * v["gamma_h"] + v["beta_h"]), c
+    o, c = update("igfo", a, c)
+    return o * np.tanh(hat(c, 1e-5) * v["gamma_h"] + v["beta_h"]), c
 
 
 def custom_lstms(v: Variables, x_t: Floats, h: Floats, c: Floats) -> Step:
@@ -646,9 +635,9 @@ def custom_lstms(v: Variables, x_t: Floats, h: Floats, c: Floats) -> Step:
         return hat(a, 1e-5) * v[f"{name}.weight"] + v[f"{name}.bias"]
 
     a = ln("i", x_t @ v["weight_ih"].T) + ln("h", h @ v["weight_hh"].T)
-    i, f, g, o = np.split(a, 4, axis=1)
-    c = ln("c", update(f, i, g, c))
-    return sigmoid(o) * np.tanh(c), c
+    o, c = update("ifgo", a, c)
+    c = ln("c", c)
+    return o * np.tanh(c), c
 
 
 def addons(v: Variables, x_t: Floats, h: Floats, c: Floats) -> Step:
@@ -656,27 +645,28 @@ def addons(v: Variables, x_t: Floats, h: Floats, c: Floats) -> Step:
         return hat(a, 1e-3) * v[f"{name}_norm/gamma"] + v[f"{name}_norm/beta"]
 
     a = ln("kernel", x_t @ v["kernel"]) + ln("recurrent", h @ v["recurrent_kernel"])
-    i, f, g, o = np.split(a + v["bias"], 4, axis=1)
-    c = ln("state", update(f, i, g, c))
-    return sigmoid(o) * np.tanh(c), c
+    o, c = update("ifgo", a + v["bias"], c)
+    c = ln("state", c)
+    return o * np.tanh(c), c
 
 
 def contrib(v: Variables, x_t: Floats, h: Floats, c: Floats) -> Step:
     def ln(name: str, a: Floats) -> Any:
         return hat(a, 1e-12) * v[f"{name}/gamma"] + v[f"{name}/beta"]
 
-    i, j, f, o = np.split(np.concatenate([x_t, h], axis=1) @ v["kernel"], 4, axis=1)
-    i, j, f, o = ln("input", i), ln("transform", j), ln("forget", f), ln("output", o)
-    c = ln("state", update(f + 1.0, i, j, c))
-    return sigmoid(o) * np.tanh(c), c
+    blocks = np.split(np.concatenate([x_t, h], axis=1) @ v["kernel"], 4, axis=1)
+    names = ("input", "transform", "forget", "output")
+    a = np.concatenate(list(map(ln, names, blocks)), axis=1)
+    o, c = update("igfo", a, c, added=1.0)
+    c = ln("state", c)
+    return o * np.tanh(c), c
 
 
 def cooijmans(v: Variables, x_t: Floats, h: Floats, c: Floats) -> Step:
     a = hat(h @ v["Wa"], 1e-5, axis=0) * v["a_gammas"] + v["ab_betas"]
     a = a + hat(x_t @ v["Wx"], 1e-5, axis=0) * v["b_gammas"]
-    g, f, i, o = np.split(a, 4, axis=1)
-    c = update(f, i, g, c)
-    return sigmoid(o) * np.tanh(hat(c, 1e-5, axis=0) * v["h_gammas"] + v["h_betas"]), c
+    o, c = update("gfio", a, c)
+    return o * np.tanh(hat(c, 1e-5, axis=0) * v["h_gammas"] + v["h_betas"]), c
 
 
 NORMALIZED_CELLS = {
