@@ -29,18 +29,7 @@ ALL = "all"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line.
-
-    Parameters
-    ----------
-    arguments : sequence of str, optional
-        What follows ``normbook`` on the command line; by default that of this
-        process.
-
-    Returns
-    -------
-    int
-        The exit code.
+    """Run a command line, by default that of this process; return the exit code.
 
     Examples
     --------

@@ -140,9 +140,7 @@ def batch_norm_from_convention(
 
     At inference every framework computes
 
-    .. math::
-
-        y = \gamma\,\frac{x - m}{\sqrt{v + \epsilon}} + \beta
+    .. math:: y = \gamma\,\frac{x - m}{\sqrt{v + \epsilon}} + \beta
 
     with the m and v that are stored, however they were estimated, so they are kept as
     they are. Only to train on, or to compare statistics, it matters that one framework
@@ -329,8 +327,7 @@ class LSTMConvention(NamedTuple):
     gates : str
         Order of the four blocks: forget, input, output, and g for the candidate, which
         others call c or j.
-    parts : mapping of str to tuple of Part
-        From our field to what makes it up.
+    parts : mapping from our field to tuple of Part
     has_gates_last : bool
         Whether the blocks are columns, of a matrix (D, 4H), in place of rows.
     forget_bias : float
@@ -470,11 +467,8 @@ def lstm_from_convention(
 
     Examples
     --------
-    >>> keras = {
-    ...     "kernel": [[1.0, 2.0, 3.0, 4.0]],  # i, f, g, o
-    ...     "recurrent_kernel": [[5.0, 6.0, 7.0, 8.0]],
-    ... }
-    >>> lstm_from_convention("keras", keras).w_x.T  # f, i, o, g
+    >>> keras = {"kernel": [[1.0, 2, 3, 4]], "recurrent_kernel": [[5.0, 6, 7, 8]]}
+    >>> lstm_from_convention("keras", keras).w_x.T  # f, i, o, g from i, f, g, o
     array([[2., 1., 4., 3.]])
     """
     row = _row(LSTM, framework)
@@ -539,25 +533,22 @@ def normalized_lstm_from_convention(
 
     Examples
     --------
-    >>> variables = {
-    ...     "kernel": np.ones((1, 8)),
-    ...     "recurrent_kernel": np.ones((2, 8)),
-    ...     "bias": np.zeros(8),
-    ...     "gamma": np.arange(16.0).reshape(2, 8),  # of W_x x, of W_h h
-    ...     "gamma_h": np.ones(2),
-    ...     "beta_h": np.zeros(2),
-    ... }
-    >>> normalized_lstm_from_convention("haste", variables).gamma_x  # from i, g, f, o
+    >>> ones = np.ones((2, 8))
+    >>> haste = {"kernel": ones, "recurrent_kernel": ones, "bias": ones[0]}
+    >>> haste |= {"gamma": np.arange(16.0).reshape(2, 8)}  # of W_x x, of W_h h
+    >>> haste |= {"gamma_h": ones[0, :2], "beta_h": ones[0, :2]}
+    >>> normalized_lstm_from_convention("haste", haste).gamma_x  # from i, g, f, o
     array([4., 5., 0., 1., 6., 7., 2., 3.])
     """
     row = _row(NORMALIZED_LSTM, framework)
     fields = _read(row, framework, variables, forget_bias)
-    if framework == "kiros" and "b" in fields and np.any(fields["b"] != fields["b"][0]):
+    b = fields.get("b", np.zeros(1))
+    if framework == "kiros" and np.any(b != b[0]):
         raise ValueError(
             "all entries of b must be equal, since this code also adds b inside the "
-            f"layer norm of W_x x, got entries from {fields['b'].min()} to "
-            f"{fields['b'].max()}; append b to W as a further row, for a feature of x "
-            "that is always 1, add b to b1, and pass a b of zeros."
+            f"layer norm of W_x x, got entries from {b.min()} to {b.max()}; append b "
+            "to W as a further row, for a feature of x that is always 1, add b to b1, "
+            "and pass a b of zeros."
         )
     return LayerNormLSTMParameters(**fields)
 

@@ -181,10 +181,8 @@ def lines(
     ----------
     drawings : sequence of Drawing
     generator : np.random.Generator
-    characters : int
-        In one line, at least 1.
-    repeats : int
-        How often the characters for training are shuffled and written, at least 1.
+    characters, repeats : int
+        In one line; how often those for training are shuffled and written.
     length, gap : float
         Distance between points along a stroke, and between two characters (units of
         the box).
