@@ -350,9 +350,7 @@ def test_layer_norm_of_flax_has_an_eps_of_a_millionth(linen: Any) -> None:
     assert np.abs(np.asarray(y) - layer_norm(x, eps=1e-5)).max() > 0.1
 
 
-def test_group_norm_and_rms_norm_of_flax_have_the_eps_of_layer_norm(
-    linen: Any,
-) -> None:
+def test_group_norm_and_rms_norm_of_flax_have_the_eps_of_layer_norm(linen: Any) -> None:
     group, rms = linen.GroupNorm(), linen.RMSNorm()
     assert (group.num_groups, group.epsilon, rms.epsilon) == (32, 1e-6, 1e-6)
 

@@ -113,9 +113,7 @@ def test_a_version_out_of_range_is_a_fault_and_one_that_is_not_pinned_is_told(
     assert report.can_run == can_run
 
 
-def test_a_tool_that_is_missing_is_a_hint_only(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_tool_that_is_missing_is_a_hint_only(monkeypatch: pytest.MonkeyPatch) -> None:
     install(monkeypatch, jupyter_book="")
     report = doctor.examine()
     assert report.can_run

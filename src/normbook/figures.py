@@ -457,12 +457,7 @@ def _draw_words(
 
 
 def signed_map(
-    values: ArrayLike,
-    *,
-    xlabel: str,
-    ylabel: str,
-    label: str,
-    ax: Axes | None = None,
+    values: ArrayLike, *, xlabel: str, ylabel: str, label: str, ax: Axes | None = None
 ) -> tuple[Figure | SubFigure, Axes]:
     """Show a matrix of signed numbers: red above 0, blue below, white at 0.
 

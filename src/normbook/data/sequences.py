@@ -28,9 +28,7 @@ class Sequences(NamedTuple):
     y_test: NDArray[np.int64]
 
 
-def pad(
-    sequences: Sequence[NDArray[Any]],
-) -> tuple[NDArray[Any], NDArray[np.int64]]:
+def pad(sequences: Sequence[NDArray[Any]]) -> tuple[NDArray[Any], NDArray[np.int64]]:
     """Put sequences of several lengths into one array, with zeros behind each.
 
     Parameters
