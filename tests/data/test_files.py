@@ -306,15 +306,6 @@ def test_a_folder_or_a_pipe_in_the_place_of_the_file_is_an_error_at_once(
         read(server.source("good"))
 
 
-def test_a_pipe_in_the_cache_is_replaced_by_a_download(
-    server: Server, cache: Path
-) -> None:
-    cache.parent.mkdir(parents=True)
-    os.mkfifo(cache)
-    assert read(server.source("good")) == CONTENT
-    assert cache.read_bytes() == CONTENT
-
-
 @pytest.mark.parametrize("function", ["stat", "open"])  # of a folder, of the file
 def test_a_file_that_may_not_be_read_is_no_damaged_one(
     function: str, server: Server, folder: Path, monkeypatch: pytest.MonkeyPatch
@@ -351,15 +342,6 @@ def test_the_file_of_another_data_set_in_the_folder_of_this_one_is_an_error(
     assert not is_here
     assert text == f"damaged: {path}: it is the file of other"
     assert server.asked == []
-
-
-def test_the_file_of_another_data_set_in_the_cache_is_downloaded_anew(
-    server: Server, cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    add_other(monkeypatch)
-    put(cache, b"other")
-    assert read(server.source("good")) == CONTENT
-    assert cache.read_bytes() == CONTENT
 
 
 @pytest.mark.parametrize("name", ["no-such-folder", "file"])
@@ -413,10 +395,24 @@ def test_an_empty_setting_is_as_none(monkeypatch: pytest.MonkeyPatch) -> None:
     assert files.cache_folder().is_absolute()
 
 
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda path: path.write_bytes(CONTENT[::-1]),
+        lambda path: path.write_bytes(b"other"),  # the file of another data set
+        os.mkfifo,
+    ],
+    ids=["damaged", "other", "pipe"],
+)
 def test_a_damaged_file_in_the_cache_is_downloaded_anew(
-    server: Server, cache: Path
+    spoil: Callable[[Path], Any],
+    server: Server,
+    cache: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    put(cache, CONTENT[::-1])
+    add_other(monkeypatch)
+    cache.parent.mkdir(parents=True)
+    spoil(cache)
     assert read(server.source("good")) == CONTENT
     assert cache.read_bytes() == CONTENT
 
