@@ -685,17 +685,16 @@ def test_a_missing_gain_is_refused_with_its_name(framework: str) -> None:
         normalized_lstm_from_convention(framework, given)
 
 
-def test_a_bias_inside_a_layer_norm_that_does_not_cancel_is_refused() -> None:
-    given = variables("kiros") | {"b": np.arange(4.0 * H)}
-    message = r"all entries of b must be equal.*from 0.0 to 11.0; append b to W"
+@pytest.mark.parametrize(
+    ("b", "ends"),
+    [(np.arange(4.0 * H), "0.0 to 11.0"), (np.full(4 * H, np.nan), "nan to nan")],
+)
+def test_a_bias_inside_a_layer_norm_that_does_not_cancel_is_refused(
+    b: Floats, ends: str
+) -> None:
+    message = rf"all entries of b must be equal.*from {ends}; append b to W"
     with pytest.raises(ValueError, match=message):
-        normalized_lstm_from_convention("kiros", given)
-
-
-def test_a_bias_that_is_nan_does_not_pass_for_one_that_cancels() -> None:
-    given = variables("kiros") | {"b": np.full(G, np.nan)}
-    with pytest.raises(ValueError, match="all entries of b must be equal"):
-        normalized_lstm_from_convention("kiros", given)
+        normalized_lstm_from_convention("kiros", variables("kiros") | {"b": b})
 
 
 def test_the_cure_for_such_a_bias_computes_the_same() -> None:

@@ -294,6 +294,11 @@ SHORT: Any = {"": ("batch", [0], [1.0])}
         (lambda _: figures.curve_grid({"": {"a": {}}, "_": {}}), "the same x labels"),
         (lambda _: figures.curve_grid({"": {"a": SHORT}}), "runs must"),
         (lambda _: figures.marked_cells({"": np.eye(2)}), r"masks .* got \(2, 2\)"),
+        (lambda _: figures.panels(0), "count must be a positive multiple of rows"),
+        (lambda _: figures.panels(3, rows=2), "positive multiple of rows"),
+        (lambda _: figures.panels(2, rows=0), "positive multiple of rows"),
+        (lambda _: figures.shaded_words({}), "at least one panel"),
+        (lambda _: figures.shaded_words({"": ("layer", [[]], [])}), "for 0 words"),
         (lambda _: figures.signed_map([1.0], **AXES, label=""), "must be a matrix"),
         (lambda _: figures.signed_map([[], []], **AXES, label=""), "not empty"),
     ],
@@ -328,12 +333,6 @@ def test_panels_stand_row_by_row_and_each_row_adds_its_height() -> None:
     assert places[1][0] > places[0][0]  # right of the first
     assert places[2][1] < places[0][1]  # below it
     assert two.get_size_inches()[1] == 2 * one.get_size_inches()[1]
-
-
-@pytest.mark.parametrize(("count", "rows"), [(0, 1), (3, 2), (2, 0)])
-def test_panels_that_do_not_fill_their_rows_are_refused(count: int, rows: int) -> None:
-    with pytest.raises(ValueError, match="positive multiple of rows"):
-        figures.panels(count, rows=rows)
 
 
 # --- shaded words
@@ -398,10 +397,3 @@ def test_weights_that_do_not_fit_the_words_are_refused(
     with pytest.raises(ValueError, match=message):
         figures.shaded_words({"a text": ("layer", SENTENCES, weights)})
     assert plt.get_fignums() == []
-
-
-def test_no_text_has_no_shaded_words() -> None:
-    with pytest.raises(ValueError, match="at least one panel"):
-        figures.shaded_words({})
-    with pytest.raises(ValueError, match="for 0 words"):
-        figures.shaded_words({"a text": ("layer", [[]], [])})

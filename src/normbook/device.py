@@ -49,26 +49,31 @@ def pick(asked: str | None = None) -> torch.device:
     """
     import torch
 
-    setting = DEVICE if asked is None else "the device"
+    setting, drop, cure = "the device", "leave it out", "take cpu"
+    if asked is None:
+        setting, drop, cure = DEVICE, "unset it", f"set {DEVICE}=cpu"
     name = (os.environ.get(DEVICE, "") if asked is None else asked).strip().lower()
     if not name and asked is None:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if not re.fullmatch(r"cpu|mps|cuda(:\d+)?", name):
-        drop = "unset it" if asked is None else "leave it out"
         raise ValueError(
             f"{setting} must be cpu, cuda, cuda:NUMBER or mps, got {name!r}; correct "
             f"it, or {drop} to take CUDA where there is one."
         )
+    is_cuda = name.startswith("cuda")
+    count = torch.cuda.device_count() if is_cuda and torch.cuda.is_available() else 0
     if name == "mps" and not torch.backends.mps.is_available():
-        raise RuntimeError(_unavailable(setting, name, "torch finds no Apple GPU"))
-    if name.startswith("cuda"):
-        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-        if int(name.partition(":")[2] or 0) >= count:
-            found = {0: "no CUDA GPU", 1: "one CUDA GPU, cuda:0"}.get(
-                count, f"{count} CUDA GPUs, cuda:0 to cuda:{count - 1}"
-            )
-            raise RuntimeError(_unavailable(setting, name, f"torch finds {found}"))
-    return torch.device(name)
+        found = "no Apple GPU"
+    elif is_cuda and int(name.partition(":")[2] or 0) >= count:
+        found = {0: "no CUDA GPU", 1: "one CUDA GPU, cuda:0"}.get(
+            count, f"{count} CUDA GPUs, cuda:0 to cuda:{count - 1}"
+        )
+    else:
+        return torch.device(name)
+    raise RuntimeError(
+        f"{setting} must name a device that is there, got {name!r}, but torch finds "
+        f"{found}; {cure}, or {drop} to take CUDA where there is one."
+    )
 
 
 def make_deterministic() -> None:
@@ -98,13 +103,3 @@ def make_deterministic() -> None:
         os.environ[WORKSPACE] = DETERMINISTIC_WORKSPACES[0]
     torch.use_deterministic_algorithms(True)
     torch.backends.cudnn.benchmark = False
-
-
-def _unavailable(setting: str, name: str, found: str) -> str:
-    cure = "take cpu, or leave it out"
-    if setting == DEVICE:
-        cure = f"set {DEVICE}=cpu, or unset it"
-    return (
-        f"{setting} must name a device that is there, got {name!r}, but {found}; "
-        f"{cure} to take CUDA where there is one."
-    )

@@ -1,10 +1,11 @@
 """Figures of the book: one style, and every plot that is drawn more than once.
 
 A `kind` is a key of ``STYLES``; what its colour means stands in :mod:`normbook.looks`.
-What opens a figure returns it with its axes, one for each panel. A kind that is
-unknown, an array of another shape than stated, or a figure without a panel raises
-``ValueError``, and no figure is left open then. Labels of axes are in lower case, with
-the unit.
+`runs` are an array of shape (S, T), one row for each of S runs (seeds), at least one,
+and `x` one of shape (T,). What opens a figure returns it with its axes, one for each
+panel; a mapping of panels is one from the label of an axis, in lower case and with the
+unit. A kind that is unknown, an array of another shape than stated, or a figure without
+a panel raises ``ValueError``, and no figure is left open then.
 """
 
 from __future__ import annotations
@@ -62,14 +63,7 @@ def use_style() -> None:
 def band(
     ax: Axes, x: ArrayLike, runs: ArrayLike, *, kind: Kind, label: str | None = None
 ) -> None:
-    """Draw the median of several runs, and shade from the lowest to the highest.
-
-    Parameters
-    ----------
-    x : array, shape (T,)
-    runs : array, shape (S, T)
-        One row for each of S runs (seeds), at least one.
-    """
+    """Draw the median of several runs, and shade from the lowest to the highest."""
     x, runs = np.asarray(x), np.asarray(runs)
     if runs.ndim != 2 or x.shape != runs.shape[1:]:
         raise ValueError(
@@ -90,13 +84,7 @@ def band(
 def points(
     ax: Axes, x: ArrayLike, y: ArrayLike, *, kind: Kind, label: str | None = None
 ) -> None:
-    """Draw points of somebody else: open circles in the colour of the method.
-
-    Parameters
-    ----------
-    x, y : arrays, shape (T,)
-        Digitised from a published figure, say.
-    """
+    """Draw points (x, y) of a published figure: open circles in the method's colour."""
     x, y = np.asarray(x), np.asarray(y)
     if x.shape != y.shape or x.ndim != 1:
         raise ValueError(
@@ -154,14 +142,7 @@ def _bands(ax: Axes, x: ArrayLike, runs: Runs) -> None:
 def curves(
     x: ArrayLike, runs: Runs, *, xlabel: str, ylabel: str, yscale: Scale = "linear"
 ) -> tuple[Figure, Axes]:
-    """Compare training curves: one band for each method.
-
-    Parameters
-    ----------
-    x : array, shape (T,)
-    runs : mapping from label to (kind, array of shape (S, T))
-        What :func:`band` draws.
-    """
+    """Compare training curves: one :func:`band` for each label, of (kind, runs)."""
     with _figure() as (fig, (ax,)):
         _bands(ax, x, runs)
         ax.set(xlabel=xlabel, ylabel=ylabel, yscale=yscale)
@@ -178,9 +159,8 @@ def curve_grid(
     ----------
     rows : mapping from y label to (mapping from x label to lines)
         Each row has the same x labels, which stand below the lowest row. The lines of
-        a panel map a label to (kind, x, runs), as :func:`band` draws them; a label
-        that begins with an underscore is not in the legend, and those of a reference
-        stand last in it.
+        a panel map a label to (kind, x, runs) of a :func:`band`; a label that begins
+        with an underscore is not in the legend, and those of a reference stand last.
 
     Returns
     -------
@@ -225,10 +205,8 @@ def depth_profile(
 ) -> tuple[Figure, Sequence[Axes]]:
     """Draw quantities through depth side by side, one panel a quantity.
 
-    Parameters
-    ----------
-    panels : mapping from y label to (mapping from label to (kind, values))
-        ``values`` has shape (L,), or (S, L) for S runs; layers count from 1.
+    A panel maps a label to (kind, values) of shape (L,), or (S, L) for S runs; layers
+    count from 1.
     """
     with _figure(len(panels)) as (fig, axes):
         for ax, (ylabel, lines) in zip(axes, panels.items(), strict=True):
@@ -251,15 +229,8 @@ def sweep(
 ) -> tuple[Figure, Sequence[Axes]]:
     """Draw results against a setting on a log axis, one panel a network or data set.
 
-    Parameters
-    ----------
-    x : array, shape (T,)
-        The values of the setting, positive.
-    panels : mapping from y label to (mapping from label to (kind, runs))
-        ``runs`` has shape (S, T) for S runs; what :func:`band` draws. All panels share
-        the vertical scale.
-    ylim : pair of floats, optional
-        What lies outside is not seen, so say so.
+    A panel maps a label to (kind, runs) of a :func:`band`; all have one vertical scale.
+    `x` is positive. What lies outside of `ylim` is not seen, so say so.
     """
     with _figure(len(panels), sharey=True) as (fig, axes):
         for ax, (ylabel, lines) in zip(axes, panels.items(), strict=True):

@@ -154,10 +154,7 @@ def test_another_generator_gives_other_lines_and_the_same_one_the_same() -> None
         ({"test_drawers": [21]}, "one for testing, got 40 and 0"),
         ({"test_drawers": range(1, 21)}, "one for testing, got 0 and 40"),
         ({"characters": 0}, "characters must be a whole number of at least 1, got 0"),
-        (
-            {"characters": 2.0},
-            r"characters must be a whole number of at least 1, got 2\.0",
-        ),
+        ({"characters": 2.0}, r"characters must be a whole .* at least 1, got 2\.0"),
         ({"length": 0}, "length must be above 0, got 0"),
         ({"gap": float("nan")}, "gap must be finite, got nan; give"),
     ],

@@ -36,7 +36,7 @@ def stories(
     shortest: int = 2,
     longest: int = 4,
 ) -> Stories:
-    """Draw texts, each with one question.
+    """Draw texts, each with one question; their task is "cloze".
 
     A text has a few sentences "A verb B" with two names A and B. No two of its
     sentences have the same A, nor the same verb and B. A third of them begin with one
@@ -49,18 +49,12 @@ def stories(
 
     Parameters
     ----------
-    generator : np.random.Generator
     train, test : int
         Texts for training and for testing.
     entities : int
         Different names, at least 2: "@entity0" and so on.
     shortest, longest : int
         Bounds of the number of sentences, inclusive; at most `entities`.
-
-    Returns
-    -------
-    Stories
-        Their task is "cloze".
 
     Examples
     --------

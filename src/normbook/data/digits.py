@@ -20,13 +20,8 @@ def load(seed: int = 0) -> Dataset:
     """Load the digits, split into 1 437 for training and 360 for testing.
 
     The split is stratified: each class has the same share of both parts, up to
-    rounding. It is drawn by ``sklearn.model_selection.train_test_split`` and
-    depends on nothing but `seed`.
-
-    Parameters
-    ----------
-    seed : int, optional
-        Which split to draw, from 0 to 2**32 - 1.
+    rounding. It is drawn by ``sklearn.model_selection.train_test_split`` and depends on
+    nothing but `seed`, from 0 to 2**32 - 1.
 
     Returns
     -------

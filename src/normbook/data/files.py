@@ -150,7 +150,8 @@ def copies(source: Source, file: DataFile) -> Iterator[Copy]:
     folder, archive = data_folder(), file.archive
     unpacked = archive.folder + file.name if archive else file.name
     if folder is not None:
-        for base in (*(folder / name for name in source.folders), folder):
+        own = dict.fromkeys((source.name, source.name.replace("-", "_")))
+        for base in (*(folder / name for name in own), folder):
             for name in dict.fromkeys((file.name, unpacked)):
                 yield _inspect(DATA, base / name, source, file, base == folder)
             for name in archive.names if archive else ():

@@ -39,8 +39,7 @@ def pad(sequences: Sequence[NDArray[Any]]) -> tuple[NDArray[Any], NDArray[np.int
     Returns
     -------
     x : array, shape (N, T, D)
-        T is the length of the longest. ``x[i, t]`` is step t of sequence i where t <
-        T_i, and 0 from there on.
+        T is the length of the longest.
     lengths : array of int64, shape (N,)
         The T_i: without them a step of zeros and padding look the same.
 

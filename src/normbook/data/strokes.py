@@ -73,13 +73,7 @@ class Lines(NamedTuple):
 
 
 def load() -> tuple[Drawing, ...]:
-    """Load the strokes of Omniglot.
-
-    Returns
-    -------
-    tuple of Drawing
-        4 840 of them, by alphabet, character and drawer.
-    """
+    """Load the 4 840 drawings of Omniglot, by alphabet, character and drawer."""
     # A drawing that is in both archives is kept once.
     drawings = {
         drawing[:3]: drawing
@@ -179,8 +173,6 @@ def lines(
 
     Parameters
     ----------
-    drawings : sequence of Drawing
-    generator : np.random.Generator
     characters, repeats : int
         In one line; how often those for training are shuffled and written.
     length, gap : float
