@@ -128,10 +128,8 @@ def entries() -> dict[str, Entry]:
 def entry_of(word: str) -> str | None:
     """Return the first word of the entry that a link leads to."""
     wanted = " ".join(word.split()).lower()
-    for first, entry in entries().items():
-        if wanted in [known.lower() for known in entry.words]:
-            return first
-    return None
+    found = (k for k, v in entries().items() if wanted in map(str.lower, v.words))
+    return next(found, None)
 
 
 @cache

@@ -130,7 +130,7 @@ def test_fetching_what_is_here_tells_where_and_on_what_terms(
 
 
 def test_fetching_what_cannot_be_had_fails_and_goes_on_with_the_next(
-    data: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    data: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (data / "two-files" / "one.gz").unlink()
     assert main(["data", "fetch", "two-files", "digits"]) == 1

@@ -51,15 +51,12 @@ def examine() -> Report:
     _examine_data(report)
     _section(report, "could be better", [(hint,) for hint in report.hints])
     _section(report, "to be done", [(fault,) for fault in report.faults])
+    verdict = "The book can run here."
     if not report.can_run:
         verdict = "The book cannot yet run here."
-    elif is_set_right:
-        verdict = "The book can run here."
-    else:
-        verdict = (
-            "The chapters can run here, for they need no download; a setting is "
-            "wrong, see above."
-        )
+    elif not is_set_right:
+        verdict = "The chapters can run here, for they need no download; a setting is "
+        verdict += "wrong, see above."
     report.lines += ["", verdict]
     return report
 
@@ -176,9 +173,8 @@ def _is_in(installed: str, wanted: str) -> bool:
 
 def _install(package: str, wanted: str) -> str:
     folder = checkout()
-    if folder is not None:
-        return f'"{sys.executable}" -m pip install -r "{folder / "requirements.txt"}"'
-    return f'"{sys.executable}" -m pip install "{package}{wanted}"'
+    what = f'-r "{folder / "requirements.txt"}"' if folder else f'"{package}{wanted}"'
+    return f'"{sys.executable}" -m pip install {what}'
 
 
 def _examine_device(report: Report) -> None:

@@ -60,16 +60,13 @@ def load(is_scaled: bool = True) -> Dataset:
     (file,) = CIFAR_10.files
     content = gzip.decompress(files.read(CIFAR_10, file))
     with tarfile.open(fileobj=io.BytesIO(content)) as archive:
-        *train, (x_test, y_test) = [_batch(_member(archive, name)) for name in BATCHES]
+        members = (archive.extractfile(f"{FOLDER}/{name}") for name in BATCHES)
+        *train, (x_test, y_test) = [
+            _batch(cast("IO[bytes]", m).read()) for m in members
+        ]
     x_train, y_train = map(np.concatenate, zip(*train, strict=True))
     raw = Dataset(x_train, y_train, x_test, y_test)
     return scaled(raw) if is_scaled else raw
-
-
-def _member(archive: tarfile.TarFile, name: str) -> bytes:
-    """Return the content of one file of the archive."""
-    handle = cast("IO[bytes]", archive.extractfile(f"{FOLDER}/{name}"))
-    return handle.read()
 
 
 def _batch(content: bytes) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
