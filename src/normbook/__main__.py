@@ -37,8 +37,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     digits: embedded in scikit-learn, nothing to fetch
     0
     """
-    # `normbook ... >&-`
-    if sys.stdout is None:
+    if sys.stdout is None:  # `normbook ... >&-`
         _tell("standard output is closed; open it")
         return 1
     for stream in (sys.stdout, sys.stderr):
@@ -324,9 +323,8 @@ def _run(options: argparse.Namespace) -> int:
     from normbook.lab import ranks, runner
 
     out = options.out or Path(f"{options.name.name}.json")
-    choices: dict[str, Any] = {
-        "seeds": options.seeds, "out": out, "is_resumed": options.resume
-    }  # fmt: skip
+    choices: dict[str, Any] = {"seeds": options.seeds, "out": out}
+    choices["is_resumed"] = options.resume
     if options.data_parallel:
         choices["parallel"] = "local batches" if options.local_statistics else "batches"
         if options.timeout is not None:

@@ -643,11 +643,9 @@ def _solved(
         shape, actual = shapes[name], arrays[name].shape
         if actual != tuple(lengths[n] for n in shape):
             letters = str(shape).replace("'", "")
-            cure = (
-                "of two directions pass [:1] of each variable, then [1:]."
-                if "1" in shape
-                else "are the gates on the other axis, or is it of another layer?"
-            )
+            cure = "are the gates on the other axis, or is it of another layer?"
+            if "1" in shape:
+                cure = "of two directions pass [:1] of each variable, then [1:]."
             raise ValueError(
                 f"{name} must have shape {letters} with H = {h} by {recurrent} and "
                 f"D = {d} by {inputs}, both at least 1, got {actual}; {cure}"

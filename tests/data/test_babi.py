@@ -26,10 +26,6 @@ def test_supporting_facts_are_counted_without_the_questions_between() -> None:
     assert [second.facts[i] for i in second.supporting] == [HAT, ("ann", "took", "it")]
 
 
-def test_the_words_of_a_story_are_in_reading_order() -> None:
-    assert babi.read(STORIES, "qa9")[0].words == (*ANN, *HAT)
-
-
 def test_ends_of_lines_may_be_those_of_another_system() -> None:
     changed = STORIES.replace(b"\n", b"\r\n")
     assert babi.read(changed, "qa9") == babi.read(STORIES, "qa9")

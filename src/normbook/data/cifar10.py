@@ -40,15 +40,10 @@ NAMES = {
 
 
 def load(is_scaled: bool = True) -> Dataset:
-    """Load CIFAR-10.
+    """Load CIFAR-10; `is_scaled` is that of :func:`normbook.data.mnist.load`.
 
     The download is 170 MB, from one server, which can take an hour for it. In memory
     the scaled pictures are 740 MB.
-
-    Parameters
-    ----------
-    is_scaled : bool, optional
-        As :func:`normbook.data.mnist.load`.
 
     Returns
     -------

@@ -12,14 +12,10 @@ __all__ = ["Sequences", "pad"]
 
 
 class Sequences(NamedTuple):
-    """Sequences and their labels, split for training and testing.
+    """As :class:`normbook.data.Dataset`, of N sequences of several lengths.
 
-    Attributes
-    ----------
-    x_train, x_test : tuple of ndarray, float64, each of shape (T_i, D)
-        One sequence each: T_i steps of D features.
-    y_train, y_test : ndarray of int64, shape (N,)
-        The class of each sequence, from 0.
+    `x_train` and `x_test` are tuples of arrays (T_i, D), float64: T_i steps of D
+    features.
     """
 
     x_train: tuple[NDArray[np.float64], ...]
