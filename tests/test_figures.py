@@ -327,11 +327,11 @@ def test_points_of_different_length_are_refused() -> None:
 
 def test_panels_stand_row_by_row_and_each_row_adds_its_height() -> None:
     one, _ = figures.panels(2)
-    two, axes = figures.panels(4, rows=2)
-    assert len(axes) == 4
+    two, axes = figures.panels(6, rows=2)
+    assert len(axes) == 6
     places = [ax.get_position().bounds[:2] for ax in axes]
-    assert places[1][0] > places[0][0]  # right of the first
-    assert places[2][1] < places[0][1]  # below it
+    assert places[2][0] > places[1][0] > places[0][0]  # right of the first
+    assert places[3][1] < places[2][1] == places[0][1]  # below it
     assert two.get_size_inches()[1] == 2 * one.get_size_inches()[1]
 
 
