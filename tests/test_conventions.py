@@ -46,6 +46,7 @@ FAR = 0.05  # weights in a wrong order change h by more than this
 
 N, C = 6, 5
 T, D, H = 7, 5, 3
+G = 4 * H  # rows of all gates
 
 Arrays = dict[str, Any]
 Variables = Mapping[str, Any]
@@ -64,7 +65,7 @@ def state(**changes: Any) -> Any:
 
 
 def weights(**changes: Any) -> Any:
-    good = LSTMParameters(drawn(4 * H, D), drawn(4 * H, H), drawn(4 * H))
+    good = LSTMParameters(drawn(G, D), drawn(G, H), drawn(G))
     return good._replace(**changes)
 
 
@@ -73,6 +74,19 @@ def keras_batch_norm(**changes: Any) -> Arrays:
 
 
 KERAS_SETTINGS = {"momentum": 0.99, "epsilon": 1e-3}
+TORCH_SETTINGS = {"momentum": 0.1, "eps": 1e-5}
+
+
+def loaded(layer: Any, arrays: Arrays) -> Any:
+    """Return a layer of torch, in evaluation, with these arrays as its state."""
+    layer.load_state_dict({name: torch.tensor(value) for name, value in arrays.items()})
+    return layer.eval()
+
+
+def inferred(own: BatchNormState, x: Floats) -> Any:
+    """Return what the book computes from a state."""
+    statistics = own.running_mean, own.running_var
+    return batch_norm_inference(x, *statistics, own.gamma, own.beta, own.eps)
 
 
 # --- batch norm
@@ -99,11 +113,8 @@ def test_a_batch_norm_layer_of_torch_gives_the_numbers_that_it_computes() -> Non
         "torch", layer.state_dict(), {"momentum": layer.momentum, "eps": layer.eps}
     )
     x = drawn(N, C, seed=9)
-    y = batch_norm_inference(
-        x, read.running_mean, read.running_var, read.gamma, read.beta, read.eps
-    )
     theirs = layer.eval()(torch.tensor(x)).detach()
-    np.testing.assert_allclose(y, theirs, rtol=RTOL)
+    np.testing.assert_allclose(inferred(read, x), theirs, rtol=RTOL)
 
 
 @pytest.mark.parametrize("framework", BATCH_NORM)
@@ -111,11 +122,10 @@ def test_a_batch_norm_layer_of_any_framework_goes_on_in_torch(framework: str) ->
     there = batch_norm_to_convention(framework, state())
     read = batch_norm_from_convention(framework, *there)
     variables, settings = batch_norm_to_convention("torch", read)
-    layer: Any = nn.BatchNorm1d(C, **settings, dtype=torch.float64)
-    layer.load_state_dict({k: torch.tensor(v) for k, v in variables.items()})
+    layer = loaded(nn.BatchNorm1d(C, **settings, dtype=torch.float64), variables)
     own, x = state(), drawn(N, C)
     hat = (x - own.running_mean) / np.sqrt(own.running_var + own.eps)
-    y = layer.eval()(torch.tensor(x)).detach()
+    y = layer(torch.tensor(x)).detach()
     np.testing.assert_allclose(y, own.gamma * hat + own.beta, rtol=RTOL)
     assert layer.momentum == own.momentum
 
@@ -136,11 +146,6 @@ def test_the_defaults_in_the_row_of_torch_are_those_of_its_layer() -> None:
     assert {*layer.state_dict()} == names
 
 
-def test_the_dust_of_rounding_is_not_carried_over() -> None:
-    read = batch_norm_from_convention("keras", keras_batch_norm(), KERAS_SETTINGS)
-    assert read.momentum == 0.01
-
-
 def test_with_a_count_a_biased_variance_becomes_the_one_that_torch_averages() -> None:
     x = drawn(N, C)
     layer: Any = nn.BatchNorm1d(C, momentum=1.0, dtype=torch.float64)
@@ -148,12 +153,6 @@ def test_with_a_count_a_biased_variance_becomes_the_one_that_torch_averages() ->
     keras = keras_batch_norm(moving_variance=x.var(0))
     read = batch_norm_from_convention("keras", keras, KERAS_SETTINGS, count=N)
     np.testing.assert_allclose(read.running_var, layer.running_var, rtol=RTOL)
-
-
-def test_without_a_count_the_variance_is_kept() -> None:
-    keras = keras_batch_norm()
-    read = batch_norm_from_convention("keras", keras, KERAS_SETTINGS)
-    np.testing.assert_array_equal(read.running_var, keras["moving_variance"])
 
 
 @pytest.mark.parametrize("framework", ["book", "torch"])
@@ -185,20 +184,16 @@ def test_torch_gets_both_of_gain_and_bias_where_one_is_missing(lacking: str) -> 
     variables, settings = batch_norm_to_convention(
         "torch", batch_norm_from_convention("keras", *there)
     )
-    layer: Any = nn.BatchNorm1d(C, **settings, dtype=torch.float64).eval()
-    layer.load_state_dict({k: torch.tensor(v) for k, v in variables.items()})
+    layer = loaded(nn.BatchNorm1d(C, **settings, dtype=torch.float64), variables)
     x = drawn(N, C)
-    statistics = own.running_mean, own.running_var
-    y = batch_norm_inference(x, *statistics, own.gamma, own.beta, own.eps)
-    np.testing.assert_allclose(layer(torch.tensor(x)).detach(), y, rtol=RTOL)
+    y = layer(torch.tensor(x)).detach()
+    np.testing.assert_allclose(y, inferred(own, x), rtol=RTOL)
 
 
 def test_torch_gets_neither_gain_nor_bias_where_both_are_missing() -> None:
     there, _ = batch_norm_to_convention("torch", state(gamma=None, beta=None))
     assert {*there} == {"running_mean", "running_var"}
-    nn.BatchNorm1d(C, affine=False).load_state_dict(
-        {k: torch.tensor(v) for k, v in there.items()}
-    )
+    loaded(nn.BatchNorm1d(C, affine=False), there)
 
 
 def test_onnx_always_gets_gain_and_bias_since_its_node_needs_them() -> None:
@@ -216,8 +211,7 @@ def test_the_plain_average_of_torch_is_kept_where_it_exists() -> None:
 def test_the_number_of_batches_is_read_past() -> None:
     layer: Any = nn.BatchNorm1d(C)
     assert "num_batches_tracked" in layer.state_dict()
-    settings = {"momentum": 0.1, "eps": 1e-5}
-    read = batch_norm_from_convention("torch", layer.state_dict(), settings)
+    read = batch_norm_from_convention("torch", layer.state_dict(), TORCH_SETTINGS)
     assert "num_batches_tracked" not in batch_norm_to_convention("torch", read)[0]
 
 
@@ -231,8 +225,7 @@ def test_batch_norm_keeps_the_dtype(dtype: type) -> None:
 
 def test_what_was_read_shares_no_memory_with_its_source() -> None:
     layer: Any = nn.BatchNorm1d(C)
-    settings = {"momentum": 0.1, "eps": 1e-5}
-    read = batch_norm_from_convention("torch", layer.state_dict(), settings)
+    read = batch_norm_from_convention("torch", layer.state_dict(), TORCH_SETTINGS)
     layer(torch.tensor(drawn(N, C), dtype=torch.float32))
     np.testing.assert_array_equal(read.running_mean, np.zeros(C))
 
@@ -300,7 +293,7 @@ def test_parameters_of_torch_that_autograd_follows_are_refused_with_the_cure() -
     layer: Any = nn.BatchNorm1d(C)
     variables = dict(layer.named_parameters()) | dict(layer.named_buffers())
     with pytest.raises(TypeError, match=r"got Parameter .*tensor.detach\(\).cpu\(\)"):
-        batch_norm_from_convention("torch", variables, {"momentum": 0.1, "eps": 1e-5})
+        batch_norm_from_convention("torch", variables, TORCH_SETTINGS)
 
 
 # --- the plain LSTM
@@ -314,11 +307,6 @@ def test_lstm_weights_survive_the_way_there_and_back(framework: str) -> None:
         np.testing.assert_allclose(
             getattr(back, field), value, rtol=DUST, atol=DUST, err_msg=field
         )
-
-
-@pytest.mark.parametrize("table", [LSTM, NORMALIZED_LSTM])
-def test_every_order_has_each_gate_once(table: Arrays) -> None:
-    assert {"".join(sorted(row.gates)) for row in table.values()} == {"fgio"}
 
 
 def test_the_weights_of_torch_compute_in_the_book_what_torch_computes() -> None:
@@ -338,9 +326,9 @@ def test_lstm_weights_of_any_framework_go_on_in_torch(
 ) -> None:
     own = weights() if has_bias else weights(b=None)
     read = lstm_from_convention(framework, lstm_to_convention(framework, own))
-    there = lstm_to_convention("torch", read)
-    layer = nn.LSTM(D, H, dtype=torch.float64)
-    layer.load_state_dict({k: torch.tensor(v) for k, v in there.items()})
+    layer = loaded(
+        nn.LSTM(D, H, dtype=torch.float64), lstm_to_convention("torch", read)
+    )
     x = drawn(T, N, D)
     h = layer(torch.tensor(x))[0].detach()
     np.testing.assert_allclose(h, lstm(x, own).h, rtol=RTOL)
@@ -350,9 +338,17 @@ def sigmoid(a: Any) -> Any:
     return 1 / (1 + np.exp(-a))
 
 
-def update(f: Any, i: Any, g: Any, c: Any) -> Any:
-    """Return the next c from what stands before the nonlinearities."""
-    return sigmoid(f) * c + sigmoid(i) * np.tanh(g)
+def update(order: str, a: Floats, c: Floats, added: float = 0.0) -> Step:
+    """Return o and the next c, from four blocks before the nonlinearities."""
+    blocks = dict(zip(order, np.split(a, 4, axis=1), strict=True))
+    f, i, o = sigmoid(blocks["f"] + added), sigmoid(blocks["i"]), sigmoid(blocks["o"])
+    return o, f * c + i * np.tanh(blocks["g"])
+
+
+def plain(order: str, a: Floats, c: Floats, added: float = 0.0) -> Step:
+    """Return the next h and c of an LSTM without normalization."""
+    o, c = update(order, a, c, added)
+    return o * np.tanh(c), c
 
 
 def over_time(cell: Callable[..., Step], variables: Any, x: Floats) -> Floats:
@@ -367,63 +363,43 @@ def over_time(cell: Callable[..., Step], variables: Any, x: Floats) -> Floats:
 
 def keras(v: Variables, x_t: Floats, h: Floats, c: Floats) -> Step:
     a = x_t @ v["kernel"] + h @ v["recurrent_kernel"] + v["bias"]
-    i, f, g, o = np.split(a, 4, axis=1)
-    c = update(f, i, g, c)
-    return sigmoid(o) * np.tanh(c), c
+    return plain("ifgo", a, c)
 
 
 def haste(v: Variables, x_t: Floats, h: Floats, c: Floats) -> Step:
     a = x_t @ v["kernel"] + h @ v["recurrent_kernel"] + v["bias"]
-    i, g, f, o = np.split(a, 4, axis=1)
-    c = update(f, i, g, c)
-    return sigmoid(o) * np.tanh(c), c
+    return plain("igfo", a, c)
 
 
 def flax(v: Variables, x_t: Floats, h: Floats, c: Floats) -> Step:
-    i, f, g, o = (
+    blocks = [
         x_t @ v["i" + k]["kernel"] + h @ v["h" + k]["kernel"] + v["h" + k]["bias"]
         for k in "ifgo"
-    )
-    c = update(f, i, g, c)
-    return sigmoid(o) * np.tanh(c), c
+    ]
+    return plain("ifgo", np.concatenate(blocks, axis=1), c)
 
 
 def flax_nnx(v: Variables, x_t: Floats, h: Floats, c: Floats) -> Step:
     a = x_t @ v["dense_i"]["kernel"] + h @ v["dense_h"]["kernel"]
-    i, f, g, o = np.split(a + v["dense_h"]["bias"], 4, axis=1)
-    c = update(f, i, g, c)
-    return sigmoid(o) * np.tanh(c), c
+    return plain("ifgo", a + v["dense_h"]["bias"], c)
 
 
 def onnx(v: Variables, x_t: Floats, h: Floats, c: Floats) -> Step:
-    b = v["B"][0, : 4 * H] + v["B"][0, 4 * H :]
-    i, o, f, g = np.split(x_t @ v["W"][0].T + h @ v["R"][0].T + b, 4, axis=1)
-    c = update(f, i, g, c)
-    return sigmoid(o) * np.tanh(c), c
+    b = v["B"][0, :G] + v["B"][0, G:]
+    return plain("iofg", x_t @ v["W"][0].T + h @ v["R"][0].T + b, c)
 
 
 def tensorflow1(v: Variables, x_t: Floats, h: Floats, c: Floats) -> Step:
     a = np.concatenate([x_t, h], axis=1) @ v["kernel"] + v["bias"]
-    i, j, f, o = np.split(a, 4, axis=1)
-    c = update(f + 1.0, i, j, c)
-    return sigmoid(o) * np.tanh(c), c
+    return plain("igfo", a, c, added=1.0)
 
 
 def kiros(v: Variables, x_t: Floats, h: Floats, c: Floats) -> Step:
-    a = (x_t @ v["W"] + v["b"]) + h @ v["U"] + v["b"]
-    i, f, o, g = np.split(a, 4, axis=1)
-    c = update(f, i, g, c)
-    return sigmoid(o) * np.tanh(c), c
+    return plain("ifog", (x_t @ v["W"] + v["b"]) + h @ v["U"] + v["b"], c)
 
 
 CELLS = {
-    "keras": keras,
-    "haste": haste,
-    "flax": flax,
-    "flax_nnx": flax_nnx,
-    "onnx": onnx,
-    "tensorflow1": tensorflow1,
-    "kiros": kiros,
+    f.__name__: f for f in (keras, haste, flax, flax_nnx, onnx, tensorflow1, kiros)
 }
 
 
@@ -450,13 +426,6 @@ def test_every_wrong_order_computes_something_else() -> None:
         }
         error = np.abs(lstm(x, lstm_from_convention("keras", wrong)).h - right).max()
         assert (error > FAR) == (order != (0, 1, 2, 3)), order
-
-
-def test_weights_of_haste_taken_for_those_of_keras_compute_something_else() -> None:
-    there = lstm_to_convention("haste", weights())
-    x = drawn(T, N, D)
-    taken = lstm(x, lstm_from_convention("keras", there)).h
-    assert np.abs(taken - lstm(x, weights()).h).max() > FAR
 
 
 def test_a_forget_bias_at_run_time_goes_into_the_bias() -> None:
@@ -497,33 +466,28 @@ def test_lstm_weights_keep_their_dtype_and_leave_their_source_alone(
         ("torch", {"bias_hh_l0": None}, ValueError, ": missing bias_hh_l0"),
         ("flax", {"ii": None}, ValueError, ": missing ii/kernel"),
         ("onnx", {"P": drawn(1, 3 * H)}, ValueError, ": unknown P"),
-        ("keras", {"kernel": drawn(4 * H, D)}, ValueError, r"\(D, 4H\) with H = 3"),
-        ("torch", {"weight_ih_l0": drawn(D, 4 * H)}, ValueError, r"\(4H, D\) .*axis"),
-        ("torch", {"weight_hh_l0": drawn(4 * H)}, ValueError, r"shape \(4H, H\)"),
-        ("torch", {"weight_hh_l0": drawn(4 * H, 4)}, ValueError, r"weight_hh.*\(12, 4"),
+        ("keras", {"kernel": drawn(G, D)}, ValueError, r"\(D, 4H\) with H = 3"),
+        ("torch", {"weight_ih_l0": drawn(D, G)}, ValueError, r"\(4H, D\) .*axis"),
+        ("torch", {"weight_hh_l0": drawn(G)}, ValueError, r"shape \(4H, H\)"),
+        ("torch", {"weight_hh_l0": drawn(G, 4)}, ValueError, r"weight_hh.*\(12, 4"),
         ("keras", {"bias": drawn(H)}, ValueError, r"bias must have shape \(4H,\)"),
         ("flax", {"hi": {"kernel": drawn(H, H)}}, ValueError, "missing hi/bias"),
-        (
-            "torch",
-            {"weight_ih_l0": drawn(4 * H, 0)},
-            ValueError,
-            r"weight_ih.*least 1, got \(12, 0\)",
-        ),
+        ("torch", {"weight_ih_l0": drawn(G, 0)}, ValueError, r"h_l0.*1, got \(12, 0\)"),
         (
             "torch",
             {"weight_hh_l0": drawn(0, 0)},
             ValueError,
-            r"weight_hh.*least 1, got \(0, 0\)",
+            r"^weight_hh.*, got \(0, 0",
         ),
         ("flax", {"io": {"kernel": drawn(2, H)}}, ValueError, r"io/kernel .*\(2, 3\)"),
         ("flax", {"ii/kernel": drawn(D, H)}, ValueError, "each name once, got .*ii/k"),
-        ("onnx", {"W": drawn(2, 4 * H, D)}, ValueError, r"got \(2, 12, 5\).*\[:1\]"),
-        ("onnx", {"W": drawn(4 * H, D)}, ValueError, r"W must .*\(1, 4H, D\)"),
-        ("onnx", {"R": drawn(4 * H, H)}, ValueError, r"R must .*\(1, 4H, H\)"),
-        ("onnx", {"B": drawn(1, 4 * H + 1)}, ValueError, r"B must have shape \(1, 8H"),
-        ("tensorflow1", {"kernel": drawn(2, 4 * H)}, ValueError, r"\(D \+ H, 4H\)"),
-        ("keras", {"bias": np.zeros(4 * H, "f4")}, TypeError, "one dtype.*float32"),
-        ("keras", {"bias": np.zeros(4 * H, int)}, TypeError, "bias must hold.*int64"),
+        ("onnx", {"W": drawn(2, G, D)}, ValueError, r"got \(2, 12, 5\).*\[:1\]"),
+        ("onnx", {"W": drawn(G, D)}, ValueError, r"W must .*\(1, 4H, D\)"),
+        ("onnx", {"R": drawn(G, H)}, ValueError, r"R must .*\(1, 4H, H\)"),
+        ("onnx", {"B": drawn(1, G + 1)}, ValueError, r"B must have shape \(1, 8H"),
+        ("tensorflow1", {"kernel": drawn(2, G)}, ValueError, r"\(D \+ H, 4H\)"),
+        ("keras", {"bias": np.zeros(G, "f4")}, TypeError, "one dtype.*float32"),
+        ("keras", {"bias": np.zeros(G, int)}, TypeError, "bias must hold.*int64"),
     ],
 )
 def test_lstm_weights_of_a_bad_form_are_refused(
@@ -552,7 +516,7 @@ def test_a_forget_bias_that_is_no_finite_number_is_refused(bad: Any) -> None:
 
 def test_a_written_lstm_of_zero_features_is_refused() -> None:
     with pytest.raises(ValueError, match=r"w_x must have shape .*got \(12, 0\)"):
-        lstm_to_convention("tensorflow1", weights(w_x=drawn(4 * H, 0)))
+        lstm_to_convention("tensorflow1", weights(w_x=drawn(G, 0)))
 
 
 def test_written_weights_are_arrays_of_their_own() -> None:
@@ -580,32 +544,24 @@ def test_only_the_weights_of_a_plain_lstm_are_written() -> None:
 
 BOTH = ("gamma", "beta")
 SHAPES: dict[str, dict[str, Any]] = {
-    "kiros": {"W": (D, 4 * H), "U": (H, 4 * H), "b": (4 * H,)}
-    | {f"{k}{n}": (4 * H,) for k in "bs" for n in "12"}
-    | {"b3": (H,), "s3": (H,)},
-    "haste": {
-        "kernel": (D, 4 * H),
-        "recurrent_kernel": (H, 4 * H),
-        "bias": (4 * H,),
-        "gamma": (2, 4 * H),
-        "gamma_h": (H,),
-        "beta_h": (H,),
-    },
-    "torch_custom_lstms": {"weight_ih": (4 * H, D), "weight_hh": (4 * H, H)}
-    | {f"layernorm_{k}.{n}": (4 * H,) for k in "ih" for n in ("weight", "bias")}
+    "kiros": {"W": (D, G), "U": (H, G), "b": (G,), "b3": (H,), "s3": (H,)}
+    | {f"{k}{n}": (G,) for k in "bs" for n in "12"},
+    "haste": {"kernel": (D, G), "recurrent_kernel": (H, G), "bias": (G,)}
+    | {"gamma": (2, G), "gamma_h": (H,), "beta_h": (H,)},
+    "torch_custom_lstms": {"weight_ih": (G, D), "weight_hh": (G, H)}
+    | {f"layernorm_{k}.{n}": (G,) for k in "ih" for n in ("weight", "bias")}
     | {f"layernorm_c.{n}": (H,) for n in ("weight", "bias")},
-    "tensorflow_addons": {"kernel": (D, 4 * H), "recurrent_kernel": (H, 4 * H)}
-    | {"bias": (4 * H,)}
-    | {f"{k}_norm/{n}": (4 * H,) for k in ("kernel", "recurrent") for n in BOTH}
+    "tensorflow_addons": {"kernel": (D, G), "recurrent_kernel": (H, G), "bias": (G,)}
+    | {f"{k}_norm/{n}": (G,) for k in ("kernel", "recurrent") for n in BOTH}
     | {f"state_norm/{n}": (H,) for n in BOTH},
-    "tensorflow1_contrib": {"kernel": (D + H, 4 * H)}
+    "tensorflow1_contrib": {"kernel": (D + H, G)}
     | {
         f"{k}/{n}": (H,)
         for k in ("input", "transform", "forget", "output", "state")
         for n in BOTH
     },
-    "cooijmans": {"Wx": (D, 4 * H), "Wa": (H, 4 * H), "ab_betas": (4 * H,)}
-    | {"a_gammas": (4 * H,), "b_gammas": (4 * H,), "h_gammas": (H,), "h_betas": (H,)},
+    "cooijmans": {"Wx": (D, G), "Wa": (H, G), "ab_betas": (G,), "a_gammas": (G,)}
+    | {"b_gammas": (G,), "h_gammas": (H,), "h_betas": (H,)},
 }
 
 
@@ -615,7 +571,7 @@ def variables(framework: str) -> dict[str, Floats]:
         for seed, (name, shape) in enumerate(SHAPES[framework].items())
     }
     if framework == "kiros":
-        drawn_["b"] = np.full(4 * H, 0.7)  # the only kind that can be read
+        drawn_["b"] = np.full(G, 0.7)  # the only kind that can be read
     return drawn_
 
 
@@ -627,17 +583,15 @@ def hat(a: Floats, eps: float, axis: int = -1) -> Any:
 def normalized_kiros(v: Variables, x_t: Floats, h: Floats, c: Floats) -> Step:
     a = hat(x_t @ v["W"] + v["b"], 1e-5) * v["s1"] + v["b1"]
     a = a + hat(h @ v["U"], 1e-5) * v["s2"] + v["b2"] + v["b"]
-    i, f, o, g = np.split(a, 4, axis=1)
-    c = update(f, i, g, c)
-    return sigmoid(o) * np.tanh(hat(c, 1e-5) * v["s3"] + v["b3"]), c
+    o, c = update("ifog", a, c)
+    return o * np.tanh(hat(c, 1e-5) * v["s3"] + v["b3"]), c
 
 
 def normalized_haste(v: Variables, x_t: Floats, h: Floats, c: Floats) -> Step:
     a = hat(x_t @ v["kernel"], 1e-5) * v["gamma"][0] + v["bias"]
     a = a + hat(h @ v["recurrent_kernel"], 1e-5) * v["gamma"][1]
-    i, g, f, o = np.split(a, 4, axis=1)
-    c = update(f, i, g, c)
-    return sigmoid(o) * np.tanh(hat(c, 1e-5) * v["gamma_h"] + v["beta_h"]), c
+    o, c = update("igfo", a, c)
+    return o * np.tanh(hat(c, 1e-5) * v["gamma_h"] + v["beta_h"]), c
 
 
 def custom_lstms(v: Variables, x_t: Floats, h: Floats, c: Floats) -> Step:
@@ -646,9 +600,9 @@ def custom_lstms(v: Variables, x_t: Floats, h: Floats, c: Floats) -> Step:
         return hat(a, 1e-5) * v[f"{name}.weight"] + v[f"{name}.bias"]
 
     a = ln("i", x_t @ v["weight_ih"].T) + ln("h", h @ v["weight_hh"].T)
-    i, f, g, o = np.split(a, 4, axis=1)
-    c = ln("c", update(f, i, g, c))
-    return sigmoid(o) * np.tanh(c), c
+    o, c = update("ifgo", a, c)
+    c = ln("c", c)
+    return o * np.tanh(c), c
 
 
 def addons(v: Variables, x_t: Floats, h: Floats, c: Floats) -> Step:
@@ -656,27 +610,28 @@ def addons(v: Variables, x_t: Floats, h: Floats, c: Floats) -> Step:
         return hat(a, 1e-3) * v[f"{name}_norm/gamma"] + v[f"{name}_norm/beta"]
 
     a = ln("kernel", x_t @ v["kernel"]) + ln("recurrent", h @ v["recurrent_kernel"])
-    i, f, g, o = np.split(a + v["bias"], 4, axis=1)
-    c = ln("state", update(f, i, g, c))
-    return sigmoid(o) * np.tanh(c), c
+    o, c = update("ifgo", a + v["bias"], c)
+    c = ln("state", c)
+    return o * np.tanh(c), c
 
 
 def contrib(v: Variables, x_t: Floats, h: Floats, c: Floats) -> Step:
     def ln(name: str, a: Floats) -> Any:
         return hat(a, 1e-12) * v[f"{name}/gamma"] + v[f"{name}/beta"]
 
-    i, j, f, o = np.split(np.concatenate([x_t, h], axis=1) @ v["kernel"], 4, axis=1)
-    i, j, f, o = ln("input", i), ln("transform", j), ln("forget", f), ln("output", o)
-    c = ln("state", update(f + 1.0, i, j, c))
-    return sigmoid(o) * np.tanh(c), c
+    blocks = np.split(np.concatenate([x_t, h], axis=1) @ v["kernel"], 4, axis=1)
+    names = ("input", "transform", "forget", "output")
+    a = np.concatenate(list(map(ln, names, blocks)), axis=1)
+    o, c = update("igfo", a, c, added=1.0)
+    c = ln("state", c)
+    return o * np.tanh(c), c
 
 
 def cooijmans(v: Variables, x_t: Floats, h: Floats, c: Floats) -> Step:
     a = hat(h @ v["Wa"], 1e-5, axis=0) * v["a_gammas"] + v["ab_betas"]
     a = a + hat(x_t @ v["Wx"], 1e-5, axis=0) * v["b_gammas"]
-    g, f, i, o = np.split(a, 4, axis=1)
-    c = update(f, i, g, c)
-    return sigmoid(o) * np.tanh(hat(c, 1e-5, axis=0) * v["h_gammas"] + v["h_betas"]), c
+    o, c = update("gfio", a, c)
+    return o * np.tanh(hat(c, 1e-5, axis=0) * v["h_gammas"] + v["h_betas"]), c
 
 
 NORMALIZED_CELLS = {
@@ -691,10 +646,7 @@ NORMALIZED_CELLS = {
 @pytest.mark.parametrize("framework", NORMALIZED_CELLS)
 def test_the_book_computes_what_a_cell_with_layer_norm_computes(framework: str) -> None:
     given, x = variables(framework), drawn(T, N, D)
-    row = NORMALIZED_LSTM[framework]
-    assert row.norm is not None
-    assert row.carried is not None
-    assert row.eps is not None
+    row: Any = NORMALIZED_LSTM[framework]
     read = normalized_lstm_from_convention(framework, given)
     own = layer_norm_lstm(x, read, eps=row.eps, norm=row.norm, carried=row.carried)
     theirs = over_time(NORMALIZED_CELLS[framework], given, x)
@@ -722,7 +674,6 @@ def test_the_options_of_a_row_are_those_of_the_book(framework: str) -> None:
     row = NORMALIZED_LSTM[framework]
     assert row.norm in get_args(Normed)
     assert row.carried in get_args(Carried)
-    assert set(row.parts) <= set(LayerNormLSTMParameters._fields)
 
 
 @pytest.mark.parametrize("framework", NORMALIZED_LSTM)
@@ -734,25 +685,24 @@ def test_a_missing_gain_is_refused_with_its_name(framework: str) -> None:
         normalized_lstm_from_convention(framework, given)
 
 
-def test_a_bias_inside_a_layer_norm_that_does_not_cancel_is_refused() -> None:
-    given = variables("kiros") | {"b": np.arange(4.0 * H)}
-    message = r"all entries of b must be equal.*from 0.0 to 11.0; append b to W"
+@pytest.mark.parametrize(
+    ("b", "ends"),
+    [(np.arange(4.0 * H), "0.0 to 11.0"), (np.full(4 * H, np.nan), "nan to nan")],
+)
+def test_a_bias_inside_a_layer_norm_that_does_not_cancel_is_refused(
+    b: Floats, ends: str
+) -> None:
+    message = rf"all entries of b must be equal.*from {ends}; append b to W"
     with pytest.raises(ValueError, match=message):
-        normalized_lstm_from_convention("kiros", given)
-
-
-def test_a_bias_that_is_nan_does_not_pass_for_one_that_cancels() -> None:
-    given = variables("kiros") | {"b": np.full(4 * H, np.nan)}
-    with pytest.raises(ValueError, match="all entries of b must be equal"):
-        normalized_lstm_from_convention("kiros", given)
+        normalized_lstm_from_convention("kiros", variables("kiros") | {"b": b})
 
 
 def test_the_cure_for_such_a_bias_computes_the_same() -> None:
-    given, x = variables("kiros") | {"b": drawn(4 * H)}, drawn(T, N, D)
+    given, x = variables("kiros") | {"b": drawn(G)}, drawn(T, N, D)
     cured = given | {
         "W": np.concatenate([given["W"], given["b"][None]]),
         "b1": given["b1"] + given["b"],
-        "b": np.zeros(4 * H),
+        "b": np.zeros(G),
     }
     ones = np.ones((T, N, 1))
     read = normalized_lstm_from_convention("kiros", cured)
@@ -763,12 +713,12 @@ def test_the_cure_for_such_a_bias_computes_the_same() -> None:
 @pytest.mark.parametrize(
     ("framework", "changes", "message"),
     [
-        ("haste", {"gamma": drawn(3, 4 * H)}, r"gamma must have shape \(2, 4H\) "),
-        ("haste", {"gamma_h": drawn(4 * H)}, r"gamma_h must have shape \(H,\)"),
+        ("haste", {"gamma": drawn(3, G)}, r"gamma must have shape \(2, 4H\) "),
+        ("haste", {"gamma_h": drawn(G)}, r"gamma_h must have shape \(H,\)"),
         (
             "tensorflow1_contrib",
-            {"forget/beta": drawn(4 * H)},
-            r"forget/beta must have shape \(H,\).*\(12,",
+            {"forget/beta": drawn(G)},
+            r"^forget/beta .*\(H,\).*\(12,",
         ),
         ("cooijmans", {"h0": drawn(H)}, ": unknown h0. Pass"),
         ("labml", {}, "must be one of kiros, haste"),

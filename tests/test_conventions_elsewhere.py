@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import itertools
 import os
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,7 @@ from numpy.typing import NDArray
 from normbook.batch_norm import batch_norm, batch_norm_inference
 from normbook.conventions import (
     BATCH_NORM,
+    BatchNormState,
     batch_norm_from_convention,
     batch_norm_to_convention,
     lstm_from_convention,
@@ -92,35 +94,41 @@ def check_batch_norm(
     assert np.abs(own.running_var - other.var).min() > 10 * RTOL  # it would be seen
     by_batch = batch_norm(BATCHES[-1], own.gamma, own.beta, own.eps)
     assert_equal(y_training, by_batch)
+    assert_equal(y, inferred(own, BATCHES[0]))
+
+
+def inferred(own: BatchNormState, x: Floats) -> Any:
+    """Return what the book computes from a state."""
     statistics = own.running_mean, own.running_var
-    assert_equal(
-        y, batch_norm_inference(BATCHES[0], *statistics, own.gamma, own.beta, own.eps)
-    )
+    return batch_norm_inference(x, *statistics, own.gamma, own.beta, own.eps)
 
 
 def written(framework: str) -> Any:
     """Return gain and bias that show, with statistics of a new layer."""
-    own = batch_norm_from_convention(
-        "book",
-        {
-            "gamma": drawn(C, seed=7),
-            "beta": drawn(C, seed=8),
-            "running_mean": np.zeros(C, np.float32),
-            "running_var": np.ones(C, np.float32),
-        },
-        {"momentum": 0.25, "eps": 0.01},
-    )
+    mean, var = np.zeros(C, np.float32), np.ones(C, np.float32)
+    own = BatchNormState(drawn(C, seed=7), drawn(C, seed=8), mean, var, 0.25, 0.01)
     return batch_norm_to_convention(framework, own)
 
 
 WEIGHTS = LSTMParameters(drawn(4 * H, D), drawn(4 * H, H), drawn(4 * H))
+X = drawn(T, N, D)
 
 
 def check_lstm(framework: str, variables: Any, h: Any) -> None:
     """Compare what the framework computed from x with what the book does."""
-    own = lstm(drawn(T, N, D), lstm_from_convention(framework, variables)).h
-    assert_equal(h, own)
-    assert_equal(h, lstm(drawn(T, N, D), WEIGHTS).h)
+    assert_equal(h, lstm(X, lstm_from_convention(framework, variables)).h)
+    assert_equal(h, lstm(X, WEIGHTS).h)
+
+
+def over_time(step: Callable[[Any, Floats], tuple[Any, Any]], carry: Any = None) -> Any:
+    """Run a cell, which returns what it carries and h, over x; return all h."""
+    if carry is None:
+        carry = np.zeros((N, H), np.float32), np.zeros((N, H), np.float32)
+    h = []
+    for x_t in X:
+        carry, h_t = step(carry, x_t)
+        h.append(np.asarray(h_t))
+    return np.stack(h)
 
 
 # --- Keras
@@ -210,7 +218,7 @@ def test_lstm_of_keras(keras: Any) -> None:
     given = lstm_to_convention("keras", WEIGHTS)
     for variable in layer.weights:
         variable.assign(given[variable.name])
-    h = np.asarray(layer(drawn(T, N, D).transpose(1, 0, 2))).transpose(1, 0, 2)
+    h = np.asarray(layer(X.transpose(1, 0, 2))).transpose(1, 0, 2)
     check_lstm("keras", keras_variables(layer), h)
 
 
@@ -224,14 +232,8 @@ def test_the_forget_bias_of_keras_is_in_its_variable(keras: Any) -> None:
 def test_the_book_quotes_what_keras_computes(keras: Any) -> None:
     layer = keras.layers.BatchNormalization()
     layer.build((None, 3))
-    given = (
-        [1.5, -0.5, 2.0],
-        [0.25, 1.0, -1.0],
-        [10.0, 0.02, -3.0],
-        [4.0, 2.5e-4, 0.09],
-    )
-    for variable, value in zip(layer.weights, given, strict=True):
-        variable.assign(np.array(value, "f4"))
+    given = [1.5, -0.5, 2.0, 0.25, 1.0, -1.0, 10.0, 0.02, -3.0, 4.0, 2.5e-4, 0.09]
+    layer.set_weights(np.array(given, "f4").reshape(4, 3))
     y = layer(np.array([[12.0, 0.05, -3.3], [9.0, 0.0, -2.4]], "f4"), training=False)
     quoted = [[1.749813, 0.575736, -2.988981], [-0.499906, 1.282843, 2.97796]]
     np.testing.assert_allclose(np.asarray(y), quoted, atol=2e-6)
@@ -279,11 +281,9 @@ def test_basic_lstm_cell_of_tensorflow_1() -> None:
     kernel, bias = cell.trainable_variables
     kernel.assign(given["kernel"])
     bias.assign(given["bias"])
-    states, h = cell.zero_state(N, tf.float32), []
-    for x_t in drawn(T, N, D):
-        h_t, states = cell(x_t, states)
-        h.append(np.asarray(h_t))
-    check_lstm("tensorflow1", given, np.stack(h))
+    start = cell.zero_state(N, tf.float32)
+    h = over_time(lambda states, x_t: cell(x_t, states)[::-1], start)
+    check_lstm("tensorflow1", given, h)
 
 
 # --- Flax
@@ -350,9 +350,7 @@ def test_layer_norm_of_flax_has_an_eps_of_a_millionth(linen: Any) -> None:
     assert np.abs(np.asarray(y) - layer_norm(x, eps=1e-5)).max() > 0.1
 
 
-def test_group_norm_and_rms_norm_of_flax_have_the_eps_of_layer_norm(
-    linen: Any,
-) -> None:
+def test_group_norm_and_rms_norm_of_flax_have_the_eps_of_layer_norm(linen: Any) -> None:
     group, rms = linen.GroupNorm(), linen.RMSNorm()
     assert (group.num_groups, group.epsilon, rms.epsilon) == (32, 1e-6, 1e-6)
 
@@ -392,11 +390,8 @@ def test_kernels_of_flax_have_their_channels_last(linen: Any) -> None:
 def test_lstm_cells_of_flax_linen(linen: Any, name: str) -> None:
     cell = getattr(linen, name)(H)
     given = lstm_to_convention("flax", WEIGHTS)
-    carry, h = (np.zeros((N, H), np.float32), np.zeros((N, H), np.float32)), []
-    for x_t in drawn(T, N, D):
-        carry, h_t = cell.apply({"params": given}, carry, x_t)
-        h.append(np.asarray(h_t))
-    check_lstm("flax", given, np.stack(h))
+    h = over_time(lambda carry, x_t: cell.apply({"params": given}, carry, x_t))
+    check_lstm("flax", given, h)
 
 
 def test_lstm_cell_of_flax_nnx(nnx: Any) -> None:
@@ -405,11 +400,7 @@ def test_lstm_cell_of_flax_nnx(nnx: Any) -> None:
     cell.dense_i.kernel[...] = given["dense_i"]["kernel"]
     cell.dense_h.kernel[...] = given["dense_h"]["kernel"]
     cell.dense_h.bias[...] = given["dense_h"]["bias"]
-    carry, h = (np.zeros((N, H), np.float32), np.zeros((N, H), np.float32)), []
-    for x_t in drawn(T, N, D):
-        carry, h_t = cell(carry, x_t)
-        h.append(np.asarray(h_t))
-    check_lstm("flax_nnx", given, np.stack(h))
+    check_lstm("flax_nnx", given, over_time(cell))
 
 
 def test_the_small_layers_of_flax_nnx_have_one_other_name(nnx: Any) -> None:
@@ -420,11 +411,7 @@ def test_the_small_layers_of_flax_nnx_have_one_other_name(nnx: Any) -> None:
         layer.kernel[...] = variables["kernel"]
         if "bias" in variables:
             layer.bias[...] = variables["bias"]
-    carry, h = (np.zeros((N, H), np.float32), np.zeros((N, H), np.float32)), []
-    for x_t in drawn(T, N, D):
-        carry, h_t = cell(carry, x_t)
-        h.append(np.asarray(h_t))
-    check_lstm("flax", given, np.stack(h))
+    check_lstm("flax", given, over_time(cell))
 
 
 # --- ONNX
@@ -484,9 +471,7 @@ def test_images_in_onnx_have_their_channels_on_axis_1(onnx: Any, runtime: str) -
     given, settings = written("onnx")
     x = drawn(2, C, 3, 4)
     (y,) = run(onnx, runtime, "BatchNormalization", {"X": x} | given, 1, **settings)
-    own = batch_norm_from_convention("onnx", given, settings)
-    statistics = own.running_mean, own.running_var
-    assert_equal(y, batch_norm_inference(x, *statistics, own.gamma, own.beta, own.eps))
+    assert_equal(y, inferred(batch_norm_from_convention("onnx", given, settings), x))
 
 
 @pytest.mark.parametrize("runtime", ["reference", "onnxruntime"])
@@ -508,8 +493,7 @@ def test_the_norms_of_onnx_have_one_eps(onnx: Any, node: str) -> None:
 @pytest.mark.parametrize("runtime", ["reference", "onnxruntime"])
 def test_lstm_of_onnx(onnx: Any, runtime: str) -> None:
     given = lstm_to_convention("onnx", WEIGHTS)
-    x = {"X": drawn(T, N, D)}
-    (h,) = run(onnx, runtime, "LSTM", x | given, 1, hidden_size=H)
+    (h,) = run(onnx, runtime, "LSTM", {"X": X} | given, 1, hidden_size=H)
     check_lstm("onnx", given, h[:, 0])
 
 
@@ -524,9 +508,7 @@ def test_an_onnx_file_names_the_weights_of_an_lstm_by_their_places(onnx: Any) ->
     graph = onnx.helper.make_graph([node], "lstm", [info], [], stored)
     arrays = {i.name: onnx.numpy_helper.to_array(i) for i in graph.initializer}
     read = {k: arrays[n] for k, n in zip("WRB", node.input[1:], strict=True)}
-    (h,) = run(
-        onnx, "onnxruntime", "LSTM", {"X": drawn(T, N, D)} | read, 1, hidden_size=H
-    )
+    (h,) = run(onnx, "onnxruntime", "LSTM", {"X": X} | read, 1, hidden_size=H)
     check_lstm("onnx", read, h[:, 0])
 
 
@@ -545,22 +527,19 @@ def test_the_book_quotes_what_onnxruntime_computes(onnx: Any) -> None:
     given = {"X": wave(4, 1, 2), "W": 2 * wave(1, 8, 2), "R": 2 * wave(1, 8, 2)}
     given["B"] = wave(1, 16)
     (h,) = run(onnx, "onnxruntime", "LSTM", given, 1, hidden_size=2)
-    first, second = h[:, 0, 0].T
-    quoted = [0.036497, 0.188607, 0.206344, 0.034553]
-    np.testing.assert_allclose(first, quoted, atol=2e-6)
-    quoted = [0.219569, 0.073748, 0.036478, 0.259205]
-    np.testing.assert_allclose(second, quoted, atol=2e-6)
+    first = [0.036497, 0.188607, 0.206344, 0.034553]
+    second = [0.219569, 0.073748, 0.036478, 0.259205]
+    np.testing.assert_allclose(h[:, 0, 0].T, [first, second], atol=2e-6)
 
 
 def test_of_all_orders_onnxruntime_agrees_with_one(onnx: Any) -> None:
-    own = lstm(drawn(T, N, D), WEIGHTS).h
+    own = lstm(X, WEIGHTS).h
     given = lstm_to_convention("onnx", WEIGHTS)
     found = []
     for order in itertools.permutations(range(4)):
         rows = np.arange(4 * H).reshape(4, H)[list(order)].ravel()
         moved = {k: given[k][:, rows] for k in "WR"}
         moved["B"] = given["B"][:, [*rows, *(rows + 4 * H)]]
-        x = {"X": drawn(T, N, D)}
-        (h,) = run(onnx, "onnxruntime", "LSTM", x | moved, 1, hidden_size=H)
+        (h,) = run(onnx, "onnxruntime", "LSTM", {"X": X} | moved, 1, hidden_size=H)
         found += [order] if np.abs(h[:, 0] - own).max() < RTOL else []
     assert found == [(0, 1, 2, 3)]

@@ -28,28 +28,57 @@ def test_cuda_is_picked_where_there_is_one(
     assert device.pick() == torch.device(picked)
 
 
-@pytest.mark.parametrize("name", ["cpu", "cuda", "cuda:0", "cuda:1", "mps", " CPU "])
-def test_the_setting_overrides_the_choice(
-    name: str, monkeypatch: pytest.MonkeyPatch
+def pick(name: str, way: str, monkeypatch: pytest.MonkeyPatch) -> torch.device:
+    """Ask for a device by the setting, or by the argument, which overrides it."""
+    if way == "setting":
+        monkeypatch.setenv(device.DEVICE, name)
+        return device.pick()
+    monkeypatch.delenv(device.DEVICE, raising=False)
+    picked = device.pick(name)
+    monkeypatch.setenv(device.DEVICE, "quantum")
+    assert device.pick(name) == picked
+    return picked
+
+
+WAYS = {
+    "setting": ("NORMBOOK_DEVICE must", "unset it", "set NORMBOOK_DEVICE=cpu, or"),
+    "argument": ("the device must", "leave it out", "take cpu, or"),
+}
+either_way = pytest.mark.parametrize("way", WAYS)
+
+
+@either_way
+@pytest.mark.parametrize(
+    "name", ["cpu", "cuda", "cuda:0", "cuda:1", "mps", " CPU ", " CUDA:0 "]
+)
+def test_the_setting_or_what_is_asked_for_overrides_the_choice(
+    name: str, way: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found(monkeypatch, cuda=2, mps=True)
-    monkeypatch.setenv(device.DEVICE, name)
-    assert device.pick() == torch.device(name.strip().lower())
+    assert pick(name, way, monkeypatch) == torch.device(name.strip().lower())
 
 
+@either_way
 @pytest.mark.parametrize(
     "name", ["gpu", "cuda:", "cuda:-1", "cuda:a", "cuda1", "cpu:0"]
 )
 def test_a_misspelt_device_is_refused(
-    name: str, monkeypatch: pytest.MonkeyPatch
+    name: str, way: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found(monkeypatch, cuda=2)
-    monkeypatch.setenv(device.DEVICE, name)
-    message = rf"NORMBOOK_DEVICE must be .*, got '{name}'; correct"
+    head, drop, _ = WAYS[way]
+    message = rf"^{head} be .*, got '{name}'; correct it, or {drop}"
     with pytest.raises(ValueError, match=message):
-        device.pick()
+        pick(name, way, monkeypatch)
 
 
+@pytest.mark.parametrize("name", ["", " "])
+def test_an_empty_name_that_was_asked_for_is_refused(name: str) -> None:
+    with pytest.raises(ValueError, match=r"^the device must .*, got ''; correct"):
+        device.pick(name)
+
+
+@either_way
 @pytest.mark.parametrize(
     ("name", "cuda", "what"),
     [
@@ -61,51 +90,13 @@ def test_a_misspelt_device_is_refused(
     ],
 )
 def test_a_device_that_is_not_there_is_refused(
-    name: str, cuda: int, what: str, monkeypatch: pytest.MonkeyPatch
+    name: str, cuda: int, what: str, way: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found(monkeypatch, cuda)
-    monkeypatch.setenv(device.DEVICE, name)
-    message = rf"got '{name}', but torch finds {what}; set NORMBOOK_DEVICE=cpu"
+    head, _, cure = WAYS[way]
+    message = rf"^{head} name .*got '{name}', but torch finds {what}; {cure}"
     with pytest.raises(RuntimeError, match=message):
-        device.pick()
-
-
-# --- asked for by an argument
-
-
-@pytest.mark.parametrize("setting", [None, "cpu", "quantum"])
-@pytest.mark.parametrize("name", ["cpu", "cuda", "cuda:1", "mps", " CUDA:0 "])
-def test_what_is_asked_for_overrides_the_setting(
-    name: str, setting: str | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    found(monkeypatch, cuda=2, mps=True)
-    monkeypatch.delenv(device.DEVICE, raising=False)
-    if setting is not None:
-        monkeypatch.setenv(device.DEVICE, setting)
-    assert device.pick(name) == torch.device(name.strip().lower())
-
-
-@pytest.mark.parametrize("name", ["", " ", "gpu", "cuda:-1", "cuda:", "cpu:0"])
-def test_a_misspelt_device_that_was_asked_for_is_refused(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    found(monkeypatch, cuda=2)
-    message = rf"^the device must be .*, got '{name.strip()}'; correct it, or leave it"
-    with pytest.raises(ValueError, match=message):
-        device.pick(name)
-
-
-@pytest.mark.parametrize(
-    ("name", "what"),
-    [("cuda", "no CUDA GPU"), ("cuda:1", "no CUDA GPU"), ("mps", "no Apple GPU")],
-)
-def test_a_device_that_was_asked_for_and_is_not_there_is_refused(
-    name: str, what: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    found(monkeypatch)
-    message = rf"^the device must .*got '{name}', but torch finds {what}; take cpu, or"
-    with pytest.raises(RuntimeError, match=message):
-        device.pick(name)
+        pick(name, way, monkeypatch)
 
 
 @pytest.fixture

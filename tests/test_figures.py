@@ -81,12 +81,23 @@ def test_a_depth_profile_has_one_panel_for_each_quantity() -> None:
     assert len(fig.legends[0].get_texts()) == 2
 
 
-def test_a_signed_map_is_symmetric_about_zero() -> None:
-    _, ax = figures.signed_map([[1.0, -3.0]], xlabel="i", ylabel="j", label="value")
-    assert ax.images[0].get_clim() == (-3, 3)
-    _, same = figures.signed_map([[0.0]], xlabel="i", ylabel="j", label="value", ax=ax)
-    assert same is ax
-    assert ax.images[-1].get_clim() == (-1, 1)
+@pytest.mark.parametrize(
+    ("values", "most"),
+    [
+        ([[1.0, -3.0]], 3),
+        ([[0.0]], 1),
+        ([[1.0, -2.0, np.nan, np.inf]], 2),  # the largest finite value
+        ([[np.nan]], 1),
+        (np.array([[-128, 5]], dtype=np.int8), 128),  # abs(-128) is -128 in int8
+    ],
+)
+def test_a_signed_map_is_symmetric_about_zero(values: Any, most: float) -> None:
+    _, ax = plt.subplots()
+    options = {"xlabel": "i", "ylabel": "j", "label": "value"}
+    for where in (None, ax):
+        _, drawn = figures.signed_map(values, **options, ax=where)
+        assert drawn.images[0].get_clim() == (-most, most)
+    assert drawn is ax
 
 
 def test_a_sweep_has_the_setting_on_a_log_axis() -> None:
@@ -251,75 +262,45 @@ def test_an_odd_number_of_methods_leaves_no_empty_panel() -> None:
     assert len(fig.legends[0].get_texts()) == 3
 
 
-def test_bad_input_is_refused() -> None:
-    _, ax = plt.subplots()
-    with pytest.raises(ValueError, match=r"runs must have shape \(S, T\).* got \(2,\)"):
-        figures.band(ax, [0, 1], [1.0, 2.0], kind="batch")
-    with pytest.raises(ValueError, match="kind must be one of batch, layer"):
-        figures.band(ax, [0], [[1.0]], kind="blue")  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="values must be a matrix"):
-        figures.signed_map([1.0], xlabel="", ylabel="", label="")
-    with pytest.raises(ValueError, match=r"masks must have shape .* got \(2, 2\)"):
-        figures.marked_cells({"flat": np.eye(2)})
+def shared(statistics: Any, parameters: Any, place: int = 0) -> Any:
+    methods: Any = {"": ("other", statistics, parameters)}
+    return figures.shared_cells(methods, (0, 0, place, 0))
 
 
-def test_the_limits_of_a_signed_map_are_the_largest_finite_value() -> None:
-    values = [[1.0, -2.0, np.nan, np.inf]]
-    _, ax = figures.signed_map(values, xlabel="i", ylabel="j", label="value")
-    assert ax.images[0].get_clim() == (-2, 2)
-    _, ax = figures.signed_map([[np.nan]], xlabel="i", ylabel="j", label="value")
-    assert ax.images[0].get_clim() == (-1, 1)
-
-
-def test_whole_numbers_are_drawn_to_scale() -> None:
-    values = np.array([[-128, 5]], dtype=np.int8)  # abs(-128) is -128 in int8
-    _, ax = figures.signed_map(values, xlabel="i", ylabel="j", label="value")
-    assert ax.images[0].get_clim() == (-128, 128)
+ONE = np.ones((1, 1, 2, 2))
+AXES: Any = {"xlabel": "", "ylabel": ""}
+BLUE: Any = {"": ("blue", [[1.0]])}
+FLAT: Any = {"": ("batch", [1.0, 2.0])}
+SHORT: Any = {"": ("batch", [0], [1.0])}
 
 
 @pytest.mark.parametrize(
     ("draw", "message"),
     [
-        (lambda bad: figures.curves([0], bad, xlabel="", ylabel=""), "runs must"),
+        (lambda bad: figures.curves([0], bad, **AXES), "runs must hold"),
+        (lambda _: figures.curves([0], FLAT, **AXES), r"\(S, T\).* got \(2,\)"),
+        (lambda _: figures.curves([0], BLUE, **AXES), "kind must be one of batch, la"),
         (lambda bad: figures.depth_profile({"": bad}), "at least one run"),
         (lambda bad: figures.sweep([1], {"": bad}, xlabel=""), "at least one run"),
         (lambda _: figures.depth_profile({}), "at least one panel"),
         (lambda _: figures.sweep([1], {}, xlabel=""), "at least one panel"),
         (lambda _: figures.marked_cells({}), "at least one panel"),
         (lambda _: figures.shared_cells({}, (0, 0, 0, 0)), "at least one panel"),
-        (
-            lambda _: figures.shared_cells(
-                {"": ("other", np.ones((1, 1, 2, 2)), np.ones((1, 1, 1, 2)))},
-                (0, 0, 0, 0),
-            ),
-            "parameters must have the shape of statistics",
-        ),
-        (
-            lambda _: figures.shared_cells(
-                {"": ("other", *np.ones((2, 1, 1, 2, 2)))}, (0, 0, 2, 0)
-            ),
-            "index must be a place",
-        ),
-        (
-            lambda _: figures.shared_cells(
-                {"": ("other", np.eye(2), np.eye(2))}, (0, 0, 0, 0)
-            ),
-            "masks must have shape",
-        ),
+        (lambda _: shared(ONE, ONE[:, :, :1]), "parameters must have the shape of s"),
+        (lambda _: shared(ONE, ONE, place=2), "index must be a place"),
+        (lambda _: shared(np.eye(2), np.eye(2)), "masks must have shape"),
         (lambda _: figures.curve_grid({}), "at least one panel"),
         (lambda _: figures.curve_grid({"": {}}), "at least one panel"),
         (lambda _: figures.curve_grid({"": {"a": {}}, "_": {}}), "the same x labels"),
-        (
-            lambda _: figures.curve_grid({"": {"a": {"": ("batch", [0], [1.0])}}}),
-            "runs must",
-        ),
-        (lambda _: figures.marked_cells({"flat": np.eye(2)}), "masks must have shape"),
-        (
-            lambda _: figures.signed_map(
-                np.ones((0, 3)), xlabel="", ylabel="", label=""
-            ),
-            "not empty",
-        ),
+        (lambda _: figures.curve_grid({"": {"a": SHORT}}), "runs must"),
+        (lambda _: figures.marked_cells({"": np.eye(2)}), r"masks .* got \(2, 2\)"),
+        (lambda _: figures.panels(0), "count must be a positive multiple of rows"),
+        (lambda _: figures.panels(3, rows=2), "positive multiple of rows"),
+        (lambda _: figures.panels(2, rows=0), "positive multiple of rows"),
+        (lambda _: figures.shaded_words({}), "at least one panel"),
+        (lambda _: figures.shaded_words({"": ("layer", [[]], [])}), "for 0 words"),
+        (lambda _: figures.signed_map([1.0], **AXES, label=""), "must be a matrix"),
+        (lambda _: figures.signed_map([[], []], **AXES, label=""), "not empty"),
     ],
 )
 def test_a_failed_figure_is_not_left_open(draw: Any, message: str) -> None:
@@ -346,18 +327,12 @@ def test_points_of_different_length_are_refused() -> None:
 
 def test_panels_stand_row_by_row_and_each_row_adds_its_height() -> None:
     one, _ = figures.panels(2)
-    two, axes = figures.panels(4, rows=2)
-    assert len(axes) == 4
+    two, axes = figures.panels(6, rows=2)
+    assert len(axes) == 6
     places = [ax.get_position().bounds[:2] for ax in axes]
-    assert places[1][0] > places[0][0]  # right of the first
-    assert places[2][1] < places[0][1]  # below it
+    assert places[2][0] > places[1][0] > places[0][0]  # right of the first
+    assert places[3][1] < places[2][1] == places[0][1]  # below it
     assert two.get_size_inches()[1] == 2 * one.get_size_inches()[1]
-
-
-@pytest.mark.parametrize(("count", "rows"), [(0, 1), (3, 2), (2, 0)])
-def test_panels_that_do_not_fill_their_rows_are_refused(count: int, rows: int) -> None:
-    with pytest.raises(ValueError, match="positive multiple of rows"):
-        figures.panels(count, rows=rows)
 
 
 # --- shaded words
@@ -422,10 +397,3 @@ def test_weights_that_do_not_fit_the_words_are_refused(
     with pytest.raises(ValueError, match=message):
         figures.shaded_words({"a text": ("layer", SENTENCES, weights)})
     assert plt.get_fignums() == []
-
-
-def test_no_text_has_no_shaded_words() -> None:
-    with pytest.raises(ValueError, match="at least one panel"):
-        figures.shaded_words({})
-    with pytest.raises(ValueError, match="for 0 words"):
-        figures.shaded_words({"a text": ("layer", [[]], [])})

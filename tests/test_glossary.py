@@ -128,10 +128,8 @@ def entries() -> dict[str, Entry]:
 def entry_of(word: str) -> str | None:
     """Return the first word of the entry that a link leads to."""
     wanted = " ".join(word.split()).lower()
-    for first, entry in entries().items():
-        if wanted in [known.lower() for known in entry.words]:
-            return first
-    return None
+    found = (k for k, v in entries().items() if wanted in map(str.lower, v.words))
+    return next(found, None)
 
 
 @cache
@@ -140,14 +138,13 @@ def patterns() -> dict[str, re.Pattern[str]]:
     found = {}
     for first, entry in entries().items():
         forms = [FORMS[first]] if first in FORMS else [plural(w) for w in entry.words]
-        either = re.sub(r"(^|\|)([a-z])", any_case, "|".join(forms))
+        # The first letter in any case.
+        either = re.sub(
+            r"(^|\|)([a-z])", lambda m: f"{m[1]}(?i:{m[2]})", "|".join(forms)
+        )
         source = either.replace(" ", r"\s+")
         found[first] = re.compile(rf"(?<![\w-])(?:{source})(?![\w-])")
     return found
-
-
-def any_case(letter: re.Match[str]) -> str:
-    return f"{letter[1]}[{letter[2]}{letter[2].upper()}]"
 
 
 def plural(word: str) -> str:
@@ -230,10 +227,6 @@ def chapters() -> list[Path]:
     return [path for file in listed if (path := file.with_suffix(".ipynb")).exists()]
 
 
-def without_links(text: str) -> str:
-    return ROLE.sub(lambda match: match[1], text)
-
-
 by_chapter = pytest.mark.parametrize("path", chapters(), ids=lambda path: path.stem)
 
 
@@ -247,7 +240,8 @@ def test_a_link_that_is_removed_is_missed(path: Path) -> None:
     text = prose(path)
     linked = first_uses(text, path.stem)
     assert linked
-    assert len(unlinked(without_links(text), path.stem)) == len(linked)
+    bare = ROLE.sub(lambda match: match[1], text)
+    assert len(unlinked(bare, path.stem)) == len(linked)
 
 
 def test_every_link_leads_to_an_entry() -> None:

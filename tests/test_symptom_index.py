@@ -95,16 +95,18 @@ def symptoms(cells: Any) -> dict[str, str]:
     return {label: f"{heads[label]} {words}" for label, words in found.items()}
 
 
+def run_node(code: str, stdin: str = "") -> Any:
+    """Run code with the script of the page; return the JSON that it prints."""
+    command = [str(NODE), "-e", code, str(SCRIPT)]
+    pipes: Any = {"input": stdin, "capture_output": True}
+    return json.loads(subprocess.run(command, **pipes, text=True, check=True).stdout)
+
+
 def nearest(texts: list[str], typed: str) -> tuple[list[int], bool]:
     """Ask the script of the page which rows a typed text leads to."""
     ask = "const [texts, typed] = JSON.parse(require('fs').readFileSync(0, 'utf8'));"
     tell = "console.log(JSON.stringify(require(process.argv[1]).nearest(texts, typed)))"
-    command = [str(NODE), "-e", ask + tell, str(SCRIPT)]
-    given = json.dumps([texts, typed])
-    run = subprocess.run(
-        command, input=given, capture_output=True, text=True, check=True
-    )
-    answer = json.loads(run.stdout)
+    answer = run_node(ask + tell, json.dumps([texts, typed]))
     return answer["found"], answer["isWhole"]
 
 
@@ -211,9 +213,7 @@ console.log(JSON.stringify(seen));
 
 @needs_node
 def test_typed_words_gather_rows_of_all_groups() -> None:
-    command = [str(NODE), "-e", FAKE_PAGE, str(SCRIPT)]
-    run = subprocess.run(command, capture_output=True, text=True, check=True)
-    empty, some, none = json.loads(run.stdout)
+    empty, some, none = run_node(FAKE_PAGE)
     assert empty == [[False, False], [], "3 of 3 symptoms"]
     assert some == [[True, True], ["one cat", "cat three"], "2 of 3 symptoms"]
     assert none == [[True, True], [], "No entry holds any of these words"]

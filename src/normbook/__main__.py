@@ -13,16 +13,11 @@ import io
 import os
 import signal
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from normbook.errors import (
-    DataError,
-    OtherProcessError,
-    RecordError,
-    RunError,
-)
+from normbook.errors import DataError, OtherProcessError, RecordError, RunError
 
 if TYPE_CHECKING:
     import torch
@@ -34,18 +29,7 @@ ALL = "all"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line.
-
-    Parameters
-    ----------
-    arguments : sequence of str, optional
-        What follows ``normbook`` on the command line; by default that of this
-        process.
-
-    Returns
-    -------
-    int
-        The exit code.
+    """Run a command line, by default that of this process; return the exit code.
 
     Examples
     --------
@@ -53,9 +37,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     digits: embedded in scikit-learn, nothing to fetch
     0
     """
-    # `normbook ... >&-`
-    if sys.stdout is None:
-        print("normbook: standard output is closed; open it", file=sys.stderr)
+    if sys.stdout is None:  # `normbook ... >&-`
+        _tell("standard output is closed; open it")
         return 1
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # a path may have any letter
@@ -67,16 +50,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
         finally:  # also after --help, which exits
             sys.stdout.flush()
     except KeyboardInterrupt:
-        print("normbook: interrupted", file=sys.stderr)
+        _tell("interrupted")
         return 130
-    except BrokenPipeError:  # `normbook ... | head`: nobody reads on
-        _give_up_output()
+    except OtherProcessError:  # that one has said why
         return 1
-    except OSError as error:  # the disk that the output goes to is full
-        print(f"normbook: {error}", file=sys.stderr)
+    except (DataError, RecordError, RunError) as error:
+        _tell(error)
+        return 1
+    except OSError as error:
+        if not isinstance(error, BrokenPipeError):  # `normbook ... | head`
+            _tell(error)  # the disk that the output goes to is full
         _give_up_output()
         return 1
     return code
+
+
+def _tell(message: object) -> None:
+    print(f"normbook: {message}", file=sys.stderr)
 
 
 def _give_up_output() -> None:
@@ -99,91 +89,86 @@ def _parser() -> argparse.ArgumentParser:
 
     data = commands.add_parser("data", help="list, fetch and verify the data sets")
     actions = data.add_subparsers(metavar="ACTION", required=True)
-    action = actions.add_parser("list", help="show the data sets and where they are")
-    action.set_defaults(run=_list)
-    action = actions.add_parser("fetch", help="download data sets into the cache")
-    action.add_argument("names", metavar="NAME", nargs="+", type=_sources)
-    action.set_defaults(run=_fetch)
-    action = actions.add_parser("verify", help="check files against their SHA-256")
-    action.add_argument("names", metavar="NAME", nargs="*", type=_sources)
-    action.set_defaults(run=_verify)
-    for name in ("fetch", "verify"):
-        actions.choices[name].epilog = (
+    _command(actions, _list, "show the data sets and where they are")
+    for run, count, text in (
+        (_fetch, "+", "download data sets into the cache"),
+        (_verify, "*", "check files against their SHA-256"),
+    ):
+        action = _command(actions, run, text)
+        action.add_argument("names", metavar="NAME", nargs=count, type=_sources)
+        action.epilog = (
             f"NAME is a data set, or {ALL} for all of them; normbook data list shows "
             "their sizes."
         )
 
-    listing = commands.add_parser("experiments", help="show the experiments")
-    listing.set_defaults(run=_experiments)
+    _command(commands, _experiments, "show the experiments")
 
-    run = commands.add_parser(
-        "run",
-        help="run an experiment and keep its record",
-        epilog="After Ctrl-C, or if the machine fails, the same command with --resume "
-        "goes on. Under torchrun the processes share the runs, or with --data-parallel "
-        "every batch of every run.",
+    command = _command(commands, _run, "run an experiment and keep its record")
+    command.epilog = (
+        "After Ctrl-C, or if the machine fails, the same command with --resume goes "
+        "on. Under torchrun the processes share the runs, or with --data-parallel "
+        "every batch of every run."
     )
-    run.add_argument("name", metavar="NAME", type=_experiment)
-    run.add_argument(
-        "--scale", default="live", help="live (seconds, the default), paper, ..."
-    )
-    run.add_argument(
+    option = command.add_argument
+    option("name", metavar="NAME", type=_experiment)
+    option("--scale", default="live", help="live (seconds, the default), paper, ...")
+    option(
         "--seeds", metavar="N", nargs="+", type=int, help="instead of the usual ones"
     )
-    run.add_argument(
+    option(
         "--device", help="cpu, cuda or cuda:NUMBER; by default CUDA where there is one"
     )
-    run.add_argument(
+    option(
         "--out",
         metavar="FILE",
         type=Path,
         help="the record, by default NAME.json here; checkpoints go into FILE.partial",
     )
-    run.add_argument(
-        "--resume", action="store_true", help="go on from the last checkpoints"
-    )
-    run.add_argument(
+    option("--resume", action="store_true", help="go on from the last checkpoints")
+    option(
         "--data-parallel",
         action="store_true",
         help="under torchrun: the processes share every batch, not the runs",
     )
-    run.add_argument(
+    option(
         "--local-statistics",
         action="store_true",
         help="with --data-parallel: normalize each process's part of a batch by itself",
     )
-    run.add_argument(
+    option(
         "--timeout",
         metavar="SECONDS",
         type=float,
         help="with --data-parallel: wait so long for other processes, by default 600",
     )
-    run.add_argument(
+    option(
         "--dry-run",
         action="store_true",
         help="show the configuration and the estimated time, and run nothing",
     )
-    run.set_defaults(run=_run)
 
-    plot = commands.add_parser("plot", help="draw a record beside the published points")
-    plot.add_argument("name", metavar="NAME", type=_experiment)
-    plot.add_argument(
-        "--record", metavar="FILE", type=Path, help="by default NAME.json here"
-    )
-    plot.add_argument(
+    command = _command(commands, _plot, "draw a record beside the published points")
+    option = command.add_argument
+    option("name", metavar="NAME", type=_experiment)
+    option("--record", metavar="FILE", type=Path, help="by default NAME.json here")
+    option(
         "--out",
         metavar="FOLDER",
         type=Path,
         default=Path(),
         help="where the pictures go, by default here",
     )
-    plot.set_defaults(run=_plot)
 
-    doctor = commands.add_parser(
-        "doctor", help="show versions, device and data, and what is missing"
-    )
-    doctor.set_defaults(run=_doctor)
+    _command(commands, _doctor, "show versions, device and data, and what is missing")
     return parser
+
+
+def _command(to: Any, run: Callable[..., int], text: str) -> argparse.ArgumentParser:
+    """Add the command that has the name of the function that runs it."""
+    name = run.__name__.removeprefix("_")
+    command: argparse.ArgumentParser = to.add_parser(name, help=text)
+    command.set_defaults(run=run)
+    return command
 
 
 class _Version(argparse.Action):
@@ -244,7 +229,7 @@ def _fetch(options: argparse.Namespace) -> int:
         try:
             paths = fetch(source)
         except DataError as error:
-            print(f"normbook: {error}", file=sys.stderr)
+            _tell(error)
             code = 1
             continue
         folders = ", ".join(dict.fromkeys(str(path.parent) for path in paths))
@@ -270,12 +255,8 @@ def _verify(options: argparse.Namespace) -> int:
             continue
         missing = []
         for file in source.files:
-            try:
-                found = [c for c in copies(source, file) if c.content is not None]
-            except DataError as error:
-                print(f"normbook: {error}", file=sys.stderr)
-                return 1
-            for copy in found:
+            present = [c for c in copies(source, file) if c.content is not None]
+            for copy in present:
                 if copy.is_good:
                     print(f"ok        {copy.path}")
                 elif copy.is_permitted:
@@ -284,23 +265,21 @@ def _verify(options: argparse.Namespace) -> int:
                 else:
                     print(f"FORBIDDEN {copy.path}: {copy.fault}")
                     is_forbidden = True
-            if not found:
+            if not present:
                 missing.append(file)
         for file in missing:
             print(f"missing   {source.name}/{file.name}")
         is_partial = len(missing) < len(source.files)
         is_failed |= bool(missing) and (is_partial or bool(named))
     if is_failed:
-        print(
-            "normbook: files differ or are missing; normbook data fetch NAME gets "
-            "those of the cache, those in NORMBOOK_DATA are yours to replace",
-            file=sys.stderr,
+        _tell(
+            "files differ or are missing; normbook data fetch NAME gets those of the "
+            "cache, those in NORMBOOK_DATA are yours to replace"
         )
     if is_forbidden:
-        print(
-            "normbook: files may not be read; change the permissions of the files "
-            "and of the folders that hold them",
-            file=sys.stderr,
+        _tell(
+            "files may not be read; change the permissions of the files and of the "
+            "folders that hold them"
         )
     return int(is_failed or is_forbidden)
 
@@ -344,18 +323,14 @@ def _run(options: argparse.Namespace) -> int:
     from normbook.lab import ranks, runner
 
     out = options.out or Path(f"{options.name.name}.json")
-    choices: dict[str, Any] = {
-        "seeds": options.seeds, "out": out, "is_resumed": options.resume
-    }  # fmt: skip
+    choices: dict[str, Any] = {"seeds": options.seeds, "out": out}
+    choices["is_resumed"] = options.resume
     if options.data_parallel:
         choices["parallel"] = "local batches" if options.local_statistics else "batches"
         if options.timeout is not None:
             choices["timeout"] = options.timeout
     elif options.local_statistics or options.timeout is not None:
-        print(
-            "normbook: --local-statistics and --timeout need --data-parallel",
-            file=sys.stderr,
-        )
+        _tell("--local-statistics and --timeout need --data-parallel")
         return 2
     try:
         choices["on"] = _device(options.device)
@@ -372,13 +347,8 @@ def _run(options: argparse.Namespace) -> int:
             folder = f"{out}.partial"
             way_on = f"the same command with --resume goes on from {folder}"
             state = way_on if Path(folder).exists() else "nothing was begun"
-            print(f"normbook: interrupted; {state}", file=sys.stderr)
+            _tell(f"interrupted; {state}")
         return 130
-    except OtherProcessError:  # that one has said why
-        return 1
-    except (DataError, RecordError, RunError) as error:
-        print(f"normbook: {error}", file=sys.stderr)
-        return 1
     if ranks.is_first():
         print(f"{out}: {len(record.runs)} runs in {_duration(record.wall_seconds)}")
     return 0
@@ -448,32 +418,27 @@ def _plot(options: argparse.Namespace) -> int:
 
     experiment = options.name
     path = options.record or Path(f"{experiment.name}.json")
-    try:
-        if not options.out.is_dir():
-            raise RecordError(
-                f"--out must be a folder that exists, got {options.out}; make it."
-            )
-        found = record.load(path)
-        if found.name != experiment.name:
-            raise RecordError(
-                f"the record must be of {experiment.name}, got one of {found.name} in "
-                f"{path}; give another --record."
-            )
-        use_style()
-        for name, figure in experiment.figures(found).items():
-            picture = options.out / f"{experiment.name}-{name}.png"
-            figure.savefig(picture, dpi=150)
-            print(picture)
-    except FileNotFoundError:
-        print(
-            f"normbook: the record must be a file, but there is no {path}; make it "
-            f"with normbook run {experiment.name}, or name another one with --record",
-            file=sys.stderr,
+    if not options.out.is_dir():
+        raise RecordError(
+            f"--out must be a folder that exists, got {options.out}; make it."
         )
-        return 1
-    except (RecordError, OSError) as error:
-        print(f"normbook: {error}", file=sys.stderr)
-        return 1
+    try:
+        found = record.load(path)
+    except FileNotFoundError:
+        raise RecordError(
+            f"the record must be a file, but there is no {path}; make it with normbook "
+            f"run {experiment.name}, or name another one with --record"
+        ) from None
+    if found.name != experiment.name:
+        raise RecordError(
+            f"the record must be of {experiment.name}, got one of {found.name} in "
+            f"{path}; give another --record."
+        )
+    use_style()
+    for name, figure in experiment.figures(found).items():
+        picture = options.out / f"{experiment.name}-{name}.png"
+        figure.savefig(picture, dpi=150)
+        print(picture)
     return 0
 
 

@@ -6,20 +6,26 @@ is averaged is biased or not, the four gates of an LSTM come in any order, as ro
 columns. Numbers in the wrong convention load without an error wherever the shapes fit.
 
 The tables ``BATCH_NORM``, ``LSTM`` and ``NORMALIZED_LSTM`` hold what differs, one row
-for each convention. The functions read a row: ``..._from_convention`` turns what a
+for each convention; `framework` is the key of one. ``..._from_convention`` turns what a
 framework stores into the form of this book, ``..._to_convention`` goes back. They take
 anything that ``numpy.asarray`` takes, and return new NumPy arrays of the same dtype.
 
-A name with a slash stands for nested mappings: ``"ii/kernel"`` is
-``variables["ii"]["kernel"]``. What was read, and in which version, stands in the book,
-chapter *Framework conventions*.
+`variables` maps the framework's names of one layer to arrays; a name with a slash
+stands for nested mappings: ``"ii/kernel"`` is ``variables["ii"]["kernel"]``. What is no
+mapping or no floating-point number, or has another dtype than the rest of an LSTM,
+raises ``TypeError``; a framework or a name that is unknown, a name that is missing, a
+shape that does not fit, or a number out of its range ``ValueError``.
+
+What was read, and in which version, stands in the book, chapter *Framework
+conventions*.
 """
 
 from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 from numbers import Real
 from typing import Any, Literal, NamedTuple, TypeVar
 
@@ -65,9 +71,8 @@ class BatchNormConvention(NamedTuple):
     is_unbiased : bool
         Whether the running variance averages unbiased variances.
     default_momentum, default_eps : float
-    may_lack : "gamma or beta", "gamma and beta" or "nothing"
-        Whether a layer can be without one of gain and bias, only without both at once,
-        or has both always.
+    may_lack : tuple of int
+        How many of gain and bias a layer can be without.
     dropped : tuple of str
         Variables that no other framework has. They are read past.
     """
@@ -81,7 +86,7 @@ class BatchNormConvention(NamedTuple):
     is_unbiased: bool
     default_momentum: float
     default_eps: float
-    may_lack: Literal["gamma or beta", "gamma and beta", "nothing"] = "gamma or beta"
+    may_lack: tuple[int, ...] = (0, 1, 2)
     dropped: tuple[str, ...] = ()
 
 
@@ -106,7 +111,7 @@ BATCH_NORM = {
         "weight", "bias", "running_mean", "running_var", "eps",
         momentum_weighs="new", is_unbiased=True,
         default_momentum=0.1, default_eps=1e-5,
-        may_lack="gamma and beta", dropped=("num_batches_tracked",)),
+        may_lack=(0, 2), dropped=("num_batches_tracked",)),
     "keras": BatchNormConvention(
         "gamma", "beta", "moving_mean", "moving_variance", "epsilon",
         momentum_weighs="old", is_unbiased=False,
@@ -119,7 +124,7 @@ BATCH_NORM = {
         "scale", "B", "input_mean", "input_var", "epsilon",
         momentum_weighs="old", is_unbiased=False,
         default_momentum=0.9, default_eps=1e-5,
-        may_lack="nothing"),
+        may_lack=(0,)),
 }
 # fmt: on
 
@@ -135,9 +140,7 @@ def batch_norm_from_convention(
 
     At inference every framework computes
 
-    .. math::
-
-        y = \gamma\,\frac{x - m}{\sqrt{v + \epsilon}} + \beta
+    .. math:: y = \gamma\,\frac{x - m}{\sqrt{v + \epsilon}} + \beta
 
     with the m and v that are stored, however they were estimated, so they are kept as
     they are. Only to train on, or to compare statistics, it matters that one framework
@@ -145,9 +148,8 @@ def batch_norm_from_convention(
 
     Parameters
     ----------
-    framework : key of ``BATCH_NORM``
     variables : mapping of str to arrays of shape (C,)
-        Of one layer, under the framework's names. Gain and bias may be missing.
+        Gain and bias may be missing.
     settings : mapping of str to float
         ``momentum`` and ε, both, under the framework's names and in its meaning. They
         are not stored with the variables, and the defaults differ.
@@ -156,15 +158,6 @@ def batch_norm_from_convention(
         the places of an image. With it a biased running variance becomes an unbiased
         one, n / (n - 1) times as large. That is exact if every batch had this number
         and the start at 1 is forgotten.
-
-    Raises
-    ------
-    TypeError
-        If ``variables`` or ``settings`` is no mapping, or a value no array of
-        floating-point numbers.
-    ValueError
-        If the framework is unknown, a name is missing or unknown, a shape is not (C,),
-        a variance negative, or a setting or ``count`` no number in its range.
 
     Examples
     --------
@@ -223,12 +216,8 @@ def batch_norm_to_convention(
         Under the framework's names. A gain or bias that the layer does not have is
         left out, or is ones or zeros where the framework cannot be without.
     settings : dict
-        ``momentum`` and ε as the framework's layer takes them.
-
-    Raises
-    ------
-    TypeError, ValueError
-        As there, and if the momentum is None, a plain average, which torch alone has.
+        ``momentum`` and ε as the framework's layer takes them. A momentum of None, a
+        plain average, raises ``ValueError`` for all but the book and torch.
 
     Examples
     --------
@@ -242,28 +231,25 @@ def batch_norm_to_convention(
             f"state must be a BatchNormState, got {type(state).__name__}; "
             "batch_norm_from_convention makes one."
         )
-    present = {k: v for k, v in state._asdict().items() if v is not None}
-    settings = {"momentum": state.momentum, "eps": present.pop("eps", None)}
-    present.pop("momentum", None)
+    settings = {"momentum": state.momentum, "eps": state.eps}
     # The row of the book knows what a good state is.
-    state = batch_norm_from_convention("book", present, settings)
+    state = batch_norm_from_convention("book", _arrays(state), settings)
     var = state.running_var
     if count is not None:
         factor = unbiased(1.0, count)
         state = state._replace(running_var=var if row.is_unbiased else var / factor)
-    lacking = (state.gamma is None) + (state.beta is None)
-    allowed = {"gamma or beta": (0, 1, 2), "gamma and beta": (0, 2), "nothing": (0,)}
-    if lacking not in allowed[row.may_lack]:
+    if (state.gamma is None) + (state.beta is None) not in row.may_lack:
         gamma = np.ones_like(var) if state.gamma is None else state.gamma
         beta = np.zeros_like(var) if state.beta is None else state.beta
         state = state._replace(gamma=gamma, beta=beta)
-    variables = {
-        getattr(row, field): value
-        for field, value in zip(state._fields[:4], state[:4], strict=True)
-        if value is not None
-    }
+    variables = {getattr(row, field): a for field, a in _arrays(state).items()}
     momentum = _turned(row, framework, state.momentum)
     return _nested(variables), {"momentum": momentum, row.eps: state.eps}
+
+
+def _arrays(state: BatchNormState) -> dict[str, Floats]:
+    fields = zip(state._fields[:4], state[:4], strict=True)
+    return {field: array for field, array in fields if array is not None}
 
 
 def _turned(row: BatchNormConvention, framework: str, momentum: Any) -> float | None:
@@ -322,13 +308,11 @@ class Part(NamedTuple):
 
     def of(self, array: Floats, lengths: Mapping[str, int]) -> Floats:
         """Return a view of this part of the variable."""
-        place = tuple(
-            slice(lengths.get(i.start), lengths.get(i.stop))
-            if isinstance(i, slice)
-            else i
+        at = (
+            slice(*map(lengths.get, (i.start, i.stop))) if isinstance(i, slice) else i
             for i in self.at
         )
-        part: Floats = array[(*place, ...)]
+        part: Floats = array[(*at, ...)]
         return part
 
 
@@ -343,17 +327,15 @@ class LSTMConvention(NamedTuple):
     gates : str
         Order of the four blocks: forget, input, output, and g for the candidate, which
         others call c or j.
-    parts : mapping of str to tuple of Part
-        From our field to what makes it up.
+    parts : mapping from our field to tuple of Part
     has_gates_last : bool
         Whether the blocks are columns, of a matrix (D, 4H), in place of rows.
     forget_bias : float
         What the cell adds to the forget gate at run time, and does not store, by
         default.
     norm, carried, eps
-        Of cells with normalization: what is standardized before the gates and which c
-        is carried on, as in
-        :func:`normbook.layer_norm_lstm.layer_norm_lstm_forward`, and its ε.
+        Of cells with normalization, as in
+        :func:`normbook.layer_norm_lstm.layer_norm_lstm_forward`.
     """
 
     gates: str
@@ -474,32 +456,19 @@ def lstm_from_convention(
 
     Parameters
     ----------
-    framework : key of ``LSTM``
     variables : mapping of str to arrays
-        Of one layer in one direction, under the framework's names; mappings may be
-        nested. Biases may be missing, all of them: then ``b`` is None. For layer k of
-        torch rename ``weight_ih_lk`` to ``weight_ih_l0``, and so on. An ONNX node in
-        both directions has an axis for them: pass ``W[:1]`` and so on, then ``W[1:]``.
+        Of one direction. Biases may be missing, all of them: then ``b`` is None. For
+        layer k of torch rename ``weight_ih_lk`` to ``weight_ih_l0``, and so on. An ONNX
+        node in both directions has an axis for them: pass ``W[:1]`` and so on, then
+        ``W[1:]``.
     forget_bias : float, optional
         What the cell of TensorFlow 1 adds at run time; 1, its default, if left out.
-        All others store their bias.
-
-    Raises
-    ------
-    TypeError
-        If ``variables`` is no mapping, a value no array of floating-point numbers, or
-        the dtypes differ.
-    ValueError
-        If the framework is unknown, a name is missing or unknown, a shape does not
-        fit, or ``forget_bias`` is given where the cell adds none.
+        All others store their bias and refuse one.
 
     Examples
     --------
-    >>> keras = {
-    ...     "kernel": [[1.0, 2.0, 3.0, 4.0]],  # i, f, g, o
-    ...     "recurrent_kernel": [[5.0, 6.0, 7.0, 8.0]],
-    ... }
-    >>> lstm_from_convention("keras", keras).w_x.T  # f, i, o, g
+    >>> keras = {"kernel": [[1.0, 2, 3, 4]], "recurrent_kernel": [[5.0, 6, 7, 8]]}
+    >>> lstm_from_convention("keras", keras).w_x.T  # f, i, o, g from i, f, g, o
     array([[2., 1., 4., 3.]])
     """
     row = _row(LSTM, framework)
@@ -512,8 +481,7 @@ def lstm_to_convention(
     """Write the weights of a plain LSTM as another framework stores them.
 
     Without a bias, zeros are written. A bias that comes in two halves is shared between
-    them. The rest is as in :func:`lstm_from_convention`. Names with a slash become
-    nested mappings.
+    them. The rest is as in :func:`lstm_from_convention`.
 
     Examples
     --------
@@ -537,15 +505,11 @@ def lstm_to_convention(
         name: np.empty([lengths[n] for n in shape], fields["b"].dtype)
         for name, shape in _shapes(row, row.parts).items()
     }
-    for field, value in fields.items():
-        blocks = dict(zip(GATES, np.split(value, 4), strict=True))
-        parts = row.parts[field]
-        terms = sum(len(_gates(row, field, part)) for part in parts) // 4
-        for part in parts:
-            gates = _gates(row, field, part)
-            rows = np.concatenate([blocks[gate] for gate in gates]) / terms
-            place = part.of(written[part.variable], lengths)
-            place[...] = rows.T if row.has_gates_last else rows
+    places = [*_blocks_of(row, written, lengths)]
+    terms = Counter((field, gate) for field, gate, _ in places)
+    for field, gate, place in places:
+        block = np.split(fields[field], 4)[GATES.index(gate)]
+        place[...] = block / terms[field, gate]
     return _nested(written)
 
 
@@ -560,39 +524,31 @@ def normalized_lstm_from_convention(
     "cooijmans" run over the batch, as in
     :class:`normbook.layers.batch_norm_lstm.BatchNormLSTM`.
 
-    Parameters are those of :func:`lstm_from_convention`, with a key of
-    ``NORMALIZED_LSTM``; gains and biases of the norms must be there. What the cell does
-    not have is None.
+    Parameters are those of :func:`lstm_from_convention`; gains and biases of the norms
+    must be there. What the cell does not have is None.
 
-    Raises
-    ------
-    TypeError, ValueError
-        As :func:`lstm_from_convention`, and for a bias inside a layer norm that does
-        not cancel: "kiros" standardizes :math:`W_x x + b`, and adds b once more
-        outside. The first is :math:`\widehat{W_x x}` only if all entries of b are
-        equal.
+    A bias inside a layer norm that does not cancel is refused: "kiros" standardizes
+    :math:`W_x x + b`, and adds b once more outside. The first is
+    :math:`\widehat{W_x x}` only if all entries of b are equal.
 
     Examples
     --------
-    >>> variables = {
-    ...     "kernel": np.ones((1, 8)),
-    ...     "recurrent_kernel": np.ones((2, 8)),
-    ...     "bias": np.zeros(8),
-    ...     "gamma": np.arange(16.0).reshape(2, 8),  # of W_x x, of W_h h
-    ...     "gamma_h": np.ones(2),
-    ...     "beta_h": np.zeros(2),
-    ... }
-    >>> normalized_lstm_from_convention("haste", variables).gamma_x  # from i, g, f, o
+    >>> ones = np.ones((2, 8))
+    >>> haste = {"kernel": ones, "recurrent_kernel": ones, "bias": ones[0]}
+    >>> haste |= {"gamma": np.arange(16.0).reshape(2, 8)}  # of W_x x, of W_h h
+    >>> haste |= {"gamma_h": ones[0, :2], "beta_h": ones[0, :2]}
+    >>> normalized_lstm_from_convention("haste", haste).gamma_x  # from i, g, f, o
     array([4., 5., 0., 1., 6., 7., 2., 3.])
     """
     row = _row(NORMALIZED_LSTM, framework)
     fields = _read(row, framework, variables, forget_bias)
-    if framework == "kiros" and "b" in fields and np.any(fields["b"] != fields["b"][0]):
+    b = fields.get("b", np.zeros(1))
+    if framework == "kiros" and np.any(b != b[0]):
         raise ValueError(
             "all entries of b must be equal, since this code also adds b inside the "
-            f"layer norm of W_x x, got entries from {fields['b'].min()} to "
-            f"{fields['b'].max()}; append b to W as a further row, for a feature of x "
-            "that is always 1, add b to b1, and pass a b of zeros."
+            f"layer norm of W_x x, got entries from {b.min()} to {b.max()}; append b "
+            "to W as a further row, for a feature of x that is always 1, add b to b1, "
+            "and pass a b of zeros."
         )
     return LayerNormLSTMParameters(**fields)
 
@@ -619,21 +575,32 @@ def _read(
         )
     lengths = _solved(row, shapes, arrays)
 
-    result = {}
-    for field in fields:
-        blocks: dict[str, Floats] = {}
-        for part in row.parts[field]:
-            rows = part.of(arrays[part.variable], lengths)
-            rows = rows.T if row.has_gates_last else rows
-            gates = _gates(row, field, part)
-            for gate, block in zip(gates, np.split(rows, len(gates)), strict=True):
-                blocks[gate] = blocks[gate] + block if gate in blocks else block
-        order = GATES if len(blocks) == 4 else blocks
-        result[field] = np.concatenate([blocks[gate] for gate in order])
+    blocks: dict[str, dict[str, Floats]] = {field: {} for field in fields}
+    for field, gate, block in _blocks_of(row, arrays, lengths):
+        of_field = blocks[field]
+        of_field[gate] = of_field[gate] + block if gate in of_field else block
+    result = {
+        field: np.concatenate([of_field[k] for k in GATES + "c" if k in of_field])
+        for field, of_field in blocks.items()
+    }
     if added:
         result.setdefault("b", np.zeros_like(result["w_h"][:, 0]))
         result["b"][: lengths["H"]] += added
     return result
+
+
+def _blocks_of(
+    row: LSTMConvention, arrays: Mapping[str, Floats], lengths: Mapping[str, int]
+) -> Iterator[tuple[str, str, Floats]]:
+    """Yield each field and gate with a view of the H rows that a variable has of it."""
+    for field, parts in row.parts.items():
+        for part in parts:
+            if part.variable in arrays:
+                rows = part.of(arrays[part.variable], lengths)
+                gates = _gates(row, field, part)
+                blocks = np.split(rows.T if row.has_gates_last else rows, len(gates))
+                for gate, block in zip(gates, blocks, strict=True):
+                    yield field, gate, block
 
 
 def _gates(row: LSTMConvention, field: str, part: Part) -> str:
@@ -676,11 +643,9 @@ def _solved(
         shape, actual = shapes[name], arrays[name].shape
         if actual != tuple(lengths[n] for n in shape):
             letters = str(shape).replace("'", "")
-            cure = (
-                "of two directions pass [:1] of each variable, then [1:]."
-                if "1" in shape
-                else "are the gates on the other axis, or is it of another layer?"
-            )
+            cure = "are the gates on the other axis, or is it of another layer?"
+            if "1" in shape:
+                cure = "of two directions pass [:1] of each variable, then [1:]."
             raise ValueError(
                 f"{name} must have shape {letters} with H = {h} by {recurrent} and "
                 f"D = {d} by {inputs}, both at least 1, got {actual}; {cure}"

@@ -1,7 +1,7 @@
 """Where torch computes, and how it computes the same twice.
 
-The same notebooks run on a CPU and on a GPU: they ask :func:`pick` for the
-device and move their tensors there.
+The same notebooks run on a CPU and on a GPU: they ask :func:`pick` for the device and
+move their tensors there.
 """
 
 from __future__ import annotations
@@ -32,11 +32,6 @@ def pick(asked: str | None = None) -> torch.device:
     asked : str, optional
         One of these names, to be taken instead of that in ``NORMBOOK_DEVICE``.
 
-    Returns
-    -------
-    torch.device
-        A device that is there.
-
     Raises
     ------
     ValueError
@@ -54,26 +49,31 @@ def pick(asked: str | None = None) -> torch.device:
     """
     import torch
 
-    setting = DEVICE if asked is None else "the device"
+    setting, drop, cure = "the device", "leave it out", "take cpu"
+    if asked is None:
+        setting, drop, cure = DEVICE, "unset it", f"set {DEVICE}=cpu"
     name = (os.environ.get(DEVICE, "") if asked is None else asked).strip().lower()
     if not name and asked is None:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if not re.fullmatch(r"cpu|mps|cuda(:\d+)?", name):
-        drop = "unset it" if asked is None else "leave it out"
         raise ValueError(
             f"{setting} must be cpu, cuda, cuda:NUMBER or mps, got {name!r}; correct "
             f"it, or {drop} to take CUDA where there is one."
         )
+    is_cuda = name.startswith("cuda")
+    count = torch.cuda.device_count() if is_cuda and torch.cuda.is_available() else 0
     if name == "mps" and not torch.backends.mps.is_available():
-        raise RuntimeError(_unavailable(setting, name, "torch finds no Apple GPU"))
-    if name.startswith("cuda"):
-        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-        if int(name.partition(":")[2] or 0) >= count:
-            found = {0: "no CUDA GPU", 1: "one CUDA GPU, cuda:0"}.get(
-                count, f"{count} CUDA GPUs, cuda:0 to cuda:{count - 1}"
-            )
-            raise RuntimeError(_unavailable(setting, name, f"torch finds {found}"))
-    return torch.device(name)
+        found = "no Apple GPU"
+    elif is_cuda and int(name.partition(":")[2] or 0) >= count:
+        found = {0: "no CUDA GPU", 1: "one CUDA GPU, cuda:0"}.get(
+            count, f"{count} CUDA GPUs, cuda:0 to cuda:{count - 1}"
+        )
+    else:
+        return torch.device(name)
+    raise RuntimeError(
+        f"{setting} must name a device that is there, got {name!r}, but torch finds "
+        f"{found}; {cure}, or {drop} to take CUDA where there is one."
+    )
 
 
 def make_deterministic() -> None:
@@ -82,28 +82,13 @@ def make_deterministic() -> None:
     Sets ``CUBLAS_WORKSPACE_CONFIG`` to ``:4096:8`` unless it has a deterministic
     value already, demands deterministic algorithms of torch (an operation that
     has none then raises), and turns off the search for the fastest convolution,
-    which may choose another one in each run.
+    which may choose another one in each run: "Reproducibility" in PyTorch's notes.
 
     Raises
     ------
     RuntimeError
         If ``CUBLAS_WORKSPACE_CONFIG`` has no deterministic value and CUDA is in
         use already: cuBLAS may have read the variable. Nothing is changed then.
-
-    References
-    ----------
-    PyTorch documentation, notes, "Reproducibility".
-
-    Examples
-    --------
-    >>> import os
-    >>> from unittest import mock
-    >>> import torch
-    >>> with mock.patch.dict(os.environ, CUBLAS_WORKSPACE_CONFIG=":4096:8"):
-    ...     make_deterministic()
-    >>> torch.are_deterministic_algorithms_enabled()
-    True
-    >>> torch.use_deterministic_algorithms(False)
     """
     import torch
 
@@ -118,13 +103,3 @@ def make_deterministic() -> None:
         os.environ[WORKSPACE] = DETERMINISTIC_WORKSPACES[0]
     torch.use_deterministic_algorithms(True)
     torch.backends.cudnn.benchmark = False
-
-
-def _unavailable(setting: str, name: str, found: str) -> str:
-    cure = "take cpu, or leave it out"
-    if setting == DEVICE:
-        cure = f"set {DEVICE}=cpu, or unset it"
-    return (
-        f"{setting} must name a device that is there, got {name!r}, but {found}; "
-        f"{cure} to take CUDA where there is one."
-    )

@@ -7,6 +7,7 @@ import platform
 import re
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
@@ -28,21 +29,11 @@ REQUIREMENT = re.compile(r"([A-Za-z0-9][\w.-]*)(?:\[.*?\])?\s*([^;#]*)")
 
 @dataclass
 class Report:
-    """What was found.
+    """What was found; a fault or a hint comes with its cure."""
 
-    Attributes
-    ----------
-    lines : list of str
-        The report, to be printed.
-    faults : list of str
-        What keeps the book from running, each with its cure.
-    hints : list of str
-        What is amiss, or missing for some purpose only, with its cure.
-    """
-
-    lines: list[str] = field(default_factory=list)
-    faults: list[str] = field(default_factory=list)
-    hints: list[str] = field(default_factory=list)
+    lines: list[str]  # to be printed
+    faults: list[str] = field(default_factory=list)  # keep the book from running
+    hints: list[str] = field(default_factory=list)  # missing for some purpose only
 
     @property
     def can_run(self) -> bool:
@@ -51,48 +42,27 @@ class Report:
 
 
 def examine() -> Report:
-    """Look at Python, packages, device, settings and data.
-
-    Returns
-    -------
-    Report
-        What was found; nothing is changed or downloaded.
-    """
+    """Look at Python, packages, device, settings and data; change nothing."""
     report = Report([f"normbook {version('normbook') or '(not installed)'}"])
     _examine_python(report)
     _examine_packages(report)
     _examine_device(report)
     is_set_right = _examine_settings(report)
     _examine_data(report)
-    if report.hints:
-        _section(report, "could be better", [(hint, "") for hint in report.hints])
-    if report.faults:
-        _section(report, "to be done", [(fault, "") for fault in report.faults])
+    _section(report, "could be better", [(hint,) for hint in report.hints])
+    _section(report, "to be done", [(fault,) for fault in report.faults])
+    verdict = "The book can run here."
     if not report.can_run:
         verdict = "The book cannot yet run here."
-    elif is_set_right:
-        verdict = "The book can run here."
-    else:
-        verdict = (
-            "The chapters can run here, for they need no download; a setting is "
-            "wrong, see above."
-        )
+    elif not is_set_right:
+        verdict = "The chapters can run here, for they need no download; a setting is "
+        verdict += "wrong, see above."
     report.lines += ["", verdict]
     return report
 
 
 def version(package: str) -> str:
     """Return the installed version of a package, empty if it is not installed.
-
-    Parameters
-    ----------
-    package : str
-        Its name in the package index.
-
-    Returns
-    -------
-    str
-        The version.
 
     Examples
     --------
@@ -112,8 +82,9 @@ def checkout() -> Path | None:
 
 
 def _section(report: Report, title: str, rows: Sequence[tuple[str, ...]]) -> None:
-    """Add a title and rows whose columns are aligned."""
-    report.lines += ["", title]
+    """Add a title and rows whose columns are aligned; nothing without a row."""
+    if rows:
+        report.lines += ["", title]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
         cells = [f"{cell:{width}}" for cell, width in zip(row, widths, strict=True)]
@@ -121,36 +92,34 @@ def _section(report: Report, title: str, rows: Sequence[tuple[str, ...]]) -> Non
 
 
 def _examine_python(report: Report) -> None:
-    try:
+    wanted, here = "", platform.python_version()
+    with suppress(metadata.PackageNotFoundError):
         wanted = metadata.metadata("normbook")["Requires-Python"] or ""
-    except metadata.PackageNotFoundError:
-        wanted = ""
-    is_supported = _is_in(platform.python_version(), wanted)
-    if not is_supported:
+    state = "ok"
+    if not _is_in(here, wanted):
+        state = "NOT SUPPORTED"
         report.faults.append(
-            f"Python must be {wanted}, this is {platform.python_version()}; install "
-            "a newer Python and make the environment with it"
+            f"Python must be {wanted}, this is {here}; install a newer Python and make "
+            "the environment with it"
         )
-    state = "ok" if is_supported else "NOT SUPPORTED"
-    _section(
-        report,
-        "system",
-        [
-            ("Python", platform.python_version(), state, f"needs {wanted or 'any'}"),
-            ("executable", sys.executable, "", ""),
-            ("system", platform.platform(), "", ""),
-        ],
-    )
+    rows = [
+        ("Python", here, state, f"needs {wanted or 'any'}"),
+        ("executable", sys.executable, "", ""),
+        ("system", platform.platform(), "", ""),
+    ]
+    _section(report, "system", rows)
 
 
 def _examine_packages(report: Report) -> None:
-    ranges, pins = _ranges(), _pins()
-    needed = [*_required(), *CHAPTERS]
+    required = _metadata_requirements()
+    needed = [*required, *CHAPTERS]
+    ranges = required | {k: v for k, v in _lines_of("requirements.txt").items() if v}
+    # The versions with which the book's outputs were made.
+    pins = _lines_of("constraints.txt")
     rows = []
-    broken = []
     for package in dict.fromkeys((*needed, *EXTRAS)):
         installed, wanted = version(package), ranges.get(package, "")
-        pin = pins.get(package, "")
+        pin = pins.get(package, "").removeprefix("==")
         if not installed:
             state = "missing"
         elif not _is_in(installed, wanted):
@@ -159,57 +128,38 @@ def _examine_packages(report: Report) -> None:
             state = "ok, not the pinned one"
         else:
             state = "ok"
-        if state in ("missing", "NOT SUPPORTED"):
-            broken.append((package, wanted))
+        if not state.startswith("ok"):
+            cure = _install(package, wanted)
+            if package in needed:
+                report.faults.append(f"{package}: {cure}")
+            else:
+                report.hints.append(f"{package} (for the site and the checks): {cure}")
         notes = [f"needs {wanted}"] if wanted else []
         notes += [f"pinned {pin}"] if pin else []
         rows.append((package, installed or "-", state, ", ".join(notes)))
     _section(report, "packages", rows)
-    for package, wanted in broken:
-        if package in needed:
-            report.faults.append(f"{package}: {_install(package, wanted)}")
-        else:
-            report.hints.append(
-                f"{package} (for the site and the checks): {_install(package, wanted)}"
-            )
 
 
-def _required() -> list[str]:
-    """Return the names of the packages that the package itself requires."""
-    return [name for name, _ in _metadata_requirements()]
-
-
-def _ranges() -> dict[str, str]:
-    """Return the version ranges of requirements.txt and of the package itself."""
-    ranges = dict(_metadata_requirements())
-    for name, wanted in _lines_of("requirements.txt"):
-        ranges[name] = wanted or ranges.get(name, "")
-    return ranges
-
-
-def _pins() -> dict[str, str]:
-    """Return the versions with which the book's outputs were made."""
-    return {name: pin.removeprefix("==") for name, pin in _lines_of("constraints.txt")}
-
-
-def _metadata_requirements() -> list[tuple[str, str]]:
+def _metadata_requirements() -> dict[str, str]:
+    """Return what the package itself requires, with the range of versions."""
     try:
         lines = metadata.requires("normbook") or []
     except metadata.PackageNotFoundError:
-        return []
+        return {}
     return _parse([line for line in lines if "extra ==" not in line])
 
 
-def _lines_of(name: str) -> list[tuple[str, str]]:
+def _lines_of(name: str) -> dict[str, str]:
+    """Return what a file of the repository requires, with the range of versions."""
     folder = checkout()
     if folder is None or not (folder / name).is_file():
-        return []
+        return {}
     return _parse((folder / name).read_text(encoding="utf-8").splitlines())
 
 
-def _parse(lines: list[str]) -> list[tuple[str, str]]:
+def _parse(lines: list[str]) -> dict[str, str]:
     matches = (REQUIREMENT.match(line) for line in lines)
-    return [(m[1], m[2].strip()) for m in matches if m]
+    return {m[1]: m[2].strip() for m in matches if m}
 
 
 def _is_in(installed: str, wanted: str) -> bool:
@@ -223,9 +173,8 @@ def _is_in(installed: str, wanted: str) -> bool:
 
 def _install(package: str, wanted: str) -> str:
     folder = checkout()
-    if folder is not None:
-        return f'"{sys.executable}" -m pip install -r "{folder / "requirements.txt"}"'
-    return f'"{sys.executable}" -m pip install "{package}{wanted}"'
+    what = f'-r "{folder / "requirements.txt"}"' if folder else f'"{package}{wanted}"'
+    return f'"{sys.executable}" -m pip install {what}'
 
 
 def _examine_device(report: Report) -> None:
@@ -273,12 +222,10 @@ def _examine_settings(report: Report) -> bool:
         except DataError as error:
             report.hints.append(str(error))
             is_right = False
-    rows = [(name, os.environ.get(name) or "not set") for name in SETTINGS]
+    unset = dict.fromkeys(SETTINGS, "not set")
     if not os.environ.get(files.CACHE):
-        rows[SETTINGS.index(files.CACHE)] = (
-            files.CACHE,
-            f"not set: {files.cache_folder()}",
-        )
+        unset[files.CACHE] += f": {files.cache_folder()}"
+    rows = [(name, os.environ.get(name) or unset[name]) for name in SETTINGS]
     for name in sorted(os.environ):
         if name.startswith("NORMBOOK_") and name not in SETTINGS:
             rows.append((name, f"{os.environ[name]} (unknown)"))

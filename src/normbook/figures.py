@@ -1,6 +1,11 @@
 """Figures of the book: one style, and every plot that is drawn more than once.
 
-What a colour means stands in :mod:`normbook.looks`.
+A `kind` is a key of ``STYLES``; what its colour means stands in :mod:`normbook.looks`.
+`runs` are an array of shape (S, T), one row for each of S runs (seeds), at least one,
+and `x` one of shape (T,). What opens a figure returns it with its axes, one for each
+panel; a mapping of panels is one from the label of an axis, in lower case and with the
+unit. A kind that is unknown, an array of another shape than stated, or a figure without
+a panel raises ``ValueError``, and no figure is left open then.
 """
 
 from __future__ import annotations
@@ -44,7 +49,9 @@ __all__ = [
     "use_style",
 ]
 
+Scale = Literal["linear", "log"]
 Line = tuple[Kind, ArrayLike, ArrayLike]
+Runs = Mapping[str, tuple[Kind, ArrayLike]]
 
 
 def use_style() -> None:
@@ -56,23 +63,7 @@ def use_style() -> None:
 def band(
     ax: Axes, x: ArrayLike, runs: ArrayLike, *, kind: Kind, label: str | None = None
 ) -> None:
-    """Draw the median of several runs, and shade from the lowest to the highest.
-
-    Parameters
-    ----------
-    ax : matplotlib axes
-    x : array, shape (T,)
-    runs : array, shape (S, T)
-        One row for each of S runs (seeds).
-    kind : key of ``STYLES``
-    label : str, optional
-        For the legend.
-
-    Raises
-    ------
-    ValueError
-        If the shapes do not fit, there is no run, or ``kind`` is unknown.
-    """
+    """Draw the median of several runs, and shade from the lowest to the highest."""
     x, runs = np.asarray(x), np.asarray(runs)
     if runs.ndim != 2 or x.shape != runs.shape[1:]:
         raise ValueError(
@@ -93,22 +84,7 @@ def band(
 def points(
     ax: Axes, x: ArrayLike, y: ArrayLike, *, kind: Kind, label: str | None = None
 ) -> None:
-    """Draw points of somebody else: open circles in the colour of the method.
-
-    Parameters
-    ----------
-    ax : matplotlib axes
-    x, y : arrays, shape (T,)
-        Digitised from a published figure, say.
-    kind : key of ``STYLES``
-    label : str, optional
-        For the legend.
-
-    Raises
-    ------
-    ValueError
-        If the shapes differ or ``kind`` is unknown.
-    """
+    """Draw points (x, y) of a published figure: open circles in the method's colour."""
     x, y = np.asarray(x), np.asarray(y)
     if x.shape != y.shape or x.ndim != 1:
         raise ValueError(
@@ -145,65 +121,37 @@ def panels(
         Each adds the height of one figure.
     sharex, sharey : bool
         Whether all panels have one scale.
-
-    Returns
-    -------
-    fig, axes
-
-    Raises
-    ------
-    ValueError
-        If ``count`` is no positive multiple of ``rows``.
     """
     if count < 1 or rows < 1 or count % rows:
         raise ValueError(
             f"count must be a positive multiple of rows, got {count} and {rows}; give "
             "each row the same number of panels."
         )
-    fig = plt.figure()
-    width, height = fig.get_size_inches()
-    fig.set_size_inches(width, height * rows)
-    grid = fig.subplots(
-        rows, count // rows, squeeze=False, sharex=sharex, sharey=sharey
-    )
-    return fig, list(grid.flat)
+    shared = {"sharex": sharex, "sharey": sharey}
+    with _figure(count, columns=count // rows, **shared) as (fig, axes):
+        width, height = fig.get_size_inches()
+        fig.set_size_inches(width, height * rows)
+    return fig, axes
+
+
+def _bands(ax: Axes, x: ArrayLike, runs: Runs) -> None:
+    for label, (kind, values) in runs.items():
+        band(ax, x, values, kind=kind, label=label)
 
 
 def curves(
-    x: ArrayLike,
-    runs: Mapping[str, tuple[Kind, ArrayLike]],
-    *,
-    xlabel: str,
-    ylabel: str,
-    yscale: Literal["linear", "log"] = "linear",
+    x: ArrayLike, runs: Runs, *, xlabel: str, ylabel: str, yscale: Scale = "linear"
 ) -> tuple[Figure, Axes]:
-    """Compare training curves: one band for each method.
-
-    Parameters
-    ----------
-    x : array, shape (T,)
-    runs : mapping from label to (kind, array of shape (S, T))
-        What :func:`band` draws.
-    xlabel, ylabel : str
-        Lower case, with the unit.
-    yscale : "linear" or "log"
-
-    Returns
-    -------
-    fig, ax
-    """
+    """Compare training curves: one :func:`band` for each label, of (kind, runs)."""
     with _figure() as (fig, (ax,)):
-        for label, (kind, values) in runs.items():
-            band(ax, x, values, kind=kind, label=label)
+        _bands(ax, x, runs)
         ax.set(xlabel=xlabel, ylabel=ylabel, yscale=yscale)
         ax.legend()
     return fig, ax
 
 
 def curve_grid(
-    rows: Mapping[str, Mapping[str, Mapping[str, Line]]],
-    *,
-    yscale: Literal["linear", "log"] = "linear",
+    rows: Mapping[str, Mapping[str, Mapping[str, Line]]], *, yscale: Scale = "linear"
 ) -> tuple[Figure, list[list[Axes]]]:
     """Compare training curves in several panels; each row shares its vertical scale.
 
@@ -211,19 +159,13 @@ def curve_grid(
     ----------
     rows : mapping from y label to (mapping from x label to lines)
         Each row has the same x labels, which stand below the lowest row. The lines of
-        a panel map a label to (kind, x, runs), as :func:`band` draws them; a label
-        that begins with an underscore is not in the legend.
-    yscale : "linear" or "log"
+        a panel map a label to (kind, x, runs) of a :func:`band`; a label that begins
+        with an underscore is not in the legend, and those of a reference stand last.
 
     Returns
     -------
     fig, axes
         One list of axes for each row.
-
-    Raises
-    ------
-    ValueError
-        If there is no panel, or the rows have different x labels.
     """
     columns = list(next(iter(rows.values()), []))
     if any(list(row) != columns for row in rows.values()) or not columns:
@@ -231,15 +173,16 @@ def curve_grid(
             "rows must hold at least one panel, and each the same x labels, got "
             f"{[list(row) for row in rows.values()]}; give every row every column."
         )
-    fig = plt.figure(figsize=(max(6.4, 2.1 * len(columns)), 1.1 + 2.3 * len(rows)))
-    try:
-        grid = fig.subplots(
-            len(rows), len(columns), squeeze=False, sharex="col", sharey="row"
-        )
+    wide, high = len(columns), len(rows)
+    shared: Any = {"sharex": "col", "sharey": "row"}
+    with _figure(wide * high, columns=wide, **shared) as (fig, axes):
+        fig.set_size_inches(max(6.4, 2.1 * wide), 1.1 + 2.3 * high)
+        grid = [axes[k : k + wide] for k in range(0, wide * high, wide)]
         known: dict[str, Artist] = {}
         references = set()
-        for axes, (ylabel, row) in zip(grid, rows.items(), strict=True):
-            for ax, lines in zip(axes, row.values(), strict=True):
+        for row_axes, (ylabel, row) in zip(grid, rows.items(), strict=True):
+            row_axes[0].set_ylabel(ylabel)
+            for ax, lines in zip(row_axes, row.values(), strict=True):
                 for label, (kind, x, runs) in lines.items():
                     band(ax, x, runs, kind=kind, label=label)
                     if kind == "reference":
@@ -247,40 +190,23 @@ def curve_grid(
                 ax.set(yscale=yscale)
                 handles, names = ax.get_legend_handles_labels()
                 known |= dict(zip(names, handles, strict=True))
-            axes[0].set_ylabel(ylabel)
         for ax, xlabel in zip(grid[-1], columns, strict=True):
             ax.set_xlabel(xlabel)
-        # Those of a reference stand last, wherever they were met first.
         labels = sorted(known, key=lambda label: label in references)
         if labels:
             handles = [known[label] for label in labels]
-            per_row = min(len(labels), len(columns) + 1)  # what fits beside each other
+            per_row = min(len(labels), wide + 1)  # what fits beside each other
             fig.legend(handles, labels, loc="outside upper center", ncols=per_row)
-    except BaseException:
-        plt.close(fig)
-        raise
-    return fig, [list(axes) for axes in grid]
+    return fig, grid
 
 
 def depth_profile(
-    panels: Mapping[str, Mapping[str, tuple[Kind, ArrayLike]]],
-    *,
-    xlabel: str = "layer",
-    yscale: Literal["linear", "log"] = "log",
+    panels: Mapping[str, Runs], *, xlabel: str = "layer", yscale: Scale = "log"
 ) -> tuple[Figure, Sequence[Axes]]:
     """Draw quantities through depth side by side, one panel a quantity.
 
-    Parameters
-    ----------
-    panels : mapping from y label to (mapping from label to (kind, values))
-        ``values`` has shape (L,), or (S, L) for S runs; layers count from 1.
-    xlabel : str
-    yscale : "linear" or "log"
-
-    Returns
-    -------
-    fig, axes
-        One axes for each panel.
+    A panel maps a label to (kind, values) of shape (L,), or (S, L) for S runs; layers
+    count from 1.
     """
     with _figure(len(panels)) as (fig, axes):
         for ax, (ylabel, lines) in zip(axes, panels.items(), strict=True):
@@ -295,34 +221,20 @@ def depth_profile(
 
 def sweep(
     x: ArrayLike,
-    panels: Mapping[str, Mapping[str, tuple[Kind, ArrayLike]]],
+    panels: Mapping[str, Runs],
     *,
     xlabel: str,
-    yscale: Literal["linear", "log"] = "linear",
+    yscale: Scale = "linear",
     ylim: tuple[float, float] | None = None,
 ) -> tuple[Figure, Sequence[Axes]]:
     """Draw results against a setting on a log axis, one panel a network or data set.
 
-    Parameters
-    ----------
-    x : array, shape (T,)
-        The values of the setting, positive.
-    panels : mapping from y label to (mapping from label to (kind, runs))
-        ``runs`` has shape (S, T) for S runs; what :func:`band` draws.
-    xlabel : str
-    yscale : "linear" or "log"
-    ylim : pair of floats, optional
-        The same for every panel; what lies outside is not seen, so say so.
-
-    Returns
-    -------
-    fig, axes
-        One axes for each panel; they share the vertical scale.
+    A panel maps a label to (kind, runs) of a :func:`band`; all have one vertical scale.
+    `x` is positive. What lies outside of `ylim` is not seen, so say so.
     """
     with _figure(len(panels), sharey=True) as (fig, axes):
         for ax, (ylabel, lines) in zip(axes, panels.items(), strict=True):
-            for label, (kind, runs) in lines.items():
-                band(ax, x, runs, kind=kind, label=label)
+            _bands(ax, x, lines)
             ax.set(xlabel=xlabel, ylabel=ylabel, xscale="log", yscale=yscale, ylim=ylim)
             tick(ax, x)
         legend_above(fig, axes[0])
@@ -342,16 +254,6 @@ def marked_cells(
     masks : mapping from label to array of bool, shape (N, C, H, W)
     kind : key of ``STYLES``
         The colour of the marked values; the others are light grey.
-
-    Returns
-    -------
-    fig, axes
-        One axes for each mask.
-
-    Raises
-    ------
-    ValueError
-        If a mask does not have four axes, or ``kind`` is unknown.
     """
     with _figure(len(masks)) as (fig, axes):
         for ax, (label, values) in zip(axes, masks.items(), strict=True):
@@ -360,15 +262,19 @@ def marked_cells(
     return fig, axes
 
 
+# Seen on every colour: white with a dark rim.
+_DOT: dict[str, Any] = {"marker": "o", "ms": 4, "mfc": "white", "mec": "black"}
+
+
 def shared_cells(
     methods: Mapping[str, tuple[Kind, ArrayLike, ArrayLike]],
     index: tuple[int, int, int, int],
 ) -> tuple[Figure, Sequence[Axes]]:
     """Show what each method shares with one value of an array (N, C, H, W).
 
-    Each image is a block of H x W squares. The examples stand one below the other,
-    their channels side by side. The value itself has a frame; what shares its mean and
-    variance has the colour of the method, what shares its gain and bias a dot.
+    The array is drawn as by :func:`marked_cells`, two methods side by side. The value
+    itself has a frame; what shares its mean and variance has the colour of the method,
+    what shares its gain and bias a dot.
 
     Parameters
     ----------
@@ -377,17 +283,6 @@ def shared_cells(
         them.
     index : tuple of int
         The place of the value.
-
-    Returns
-    -------
-    fig, axes
-        One axes for each method, two side by side.
-
-    Raises
-    ------
-    ValueError
-        If a mask does not have four axes or the index does not lie in it, the two
-        masks of a method differ in shape, or a kind is unknown.
     """
     rows = -(-len(methods) // 2)
     with _figure(len(methods), columns=2) as (fig, axes):
@@ -399,7 +294,7 @@ def shared_cells(
             _draw_images(ax, statistics, kind)
             check_index(statistics.shape, index)
             x, y = _corners(statistics.shape, np.argwhere(parameters))
-            ax.plot(x + 0.5, y + 0.5, **_DOT)
+            ax.plot(x + 0.5, y + 0.5, ls="none", **_DOT)
             ((x,), (y,)) = _corners(statistics.shape, np.array([index]))
             ax.add_patch(Rectangle((x, y), 1, 1, fill=False, ec="black", lw=2.2))
             # The empty line sets it apart from the panel below.
@@ -407,7 +302,7 @@ def shared_cells(
         kinds = dict.fromkeys(kind for kind, *_ in methods.values())
         colours = tuple(Patch(color=_style(kind)["color"]) for kind in kinds)
         frame = Line2D([], [], ls="none", marker="s", mec="black", mfc="none", mew=2.2)
-        handles: list[Any] = [frame, colours, Line2D([], [], **_DOT)]
+        handles: list[Any] = [frame, colours, Line2D([], [], ls="none", **_DOT)]
         fig.legend(
             handles,
             ["one value", "shares its mean and variance", "shares its gain and bias"],
@@ -415,17 +310,6 @@ def shared_cells(
             loc="outside upper center",
         )
     return fig, axes
-
-
-_PEN: dict[str, Any] = {"ls": "-", "lw": 1, "solid_capstyle": "round"}
-# Seen on every colour: white with a dark rim.
-_DOT: dict[str, Any] = {
-    "ls": "none",
-    "marker": "o",
-    "ms": 4,
-    "mfc": "white",
-    "mec": "black",
-}
 
 
 def pen_lines(
@@ -441,24 +325,13 @@ def pen_lines(
         a panel stand one below the other; no stroke is drawn where the pen is lifted.
     columns : int
         Panels side by side.
-
-    Returns
-    -------
-    fig, axes
-        One axes for each panel, with one unit for both directions.
-
-    Raises
-    ------
-    ValueError
-        If there is no panel, a line does not have shape (T, 3) or has no step, or a
-        kind is unknown.
     """
     with _figure(len(lines), columns=columns) as (fig, axes):
         fig.set_size_inches(8.4, 0.4 + 1.5 * -(-len(lines) // columns))
         for ax, (label, (kind, written)) in zip(axes, lines.items(), strict=True):
-            top = 0.0
-            for own in written:
-                steps = np.asarray(own, dtype=float)
+            colour, top = _style(kind)["color"], 0.0
+            for line in written:
+                steps = np.asarray(line, dtype=float)
                 if steps.ndim != 2 or steps.shape[1] != 3 or len(steps) == 0:
                     raise ValueError(
                         "each line must have shape (T, 3) with a step or more, got "
@@ -470,9 +343,9 @@ def pen_lines(
                 ends = np.flatnonzero(steps[:, 2]) + 1
                 for stroke in np.split(way, ends):
                     # A dot is a stroke of one point. Behind the last one may be none.
-                    ax.plot(*stroke.T, **_PEN, color=_style(kind)["color"])
+                    ax.plot(*stroke.T, "-", lw=1, solid_capstyle="round", color=colour)
                     if len(stroke) == 1:
-                        ax.plot(*stroke.T, ".", ms=2, color=_style(kind)["color"])
+                        ax.plot(*stroke.T, ".", ms=2, color=colour)
             ax.set(aspect="equal", xlabel=label, xticks=[], yticks=[])
             ax.spines[:].set_visible(False)
             ax.grid(visible=False)
@@ -497,17 +370,6 @@ def shaded_words(
         One text each, one below the other. A sentence is a sequence of words and
         begins a line. There is a weight from 0 to 1, shape (T,), for each of T words;
         1 has the full shade, in the colour of the kind.
-
-    Returns
-    -------
-    fig, axes
-        One axes for each text.
-
-    Raises
-    ------
-    ValueError
-        If there is no panel, a text has no word or another number of weights, a weight
-        does not lie in 0..1, or a kind is unknown.
     """
     with _figure(len(panels), columns=1) as (fig, axes):
         heights = []
@@ -566,14 +428,12 @@ def _draw_words(
 
 
 def signed_map(
-    values: ArrayLike,
-    *,
-    xlabel: str,
-    ylabel: str,
-    label: str,
-    ax: Axes | None = None,
+    values: ArrayLike, *, xlabel: str, ylabel: str, label: str, ax: Axes | None = None
 ) -> tuple[Figure | SubFigure, Axes]:
     """Show a matrix of signed numbers: red above 0, blue below, white at 0.
+
+    The colours reach to the largest finite value; NaN is left blank, infinity gets
+    the last colour.
 
     Parameters
     ----------
@@ -582,20 +442,6 @@ def signed_map(
         Of the columns, the rows and the colour bar.
     ax : matplotlib axes, optional
         Where to draw; a new figure if left out.
-
-    Returns
-    -------
-    fig, ax
-
-    Raises
-    ------
-    ValueError
-        If ``values`` is no matrix, or empty.
-
-    Notes
-    -----
-    The colours reach to the largest finite value; NaN is left blank, infinity gets
-    the last colour.
     """
     values = np.asarray(values, dtype=float)
     if values.ndim != 2 or values.size == 0:
@@ -650,7 +496,7 @@ def _corners(shape: tuple[int, ...], places: Any) -> tuple[Any, Any]:
 
 @contextmanager
 def _figure(
-    panels: int = 1, *, columns: int | None = None, sharey: bool = False
+    panels: int = 1, *, columns: int | None = None, **shared: Any
 ) -> Iterator[tuple[Figure, list[Axes]]]:
     """Open a figure with panels side by side; after an error it is not left open."""
     if panels == 0:
@@ -659,8 +505,7 @@ def _figure(
     fig = plt.figure()
     try:
         rows = -(-panels // columns)
-        grid = fig.subplots(rows, columns, squeeze=False, sharey=sharey)
-        axes = list(grid.flat)
+        axes = list(fig.subplots(rows, columns, squeeze=False, **shared).flat)
         for ax in axes[panels:]:
             ax.remove()
         yield fig, axes[:panels]

@@ -16,7 +16,7 @@ import pytest
 from numpy.typing import NDArray
 
 from normbook.data.catalogue import BABI, SOURCES, DataFile, Source
-from normbook.data.files import CACHE, DATA
+from normbook.data.files import CACHE, DATA, whereabouts
 from normbook.lab.runner import LOADERS
 
 # --- MNIST and Fashion-MNIST
@@ -209,3 +209,9 @@ def put(
     monkeypatch.setenv(DATA, str(folder))
     monkeypatch.setenv(CACHE, str(folder / "cache"))
     return source
+
+
+def needs(source: Source) -> pytest.MarkDecorator:
+    """Skip where the real files are not on this machine: tests download nothing."""
+    is_here, where = whereabouts(source)
+    return pytest.mark.skipif(not is_here, reason=f"{source.title} is {where}")

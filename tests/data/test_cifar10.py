@@ -13,18 +13,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from stand_ins import COUNT, batch, cifar10_like, labels, pictures, put, whole
+from stand_ins import COUNT, batch, cifar10_like, labels, needs, pictures, put, whole
 
 from normbook.data import cifar10
 from normbook.data.catalogue import CIFAR_10
-from normbook.data.files import read, whereabouts
-
-
-@pytest.fixture
-def stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A small archive in the place of the real one."""
-    put("cifar-10", tmp_path, monkeypatch)
-
+from normbook.data.files import read
 
 # --- what is read
 
@@ -45,41 +38,19 @@ def test_numpy_itself_reads_the_same_from_such_a_pickle() -> None:
     assert y.tolist() == found[b"labels"]
 
 
-@pytest.mark.usefixtures("stand_in")
-def test_raw_pictures_keep_every_pixel_and_the_order() -> None:
+def test_raw_pictures_keep_every_pixel_and_the_order(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put("cifar-10", tmp_path, monkeypatch)
     dataset = cifar10.load(is_scaled=False)
     x = np.concatenate([dataset.x_train, dataset.x_test])
     y = np.concatenate([dataset.y_train, dataset.y_test])
     assert dataset.x_train.shape == (5 * COUNT, 3, 32, 32)
     assert dataset.x_test.shape == (COUNT, 3, 32, 32)
-    assert x.dtype == np.uint8
-    assert dataset.y_train.dtype == dataset.y_test.dtype == np.int64
     for k in range(6):
         part = slice(k * COUNT, (k + 1) * COUNT)
         np.testing.assert_array_equal(x[part].reshape(COUNT, -1), pictures(k))
         assert y[part].tolist() == labels(k)
-
-
-@pytest.mark.usefixtures("stand_in")
-def test_channels_come_first_then_rows() -> None:
-    x = cifar10.load(is_scaled=False).x_test
-    assert x[2, 1, 5, 9] == pictures(5)[2, 1 * 1024 + 5 * 32 + 9]
-
-
-@pytest.mark.usefixtures("stand_in")
-def test_pictures_are_scaled_to_float32_from_0_to_1() -> None:
-    scaled, raw = cifar10.load(), cifar10.load(is_scaled=False)
-    for x, pixels in ((scaled.x_train, raw.x_train), (scaled.x_test, raw.x_test)):
-        assert x.dtype == np.float32
-        assert x[pixels == 255].tolist() == [1] * (pixels == 255).sum()
-        assert set(x[pixels == 51].tolist()) == {np.float32(0.2)}
-        np.testing.assert_array_equal(np.rint(x * 255), pixels)
-
-
-@pytest.mark.usefixtures("stand_in")
-def test_the_arrays_may_be_written_to() -> None:
-    for is_scaled in (True, False):
-        assert all(array.flags.writeable for array in cifar10.load(is_scaled))
 
 
 def test_an_array_in_the_order_of_fortran_is_read_as_numpy_reads_it() -> None:
@@ -147,10 +118,8 @@ def test_a_pickle_cannot_make_numpy_take_memory() -> None:
 
 # --- the real one
 
-is_here, where = whereabouts(CIFAR_10)
 
-
-@pytest.mark.skipif(not is_here, reason=f"CIFAR-10 is {where}")
+@needs(CIFAR_10)
 def test_cifar_10_is_what_is_known_of_it() -> None:
     x_train, y_train, x_test, y_test = cifar10.load()
     assert x_train.shape == (50_000, 3, 32, 32)
@@ -163,7 +132,7 @@ def test_cifar_10_is_what_is_known_of_it() -> None:
     assert mean == pytest.approx([0.4914, 0.4822, 0.4465], abs=1e-4)
 
 
-@pytest.mark.skipif(not is_here, reason=f"CIFAR-10 is {where}")
+@needs(CIFAR_10)
 def test_the_classes_are_those_of_the_archive() -> None:
     packed = io.BytesIO(read(CIFAR_10, CIFAR_10.files[0]))
     with tarfile.open(fileobj=packed, mode="r:gz") as tar:

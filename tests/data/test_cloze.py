@@ -20,8 +20,8 @@ def drawn() -> tuple[Story, ...]:
     return cloze.stories(np.random.default_rng(5), train=6000, test=1).train
 
 
-def allowed(share: float, count: int) -> float:
-    return float(SPREAD * np.sqrt(share * (1 - share) / count))
+def near(share: Any, count: int) -> Any:
+    return pytest.approx(share, abs=SPREAD * np.sqrt(share * (1 - share) / count))
 
 
 def test_the_same_seed_gives_the_same_texts_and_another_one_others() -> None:
@@ -58,13 +58,10 @@ def test_texts_have_all_numbers_of_sentences_and_sentences_two_lengths(
     counts = Counter(len(story.facts) for story in drawn)
     assert sorted(counts) == [2, 3, 4]
     for count in counts.values():
-        assert count / len(drawn) == pytest.approx(
-            1 / 3, abs=allowed(1 / 3, len(drawn))
-        )
+        assert count / len(drawn) == near(1 / 3, len(drawn))
     lengths = [len(fact) for story in drawn for fact in story.facts]
     assert set(lengths) == {3, 4}
-    share = np.mean(np.array(lengths) == 4)
-    assert share == pytest.approx(1 / 3, abs=allowed(1 / 3, len(lengths)))
+    assert np.mean(np.array(lengths) == 4) == near(1 / 3, len(lengths))
 
 
 def counted(train: Any, test: Any, key: Any) -> float:
@@ -80,8 +77,7 @@ def test_who_counts_answers_to_a_question_stays_at_chance(
     drawn: tuple[Story, ...],
 ) -> None:
     train, test = drawn[:4000], drawn[4000:]
-    found = counted(train, test, lambda story: story.question)
-    assert found == pytest.approx(1 / 5, abs=allowed(1 / 5, len(test)))
+    assert counted(train, test, lambda s: s.question) == near(1 / 5, len(test))
     assert counted(train, test, lambda s: (s.question, s.answer)) == 1  # it can be more
 
 
@@ -89,16 +85,14 @@ def test_who_has_the_text_alone_stays_at_chance(drawn: tuple[Story, ...]) -> Non
     for place in (0, 1):
         share = np.mean([1 / len(story.facts) for story in drawn])
         found = np.mean([story.facts[place][-3] == story.answer for story in drawn])
-        assert found == pytest.approx(share, abs=allowed(float(share), len(drawn)))
+        assert found == near(share, len(drawn))
 
 
 def test_all_names_are_equally_likely_answers(drawn: tuple[Story, ...]) -> None:
     counts = Counter(story.answer for story in drawn)
     assert sorted(counts) == [f"@entity{k}" for k in range(6)]
     for count in counts.values():
-        assert count / len(drawn) == pytest.approx(
-            1 / 6, abs=allowed(1 / 6, len(drawn))
-        )
+        assert count / len(drawn) == near(1 / 6, len(drawn))
 
 
 @pytest.mark.parametrize(

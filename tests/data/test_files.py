@@ -194,7 +194,7 @@ def server() -> Iterator[Server]:
         server.shutdown()
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Where the file will lie in an empty cache; no other place to look at."""
     monkeypatch.setenv(files.CACHE, str(tmp_path / "cache"))
@@ -306,15 +306,6 @@ def test_a_folder_or_a_pipe_in_the_place_of_the_file_is_an_error_at_once(
         read(server.source("good"))
 
 
-def test_a_pipe_in_the_cache_is_replaced_by_a_download(
-    server: Server, cache: Path
-) -> None:
-    cache.parent.mkdir(parents=True)
-    os.mkfifo(cache)
-    assert read(server.source("good")) == CONTENT
-    assert cache.read_bytes() == CONTENT
-
-
 @pytest.mark.parametrize("function", ["stat", "open"])  # of a folder, of the file
 def test_a_file_that_may_not_be_read_is_no_damaged_one(
     function: str, server: Server, folder: Path, monkeypatch: pytest.MonkeyPatch
@@ -353,15 +344,6 @@ def test_the_file_of_another_data_set_in_the_folder_of_this_one_is_an_error(
     assert server.asked == []
 
 
-def test_the_file_of_another_data_set_in_the_cache_is_downloaded_anew(
-    server: Server, cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    add_other(monkeypatch)
-    put(cache, b"other")
-    assert read(server.source("good")) == CONTENT
-    assert cache.read_bytes() == CONTENT
-
-
 @pytest.mark.parametrize("name", ["no-such-folder", "file"])
 def test_a_folder_that_is_none_is_an_error(
     name: str, server: Server, folder: Path, monkeypatch: pytest.MonkeyPatch
@@ -394,7 +376,6 @@ def test_a_setting_that_can_be_no_folder_is_an_error_of_one_short_line(
     value: str,
     reason: str,
     server: Server,
-    cache: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv(setting, value)
@@ -406,9 +387,7 @@ def test_a_setting_that_can_be_no_folder_is_an_error_of_one_short_line(
     assert server.asked == []
 
 
-def test_an_empty_setting_is_as_none(
-    cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_empty_setting_is_as_none(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(files.DATA, "")
     monkeypatch.setenv(files.CACHE, "")
     assert files.data_folder() is None
@@ -416,10 +395,24 @@ def test_an_empty_setting_is_as_none(
     assert files.cache_folder().is_absolute()
 
 
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda path: path.write_bytes(CONTENT[::-1]),
+        lambda path: path.write_bytes(b"other"),  # the file of another data set
+        os.mkfifo,
+    ],
+    ids=["damaged", "other", "pipe"],
+)
 def test_a_damaged_file_in_the_cache_is_downloaded_anew(
-    server: Server, cache: Path
+    spoil: Callable[[Path], Any],
+    server: Server,
+    cache: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    put(cache, CONTENT[::-1])
+    add_other(monkeypatch)
+    cache.parent.mkdir(parents=True)
+    spoil(cache)
     assert read(server.source("good")) == CONTENT
     assert cache.read_bytes() == CONTENT
 
@@ -467,7 +460,7 @@ def test_a_mirror_that_fails_is_an_error_the_old_file_is_kept_and_the_next_is_as
 
 @pytest.mark.parametrize("behaviour", ["hang"], indirect=True)
 def test_a_socket_that_times_out_before_the_reader_does_tells_the_same(
-    behaviour: str, server: Server, cache: Path, monkeypatch: pytest.MonkeyPatch
+    behaviour: str, server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     get = requests.get
     monkeypatch.setattr(
@@ -477,16 +470,14 @@ def test_a_socket_that_times_out_before_the_reader_does_tells_the_same(
         read(server.source(behaviour))
 
 
-def test_a_mirror_that_sends_too_much_is_hung_up_on(
-    server: Server, cache: Path
-) -> None:
+def test_a_mirror_that_sends_too_much_is_hung_up_on(server: Server) -> None:
     assert read(server.source("endless", "good")) == CONTENT
     assert server.client_left.wait(10)
 
 
 @pytest.mark.parametrize("behaviour", ["slow", "moved"], indirect=True)
 def test_a_mirror_that_is_slow_or_redirects_is_fine(
-    behaviour: str, server: Server, cache: Path
+    behaviour: str, server: Server
 ) -> None:
     assert read(server.source(behaviour)) == CONTENT
 
@@ -503,9 +494,7 @@ def test_a_mirror_is_left_that_is_too_slow_on_average(
     assert read(server.source("slow")) == CONTENT
 
 
-def test_a_host_that_refuses_connections_is_named_with_the_reason(
-    cache: Path,
-) -> None:
+def test_a_host_that_refuses_connections_is_named_with_the_reason() -> None:
     with socket.socket() as deaf:  # has a port, but does not listen
         deaf.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{deaf.getsockname()[1]}/a"
@@ -515,15 +504,13 @@ def test_a_host_that_refuses_connections_is_named_with_the_reason(
 
 
 @pytest.mark.parametrize("url", ["http://example.org/a", "ftp://127.0.0.1/a", "a"])
-def test_an_address_without_encryption_is_not_asked(url: str, cache: Path) -> None:
+def test_an_address_without_encryption_is_not_asked(url: str) -> None:
     file = DataFile(NAME, 1, "0", (url,))
     with pytest.raises(files.DataError, match=f"{url}: not an https address"):
         files.read(Source("odd", "Odd", "none", "none", (file,)), file)
 
 
-def test_the_bytes_are_asked_for_as_they_are_stored(
-    server: Server, cache: Path
-) -> None:
+def test_the_bytes_are_asked_for_as_they_are_stored(server: Server) -> None:
     read(server.source("good"))
     assert server.headers_seen[0]["Accept-Encoding"] == "identity"
 
@@ -548,10 +535,7 @@ def test_the_error_names_each_place_and_what_to_do(server: Server, cache: Path) 
 
 
 def test_progress_is_shown_in_a_terminal(
-    server: Server,
-    cache: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    server: Server, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(files, "_is_watched", lambda: True)
     read(server.source("slow"))
@@ -580,7 +564,7 @@ def test_a_cache_that_is_no_folder_is_an_error_before_any_download(
 
 
 def test_a_cache_without_permission_is_an_error_before_any_download(
-    server: Server, cache: Path, monkeypatch: pytest.MonkeyPatch
+    server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(os, "access", lambda *_: False)  # root may write everywhere
     with pytest.raises(files.DataError, match="Permission denied"):
@@ -729,9 +713,7 @@ def test_a_file_that_belongs_to_no_data_set_is_damaged_for_each_that_has_its_nam
     assert text.startswith(f"damaged: {path}: it has 7 bytes")
 
 
-def test_whereabouts_tell_of_a_wrong_setting(
-    cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_whereabouts_tell_of_a_wrong_setting(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(files.DATA, "/no/such/folder")
     is_here, text = files.whereabouts(MNIST)
     assert not is_here
@@ -824,7 +806,7 @@ def test_a_damaged_archive_is_passed_over_of_a_mirror_and_refused_of_the_reader(
     [("html", "a web page came instead of"), ("truncated", r"after \d+ bytes")],
 )
 def test_where_no_archive_came_the_names_of_it_are_told(
-    behaviour: str, reason: str, server: Server, cache: Path
+    behaviour: str, reason: str, server: Server
 ) -> None:
     names = "odd.zip or odd.tar.gz or odd.tar.xz, or from it"
     with pytest.raises(files.DataError, match=f"(?s){reason}.*{names}"):

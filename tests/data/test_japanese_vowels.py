@@ -4,11 +4,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from stand_ins import END, put, recordings
+from stand_ins import END, needs, put, recordings
 
 from normbook.data import vowels
 from normbook.data.catalogue import JAPANESE_VOWELS
-from normbook.data.files import whereabouts
 
 CONTENT = recordings(2, 1, 3)
 
@@ -53,10 +52,7 @@ def test_the_speakers_follow_each_other_as_the_authors_state(
     assert [x[0, 0] for x in dataset.x_test[:3]] == [2, 3, 4]
 
 
-is_here, where = whereabouts(JAPANESE_VOWELS)
-
-
-@pytest.mark.skipif(not is_here, reason=f"Japanese Vowels is {where}")
+@needs(JAPANESE_VOWELS)
 def test_japanese_vowels_is_what_is_known_of_it() -> None:
     x_train, y_train, x_test, y_test = vowels.load()
     assert (len(x_train), len(x_test)) == (270, 370)

@@ -9,11 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from stand_ins import DRAWING, path, put, zipped
+from stand_ins import DRAWING, needs, path, put, zipped
 
 from normbook.data import strokes
-from normbook.data.catalogue import SOURCES
-from normbook.data.files import DATA, whereabouts
+from normbook.data.catalogue import OMNIGLOT_STROKES
 from normbook.data.strokes import Drawing
 from normbook.data.synthetic import drawings
 
@@ -155,10 +154,7 @@ def test_another_generator_gives_other_lines_and_the_same_one_the_same() -> None
         ({"test_drawers": [21]}, "one for testing, got 40 and 0"),
         ({"test_drawers": range(1, 21)}, "one for testing, got 0 and 40"),
         ({"characters": 0}, "characters must be a whole number of at least 1, got 0"),
-        (
-            {"characters": 2.0},
-            r"characters must be a whole number of at least 1, got 2\.0",
-        ),
+        ({"characters": 2.0}, r"characters must be a whole .* at least 1, got 2\.0"),
         ({"length": 0}, "length must be above 0, got 0"),
         ({"gap": float("nan")}, "gap must be finite, got nan; give"),
     ],
@@ -188,12 +184,10 @@ def test_drawings_without_a_way_are_refused(strokes_of: Any, message: str) -> No
 
 @pytest.fixture(scope="module")
 def real() -> tuple[Drawing, ...]:
-    is_here, where = whereabouts(SOURCES["omniglot-strokes"])
-    if not is_here:
-        pytest.skip(f"needs omniglot-strokes ({where}), or its folder in {DATA}")
     return strokes.load()
 
 
+@needs(OMNIGLOT_STROKES)
 def test_the_real_drawings_are_what_is_known_of_them(real: tuple[Drawing, ...]) -> None:
     assert len(real) == 4840
     alphabets = Counter(drawing.alphabet for drawing in real)
@@ -206,6 +200,7 @@ def test_the_real_drawings_are_what_is_known_of_them(real: tuple[Drawing, ...]) 
     )
 
 
+@needs(OMNIGLOT_STROKES)
 def test_the_real_lines_have_about_five_hundred_steps(
     real: tuple[Drawing, ...],
 ) -> None:

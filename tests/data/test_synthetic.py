@@ -161,7 +161,5 @@ def test_the_same_generator_gives_the_same_drawings_and_another_one_others() -> 
 
 @pytest.mark.parametrize("drawers", [0, -1, 2.5])
 def test_a_number_of_people_that_there_cannot_be_is_refused(drawers: Any) -> None:
-    with pytest.raises(
-        ValueError, match="drawers must be a whole number of at least 1"
-    ):
+    with pytest.raises(ValueError, match=r"drawers must be a whole .* at least 1, got"):
         drawings(np.random.default_rng(0), drawers=drawers)

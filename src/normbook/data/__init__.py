@@ -1,7 +1,7 @@
 """Data sets for the experiments, as NumPy arrays.
 
-Every data set has a function ``load()`` (Fashion-MNIST ``mnist.load_fashion()``); those
-of pictures return a :class:`Dataset`:
+Every data set has a function ``load()`` (Fashion-MNIST ``mnist.load_fashion()``), which
+keeps the order of its files; those of pictures return a :class:`Dataset`:
 
 >>> from normbook.data import digits
 >>> dataset = digits.load()
@@ -13,11 +13,16 @@ looked for in the folder named by the environment variable ``NORMBOOK_DATA``, th
 the cache, and are downloaded only then (:mod:`normbook.data.files`). Where one is
 damaged or nowhere to be had, loading raises ``DataError``, which says what to do.
 ``normbook data list`` shows what is there, ``normbook data fetch`` whom to cite.
+
+What is made instead of loaded is drawn from a `generator`. A size that is no whole
+number or out of its bounds raises ``ValueError`` before anything is drawn.
 """
 
 from __future__ import annotations
 
+import math
 import operator
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:  # the command lists data sets where NumPy is not installed
@@ -43,13 +48,10 @@ class Dataset(NamedTuple):
 
 def check_size(name: str, value: int, least: int, most: int | None = None) -> None:
     """Refuse what is no whole number, or lies outside of its bounds."""
-    try:
-        whole = operator.index(value)
-        is_valid = whole >= least and (most is None or whole <= most)
-    except TypeError:
-        is_valid = False
-    if not is_valid:
-        bounds = f"of at least {least}" if most is None else f"from {least} to {most}"
-        raise ValueError(
-            f"{name} must be a whole number {bounds}, got {value!r}; give {least}, say."
-        )
+    with suppress(TypeError):
+        if least <= operator.index(value) <= (math.inf if most is None else most):
+            return
+    bounds = f"of at least {least}" if most is None else f"from {least} to {most}"
+    raise ValueError(
+        f"{name} must be a whole number {bounds}, got {value!r}; give {least}, say."
+    )

@@ -25,15 +25,9 @@ __all__ = ["load", "read"]
 
 
 def load() -> Stories:
-    """Load three tasks of bAbI.
+    """Load three tasks of bAbI: 30 000 questions for training and 3 000 for testing.
 
     A folder of yours may hold the archive of the authors, or the files in it.
-
-    Returns
-    -------
-    Stories
-        30 000 for training and 3 000 for testing, in the order of the tasks and of
-        the files.
     """
     train: list[Story] = []
     test: list[Story] = []

@@ -70,11 +70,6 @@ class Source:
         """Size of all files together (bytes)."""
         return sum(file.size for file in self.files)
 
-    @property
-    def folders(self) -> tuple[str, ...]:
-        """Names that its folder may have: with ``-`` and with ``_``."""
-        return tuple(dict.fromkeys((self.name, self.name.replace("-", "_"))))
-
 
 def _files(
     mirrors: tuple[str, ...], manifest: str, archive: Archive | None = None

@@ -40,37 +40,28 @@ NAMES = {
 
 
 def load(is_scaled: bool = True) -> Dataset:
-    """Load CIFAR-10.
+    """Load CIFAR-10; `is_scaled` is that of :func:`normbook.data.mnist.load`.
 
     The download is 170 MB, from one server, which can take an hour for it. In memory
     the scaled pictures are 740 MB.
 
-    Parameters
-    ----------
-    is_scaled : bool, optional
-        As :func:`normbook.data.mnist.load`.
-
     Returns
     -------
     Dataset
-        `x_train` ``(50000, 3, 32, 32)`` and `x_test` ``(10000, 3, 32, 32)``: the
-        channels are red, green and blue, the rows begin at the top; `y_train`
-        ``(50000,)`` and `y_test` ``(10000,)``, int64, the index into ``CLASSES``.
-        The order is that of the files.
+        Pictures ``(50000, 3, 32, 32)`` and ``(10000, 3, 32, 32)``: the channels are
+        red, green and blue, the rows begin at the top; labels are indices into
+        ``CLASSES``.
     """
     (file,) = CIFAR_10.files
     content = gzip.decompress(files.read(CIFAR_10, file))
     with tarfile.open(fileobj=io.BytesIO(content)) as archive:
-        *train, (x_test, y_test) = [_batch(_member(archive, name)) for name in BATCHES]
+        members = (archive.extractfile(f"{FOLDER}/{name}") for name in BATCHES)
+        *train, (x_test, y_test) = [
+            _batch(cast("IO[bytes]", m).read()) for m in members
+        ]
     x_train, y_train = map(np.concatenate, zip(*train, strict=True))
     raw = Dataset(x_train, y_train, x_test, y_test)
     return scaled(raw) if is_scaled else raw
-
-
-def _member(archive: tarfile.TarFile, name: str) -> bytes:
-    """Return the content of one file of the archive."""
-    handle = cast("IO[bytes]", archive.extractfile(f"{FOLDER}/{name}"))
-    return handle.read()
 
 
 def _batch(content: bytes) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:

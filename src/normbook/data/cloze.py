@@ -36,7 +36,7 @@ def stories(
     shortest: int = 2,
     longest: int = 4,
 ) -> Stories:
-    """Draw texts, each with one question.
+    """Draw texts, each with one question; their task is "cloze".
 
     A text has a few sentences "A verb B" with two names A and B. No two of its
     sentences have the same A, nor the same verb and B. A third of them begin with one
@@ -49,25 +49,12 @@ def stories(
 
     Parameters
     ----------
-    generator : np.random.Generator
-        All is drawn from it.
     train, test : int
         Texts for training and for testing.
     entities : int
         Different names, at least 2: "@entity0" and so on.
     shortest, longest : int
         Bounds of the number of sentences, inclusive; at most `entities`.
-
-    Returns
-    -------
-    Stories
-        Their task is "cloze".
-
-    Raises
-    ------
-    ValueError
-        If a size is not a whole number, too small or too large, or the bounds are
-        reversed.
 
     Examples
     --------
@@ -110,9 +97,7 @@ def stories(
         answer = _name(subjects[place])
         return Story("cloze", tuple(facts), asked[place], answer, (place,))
 
-    return Stories(
-        tuple(draw() for _ in range(train)), tuple(draw() for _ in range(test))
-    )
+    return Stories(*(tuple(draw() for _ in range(count)) for count in (train, test)))
 
 
 def _name(number: int) -> str:

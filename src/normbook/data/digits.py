@@ -20,32 +20,20 @@ def load(seed: int = 0) -> Dataset:
     """Load the digits, split into 1 437 for training and 360 for testing.
 
     The split is stratified: each class has the same share of both parts, up to
-    rounding. It is drawn by ``sklearn.model_selection.train_test_split`` and
-    depends on nothing but `seed`.
-
-    Parameters
-    ----------
-    seed : int, optional
-        Which split to draw, from 0 to 2**32 - 1.
+    rounding. It is drawn by ``sklearn.model_selection.train_test_split`` and depends on
+    nothing but `seed`, from 0 to 2**32 - 1.
 
     Returns
     -------
     Dataset
-        `x_train` ``(1437, 64)`` and `x_test` ``(360, 64)``, float64, pixels row
-        by row, scaled from 0 .. 16 to [0, 1]; `y_train` ``(1437,)`` and `y_test`
-        ``(360,)``, int64, the digit 0 to 9. Three pixels (columns 0, 32 and 39)
-        are 0 in every image.
-
-    Raises
-    ------
-    ValueError
-        If `seed` is not a whole number from 0 to 2**32 - 1.
+        Images ``(1437, 64)`` and ``(360, 64)``, float64, pixels row by row, scaled from
+        0 .. 16 to [0, 1]; labels are the digit.
 
     Examples
     --------
+    Three pixels are 0 in every image:
+
     >>> x_train, y_train, x_test, y_test = load()
-    >>> x_train.shape, x_test.shape
-    ((1437, 64), (360, 64))
     >>> (x_train[:, [0, 32, 39]] == 0).all()
     np.True_
     """

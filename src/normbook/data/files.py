@@ -15,8 +15,10 @@ error: the reader chose that folder, so nothing else is taken instead of it. A
 damaged file in the cache is downloaded again, and replaced only by a good one.
 
 Where a mirror has the file in a zip or tar archive, the file is unpacked in memory,
-and it is the file that is checked and kept, with the others that the data set has in
-the same archive.
+and it is the file that is checked and kept, with the others of the data set in there.
+
+A file that cannot be had, a setting that names no folder, or a cache that cannot be
+written to raises ``DataError``; the message lists each place and the cure.
 
 Why `requests` and not `pooch`: that asks a single address for each file, reads what
 comes without a limit of size, waits without an end for a server that sends a byte now
@@ -99,20 +101,12 @@ class Copy:
 
 
 def data_folder() -> Path | None:
-    """Return the folder that the reader named, None if there is none.
-
-    Raises
-    ------
-    DataError
-        If ``NORMBOOK_DATA`` names something that is not a folder.
-    """
+    """Return the folder that the reader named, None if there is none."""
     folder = _setting(DATA)
-    if folder is None:
-        return None
-    reason = "not a folder"
     try:
-        if stat.S_ISDIR(folder.stat().st_mode):
+        if folder is None or stat.S_ISDIR(folder.stat().st_mode):
             return folder
+        reason = "not a folder"
     except OSError as error:
         reason = error.strerror or str(error)
     raise DataError(
@@ -122,13 +116,7 @@ def data_folder() -> Path | None:
 
 
 def cache_folder() -> Path:
-    """Return the folder in which downloads are kept; it need not exist yet.
-
-    Raises
-    ------
-    DataError
-        If ``NORMBOOK_CACHE`` names the home folder of a user that is unknown.
-    """
+    """Return the folder in which downloads are kept; it need not exist yet."""
     folder = _setting(CACHE)
     if folder is not None:
         return folder
@@ -158,17 +146,12 @@ def copies(source: Source, file: DataFile) -> Iterator[Copy]:
     """Look at each place on this machine that may hold a file, best first.
 
     What is there has been read and checked.
-
-    Raises
-    ------
-    DataError
-        As :func:`data_folder` and :func:`cache_folder`.
     """
-    folder = data_folder()
+    folder, archive = data_folder(), file.archive
+    unpacked = archive.folder + file.name if archive else file.name
     if folder is not None:
-        archive = file.archive
-        unpacked = archive.folder + file.name if archive else file.name
-        for base in (*(folder / name for name in source.folders), folder):
+        own = dict.fromkeys((source.name, source.name.replace("-", "_")))
+        for base in (*(folder / name for name in own), folder):
             for name in dict.fromkeys((file.name, unpacked)):
                 yield _inspect(DATA, base / name, source, file, base == folder)
             for name in archive.names if archive else ():
@@ -258,27 +241,12 @@ def whereabouts(source: Source) -> tuple[bool, str]:
 
 
 def read(source: Source, file: DataFile) -> bytes:
-    """Return the content of a file, downloaded if it is nowhere yet.
-
-    It has the size and SHA-256 that the catalogue states.
-
-    Raises
-    ------
-    DataError
-        If the file in ``NORMBOOK_DATA`` is damaged, the cache cannot be written
-        to, or no place has the file; the message lists each place and the cure.
-    """
+    """Return the content of a file, as published; download it if it is nowhere yet."""
     return _obtain(source, file)[1]
 
 
 def fetch(source: Source) -> list[Path]:
-    """Make sure that all files of a data set are here; return where each lies.
-
-    Raises
-    ------
-    DataError
-        As :func:`read`.
-    """
+    """Make sure that all files of a data set are here; return where each lies."""
     return [_obtain(source, file)[0] for file in source.files]
 
 

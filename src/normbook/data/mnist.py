@@ -40,15 +40,14 @@ def load(is_scaled: bool = True) -> Dataset:
     Returns
     -------
     Dataset
-        `x_train` ``(60000, 28, 28)`` and `x_test` ``(10000, 28, 28)``, 0 is the
-        background; `y_train` ``(60000,)`` and `y_test` ``(10000,)``, int64, the
-        digit 0 to 9. The order is that of the files.
+        Images ``(60000, 28, 28)`` and ``(10000, 28, 28)``, 0 is the background; labels
+        are the digit.
     """
     return _load(MNIST, is_scaled)
 
 
 def load_fashion(is_scaled: bool = True) -> Dataset:
-    """Load Fashion-MNIST: as :func:`load`, labels are indices of FASHION_CLASSES."""
+    """Load Fashion-MNIST: as :func:`load`; labels are indices of FASHION_CLASSES."""
     return _load(FASHION_MNIST, is_scaled)
 
 

@@ -12,14 +12,10 @@ __all__ = ["Sequences", "pad"]
 
 
 class Sequences(NamedTuple):
-    """Sequences and their labels, split for training and testing.
+    """As :class:`normbook.data.Dataset`, of N sequences of several lengths.
 
-    Attributes
-    ----------
-    x_train, x_test : tuple of ndarray, float64, each of shape (T_i, D)
-        One sequence each: T_i steps of D features.
-    y_train, y_test : ndarray of int64, shape (N,)
-        The class of each sequence, from 0.
+    `x_train` and `x_test` are tuples of arrays (T_i, D), float64: T_i steps of D
+    features.
     """
 
     x_train: tuple[NDArray[np.float64], ...]
@@ -28,29 +24,20 @@ class Sequences(NamedTuple):
     y_test: NDArray[np.int64]
 
 
-def pad(
-    sequences: Sequence[NDArray[Any]],
-) -> tuple[NDArray[Any], NDArray[np.int64]]:
+def pad(sequences: Sequence[NDArray[Any]]) -> tuple[NDArray[Any], NDArray[np.int64]]:
     """Put sequences of several lengths into one array, with zeros behind each.
 
     Parameters
     ----------
     sequences : sequence of arrays, each of shape (T_i, D)
-        N sequences of at least one step; D is the same for all.
+        N sequences of at least one step; D is the same for all. Else ``ValueError``.
 
     Returns
     -------
     x : array, shape (N, T, D)
-        T is the length of the longest. ``x[i, t]`` is step t of sequence i where t <
-        T_i, and 0 from there on.
+        T is the length of the longest.
     lengths : array of int64, shape (N,)
         The T_i: without them a step of zeros and padding look the same.
-
-    Raises
-    ------
-    ValueError
-        If there is no sequence, one does not have two axes or has no step, or they
-        differ in the number of features.
 
     Examples
     --------

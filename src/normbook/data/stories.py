@@ -37,12 +37,7 @@ class Story(NamedTuple):
 
 
 class Stories(NamedTuple):
-    """Stories, split for training and testing.
-
-    Attributes
-    ----------
-    train, test : tuple of Story
-    """
+    """Stories, split for training and testing."""
 
     train: tuple[Story, ...]
     test: tuple[Story, ...]

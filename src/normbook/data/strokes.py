@@ -73,13 +73,7 @@ class Lines(NamedTuple):
 
 
 def load() -> tuple[Drawing, ...]:
-    """Load the strokes of Omniglot.
-
-    Returns
-    -------
-    tuple of Drawing
-        4 840 of them, by alphabet, character and drawer.
-    """
+    """Load the 4 840 drawings of Omniglot, by alphabet, character and drawer."""
     # A drawing that is in both archives is kept once.
     drawings = {
         drawing[:3]: drawing
@@ -117,7 +111,7 @@ def resample(stroke: NDArray[np.float64], length: float) -> NDArray[np.float64]:
     Parameters
     ----------
     stroke : array, shape (K, 2)
-        Its points; between them the pen went straight.
+        Its points, at least one, all finite; between them the pen went straight.
     length : float
         Distance along the stroke (units of the points), above 0. It is changed a
         little so that a whole number of pieces, at least one, makes up the stroke:
@@ -127,12 +121,6 @@ def resample(stroke: NDArray[np.float64], length: float) -> NDArray[np.float64]:
     -------
     array, shape (P, 2)
         One point only where the pen did not move.
-
-    Raises
-    ------
-    ValueError
-        If ``length`` is not above 0, or the stroke has no point, another shape, or a
-        coordinate that is not finite.
 
     Examples
     --------
@@ -185,13 +173,8 @@ def lines(
 
     Parameters
     ----------
-    drawings : sequence of Drawing
-    generator : np.random.Generator
-        It draws the order of the characters.
-    characters : int
-        In one line, at least 1.
-    repeats : int
-        How often the characters for training are shuffled and written, at least 1.
+    characters, repeats : int
+        In one line; how often those for training are shuffled and written.
     length, gap : float
         Distance between points along a stroke, and between two characters (units of
         the box).
@@ -201,14 +184,8 @@ def lines(
     Returns
     -------
     Lines
-        Of Omniglot, 448 for training (times `repeats`) and 112 for testing.
-
-    Raises
-    ------
-    ValueError
-        If ``characters``, ``repeats`` or ``length`` is too small, ``gap`` not finite,
-        a drawing without strokes, no line there for training or for testing, or no
-        line for training longer than a point.
+        Of Omniglot, 448 for training (times `repeats`) and 112 for testing. Without a
+        line for each, or where the pen never moves, ``ValueError``.
 
     Examples
     --------
@@ -277,8 +254,7 @@ def _line(
         character = np.concatenate(strokes)
         points.append(character + np.array([left - character[:, 0].min(), 0.0]))
         left = points[-1][:, 0].max() + gap
-        for stroke in strokes:
-            lifts.append(np.arange(len(stroke)) == len(stroke) - 1)
+        lifts += [np.arange(len(stroke)) == len(stroke) - 1 for stroke in strokes]
     way = np.concatenate(points)
     offsets = np.diff(way, axis=0, prepend=way[:1])
     return np.column_stack([offsets, np.concatenate(lifts)])

@@ -46,8 +46,6 @@ def sequences(
 
     Parameters
     ----------
-    generator : np.random.Generator
-        All numbers are drawn from it.
     train, test : int
         Sequences for training and for testing. Each class has the same share of
         both, up to one; the order is random.
@@ -56,16 +54,6 @@ def sequences(
     shortest, longest : int
         Bounds of the lengths T_i, inclusive, which are drawn uniformly and
         independently of the class.
-
-    Returns
-    -------
-    Sequences
-        float64.
-
-    Raises
-    ------
-    ValueError
-        If a size is not a whole number or too small, or the bounds are reversed.
 
     Examples
     --------
@@ -93,15 +81,13 @@ def sequences(
             x.append(scale * (means[label] + noise))
         return tuple(x), y
 
-    x_train, y_train = draw(train)
-    x_test, y_test = draw(test)
-    return Sequences(x_train, y_train, x_test, y_test)
+    return Sequences(*draw(train), *draw(test))
 
 
 def drawings(
     generator: np.random.Generator, *, drawers: int = 20
 ) -> tuple[Drawing, ...]:
-    r"""Draw the characters of a small alphabet, as several people might.
+    r"""Draw the twelve characters of a small alphabet, as several people might.
 
     A character is made of arcs and straight lines in a square from (-1, -1) to (1, 1).
     Each person has a width, a height and a slant; these move the points by
@@ -111,23 +97,6 @@ def drawings(
     with w and h uniform from 18 to 36, and s normal with a deviation of 0.25. So the
     characters lie in a box like that of Omniglot, from (0, -105) to (105, 0). Each
     drawing turns its character by an angle that is normal with a deviation of 0.1.
-
-    Parameters
-    ----------
-    generator : np.random.Generator
-        All numbers are drawn from it.
-    drawers : int
-        At least 1.
-
-    Returns
-    -------
-    tuple of Drawing
-        Twelve characters by each person.
-
-    Raises
-    ------
-    ValueError
-        If ``drawers`` is not a whole number or too small.
 
     Examples
     --------

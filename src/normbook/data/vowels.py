@@ -34,10 +34,8 @@ def load() -> Sequences:
     Returns
     -------
     Sequences
-        `x_train`: 270 arrays and `x_test`: 370 arrays of shape ``(T_i, 12)``,
-        float64, as in the files; T_i is 7 to 26 for training, 7 to 29 for testing.
-        `y_train` ``(270,)`` and `y_test` ``(370,)``, int64, the speaker 0 to 8.
-        The order is that of the files: by speaker.
+        270 and 370 arrays of shape ``(T_i, 12)`` as in the files, by speaker; T_i is 7
+        to 26 for training, 7 to 29 for testing. Labels are the speaker, 0 to 8.
     """
     train, test = (
         read(files.read(JAPANESE_VOWELS, file)) for file in JAPANESE_VOWELS.files
