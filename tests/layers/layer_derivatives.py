@@ -13,11 +13,13 @@ from torch.func import functional_call
 from torch.utils.checkpoint import checkpoint
 
 
-def as_function(layer: nn.Module) -> Callable[..., Tensor]:
+def as_function(layer: nn.Module, *rest: Any) -> Callable[..., Tensor]:
+    """Return the layer as a function of x and its parameters; the rest is constant."""
     names = [key for key, _ in layer.named_parameters()]
 
     def f(x: Tensor, *values: Tensor) -> Tensor:
-        y: Tensor = functional_call(layer, dict(zip(names, values, strict=True)), x)
+        own = dict(zip(names, values, strict=True))
+        y: Tensor = functional_call(layer, own, (x, *rest))
         return y
 
     return f
