@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import pkgutil
 from typing import Any, NamedTuple
 
@@ -165,23 +164,6 @@ def zeros(
     *shape: int, dtype: torch.dtype = torch.float32, device: str = "cpu"
 ) -> Tensor:
     return torch.zeros(shape, dtype=dtype, device=device)
-
-
-def assert_refused_alike(
-    pair: Pair, options: dict[str, Any], x: Any, match: str, is_training: bool = True
-) -> None:
-    """Demand torch's type of exception, our message, and an untouched layer."""
-    ours, theirs = (
-        kind(*pair.size, **options).train(is_training)
-        for kind in (pair.ours, pair.theirs)
-    )
-    before = copy.deepcopy(ours.state_dict())
-    with pytest.raises(Exception) as torch_s:  # noqa: PT011 - its type is the question
-        theirs(x)
-    with pytest.raises(torch_s.type, match=match):
-        ours(x)
-    if "device" not in options:
-        assert_equal(ours.state_dict(), before, 0.0)
 
 
 def let_fail(monkeypatch: pytest.MonkeyPatch, path: str, call: int) -> None:

@@ -334,37 +334,6 @@ def test_it_says_what_it_is() -> None:
     assert repr(make(True)).startswith(text)
 
 
-X, HX = draw(T, N, D), states(make())
-BAD_CALLS: list[tuple[tuple[Any, ...], type[Exception], str]] = [
-    ((X.tolist(),), TypeError, "must be a torch tensor, got list"),
-    ((X.long(),), NotImplementedError, "real floating-point numbers, got torch.int64"),
-    ((X.float(),), RuntimeError, "torch.float64 on cpu, got torch.float32"),
-    ((X[0],), ValueError, r"shape \(T, N, D\), got \(5, 3\); a single sequence"),
-    ((X[..., :2],), RuntimeError, r"input_size = 3 features .* \(6, 5, 2\)"),
-    ((X[:0],), ValueError, "at least one step, got none"),
-    ((draw(T + 1, N, D),), ValueError, "max_steps = 6 steps in training, got 7"),
-    ((packed(X[..., 0, None]),), RuntimeError, r"packed data must have input_size"),
-    ((X, HX[0]), TypeError, r"pair of tensors \(h_0, c_0\), got Tensor"),
-    ((X, (*HX, HX[0])), TypeError, "got 3 values"),
-    ((X, (HX[0], None)), TypeError, "must be a torch tensor, got NoneType"),
-    ((X, (HX[0][0], HX[1])), RuntimeError, r"h_0 must .* \(1, 5, 2\) .*got \(5, 2\)"),
-    ((X, (HX[0], HX[1][:, :4])), RuntimeError, r"c_0 must .* got \(1, 4, 2\)"),
-    ((X, (HX[0], HX[1].float())), RuntimeError, "c_0 must have the dtype"),
-    ((PackedSequence(X[0], torch.tensor([2, 3])),), ValueError, "never grow"),
-    ((PackedSequence(X[0], torch.tensor([3, 1])),), ValueError, "add to the rows, 5"),
-]
-
-
-@pytest.mark.parametrize(("arguments", "error", "match"), BAD_CALLS)
-def test_bad_input_is_refused_and_nothing_is_updated(
-    arguments: tuple[Any, ...], error: type[Exception], match: str
-) -> None:
-    layer = make()
-    with pytest.raises(error, match=match):
-        layer(*arguments)
-    assert_equal(layer.state_dict(), make().state_dict(), 0.0)
-
-
 @pytest.mark.parametrize(
     ("change", "match"),
     [
@@ -382,25 +351,3 @@ def test_a_call_that_cannot_be_trained_on_leaves_no_trace(
     with pytest.raises((TypeError, ValueError), match=match):
         layer(x if change else x[:, :1])
     assert_equal(layer.state_dict(), before, 0.0)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "options", "error", "match"),
-    [
-        ((0, H, T), {}, ValueError, "input_size must be at least 1, got 0"),
-        ((D, 0, T), {}, ValueError, "hidden_size must be at least 1, got 0"),
-        ((2.0, H, T), {}, TypeError, "input_size must be a whole number, got 2.0"),
-        ((D, True, T), {}, TypeError, "hidden_size must be a whole number, got True"),
-        ((D, H, 0), {}, ValueError, "max_steps must be at least 1, got 0"),
-        ((D, H, 1.5), {}, TypeError, "max_steps must be a whole number, got 1.5"),
-        ((D, H, T), {"batch_first": 1}, TypeError, "batch_first must be True or False"),
-        ((D, H, T), {"bidirectional": "a"}, TypeError, "bidirectional must be .* 'a'"),
-        ((D, H, T), {"eps": 0.0}, ValueError, "eps must be positive, got 0"),
-        ((D, H, T), {"eps": "a"}, ValueError, "eps must be a finite number"),
-    ],
-)
-def test_a_bad_argument_of_the_constructor_is_refused(
-    arguments: Any, options: Any, error: type[Exception], match: str
-) -> None:
-    with pytest.raises(error, match=match):
-        BatchNormLSTM(*arguments, **options)

@@ -147,7 +147,7 @@ def test_statistics_of_a_first_checkpoint_are_refused_without_tracking() -> None
     old = dict(twins(AVERAGED[1])[0].state_dict())  # has no version
     del old["num_batches_tracked"]
     ours, theirs = twins(INSTANCES[1])
-    with pytest.raises(RuntimeError, match="running_mean.* must not be in the check"):
+    with pytest.raises(RuntimeError, match=r"running_mean.* must not be in the check"):
         ours.load_state_dict(old)
     with pytest.raises(RuntimeError, match="Unexpected"):
         theirs.load_state_dict(old)

@@ -117,26 +117,5 @@ def test_a_constant_unit_gives_the_bias() -> None:
     assert y.tolist() == [[0.0]] * 4
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ((0, 2.0), "num_features must be at least 1, got 0"),
-        ((3, 0.5), "p must be at least 1, got 0.5"),
-        ((3, math.nan), "p must be at least 1, got nan"),
-        ((3, 2.0, -1.0), "eps must be finite and not negative, got -1.0"),
-        ((3, 2.0, math.inf), "eps must be finite"),
-    ],
-)
-def test_bad_settings_are_refused(arguments: Any, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        LpNorm1d(*arguments)
-
-
-@pytest.mark.parametrize("shape", [(4,), (4, 2), (0, 3), (4, 3, 2)])
-def test_a_wrong_shape_is_refused(shape: tuple[int, ...]) -> None:
-    with pytest.raises(ValueError, match=r"x must have shape \(N, 3\) with N >= 1"):
-        layer(3, 2.0)(torch.zeros(shape, dtype=torch.float64))
-
-
 def test_it_says_what_it_is() -> None:
     assert repr(LpNorm1d(3, math.inf)) == "LpNorm1d(3, p=inf, eps=1e-05)"
