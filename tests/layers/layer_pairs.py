@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+import io
+import pickle
 import pkgutil
 from typing import Any, NamedTuple
 
@@ -122,6 +125,26 @@ def stirred(layer: nn.Module, low: float = 0.5, high: float = 2) -> Any:
 
 def copy_of(state: dict[str, Tensor]) -> dict[str, Tensor]:
     return {key: value.clone() for key, value in state.items()}
+
+
+def through_pickle(layer: Any) -> Any:
+    return pickle.loads(pickle.dumps(layer))  # noqa: S301 - our own bytes
+
+
+def through_a_file(layer: Any) -> Any:
+    file = io.BytesIO()
+    torch.save(layer.state_dict(), file)
+    file.seek(0)
+    copied = copy.deepcopy(layer)
+    for value in copied.state_dict().values():
+        value.zero_()
+    copied.load_state_dict(torch.load(file, weights_only=True))
+    return copied
+
+
+each_copy = pytest.mark.parametrize(
+    "copied", [copy.deepcopy, through_pickle, through_a_file]
+)
 
 
 def run(layer: Any, x: Tensor, dl_dy: Tensor) -> dict[str, Tensor]:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import copy
-import io
-import pickle
 from collections.abc import Callable
 from typing import Any
 
@@ -27,6 +25,7 @@ from layer_pairs import (
     distance,
     draw,
     each_case,
+    each_copy,
     each_layer,
     each_mode,
     each_pair,
@@ -355,23 +354,7 @@ def test_checkpoints_go_both_ways_and_training_goes_on_alike(pair: Pair) -> None
     assert_equal(run(first, x, dl_dy), run(into_ours, x, dl_dy) | expected)
 
 
-def through_pickle(layer: nn.Module) -> nn.Module:
-    copied: nn.Module = pickle.loads(pickle.dumps(layer))  # noqa: S301 - our own bytes
-    return copied
-
-
-def through_a_file(layer: nn.Module) -> nn.Module:
-    file = io.BytesIO()
-    torch.save(layer.state_dict(), file)
-    file.seek(0)
-    copied = copy.deepcopy(layer)
-    for value in copied.state_dict().values():
-        value.zero_()
-    copied.load_state_dict(torch.load(file, weights_only=True))
-    return copied
-
-
-@pytest.mark.parametrize("copied", [copy.deepcopy, through_pickle, through_a_file])
+@each_copy
 @each_layer
 def test_a_copy_computes_the_same_and_is_independent(
     pair: Pair, copied: Callable[[Any], Any]

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-import io
-import pickle
 from typing import Any
 
 import pytest
@@ -19,6 +16,7 @@ from layer_pairs import (
     copy_of,
     distance,
     draw,
+    each_copy,
     each_mode,
     stirred,
 )
@@ -317,20 +315,7 @@ def test_a_step_never_trained_takes_the_statistics_of_the_last_one_before_it(
     assert_equal(layer.state_dict(), before, 0.0)
 
 
-def through_a_file(layer: Any) -> Any:
-    file = io.BytesIO()
-    torch.save(layer.state_dict(), file)
-    file.seek(0)
-    copied = make_steps(momentum=1.0).eval()
-    copied.load_state_dict(torch.load(file, weights_only=True))
-    return copied
-
-
-def through_pickle(layer: Any) -> Any:
-    return pickle.loads(pickle.dumps(layer))  # noqa: S301 - our own bytes
-
-
-@pytest.mark.parametrize("copied", [copy.deepcopy, through_pickle, through_a_file])
+@each_copy
 def test_a_copy_knows_which_step_was_last_and_is_independent(copied: Any) -> None:
     layer = trained(0, 1)
     twin, x = copied(layer), draw(7, 3, seed=7)
