@@ -6,6 +6,7 @@ import copy
 import io
 import pickle
 import pkgutil
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import pytest
@@ -125,6 +126,19 @@ def stirred(layer: nn.Module, low: float = 0.5, high: float = 2) -> Any:
 
 def copy_of(state: dict[str, Tensor]) -> dict[str, Tensor]:
     return {key: value.clone() for key, value in state.items()}
+
+
+class Wired(nn.Module):
+    """Layers that are called by a function of the model and its input."""
+
+    def __init__(self, wiring: Callable[..., Any], **layers: nn.Module) -> None:
+        super().__init__()
+        for key, layer in layers.items():
+            self.add_module(key, layer)
+        self.wiring = wiring
+
+    def forward(self, x: Tensor) -> Any:
+        return self.wiring(self, x)
 
 
 def through_pickle(layer: Any) -> Any:

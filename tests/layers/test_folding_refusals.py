@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from layer_pairs import Wired
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.parameter import is_lazy
@@ -17,20 +18,6 @@ from torch.nn.utils import parametrizations, prune
 from normbook.lab.architectures import stir
 from normbook.layers.folding import FoldingError, fold_batch_norm, folding_plan
 from normbook.layers.sequences import MaskedBatchNorm1d, PerStepBatchNorm1d
-
-
-class Wired(nn.Module):
-    """Two convolutions and batch norms, wired by a function that a test gives."""
-
-    def __init__(self, wiring: Callable[..., Any] | None = None) -> None:
-        super().__init__()
-        self.conv, self.norm = nn.Conv2d(3, 3, 3, padding=1), nn.BatchNorm2d(3)
-        self.conv2, self.norm2 = nn.Conv2d(3, 3, 3, padding=1), nn.BatchNorm2d(3)
-        self.wiring = wiring
-
-    def forward(self, x: Tensor) -> Any:
-        assert self.wiring is not None
-        return self.wiring(self, x)
 
 
 def refusal(model: nn.Module) -> str:
@@ -61,12 +48,19 @@ def before_conv(*between: nn.Module, **options: Any) -> Any:
     return nn.Sequential(nn.BatchNorm2d(3), *between, conv).eval()
 
 
-def wired(wiring: Callable[..., Any]) -> Any:
-    return Wired(wiring).eval()
+def wired(wiring: Callable[..., Any], kind: Any = Wired, **other: nn.Module) -> Any:
+    """Return two convolutions and batch norms, wired by a function."""
+    layers: dict[str, nn.Module] = {
+        "norm": nn.BatchNorm2d(3),
+        "norm2": nn.BatchNorm2d(3),
+    }
+    for name in ("conv", "conv2"):
+        layers[name] = nn.Conv2d(3, 3, 3, padding=1)
+    return kind(wiring, **layers | other).eval()
 
 
 def with_arguments(forward: Callable[..., Any]) -> Any:
-    return type("Model", (Wired,), {"forward": forward})().eval()
+    return wired(forward, type("Model", (Wired,), {"forward": forward}))
 
 
 def changed(change: Callable[[Any], Any], model: Any = None) -> Any:
@@ -130,26 +124,9 @@ def by_seven(
     return self.norm2(self.conv2(self.norm(self.conv(x))))
 
 
-class AroundBlock(nn.Module):
-    """Call layers that a layer of torch calls inside, too."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.block, self.norm = nn.TransformerEncoderLayer(4, 2, 6), nn.BatchNorm1d(4)
-
-    def forward(self, x: Tensor) -> Any:
-        return self.norm(self.block.linear2(self.block.linear1(self.block(x))))
-
-
-class WithSecond(nn.Module):
-    """Give its batch norm a second argument."""
-
-    def __init__(self, norm: nn.Module) -> None:
-        super().__init__()
-        self.linear, self.norm = nn.Linear(3, 5), norm
-
-    def forward(self, x: Tensor, second: Any) -> Any:
-        return self.norm(self.linear(x), second)
+def with_second(norm: nn.Module) -> Any:
+    """Give the batch norm a second argument."""
+    return Wired(lambda m, x: m.norm(m.linear(x), x), linear=nn.Linear(3, 5), norm=norm)
 
 
 class Standardized(nn.Conv2d):
@@ -168,10 +145,27 @@ def around_batch_norm() -> Any:
     return nn.Sequential(layer).eval()
 
 
+def around_block() -> Any:
+    """Call layers that a layer of torch calls inside, too."""
+    block, norm = nn.TransformerEncoderLayer(4, 2, 6), nn.BatchNorm1d(4)
+    return Wired(
+        lambda m, x: m.norm(m.block.linear2(m.block.linear1(m.block(x)))),
+        block=block,
+        norm=norm,
+    ).eval()
+
+
 def tied(share: Callable[[Tensor], Any]) -> Any:
     model = chain(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.ReLU(), nn.Linear(4, 4))
     model[3].weight = share(model[0].weight)
     return model
+
+
+def looking(look: Callable[[Any], Any]) -> Any:
+    return wired(
+        lambda m, x: m.norm2(m.conv2(m.norm(m.conv(x)))) + 1.0 * look(m),
+        conv=nn.Conv2d(3, 3, 3, bias=False),
+    )
 
 
 def hook(which: int, kind: str) -> Callable[[Any], Any]:
@@ -253,15 +247,12 @@ CASES: list[tuple[Any, ...]] = [
     (chain(nn.Linear(3, 5), nn.BatchNorm1d(7)), ELSEWHERE),
     (chain(nn.Linear(3, 5), nn.BatchNorm2d(5)), ELSEWHERE),
     (around_batch_norm(), "inside of a layer that is not looked into"),
-    (AroundBlock().eval(), "reads the weights of 'block.linear2' by itself, or inside"),
+    (around_block(), "reads the weights of 'block.linear2' by itself, or inside"),
     (with_arguments(by_two), f"norm: {OPTIONAL}", f"norm2: {OPTIONAL}"),
     (with_arguments(by_two_together), f"norm: {OPTIONAL}"),
     *(
         (with_arguments(by(default)), reason)
-        for what, by, reason in (
-            ("value", by_value, "fixes the optional arguments"),
-            ("type", by_type, f"norm: {OPTIONAL}"),
-        )
+        for by, reason in ((by_value, "fixes the"), (by_type, f"norm: {OPTIONAL}"))
         for default in ("full", 0, 1.5)
     ),
     (with_arguments(by_seven), "at most 6 optional arguments"),
@@ -284,14 +275,8 @@ CASES: list[tuple[Any, ...]] = [
         for value in (torch.inf, torch.nan)
         if (name, value) != ("running_var", torch.inf)  # its scale is 0
     ),
-    (
-        WithSecond(MaskedBatchNorm1d(5)).eval(),
-        "norm: it, a MaskedBatchNorm1d, computes",
-    ),
-    (
-        WithSecond(PerStepBatchNorm1d(5, 4)).eval(),
-        "norm: it, a PerStepBatchNorm1d, computes",
-    ),
+    (with_second(MaskedBatchNorm1d(5)).eval(), "it, a MaskedBatchNorm1d, computes"),
+    (with_second(PerStepBatchNorm1d(5, 4)).eval(), "a PerStepBatchNorm1d, computes"),
     (
         changed(lambda m: vars(m[1]).update(forward=torch.relu)),
         "1: it, a BatchNorm1d, computes something of its own",
@@ -324,6 +309,11 @@ CASES: list[tuple[Any, ...]] = [
     (changed(lambda m: m[0].to("meta")), META),
     (changed(lambda m: m[1].to("meta")), META),
     (changed(overflow), "must be finite in torch.float16, got infinity"),
+    # What the model looks at.
+    (looking(lambda m: isinstance(m.norm, nn.BatchNorm2d)), ANOTHER_WAY),
+    (looking(lambda m: m.conv.bias is None), ANOTHER_WAY),
+    (looking(lambda m: m.norm.eps), ANOTHER_WAY),
+    (looking(lambda m: sum(p.detach().sum() for p in m.parameters())), ANOTHER_WAY),
     # The model.
     (nn.BatchNorm1d(3).eval(), "got a BatchNorm1d alone"),
     (
@@ -331,18 +321,9 @@ CASES: list[tuple[Any, ...]] = [
         "torch.fx can trace it",
         "fold its parts, for example model.features =",
     ),
-    (
-        nn.DataParallel(linear()).eval(),
-        "got a DataParallel around it; fold model.module",
-    ),
-    (
-        torch.compile(linear(), backend="eager").eval(),
-        "of torch.compile; fold model._orig_mod",
-    ),
-    (
-        changed(lambda m: vars(m).update(forward=torch.relu)),
-        "got one that was given another",
-    ),
+    (nn.DataParallel(linear()).eval(), "a DataParallel around it; fold model.module"),
+    (torch.compile(linear(), backend="eager").eval(), "compile; fold model._orig_mod"),
+    (changed(lambda m: vars(m).update(forward=torch.relu)), "that was given another"),
     (
         changed(lambda m: vars(m).update(cache=torch.ones(2, requires_grad=True) * 2)),
         "copy.deepcopy copies it",
@@ -421,37 +402,16 @@ def after(change: Callable[[Any], Any]) -> Callable[..., Any]:
 def test_what_may_be_changed_in_place_under_an_identity_is_refused(
     forward: Callable[..., Any], name: str
 ) -> None:
-    model = wired(lambda m, x: m.norm2(m.conv2(forward(m, x))))
-    model.conv2 = nn.Conv2d(3, 3, 1)
+    wiring: Any = lambda m, x: m.norm2(m.conv2(forward(m, x)))  # noqa: E731
+    model = wired(wiring, conv2=nn.Conv2d(3, 3, 1))
     text = refusal(model)
     assert "runs between the batch norm and 'conv2', and may change" in text
     assert f"norm: in front: the input of the model; behind: {name}" in text
 
 
-LOOKS: dict[str, Callable[[Any], Any]] = {
-    "at the kind of a layer": lambda self: isinstance(self.norm, nn.BatchNorm2d),
-    "at the bias": lambda self: self.conv.bias is None,
-    "at eps": lambda self: self.norm.eps,
-    "at all weights": lambda self: sum(p.detach().sum() for p in self.parameters()),
-}
-
-
-@pytest.mark.parametrize("name", LOOKS)
-def test_a_model_that_looks_at_what_folding_changes_is_refused(name: str) -> None:
-    def forward(self: Any, x: Tensor) -> Any:
-        y = self.norm(self.conv(x))
-        return self.norm2(self.conv2(y)) + 1.0 * LOOKS[name](self)
-
-    model = Wired(forward).eval()
-    model.conv = nn.Conv2d(3, 3, 3, bias=False)
-    assert "must go the same way once it is folded" in refusal(model)
-
-
 # --- the example
 
 TOKENS = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4))  # right for (N, D) only
-
-
 UNBATCHED = nn.Sequential(nn.Conv1d(3, 4, 1), nn.BatchNorm1d(4))
 
 
@@ -471,12 +431,11 @@ def test_a_folded_model_refuses_another_number_of_axes(
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64])
 def test_an_example_for_which_the_output_is_another_is_refused(dtype: Any) -> None:
-    class Model(Wired):
-        def forward(self, x: Tensor) -> Any:
-            y = self.conv2(self.norm(self.conv(x)))
-            return self.norm2(y) if torch.is_grad_enabled() else 2 * y
+    def by_mode(self: Any, x: Tensor) -> Any:
+        y = self.conv2(self.norm(self.conv(x)))
+        return self.norm2(y) if torch.is_grad_enabled() else 2 * y
 
-    model = stir(Model(), torch.Generator().manual_seed(0)).to(dtype)
+    model = stir(wired(by_mode), torch.Generator().manual_seed(0)).to(dtype)
     with pytest.raises(FoldingError, match="difference, as a share of the largest"):
         fold_batch_norm(model, torch.ones(2, 3, 4, 5, dtype=dtype))
 
@@ -488,16 +447,15 @@ def test_an_example_that_the_model_does_not_take_is_refused(example: Any) -> Non
 
 
 def test_an_output_that_cannot_be_compared_is_refused() -> None:
-    class Model(Wired):
-        def forward(self, x: Tensor, is_shown: bool = True) -> Any:
-            y = self.norm2(self.conv2(self.norm(self.conv(x))))
-            return {"y": y, "bad": y * torch.nan} if is_shown else "nothing"
+    def forward(self: Any, x: Tensor, is_shown: bool = True) -> Any:
+        y = self.norm2(self.conv2(self.norm(self.conv(x))))
+        return {"y": y, "bad": y * torch.nan} if is_shown else "nothing"
 
     x = torch.ones(2, 3, 4, 5)
     cases = (x, "nan"), ((x, False), "no output"), (x[:0], "no output")
     for example, found in cases:
         with pytest.raises(FoldingError, match=f"{found} as the difference"):
-            fold_batch_norm(Model().eval(), example)
+            fold_batch_norm(with_arguments(forward), example)
 
 
 # --- more than one batch norm, and none

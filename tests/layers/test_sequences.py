@@ -6,12 +6,11 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from layer_derivatives import arguments, as_function
 from layer_pairs import (
     EXACT,
     HALF,
+    Wired,
     assert_equal,
     copy_of,
     distance,
@@ -81,20 +80,6 @@ def test_it_is_batch_norm_of_the_packed_values(
     assert_equal(found, expected)
 
 
-@each_shape
-def test_the_statistics_are_the_sums_of_the_definition(shape: tuple[int, ...]) -> None:
-    x, mask = problem(shape)
-    layer = make(momentum=1.0)
-    layer(x, mask)
-    m = mask.unsqueeze(1).double()
-    axes = [0, *range(2, x.ndim)]
-    K = m.sum()
-    mu = (m * x).sum(axes, keepdim=True) / K
-    var = (m * (x - mu) ** 2).sum(axes) / K
-    assert distance(layer.running_mean, mu.flatten()) < EXACT
-    assert distance(layer.running_var, var * K / (K - 1)) < EXACT
-
-
 @each_mode
 @pytest.mark.parametrize("junk", [torch.nan, torch.inf, 1e300])
 def test_what_stands_in_the_padding_does_not_matter(
@@ -107,29 +92,6 @@ def test_what_stands_in_the_padding_does_not_matter(
         run(make().train(is_training), dl_dy, v, mask) for v in (other, x)
     )
     assert_equal(found, expected, 0.0)
-
-
-@each_mode
-@each_shape
-def test_with_nothing_padded_it_is_batch_norm(
-    shape: tuple[int, ...], is_training: bool
-) -> None:
-    x, dl_dy = draw(*shape), draw(*shape, seed=1)
-    mask = torch.ones(shape[0], *shape[2:], dtype=torch.bool)
-    found = run(make().train(is_training), dl_dy, x, mask)
-    expected = run(make(BatchNorm1d).train(is_training), dl_dy, x)
-    assert_equal(found, expected)
-
-
-@settings(max_examples=20, deadline=None, derandomize=True)
-@given(st.integers(0, 9), st.integers(0, 2**20))
-def test_more_padding_changes_nothing(more: int, seed: int) -> None:
-    x, mask = problem((4, 3, 5), seed)
-    longer = torch.cat([x, torch.zeros(4, 3, more, dtype=x.dtype)], 2)
-    mask_longer = torch.cat([mask, torch.zeros(4, more, dtype=torch.bool)], 1)
-    y = make()(longer, mask_longer)
-    assert torch.equal(y[..., :5], make()(x, mask))
-    assert (y[..., 5:] == 0).all()
 
 
 def test_batch_norm_of_zero_padding_has_the_statistics_that_the_padding_gives_it() -> (
@@ -188,22 +150,21 @@ def test_half_precision_is_that_of_batch_norm(dtype: torch.dtype) -> None:
     assert torch.equal(packed(y, mask), expected)
 
 
-class FromNan(nn.Module):
+def from_nan(model: Any, x: Tensor) -> Tensor:
     """Take NaN for padding, so that the model has one input."""
-
-    def __init__(self, is_by_name: bool) -> None:
-        super().__init__()
-        self.norm, self.is_by_name = make(), is_by_name
-
-    def forward(self, x: Tensor) -> Tensor:
-        mask = ~x.isnan().any(1)
-        y: Tensor = self.norm(x, mask=mask) if self.is_by_name else self.norm(x, mask)
-        return y
+    y: Tensor = model.norm(x, ~x.isnan().any(1))
+    return y
 
 
-@pytest.mark.parametrize("is_by_name", [True, False])
-def test_recalibration_weighs_a_batch_by_its_live_entries(is_by_name: bool) -> None:
-    model, batches, parts = FromNan(is_by_name), [], []
+def from_nan_by_name(model: Any, x: Tensor) -> Tensor:
+    y: Tensor = model.norm(x, mask=~x.isnan().any(1))
+    return y
+
+
+@pytest.mark.parametrize("wiring", [from_nan, from_nan_by_name])
+def test_recalibration_weighs_a_batch_by_its_live_entries(wiring: Any) -> None:
+    model: Any = Wired(wiring, norm=make())
+    batches, parts = [], []
     for seed, shape in enumerate([(4, 3, 5), (2, 3, 9)]):
         x, mask = problem(shape, seed)
         batches.append(x.masked_fill(~mask.unsqueeze(1), torch.nan))
@@ -411,16 +372,9 @@ def test_without_running_statistics_both_modes_go_by_the_batch() -> None:
         layer(x, 0, ALONE)
 
 
-class TwoSteps(nn.Module):
-    """Call one layer at two steps."""
-
-    def __init__(self, norm: nn.Module) -> None:
-        super().__init__()
-        self.norm = norm
-
-    def forward(self, x: Tensor) -> Tensor:
-        y: Tensor = self.norm(self.norm(x, 0, MASK).sin() + x, 1)
-        return y
+def two_steps(model: Any, x: Tensor) -> Tensor:
+    y: Tensor = model.norm(model.norm(x, 0, MASK).sin() + x, 1)
+    return y
 
 
 @each_check
@@ -428,7 +382,7 @@ class TwoSteps(nn.Module):
 def test_derivatives_through_two_steps_equal_differences(
     check: str, is_training: bool
 ) -> None:
-    layer = TwoSteps(make_steps(momentum=0.0).train(is_training))
+    layer = Wired(two_steps, norm=make_steps(momentum=0.0)).train(is_training)
     leaves = arguments(layer, draw(7, 3))
     assert getattr(torch.autograd, check)(as_function(layer), leaves)
 
@@ -444,19 +398,14 @@ def test_a_new_layer_has_torch_s_start_in_every_row() -> None:
     assert repr(layer).endswith("max_steps=4)")
 
 
-class Recurrent(nn.Module):
+def over_time(model: Any, x: Tensor) -> Tensor:
     """Call one layer at every step of (N, C, T)."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.norm = make_steps()
-
-    def forward(self, x: Tensor) -> Tensor:
-        return torch.stack([self.norm(x[..., t], t) for t in range(x.shape[-1])], -1)
+    return torch.stack([model.norm(x[..., t], t) for t in range(x.shape[-1])], -1)
 
 
 def test_recalibrate_refuses_it_and_torch_s_update_bn_treats_it() -> None:
-    model, batches = Recurrent(), [draw(7, 3, 4), draw(7, 3, 2, seed=1)]
+    model: Any = Wired(over_time, norm=make_steps())
+    batches = [draw(7, 3, 4), draw(7, 3, 2, seed=1)]
     before = copy_of(model.state_dict())
     with pytest.raises(TypeError, match="'norm', a PerStepBatchNorm1d; set its"):
         recalibrate(model, batches)
