@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from unittest import mock
 
 import torch
-from layer_pairs import draw, run
+from layer_pairs import draw, run, stirred
 from torch import Tensor, distributed, nn
 
 from normbook.layers import sync_batch_norm as module
@@ -22,20 +22,9 @@ from normbook.running_statistics import PopulationStatistics, merge
 
 CHANNELS = 4
 COLLECTIVES = [
-    "all_gather",
-    "all_gather_object",
-    "all_reduce",
-    "all_to_all",
-    "barrier",
-    "broadcast",
-    "broadcast_object_list",
-    "gather",
-    "isend",
-    "recv",
-    "reduce",
-    "reduce_scatter",
-    "scatter",
-    "send",
+    *("all_gather", "all_gather_object", "all_reduce", "all_to_all", "barrier"),
+    *("broadcast", "broadcast_object_list", "gather", "isend", "recv", "reduce"),
+    *("reduce_scatter", "scatter", "send"),
 ]
 
 
@@ -64,14 +53,8 @@ class Case(NamedTuple):
 
 def with_state(layer: Any, case: Case) -> Any:
     """Set gains, biases and running statistics of the layer to values of its own."""
-    layer = layer(CHANNELS, **{"dtype": torch.float64} | case.options)
-    generator = torch.Generator().manual_seed(99)
-    with torch.no_grad():
-        for value in layer.state_dict().values():
-            if value.is_floating_point():
-                exact = torch.empty_like(value, dtype=torch.float64)
-                value.copy_(exact.uniform_(0.5, 2, generator=generator))
-    return layer
+    layer = stirred(layer(CHANNELS, **case.options).double())
+    return layer.to(case.options.get("dtype", torch.float64))
 
 
 def two_steps(layer: Any, x: list[Tensor], dl_dy: list[Tensor]) -> dict[str, Tensor]:
@@ -314,17 +297,9 @@ def differences(case: Case) -> Tensor:
 
 
 def network() -> nn.Sequential:
-    generator = torch.Generator().manual_seed(3)
-    parts = (
-        nn.Linear(3, CHANNELS),
-        BatchNorm1d(CHANNELS),
-        nn.Tanh(),
-        nn.Linear(CHANNELS, 2),
-    )
-    model = nn.Sequential(*parts).double()
-    with torch.no_grad():
-        for value in model.parameters():
-            value.normal_(generator=generator)
+    first, last = nn.Linear(3, CHANNELS), nn.Linear(CHANNELS, 2)
+    model = nn.Sequential(first, BatchNorm1d(CHANNELS), nn.Tanh(), last)
+    stirred(model.double(), -1, 1)[1].reset_running_stats()
     return model
 
 

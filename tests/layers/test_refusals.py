@@ -227,6 +227,7 @@ wrong = r"num_features = 3 channels.*\(2, 4.*num_features=4"
 single = r"more than 1 value per channel.*got shape \(1, 3"
 recurrent = new(recurrent, 6)
 masked, per_step = new(MaskedBatchNorm1d, 3), new(PerStepBatchNorm1d, 3, 4)
+in_ghost = "more than 1 value per channel in a ghost"
 several = "more than 1 value in a "
 stateless: Any = {"affine": False, "track_running_stats": False}
 affine = new(InstanceNorm1d, 3, 1e-5, 0.1, True)
@@ -374,7 +375,8 @@ IN_TRAINING: list[Call] = [  # and in evaluation without running statistics
     ),
     (new(SyncBatchNorm, 3), X[:1], TORCH, single),
     (new(GhostBatchNorm1d, 3, 4), X[:1], ValueError, f"GhostBatchNorm1d .*{single}"),
-    (new(GhostBatchNorm1d, 3, 1), X, ValueError, "1 value per channel in a ghost"),
+    (new(GhostBatchNorm1d, 3, 1), X, ValueError, in_ghost),
+    (new(GhostBatchNorm1d, 3, 1), X[..., None], ValueError, in_ghost),
     (new(UnbiasedBatchNorm1d, 3), X[:1], ValueError, f"UnbiasedBatch.*{single}"),
     (masked, (IMAGES, ONE), ValueError, r"more than 1 live entry.*shape \(4, 5\)"),
 ]

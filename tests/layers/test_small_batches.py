@@ -8,8 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from layer_derivatives import arguments, as_function
 from layer_pairs import EXACT, HALF, assert_equal, distance, draw, run, stirred
 from torch import Tensor, nn
@@ -262,17 +260,6 @@ def test_without_statistics_evaluation_goes_by_ghosts() -> None:
     assert torch.equal(layer(x), layer.eval()(x))
 
 
-@settings(max_examples=20, deadline=None, derandomize=True)
-@given(st.integers(2, 12), st.integers(2, 5), st.integers(0, 99))
-def test_a_ghost_knows_nothing_of_the_others(count: int, size: int, seed: int) -> None:
-    layer = ghost((count, 3), size)
-    x = draw(count, 3, seed=seed)
-    other = x.clone()
-    other[size + 1 :] *= 50  # the first ghost has size examples, or size + 1
-    first = min(size, count)
-    assert distance(layer(other)[:first], layer(x)[:first]) < EXACT or count == size + 1
-
-
 @each_check
 @pytest.mark.parametrize("shape", [(5, 2), (5, 2, 2)])
 def test_derivatives_of_ghosts_equal_differences(
@@ -307,12 +294,8 @@ def test_vmap_equals_a_loop_over_batches() -> None:
     assert distance(found, torch.stack([layer(part) for part in x])) < EXACT
 
 
-@pytest.mark.parametrize("shape", [(6, 3), (6, 3, 1)])
-def test_ghosts_of_one_value_will_do_in_evaluation(shape: tuple[int, ...]) -> None:
-    layer = ghost(shape, 1)
-    with pytest.raises(ValueError, match="more than 1 value per channel in a ghost"):
-        layer(draw(*shape))
-    assert layer.eval()(draw(*shape)).shape == shape
+def test_ghosts_of_one_value_will_do_in_evaluation() -> None:
+    assert ghost((6, 3), 1).eval()(draw(6, 3)).shape == (6, 3)
 
 
 # --- renormalization
@@ -450,14 +433,6 @@ def test_every_mutant_of_the_unbiased_layer_is_caught(
                 assert_unbiased(shape, 2.0)
 
     assert survivors(UnbiasedBatchNorm1d._by_batch, check) == []
-
-
-@pytest.mark.parametrize(("count", "expected"), [(2, 0.5), (4, 0.75), (128, 127 / 128)])
-def test_the_mean_square_of_the_output_is_that_of_the_biased_share(
-    count: int, expected: float
-) -> None:
-    y = UnbiasedBatchNorm1d(3, eps=1e-12, dtype=torch.float64)(draw(count, 3))
-    assert distance((y**2).mean(0), torch.full((3,), expected)) < 1e-9
 
 
 def test_with_momentum_1_training_and_evaluation_agree_on_the_batch() -> None:
