@@ -27,39 +27,25 @@ from torch.optim.swa_utils import update_bn
 
 from normbook.layers.batch_norm import BatchNorm1d, BatchNorm2d
 
-Sample = tuple[tuple[Any, ...], dict[str, Any], tuple[int, ...]]
-# The constructor arguments and input shapes that torch tests its own layers with
+# The settings and input shapes that torch tests its own layers with
 # (torch/testing/_internal/common_modules.py of 2.13).
-ONE: list[Sample] = [
-    ((10,), {}, (4, 10)),
-    ((5,), {}, (4, 5, 3)),
-    ((10, 1e-3, None), {}, (4, 10)),
-    ((10, 1e-3, 0.3, False), {}, (4, 10)),
-    ((10, 1e-3, 0.3, True, False), {}, (4, 10)),
-    ((5, 1e-3, 0.3, False), {}, (4, 5, 3)),
-    ((5, 1e-3, 0.3, False), {}, (0, 5, 9)),
-    ((10,), {"bias": False}, (4, 10)),
+SETTINGS: list[tuple[tuple[Any, ...], dict[str, Any]]] = [
+    ((), {}),
+    ((1e-3, None), {}),
+    ((1e-3, 0.8), {}),
+    ((1e-3, 0.3, False), {}),
+    ((1e-3, 0.3, True, False), {}),
+    ((), {"bias": False}),
 ]
-
-
-def more(momentum: float, *rest: int) -> list[Sample]:
-    shape = (2, 3, *rest)
-    empty = (0, 5, *(2 for _ in rest))
-    return [
-        ((3,), {}, shape),
-        ((3, 1e-3, None), {}, shape),
-        ((3, 1e-3, momentum), {}, shape),
-        ((3, 1e-3, momentum, False), {}, shape),
-        ((3, 1e-3, momentum, True, False), {}, shape),
-        ((5, 1e-3, 0.3, False), {}, empty),
-        ((3,), {"bias": False}, shape),
-    ]
-
-
+SHAPES = [(4, 10), (4, 5, 3), (2, 3, 6, 6), (2, 3, 4, 4, 4)]
 SAMPLES = [
-    *((PAIRS[0], *sample) for sample in ONE),
-    *((PAIRS[2], *sample) for sample in more(0.8, 6, 6)),
-    *((PAIRS[3], *sample) for sample in more(0.7, 4, 4, 4)),
+    (pair, (shape[1], *args), options, shape)
+    for pair, shape in zip(PAIRS, SHAPES, strict=True)
+    for args, options in SETTINGS
+]
+SAMPLES += [
+    (pair, (5, 1e-3, 0.3, False), {}, (0, 5, *(2 for _ in pair.shape[2:])))
+    for pair in PAIRS
 ]
 
 

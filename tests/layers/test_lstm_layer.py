@@ -13,7 +13,7 @@ import pytest
 import torch
 from layer_pairs import distance, each_copy, stirred, zeros
 from torch import Tensor, nn
-from torch.autograd import forward_ad, gradcheck, gradgradcheck
+from torch.autograd import forward_ad
 from torch.autograd.graph import saved_tensors_hooks
 from torch.func import functional_call, grad, jacfwd, jacrev, jvp, vmap
 from torch.nn.utils.rnn import PackedSequence, pack_sequence, pad_packed_sequence
@@ -219,13 +219,6 @@ def test_weights_start_as_in_torch_and_gains_at_1() -> None:
             assert value.mean().abs() < 0.08, name
 
 
-def test_flattening_the_parameters_changes_nothing() -> None:
-    layer = make()
-    before = run(layer, "steps first")
-    assert layer.flatten_parameters() is None
-    assert_same(run(layer, "steps first"), before, 0.0)
-
-
 # --- the state of nn.LSTM
 
 
@@ -326,12 +319,22 @@ def by_core(layer: Any, is_packed: bool, given: dict[str, Tensor]) -> list[Tenso
     return list(layer_norm_lstm(x, parameters, h_0, c_0, layer.eps, **options))
 
 
+def outputs_of(
+    f: Callable[..., list[Tensor]], layer: Any, is_packed: bool, *frozen: str
+) -> tuple[dict[str, Tensor], list[Tensor], list[Tensor]]:
+    """Return the leaves, the outputs, and gradients that arrive there."""
+    given = arguments(layer, is_packed)
+    for name in frozen:
+        given[name].requires_grad_(False)
+    outputs = f(layer, is_packed, given)
+    arriving = [draw(*v.shape, seed=7 + k) for k, v in enumerate(outputs)]
+    return given, outputs, arriving
+
+
 def first_order(
     f: Callable[..., list[Tensor]], layer: Any, is_packed: bool
 ) -> dict[str, Tensor]:
-    given = arguments(layer, is_packed)
-    outputs = f(layer, is_packed, given)
-    arriving = [draw(*v.shape, seed=7 + k) for k, v in enumerate(outputs)]
+    given, outputs, arriving = outputs_of(f, layer, is_packed)
     slopes = torch.autograd.grad(outputs, list(given.values()), arriving)
     found = dict(zip(("h", "h_last", "c_last"), outputs, strict=True))
     return found | dict(zip(given, slopes, strict=True))
@@ -341,11 +344,9 @@ def second_order(
     f: Callable[..., list[Tensor]], layer: Any, is_packed: bool
 ) -> dict[str, Tensor]:
     """Differentiate a penalty of all gradients in all that they depend on."""
-    given = arguments(layer, is_packed)
-    outputs = f(layer, is_packed, given)
-    arriving = [draw(*v.shape, seed=7 + k) for k, v in enumerate(outputs)]
-    leaves = {**given, **{f"arriving {k}": v for k, v in enumerate(arriving)}}
+    given, outputs, arriving = outputs_of(f, layer, is_packed)
     inputs = list(given.values())
+    leaves = given | {f"arriving {k}": v for k, v in enumerate(arriving)}
     for value in arriving:
         value.requires_grad_()
     slopes = torch.autograd.grad(outputs, inputs, arriving, create_graph=True)
@@ -363,23 +364,6 @@ def test_derivatives_are_those_of_the_forward_pass(
     layer = make(eps=0.1, **options)
     found, expected = (order(f, layer, is_packed) for f in (by_layer, by_core))
     assert_same(found, expected)
-
-
-@each_packing
-@each_cell
-def test_derivatives_are_those_of_finite_differences(
-    options: dict[str, Any], is_packed: bool
-) -> None:
-    layer = make(eps=0.1, **options)
-    given = arguments(layer, is_packed)
-
-    def f(*values: Tensor) -> tuple[Tensor, ...]:
-        own = dict(zip(given, values, strict=True))
-        return tuple(by_layer(layer, is_packed, own))
-
-    values = tuple(given.values())
-    assert gradcheck(f, values, fast_mode=True, check_forward_ad=True)
-    assert gradgradcheck(f, values, fast_mode=True)
 
 
 @pytest.mark.parametrize("field", [*LayerNormLSTMParameters._fields, "x", "h_0", "c_0"])
@@ -479,11 +463,8 @@ def test_a_sequence_in_a_packed_batch_is_as_if_it_were_alone(
 def test_frozen_parts_get_no_gradient_and_the_others_get_theirs() -> None:
     layer = make()
     expected = first_order(by_layer, layer, False)
-    given = arguments(layer, False)
-    for name in ("x", "c_0", "w_h", "gamma_x", "beta_c"):
-        given[name].requires_grad_(False)
-    outputs = by_layer(layer, False, given)
-    arriving = [draw(*v.shape, seed=7 + k) for k, v in enumerate(outputs)]
+    frozen = "x", "c_0", "w_h", "gamma_x", "beta_c"
+    given, outputs, arriving = outputs_of(by_layer, layer, False, *frozen)
     torch.autograd.backward(outputs, arriving)
     for name, value in given.items():
         assert (value.grad is not None) == value.requires_grad, name
@@ -510,9 +491,8 @@ def test_the_gradient_of_x_is_computed_only_if_asked_for(
 def test_a_loss_of_one_output_alone_has_its_gradient(which: int) -> None:
     layer, found = make(), []
     for f in (by_layer, by_core):
-        given = arguments(layer, True)
-        output = f(layer, True, given)[which]
-        slopes = torch.autograd.grad(output.sum(), list(given.values()))
+        given, outputs, _ = outputs_of(f, layer, True)
+        slopes = torch.autograd.grad(outputs[which].sum(), list(given.values()))
         found.append(dict(zip(given, slopes, strict=True)))
     assert_same(found[0], found[1])
 
@@ -594,8 +574,11 @@ def total(layer: Any, x: Tensor) -> Tensor:
     return y
 
 
-def test_forward_mode_of_torch_func_agrees_with_the_gradient() -> None:
-    layer, x = make(num_layers=2, bidirectional=True), draw(2, 1, D)
+@each_cell
+def test_forward_mode_of_torch_func_agrees_with_the_gradient(
+    options: dict[str, Any],
+) -> None:
+    layer, x = make(num_layers=2, bidirectional=True, **options), draw(2, 1, D)
     loss, direction = functools.partial(total, layer), draw(2, 1, D, seed=1)
     slope = grad(loss)(x)
     assert distance(jacfwd(loss)(x), slope) < EXACT
@@ -659,9 +642,10 @@ def test_compiled_models_run_the_layer_outside_of_their_graph(
     assert not any(seen)
 
 
-def test_inference_mode_gives_the_same_numbers() -> None:
+def test_inference_mode_and_flattening_give_the_same_numbers() -> None:
     layer, x = make(), draw(T, N, D)
     with torch.inference_mode():
+        layer.flatten_parameters()  # as nn.LSTM may be asked to
         h, _ = layer(x)
     assert torch.equal(h, layer(x)[0])
 
