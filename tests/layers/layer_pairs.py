@@ -81,11 +81,8 @@ def name(pair: Pair) -> str:
 
 each_pair = pytest.mark.parametrize("pair", EVERY, ids=name)
 # One of each class.
-each_layer = pytest.mark.parametrize(
-    "pair",
-    [*PAIRS[1:], FEATURES[2], FEATURES[5], GROUPS[2], *INSTANCES[1::2]],
-    ids=name,
-)
+LAYERS = [*PAIRS[1:], FEATURES[2], FEATURES[5], GROUPS[2], *INSTANCES[1::2]]
+each_layer = pytest.mark.parametrize("pair", LAYERS, ids=name)
 each_mode = pytest.mark.parametrize("is_training", [True, False], ids=["train", "eval"])
 # Each pair in the modes in which it computes different things.
 each_case = pytest.mark.parametrize(

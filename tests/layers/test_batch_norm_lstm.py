@@ -141,21 +141,6 @@ def test_a_step_follows_the_formulas() -> None:
         assert distance(found[0], expected) < EXACT
 
 
-@each_mode
-def test_gradients_equal_central_differences(is_training: bool) -> None:
-    layer = make(True, momentum=0.0).train(is_training)
-    state = {k: v.detach().requires_grad_() for k, v in layer.named_parameters()}
-
-    def f(x: Tensor, h_0: Tensor, c_0: Tensor, *values: Tensor) -> Tensor:
-        new = dict(zip(state, values, strict=True))
-        inputs = packed(x, [3, 1, 2, 2, 3]), (h_0, c_0)
-        y, (h_n, c_n) = torch.func.functional_call(layer, new, inputs)
-        return torch.cat([y.data.flatten(), h_n.flatten(), c_n.flatten()])
-
-    leaves = [v.requires_grad_() for v in (draw(3, N, D), *states(layer))]
-    assert torch.autograd.gradcheck(f, (*leaves, *state.values()), fast_mode=True)
-
-
 @each_way
 def test_evaluation_equals_training_but_for_the_unbiased_factor(
     both_ways: bool,
@@ -169,17 +154,6 @@ def test_evaluation_equals_training_but_for_the_unbiased_factor(
         if name.endswith("running_var"):
             buffer *= (n - 1) / n
     assert distance(layer(x)[0].data, y) < EXACT
-
-
-@each_way
-def test_in_evaluation_a_sequence_does_not_depend_on_the_others(
-    both_ways: bool,
-) -> None:
-    layer, x = make(both_ways).eval(), draw(T, N, D)
-    output, _ = pad_packed_sequence(layer(packed(x))[0])
-    for k, n in enumerate(LENGTHS):
-        alone = layer(x[:n, k : k + 1])[0]
-        assert distance(alone[:, 0], output[:n, k]) < EXACT
 
 
 @each_way

@@ -75,16 +75,6 @@ def test_of_a_densenet_half_is_folded(dtype: torch.dtype) -> None:
     assert relative_error(folded(x), model(x)) < EQUAL[dtype]
 
 
-@pytest.mark.parametrize("name", ["ResNet, bottleneck", "GAN generator"])
-def test_the_gradient_of_the_input_is_the_same(name: str) -> None:
-    model, x = make(name)
-    x.requires_grad_()
-    of_model = torch.autograd.grad(model(x).square().sum(), x)[0]
-    folded = fold_batch_norm(model)
-    of_folded = torch.autograd.grad(folded(x).square().sum(), x)[0]
-    assert relative_error(of_folded, of_model) < EQUAL[torch.float64]
-
-
 @pytest.mark.parametrize("name", ["U-Net", "MLP"])
 def test_the_model_is_not_touched(name: str) -> None:
     model, _ = make(name)

@@ -96,11 +96,6 @@ def by_two(self: Any, x: Tensor, skip: Any = None, twice: bool = False) -> Any:
     return self.norm2(y * 2 if twice else y)
 
 
-def by_two_together(self: Any, x: Tensor, p: bool = False, q: bool = False) -> Any:
-    y = self.conv(x)
-    return self.norm2(self.conv2(self.norm(y * 2 if p and q else y)))
-
-
 def by_value(default: Any) -> Callable[..., Any]:
     def forward(self: Any, x: Tensor, mode: Any = default) -> Any:
         y = self.conv(x)
@@ -115,13 +110,6 @@ def by_type(default: Any) -> Callable[..., Any]:
         return self.norm2(self.conv2(self.norm(y * 2 if is_other else y)))
 
     return forward
-
-
-def by_seven(
-    self: Any, x: Tensor, a: int = 0, b: int = 0, c: int = 0, d: int = 0,
-    e: int = 0, f: int = 0, g: int = 0,
-) -> Any:  # fmt: skip
-    return self.norm2(self.conv2(self.norm(self.conv(x))))
 
 
 def with_second(norm: nn.Module) -> Any:
@@ -249,13 +237,23 @@ CASES: list[tuple[Any, ...]] = [
     (around_batch_norm(), "inside of a layer that is not looked into"),
     (around_block(), "reads the weights of 'block.linear2' by itself, or inside"),
     (with_arguments(by_two), f"norm: {OPTIONAL}", f"norm2: {OPTIONAL}"),
-    (with_arguments(by_two_together), f"norm: {OPTIONAL}"),
+    (
+        with_arguments(
+            lambda m, x, p=False, q=False: m.norm2(
+                m.conv2(m.norm(m.conv(x) * 2 if p and q else m.conv(x)))
+            )
+        ),
+        f"norm: {OPTIONAL}",
+    ),
     *(
         (with_arguments(by(default)), reason)
         for by, reason in ((by_value, "fixes the"), (by_type, f"norm: {OPTIONAL}"))
         for default in ("full", 0, 1.5)
     ),
-    (with_arguments(by_seven), "at most 6 optional arguments"),
+    (
+        with_arguments(lambda m, x, a=0, b=0, c=0, d=0, e=0, f=0, g=0: m.norm(x)),
+        "at most 6 optional arguments",
+    ),
     # The batch norm.
     (changed(lambda m: m[1].train()), "1: it is in training mode and"),
     (changed(lambda m: m[1].train(), linear(nn.Dropout())), IDLE),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable
 from functools import partial as new
 from typing import Any
@@ -12,7 +13,7 @@ import torch
 from layer_pairs import (
     AVERAGED,
     HALF,
-    PAIRS,
+    LAYERS,
     Pair,
     assert_equal,
     copy_of,
@@ -484,55 +485,51 @@ def test_another_device_is_refused(pair: Pair, is_training: bool) -> None:
     assert_refused((layer, x.to("meta"), RuntimeError, match), is_training)
 
 
-@pytest.mark.parametrize("key", ["weight", "bias", "running_mean", "running_var"])
-@each_layer
-def test_state_of_a_wrong_shape_is_refused_by_name(pair: Pair, key: str) -> None:
-    layer = twins(pair)[0]
-    if getattr(layer, key, None) is None:
-        return
-    getattr(layer, key).data = torch.ones(11, dtype=torch.float64)
-    before = copy_of(layer.state_dict())
-    with pytest.raises(RuntimeError, match=rf"{key} must have shape \(.*got \(11,\)"):
-        layer(draw(*pair.shape))
-    assert_equal(layer.state_dict(), before, 0.0)
+SHAPE = torch.ones(11, dtype=torch.float64)
+ATTRIBUTES: list[tuple[str, Any, type[Exception], str]] = [
+    *(
+        ("eps", eps, TypeError, f"eps must be a number, got {re.escape(repr(eps))}")
+        for eps in ("tiny", [1e-5], None)
+    ),
+    *(
+        ("eps", eps, ValueError, f"eps must be (a finite|positive).*got {eps}")
+        for eps in (-1.0, -1e-9, math.nan, math.inf)
+    ),
+    ("eps", 10**400, ValueError, "eps must be a finite number, got int too large"),
+    *(
+        (key, SHAPE, RuntimeError, rf"{key} must have shape \(.*got \(11,\)")
+        for key in ("weight", "bias", "running_mean", "running_var")
+    ),
+    ("running_mean", None, ValueError, "must both be tensors or both be None"),
+    ("running_var", None, ValueError, "must both be tensors or both be None"),
+]
 
 
 @each_mode
-@pytest.mark.parametrize("eps", ["tiny", [1e-5], None])
-@each_layer
-def test_an_eps_that_is_no_number_is_refused(
-    pair: Pair, eps: Any, is_training: bool
+@pytest.mark.parametrize(("key", "value", "error", "match"), ATTRIBUTES)
+@pytest.mark.parametrize("pair", [*LAYERS, AVERAGED[1]], ids=name)
+def test_an_attribute_that_does_not_fit_is_refused(
+    pair: Pair,
+    key: str,
+    value: Any,
+    error: type[Exception],
+    match: str,
+    is_training: bool,
 ) -> None:
-    if pair.ours is RMSNorm and eps is None:
-        return
     layers = [layer.train(is_training) for layer in twins(pair)]
+    has_it = getattr(layers[0], key, None) is not None
+    if not has_it:  # RMSNorm may be without eps
+        return
     for layer in layers:
-        layer.eps = eps
-    with pytest.raises(TypeError, match=r"eps|not supported between"):
-        layers[1](draw(*pair.shape))
-    with pytest.raises(TypeError, match="eps must be a number, got"):
+        is_parameter = key in ("weight", "bias")
+        setattr(layer, key, nn.Parameter(value) if is_parameter else value)
+    before = copy_of(layers[0].state_dict())
+    with pytest.raises(error, match=match):
         layers[0](draw(*pair.shape))
-
-
-@each_mode
-@pytest.mark.parametrize("eps", [-1.0, -1e-9, math.nan, math.inf, 10**400])
-@each_layer
-def test_an_eps_that_is_negative_or_not_finite_is_refused(
-    pair: Pair, eps: float, is_training: bool
-) -> None:
-    layer = twins(pair)[0].train(is_training)
-    layer.eps = eps
-    got = "int too large" if eps == 10**400 else eps
-    with pytest.raises(ValueError, match=f"eps must be (a finite|positive).*got {got}"):
-        layer(draw(*pair.shape))
-
-
-@pytest.mark.parametrize("pair", [PAIRS[1], AVERAGED[1]], ids=name)
-def test_one_running_statistic_without_the_other_is_refused(pair: Pair) -> None:
-    layer = twins(pair)[0]
-    layer.running_mean = None
-    with pytest.raises(ValueError, match="must both be tensors or both be None"):
-        layer(draw(*pair.shape))
+    assert_equal(layers[0].state_dict(), before, 0.0)
+    if error is TypeError:
+        with pytest.raises(TypeError):
+            layers[1](draw(*pair.shape))
 
 
 def test_evaluation_without_the_buffers_it_needs_is_refused_as_in_torch() -> None:

@@ -60,7 +60,6 @@ def twin(layer: Any) -> Any:
 
 
 each_kind = pytest.mark.parametrize("make", [ghost, renorm, unbiased])
-each_check = pytest.mark.parametrize("check", ["gradcheck", "gradgradcheck"])
 
 
 class Defined(nn.Module):
@@ -183,6 +182,22 @@ def test_it_says_what_it_is(layer: nn.Module, settings: str) -> None:
     assert isinstance(layer, BatchNorm2d)
 
 
+@pytest.mark.parametrize("check", ["gradcheck", "gradgradcheck"])
+@pytest.mark.parametrize("shape", [(5, 2), (5, 2, 2)])
+@pytest.mark.parametrize("make", [ghost, unbiased, renorm])
+def test_derivatives_equal_differences(
+    make: Any, shape: tuple[int, ...], check: str
+) -> None:
+    # Differences know nothing of constants, but clipped values of r and d do not move.
+    limits = {"r_max": 1.01, "d_max": 0.01, "momentum": 0.0} if make is renorm else {}
+    layer, x = make(shape, **limits), draw(*shape) * 9
+    if make is renorm:
+        r, d = correction(layer, x)
+        assert set(r.tolist()) <= {1.01, 1 / 1.01}
+        assert set(d.abs().tolist()) == {0.01}
+    assert getattr(torch.autograd, check)(as_function(layer), arguments(layer, x))
+
+
 # --- ghosts
 
 # The shape of the batch, virtual_batch_size, and the sizes of the ghosts.
@@ -258,16 +273,6 @@ def test_ghosts_of_one_image_are_instance_norm() -> None:
 def test_without_statistics_evaluation_goes_by_ghosts() -> None:
     layer, x = ghost((6, 3), 2, track_running_stats=False), draw(6, 3)
     assert torch.equal(layer(x), layer.eval()(x))
-
-
-@each_check
-@pytest.mark.parametrize("shape", [(5, 2), (5, 2, 2)])
-def test_derivatives_of_ghosts_equal_differences(
-    shape: tuple[int, ...], check: str
-) -> None:
-    layer = ghost(shape, 2)
-    leaves = arguments(layer, draw(*shape))
-    assert getattr(torch.autograd, check)(as_function(layer), leaves)
 
 
 def test_recalibration_averages_the_ghosts_of_all_batches() -> None:
@@ -396,17 +401,6 @@ def test_limits_set_by_a_schedule_count_from_the_next_call() -> None:
     assert distance(layer(x), first) > 0.01
 
 
-@each_check
-def test_derivatives_equal_differences_where_r_and_d_are_clipped(check: str) -> None:
-    # Differences know nothing of constants, but clipped values do not move.
-    layer = renorm((5, 2), r_max=1.01, d_max=0.01, momentum=0.0)
-    x = draw(5, 2) * 9
-    r, d = correction(layer, x)
-    assert set(r.tolist()) <= {1.01, 1 / 1.01}
-    assert set(d.abs().tolist()) == {0.01}
-    assert getattr(torch.autograd, check)(as_function(layer), arguments(layer, x))
-
-
 # --- the unbiased variance
 
 
@@ -442,10 +436,3 @@ def test_with_momentum_1_training_and_evaluation_agree_on_the_batch() -> None:
     plain = BatchNorm1d(3, momentum=1.0, affine=False, dtype=torch.float64)
     y = plain(x)
     assert distance(plain.eval()(x), (3 / 4) ** 0.5 * y) < 1e-4  # up to eps
-
-
-@each_check
-def test_derivatives_of_the_unbiased_layer_equal_differences(check: str) -> None:
-    layer = unbiased((4, 3))
-    leaves = arguments(layer, draw(4, 3))
-    assert getattr(torch.autograd, check)(as_function(layer), leaves)

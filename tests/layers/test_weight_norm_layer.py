@@ -91,18 +91,6 @@ def test_a_checkpoint_of_torch_is_taken(kind: str) -> None:
     assert_equal(gradients(ours, x), gradients(theirs, x))
 
 
-def test_three_steps_of_training_equal_those_of_torch() -> None:
-    layer, x = build("conv")
-    models = with_weight_norm(copy.deepcopy(layer)), parametrizations.weight_norm(layer)
-    for model in models:
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-        for _ in range(3):
-            optimizer.zero_grad()
-            (model(x) ** 2).mean().backward()
-            optimizer.step()
-    assert_equal(*(dict(model.named_parameters()) for model in models))
-
-
 def test_taking_the_parametrization_off_leaves_the_weight() -> None:
     layer, x = build("conv")
     with_weight_norm(layer)
