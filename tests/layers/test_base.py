@@ -380,7 +380,8 @@ def test_a_copy_computes_the_same_and_is_independent(
     ],
 )
 def test_reset_makes_a_layer_new_again(pair: Pair, options: dict[str, Any]) -> None:
-    layer, new = (pair.ours(*pair.size, **options) for _ in range(2))
+    layer: Any = pair.ours(*pair.size, **options)
+    new = copy.deepcopy(layer)
     layer(draw(*pair.shape, dtype=options.get("dtype", torch.float32)))
     with torch.no_grad():
         for parameter in layer.parameters():

@@ -15,6 +15,7 @@ from layer_pairs import (
     INSTANCES,
     PAIRS,
     Pair,
+    assert_alike,
     assert_equal,
     copy_of,
     distance,
@@ -38,11 +39,9 @@ both = pytest.mark.parametrize("pair", [PAIRS[1], AVERAGED[1]], ids=name)
 def assert_trained_alike(layers: tuple[Any, Any], shape: tuple[int, ...]) -> None:
     """Train, evaluate, and train again."""
     for is_training in (True, True, False, True):
-        ours, theirs = (
-            run(m.train(is_training), draw(*shape), draw(*shape, seed=1))
-            for m in layers
-        )
-        assert_equal(ours, theirs)
+        for layer in layers:
+            layer.train(is_training)
+        assert_alike(layers, draw(*shape), draw(*shape, seed=1))
 
 
 @each_tracked
@@ -102,8 +101,7 @@ def test_a_layer_changed_after_it_was_made_does_what_torch_s_does(
             layer.num_batches_tracked = None
             layer.momentum = 0.1 if change == "no count" else None
     if (pair, change) == (AVERAGED[1], "no buffers"):  # refused in evaluation
-        layers = tuple(layer.requires_grad_() for layer in layers)
-        assert_equal(*(run(m, draw(7, 3, 5), draw(7, 3, 5, seed=1)) for m in layers))
+        assert_alike(layers, draw(7, 3, 5), draw(7, 3, 5, seed=1))
     else:
         assert_trained_alike(layers, pair.shape)
 
@@ -250,8 +248,8 @@ def test_the_running_statistics_average_over_the_examples() -> None:
 
 
 def test_in_evaluation_one_place_is_enough() -> None:
-    layers = (m.eval() for m in twins(AVERAGED[1]))
-    assert_equal(*(run(m, draw(7, 3, 1), draw(7, 3, 1, seed=1)) for m in layers))
+    ours, theirs = (m.eval() for m in twins(AVERAGED[1]))
+    assert_alike((ours, theirs), draw(7, 3, 1), draw(7, 3, 1, seed=1))
 
 
 @pytest.mark.parametrize("method", ["forward", "_by_input"])

@@ -27,7 +27,7 @@ def refusal(model: nn.Module) -> str:
     with pytest.raises(FoldingError) as caught:
         fold_batch_norm(model)
     after = state_of(model)
-    same = {"rtol": 0.0, "atol": 0.0, "equal_nan": True}
+    same: Any = {"rtol": 0.0, "atol": 0.0, "equal_nan": True}
     assert all(torch.allclose(after[key], before[key], **same) for key in before)
     assert str(model) == kinds
     return str(caught.value)
@@ -186,6 +186,7 @@ LAZY = "is lazy and has no size yet", "run the model"
 SHARED = "'0' shares its weights with another layer"
 ANOTHER_WAY = "must go the same way once it is folded"
 META = "on the meta device and has no values"
+COMPILED: Any = torch.compile(linear(), backend="eager")
 # A model, and what is said of it.
 CASES: list[tuple[Any, ...]] = [
     # Between the layers.
@@ -320,7 +321,7 @@ CASES: list[tuple[Any, ...]] = [
         "fold its parts, for example model.features =",
     ),
     (nn.DataParallel(linear()).eval(), "a DataParallel around it; fold model.module"),
-    (torch.compile(linear(), backend="eager").eval(), "compile; fold model._orig_mod"),
+    (COMPILED.eval(), "of torch.compile; fold model._orig_mod"),
     (changed(lambda m: vars(m).update(forward=torch.relu)), "that was given another"),
     (
         changed(lambda m: vars(m).update(cache=torch.ones(2, requires_grad=True) * 2)),
@@ -392,7 +393,7 @@ def after(change: Callable[[Any], Any]) -> Callable[..., Any]:
     ("forward", "name"),
     [
         (after(torch.relu_), "relu_"),
-        (after(lambda x: operator.iadd(x, 1)), "add"),
+        (after(lambda x: operator.iadd(x, 1)), "add"),  # type: ignore[no-untyped-call]
         (after(lambda x: x.view(-1).add_(1)), "view"),
         (by_older_view, "add_"),
     ],

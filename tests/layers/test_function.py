@@ -192,7 +192,7 @@ def test_under_checkpointing_the_gradients_are_the_same(
         checkpoint(layer, leaf, use_reentrant=use_reentrant).backward(dl_dy)
         slopes = {key: p.grad for key, p in layer.named_parameters()}
         found.append({"x": leaf.grad} | slopes)
-    assert_equal(*found)
+    assert_equal(found[0], found[1])
 
 
 @each_pair

@@ -153,7 +153,7 @@ def test_a_layer_called_twice_in_a_model_averages_both_calls() -> None:
     model: Any = Wired(lambda m, x: m.norm(x) + m.norm(x + 10), norm=plain())
     (x,) = batches((6,))
     recalibrate(model, [x])
-    assert distance(model.norm.running_mean, x.mean(0) + 5) < EXACT  # type: ignore[arg-type]
+    assert distance(model.norm.running_mean, x.mean(0) + 5) < EXACT
 
 
 def test_no_gradient_is_recorded_meanwhile() -> None:

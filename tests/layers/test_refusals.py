@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable
-from functools import partial as new
+from functools import partial
 from typing import Any
 
 import pytest
@@ -52,6 +52,7 @@ def twin(kind: Any) -> Any:
     return nn.LSTM if kind is LayerNormLSTM else getattr(nn, kind.__name__)
 
 
+new: Any = partial  # of arguments of any type
 BY_BATCH: tuple[Any, ...] = BatchNorm1d, BatchNorm2d, BatchNorm3d
 BY_IMAGE: tuple[Any, ...] = InstanceNorm1d, InstanceNorm2d, InstanceNorm3d
 TORCH = None  # the type of error that torch's twin raises
@@ -90,7 +91,7 @@ NO_SHAPES: list[tuple[Any, str]] = [
     (-1, "not be negative, got -1"),
     ((3, -2), "not be negative, got -2"),
 ]
-SETTINGS: list[tuple[new[Any], Error, str]] = [
+SETTINGS: list[tuple[partial[Any], Error, str]] = [
     *(
         (new(kind, size, affine=True), TORCH, f"num_features must.*got {size!r}")
         for kind in (*BY_BATCH, *BY_IMAGE)
@@ -152,7 +153,7 @@ SETTINGS: list[tuple[new[Any], Error, str]] = [
 
 
 @pytest.mark.parametrize(("make", "error", "match"), SETTINGS)
-def test_a_bad_setting_is_refused(make: new[Any], error: Error, match: str) -> None:
+def test_a_bad_setting_is_refused(make: partial[Any], error: Error, match: str) -> None:
     if error is TORCH:
         error = torch_s_error(new(twin(make.func), *make.args, **make.keywords))
     with pytest.raises(error, match=match):
@@ -161,7 +162,7 @@ def test_a_bad_setting_is_refused(make: new[Any], error: Error, match: str) -> N
 
 ghost = new(GhostBatchNorm1d, 3, virtual_batch_size=2)
 renorm = new(BatchRenorm1d, 3)
-CHANGED: list[tuple[new[Any], str, Any, type[Exception], str]] = [
+CHANGED: list[tuple[partial[Any], str, Any, type[Exception], str]] = [
     (ghost, "virtual_batch_size", 2.0, TypeError, whole("virtual_batch_size", 2.0)),
     (ghost, "virtual_batch_size", True, TypeError, "whole number, got True"),
     (ghost, "virtual_batch_size", None, TypeError, "whole number, got None"),
@@ -179,7 +180,7 @@ CHANGED: list[tuple[new[Any], str, Any, type[Exception], str]] = [
 
 @pytest.mark.parametrize(("make", "name", "value", "error", "match"), CHANGED)
 def test_a_bad_setting_is_refused_also_when_set_later(
-    make: new[Any], name: str, value: Any, error: type[Exception], match: str
+    make: partial[Any], name: str, value: Any, error: type[Exception], match: str
 ) -> None:
     with pytest.raises(error, match=match):
         make(**{name: value})
@@ -195,10 +196,10 @@ def test_a_bad_setting_is_refused_also_when_set_later(
 
 # One argument or a tuple; the match names what came and what was wanted.
 Row = tuple[Any, Error, str]
-Call = tuple[new[Any], Any, Error, str]
+Call = tuple[partial[Any], Any, Error, str]
 
 
-def calls(layer: new[Any], *rows: Row) -> list[Call]:
+def calls(layer: partial[Any], *rows: Row) -> list[Call]:
     return [(layer, *row) for row in rows]
 
 

@@ -94,21 +94,6 @@ def test_what_stands_in_the_padding_does_not_matter(
     assert_equal(found, expected, 0.0)
 
 
-def test_batch_norm_of_zero_padding_has_the_statistics_that_the_padding_gives_it() -> (
-    None
-):
-    x, mask = problem((4, 3, 5))
-    p = 1 - mask.double().mean()
-    layer, plain = make(momentum=1.0), make(BatchNorm1d, momentum=1.0)
-    layer(x, mask)
-    plain(x * mask.unsqueeze(1))
-    K, n = int(mask.sum()), mask.numel()
-    mu, var = layer.running_mean, layer.running_var * (K - 1) / K
-    assert distance(plain.running_mean, (1 - p) * mu) < EXACT
-    padded = (1 - p) * var + p * (1 - p) * mu**2
-    assert distance(plain.running_var * (n - 1) / n, padded) < EXACT
-
-
 @each_check
 @each_mode
 def test_derivatives_equal_differences(check: str, is_training: bool) -> None:

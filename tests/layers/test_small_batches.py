@@ -221,12 +221,12 @@ SPLITS: list[Split] = [
 
 def assert_ghosts(shape: tuple[int, ...], size: int, ghosts: list[int]) -> None:
     def by_ghost(x: Tensor) -> Tensor:
-        return torch.cat([standardized(part, 0.1) for part in x.split(ghosts)])
+        return torch.cat([standardized(part, 0.1) for part in torch.split(x, ghosts)])
 
     layer, x = ghost(shape, size, eps=0.1, momentum=1.0), draw(*shape)
     assert_defined(layer, by_ghost, x)
     axes = [0, *range(2, len(shape))]
-    weighted = [(len(p) / len(x), p) for p in x.split(ghosts)]
+    weighted = [(len(p) / len(x), p) for p in torch.split(x, ghosts)]
     mean = torch.stack([w * p.mean(axes) for w, p in weighted]).sum(0)
     var = torch.stack([w * p.var(axes, correction=1) for w, p in weighted]).sum(0)
     assert distance(layer.running_mean, mean) < EXACT
