@@ -10,14 +10,15 @@ from layer_pairs import EXACT, distance, draw
 from torch import Tensor, nn
 from torch.autograd import forward_ad
 from torch.func import functional_call
-from torch.utils.checkpoint import checkpoint
 
 
-def as_function(layer: nn.Module) -> Callable[..., Tensor]:
+def as_function(layer: nn.Module, *rest: Any) -> Callable[..., Tensor]:
+    """Return the layer as a function of x and its parameters; the rest is constant."""
     names = [key for key, _ in layer.named_parameters()]
 
     def f(x: Tensor, *values: Tensor) -> Tensor:
-        y: Tensor = functional_call(layer, dict(zip(names, values, strict=True)), x)
+        own = dict(zip(names, values, strict=True))
+        y: Tensor = functional_call(layer, own, (x, *rest))
         return y
 
     return f
@@ -70,19 +71,3 @@ def assert_same_derivatives(
         found, expected = (tangents(m, x, dl_dy, chosen) for m in layers)
         for a, b in zip(found, expected, strict=True):
             assert distance(a, b) < EXACT
-
-
-def assert_same_under_checkpointing(
-    layers: Sequence[nn.Module], x: Tensor, dl_dy: Tensor, use_reentrant: bool
-) -> None:
-    """Compare the gradients of two layers that are run again for the backward pass."""
-    found: list[dict[str, Any]] = []
-    for layer in layers:
-        leaf = x.clone().requires_grad_()
-        y = checkpoint(layer, leaf, use_reentrant=use_reentrant)
-        y.backward(dl_dy)
-        slopes = {key: p.grad for key, p in layer.named_parameters()}
-        found.append({"x": leaf.grad, **slopes})
-    ours, theirs = found
-    for key, expected in theirs.items():
-        assert distance(ours[key], expected) < EXACT, key

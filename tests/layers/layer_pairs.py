@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import copy
+import io
+import pickle
 import pkgutil
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import pytest
@@ -28,6 +31,10 @@ class Pair(NamedTuple):
     theirs: type[nn.Module]
     shape: tuple[int, ...]  # every axis has another length
     args: tuple[Any, ...] = ()  # of the constructor; else the length of axis 1
+
+    @property
+    def size(self) -> tuple[Any, ...]:
+        return self.args or (self.shape[1],)
 
 
 PAIRS = [
@@ -62,10 +69,31 @@ INSTANCES = [
     Pair(InstanceNorm3d, nn.InstanceNorm3d, (2, 3, 4, 5, 6), AFFINE),
 ]
 EXAMPLES = [*FEATURES, *GROUPS, *INSTANCES]  # each example by itself
+EVERY = [*PAIRS, *EXAMPLES]
+AVERAGED = [  # instance norm with running statistics
+    pair._replace(args=(3, 1e-5, 0.3, True, True)) for pair in INSTANCES
+]
 
 
 def name(pair: Pair) -> str:
     return f"{pair.theirs.__name__}-{'x'.join(map(str, pair.shape))}"
+
+
+each_pair = pytest.mark.parametrize("pair", EVERY, ids=name)
+# One of each class.
+LAYERS = [*PAIRS[1:], FEATURES[2], FEATURES[5], GROUPS[2], *INSTANCES[1::2]]
+each_layer = pytest.mark.parametrize("pair", LAYERS, ids=name)
+each_mode = pytest.mark.parametrize("is_training", [True, False], ids=["train", "eval"])
+# Each pair in the modes in which it computes different things.
+each_case = pytest.mark.parametrize(
+    ("pair", "is_training"),
+    [*((pair, True) for pair in EVERY), *((pair, False) for pair in PAIRS)],
+    ids=lambda value: name(value) if isinstance(value, Pair) else str(value),
+)
+needs_cuda = pytest.mark.skipif(
+    not torch.cuda.is_available(), reason="needs a GPU that torch can use"
+)
+HALF = [torch.float16, torch.bfloat16]
 
 
 def draw(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> Tensor:
@@ -77,15 +105,57 @@ def draw(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> Tens
 def twins(pair: Pair, *args: Any, **options: Any) -> tuple[Any, Any]:
     """Make both layers, with the same random state."""
     options = {"dtype": torch.float64} | options
-    size = args or pair.args or (pair.shape[1],)
-    ours, theirs = pair.ours(*size, **options), pair.theirs(*size, **options)
-    generator = torch.Generator().manual_seed(99)
-    with torch.no_grad():
-        for value in theirs.state_dict().values():
-            if value.is_floating_point():
-                value.uniform_(0.5, 2, generator=generator)
+    size = args or pair.size
+    ours, theirs = pair.ours(*size, **options), stirred(pair.theirs(*size, **options))
     ours.load_state_dict(theirs.state_dict())
     return ours, theirs
+
+
+def stirred(layer: nn.Module, low: float = 0.5, high: float = 2) -> Any:
+    """Give parameters and statistics random values, the same for the same names."""
+    generator = torch.Generator().manual_seed(99)
+    with torch.no_grad():
+        for value in layer.state_dict().values():
+            if value.is_floating_point():
+                value.uniform_(low, high, generator=generator)
+    return layer
+
+
+def copy_of(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {key: value.clone() for key, value in state.items()}
+
+
+class Wired(nn.Module):
+    """Layers that are called by a function of the model and its input."""
+
+    def __init__(self, wiring: Callable[..., Any], **layers: nn.Module) -> None:
+        super().__init__()
+        for key, layer in layers.items():
+            self.add_module(key, layer)
+        self.wiring = wiring
+
+    def forward(self, x: Tensor) -> Any:
+        return self.wiring(self, x)
+
+
+def through_pickle(layer: Any) -> Any:
+    return pickle.loads(pickle.dumps(layer))  # noqa: S301 - our own bytes
+
+
+def through_a_file(layer: Any) -> Any:
+    file = io.BytesIO()
+    torch.save(layer.state_dict(), file)
+    file.seek(0)
+    copied = copy.deepcopy(layer)
+    for value in copied.state_dict().values():
+        value.zero_()
+    copied.load_state_dict(torch.load(file, weights_only=True))
+    return copied
+
+
+each_copy = pytest.mark.parametrize(
+    "copied", [copy.deepcopy, through_pickle, through_a_file]
+)
 
 
 def run(layer: Any, x: Tensor, dl_dy: Tensor) -> dict[str, Tensor]:
@@ -128,23 +198,6 @@ def zeros(
     *shape: int, dtype: torch.dtype = torch.float32, device: str = "cpu"
 ) -> Tensor:
     return torch.zeros(shape, dtype=dtype, device=device)
-
-
-def assert_refused_alike(
-    pair: Pair, options: dict[str, Any], x: Any, match: str, is_training: bool = True
-) -> None:
-    """Demand torch's type of exception, our message, and an untouched layer."""
-    size = pair.args or (pair.shape[1],)
-    ours, theirs = (
-        kind(*size, **options).train(is_training) for kind in (pair.ours, pair.theirs)
-    )
-    before = copy.deepcopy(ours.state_dict())
-    with pytest.raises(Exception) as torch_s:  # noqa: PT011 - its type is the question
-        theirs(x)
-    with pytest.raises(torch_s.type, match=match):
-        ours(x)
-    if "device" not in options:
-        assert_equal(ours.state_dict(), before, 0.0)
 
 
 def let_fail(monkeypatch: pytest.MonkeyPatch, path: str, call: int) -> None:

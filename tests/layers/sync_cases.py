@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from unittest import mock
 
 import torch
-from layer_pairs import draw, run
+from layer_pairs import draw, run, stirred
 from torch import Tensor, distributed, nn
 
 from normbook.layers import sync_batch_norm as module
@@ -22,20 +22,9 @@ from normbook.running_statistics import PopulationStatistics, merge
 
 CHANNELS = 4
 COLLECTIVES = [
-    "all_gather",
-    "all_gather_object",
-    "all_reduce",
-    "all_to_all",
-    "barrier",
-    "broadcast",
-    "broadcast_object_list",
-    "gather",
-    "isend",
-    "recv",
-    "reduce",
-    "reduce_scatter",
-    "scatter",
-    "send",
+    *("all_gather", "all_gather_object", "all_reduce", "all_to_all", "barrier"),
+    *("broadcast", "broadcast_object_list", "gather", "isend", "recv", "reduce"),
+    *("reduce_scatter", "scatter", "send"),
 ]
 
 
@@ -64,14 +53,8 @@ class Case(NamedTuple):
 
 def with_state(layer: Any, case: Case) -> Any:
     """Set gains, biases and running statistics of the layer to values of its own."""
-    layer = layer(CHANNELS, **{"dtype": torch.float64} | case.options)
-    generator = torch.Generator().manual_seed(99)
-    with torch.no_grad():
-        for value in layer.state_dict().values():
-            if value.is_floating_point():
-                exact = torch.empty_like(value, dtype=torch.float64)
-                value.copy_(exact.uniform_(0.5, 2, generator=generator))
-    return layer
+    layer = stirred(layer(CHANNELS, **case.options).double())
+    return layer.to(case.options.get("dtype", torch.float64))
 
 
 def two_steps(layer: Any, x: list[Tensor], dl_dy: list[Tensor]) -> dict[str, Tensor]:
@@ -106,6 +89,14 @@ def three(cases: dict[str, Case]) -> dict[str, Any]:
 GROUPS = Case((2, 3, 4))  # processes 0 and 1 share a batch, process 2 has its own
 
 
+def error_of(function: Callable[..., Any], *args: Any) -> str:
+    try:
+        function(*args)
+    except Exception as error:  # noqa: BLE001 - told there
+        return f"{type(error).__name__}: {error}"
+    return ""
+
+
 def groups() -> dict[str, Tensor]:
     options = {"process_group": own_and_other()[0]}
     return share(GROUPS._replace(options=options))
@@ -114,11 +105,7 @@ def groups() -> dict[str, Tensor]:
 def foreign() -> str:
     """Use a group to which the process does not belong."""
     layer = SyncBatchNorm(CHANNELS, process_group=own_and_other()[1])
-    try:
-        layer(torch.ones(2, CHANNELS))
-    except ValueError as error:
-        return str(error)
-    return ""
+    return error_of(layer, torch.ones(2, CHANNELS))
 
 
 def own_and_other() -> list[Any]:
@@ -169,17 +156,13 @@ def calls() -> dict[str, list[Any]]:
     return found
 
 
-def refusal(sizes: tuple[int, ...]) -> tuple[str, str, bool]:
+def refusal(sizes: tuple[int, ...]) -> tuple[str, bool]:
     """Error of a batch with a single value, and whether the layer is as before."""
     case = Case(sizes)
     layer = with_state(SyncBatchNorm, case)
     before = [buffer.clone() for buffer in layer.buffers()]
-    try:
-        layer(case.shard(0))
-    except Exception as error:  # noqa: BLE001 - told there
-        is_same = all(map(torch.equal, before, layer.buffers()))
-        return type(error).__name__, str(error), is_same
-    return "", "", False
+    error = error_of(layer, case.shard(0))
+    return error, all(map(torch.equal, before, layer.buffers()))
 
 
 def none() -> dict[str, Tensor]:
@@ -201,11 +184,7 @@ def twice() -> str:
     x = case.shard(0).requires_grad_()
     y = with_state(SyncBatchNorm, case)(x)
     (slope,) = torch.autograd.grad(y.pow(3).sum(), x, create_graph=True)
-    try:
-        slope.sum().backward()  # type: ignore[no-untyped-call]
-    except RuntimeError as error:
-        return str(error)
-    return ""
+    return error_of(slope.sum().backward)
 
 
 PATIENCE = 2.0  # seconds
@@ -224,15 +203,11 @@ def missing() -> dict[str, tuple[str, float]]:
         if where == "backward":
             y = layer(x)
         start = time.monotonic()
-        try:
-            if where == "forward":
-                layer(x[:, 1:] if is_bad else x)
-            elif is_bad:
-                raise OverflowError("a bad loss")
-            else:
-                y.sum().backward()
-        except Exception as error:  # noqa: BLE001 - told there
-            found[where] = f"{type(error).__name__}: {error}", time.monotonic() - start
+        if where == "forward":
+            error = error_of(layer, x[:, 1:] if is_bad else x)
+        else:
+            error = "a bad loss" if is_bad else error_of(y.sum().backward)
+        found[where] = error, time.monotonic() - start
         distributed.barrier()
     return found
 
@@ -240,12 +215,10 @@ def missing() -> dict[str, tuple[str, float]]:
 # --- cases for two processes
 
 
-def two(cases: dict[str, Case], joint: Case) -> dict[str, Any]:
+def two(cases: dict[str, Case]) -> dict[str, Any]:
     found: dict[str, Any] = {name: share(case) for name, case in cases.items()}
     return found | {
         "mutants": {name: mutated(name) for name in MUTATIONS},
-        "slopes": slopes(joint),
-        "differences": differences(joint),
         "ddp": ddp(),
     }
 
@@ -291,40 +264,10 @@ def mutated(name: str) -> dict[str, Tensor]:
         return share(UNEQUAL)
 
 
-def slopes(case: Case) -> Tensor:
-    x = case.shard(0)
-    found: Tensor = run(with_state(SyncBatchNorm, case), x, case.shard(2))["dl_dx"]
-    return found
-
-
-def differences(case: Case) -> Tensor:
-    """Central differences of <dl_dy, y> of this shard, by each value of the batch."""
-    step = 1e-5
-    layer = with_state(SyncBatchNorm, case)
-    whole, dl_dy = case.whole(0), case.shard(2)
-    found = torch.zeros_like(whole)
-    for i in range(whole.numel()):
-        for sign in (1, -1):
-            moved = whole.clone()
-            moved.view(-1)[i] += sign * step
-            with torch.no_grad():
-                loss = (layer(case.own(moved)) * dl_dy).sum()
-            found.view(-1)[i] += sign * loss / (2 * step)
-    return found
-
-
 def network() -> nn.Sequential:
-    generator = torch.Generator().manual_seed(3)
-    parts = (
-        nn.Linear(3, CHANNELS),
-        BatchNorm1d(CHANNELS),
-        nn.Tanh(),
-        nn.Linear(CHANNELS, 2),
-    )
-    model = nn.Sequential(*parts).double()
-    with torch.no_grad():
-        for value in model.parameters():
-            value.normal_(generator=generator)
+    first, last = nn.Linear(3, CHANNELS), nn.Linear(CHANNELS, 2)
+    model = nn.Sequential(first, BatchNorm1d(CHANNELS), nn.Tanh(), last)
+    stirred(model.double(), -1, 1)[1].reset_running_stats()
     return model
 
 

@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import copy
-import io
 from typing import Any
 
 import pytest
 import torch
-from layer_pairs import EXACT, assert_equal, distance, draw
+from layer_pairs import (
+    EXACT,
+    assert_equal,
+    copy_of,
+    distance,
+    draw,
+    each_mode,
+    through_a_file,
+)
 from torch import Tensor
 from torch.nn.utils.rnn import (
     PackedSequence,
@@ -21,7 +28,6 @@ from normbook.layers.batch_norm_lstm import BatchNormLSTM
 T, N, D, H = 6, 5, 3, 2
 LENGTHS = [3, 6, 2, 5, 6]  # at the last step two are alive
 LONG = [3, 6, 2, 4, 5]  # from step 5 on one
-each_mode = pytest.mark.parametrize("is_training", [True, False], ids=["train", "eval"])
 each_way = pytest.mark.parametrize("both_ways", [False, True], ids=["one", "both"])
 
 
@@ -135,38 +141,6 @@ def test_a_step_follows_the_formulas() -> None:
         assert distance(found[0], expected) < EXACT
 
 
-@each_mode
-def test_gradients_equal_central_differences(is_training: bool) -> None:
-    layer = make(True, momentum=0.0).train(is_training)
-    state = {k: v.detach().requires_grad_() for k, v in layer.named_parameters()}
-
-    def f(x: Tensor, h_0: Tensor, c_0: Tensor, *values: Tensor) -> Tensor:
-        new = dict(zip(state, values, strict=True))
-        inputs = packed(x, [3, 1, 2, 2, 3]), (h_0, c_0)
-        y, (h_n, c_n) = torch.func.functional_call(layer, new, inputs)
-        return torch.cat([y.data.flatten(), h_n.flatten(), c_n.flatten()])
-
-    leaves = [v.requires_grad_() for v in (draw(3, N, D), *states(layer))]
-    assert torch.autograd.gradcheck(f, (*leaves, *state.values()), fast_mode=True)
-
-
-def test_statistics_of_a_step_are_those_of_its_live_examples() -> None:
-    layer, x = make(momentum=1.0), draw(T, N, D)
-    layer(packed(x))
-    for t in range(T):
-        live = x[t, torch.tensor(LENGTHS) > t] @ layer.w_x_l0.T
-        assert distance(layer.norm_x_l0.running_mean[t], live.mean(0)) < EXACT
-        assert distance(layer.norm_x_l0.running_var[t], live.var(0)) < EXACT
-
-
-def test_the_other_direction_counts_its_steps_from_the_end_of_each_sequence() -> None:
-    layer, x = make(True, momentum=1.0), draw(T, N, D)
-    layer(packed(x))
-    last = torch.stack([x[n - 1, k] for k, n in enumerate(LENGTHS)])
-    expected = (last @ layer.w_x_l0_reverse.T).mean(0)
-    assert distance(layer.norm_x_l0_reverse.running_mean[0], expected) < EXACT
-
-
 @each_way
 def test_evaluation_equals_training_but_for_the_unbiased_factor(
     both_ways: bool,
@@ -180,28 +154,6 @@ def test_evaluation_equals_training_but_for_the_unbiased_factor(
         if name.endswith("running_var"):
             buffer *= (n - 1) / n
     assert distance(layer(x)[0].data, y) < EXACT
-
-
-@each_mode
-@each_way
-def test_padding_has_no_influence(is_training: bool, both_ways: bool) -> None:
-    x, padding = draw(T, N, D), torch.arange(T)[:, None] >= torch.tensor(LENGTHS)
-    other = x.masked_fill(padding[..., None], torch.nan)
-    layers = [make(both_ways).train(is_training) for _ in range(2)]
-    found = [layer(packed(v)) for layer, v in zip(layers, (x, other), strict=True)]
-    assert torch.equal(found[0][0].data, found[1][0].data)
-    assert_equal(layers[0].state_dict(), layers[1].state_dict(), 0.0)
-
-
-@each_way
-def test_in_evaluation_a_sequence_does_not_depend_on_the_others(
-    both_ways: bool,
-) -> None:
-    layer, x = make(both_ways).eval(), draw(T, N, D)
-    output, _ = pad_packed_sequence(layer(packed(x))[0])
-    for k, n in enumerate(LENGTHS):
-        alone = layer(x[:n, k : k + 1])[0]
-        assert distance(alone[:, 0], output[:n, k]) < EXACT
 
 
 @each_way
@@ -302,18 +254,14 @@ def test_parameters_and_buffers_have_these_names(both_ways: bool) -> None:
 def test_a_state_dict_carries_everything(both_ways: bool) -> None:
     layer, x = make(both_ways), draw(T, N, D)
     layer(packed(x))
-    file = io.BytesIO()
-    torch.save(layer.state_dict(), file)
-    file.seek(0)
-    other = BatchNormLSTM(D, H, T, bidirectional=both_ways, dtype=torch.float64)
-    other.load_state_dict(torch.load(file, weights_only=True))
+    other = through_a_file(layer)
     assert torch.equal(other.eval()(x)[0], layer.eval()(x)[0])
 
 
 def test_a_frozen_norm_goes_by_its_running_statistics_and_keeps_them() -> None:
     layer, x, hx = make(), draw(T, N, D), states(make())
     layer.norm_c_l0.eval()
-    before = copy.deepcopy(layer.norm_c_l0.state_dict())
+    before = copy_of(layer.norm_c_l0.state_dict())
     expected = by_loop(copy.deepcopy(layer), x, hx, LENGTHS)
     assert distance(by_layer(layer, x, hx, LENGTHS)[0], expected[0]) < EXACT
     assert_equal(layer.norm_c_l0.state_dict(), before, 0.0)
@@ -322,7 +270,7 @@ def test_a_frozen_norm_goes_by_its_running_statistics_and_keeps_them() -> None:
 @each_mode
 def test_a_batch_without_examples_gives_none(is_training: bool) -> None:
     layer = make(True).train(is_training)
-    before = copy.deepcopy(layer.state_dict())
+    before = copy_of(layer.state_dict())
     output, (h_n, c_n) = layer(draw(T, 0, D))
     assert output.shape == (T, 0, 2 * H)
     assert h_n.shape == c_n.shape == (2, 0, H)
@@ -332,37 +280,6 @@ def test_a_batch_without_examples_gives_none(is_training: bool) -> None:
 def test_it_says_what_it_is() -> None:
     text = "BatchNormLSTM(\n  3, 2, max_steps=6, bidirectional=True\n"
     assert repr(make(True)).startswith(text)
-
-
-X, HX = draw(T, N, D), states(make())
-BAD_CALLS: list[tuple[tuple[Any, ...], type[Exception], str]] = [
-    ((X.tolist(),), TypeError, "must be a torch tensor, got list"),
-    ((X.long(),), NotImplementedError, "real floating-point numbers, got torch.int64"),
-    ((X.float(),), RuntimeError, "torch.float64 on cpu, got torch.float32"),
-    ((X[0],), ValueError, r"shape \(T, N, D\), got \(5, 3\); a single sequence"),
-    ((X[..., :2],), RuntimeError, r"input_size = 3 features .* \(6, 5, 2\)"),
-    ((X[:0],), ValueError, "at least one step, got none"),
-    ((draw(T + 1, N, D),), ValueError, "max_steps = 6 steps in training, got 7"),
-    ((packed(X[..., 0, None]),), RuntimeError, r"packed data must have input_size"),
-    ((X, HX[0]), TypeError, r"pair of tensors \(h_0, c_0\), got Tensor"),
-    ((X, (*HX, HX[0])), TypeError, "got 3 values"),
-    ((X, (HX[0], None)), TypeError, "must be a torch tensor, got NoneType"),
-    ((X, (HX[0][0], HX[1])), RuntimeError, r"h_0 must .* \(1, 5, 2\) .*got \(5, 2\)"),
-    ((X, (HX[0], HX[1][:, :4])), RuntimeError, r"c_0 must .* got \(1, 4, 2\)"),
-    ((X, (HX[0], HX[1].float())), RuntimeError, "c_0 must have the dtype"),
-    ((PackedSequence(X[0], torch.tensor([2, 3])),), ValueError, "never grow"),
-    ((PackedSequence(X[0], torch.tensor([3, 1])),), ValueError, "add to the rows, 5"),
-]
-
-
-@pytest.mark.parametrize(("arguments", "error", "match"), BAD_CALLS)
-def test_bad_input_is_refused_and_nothing_is_updated(
-    arguments: tuple[Any, ...], error: type[Exception], match: str
-) -> None:
-    layer = make()
-    with pytest.raises(error, match=match):
-        layer(*arguments)
-    assert_equal(layer.state_dict(), make().state_dict(), 0.0)
 
 
 @pytest.mark.parametrize(
@@ -378,29 +295,7 @@ def test_a_call_that_cannot_be_trained_on_leaves_no_trace(
 ) -> None:
     layer = make(True, **change)
     layer.reset_parameters()
-    before, x = copy.deepcopy(layer.state_dict()), draw(T, N, D)
+    before, x = copy_of(layer.state_dict()), draw(T, N, D)
     with pytest.raises((TypeError, ValueError), match=match):
         layer(x if change else x[:, :1])
     assert_equal(layer.state_dict(), before, 0.0)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "options", "error", "match"),
-    [
-        ((0, H, T), {}, ValueError, "input_size must be at least 1, got 0"),
-        ((D, 0, T), {}, ValueError, "hidden_size must be at least 1, got 0"),
-        ((2.0, H, T), {}, TypeError, "input_size must be a whole number, got 2.0"),
-        ((D, True, T), {}, TypeError, "hidden_size must be a whole number, got True"),
-        ((D, H, 0), {}, ValueError, "max_steps must be at least 1, got 0"),
-        ((D, H, 1.5), {}, TypeError, "max_steps must be a whole number, got 1.5"),
-        ((D, H, T), {"batch_first": 1}, TypeError, "batch_first must be True or False"),
-        ((D, H, T), {"bidirectional": "a"}, TypeError, "bidirectional must be .* 'a'"),
-        ((D, H, T), {"eps": 0.0}, ValueError, "eps must be positive, got 0"),
-        ((D, H, T), {"eps": "a"}, ValueError, "eps must be a finite number"),
-    ],
-)
-def test_a_bad_argument_of_the_constructor_is_refused(
-    arguments: Any, options: Any, error: type[Exception], match: str
-) -> None:
-    with pytest.raises(error, match=match):
-        BatchNormLSTM(*arguments, **options)

@@ -1,4 +1,4 @@
-"""The one Function of all layers: derivatives of first and second order, both ways."""
+"""The Functions of all layers: derivatives of first and second order, both ways."""
 
 from __future__ import annotations
 
@@ -12,28 +12,33 @@ from layer_derivatives import (
     arguments,
     as_function,
     assert_same_derivatives,
-    assert_same_under_checkpointing,
     penalty,
     tangent_of,
 )
 from layer_pairs import (
+    AVERAGED,
+    EVERY,
     EXACT,
     EXAMPLES,
     FEATURES,
     GROUPS,
+    HALF,
     INSTANCES,
     PAIRS,
     Pair,
     assert_equal,
     distance,
     draw,
+    each_case,
+    each_pair,
     name,
     run,
     twins,
 )
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd import forward_ad
 from torch.func import functional_call, grad, vmap
+from torch.utils.checkpoint import checkpoint
 
 from normbook.gradient_check import survivors
 from normbook.layers import function as module
@@ -45,24 +50,25 @@ pytestmark = pytest.mark.filterwarnings(
 )
 # torch.compile warns of its own inner workings, of no interest here.
 quiet = pytest.mark.filterwarnings("ignore")
-each_pair = pytest.mark.parametrize("pair", EXAMPLES, ids=name)
 SMALL = [
-    FEATURES[1]._replace(shape=(2, 3), args=(3,)),
-    FEATURES[3]._replace(shape=(2, 3, 1, 2), args=((3, 1, 2),)),
-    FEATURES[5]._replace(shape=(2, 3), args=(3,)),
-    GROUPS[0]._replace(shape=(2, 4), args=(2, 4)),
-    GROUPS[2]._replace(shape=(2, 2, 1, 3), args=(1, 2)),
-    INSTANCES[0]._replace(shape=(3, 2)),
-    INSTANCES[3]._replace(shape=(1, 3, 1, 2)),
+    *((PAIRS[1]._replace(shape=(3, 2)), is_training) for is_training in (True, False)),
+    *((PAIRS[2]._replace(shape=(2, 3, 1, 2)), is_it) for is_it in (True, False)),
+    (FEATURES[1]._replace(shape=(2, 3), args=(3,)), True),
+    (FEATURES[3]._replace(shape=(2, 3, 1, 2), args=((3, 1, 2),)), True),
+    (FEATURES[5]._replace(shape=(2, 3), args=(3,)), True),
+    (GROUPS[0]._replace(shape=(2, 4), args=(2, 4)), True),
+    (GROUPS[2]._replace(shape=(2, 2, 1, 3), args=(1, 2)), True),
+    (INSTANCES[0]._replace(shape=(3, 2)), True),
+    (INSTANCES[3]._replace(shape=(1, 3, 1, 2)), True),
 ]
-small = pytest.mark.parametrize("pair", SMALL, ids=name)
+small = pytest.mark.parametrize(("pair", "is_training"), SMALL)
 
 
 @small
 def test_first_derivatives_equal_differences_in_every_mode_of_autograd(
-    pair: Pair,
+    pair: Pair, is_training: bool
 ) -> None:
-    layer = twins(pair)[0]
+    layer = twins(pair)[0].train(is_training)
     assert torch.autograd.gradcheck(
         as_function(layer),
         arguments(layer, draw(*pair.shape)),
@@ -74,9 +80,9 @@ def test_first_derivatives_equal_differences_in_every_mode_of_autograd(
 
 @small
 def test_second_derivatives_equal_differences_in_every_mode_of_autograd(
-    pair: Pair,
+    pair: Pair, is_training: bool
 ) -> None:
-    layer = twins(pair)[0]
+    layer = twins(pair)[0].train(is_training)
     assert torch.autograd.gradgradcheck(
         as_function(layer),
         arguments(layer, draw(*pair.shape)),
@@ -85,24 +91,31 @@ def test_second_derivatives_equal_differences_in_every_mode_of_autograd(
     )
 
 
-@each_pair
-def test_a_gradient_penalty_has_torch_s_gradients(pair: Pair) -> None:
+@each_case
+def test_a_gradient_penalty_has_torch_s_gradients(
+    pair: Pair, is_training: bool
+) -> None:
     x, dl_dy = draw(*pair.shape), draw(*pair.shape, seed=1)
-    ours, theirs = (penalty(m, x, dl_dy) for m in twins(pair))
+    ours, theirs = (penalty(m.train(is_training), x, dl_dy) for m in twins(pair))
     for a, b in zip(ours, theirs, strict=True):
-        assert (a is None) == (b is None)
-        assert a is None or distance(a, b) < EXACT
+        assert (a is None) == (b is None) or pair in PAIRS
+        zero = torch.zeros(())
+        assert distance(zero if a is None else a, zero if b is None else b) < EXACT
 
 
-@each_pair
+@pytest.mark.parametrize("pair", [*EVERY, *AVERAGED], ids=name)
 def test_vmap_equals_a_loop_over_batches(pair: Pair) -> None:
-    layer = twins(pair)[0]
     xs = draw(6, *pair.shape)
-    expected = torch.stack([layer(x) for x in xs])
-    assert distance(vmap(layer)(xs), expected) < EXACT
+    # What training would write to the statistics, vmap refuses.
+    options = {"track_running_stats": False} if pair in PAIRS else {}
+    layers = [twins(pair)[0].eval()]
+    layers += [] if pair in AVERAGED else [twins(pair, **options)[0]]
+    for layer in layers:
+        expected = torch.stack([layer(x) for x in xs])
+        assert distance(vmap(layer)(xs), expected) < EXACT
 
 
-@each_pair
+@pytest.mark.parametrize("pair", EXAMPLES, ids=name)
 def test_func_grad_gives_the_gradients_of_each_example(pair: Pair) -> None:
     ours, theirs = twins(pair)
     xs, dl_dy = draw(4, *pair.shape), draw(*pair.shape, seed=1)
@@ -119,23 +132,52 @@ def test_func_grad_gives_the_gradients_of_each_example(pair: Pair) -> None:
                 assert distance(found[key[4:]][k], expected) < EXACT
 
 
+def test_func_grad_with_buffers_passed_in_updates_those() -> None:
+    layer, other = twins(PAIRS[0])
+    x, dl_dy = draw(7, 3), draw(7, 3, seed=1)
+
+    def loss(values: dict[str, Tensor], buffers: dict[str, Tensor]) -> Tensor:
+        y: Tensor = functional_call(layer, values | buffers, x)
+        return (y * dl_dy).sum()
+
+    (other(x) * dl_dy).sum().backward()
+    values = {k: v.detach().clone() for k, v in layer.named_parameters()}
+    buffers = {k: v.clone() for k, v in layer.named_buffers()}
+    found = grad(loss)(values, buffers)
+    assert distance(found["weight"], other.weight.grad) < EXACT
+    assert distance(buffers["running_mean"], other.running_mean) < EXACT
+
+
+def in_a_net(pair: Pair) -> nn.Module:
+    layer = twins(pair)[0]
+    return nn.Sequential(nn.Conv2d(3, 3, 1).double(), layer, nn.ReLU())
+
+
 @quiet
 @pytest.mark.parametrize(
-    "pair", [FEATURES[2], FEATURES[5], GROUPS[2], INSTANCES[3]], ids=name
+    ("pair", "is_training"),
+    [
+        (PAIRS[2], True),
+        (PAIRS[2], False),
+        (FEATURES[2], True),
+        (FEATURES[5], True),
+        (GROUPS[2], True),
+        (INSTANCES[3], True),
+    ],
 )
 @pytest.mark.parametrize("backend", ["aot_eager", "eager"])
 def test_compiled_in_one_graph_it_computes_the_same(
-    backend: str, pair: Pair, monkeypatch: pytest.MonkeyPatch
+    backend: str, pair: Pair, is_training: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     torch.compiler.reset()
-    layer = twins(pair)[0]
-    compiled = copy.deepcopy(layer)
+    model = in_a_net(pair) if pair in PAIRS else twins(pair)[0]
+    compiled = copy.deepcopy(model.train(is_training))
     forward = torch.compile(compiled.forward, backend=backend, fullgraph=True)
     monkeypatch.setattr(compiled, "forward", forward)
     for seed in (0, 1):
         x, dl_dy = draw(*pair.shape, seed=seed), draw(*pair.shape, seed=seed + 5)
         # The compiler may order sums in another way.
-        assert_equal(run(compiled, x, dl_dy), run(layer, x, dl_dy), EXACT)
+        assert_equal(run(compiled, x, dl_dy), run(model, x, dl_dy), EXACT)
 
 
 @pytest.mark.parametrize("use_reentrant", [True, False])
@@ -144,17 +186,24 @@ def test_under_checkpointing_the_gradients_are_the_same(
     pair: Pair, use_reentrant: bool
 ) -> None:
     x, dl_dy = draw(*pair.shape), draw(*pair.shape, seed=1)
-    assert_same_under_checkpointing(twins(pair), x, dl_dy, use_reentrant)
+    found: list[dict[str, Any]] = []
+    for layer in twins(pair):
+        leaf = x.clone().requires_grad_()
+        checkpoint(layer, leaf, use_reentrant=use_reentrant).backward(dl_dy)
+        slopes = {key: p.grad for key, p in layer.named_parameters()}
+        found.append({"x": leaf.grad} | slopes)
+    assert_equal(found[0], found[1])
 
 
 @each_pair
-def test_without_gradients_nothing_is_recorded(pair: Pair) -> None:
+def test_without_gradients_nothing_is_recorded_and_statistics_move(pair: Pair) -> None:
     ours, theirs = twins(pair)
     for context in (torch.no_grad(), torch.inference_mode()):
         with context:
             y, expected = ours(draw(*pair.shape)), theirs(draw(*pair.shape))
         assert y.grad_fn is None
         assert distance(y, expected) < EXACT
+        assert_equal(ours.state_dict(), theirs.state_dict())
 
 
 @each_pair
@@ -180,18 +229,31 @@ def test_backward_twice_needs_retain_graph_and_then_gives_the_same(pair: Pair) -
         torch.autograd.grad(y, x, dl_dy)
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@each_pair
-def test_in_half_precision_every_derivative_has_the_dtype_of_its_input(
-    pair: Pair, dtype: torch.dtype
+@pytest.mark.parametrize("pair", [PAIRS[0], AVERAGED[1]], ids=name)
+def test_training_on_before_backward_leaves_an_evaluation_s_gradient_right(
+    pair: Pair,
 ) -> None:
-    layer = twins(pair, dtype=dtype)[0]
+    layer = pair.ours(*pair.size, dtype=torch.float64).eval()
+    x = draw(*pair.shape).requires_grad_()
+    y = layer(x)
+    layer.train()(draw(*pair.shape) * 100)
+    (dl_dx,) = torch.autograd.grad(y, x, torch.ones_like(y))
+    assert distance(dl_dx, torch.full_like(x, (1 + 1e-5) ** -0.5)) < EXACT
+
+
+@pytest.mark.parametrize("dtype", HALF)
+@each_case
+def test_in_half_precision_every_derivative_has_the_dtype_of_its_input(
+    pair: Pair, is_training: bool, dtype: torch.dtype
+) -> None:
+    layer = twins(pair, dtype=dtype)[0].train(is_training)
     x = draw(*pair.shape, dtype=dtype)
     with forward_ad.dual_level():
         dual = forward_ad.make_dual(x, x)  # type: ignore[no-untyped-call]
         direction = tangent_of(layer(dual))
     weights = {k: v.detach() for k, v in layer.named_parameters()}
-    slopes = grad(lambda w: functional_call(layer, w, x).sum())(weights)
+    buffers = dict(layer.named_buffers())
+    slopes = grad(lambda w, b: functional_call(layer, w | b, x).sum())(weights, buffers)
     assert direction is not None
     assert {direction.dtype, *(v.dtype for v in slopes.values())} == {dtype}
 
@@ -208,29 +270,48 @@ def test_the_statistics_take_no_gradient_and_no_tangent() -> None:
         assert [tangent_of(value) for value in statistics] == [None, None]
 
 
+def test_running_statistics_stay_out_of_the_graph_and_the_graph_does_not_grow() -> None:
+    layer = twins(PAIRS[0])[0]
+    for seed in range(3):
+        layer(draw(7, 3, seed=seed).requires_grad_()).sum().backward()
+    for buffer in layer.buffers():
+        assert not buffer.requires_grad
+        assert buffer.grad_fn is None
+    with forward_ad.dual_level():
+        x = forward_ad.make_dual(draw(7, 3), draw(7, 3))  # type: ignore[no-untyped-call]
+        seen = [tangent_of(value) for value in (layer(x), *layer.buffers())]
+    assert [tangent is not None for tangent in seen] == [True, False, False, False]
+
+
 MUTATED = [PAIRS[2], FEATURES[2], FEATURES[6], GROUPS[1], INSTANCES[3]]
 
 
 @pytest.mark.parametrize(
-    ("owner", "method"),
+    ("owner", "method", "pairs", "is_training"),
     [
-        (module._Normalize, "forward"),
-        (module._Normalize, "backward"),
-        (module._NormalizeWithTangents, "jvp"),
-        (module, "_saved"),
-        (module, "_plus"),
+        (module._Normalize, "forward", MUTATED, True),
+        (module._Normalize, "backward", MUTATED, True),
+        (module._NormalizeWithTangents, "jvp", MUTATED, True),
+        (module._NormalizeByWithTangents, "jvp", [PAIRS[2]], False),
+        (module, "_saved", MUTATED, True),
+        (module, "_plus", MUTATED, True),
     ],
     ids=lambda value: getattr(value, "__name__", value),
 )
 def test_torch_s_derivatives_reject_every_changed_formula(
-    owner: Any, method: str, monkeypatch: pytest.MonkeyPatch
+    owner: Any,
+    method: str,
+    pairs: list[Pair],
+    is_training: bool,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def check(function: Callable[..., Any]) -> None:
         with monkeypatch.context() as patch:
             value = function if owner is module else staticmethod(function)
             patch.setattr(owner, method, value)
-            for pair in MUTATED:
+            for pair in pairs:
                 x, dl_dy = draw(*pair.shape), draw(*pair.shape, seed=1)
-                assert_same_derivatives(twins(pair), x, dl_dy)
+                layers = [m.train(is_training) for m in twins(pair)]
+                assert_same_derivatives(layers, x, dl_dy)
 
     assert survivors(getattr(owner, method), check) == []

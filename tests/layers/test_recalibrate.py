@@ -8,7 +8,17 @@ from typing import Any
 
 import pytest
 import torch
-from layer_pairs import EXACT, PAIRS, assert_equal, distance, draw, twins
+from layer_pairs import (
+    EXACT,
+    PAIRS,
+    Wired,
+    assert_equal,
+    copy_of,
+    distance,
+    draw,
+    stirred,
+    twins,
+)
 from torch import Tensor, nn
 from torch.optim.swa_utils import update_bn
 
@@ -24,13 +34,17 @@ def batches(sizes: tuple[int, ...] = SIZES, width: int = 4) -> list[Tensor]:
     return [draw(size, width, seed=k) for k, size in enumerate(sizes)]
 
 
+def plain() -> Any:
+    return BatchNorm1d(4, dtype=torch.float64)
+
+
+def settings_of(model: nn.Module) -> list[tuple[bool, Any]]:
+    return [(m.training, getattr(m, "momentum", 0)) for m in model.modules()]
+
+
 def net(layer: type[nn.Module] = BatchNorm1d) -> Any:
     """Make a net with two batch norms and a dropout, after some training."""
-    first, last = nn.Linear(4, 5), nn.Linear(5, 2)
-    generator = torch.Generator().manual_seed(5)
-    for parameter in [*first.parameters(), *last.parameters()]:
-        with torch.no_grad():
-            parameter.uniform_(-1, 1, generator=generator)
+    first, last = (stirred(nn.Linear(*size), -1, 1) for size in ((4, 5), (5, 2)))
     model = nn.Sequential(first, layer(5), nn.ReLU(), nn.Dropout(), last, layer(2))
     model = model.double()
     for x in batches():
@@ -83,11 +97,10 @@ def test_modes_momenta_hooks_and_weights_are_left_as_they_were() -> None:
     model.eval()
     model[2].train()
     model[1].momentum = None
-    before = [(m.training, getattr(m, "momentum", 0)) for m in model.modules()]
+    before = settings_of(model)
     weights = {k: v.clone() for k, v in model.named_parameters()}
     recalibrate(model, batches())
-    after = [(m.training, getattr(m, "momentum", 0)) for m in model.modules()]
-    assert after == before
+    assert settings_of(model) == before
     assert_equal(dict(model.named_parameters()), weights, 0.0)
     assert not any(m._forward_hooks for m in model.modules())
 
@@ -128,16 +141,8 @@ def test_statistics_that_were_spoiled_by_a_nan_are_healed() -> None:
 
 
 def test_a_layer_that_is_not_called_keeps_its_statistics() -> None:
-    class Half(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.used, self.unused = BatchNorm1d(4).double(), twins(PAIRS[0])[0]
-
-        def forward(self, x: Tensor) -> Tensor:
-            y: Tensor = self.used(x)
-            return y
-
-    model = Half()
+    unused = twins(PAIRS[0])[0]
+    model: Any = Wired(lambda m, x: m.used(x), used=plain(), unused=unused)
     before = copy.deepcopy(model.unused.state_dict())
     recalibrate(model, batches())
     assert_equal(model.unused.state_dict(), before, 0.0)
@@ -145,19 +150,10 @@ def test_a_layer_that_is_not_called_keeps_its_statistics() -> None:
 
 
 def test_a_layer_called_twice_in_a_model_averages_both_calls() -> None:
-    class Twice(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.norm = BatchNorm1d(4, dtype=torch.float64)
-
-        def forward(self, x: Tensor) -> Tensor:
-            y: Tensor = self.norm(x) + self.norm(x + 10)
-            return y
-
-    model = Twice()
+    model: Any = Wired(lambda m, x: m.norm(x) + m.norm(x + 10), norm=plain())
     (x,) = batches((6,))
     recalibrate(model, [x])
-    assert distance(model.norm.running_mean, x.mean(0) + 5) < EXACT  # type: ignore[arg-type]
+    assert distance(model.norm.running_mean, x.mean(0) + 5) < EXACT
 
 
 def test_no_gradient_is_recorded_meanwhile() -> None:
@@ -207,13 +203,11 @@ def test_after_any_error_everything_is_as_before(
 ) -> None:
     model = net()
     before = copy.deepcopy(model.state_dict())
-    settings = [(m.training, getattr(m, "momentum", 0)) for m in model.modules()]
+    settings = settings_of(model)
     with pytest.raises(error, match=match):
         recalibrate(model, given)
     assert_equal(model.state_dict(), before, 0.0)
-    assert settings == [
-        (m.training, getattr(m, "momentum", 0)) for m in model.modules()
-    ]
+    assert settings_of(model) == settings
     assert not any(m._forward_hooks for m in model.modules())
 
 
@@ -238,19 +232,6 @@ def test_every_change_to_the_averaging_is_noticed(
     assert survivors(module._Tally.take, check) == []
 
 
-class FrozenByCall(nn.Module):
-    """Put its first layer in evaluation mode at every call."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.frozen, self.free = twins(PAIRS[0], 4)
-
-    def forward(self, x: Tensor) -> Tensor:
-        self.frozen.eval()
-        y: Tensor = self.free(self.frozen(x))
-        return y
-
-
 class FrozenNorm(BatchNorm1d):
     """Normalize by the running statistics in every mode."""
 
@@ -258,22 +239,20 @@ class FrozenNorm(BatchNorm1d):
         return nn.functional.batch_norm(input, self.running_mean, self.running_var)
 
 
-class FrozenByType(FrozenByCall):
-    def __init__(self) -> None:
-        super().__init__()
-        state = self.frozen.state_dict()
-        self.frozen = FrozenNorm(4, affine=False, dtype=torch.float64)
-        self.frozen.load_state_dict(state, strict=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        y: Tensor = self.free(self.frozen(x))
-        return y
-
-
-@pytest.mark.parametrize("make", [FrozenByCall, FrozenByType])
-def test_a_frozen_layer_keeps_its_statistics_and_normalizes_by_them(make: Any) -> None:
-    model = make()
-    before = copy.deepcopy(model.frozen.state_dict())
+@pytest.mark.parametrize("is_by_call", [True, False])
+def test_a_frozen_layer_keeps_its_statistics_and_normalizes_by_them(
+    is_by_call: bool,
+) -> None:
+    frozen, free = twins(PAIRS[0], 4, affine=False)
+    if not is_by_call:
+        state, frozen = frozen.state_dict(), FrozenNorm(4, affine=False).double()
+        frozen.load_state_dict(state)
+    model: Any = Wired(
+        lambda m, x: m.free((m.frozen.eval() if is_by_call else m.frozen)(x)),
+        frozen=frozen,
+        free=free,
+    )
+    before = copy_of(model.frozen.state_dict())
     (x,) = batches((6,))
     with torch.no_grad():
         h = copy.deepcopy(model.frozen).eval()(x)

@@ -20,8 +20,6 @@ from normbook.layers.recalibrate import recalibrate
 
 # float64; the same sums in another order.
 EXACT = 1e-12
-# Central differences in float64: the rounding of the loss over the step.
-DIFFERENCE = 1e-7
 # Half a unit in the last place, and some roundings of float32 on the way.
 FLOAT32 = 1e-6
 BFLOAT16 = 2**-8 + FLOAT32
@@ -53,7 +51,6 @@ TWO = {
     "far": Case((30, 70), (5,), {"dtype": torch.float32}, torch.float32, is_far=True),
     "half": Case((3, 6), (5,), {"dtype": torch.float32}, torch.bfloat16),
 }
-JOINT = Case((2, 3))
 
 
 @pytest.fixture(scope="module")
@@ -63,7 +60,7 @@ def three() -> Found:
 
 @pytest.fixture(scope="module")
 def two() -> Found:
-    return run_processes(sync_cases.two, 2, TWO, JOINT, timeout=LONG)
+    return run_processes(sync_cases.two, 2, TWO, timeout=LONG)
 
 
 def of_torch(case: Case, part: slice = ALL) -> dict[str, Tensor]:
@@ -127,17 +124,6 @@ def test_running_statistics_are_the_same_to_the_last_bit(
 def test_a_wrong_exchange_is_found(two: Found, name: str) -> None:
     shards = [found["mutants"][name] for found in two]
     assert largest_distance(shards, UNEQUAL) > 1e-3
-
-
-def test_the_gradient_is_that_of_all_losses_together(two: Found) -> None:
-    slopes = torch.cat([found["slopes"] for found in two])
-    numerical = sum(found["differences"] for found in two)
-    assert distance(slopes, numerical) <= DIFFERENCE
-
-
-def test_the_losses_of_others_matter(two: Found) -> None:
-    own = two[0]["differences"][: JOINT.sizes[0]]
-    assert distance(two[0]["slopes"], own) > 1e-2
 
 
 def test_far_from_0_float32_is_as_exact_as_in_one_batch(two: Found) -> None:
@@ -222,9 +208,9 @@ def test_recalibrated_shards_equal_recalibrated_batches(three: Found) -> None:
 
 def test_a_single_value_in_all_is_refused_by_every_process(three: Found) -> None:
     for found in three:
-        kind, message, is_same = found["single"]
-        assert kind == "ValueError"
-        assert "more than 1 value per channel in all processes" in message
+        error, is_same = found["single"]
+        assert error.startswith("ValueError")
+        assert "more than 1 value per channel in all processes" in error
         assert is_same
 
 
