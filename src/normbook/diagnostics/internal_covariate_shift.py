@@ -9,6 +9,7 @@ of a layer changes when the layers below take their step first.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import chain
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -33,6 +34,7 @@ __all__ = [
     "trained_layers",
 ]
 
+Group = Sequence[torch.Tensor]  # the parameters of one layer
 Step = Callable[[nn.Parameter, torch.Tensor], torch.Tensor]
 
 
@@ -128,26 +130,37 @@ def gradient_shift(
     (array([0.  , 1.28]), array([4., 2.]))
     """
     groups = trained_layers(model) if layers is None else layers
-    l2, cosine, norms = [], [], []
+    parameters = [*groups.values()]
     with undisturbed(model) as reset:
-        everything = [p for group in groups.values() for p in group]
-        _, values = gradients(model, loss, everything)
-        gradient = dict(zip(everything, values, strict=True))
-        change = {p: _change(step, p, g) for p, g in gradient.items()}
-        below: list[nn.Parameter] = []
-        for group in groups.values():
+        W = [[p.detach().clone() for p in group] for group in parameters]
+        _, slopes = gradients(model, loss, [p for group in parameters for p in group])
+        G = _split(slopes, parameters)
+        W_new = [
+            [p - _change(step, p, g) for p, g in zip(*both, strict=True)]
+            for both in zip(parameters, G, strict=True)
+        ]
+
+        def gradient(mixed: Sequence[Group], i: int) -> Group:
             reset()
             with torch.no_grad():
-                for parameter in below:
-                    parameter.sub_(change[parameter])
-            _, moved = gradients(model, loss, group)
-            before = _flat([gradient[p] for p in group])
-            after = _flat(moved)
-            l2.append((before - after).norm().item())
-            cosine.append(_cosine(before, after))
-            norms.append(before.norm().item())
-            below += group
-    return GradientShift(tuple(groups), np.array(l2), np.array(cosine), np.array(norms))
+                for p, value in zip(chain(*parameters), chain(*mixed), strict=True):
+                    p.copy_(value)
+            return gradients(model, loss, parameters[i])[1]
+
+        G_after = after_those_below(gradient, W, W_new)
+    before, after = ([_flat(group) for group in every] for every in (G, G_after))
+    pairs = [*zip(before, after, strict=True)]
+    return GradientShift(
+        tuple(groups),
+        l2=np.array([(g - g_after).norm().item() for g, g_after in pairs]),
+        cosine=np.array([_cosine(*pair) for pair in pairs]),
+        gradient_norm=np.array([g.norm().item() for g in before]),
+    )
+
+
+def after_those_below(gradient: Any, W: Sequence[Any], W_new: Sequence[Any]) -> Any:
+    """Return the gradient of each layer after the step of the layers below it."""
+    return [gradient([*W_new[:i], *W[i:]], i) for i in range(len(W))]
 
 
 def quantile_shift(before: NDArray[np.float64], after: NDArray[np.float64]) -> Any:
@@ -261,6 +274,11 @@ def _change(
         if callable(step):
             return step(parameter, gradient).detach().clone()
         return step * gradient
+
+
+def _split(slopes: Group, parameters: Sequence[Group]) -> list[Group]:
+    rest = iter(slopes)
+    return [[next(rest) for _ in group] for group in parameters]
 
 
 def _flat(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
