@@ -66,13 +66,8 @@ def begin(
     draw = lab.generator(seed, "data")
     x = torch.randn(n, size, dtype=torch.float64, generator=draw)
     a = torch.randn(size, size, dtype=torch.float64, generator=draw)
-    model = build(
-        settings["depth"],
-        size,
-        settings["norm"],
-        lab.generator(seed, "weights"),
-        device,
-    )
+    weights = lab.generator(seed, "weights")
+    model = build(settings["depth"], size, settings["norm"], weights, device)
     rate = settings["learning_rate"]
 
     def landscape(run: lab.Run) -> lab.Values:
