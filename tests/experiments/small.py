@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from functools import cache
 from typing import Any
 
 import numpy as np
 import tiny
 import torch
-from numpy.typing import NDArray
 
 from normbook.experiments import deep_linear, transformer
 from normbook.experiments.catalogue import EXPERIMENTS
 from normbook.lab import runner
 from normbook.lab.experiment import Experiment, Run
-from normbook.lab.record import Record
+from normbook.lab.record import Record, RunRecord
 from normbook.looks import STYLES
 
 CPU = torch.device("cpu")
@@ -101,18 +99,23 @@ def begun(
     return EXPERIMENTS[name].begin(settings, seed, examples, CPU)
 
 
+def invented(name: str, settings: Any, runs: list[RunRecord]) -> Record:
+    """Return a record at the scale of the paper."""
+    return Record(
+        name=name, scale="paper", command="", settings=settings, seeds=[0, 1], data={},
+        versions={}, code="", commit=None, is_modified=False, device={}, started="",
+        wall_seconds=1.0, runs=runs,
+    )  # fmt: skip
+
+
 def same(actual: Any, expected: Any) -> None:
     torch.testing.assert_close(actual, expected, rtol=EXACT, atol=EXACT)
 
 
 def lines(ax: Any, kind: str | None = None, marker: str = "None") -> list[Any]:
     """Return the lines of a kind, or all, that have no markers, or such ones."""
-    of_marker = [line for line in ax.lines if line.get_marker() == marker]
-    return [ln for ln in of_marker if kind in (None, *_kinds(ln))]
-
-
-def _kinds(line: Any) -> Iterator[str]:
-    return (kind for kind, colour in COLOURS.items() if colour == line.get_color())
+    own = [line for line in ax.lines if line.get_marker() == marker]
+    return [line for line in own if kind is None or line.get_color() == COLOURS[kind]]
 
 
 def circles(ax: Any, kind: str | None = None) -> list[Any]:
@@ -120,15 +123,26 @@ def circles(ax: Any, kind: str | None = None) -> list[Any]:
     return lines(ax, kind, marker="o")
 
 
+def check_median(ax: Any, kind: str, x: Any, runs: Any) -> None:
+    """Let the only line of a kind be the median over the seeds."""
+    (line,) = lines(ax, kind)
+    np.testing.assert_array_equal(line.get_xdata(), x)
+    np.testing.assert_array_equal(line.get_ydata(), np.median(runs, axis=0))
+
+
+def check_circles(ax: Any, kind: str, points: Any) -> None:
+    """Let the circles of a kind be these published points."""
+    (found,) = circles(ax, kind)
+    np.testing.assert_array_equal(found.get_xdata(), points.x)
+    np.testing.assert_array_equal(found.get_ydata(), points.y)
+    assert found.get_fillstyle() == "none"
+
+
 def curves(ax: Any) -> dict[str, list[float]]:
     """Return the values of the only line of each kind."""
-    found = [(kind, lines(ax, kind)) for kind in COLOURS]
-    return {kind: _values(*own) for kind, own in found if own}
-
-
-def _values(line: Any) -> list[float]:
-    values: NDArray[np.float64] = np.asarray(line.get_ydata())
-    return values.tolist()
+    found = {kind: lines(ax, kind) for kind in COLOURS}
+    only = {kind: own[0].get_ydata() for kind, own in found.items() if own}
+    return {kind: np.asarray(values).tolist() for kind, values in only.items()}
 
 
 def medians(runs: dict[str, Any]) -> dict[str, list[float]]:

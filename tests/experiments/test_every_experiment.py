@@ -55,7 +55,9 @@ def test_variants_of_a_seed_begin_with_the_same_weights_and_batches(name: str) -
         assert equal(matrices, first)
     by_size = {len(run.batch[0]): run for run in runs}
     for run in runs:
-        assert equal(run.batch, by_size[len(run.batch[0])].batch)
+        same = by_size[len(run.batch[0])]
+        assert equal(run.batch, same.batch)
+        assert torch.equal(run.batches.order, same.batches.order)
 
 
 @every_variant
@@ -117,3 +119,18 @@ def test_the_figures_refuse_a_record_of_another_experiment(name: str) -> None:
 def test_a_run_without_its_data_is_refused(name: str) -> None:
     with pytest.raises(TypeError, match="data must be a Dataset, got None"):
         EXPERIMENTS[name].begin({}, 0, None, small.CPU)
+
+
+@pytest.mark.parametrize(
+    ("name", "known"),
+    [
+        ("conv_norms", "one of none, batch_norm, .*"),
+        ("handwriting", "one of none, layer_norm"),
+        ("reading", "none, layer_norm or batch_norm"),
+        ("transformer", "one of none, post, .*"),
+        ("vowels", "one of none, layer_norm, .*"),
+    ],
+)
+def test_a_normalization_that_there_is_not_is_refused(name: str, known: str) -> None:
+    with pytest.raises(ValueError, match=f"norm must be {known}, got 'lrn'"):
+        small.begun(name, small.variants(name)[0], norm="lrn")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -9,7 +10,7 @@ import pytest
 import small
 from matplotlib.figure import Figure
 from numpy.typing import ArrayLike
-from small import circles, lines
+from small import check_circles, check_median, circles, lines
 
 from normbook.errors import RecordError
 from normbook.experiments import sigmoid_net
@@ -45,11 +46,7 @@ def invented(experiment: Experiment, scale: str, quantities: dict[str, Any]) -> 
         for variant in settings["variants"]
         for seed in (0, 1)
     ]
-    return Record(
-        name=experiment.name, scale=scale, command="", settings=settings, seeds=[0, 1],
-        data={}, versions={}, code="", commit=None, is_modified=False, device={},
-        started="", wall_seconds=1.0, runs=runs,
-    )  # fmt: skip
+    return replace(small.invented(experiment.name, settings, runs), scale=scale)
 
 
 SHAPES: dict[str, tuple[int, ...]] = {
@@ -121,9 +118,8 @@ def test_the_accuracies_drawn_are_those_of_the_record(
     for ax in figure.axes:
         for variant, kind in zip(VARIANTS, KINDS, strict=True):
             runs = record.values(variant, "test", "accuracy")
-            (line,) = data(lines(ax, kind))
             steps = record.steps("test", variant)
-            np.testing.assert_array_equal(line, [steps, np.median(runs, axis=0)])
+            check_median(ax, kind, steps, runs)
             assert shaded(ax, steps, runs.min(0), runs.max(0))
 
 
@@ -132,9 +128,7 @@ def test_published_points_are_drawn_at_the_scale_of_the_paper_only(
 ) -> None:
     for ax in sigmoid_net.figures(paper)["accuracy"].axes:
         for variant, kind in (("none", "none"), ("batch_norm", "batch")):
-            (found,) = data(circles(ax, kind))
-            published = SIGMOID_NET_ACCURACY[variant]
-            np.testing.assert_array_equal(found, [published.x, published.y])
+            check_circles(ax, kind, SIGMOID_NET_ACCURACY[variant])
         assert circles(ax, "other") == []
     for ax in sigmoid_net.figures(live)["accuracy"].axes:
         assert circles(ax) == []
@@ -186,9 +180,8 @@ def test_a_shift_is_drawn_in_medians_over_twenty_stretches(
 
 def test_a_short_record_is_drawn_measurement_by_measurement(live: Record) -> None:
     axes = sigmoid_net.figures(live)["input_shift"].axes
-    (line,) = data(lines(axes[1], "batch"))
     shift = live.values("batch_norm", "shift", "inputs")[:, :, 1]
-    np.testing.assert_array_equal(line, [[0, 4, 8], np.median(shift, axis=0)])
+    check_median(axes[1], "batch", [0, 4, 8], shift)
 
 
 def test_the_choices_drawn_are_those_of_the_record(choices: Record) -> None:
@@ -215,8 +208,7 @@ def test_choices_are_drawn_from_a_live_run_without_published_levels() -> None:
     assert [len(ax.lines) for ax in figure.axes] == [2] * 9
     first = [f"none rate={rate} std=0.01" for rate in (0.1, 0.3, 1.0)]
     ends = [record.values(n, "test", "accuracy")[:, -1] for n in first]
-    (line,) = data(lines(figure.axes[6], "none"))
-    np.testing.assert_array_equal(line[1], np.median(ends, axis=1))
+    check_median(figure.axes[6], "none", (0.1, 0.3, 1.0), np.transpose(ends))
 
 
 # --- what is refused

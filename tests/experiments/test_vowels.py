@@ -214,12 +214,6 @@ def test_gains_begin_where_the_variant_says(data: Sequences) -> None:
         assert gains.tolist() == [expected] * 5
 
 
-def test_a_normalization_that_there_is_not_is_refused() -> None:
-    sizes = {"features": 2, "hidden": 3, "classes": 4, "max_steps": 5}
-    with pytest.raises(ValueError, match=r"norm must be one of none, .*, got 'group'"):
-        vowels.Recurrent("group", **sizes, generator=torch.Generator())
-
-
 # --- the runs
 
 

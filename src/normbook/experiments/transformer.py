@@ -351,9 +351,9 @@ def figures(record: Record) -> dict[str, Figure]:
         f"relative move\nin {early} updates": ("moved", 1),
     }
     for ylabel, (quantity, place) in rows.items():
-        panels = blocks.setdefault(ylabel, {})
+        across = blocks.setdefault(ylabel, {})
         for title, column in list(columns.values())[len(columns) // 2].items():
-            lines = panels.setdefault(f"block\n\n{title}", {})
+            lines = across.setdefault(f"block\n\n{title}", {})
             for variant, (kind, label) in column.items():
                 runs = record.values(variant, "blocks", quantity)[:, place]
                 lines[label] = (kind, np.arange(1, runs.shape[1] + 1), runs)
