@@ -109,7 +109,11 @@ def tick(ax: Axes, x: ArrayLike, digits: int = 6) -> None:
 
 
 def panels(
-    count: int, *, rows: int = 1, sharex: bool = False, sharey: bool = False
+    count: int,
+    *,
+    rows: int = 1,
+    sharex: bool = False,
+    sharey: bool | Literal["row"] = False,
 ) -> tuple[Figure, list[Axes]]:
     """Open a figure with empty panels, row by row.
 
@@ -120,7 +124,7 @@ def panels(
     rows : int
         Each adds the height of one figure.
     sharex, sharey : bool
-        Whether all panels have one scale.
+        Whether all panels have one scale; ``sharey="row"`` for those of a row.
     """
     if count < 1 or rows < 1 or count % rows:
         raise ValueError(

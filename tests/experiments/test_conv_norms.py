@@ -4,76 +4,38 @@ from __future__ import annotations
 
 import gc
 import weakref
-from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import matplotlib.pyplot as plt
 import numpy as np
 import pytest
+import small
 import torch
-from torch import Tensor, nn
+from small import check_circles, check_median, same
+from torch import nn
 
-from normbook.data import Dataset
-from normbook.errors import RecordError
 from normbook.experiments import conv_norms, vgg
-from normbook.experiments.catalogue import EXPERIMENTS
 from normbook.experiments.conv_norms import CONV_NORMS, CONV_NORMS_RATES, LOOKS
 from normbook.experiments.published import GROUP_NORM_ERROR
 from normbook.lab import runner
-from normbook.lab.experiment import Experiment, Run
+from normbook.lab.experiment import Experiment
 from normbook.lab.record import Record, RunRecord, load, save
 from normbook.layers.batch_norm import BatchNorm2d
 from normbook.layers.group_norm import GroupNorm, InstanceNorm2d
 from normbook.layers.recalibrate import recalibrate
-from normbook.looks import STYLES
 
-EXACT = 1e-12  # float64, other orders of sums
-SUMS = 1e-10  # the same for sums over 90 000 pixels
-SIZES = (6, 3)
+SUMS = 1e-10  # float64, sums over 90 000 pixels in another order
 every_norm = pytest.mark.parametrize("norm", LOOKS)
 every_experiment = pytest.mark.parametrize("experiment", [CONV_NORMS, CONV_NORMS_RATES])
+begun = partial(small.begun, "conv_norms")
+DATA = small.data("conv_norms")
 
 
-@pytest.fixture(autouse=True)
-def _closed() -> Iterator[None]:
-    plt.switch_backend("agg")
-    yield
-    plt.close("all")
-
-
-def tiny(experiment: Experiment = CONV_NORMS) -> Experiment:
-    """Return runs of at most 12 steps at the scale "live"."""
-    settings = dict(experiment.scales["live"].settings)
-    variants = {}
-    for name, own in settings["variants"].items():
-        size = SIZES[0] if own["batch_size"] == 32 else SIZES[1]
-        steps = 36 // size
-        short = {"steps": steps, "warm_up": 2, "measure_every": steps // 2}
-        short |= {"batch_size": size, "average_over": steps // 3}
-        variants[name] = {**own, **short}
-    settings |= {"variants": variants, "layers": [[4, 2], [8, 1]], "groups": 2}
-    scale = replace(experiment.scales["live"], settings=settings)
-    return replace(experiment, scales={"live": scale})
-
-
-TINY = tiny()
-DATA = runner.load_data(TINY.scales["live"])
-
-
-def begun(variant: str, *, seed: int = 3, data: Dataset = DATA, **changes: Any) -> Run:
-    settings = runner.variant_settings(TINY.scales["live"], variant) | changes
-    return conv_norms.begin(settings, seed, data, torch.device("cpu"))
-
-
-@pytest.fixture(scope="module")
+@pytest.fixture
 def record() -> Record:
-    return runner.run(TINY, "live", seeds=[0, 1])
-
-
-def same(actual: Tensor, expected: Tensor) -> None:
-    torch.testing.assert_close(actual, expected, rtol=EXACT, atol=EXACT)
+    return small.record("conv_norms")
 
 
 def layers(model: nn.Module, kind: type[nn.Module]) -> list[Any]:
@@ -146,18 +108,6 @@ def test_all_variants_but_none_have_the_same_number_of_parameters(norm: str) -> 
     assert count == weights + (4 + 8) * (1 if norm == "none" else 2)
 
 
-@every_norm
-def test_all_variants_begin_with_the_same_weights(norm: str) -> None:
-    plain, own = (begun(f"{n} batch=2").model for n in ("none", norm))
-    for kind in (nn.Conv2d, nn.Linear):
-        for a, b in zip(layers(plain, kind), layers(own, kind), strict=True):
-            if norm == "group_norm_ws" and kind is nn.Conv2d:
-                b = b.parametrizations.weight
-                assert torch.equal(a.weight, b.original)
-            else:
-                assert torch.equal(a.weight, b.weight)
-
-
 def test_standardized_weights_have_mean_zero_and_fixed_length() -> None:
     for layer in layers(begun("group_norm_ws batch=2").model, nn.Conv2d):
         rows = layer.weight.flatten(1)
@@ -175,11 +125,6 @@ def test_only_batch_norm_looks_at_other_images_in_training(norm: str) -> None:
     with torch.no_grad():
         moved = (run.model.train()(x)[:2] - run.model(x[:2])).abs().max()
     assert (float(moved) > 1e-3) == (norm == "batch_norm")
-
-
-def test_a_normalization_that_there_is_not_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"norm must be one of none, .*, got 'lrn'"):
-        conv_norms.build([(4, 1)], norm="lrn", groups=2, generator=torch.Generator())
 
 
 def test_pixels_have_mean_zero_and_variance_one_over_the_training_set() -> None:
@@ -227,15 +172,6 @@ def test_a_pass_is_one_over_fashion_mnist() -> None:
     assert 60_000 - 128 < own["steps"] * 2 <= 60_000
 
 
-def test_variants_with_one_batch_size_take_the_same_batches() -> None:
-    runs = [begun(f"{norm} batch=2") for norm in LOOKS]
-    for _ in range(3):
-        assert len({tuple(run.batch[1].tolist()) for run in runs}) == 1
-        assert all(torch.equal(run.batch[0], runs[0].batch[0]) for run in runs)
-        for run in runs:
-            run.update()
-
-
 def test_the_rate_rises_and_falls_to_zero() -> None:
     run = begun("none batch=2", learning_rate=0.8, steps=6, warm_up=2)
     rates = []
@@ -255,15 +191,6 @@ def test_a_finished_run_leaves_no_images_in_memory() -> None:
         assert images() is None
     finally:
         gc.enable()
-
-
-def test_a_continued_run_goes_on_bit_for_bit() -> None:
-    whole, first, second = (begun("batch_norm batch=2") for _ in range(3))
-    losses = [whole.update() for _ in range(8)]
-    for _ in range(4):
-        first.update()
-    second.load_state_dict(first.state_dict())
-    assert [second.update() for _ in range(4)] == losses[4:]
 
 
 @every_norm
@@ -295,19 +222,10 @@ def test_recalibration_takes_statistics_of_the_training_set() -> None:
 
 
 @every_norm
-def test_measurements_do_not_disturb_a_run(norm: str) -> None:
-    calm, watched = (begun(f"{norm} batch=2") for _ in range(2))
-    for _ in range(3):
-        for measurement in watched.measurements.values():
-            measurement.measure(watched)
-        assert watched.update() == calm.update()
-
-
-@every_norm
 def test_the_network_learns(norm: str) -> None:
     scale = CONV_NORMS.scales["live"]
     settings = runner.variant_settings(scale, f"{norm} batch=2")
-    run = conv_norms.begin(settings, 0, DATA, torch.device("cpu"))
+    run = conv_norms.begin(settings, 0, DATA, small.CPU)
     losses = [run.update() for _ in range(450)]
     assert np.mean(losses[-50:]) < 0.9 * np.mean(losses[:50])
 
@@ -316,10 +234,6 @@ def test_recalibration_is_measured_where_there_is_batch_norm(record: Record) -> 
     for run in record.runs:
         is_batch = run.variant.startswith("batch_norm")
         assert ("recalibrated" in run.curves) == is_batch
-
-
-def test_a_run_repeats_itself(record: Record) -> None:
-    assert runner.replay(record, TINY, DATA, steps=6) == []
 
 
 def test_a_record_can_be_written_and_read(record: Record, tmp_path: Path) -> None:
@@ -332,17 +246,7 @@ def test_each_normalization_gives_another_network(record: Record) -> None:
     assert len(set(losses)) == len(record.variants) == 2 * len(LOOKS)
 
 
-def test_the_experiments_are_in_the_catalogue() -> None:
-    for experiment in (CONV_NORMS, CONV_NORMS_RATES):
-        assert EXPERIMENTS[experiment.name] is experiment
-
-
 # --- the figures
-
-
-def lines(ax: Any, kind: str) -> list[Any]:
-    colour = STYLES[kind]["color"]  # type: ignore[index]
-    return [line for line in ax.lines if line.get_color() == colour]
 
 
 OTHERS = [norm for norm in LOOKS if norm != "batch_norm"]
@@ -380,17 +284,13 @@ def test_each_panel_has_its_normalization_and_batch_norm(
     kind, label = LOOKS[norm]
     assert ax.get_xlabel() == f"batch size\n\n{label}"
     for own, colour in ((norm, kind), ("batch_norm", "batch")):
-        (line,) = lines(ax, colour)
-        np.testing.assert_array_equal(line.get_xdata(), [3, 6])
-        np.testing.assert_array_equal(line.get_ydata(), errors(record, own))
+        check_median(ax, colour, [3, 6], [errors(record, own)])
 
 
 def test_training_is_drawn_for_the_smallest_batches(record: Record) -> None:
     ax: Any = conv_norms.figures(record)["training"].axes[OTHERS.index("layer_norm")]
-    (line,) = lines(ax, "layer")
     losses = record.values("layer_norm batch=2", "training", "loss")
-    np.testing.assert_array_equal(line.get_ydata(), np.median(losses, axis=0))
-    np.testing.assert_array_equal(line.get_xdata(), [4, 8, 12])
+    check_median(ax, "layer", [4, 8, 12], losses)
 
 
 def test_recalibrated_errors_stand_beside_those_with_running_statistics(
@@ -398,9 +298,7 @@ def test_recalibrated_errors_stand_beside_those_with_running_statistics(
 ) -> None:
     (ax,) = conv_norms.figures(record)["recalibrated"].axes
     for kind, measurement in (("batch", "test"), ("reference", "recalibrated")):
-        (line,) = lines(ax, kind)
-        expected = errors(record, "batch_norm", measurement)
-        np.testing.assert_array_equal(line.get_ydata(), expected)
+        check_median(ax, kind, [3, 6], [errors(record, "batch_norm", measurement)])
 
 
 def test_published_errors_stand_below_ours(record: Record) -> None:
@@ -408,11 +306,8 @@ def test_published_errors_stand_below_ours(record: Record) -> None:
     compared = ("layer_norm", "instance_norm", "group_norm")
     for above, below, norm in zip(axes[:3], axes[3:], compared, strict=True):
         for own in ("batch_norm", norm):
-            (ours,), (there,) = (lines(ax, LOOKS[own][0]) for ax in (above, below))
-            np.testing.assert_array_equal(ours.get_ydata(), errors(record, own))
-            np.testing.assert_array_equal(there.get_xdata(), GROUP_NORM_ERROR[own].x)
-            np.testing.assert_array_equal(there.get_ydata(), GROUP_NORM_ERROR[own].y)
-            assert there.get_marker() == "o"
+            check_median(above, LOOKS[own][0], [3, 6], [errors(record, own)])
+            check_circles(below, LOOKS[own][0], GROUP_NORM_ERROR[own])
     assert axes[3].get_ylabel() == "published error, ImageNet"
 
 
@@ -437,21 +332,13 @@ def test_nothing_published_stands_beside_digits(record: Record) -> None:
 
 @pytest.mark.parametrize(("size", "stored"), [(6, 32), (3, 2)])
 def test_rates_are_drawn_against_the_learning_rate(size: int, stored: int) -> None:
-    record = runner.run(tiny(CONV_NORMS_RATES), "live", seeds=[0])
+    record = small.record("conv_norms_rates")
     figure = conv_norms.figures(record)[f"error_{size}"]
     assert len(figure.axes) == (len(OTHERS) if size == 6 else 1)
     ax: Any = figure.axes[OTHERS.index("group_norm") if size == 6 else 0]
     assert ax.get_xlabel() == "learning rate\n\ngroup norm"
     variants = [f"group_norm batch={stored} rate={rate}" for rate in ("1.5", "3", "6")]
-    (line,) = lines(ax, "other")
     own = record.settings["variants"]
     rates = [own[variant]["learning_rate"] for variant in variants]
-    np.testing.assert_array_equal(line.get_xdata(), rates)
-    ends = [record.values(variant, "test", "error")[0, -1] for variant in variants]
-    np.testing.assert_array_equal(line.get_ydata(), ends)
-
-
-def test_a_record_of_another_experiment_is_refused(record: Record) -> None:
-    other = replace(record, name=vgg.EXPERIMENT.name)
-    with pytest.raises(RecordError, match=r"of conv_norms .*, got one of vgg"):
-        conv_norms.figures(other)
+    ends = [record.values(variant, "test", "error")[:, -1] for variant in variants]
+    check_median(ax, "other", rates, np.transpose(ends))

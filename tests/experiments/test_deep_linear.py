@@ -3,69 +3,43 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-import matplotlib.pyplot as plt
 import numpy as np
 import pytest
+import small
 import torch
+from small import check_median, circles, lines
 from torch import nn
 
-from normbook.errors import RecordError
-from normbook.experiments import deep_linear, vgg
+from normbook.experiments import deep_linear
 from normbook.experiments.published import DEEP_LINEAR_LOSS
-from normbook.lab import runner
-from normbook.lab.experiment import Scale, generator
+from normbook.lab.experiment import generator
 from normbook.lab.record import Record
 from normbook.layers.batch_norm import BatchNorm1d
 from normbook.layers.lp_norm import LpNorm1d
-from normbook.looks import STYLES
 
-CPU = torch.device("cpu")
-SCALE = Scale(
-    {
-        **deep_linear.COMMON,
-        "depth": 3,
-        "size": 2,
-        "examples": 20,
-        "steps": 6,
-        "average_over": 2,
-        "landscape_every": 2,
-        "shift_every": 3,
-    },
-    seeds=(0, 1),
-    data="",
-    about="for this test",
-)
-EXPERIMENT = replace(deep_linear.EXPERIMENT, scales={"tiny": SCALE})
 COLUMNS = list(deep_linear.PANELS)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def record() -> Record:
-    return runner.run(EXPERIMENT, "tiny")
+    return small.record("deep_linear")
 
 
-@pytest.fixture(scope="module")
-def drawn(record: Record) -> Iterator[dict[str, Any]]:
-    plt.switch_backend("agg")
-    yield deep_linear.figures(record)
-    plt.close("all")
+@pytest.fixture
+def drawn(record: Record) -> dict[str, Any]:
+    return dict(deep_linear.figures(record))
 
 
 def network(norm: str) -> Any:
-    return deep_linear.build(25, 10, norm, generator(0, "weights"), CPU)
+    return deep_linear.build(25, 10, norm, generator(0, "weights"), small.CPU)
 
 
 def test_twenty_five_square_matrices_each_with_its_normalization() -> None:
-    for norm, kind in {
-        "batch_norm": BatchNorm1d,
-        "l1": LpNorm1d,
-        "l2": LpNorm1d,
-        "linf": LpNorm1d,
-    }.items():
+    kinds = {"batch_norm": BatchNorm1d, **dict.fromkeys(deep_linear.ORDERS, LpNorm1d)}
+    for norm, kind in kinds.items():
         modules = list(network(norm))
         assert [type(m) for m in modules] == [nn.Linear, kind] * 25
         assert all(m.weight.shape == (10, 10) for m in modules[::2])
@@ -78,20 +52,13 @@ def test_each_norm_has_its_order() -> None:
     assert found == {"l1": 1.0, "l2": 2.0, "linf": math.inf}
 
 
-def test_all_variants_start_from_the_same_weights() -> None:
-    plain, normed = network("none"), network("linf")
-    for a, b in zip(plain, list(normed)[::2], strict=True):
-        assert torch.equal(a.weight, b.weight)
-
-
 def test_the_first_weights_are_those_of_glorot() -> None:
     weights = torch.cat([m.weight.flatten() for m in network("none")])
     assert weights.std().item() == pytest.approx(10**-0.5, rel=0.05)
 
 
 def test_the_loss_is_the_sum_over_examples_and_outputs() -> None:
-    settings = {**SCALE.settings, "norm": "none", "learning_rate": 1e-6}
-    run = deep_linear.begin(settings, 0, None, CPU)
+    run = small.begun("deep_linear", "none rate=1e-06")
     x, y = run.batch
     expected = sum(((run.model(x[i]) - y[i]) ** 2).sum() for i in range(20))
     assert isinstance(expected, torch.Tensor)
@@ -99,8 +66,7 @@ def test_the_loss_is_the_sum_over_examples_and_outputs() -> None:
 
 
 def test_the_targets_are_a_linear_function_of_gaussian_inputs() -> None:
-    settings = {**SCALE.settings, "examples": 1000, "norm": "none"}
-    run = deep_linear.begin({**settings, "learning_rate": 1e-6}, 0, None, CPU)
+    run = small.begun("deep_linear", "none rate=1e-06", examples=1000)
     x, y = run.batch
     assert len(x) == 1000
     assert x.std().item() == pytest.approx(1, rel=0.05)
@@ -117,17 +83,6 @@ def test_a_run_measures_what_it_says(record: Record) -> None:
         first = record.values(variant, "landscape", "loss")[:, 0]
         opening = [run.opening[0] for run in record.runs if run.variant == variant]
         np.testing.assert_allclose(first, opening, rtol=1e-12)
-
-
-def line_of(ax: Any, kind: str) -> Any:
-    """Return the line in the colour of a kind, without markers."""
-    style = STYLES[kind]  # type: ignore[index]
-    (found,) = [
-        line
-        for line in ax.lines
-        if line.get_color() == style["color"] and line.get_marker() == "None"
-    ]
-    return found
 
 
 @pytest.mark.parametrize("norm", ["none", *COLUMNS])
@@ -151,10 +106,9 @@ def test_the_curves_are_the_medians_of_the_record(
     }
     assert list(drawn) == list(expected)
     for figure, values in expected.items():
-        line = line_of(drawn[figure].axes[place], kind)
-        np.testing.assert_array_equal(line.get_ydata(), np.median(values, axis=0))
         measurement = "shift" if figure == "shift" else "landscape"
-        np.testing.assert_array_equal(line.get_xdata(), record.steps(measurement, name))
+        steps = record.steps(measurement, name)
+        check_median(drawn[figure].axes[place], kind, steps, values)
 
 
 def test_the_smoothness_stands_beside_what_the_smallest_step_allows(
@@ -162,7 +116,8 @@ def test_the_smoothness_stands_beside_what_the_smallest_step_allows(
 ) -> None:
     for place, ax in enumerate(drawn["smoothness"].axes):
         level = 2e7 if place >= 4 else 2e6
-        np.testing.assert_allclose(line_of(ax, "reference").get_ydata(), level)
+        (line,) = lines(ax, "reference")
+        np.testing.assert_allclose(line.get_ydata(), level)
 
 
 def test_published_losses_stand_at_the_published_rate_only(
@@ -170,9 +125,9 @@ def test_published_losses_stand_at_the_published_rate_only(
 ) -> None:
     axes = drawn["loss"].axes
     for place, ax in enumerate(axes):
-        circles = [line for line in ax.lines if line.get_marker() == "o"]
-        assert len(circles) == (2 if place < 4 else 0)
-        for line, norm in zip(circles, ("none", COLUMNS[place % 4]), strict=False):
+        found = circles(ax)
+        assert len(found) == (2 if place < 4 else 0)
+        for line, norm in zip(found, ("none", COLUMNS[place % 4]), strict=False):
             published = DEEP_LINEAR_LOSS[norm]
             relative = np.array(published.y) / published.y[0]
             np.testing.assert_array_equal(line.get_xdata(), published.x)
@@ -188,8 +143,6 @@ def test_a_record_with_one_rate_has_one_row(record: Record) -> None:
     half = replace(record, settings={**record.settings, "variants": variants})
     found = deep_linear.figures(replace(half, runs=runs))
     assert [len(figure.axes) for figure in found.values()] == [4] * 4
-    for figure in found.values():
-        plt.close(figure)
 
 
 def test_the_followed_layer_is_at_two_thirds_of_the_depth(
@@ -197,9 +150,3 @@ def test_the_followed_layer_is_at_two_thirds_of_the_depth(
 ) -> None:
     ax = drawn["shift"].axes[0]
     assert ax.get_ylabel().startswith("cosine in layer 3")
-
-
-def test_a_record_of_another_experiment_is_refused(record: Record) -> None:
-    other = replace(record, name=vgg.EXPERIMENT.name)
-    with pytest.raises(RecordError, match="must be of deep_linear, got one of vgg"):
-        deep_linear.figures(other)

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
-import matplotlib.pyplot as plt
 import numpy as np
 import pytest
+import small
 import torch
+from small import check_circles, check_median
 from torch import Tensor
 from torch.distributions import (
     Bernoulli,
@@ -19,7 +21,7 @@ from torch.distributions import (
     MultivariateNormal,
 )
 
-from normbook.data.strokes import lines
+from normbook.data import strokes
 from normbook.data.synthetic import drawings
 from normbook.errors import RecordError
 from normbook.experiments import handwriting, published
@@ -32,23 +34,19 @@ from normbook.experiments.handwriting import (
     updates_to,
 )
 from normbook.lab import runner
-from normbook.lab.experiment import Experiment, Run, Scale
 from normbook.lab.record import Record
-from normbook.looks import STYLES
 
-CPU = torch.device("cpu")
 # Sums of a few numbers in float64, in another order.
 EXACT = 1e-10
 K = 4
 COUNT = 100_000
 every_variant = pytest.mark.parametrize("variant", handwriting.LOOKS)
+begun = partial(small.begun, "handwriting")
 
 
-@pytest.fixture(autouse=True)
-def _closed() -> Iterator[None]:
-    plt.switch_backend("agg")
-    yield
-    plt.close("all")
+@pytest.fixture
+def live() -> Record:
+    return small.record("handwriting")
 
 
 def drawn(seed: int = 0) -> torch.Generator:
@@ -67,30 +65,9 @@ def steps(*lead: int) -> Tensor:
     return found
 
 
-def tiny(**changed: Any) -> Experiment:
-    live = handwriting.EXPERIMENT.scales["live"]
-    own = {"steps": 4, "hidden": 5, "components": 3, "test_every": 2, **changed}
-    own = {"average_over": 2, "sample_steps": 7, **own}
-    scale = Scale({**live.settings, **own}, (0,), "", "tiny")
-    return replace(handwriting.EXPERIMENT, scales={"live": scale})
-
-
-def begun(variant: str, **changed: Any) -> Run:
-    scale = tiny(**changed).scales["live"]
-    found: Run = handwriting.begin(
-        runner.variant_settings(scale, variant), 3, None, CPU
-    )
-    return found
-
-
 def network(variant: str, **changed: int) -> PenNetwork:
     sizes = {"hidden": 5, "layers": 1, "components": K, **changed}
     return PenNetwork(variant, **sizes, generator=drawn()).double()
-
-
-@pytest.fixture(scope="module")
-def live() -> Record:
-    return runner.run(tiny(), "live", seeds=[0, 1])
 
 
 # --- the density
@@ -278,53 +255,10 @@ def test_a_bias_below_zero_is_refused(bias: float) -> None:
 # --- the runs
 
 
-def test_both_variants_begin_with_the_same_weights_and_batches() -> None:
-    one, other = begun("none"), begun("layer_norm")
-    for name, value in one.model.named_parameters():
-        assert torch.equal(value, other.model.get_parameter(name)), name
-    assert torch.equal(one.batch[0], other.batch[0])
-
-
-@every_variant
-def test_every_parameter_is_trained(variant: str) -> None:
-    run = begun(variant)
-    before = {k: v.clone() for k, v in run.model.state_dict().items()}
-    run.update()
-    run.update()  # the first gives gains, behind a bias of 0, a slope
-    for name, after in run.model.named_parameters():
-        assert not torch.equal(after, before[name]), name
-
-
-def test_a_norm_that_there_is_not_is_refused() -> None:
-    with pytest.raises(
-        ValueError, match="norm must be one of none, layer_norm, got 'b"
-    ):
-        network("batch")
-
-
-@every_variant
-def test_measurements_do_not_disturb_a_run(variant: str) -> None:
-    calm, watched = begun(variant), begun(variant)
-    for _ in range(3):
-        for measurement in watched.measurements.values():
-            measurement.measure(watched)
-        assert watched.update() == calm.update()
-
-
-@every_variant
-def test_a_run_goes_on_from_a_checkpoint_bit_for_bit(variant: str) -> None:
-    whole, first, rest = (begun(variant) for _ in range(3))
-    losses = [whole.update() for _ in range(4)]
-    first.update()
-    first.update()
-    rest.load_state_dict(first.state_dict())
-    assert [rest.update(), rest.update()] == losses[2:]
-
-
 def test_the_test_loss_is_that_of_the_lines_of_other_people() -> None:
     run = begun("none")
     own = drawings(fixed := np.random.default_rng(0))
-    written = lines(own, fixed, characters=4, repeats=4, length=8.0)
+    written = strokes.lines(own, fixed, characters=4, repeats=4, length=8.0)
     total, count = 0.0, 0
     with torch.no_grad():
         for line in map(torch.as_tensor, written.test):
@@ -342,10 +276,6 @@ def test_the_network_learns(variant: str) -> None:
     run = begun(variant, hidden=32, components=20, steps=60)
     losses = [run.update() for _ in range(30)]
     assert np.mean(losses[-5:]) < np.mean(losses[:5]) - 0.5
-
-
-def test_a_record_repeats_itself(live: Record) -> None:
-    assert runner.replay(live, tiny(), None) == []
 
 
 def test_the_record_has_lines_written_before_and_after_training(live: Record) -> None:
@@ -377,18 +307,15 @@ def test_updates_to_a_loss_are_those_before_the_first_one_not_above_it(
 def test_the_curves_drawn_are_those_of_the_record(live: Record) -> None:
     ours, theirs = handwriting.figures(live)["test"].axes  # one rate
     for variant, (kind, _) in handwriting.LOOKS.items():
-        colour = STYLES[kind]["color"]
-        (line,) = [own for own in ours.lines if own.get_color() == colour]
-        expected = np.median(live.values(variant, "test", "line")[:, 1:], axis=0)
-        np.testing.assert_array_equal(line.get_ydata(), expected)
-        (dots,) = [own for own in theirs.lines if own.get_color() == colour]
-        found = published.HANDWRITING_LOSS[variant]
-        np.testing.assert_array_equal(dots.get_ydata(), found.y)
+        steps = live.steps("test", variant)[1:]
+        check_median(ours, kind, steps, live.values(variant, "test", "line")[:, 1:])
+        check_circles(theirs, kind, published.HANDWRITING_LOSS[variant])
 
 
 def test_both_rates_are_drawn_on_one_scale_that_shows_all_of_each_curve() -> None:
     variants = handwriting._variants(0.001, 0.1)  # the second falls much farther
-    record = runner.run(tiny(variants=variants), "live", seeds=[0])
+    experiment = small.experiment("handwriting", variants=variants)
+    record = runner.run(experiment, "live", seeds=[0])
     slow, fast, _ = handwriting.figures(record)["test"].axes
     assert slow.get_ylim() == fast.get_ylim()
     low, high = slow.get_ylim()
@@ -397,21 +324,12 @@ def test_both_rates_are_drawn_on_one_scale_that_shows_all_of_each_curve() -> Non
         assert low < drawn.min() <= drawn.max() < high
 
 
-def test_figures_have_labels_and_no_titles(live: Record) -> None:
-    for figure in handwriting.figures(live).values():
-        assert all(ax.get_xlabel() for ax in figure.axes)
-        assert not any(ax.get_title() for ax in figure.axes)
-
-
 def test_a_record_of_another_experiment_is_refused(live: Record) -> None:
     other = replace(live, name="vgg")
-    for draw in (
-        handwriting.figures,
-        lambda of: updates_to(of, "none", 0.0),
-        lambda of: handwriting.written(of, "none", 0),
-    ):
-        with pytest.raises(RecordError, match="must be of handwriting, got one of vgg"):
-            draw(other)
+    with pytest.raises(RecordError, match="must be of handwriting, got one of vgg"):
+        updates_to(other, "none", 0.0)
+    with pytest.raises(RecordError, match="must be of handwriting, got one of vgg"):
+        handwriting.written(other, "none", 0)
 
 
 def test_the_published_curves_fall_and_layer_norm_is_ahead() -> None:

@@ -2,46 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-import matplotlib.pyplot as plt
 import numpy as np
 import pytest
-import torch
+import small
 from matplotlib.figure import Figure
 from numpy.typing import ArrayLike
+from small import check_circles, check_median, circles, lines
 
 from normbook.errors import RecordError
 from normbook.experiments import sigmoid_net
 from normbook.experiments.published import SIGMOID_NET_ACCURACY
-from normbook.lab import runner
 from normbook.lab.experiment import Experiment
 from normbook.lab.record import Record, RunRecord
-from normbook.looks import STYLES
 
 VARIANTS = ("none", "batch_norm", "noisy_batch_norm")
-BLUE, GREEN, GREY = (STYLES[k]["color"] for k in ("batch", "other", "none"))
+KINDS = ("none", "batch", "other")
 
 
-@pytest.fixture(autouse=True)
-def _closed() -> Iterator[None]:
-    plt.switch_backend("agg")
-    yield
-    plt.close("all")
-
-
-def tiny(experiment: Experiment, **settings: Any) -> Experiment:
-    live = experiment.scales["live"]
-    scale = replace(live, settings={**live.settings, "measure_every": 4, **settings})
-    return replace(experiment, scales={"live": scale})
-
-
-@pytest.fixture(scope="module")
+@pytest.fixture
 def live() -> Record:
-    experiment = tiny(sigmoid_net.EXPERIMENT, steps=8, width=12)
-    return runner.run(experiment, "live", seeds=[0, 1])
+    return small.record("sigmoid_net")
 
 
 def invented(experiment: Experiment, scale: str, quantities: dict[str, Any]) -> Record:
@@ -63,11 +46,7 @@ def invented(experiment: Experiment, scale: str, quantities: dict[str, Any]) -> 
         for variant in settings["variants"]
         for seed in (0, 1)
     ]
-    return Record(
-        name=experiment.name, scale=scale, command="", settings=settings, seeds=[0, 1],
-        data={}, versions={}, code="", commit=None, is_modified=False, device={},
-        started="", wall_seconds=1.0, runs=runs,
-    )  # fmt: skip
+    return replace(small.invented(experiment.name, settings, runs), scale=scale)
 
 
 SHAPES: dict[str, tuple[int, ...]] = {
@@ -89,13 +68,9 @@ def choices() -> Record:
     return invented(sigmoid_net.CHOICES, "paper", {"test/accuracy": ()})
 
 
-def drawn(ax: Any, colour: str, marker: str = "None") -> list[Any]:
-    """Lines of one colour, each as an array (2, T)."""
-    return [
-        np.array(line.get_data())
-        for line in ax.lines
-        if line.get_color() == colour and line.get_marker() == marker
-    ]
+def data(lines: list[Any]) -> list[Any]:
+    """Return x and y of lines, each as an array (2, T)."""
+    return [np.array(line.get_data()) for line in lines]
 
 
 def shaded(ax: Any, x: ArrayLike, low: ArrayLike, high: ArrayLike) -> bool:
@@ -117,26 +92,11 @@ def test_a_live_run_measures_what_the_figures_need(live: Record) -> None:
             assert np.isfinite(values).all()
 
 
-def test_all_variants_begin_with_the_same_weights_and_batches() -> None:
-    scale = sigmoid_net.EXPERIMENT.scales["live"]
-    data = runner.load_data(scale)
-    runs = [
-        sigmoid_net.begin(
-            runner.variant_settings(scale, variant), 3, data, torch.device("cpu")
-        )
-        for variant in VARIANTS
-    ]
-    for other in runs[1:]:
-        weights = (next(run.model.parameters()) for run in (runs[0], other))
-        assert torch.equal(*weights)
-        assert torch.equal(runs[0].batch[0], other.batch[0])
-
-
 def test_images_are_made_binary_where_the_paper_has_them_so() -> None:
     grey = np.array([[[0.0, 0.4], [0.6, 1.0]]])
     for is_binary, expected in ((True, [0, 0, 1, 1]), (False, [0, 0.4, 0.6, 1])):
         settings = {"is_binary": is_binary}
-        rows = sigmoid_net._pixels(grey, settings, torch.device("cpu"))
+        rows = sigmoid_net._pixels(grey, settings, small.CPU)
         assert rows.tolist() == [expected]
 
 
@@ -156,11 +116,10 @@ def test_the_accuracies_drawn_are_those_of_the_record(
     record: Record = request.getfixturevalue(which)
     figure = sigmoid_net.figures(record)["accuracy"]
     for ax in figure.axes:
-        for variant, colour in zip(VARIANTS, (GREY, BLUE, GREEN), strict=True):
+        for variant, kind in zip(VARIANTS, KINDS, strict=True):
             runs = record.values(variant, "test", "accuracy")
-            (line,) = drawn(ax, colour)
             steps = record.steps("test", variant)
-            np.testing.assert_array_equal(line, [steps, np.median(runs, axis=0)])
+            check_median(ax, kind, steps, runs)
             assert shaded(ax, steps, runs.min(0), runs.max(0))
 
 
@@ -168,13 +127,11 @@ def test_published_points_are_drawn_at_the_scale_of_the_paper_only(
     live: Record, paper: Record
 ) -> None:
     for ax in sigmoid_net.figures(paper)["accuracy"].axes:
-        for variant, colour in (("none", GREY), ("batch_norm", BLUE)):
-            (circles,) = drawn(ax, colour, "o")
-            published = SIGMOID_NET_ACCURACY[variant]
-            np.testing.assert_array_equal(circles, [published.x, published.y])
-        assert drawn(ax, GREEN, "o") == []
+        for variant, kind in (("none", "none"), ("batch_norm", "batch")):
+            check_circles(ax, kind, SIGMOID_NET_ACCURACY[variant])
+        assert circles(ax, "other") == []
     for ax in sigmoid_net.figures(live)["accuracy"].axes:
-        assert drawn(ax, GREY, "o") == drawn(ax, BLUE, "o") == []
+        assert circles(ax) == []
 
 
 def test_the_inputs_drawn_are_the_quantiles_of_the_first_seed(paper: Record) -> None:
@@ -209,9 +166,9 @@ def test_a_shift_is_drawn_in_medians_over_twenty_stretches(
 ) -> None:
     panels = thirds(sigmoid_net.figures(paper)[name])[row]
     for layer, ax in enumerate(panels, start=lowest):
-        for variant, colour in zip(VARIANTS, (GREY, BLUE, GREEN), strict=True):
+        for variant, kind in zip(VARIANTS, KINDS, strict=True):
             values = paper.values(variant, "shift", quantity)[:, :, layer]
-            (line,) = drawn(ax, colour)
+            (line,) = data(lines(ax, kind))
             assert line.shape == (2, 20)
             # 101 measurements: the first stretch has 6, the others 5
             first = np.median(values[:, :6], axis=1)
@@ -223,27 +180,8 @@ def test_a_shift_is_drawn_in_medians_over_twenty_stretches(
 
 def test_a_short_record_is_drawn_measurement_by_measurement(live: Record) -> None:
     axes = sigmoid_net.figures(live)["input_shift"].axes
-    (line,) = drawn(axes[1], BLUE)
     shift = live.values("batch_norm", "shift", "inputs")[:, :, 1]
-    np.testing.assert_array_equal(line, [[0, 4, 8], np.median(shift, axis=0)])
-
-
-def test_every_figure_labels_its_axes_and_has_no_title(
-    paper: Record, choices: Record
-) -> None:
-    found = sigmoid_net.figures(paper) | sigmoid_net.choices_figures(choices)
-    assert set(found) == {
-        "accuracy",
-        "inputs",
-        "input_shift",
-        "gradient_shift",
-        "choices",
-    }
-    for figure in found.values():
-        labels = [ax.get_xlabel() + ax.get_ylabel() for ax in figure.axes]
-        assert labels[0]
-        assert figure.axes[-1].get_xlabel()
-        assert not any(ax.get_title() for ax in figure.axes)
+    check_median(axes[1], "batch", [0, 4, 8], shift)
 
 
 def test_the_choices_drawn_are_those_of_the_record(choices: Record) -> None:
@@ -251,11 +189,11 @@ def test_the_choices_drawn_are_those_of_the_record(choices: Record) -> None:
     rows = thirds(sigmoid_net.choices_figures(choices)["choices"])
     for row, time in zip(rows, (4000, 10_000, 20_000), strict=True):
         for ax, std in zip(row, (0.01, 0.03, 0.1), strict=True):
-            for norm, colour in (("none", GREY), ("batch_norm", BLUE)):
+            for norm, kind in (("none", "none"), ("batch_norm", "batch")):
                 names = [f"{norm} rate={rate} std={std}" for rate in (0.1, 0.3, 1.0)]
                 runs = [choices.values(n, "test", "accuracy") for n in names]
                 now = np.array(runs)[:, :, steps == time][:, :, 0]
-                line, level = drawn(ax, colour)
+                line, level = data(lines(ax, kind))
                 expected = [(0.1, 0.3, 1.0), np.median(now, axis=1)]
                 np.testing.assert_array_equal(line, expected)
                 assert shaded(ax, line[0], now.min(1), now.max(1))
@@ -265,25 +203,15 @@ def test_the_choices_drawn_are_those_of_the_record(choices: Record) -> None:
 
 
 def test_choices_are_drawn_from_a_live_run_without_published_levels() -> None:
-    experiment = tiny(sigmoid_net.CHOICES, steps=8, width=6)
-    record = runner.run(experiment, "live", seeds=[0])
+    record = small.record("sigmoid_net_choices")
     (figure,) = sigmoid_net.choices_figures(record).values()
     assert [len(ax.lines) for ax in figure.axes] == [2] * 9
     first = [f"none rate={rate} std=0.01" for rate in (0.1, 0.3, 1.0)]
-    end = [record.values(n, "test", "accuracy")[0, -1] for n in first]
-    np.testing.assert_array_equal(drawn(figure.axes[6], GREY)[0][1], end)
+    ends = [record.values(n, "test", "accuracy")[:, -1] for n in first]
+    check_median(figure.axes[6], "none", (0.1, 0.3, 1.0), np.transpose(ends))
 
 
 # --- what is refused
-
-
-def test_a_record_of_another_experiment_is_refused(
-    paper: Record, choices: Record
-) -> None:
-    with pytest.raises(RecordError, match="must be of sigmoid_net, got one of sig"):
-        sigmoid_net.figures(choices)
-    with pytest.raises(RecordError, match="must be of sigmoid_net_choices, got one"):
-        sigmoid_net.choices_figures(paper)
 
 
 @pytest.mark.parametrize("missing", ["test/accuracy", "inputs/q50", "shift/cosine"])
@@ -292,9 +220,3 @@ def test_a_record_that_lacks_a_measurement_is_refused(missing: str) -> None:
     record = invented(sigmoid_net.EXPERIMENT, "live", shapes)
     with pytest.raises(RecordError, match="measurement and quantity must be one of"):
         sigmoid_net.figures(record)
-
-
-def test_a_run_without_data_is_refused() -> None:
-    settings = runner.variant_settings(sigmoid_net.EXPERIMENT.scales["live"], "none")
-    with pytest.raises(TypeError, match=r"data must be a Dataset, got None"):
-        sigmoid_net.begin(settings, 0, None, torch.device("cpu"))

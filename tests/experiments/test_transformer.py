@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
-import matplotlib.pyplot as plt
 import numpy as np
 import pytest
+import small
 import torch
-from numpy.typing import NDArray
+from small import CPU, EXACT, curves, medians, same
 from torch import Tensor, nn
 
-from normbook.errors import RecordError
 from normbook.experiments import transformer
 from normbook.experiments.transformer import (
     EQUALS,
@@ -28,29 +25,14 @@ from normbook.experiments.transformer import (
     warmed_up,
 )
 from normbook.lab import runner
-from normbook.lab.experiment import Experiment, Run
 from normbook.lab.record import Record
 from normbook.layers.layer_norm import LayerNorm, RMSNorm
-from normbook.looks import STYLES
 
-CPU = torch.device("cpu")
-EXACT = 1e-12  # float64, other orders of sums
 every_norm = pytest.mark.parametrize("norm", NORMS)
-
-
-@pytest.fixture(autouse=True)
-def _closed() -> Iterator[None]:
-    plt.switch_backend("agg")
-    yield
-    plt.close("all")
 
 
 def drawn(seed: int = 0) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
-
-
-def same(actual: Tensor, expected: Tensor) -> None:
-    torch.testing.assert_close(actual, expected, rtol=EXACT, atol=EXACT)
 
 
 def network(norm: str, seed: int = 0) -> Transformer:
@@ -66,27 +48,12 @@ def some_sums(count: int = 5) -> transformer.Additions:
     return additions(a, b, digits=2)
 
 
-def tiny(**changed: Any) -> Experiment:
-    """Three rates, in milliseconds."""
-    live = transformer.EXPERIMENT.scales["live"]
-    small = {
-        "depth": 2, "width": 6, "heads": 2, "batch_size": 7, "steps": 6,
-        "average_over": 2, "test_every": 3,
-        "variants": transformer._grid([0.01, 0.02, 0.04], warmup=4),
-    }  # fmt: skip
-    scale = replace(live, settings={**live.settings, **small, **changed})
-    return replace(transformer.EXPERIMENT, scales={"live": scale})
+begun = partial(small.begun, "transformer")
 
 
-def begun(variant: str, seed: int = 3, **changed: Any) -> Run:
-    scale = tiny(**changed).scales["live"]
-    settings = runner.variant_settings(scale, variant)
-    return transformer.begin(settings, seed, None, CPU)
-
-
-@pytest.fixture(scope="module")
+@pytest.fixture
 def live() -> Record:
-    return runner.run(tiny(), "live", seeds=[0, 1])
+    return small.record("transformer")
 
 
 # --- the network
@@ -188,11 +155,6 @@ def test_matrices_are_uniform_after_glorot_and_symbols_normal() -> None:
     )  # 4000 numbers
 
 
-def test_a_norm_that_there_is_not_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"norm must be one of none, .*, got 'group'"):
-        Block("group", width=6, heads=2, generator=drawn())
-
-
 def test_heads_that_do_not_divide_the_width_are_refused() -> None:
     with pytest.raises(ValueError, match=r"a multiple of heads = 4, got 6; every head"):
         Block("pre", width=6, heads=4, generator=drawn())
@@ -267,33 +229,7 @@ def test_each_update_takes_the_rate_of_its_step() -> None:
     assert rates == [0.01, 0.02, 0.03, 0.04, 0.04, 0.04]
 
 
-@pytest.mark.parametrize("updates", [0, 2, 5])
-def test_a_run_goes_on_across_the_warm_up_bit_for_bit(updates: int) -> None:
-    one, other = (begun("post, rate=0.04, warmup=4") for _ in range(2))
-    for _ in range(updates):
-        one.measure(9)
-        one.update()
-    other.load_state_dict(copy.deepcopy(one.state_dict()))
-    for _ in range(4):
-        for run in (one, other):
-            run.measure(9)
-        assert one.update() == other.update()
-    assert one.curves == other.curves
-
-
 # --- the runs
-
-
-def test_variants_of_a_seed_begin_with_the_same_weights_and_sums() -> None:
-    first = begun("post, rate=0.02, warmup=0")
-    for variant in tiny().scales["live"].settings["variants"]:
-        other = begun(variant)
-        assert torch.equal(first.batch[0], other.batch[0])
-        theirs = dict(other.model.named_parameters())
-        for name, weights in first.model.named_parameters():
-            if name in theirs:
-                assert torch.equal(weights, theirs[name])
-        assert {"symbols", "scores.weight", "blocks.1.down.weight"} < theirs.keys()
 
 
 def test_variants_differ_after_one_update(live: Record) -> None:
@@ -302,7 +238,7 @@ def test_variants_differ_after_one_update(live: Record) -> None:
 
 
 def test_seeds_differ_in_weights_and_sums() -> None:
-    one, other = (begun("pre, rate=0.02, warmup=0", seed) for seed in (0, 1))
+    one, other = (begun("pre, rate=0.02, warmup=0", seed=seed) for seed in (0, 1))
     assert not torch.equal(one.batches.x, other.batches.x)
     weights = (run.model.get_parameter("symbols") for run in (one, other))
     assert not torch.equal(*weights)
@@ -336,15 +272,6 @@ def test_blocks_are_measured_on_the_batch_of_the_next_update() -> None:
     assert moved[1] == pytest.approx(float((after - before).norm() / before.norm()))
 
 
-def test_measurements_do_not_disturb_a_run() -> None:
-    calm, watched = (begun("pre, rate=0.02, warmup=4") for _ in range(2))
-    for _ in range(3):
-        watched.measure(steps=0)
-        for measurement in watched.measurements.values():
-            measurement.measure(watched)
-        assert watched.update() == calm.update()
-
-
 def test_what_is_tested_are_the_sums_held_out() -> None:
     run = begun("post, rate=0.02, warmup=0")
     found = run.measurements["test"].measure(run)
@@ -358,13 +285,6 @@ def test_what_is_tested_are_the_sums_held_out() -> None:
     expected = transformer.objective(run.model, *sums)["loss"].item()
     assert len(left) == 20
     assert found["loss"] == pytest.approx(expected, rel=EXACT)
-
-
-def test_a_run_repeats_itself() -> None:
-    variants = transformer._grid([0.02], warmup=4, has_rms=False)
-    experiment = tiny(variants=variants)
-    record = runner.run(experiment, "live", seeds=[0])
-    assert runner.replay(record, experiment, None) == []
 
 
 @pytest.mark.parametrize("norm", ["post", "post_rms", "pre", "pre_rms"])
@@ -388,14 +308,8 @@ def test_there_are_as_many_sums_as_a_scale_takes(scale: str) -> None:
 # --- the figures
 
 
-def lines(ax: Any) -> dict[str, NDArray[np.float64]]:
-    """The curve of each colour."""
-    return {line.get_color(): np.asarray(line.get_ydata()) for line in ax.lines}
-
-
 COLUMNS = [("post", 0), ("post", 4), ("pre", 0), ("pre", 4)]
 RATES = ("0.01", "0.02", "0.04")
-COLOURS: dict[str, str] = {kind: style["color"] for kind, style in STYLES.items()}
 
 
 def test_training_has_a_row_for_each_rate(live: Record) -> None:
@@ -406,11 +320,8 @@ def test_training_has_a_row_for_each_rate(live: Record) -> None:
         variants = {"layer": f"{place}, rate={rate}, warmup={warmup}"}
         if rate == "0.02":
             variants["other"] = f"{place}_rms, rate={rate}, warmup={warmup}"
-        found = lines(ax)
-        assert found.keys() == {COLOURS[kind] for kind in variants}
-        for kind, variant in variants.items():
-            values = np.median(live.values(variant, "training", "loss"), axis=0)
-            assert np.array_equal(found[COLOURS[kind]], values)
+        runs = {k: live.values(v, "training", "loss") for k, v in variants.items()}
+        assert curves(ax) == medians(runs)
 
 
 def test_accuracy_is_that_of_the_last_test_by_rate(live: Record) -> None:
@@ -419,8 +330,7 @@ def test_accuracy_is_that_of_the_last_test_by_rate(live: Record) -> None:
     ):
         variants = [f"{place}, rate={rate}, warmup={warmup}" for rate in RATES]
         last = [live.values(v, "test", "accuracy")[:, -1] for v in variants]
-        expected = np.median(last, axis=1)
-        assert lines(ax) == {COLOURS["layer"]: pytest.approx(expected)}
+        assert curves(ax) == medians({"layer": np.transpose(last)})
 
 
 def test_blocks_are_those_of_the_rate_in_the_middle(live: Record) -> None:
@@ -429,12 +339,13 @@ def test_blocks_are_those_of_the_rate_in_the_middle(live: Record) -> None:
     assert len(axes) == 12
     for k, ax in enumerate(axes):
         (place, warmup), (quantity, when) = COLUMNS[k % 4], rows[k // 4]
-        for colour, norm in (("layer", place), ("other", f"{place}_rms")):
-            variant = f"{norm}, rate=0.02, warmup={warmup}"
-            values = live.values(variant, "blocks", quantity)[:, when]
-            expected = np.median(values, axis=0)
-            np.testing.assert_array_equal(lines(ax)[COLOURS[colour]], expected)
-        assert len(ax.lines) == 2
+        runs = {
+            kind: live.values(
+                f"{norm}, rate=0.02, warmup={warmup}", "blocks", quantity
+            )[:, when]
+            for kind, norm in (("layer", place), ("other", f"{place}_rms"))
+        }
+        assert curves(ax) == medians(runs)
 
 
 def test_columns_say_where_the_norm_stands_and_whether_the_rate_grows(
@@ -450,10 +361,6 @@ def test_columns_say_where_the_norm_stands_and_whether_the_rate_grows(
 
 def test_with_one_rate_there_is_nothing_to_draw_against_it() -> None:
     variants = transformer._grid([0.02], warmup=4, has_rms=False)
-    record = runner.run(tiny(variants=variants), "live", seeds=[0])
+    experiment = small.experiment("transformer", variants=variants)
+    record = runner.run(experiment, "live", seeds=[0])
     assert transformer.figures(record).keys() == {"training", "blocks"}
-
-
-def test_another_record_is_refused(live: Record) -> None:
-    with pytest.raises(RecordError, match="must be of transformer, got one of vgg"):
-        transformer.figures(replace(live, name="vgg"))

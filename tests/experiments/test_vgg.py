@@ -2,54 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-import matplotlib.pyplot as plt
 import numpy as np
 import pytest
-import torch
+import small
+from small import check_circles, check_median, circles, lines
 from torch import nn
 
 from normbook.data import Dataset
 from normbook.diagnostics.noise import DistributionNoise
-from normbook.errors import RecordError
-from normbook.experiments import deep_linear, vgg
+from normbook.experiments import vgg
 from normbook.experiments.published import VGG_TRAIN_ACCURACY
-from normbook.lab import runner
-from normbook.lab.experiment import Experiment, Scale, generator
+from normbook.lab.experiment import generator
 from normbook.lab.record import Record
 from normbook.layers.batch_norm import BatchNorm1d, BatchNorm2d
-from normbook.looks import STYLES
-
-CPU = torch.device("cpu")
-TINY = {
-    **vgg.COMMON,
-    "steps": 6,
-    "batch_size": 16,
-    "layers": [5, vgg.POOL, 6],  # at least the units that are followed
-    "hidden": 4,
-    "followed": [0, 1],
-    "average_over": 2,
-    "landscape_every": 3,
-    "shift_every": 3,
-    "test_every": 3,
-}
-SCALE = Scale(TINY, seeds=(0, 1), data="digits", about="for this test")
-EXPERIMENT = replace(vgg.EXPERIMENT, scales={"tiny": SCALE})
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def record() -> Record:
-    return runner.run(EXPERIMENT, "tiny")
+    return small.record("vgg")
 
 
-@pytest.fixture(scope="module")
-def figures(record: Record) -> Iterator[dict[str, Any]]:
-    plt.switch_backend("agg")
-    yield vgg.figures(record)
-    plt.close("all")
+@pytest.fixture
+def figures(record: Record) -> dict[str, Any]:
+    return dict(vgg.figures(record))
 
 
 def network(layers: list[int | str], norm: str, size: int = 8) -> Any:
@@ -105,14 +83,6 @@ def test_the_cpu_scale_has_an_eighth_of_the_widths_but_for_the_last_three() -> N
     assert all(8 * a == b for a, b in widths[:-3])
 
 
-def test_all_variants_start_from_the_same_weights() -> None:
-    plain, normed = network([2, 3], "none"), network([2, 3], "batch_norm")
-    own = [m for m in normed if isinstance(m, nn.Conv2d | nn.Linear)]
-    other = [m for m in plain if isinstance(m, nn.Conv2d | nn.Linear)]
-    for a, b in zip(own, other, strict=True):
-        assert torch.equal(a.weight, b.weight)
-
-
 def test_the_first_weights_are_those_of_glorot() -> None:
     first = network([64, 64], "none")[2]
     bound = (6 / (9 * 64 + 9 * 64)) ** 0.5
@@ -137,71 +107,44 @@ def test_a_run_measures_what_it_says(record: Record) -> None:
 
 
 def test_the_landscape_is_that_of_the_batch_of_the_next_update() -> None:
-    data = runner.load_data(SCALE)
-    settings = runner.variant_settings(SCALE, "batch_norm")
-    run = vgg.begin(settings, 0, data, CPU)
+    run = small.begun("vgg", "batch_norm")
     run.measure(6)
     loss = run.update()
     assert run.curves["landscape"]["loss"][0] == pytest.approx(loss, rel=1e-6)
 
 
-def test_data_must_be_there() -> None:
-    settings = runner.variant_settings(SCALE, "none")
-    with pytest.raises(TypeError, match="data must be a Dataset, got None"):
-        vgg.begin(settings, 0, None, CPU)
-
-
 def test_images_may_be_rows_of_digits_or_squares() -> None:
-    settings = runner.variant_settings(SCALE, "none")
     x, y = np.zeros((20, 12, 12), dtype=np.float32), np.zeros(20, dtype=np.int64)
-    run = vgg.begin(settings, 0, Dataset(x, y, x, y), CPU)
+    run = small.begun("vgg", "none", on=Dataset(x, y, x, y))
     assert run.batch[0].shape == (16, 1, 12, 12)
-
-
-def drawn(ax: Any, kind: str) -> list[Any]:
-    """Return the lines in the colour of a kind, without markers."""
-    style = STYLES[kind]  # type: ignore[index]
-    return [
-        line
-        for line in ax.lines
-        if line.get_color() == style["color"] and line.get_marker() == "None"
-    ]
 
 
 def test_the_curves_are_the_medians_of_the_record(
     record: Record, figures: dict[str, Any]
 ) -> None:
-    quantities: Any = {
-        "accuracy": ("training", lambda v: record.values(v, "training", "accuracy")),
-        "gradient_change": (
-            "landscape",
-            lambda v: record.values(v, "landscape", "most_change"),
-        ),
-        "loss_range": (
-            "landscape",
-            lambda v: (
-                record.values(v, "landscape", "highest")
-                - record.values(v, "landscape", "lowest")
-            ),
-        ),
-        "beta": ("landscape", lambda v: record.values(v, "landscape", "beta")),
-    }
+    def along(variant: str, quantity: str) -> Any:
+        return record.values(variant, "landscape", quantity)
+
     places = {"none": (0, "none"), "batch_norm": (0, "batch")}
     places |= {"noisy_batch_norm": (0, "other"), "batch_norm_fast": (1, "batch")}
-    for name, (measurement, values) in quantities.items():
-        for variant, (panel, kind) in places.items():
-            (line,) = drawn(figures[name].axes[panel], kind)
-            middle = np.median(values(variant), axis=0)
-            np.testing.assert_array_equal(line.get_ydata(), middle)
+    for variant, (panel, kind) in places.items():
+        runs = {
+            "accuracy": record.values(variant, "training", "accuracy"),
+            "gradient_change": along(variant, "most_change"),
+            "loss_range": along(variant, "highest") - along(variant, "lowest"),
+            "beta": along(variant, "beta"),
+        }
+        for name, values in runs.items():
+            measurement = "training" if name == "accuracy" else "landscape"
             steps = record.steps(measurement, variant)
-            np.testing.assert_array_equal(line.get_xdata(), steps)
+            check_median(figures[name].axes[panel], kind, steps, values)
 
 
 def test_the_smoothness_stands_beside_what_the_smallest_step_allows(
     figures: dict[str, Any],
 ) -> None:
     for ax, level in zip(figures["beta"].axes, (20.0, 4.0), strict=True):
-        (line,) = drawn(ax, "reference")
+        (line,) = lines(ax, "reference")
         np.testing.assert_allclose(line.get_ydata(), level)
 
 
@@ -209,18 +152,15 @@ def test_published_points_stand_beside_comparable_scales_only(
     record: Record, figures: dict[str, Any]
 ) -> None:
     tiny = figures["accuracy"]
-    assert not any(line.get_marker() == "o" for ax in tiny.axes for line in ax.lines)
+    assert not any(circles(ax) for ax in tiny.axes)
     there: Any = vgg.figures(replace(record, scale="cpu"))["accuracy"].axes
     ax, fast = there
-    circles = [line for line in ax.lines if line.get_marker() == "o"]
     variants = ("none", "batch_norm", "noisy_batch_norm")
-    for line, variant in zip(circles, variants, strict=True):
-        published = VGG_TRAIN_ACCURACY[variant]
-        np.testing.assert_array_equal(line.get_xdata(), published.x)
-        np.testing.assert_array_equal(line.get_ydata(), published.y)
-        assert line.get_fillstyle() == "none"
+    assert len(circles(ax)) == len(variants)
+    for variant in variants:
+        check_circles(ax, vgg.LOOKS[variant][0], VGG_TRAIN_ACCURACY[variant])
     assert [t.get_text() for t in ax.get_legend().get_texts()] == [vgg.PUBLISHED]
-    assert sum(line.get_marker() == "o" for line in fast.lines) == 2
+    assert len(circles(fast)) == 2
 
 
 def test_the_shift_is_drawn_from_the_second_layer_on(
@@ -228,11 +168,8 @@ def test_the_shift_is_drawn_from_the_second_layer_on(
 ) -> None:
     axes = figures["shift"].axes
     assert [ax.get_ylabel() for ax in axes] == list(vgg.SHIFTS)
-    (line,) = drawn(axes[2], "batch")
     cosine = record.values("batch_norm", "shift", "cosine")[..., 1:]
-    expected = np.median(np.nanmedian(cosine, axis=1), axis=0)
-    np.testing.assert_array_equal(line.get_ydata(), expected)
-    np.testing.assert_array_equal(line.get_xdata(), [2, 3, 4])
+    check_median(axes[2], "batch", [2, 3, 4], np.nanmedian(cosine, axis=1))
 
 
 def test_the_inputs_are_those_of_the_deepest_layer_that_is_followed(
@@ -243,15 +180,3 @@ def test_the_inputs_are_those_of_the_deepest_layer_that_is_followed(
     for line, unit in zip(axes[5].lines, found, strict=True):
         np.testing.assert_array_equal(line.get_ydata(), unit)
     assert axes[3].get_ylabel() == "std of an input"
-
-
-def test_a_record_of_another_experiment_is_refused(record: Record) -> None:
-    with pytest.raises(RecordError, match=r"must be of vgg, got one of deep_linear"):
-        vgg.figures(replace(record, name=deep_linear.EXPERIMENT.name))
-
-
-def test_the_experiment_is_in_the_catalogue() -> None:
-    from normbook.experiments.catalogue import EXPERIMENTS
-
-    found: Experiment = EXPERIMENTS["vgg"]
-    assert found is vgg.EXPERIMENT

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import small
 import torch
 
 from normbook.data import Dataset
@@ -13,7 +14,6 @@ from normbook.experiments.catalogue import EXPERIMENTS
 from normbook.lab import runner
 from normbook.lab.experiment import generator
 
-CPU = torch.device("cpu")
 SCALE = vgg.EXPERIMENT.scales["cifar10"]
 # Layers of a size for a test; all else as in the scale.
 SMALL = {"layers": [5, vgg.POOL, 6], "hidden": 4, "followed": [0, 1], "batch_size": 12}
@@ -30,7 +30,7 @@ def colours() -> Dataset:
 
 def test_a_run_takes_colour_pictures_as_they_are(colours: Dataset) -> None:
     settings = {**runner.variant_settings(SCALE, "batch_norm"), **SMALL}
-    run = vgg.begin(settings, 0, colours, CPU)
+    run = vgg.begin(settings, 0, colours, small.CPU)
     x, y = run.batch
     assert x.shape == (12, 3, 32, 32)
     for picture, label in zip(x.numpy(), y.tolist(), strict=True):
@@ -41,7 +41,7 @@ def test_a_run_takes_colour_pictures_as_they_are(colours: Dataset) -> None:
 @pytest.mark.parametrize("variant", SCALE.settings["variants"])
 def test_every_variant_learns_and_measures(colours: Dataset, variant: str) -> None:
     settings = {**runner.variant_settings(SCALE, variant), **SMALL}
-    run = vgg.begin(settings, 0, colours, CPU)
+    run = vgg.begin(settings, 0, colours, small.CPU)
     run.measure(SCALE.settings["steps"])
     assert np.isfinite(run.update())
     assert set(run.curves) == {"test", "inputs", "landscape", "shift"}

@@ -18,33 +18,17 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
 
 from normbook.data import Dataset
-from normbook.diagnostics.undisturbed import undisturbed
 from normbook.errors import RecordError
-from normbook.experiments.published import (
-    BATCH_SIZE_ERROR,
-    BATCH_SIZE_LOSS,
-    Points,
-)
+from normbook.experiments import measures
+from normbook.experiments.published import BATCH_SIZE_ERROR, BATCH_SIZE_LOSS, Points
+from normbook.figures import band, curve_grid, panels, points
+from normbook.lab import experiment as lab
 from normbook.lab.digits_mlp import build, evaluate
-from normbook.lab.experiment import (
-    Batches,
-    Experiment,
-    Measurement,
-    Run,
-    Scale,
-    Settings,
-    Values,
-    classification,
-    generator,
-    required,
-)
 from normbook.lab.record import Record
 from normbook.layers.batch_norm import BatchNorm1d
 from normbook.layers.layer_norm import LayerNorm
-from normbook.layers.recalibrate import recalibrate
 from normbook.layers.small_batches import UnbiasedBatchNorm1d
 from normbook.looks import STYLES, looks
 
@@ -74,18 +58,19 @@ LAYERS = {
 
 
 def begin(
-    settings: Settings, seed: int, data: Dataset | None, device: torch.device
-) -> Run:
+    settings: lab.Settings, seed: int, data: Dataset | None, device: torch.device
+) -> lab.Run:
     """Make one network, its data and its measurements."""
-    data = required(data)
+    data = lab.required(data)
     dtype = getattr(torch, settings["dtype"])
-    x, x_test = (_rows(x, device, dtype) for x in (data[0], data[2]))
+    x, x_test = (
+        torch.as_tensor(x).flatten(1).to(device, dtype) for x in (data[0], data[2])
+    )
     y, y_test = (torch.as_tensor(y).to(device) for y in (data[1], data[3]))
-    examples = settings["examples"]
-    x, y = x[:examples], y[:examples]
+    x, y = x[: settings["examples"]], y[: settings["examples"]]
     norm = LAYERS.get(settings["norm"])
     model = build(
-        generator=generator(seed, "weights"),
+        generator=lab.generator(seed, "weights"),
         norm=norm,
         depth=2,
         width=settings["width"],
@@ -96,12 +81,12 @@ def begin(
     if norm is not None and settings["is_on_scores"]:
         model.append(norm(10))
     model = model.to(device, dtype)
-    size = settings["batch_size"]
+    rate, size = settings["learning_rate"], settings["batch_size"]
     x_probe, y_probe = x[:PROBE], y[:PROBE]
 
-    def measure(model: nn.Module) -> Values:
-        train_loss, train_accuracy = evaluate(model, x_probe, y_probe)
-        loss, accuracy = evaluate(model, x_test, y_test)
+    def test(run: lab.Run) -> lab.Values:
+        train_loss, train_accuracy = evaluate(run.model, x_probe, y_probe)
+        loss, accuracy = evaluate(run.model, x_test, y_test)
         return {
             "train_loss": train_loss,
             "train_error": 1 - train_accuracy,
@@ -109,29 +94,21 @@ def begin(
             "error": 1 - accuracy,
         }
 
-    def recalibrated(run: Run) -> Values:
-        with undisturbed(run.model):
-            recalibrate(run.model, torch.split(x_probe, size))
-            return measure(run.model)
+    def recalibrated(run: lab.Run) -> lab.Values:
+        return measures.recalibrated(run, test, x_probe, size)
 
     every = settings["measure_every"]
-    measurements = {"test": Measurement(every, lambda run: measure(run.model))}
+    measurements = {"test": lab.Measurement(every, test)}
     if settings["norm"] in _BATCH:
-        measurements["recalibrated"] = Measurement(every, recalibrated)
-    return Run(
+        measurements["recalibrated"] = lab.Measurement(every, recalibrated)
+    return lab.Run(
         model=model,
-        optimizer=torch.optim.Adam(
-            model.parameters(), lr=settings["learning_rate"], fused=True
-        ),
-        objective=classification,
-        batches=Batches(x, y, size, generator(seed, "batches")),
+        optimizer=torch.optim.Adam(model.parameters(), lr=rate, fused=True),
+        objective=lab.classification,
+        batches=lab.Batches(x, y, size, lab.generator(seed, "batches")),
         measurements=measurements,
         every=every,
     )
-
-
-def _rows(x: Any, device: torch.device, dtype: torch.dtype) -> Tensor:
-    return torch.as_tensor(x).flatten(1).to(device, dtype)
 
 
 LOOKS = looks("none", "layer_norm", "batch_norm", "unbiased_batch_norm")
@@ -201,10 +178,7 @@ def figures(record: Record) -> dict[str, Figure]:
     Both in evaluation mode against epochs, with the published points that the record
     reaches, unless the scale is "live".
     """
-    from normbook.figures import curve_grid, points
-
     record.require(BATCH_128.name, BATCH_4.name)
-    variants = record.settings["variants"]
     drawn = {}
     for quantity, ylabel in (
         ("train_loss", "training loss (nats)"),
@@ -213,12 +187,9 @@ def figures(record: Record) -> dict[str, Figure]:
         columns: dict[str, dict[str, Any]] = {}
         for is_on_scores, reading in READINGS.items():
             lines = columns.setdefault(f"epoch\n\n{reading}", {})
-            for variant, settings in variants.items():
-                if (
-                    settings["norm"] not in _BATCH
-                    or settings["is_on_scores"] == is_on_scores
-                ):
-                    kind, label = LOOKS[settings["norm"]]
+            for variant, own in record.settings["variants"].items():
+                if own["norm"] not in _BATCH or own["is_on_scores"] == is_on_scores:
+                    kind, label = LOOKS[own["norm"]]
                     runs = record.values(variant, "test", quantity)[:, 1:]
                     lines[label] = (kind, epochs(record, variant)[1:], runs)
         fig, ((*axes,),) = curve_grid(
@@ -241,135 +212,12 @@ def _published(record: Record, variant: str, quantity: str) -> Points:
     return curves[record.settings["batch_size"]][PUBLISHED[norm]]
 
 
-VARIANTS: dict[str, dict[str, Any]] = {
-    norm + "_on_scores" * is_on_scores: {"norm": norm, "is_on_scores": is_on_scores}
-    for norm in LOOKS
-    for is_on_scores in ((False, True) if norm in _BATCH else (False,))
-}
-COMMON: dict[str, Any] = {
-    "dtype": "float32", "learning_rate": 0.001, "width": 1000, "examples": 55_000,
-    "variants": VARIANTS,
-}  # fmt: skip
-LIVE: dict[str, Any] = {**COMMON, "dtype": "float64", "width": 100, "examples": 1280}
-# The figure shows 65 epochs. A pass over 55 000 examples is 429 batches of 128 and a
-# rest, which is left out, or 13 750 of 4.
-EPOCHS = 65
-BATCH_128 = Experiment(
-    name="batch_128",
-    title="A net of 784-1000-1000-10 with three normalizations, batches of 128",
-    source=SOURCE,
-    scales={
-        "live": Scale(
-            {**LIVE, "batch_size": 128, "measure_every": 10, "steps": 200},
-            seeds=(0, 1, 2),
-            data="digits",
-            about="embedded digits, a tenth of the width",
-        ),
-        "paper": Scale(
-            {**COMMON, "batch_size": 128, "measure_every": 429, "steps": EPOCHS * 429},
-            seeds=(0,),
-            data="mnist",
-            about="MNIST as in the paper",
-        ),
-    },
-    begin=begin,
-    figures=figures,
-)
-# With 0.001, the rate that repeats the curves at a batch of 128, the first epoch at a
-# batch of 4 without normalization ends at 1.4 times the published loss; see the record
-# of batch_4_choices.
-LOW_RATE = {"learning_rate": 0.0003}
-BATCH_4_LIVE: dict[str, Any] = {
-    **LIVE, **LOW_RATE, "batch_size": 4, "measure_every": 320, "steps": 1280,
-}  # fmt: skip
-BATCH_4_CPU: dict[str, Any] = {
-    **COMMON, **LOW_RATE, "batch_size": 4, "measure_every": 13_750, "steps": 6 * 13_750,
-}  # fmt: skip
-BATCH_4_PAPER: dict[str, Any] = {
-    **COMMON, **LOW_RATE, "batch_size": 4, "measure_every": 13_750,
-    "steps": EPOCHS * 13_750,
-}  # fmt: skip
-BATCH_4 = Experiment(
-    name="batch_4",
-    title="The same net with batches of 4",
-    source=SOURCE,
-    scales={
-        "live": Scale(
-            BATCH_4_LIVE,
-            seeds=(0, 1, 2),
-            data="digits",
-            about="embedded digits, a tenth of the width",
-        ),
-        "cpu": Scale(
-            BATCH_4_CPU,
-            seeds=(0,),
-            data="mnist",
-            about="MNIST as in the paper, 6 of its 65 epochs",
-        ),
-        "paper": Scale(
-            BATCH_4_PAPER,
-            seeds=(0,),
-            data="mnist",
-            about="MNIST as in the paper (GPU, or a day on a CPU)",
-        ),
-    },
-    begin=begin,
-    figures=figures,
-)
-
-
-# What the paper leaves open, after one epoch. (Without an entry the activation is
-# ReLU: the records above say nothing of it.)
-_NORMS = ("none", "layer_norm", "batch_norm", "batch_norm_on_scores")
-_RATES = ((0.0001, "relu"), (0.0003, "relu"), (0.001, "relu"))
-_MORE = ((0.001, "tanh"), (0.003, "relu"))
-
-
-def _choices(
-    batch_size: int, every: int, live_every: int, choices: Sequence[tuple[float, str]]
-) -> Experiment:
-    variants = {
-        f"{norm} rate={rate:g} {activation}": VARIANTS[norm]
-        | {"learning_rate": rate, "activation": activation}
-        for norm in _NORMS
-        for rate, activation in choices
-    }
-
-    def settings(common: dict[str, Any], steps: int) -> dict[str, Any]:
-        sizes = {"batch_size": batch_size, "measure_every": steps, "steps": steps}
-        return {**common, "variants": variants, **sizes}
-
-    return Experiment(
-        name=f"batch_{batch_size}_choices",
-        title=f"One epoch with batches of {batch_size}: learning rate and activation",
-        source=SOURCE,
-        scales={
-            "live": Scale(
-                settings(LIVE, live_every),
-                seeds=(0,),
-                data="digits",
-                about="embedded digits, a tenth of the width",
-            ),
-            "paper": Scale(
-                settings(COMMON, every),
-                seeds=(0,),
-                data="mnist",
-                about="MNIST, the first of the 65 epochs of the paper",
-            ),
-        },
-        begin=begin,
-        figures=choices_figures,
-    )
-
-
 def choices_figures(record: Record) -> dict[str, Figure]:
     """Draw a record of ``batch_128_choices`` or ``batch_4_choices``.
 
     "choices": test error after one epoch against the learning rate, with ReLU; dotted,
     at the scale of the paper, what was published after the first epoch.
     """
-    from normbook.figures import band, panels
-
     record.require(BATCH_128_CHOICES.name, BATCH_4_CHOICES.name)
     fig, axes = panels(len(_NORMS), sharey=True)
     for ax, name in zip(axes, _NORMS, strict=True):
@@ -390,5 +238,96 @@ def choices_figures(record: Record) -> dict[str, Figure]:
     return {"choices": fig}
 
 
-BATCH_128_CHOICES = _choices(128, 429, 10, _RATES + _MORE)
-BATCH_4_CHOICES = _choices(4, 13_750, 320, _RATES)
+VARIANTS: dict[str, dict[str, Any]] = {
+    norm + "_on_scores" * is_on_scores: {"norm": norm, "is_on_scores": is_on_scores}
+    for norm in LOOKS
+    for is_on_scores in ((False, True) if norm in _BATCH else (False,))
+}
+COMMON: dict[str, Any] = {
+    "dtype": "float32", "learning_rate": 0.001, "width": 1000, "examples": 55_000,
+    "variants": VARIANTS,
+}  # fmt: skip
+LIVE: dict[str, Any] = {**COMMON, "dtype": "float64", "width": 100, "examples": 1280}
+# The figure shows 65 epochs. A pass over 55 000 examples is 429 batches of 128 and a
+# rest, which is left out, or 13 750 of 4.
+EPOCHS = 65
+
+
+def _settings(
+    common: lab.Settings, size: int, epochs: int, **others: Any
+) -> lab.Settings:
+    every = common["examples"] // size
+    sizes = {"batch_size": size, "measure_every": every, "steps": epochs * every}
+    return {**common, **sizes, **others}
+
+
+def _digits(size: int, epochs: int, seeds: int = 3, **others: Any) -> lab.Scale:
+    settings = _settings(LIVE, size, epochs, **others)
+    about = "embedded digits, a tenth of the width"
+    return lab.Scale(settings, tuple(range(seeds)), "digits", about)
+
+
+def _mnist(size: int, epochs: int, about: str, **others: Any) -> lab.Scale:
+    return lab.Scale(_settings(COMMON, size, epochs, **others), (0,), "mnist", about)
+
+
+BATCH_128 = lab.Experiment(
+    name="batch_128",
+    title="A net of 784-1000-1000-10 with three normalizations, batches of 128",
+    source=SOURCE,
+    scales={
+        "live": _digits(128, 20),
+        "paper": _mnist(128, EPOCHS, "MNIST as in the paper"),
+    },
+    begin=begin,
+    figures=figures,
+)
+# With 0.001, the rate that repeats the curves at a batch of 128, the first epoch at a
+# batch of 4 without normalization ends at 1.4 times the published loss; see the record
+# of batch_4_choices.
+LOW_RATE: dict[str, Any] = {"learning_rate": 0.0003}
+GPU = "MNIST as in the paper (GPU, or a day on a CPU)"
+BATCH_4 = lab.Experiment(
+    name="batch_4",
+    title="The same net with batches of 4",
+    source=SOURCE,
+    scales={
+        "live": _digits(4, 4, **LOW_RATE),
+        "cpu": _mnist(4, 6, "MNIST as in the paper, 6 of its 65 epochs", **LOW_RATE),
+        "paper": _mnist(4, EPOCHS, GPU, **LOW_RATE),
+    },
+    begin=begin,
+    figures=figures,
+)
+
+
+# What the paper leaves open, after one epoch. (Without an entry the activation is
+# ReLU: the records above say nothing of it.)
+_NORMS = ("none", "layer_norm", "batch_norm", "batch_norm_on_scores")
+_RATES = ((0.0001, "relu"), (0.0003, "relu"), (0.001, "relu"))
+_MORE = ((0.001, "tanh"), (0.003, "relu"))
+
+
+def _choices(size: int, choices: Sequence[tuple[float, str]]) -> lab.Experiment:
+    variants = {
+        f"{norm} rate={rate:g} {activation}": VARIANTS[norm]
+        | {"learning_rate": rate, "activation": activation}
+        for norm in _NORMS
+        for rate, activation in choices
+    }
+    about = f"MNIST, the first of the {EPOCHS} epochs of the paper"
+    return lab.Experiment(
+        name=f"batch_{size}_choices",
+        title=f"One epoch with batches of {size}: learning rate and activation",
+        source=SOURCE,
+        scales={
+            "live": _digits(size, 1, seeds=1, variants=variants),
+            "paper": _mnist(size, 1, about, variants=variants),
+        },
+        begin=begin,
+        figures=choices_figures,
+    )
+
+
+BATCH_128_CHOICES = _choices(128, _RATES + _MORE)
+BATCH_4_CHOICES = _choices(4, _RATES)

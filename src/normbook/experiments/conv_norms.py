@@ -34,31 +34,20 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor, nn
 
 from normbook.data import Dataset
-from normbook.diagnostics.undisturbed import undisturbed
+from normbook.experiments import measures
 from normbook.experiments.published import GROUP_NORM_ERROR
 from normbook.experiments.vgg import CHUNK, images, tested
-from normbook.lab.experiment import (
-    Batches,
-    Experiment,
-    Measurement,
-    Run,
-    Scale,
-    Settings,
-    Values,
-    classification,
-    generator,
-    required,
-    shared_by_runs,
-)
+from normbook.figures import band, panels, points, sweep, tick
+from normbook.lab import experiment as lab
 from normbook.lab.record import Record
 from normbook.layers.batch_norm import BatchNorm2d
 from normbook.layers.group_norm import GroupNorm, InstanceNorm2d
 from normbook.layers.layer_norm import LayerNorm
-from normbook.layers.recalibrate import recalibrate
 from normbook.layers.weight_norm import WeightStandardization
 from normbook.looks import Kind, looks
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 __all__ = [
@@ -127,9 +116,7 @@ def build(
     for size, stride in layers:
         # The bias of the normalization does what that of the convolution would do.
         has_bias = norm == "none"
-        convolution = nn.Conv2d(
-            channels, size, 3, stride=stride, padding=1, bias=has_bias
-        )
+        convolution = nn.Conv2d(channels, size, 3, stride, padding=1, bias=has_bias)
         modules += [convolution, *makers[norm](size), nn.ReLU()]
         channels = size
     modules += [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels, classes)]
@@ -148,10 +135,10 @@ def build(
 
 
 def begin(
-    settings: Settings, seed: int, data: Dataset | None, device: torch.device
-) -> Run:
+    settings: lab.Settings, seed: int, data: Dataset | None, device: torch.device
+) -> lab.Run:
     """Make one network, its data and its measurements."""
-    data = required(data)
+    data = lab.required(data)
     dtype = getattr(torch, settings["dtype"])
     standardized: _Standardized = _Standardized.of(data, device, dtype)
     x = standardized.x
@@ -160,35 +147,31 @@ def begin(
         settings["layers"],
         norm=settings["norm"],
         groups=settings["groups"],
-        generator=generator(seed, "weights"),
+        generator=lab.generator(seed, "weights"),
     ).to(device, dtype, memory_format=torch.channels_last)  # type: ignore[call-overload]
-    rate, steps = settings["learning_rate"], settings["steps"]
+    rate, size = settings["learning_rate"], settings["batch_size"]
+    steps, warm_up = settings["steps"], settings["warm_up"]
 
-    def test(run: Run) -> Values:
-        return _errors(run.model, standardized.x_test, y_test)
+    def test(run: lab.Run) -> lab.Values:
+        means = tested(run.model, standardized.x_test, y_test)
+        return {"loss": means["loss"], "error": 1 - means["accuracy"]}
 
-    def recalibrated(run: Run) -> Values:
-        with undisturbed(run.model):
-            recalibrate(run.model, torch.split(x[:PROBE], CHUNK))
-            return test(run)
-
-    measurements = {"test": Measurement(settings["measure_every"], test)}
-    if settings["norm"] == "batch_norm":
-        measurements["recalibrated"] = Measurement(steps, recalibrated)
-    size = settings["batch_size"]
+    def recalibrated(run: lab.Run) -> lab.Values:
+        return measures.recalibrated(run, test, x[:PROBE], CHUNK)
 
     def schedule(step: int) -> float:
-        rising = (step + 1) / settings["warm_up"]
-        falling = (steps - step) / (steps - settings["warm_up"])
-        return float(rate * min(rising, falling))
+        falling = (steps - step) / (steps - warm_up)
+        return float(rate * min((step + 1) / warm_up, falling))
 
-    return Run(
+    measurements = {"test": lab.Measurement(settings["measure_every"], test)}
+    if settings["norm"] == "batch_norm":
+        measurements["recalibrated"] = lab.Measurement(steps, recalibrated)
+    sgd = torch.optim.SGD(model.parameters(), lr=rate, momentum=0.9, fused=True)
+    return lab.Run(
         model=model,
-        optimizer=torch.optim.SGD(
-            model.parameters(), lr=rate, momentum=0.9, fused=True
-        ),
-        objective=classification,
-        batches=Batches(x, y, size, generator(seed, "batches")),
+        optimizer=sgd,
+        objective=lab.classification,
+        batches=lab.Batches(x, y, size, lab.generator(seed, "batches")),
         measurements=measurements,
         every=settings["average_over"],
         schedule=schedule,
@@ -203,16 +186,11 @@ class _Standardized:
     x_test: Tensor
 
     @staticmethod
-    @shared_by_runs
+    @lab.shared_by_runs
     def of(data: Dataset, device: torch.device, dtype: torch.dtype) -> _Standardized:
         x, x_test = (images(x, device, dtype) for x in (data.x_train, data.x_test))
         mean, std = x.mean(), x.std()
         return _Standardized((x - mean) / std, (x_test - mean) / std)
-
-
-def _errors(model: nn.Module, x: Tensor, y: Tensor) -> Values:
-    means = tested(model, x, y)
-    return {"loss": means["loss"], "error": 1 - means["accuracy"]}
 
 
 LOOKS = looks(
@@ -233,15 +211,8 @@ def at_end(
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Return what was measured at the end of all runs with one normalization.
 
-    Parameters
-    ----------
-    record : Record
-        Of one of these experiments.
-    norm : key of ``LOOKS``
-    along : "batch_size" or "learning_rate"
-        The setting in which the runs differ.
-    batch_size : int, optional
-        Of the runs, where they do not differ in it.
+    The runs differ in the setting ``along``: "batch_size", or "learning_rate" at the
+    ``batch_size`` that is given.
 
     Returns
     -------
@@ -250,11 +221,9 @@ def at_end(
     ends : array, shape (S, B)
         One row for each seed.
     """
-    by_value = _with_norm(record, norm, along, batch_size)
-    ends = [
-        record.values(name, measurement, quantity)[:, -1] for name in by_value.values()
-    ]
-    return np.array(list(by_value), dtype=np.float64), np.stack(ends, axis=1)
+    names = _with_norm(record, norm, along, batch_size)
+    ends = [record.values(v, measurement, quantity)[:, -1] for v in names.values()]
+    return np.array(list(names), dtype=np.float64), np.stack(ends, axis=1)
 
 
 def figures(record: Record) -> dict[str, Figure]:
@@ -272,24 +241,17 @@ def figures(record: Record) -> dict[str, Figure]:
     if record.name == CONV_NORMS_RATES.name:
         sizes = {v["batch_size"] for v in record.settings["variants"].values()}
         return {
-            f"error_{size}": _beside_batch_norm(record, "learning_rate", size)
+            f"error_{size}": _errors(record, "learning_rate", size)
             for size in sorted(sizes)
         }
     drawn = {
-        "error": _beside_batch_norm(record, "batch_size"),
+        "error": _errors(record, "batch_size"),
         "training": _training(record),
         "recalibrated": _recalibrated(record),
     }
     if record.scale != "live":
         drawn["published"] = _published(record)
     return drawn
-
-
-def _norms(record: Record, batch_size: int | None) -> list[str]:
-    """Normalizations of a record, in order."""
-    variants = record.settings["variants"].values()
-    chosen = (v for v in variants if batch_size in (None, v["batch_size"]))
-    return list(dict.fromkeys(v["norm"] for v in chosen))
 
 
 def _with_norm(
@@ -304,7 +266,7 @@ def _with_norm(
     return dict(sorted(names.items()))
 
 
-def _against_batch_norm(
+def _beside_batch_norm(
     record: Record,
     curve: Callable[[str], tuple[ArrayLike, ArrayLike]],
     xlabel: str,
@@ -313,42 +275,39 @@ def _against_batch_norm(
     **axis: Any,
 ) -> Figure:
     """Open a panel for each normalization: its curve, and that of batch norm."""
-    from normbook.figures import band, panels, tick
-
-    others = [norm for norm in _norms(record, batch_size) if norm != "batch_norm"]
+    variants = record.settings["variants"].values()
+    norms = (v["norm"] for v in variants if batch_size in (None, v["batch_size"]))
+    others = [norm for norm in dict.fromkeys(norms) if norm != "batch_norm"]
     rows = 2 if len(others) > 3 and len(others) % 2 == 0 else 1
     fig, axes = panels(len(others), rows=rows, sharey=True)
     fig.set_size_inches(8.4, 1 + 2.6 * rows)
-    for k, (ax, norm) in enumerate(zip(axes, others, strict=True)):
+    for ax, norm in zip(axes, others, strict=True):
         for one in ("batch_norm", norm):
             x, runs = curve(one)
             kind, label = LOOKS[one]
             band(ax, x, runs, kind=kind, label=label)
         ax.set(xlabel=f"{xlabel}\n\n{label}", **axis)
-        if k % (len(others) // rows) == 0:
-            ax.set(ylabel=ylabel)
         if axis.get("xscale") == "log":
             tick(ax, x, digits=3)
+    for ax in axes[:: len(others) // rows]:
+        ax.set(ylabel=ylabel)
     _name_first(fig, axes[0])
     return fig
 
 
-def _name_first(fig: Figure, ax: Any) -> None:
+def _name_first(fig: Figure, ax: Axes) -> None:
     """Say what the line is that all panels share; the others are named below."""
     handles, labels = ax.get_legend_handles_labels()
     fig.legend(handles[:1], labels[:1], loc="outside upper center")
 
 
-def _beside_batch_norm(
-    record: Record, along: Setting, batch_size: int | None = None
-) -> Figure:
-    return _against_batch_norm(
-        record,
-        lambda norm: at_end(record, norm, along, batch_size=batch_size),
-        along.replace("_", " "),
-        "test error",
-        batch_size,
-        xscale="log",
+def _errors(record: Record, along: Setting, batch_size: int | None = None) -> Figure:
+    def curve(norm: str) -> tuple[ArrayLike, ArrayLike]:
+        return at_end(record, norm, along, batch_size=batch_size)
+
+    xlabel = along.replace("_", " ")
+    return _beside_batch_norm(
+        record, curve, xlabel, "test error", batch_size, xscale="log"
     )
 
 
@@ -360,14 +319,12 @@ def _training(record: Record) -> Figure:
         losses = record.values(variant, "training", "loss")
         return record.steps("training", variant), losses
 
-    return _against_batch_norm(
+    return _beside_batch_norm(
         record, curve, "training steps", "training loss (nats)", yscale="log"
     )
 
 
 def _recalibrated(record: Record) -> Figure:
-    from normbook.figures import sweep
-
     sizes, running = at_end(record, "batch_norm")
     _, recalibrated = at_end(record, "batch_norm", measurement="recalibrated")
     lines: dict[str, tuple[Kind, ArrayLike]] = {
@@ -379,19 +336,15 @@ def _recalibrated(record: Record) -> Figure:
 
 def _published(record: Record) -> Figure:
     """Our errors above, published ones below; the data sets differ."""
-    from normbook.figures import band, panels, points, tick
-
     compared = [norm for norm in GROUP_NORM_ERROR if norm != "batch_norm"]
     count = len(compared)
     fig, axes = panels(2 * count, rows=2, sharex=True)
     fig.set_size_inches(8.4, 6.2)
-    for row, ylabel in (
-        (axes[:count], "test error, ours"),
-        (axes[count:], "published error, ImageNet"),
-    ):
-        row[0].set(ylabel=ylabel)
-        for ax in row[1:]:
-            ax.sharey(row[0])
+    axes[0].set(ylabel="test error, ours")
+    axes[count].set(ylabel="published error, ImageNet")
+    for place, ax in enumerate(axes):
+        if place % count:
+            ax.sharey(axes[place - place % count])
     for above, below, norm in zip(axes[:count], axes[count:], compared, strict=True):
         for one in ("batch_norm", norm):
             kind, label = LOOKS[one]
@@ -411,14 +364,14 @@ def _variants(
     examples: int,
     parts: int,
     norms: Sequence[str] = tuple(LOOKS),
-) -> dict[str, Settings]:
+) -> dict[str, lab.Settings]:
     """Return variants: each normalization with each batch size and rate.
 
     All see the same number of images. The learning rate is said for batches of
     ``LARGE``, and is in proportion to the batch. Tests stand after each of ``parts``
     equal parts of the run.
     """
-    variants: dict[str, Settings] = {}
+    variants: dict[str, lab.Settings] = {}
     for size in sizes:
         for norm in norms:
             for rate in rates:
@@ -447,42 +400,35 @@ PASS = 468 * LARGE
 LIVE: dict[str, Any] = {"dtype": "float64", "layers": [[8, 1], [16, 2]], "groups": 4}
 LIVE_EXAMPLES = 72 * 32
 CPU: dict[str, Any] = {
-    "dtype": "float32",
-    "layers": [[16, 2], [32, 2], [32, 1], [64, 2]],
-    "groups": 4,
-}
-CONV_NORMS_LIVE: dict[str, Any] = {
-    **LIVE, "variants": _variants((32, 2), (3.0,), examples=LIVE_EXAMPLES, parts=2),
+    "dtype": "float32", "layers": [[16, 2], [32, 2], [32, 1], [64, 2]], "groups": 4,
 }  # fmt: skip
-CONV_NORMS_CPU: dict[str, Any] = {
-    **CPU, "variants": _variants((128, 32, 8, 2), (0.1,), examples=PASS, parts=4),
-}  # fmt: skip
-CONV_NORMS = Experiment(
+
+
+def _digits(variants: dict[str, lab.Settings]) -> lab.Scale:
+    about = "embedded digits, two convolutions"
+    return lab.Scale({**LIVE, "variants": variants}, (0, 1), "digits", about)
+
+
+def _fashion(variants: dict[str, lab.Settings], seeds: int, about: str) -> lab.Scale:
+    settings = {**CPU, "variants": variants}
+    return lab.Scale(settings, tuple(range(seeds)), "fashion-mnist", about)
+
+
+SIZES = (128, 32, 16, 8, 4, 2)
+CONV_NORMS = lab.Experiment(
     name="conv_norms",
     title="A convolutional network with each normalization, over batch sizes",
     source=SOURCE,
     scales={
-        "live": Scale(
-            CONV_NORMS_LIVE,
-            seeds=(0, 1),
-            data="digits",
-            about="embedded digits, two convolutions",
-        ),
-        "cpu": Scale(
-            CONV_NORMS_CPU,
-            seeds=(0, 1, 2),
-            data="fashion-mnist",
+        "live": _digits(_variants((32, 2), (3.0,), examples=LIVE_EXAMPLES, parts=2)),
+        "cpu": _fashion(
+            _variants((128, 32, 8, 2), (0.1,), examples=PASS, parts=4),
+            seeds=3,
             about="Fashion-MNIST, one pass",
         ),
-        "full": Scale(
-            {
-                **CPU,
-                "variants": _variants(
-                    (128, 32, 16, 8, 4, 2), (0.1,), examples=10 * PASS, parts=10
-                ),
-            },
-            seeds=(0, 1, 2),
-            data="fashion-mnist",
+        "full": _fashion(
+            _variants(SIZES, (0.1,), examples=10 * PASS, parts=10),
+            seeds=3,
             about="Fashion-MNIST, ten passes and more batch sizes (GPU)",
         ),
     },
@@ -491,7 +437,7 @@ CONV_NORMS = Experiment(
 )
 
 
-def _rates(rates: Sequence[float], examples: int) -> dict[str, Settings]:
+def _rates(rates: Sequence[float], examples: int) -> dict[str, lab.Settings]:
     """All normalizations with batches of 32, and two of them with batches of 2."""
     two = ("batch_norm", "group_norm")
     return {
@@ -500,23 +446,13 @@ def _rates(rates: Sequence[float], examples: int) -> dict[str, Settings]:
     }
 
 
-CONV_NORMS_RATES = Experiment(
+CONV_NORMS_RATES = lab.Experiment(
     name="conv_norms_rates",
     title="The same network with several learning rates",
     source=SOURCE,
     scales={
-        "live": Scale(
-            {**LIVE, "variants": _rates((6.0, 3.0, 1.5), LIVE_EXAMPLES)},
-            seeds=(0, 1),
-            data="digits",
-            about="embedded digits, two convolutions",
-        ),
-        "cpu": Scale(
-            {**CPU, "variants": _rates((0.4, 0.2, 0.1), PASS)},
-            seeds=(0,),
-            data="fashion-mnist",
-            about="Fashion-MNIST, one pass",
-        ),
+        "live": _digits(_rates((6.0, 3.0, 1.5), LIVE_EXAMPLES)),
+        "cpu": _fashion(_rates((0.4, 0.2, 0.1), PASS), 1, "Fashion-MNIST, one pass"),
     },
     begin=begin,
     figures=figures,

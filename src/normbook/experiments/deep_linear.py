@@ -11,9 +11,7 @@ the mean. The paper does not give the scale of A and x; ours are unit Gaussians.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
@@ -23,15 +21,8 @@ from torch import Tensor, nn
 from normbook.data import Dataset
 from normbook.experiments import measures
 from normbook.experiments.published import DEEP_LINEAR_LOSS
-from normbook.lab.experiment import (
-    Batches,
-    Experiment,
-    Measurement,
-    Run,
-    Scale,
-    Settings,
-    generator,
-)
+from normbook.figures import curve_grid, points
+from normbook.lab import experiment as lab
 from normbook.lab.record import Record
 from normbook.layers.batch_norm import BatchNorm1d
 from normbook.layers.lp_norm import LpNorm1d
@@ -40,8 +31,6 @@ from normbook.looks import looks
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-    from normbook.figures import Line
 
 __all__ = ["EXPERIMENT", "build"]
 
@@ -70,32 +59,33 @@ def build(
 
 
 def begin(
-    settings: Settings, seed: int, _: Dataset | None, device: torch.device
-) -> Run:
+    settings: lab.Settings, seed: int, _: Dataset | None, device: torch.device
+) -> lab.Run:
     """Make one network, its data and its measurements."""
     n, size = settings["examples"], settings["size"]
-    draw = generator(seed, "data")
+    draw = lab.generator(seed, "data")
     x = torch.randn(n, size, dtype=torch.float64, generator=draw)
     a = torch.randn(size, size, dtype=torch.float64, generator=draw)
-    model = build(
-        settings["depth"], size, settings["norm"], generator(seed, "weights"), device
-    )
+    weights = lab.generator(seed, "weights")
+    model = build(settings["depth"], size, settings["norm"], weights, device)
     rate = settings["learning_rate"]
 
-    return Run(
+    def landscape(run: lab.Run) -> lab.Values:
+        return measures.landscape(run, rate)
+
+    def shift(run: lab.Run) -> lab.Values:
+        return measures.shift(run, rate)
+
+    return lab.Run(
         model=model,
         optimizer=torch.optim.SGD(model.parameters(), lr=rate),
         objective=_sum_of_squares,
-        batches=Batches(
-            x.to(device), (x @ a.T).to(device), n, generator(seed, "batches")
+        batches=lab.Batches(
+            x.to(device), (x @ a.T).to(device), n, lab.generator(seed, "batches")
         ),
         measurements={
-            "landscape": Measurement(
-                settings["landscape_every"], partial(measures.landscape, rate=rate)
-            ),
-            "shift": Measurement(
-                settings["shift_every"], partial(measures.shift, rate=rate)
-            ),
+            "landscape": lab.Measurement(settings["landscape_every"], landscape),
+            "shift": lab.Measurement(settings["shift_every"], shift),
         },
         every=settings["average_over"],
     )
@@ -112,10 +102,8 @@ PANELS = {
     "l2": "$\\ell_2$ norm",
     "linf": "$\\ell_\\infty$ norm",
 }
-PUBLISHED = "published"
 # The paper's rate: its Fig. 5(b) stands beside no other.
 PUBLISHED_RATE = 1e-6
-LEVEL = "$1 / \\eta_{\\min}$"
 
 
 def figures(record: Record) -> dict[str, Figure]:
@@ -128,8 +116,6 @@ def figures(record: Record) -> dict[str, Figure]:
     layers below. The range of the loss is not drawn: on a plateau it is below the last
     digit that a record keeps of a loss.
     """
-    from normbook.figures import curve_grid, points
-
     record.require(EXPERIMENT.name)
     names = {
         (v["norm"], v["learning_rate"]): name
@@ -140,58 +126,47 @@ def figures(record: Record) -> dict[str, Figure]:
 
     def compare(
         ylabel: str,
-        measurement: str,
-        curve: Callable[[str], NDArray[np.float64]],
-        *,
-        has_level: bool = False,
+        curve: str | measures.Curve,
+        measurement: str = "landscape",
+        yscale: Literal["linear", "log"] = "log",
     ) -> Figure:
-        rows: dict[str, dict[str, dict[str, Line]]] = {}
+        rows = {}
         for rate in rates:
-            row = rows.setdefault(f"{ylabel}\nrate {rate:g}", {})
-            for norm, panel in PANELS.items():
-                lines = row.setdefault(f"training steps\n\n{panel}", {})
-                for one in ("none", norm):
-                    kind, label = LOOKS[one]
-                    steps = record.steps(measurement, names[one, rate])
-                    lines[label] = (kind, steps, curve(names[one, rate]))
-                if has_level:
-                    height = np.full((1, len(steps)), 1 / measures.step_sizes(rate)[0])
-                    lines[LEVEL] = ("reference", steps, height)
-        is_log = measurement == "landscape"
-        return curve_grid(rows, yscale="log" if is_log else "linear")[0]
-
-    def along(quantity: str) -> Callable[[str], NDArray[np.float64]]:
-        return lambda variant: record.values(variant, "landscape", quantity)
+            columns = {
+                panel: {names[one, rate]: LOOKS[one] for one in ("none", norm)}
+                for norm, panel in PANELS.items()
+            }
+            row = measures.row(record, columns, measurement, curve)
+            rows[f"{ylabel}\nrate {rate:g}"] = row
+        return curve_grid(rows, yscale=yscale)[0]
 
     def relative_loss(variant: str) -> NDArray[np.float64]:
-        losses = along("loss")(variant)
+        losses = record.values(variant, "landscape", "loss")
         return losses / losses[:, :1]
 
     def cosine(variant: str) -> NDArray[np.float64]:
         return record.values(variant, "shift", "cosine")[:, :, layer]
 
-    change, smoothness = along("most_change"), along("beta")
     drawn = {
-        "loss": compare("loss / first loss", "landscape", relative_loss),
-        "gradient_change": compare("change of the gradient", "landscape", change),
-        "smoothness": compare(
-            "effective smoothness", "landscape", smoothness, has_level=True
-        ),
-        "shift": compare(f"cosine in layer {layer + 1}", "shift", cosine),
+        "loss": compare("loss / first loss", relative_loss),
+        "gradient_change": compare("change of the gradient", "most_change"),
+        "smoothness": compare("effective smoothness", "beta"),
+        "shift": compare(f"cosine in layer {layer + 1}", cosine, "shift", "linear"),
     }
-    panels = [(rate, norm) for rate in rates for norm in PANELS]
-    for ax, (rate, norm) in zip(drawn["loss"].axes, panels, strict=True):
-        for one in ("none", norm) if rate == PUBLISHED_RATE else ():
-            there = DEEP_LINEAR_LOSS[one]
-            relative = np.array(there.y) / there.y[0]
-            points(ax, there.x, relative, kind=LOOKS[one][0], label=PUBLISHED)
     if PUBLISHED_RATE in rates:
-        first = drawn["loss"].axes[len(PANELS) * rates.index(PUBLISHED_RATE)]
-        first.legend(handles=first.lines[-1:], loc="upper right")
+        start = len(PANELS) * rates.index(PUBLISHED_RATE)
+        axes = drawn["loss"].axes[start : start + len(PANELS)]
+        for ax, norm in zip(axes, PANELS, strict=True):
+            for one in ("none", norm):
+                there = DEEP_LINEAR_LOSS[one]
+                relative = np.array(there.y) / there.y[0]
+                kind = LOOKS[one][0]
+                points(ax, there.x, relative, kind=kind, label="published")
+        axes[0].legend(handles=axes[0].lines[-1:], loc="upper right")
     return drawn
 
 
-def _variants(*rates: float) -> dict[str, Settings]:
+def _variants(*rates: float) -> dict[str, lab.Settings]:
     return {
         f"{norm} rate={rate:g}": {"norm": norm, "learning_rate": rate}
         for rate in rates
@@ -200,12 +175,9 @@ def _variants(*rates: float) -> dict[str, Settings]:
 
 
 COMMON: dict[str, Any] = {
-    "dtype": "float64",
-    "depth": 25,
-    "size": 10,
-    "examples": 1000,
+    "dtype": "float64", "depth": 25, "size": 10, "examples": 1000,
     "variants": _variants(1e-6, 1e-7),
-}
+}  # fmt: skip
 LIVE: dict[str, Any] = {
     **COMMON, "steps": 200, "average_over": 10, "landscape_every": 20,
     "shift_every": 100, "variants": _variants(1e-7),
@@ -214,22 +186,14 @@ PAPER: dict[str, Any] = {
     **COMMON, "steps": 10_000, "average_over": 50, "landscape_every": 100,
     "shift_every": 500,
 }  # fmt: skip
-EXPERIMENT = Experiment(
+EXPERIMENT = lab.Experiment(
     name="deep_linear",
     title="Twenty-five linear layers with batch norm and with lp norms",
     source=SOURCE,
     scales={
-        "live": Scale(
-            LIVE,
-            seeds=(0, 1),
-            data="",
-            about="the first 200 steps at the rate 1e-7",
-        ),
-        "paper": Scale(
-            PAPER,
-            seeds=(0, 1, 2),
-            data="",
-            about="10 000 steps at two rates, as in the paper",
+        "live": lab.Scale(LIVE, (0, 1), "", "the first 200 steps at the rate 1e-7"),
+        "paper": lab.Scale(
+            PAPER, (0, 1, 2), "", "10 000 steps at two rates, as in the paper"
         ),
     },
     begin=begin,

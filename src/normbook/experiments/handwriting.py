@@ -57,17 +57,8 @@ from normbook.data.sequences import pad
 from normbook.data.strokes import Drawing, lines
 from normbook.data.synthetic import drawings
 from normbook.experiments import published
-from normbook.lab.experiment import (
-    Batches,
-    Experiment,
-    Measurement,
-    Run,
-    Scale,
-    Settings,
-    Values,
-    generator,
-    shared_by_runs,
-)
+from normbook.figures import band, legend_above, panels, pen_lines, points
+from normbook.lab import experiment as lab
 from normbook.lab.record import Record
 from normbook.layers.lstm import LayerNormLSTM
 from normbook.looks import looks
@@ -149,15 +140,8 @@ def log_density(of: Mixture, steps: Tensor) -> Tensor:
             \exp\left(-\frac{Z}{2 (1 - \rho^2)}\right), \qquad
         Z = z_x^2 + z_y^2 - 2 \rho z_x z_y, \quad z = \frac{(dx, dy) - \mu}{\sigma}
 
-    Parameters
-    ----------
-    steps : tensor, shape (..., 3)
-        (dx, dy, lift), lift 0 or 1.
-
-    Returns
-    -------
-    tensor, shape (...)
-        Nats.
+    Steps (dx, dy, lift), lift 0 or 1, have the shape (..., 3), logarithms (nats) the
+    shape (...).
 
     Examples
     --------
@@ -188,7 +172,7 @@ class PenNetwork(nn.Module):
     Parameters
     ----------
     norm : str
-        "none" or "layer_norm".
+        "none" or "layer_norm", else ValueError.
     hidden, layers, components : int
         Units of a layer, layers of the LSTM, and K.
     generator : torch.Generator
@@ -197,10 +181,8 @@ class PenNetwork(nn.Module):
 
     Examples
     --------
-    >>> drawn = torch.Generator().manual_seed(0)
-    >>> model = PenNetwork(
-    ...     "layer_norm", hidden=5, layers=1, components=2, generator=drawn
-    ... )
+    >>> sizes = {"hidden": 5, "layers": 1, "components": 2}
+    >>> model = PenNetwork("none", **sizes, generator=torch.Generator())
     >>> model(torch.zeros(4, 6, 3)).shape
     torch.Size([4, 6, 13])
     """
@@ -215,18 +197,12 @@ class PenNetwork(nn.Module):
         generator: torch.Generator,
     ) -> None:
         super().__init__()
-        norms: dict[str, Any] = {"none": None, "layer_norm": "terms"}
+        norms = {"none": None, "layer_norm": "terms"}
         if norm not in norms:
             raise ValueError(f"norm must be one of {', '.join(norms)}, got {norm!r}.")
-        self.lstm = LayerNormLSTM(
-            3,
-            hidden,
-            layers,
-            batch_first=True,
-            norm=norms[norm],
-            # One bias in both variants: three that add up would learn faster.
-            has_redundant_biases=False,
-        )
+        # One bias in both variants: three that add up would learn faster.
+        options: dict[str, Any] = {"norm": norms[norm], "has_redundant_biases": False}
+        self.lstm = LayerNormLSTM(3, hidden, layers, batch_first=True, **options)
         self.outputs = nn.Linear(hidden, 6 * components + 1)
         with torch.no_grad():
             for name, parameter in self.named_parameters():
@@ -256,26 +232,10 @@ def sample(
 ) -> Tensor:
     """Let the network write: each step is drawn from its density, and read next.
 
-    Parameters
-    ----------
-    steps : int
-        Of each line.
-    bias : float
-        From 0 on, see :func:`mixture`; 0 draws from the density as it is.
-    generator : torch.Generator
-        CPU generator.
-    count : int
-        Lines, written side by side.
-
-    Returns
-    -------
-    tensor, shape (count, steps, 3)
-        (dx, dy, lift), in the units of what the network was trained on.
-
-    Raises
-    ------
-    ValueError
-        If ``bias`` is below 0 or not finite.
+    The lines, written side by side with a CPU generator, have the shape (count, steps,
+    3): steps (dx, dy, lift) in the units of what the network was trained on. The bias,
+    see :func:`mixture`, is finite and not negative, else ValueError; 0 draws from the
+    density as it is.
     """
     if not 0 <= bias < math.inf:
         raise ValueError(f"bias must be a number from 0 on, got {bias}; give 1, say.")
@@ -326,11 +286,6 @@ def objective(
     clip : float
         Bound, both ways, of the derivative of the loss of one step by each output of
         the network. What is differentiated further is the bounded one.
-
-    Returns
-    -------
-    dict
-        "loss", a scalar.
     """
     live = y[..., 3]
     outputs = model(x)
@@ -342,16 +297,7 @@ def objective(
 
 
 def falling(step: int, rate: float, steps: int) -> float:
-    """Learning rate of an update: it falls to 0 in equal steps.
-
-    Parameters
-    ----------
-    step : int
-        Updates done.
-    rate : float
-        Of the first update.
-    steps : int
-        Updates of the whole run.
+    """Learning rate after so many updates: from `rate` to 0 in so many equal steps.
 
     Examples
     --------
@@ -362,11 +308,11 @@ def falling(step: int, rate: float, steps: int) -> float:
 
 
 def begin(
-    settings: Settings,
+    settings: lab.Settings,
     seed: int,
     data: Sequence[Drawing] | None,
     device: torch.device,
-) -> Run:
+) -> lab.Run:
     """Make one network, its lines and its measurements."""
     dtype = getattr(torch, settings["dtype"])
     sizes = (settings[name] for name in ("characters", "repeats", "length", "cut"))
@@ -376,47 +322,38 @@ def begin(
         hidden=settings["hidden"],
         layers=settings["layers"],
         components=settings["components"],
-        generator=generator(seed, "weights"),
+        generator=lab.generator(seed, "weights"),
     ).to(device, dtype)
+    rate, steps, size = (settings[k] for k in ("learning_rate", "steps", "batch_size"))
 
-    def measure_test(run: Run) -> Values:
+    def measure_test(run: lab.Run) -> lab.Values:
         with torch.no_grad():
             loss = objective(run.model, *written.test)["loss"].item()
         return {"per_step": loss, "line": LINE * loss}
 
-    def samples(_: Run) -> Values:
+    def samples(_: lab.Run) -> lab.Values:
         # In float64, so that another machine draws the same from the same weights.
         exact = copy.deepcopy(model).double()
-        strokes: Values = {}
+        length, count = settings["sample_steps"], settings["samples"]
+        strokes: lab.Values = {}
         for bias in BIASES:
-            drawn = sample(
-                exact,
-                settings["sample_steps"],
-                bias,
-                generator(seed, "samples"),
-                count=settings["samples"],
-            )
+            rand = lab.generator(seed, "samples")
+            drawn = sample(exact, length, bias, rand, count=count)
             drawn[..., :2] *= written.scale
             strokes[f"bias_{bias}"] = drawn.mT.cpu().numpy().round(1).tolist()
         return strokes
 
-    return Run(
+    return lab.Run(
         model=model,
-        optimizer=torch.optim.Adam(
-            model.parameters(), lr=settings["learning_rate"], fused=True
-        ),
+        optimizer=torch.optim.Adam(model.parameters(), lr=rate, fused=True),
         objective=partial(objective, clip=settings["clip"]),
-        batches=Batches(
-            *written.train, settings["batch_size"], generator(seed, "batches")
-        ),
+        batches=lab.Batches(*written.train, size, lab.generator(seed, "batches")),
         measurements={
-            "test": Measurement(settings["test_every"], measure_test),
-            "samples": Measurement(settings["steps"], samples),
+            "test": lab.Measurement(settings["test_every"], measure_test),
+            "samples": lab.Measurement(steps, samples),
         },
         every=settings["average_over"],
-        schedule=partial(
-            falling, rate=settings["learning_rate"], steps=settings["steps"]
-        ),
+        schedule=partial(falling, rate=rate, steps=steps),
     )
 
 
@@ -429,7 +366,7 @@ class _Written:
     scale: float
 
     @staticmethod
-    @shared_by_runs
+    @lab.shared_by_runs
     def of(
         data: Sequence[Drawing] | None,
         characters: int,
@@ -505,43 +442,39 @@ def figures(record: Record) -> dict[str, Figure]:
     come to. "samples": lines that the networks of the first seed and rate wrote after
     training.
     """
-    from normbook.figures import band, legend_above, panels, pen_lines, points
-
     record.require(EXPERIMENT.name)
     variants = record.settings["variants"]
     endings = [e for e in ENDINGS if f"none{e}" in variants]
+    rates = [f"rate {variants[f'none{e}']['learning_rate']:g}" for e in endings]
     drawn = {}
-    drawn["test"], axes = panels(len(endings) + 1)
+    drawn["test"], (*ours, theirs) = panels(len(endings) + 1)
     drawn["test"].set_size_inches(8.4, 3.2)
-    for ax in axes[1:-1]:
-        ax.sharey(axes[0])  # before anything is drawn: each widens it
-    for ax, ending in zip(axes, endings, strict=False):
+    for ax in ours[1:]:
+        ax.sharey(ours[0])  # before anything is drawn: each widens it
+    for ax, ending, rate in zip(ours, endings, rates, strict=True):
         for norm, (kind, label) in LOOKS.items():
             # No logarithm of 0: the first measurement is left out.
             steps = record.steps("test", norm + ending)[1:]
             losses = record.values(norm + ending, "test", "line")[:, 1:]
             band(ax, steps, losses, kind=kind, label=label)
-        rate = variants[f"none{ending}"]["learning_rate"]
-        ax.set(xlabel=f"updates\n\nour lines, rate {rate:g}")
+        ax.set(xlabel=f"updates\n\nour lines, {rate}")
         ax.set_xscale("log", subs=(2, 5))  # with more, labels would overlap
     for norm, (kind, _) in LOOKS.items():
         curve = published.HANDWRITING_LOSS[norm]
-        points(axes[-1], curve.x, curve.y, kind=kind)
-    axes[-1].set(xlabel=f"updates\n\n{curve.source},\ndigitised", xscale="log")
-    axes[0].set(ylabel="loss of a line (nats)")
-    legend_above(drawn["test"], axes[0], columns=2)
+        points(theirs, curve.x, curve.y, kind=kind)
+    theirs.set(xlabel=f"updates\n\n{curve.source},\ndigitised", xscale="log")
+    ours[0].set(ylabel="loss of a line (nats)")
+    legend_above(drawn["test"], ours[0], columns=2)
 
     drawn["updates"], axes = panels(len(endings), sharey=True)
-    for ax, ending in zip(axes, endings, strict=True):
+    for ax, ending, rate in zip(axes, endings, rates, strict=True):
         values = _common_values(record, ending)
         for norm, (kind, label) in LOOKS.items():
             counts = [updates_to(record, norm + ending, value) for value in values]
             shape = (len(record.seeds), len(values))  # also of no value
-            band(
-                ax, values, np.transpose(counts).reshape(shape), kind=kind, label=label
-            )
-        rate = variants[f"none{ending}"]["learning_rate"]
-        ax.set(xlabel=f"loss of a line (nats)\n\nrate {rate:g}")
+            runs = np.transpose(counts).reshape(shape)
+            band(ax, values, runs, kind=kind, label=label)
+        ax.set(xlabel=f"loss of a line (nats)\n\n{rate}")
         ax.set_yscale("log", subs=(2, 5))
         ax.invert_xaxis()
     axes[0].set(ylabel="updates to it")
@@ -576,41 +509,38 @@ def _variants(*rates: float) -> dict[str, dict[str, Any]]:
     }
 
 
-COMMON: dict[str, Any] = {"components": 20, "clip": 10.0, "batch_size": 8}
+COMMON: dict[str, Any] = {
+    "components": 20, "clip": 10.0, "batch_size": 8, "dtype": "float64", "samples": 2,
+}  # fmt: skip
+LINES = {"characters": 8, "repeats": 8, "length": 3.0, "cut": LINE, "sample_steps": 400}
 LIVE: dict[str, Any] = {
-    **COMMON, "variants": _variants(0.01), "dtype": "float64", "characters": 4,
-    "repeats": 4, "length": 8.0, "cut": 80, "hidden": 32, "layers": 1, "steps": 100,
-    "average_over": 10, "test_every": 10, "samples": 2, "sample_steps": 80,
+    **COMMON, "variants": _variants(0.01), "characters": 4, "repeats": 4,
+    "length": 8.0, "cut": 80, "hidden": 32, "layers": 1, "steps": 100,
+    "average_over": 10, "test_every": 10, "sample_steps": 80,
 }  # fmt: skip
 CPU: dict[str, Any] = {
-    **COMMON, "variants": _variants(0.003, 0.01), "dtype": "float64", "characters": 8,
-    "repeats": 8, "length": 3.0, "cut": LINE, "hidden": 128, "layers": 1, "steps": 1600,
-    "average_over": 20, "test_every": 50, "samples": 2, "sample_steps": 400,
+    **COMMON, **LINES, "variants": _variants(0.003, 0.01), "hidden": 128, "layers": 1,
+    "steps": 1600, "average_over": 20, "test_every": 50,
 }  # fmt: skip
 PAPER: dict[str, Any] = {
-    **COMMON, "variants": _variants(0.001), "dtype": "float32", "characters": 8,
-    "repeats": 8, "length": 3.0, "cut": LINE, "hidden": 400, "layers": 3,
-    "steps": 190_000, "average_over": 200, "test_every": 1000, "samples": 2,
-    "sample_steps": 400,
+    **COMMON, **LINES, "variants": _variants(0.001), "dtype": "float32", "hidden": 400,
+    "layers": 3, "steps": 190_000, "average_over": 200, "test_every": 1000,
 }  # fmt: skip
-EXPERIMENT = Experiment(
+EXPERIMENT = lab.Experiment(
     name="handwriting",
     title="An LSTM that writes by hand, with and without layer norm",
     source=SOURCE,
     scales={
-        "live": Scale(
-            LIVE,
-            seeds=(0, 1),
-            data="",
-            about="synthetic lines of four characters, 32 units",
+        "live": lab.Scale(
+            LIVE, (0, 1), "", "synthetic lines of four characters, 32 units"
         ),
-        "cpu": Scale(
+        "cpu": lab.Scale(
             CPU,
             seeds=(0, 1, 2),
             data="omniglot-strokes",
             about="lines of eight characters of Omniglot, 128 units",
         ),
-        "paper": Scale(
+        "paper": lab.Scale(
             PAPER,
             seeds=(0, 1, 2),
             data="omniglot-strokes",

@@ -1,14 +1,41 @@
-"""What several experiments measure."""
+"""What several experiments measure, and how their figures take it from a record."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from normbook.diagnostics.internal_covariate_shift import gradient_shift
 from normbook.diagnostics.smoothness import along_gradient
+from normbook.diagnostics.undisturbed import undisturbed
+from normbook.figures import Line, band
 from normbook.lab.experiment import Run, Values
+from normbook.lab.record import Record
+from normbook.layers.recalibrate import recalibrate
+from normbook.looks import Kind
 
-__all__ = ["judge", "landscape", "shift", "step_sizes"]
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+__all__ = [
+    "bands",
+    "errors",
+    "judge",
+    "landscape",
+    "lines",
+    "recalibrated",
+    "row",
+    "shift",
+    "step_sizes",
+]
+
+Looks = Mapping[str, tuple[Kind, str]]
+Curve = Callable[[str], NDArray[np.float64]]  # of a variant, shape (S, T)
 
 
 def step_sizes(rate: float) -> list[float]:
@@ -40,7 +67,65 @@ def shift(run: Run, rate: float) -> Values:
     }
 
 
+def recalibrated(
+    run: Run, test: Callable[[Run], Values], x: Tensor, size: int
+) -> Values:
+    """Test with the statistics of these examples, in batches, for the running ones."""
+    with undisturbed(run.model):
+        recalibrate(run.model, torch.split(x, size))
+        return test(run)
+
+
 def judge(scores: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     """Return the cross-entropy (nats) of each example, and 1 where it is wrong."""
     losses = nn.functional.cross_entropy(scores, labels, reduction="none")
     return losses, (scores.detach().argmax(1) != labels).double()
+
+
+def errors(scores: Tensor, labels: Tensor) -> dict[str, Tensor]:
+    """Return what :func:`judge` finds, as means: "loss" and "error"."""
+    losses, wrong = judge(scores, labels)
+    return {"loss": losses.mean(), "error": wrong.mean()}
+
+
+def lines(
+    record: Record, looks: Looks, measurement: str, curve: str | Curve
+) -> dict[str, Line]:
+    r"""Return curves of variants against steps, by the labels of their looks.
+
+    The curve is a quantity of the measurement, or takes the name of a variant. Beside
+    the smoothness "beta" stands :math:`1 / \eta_{\min}`, of the smallest step size.
+    """
+
+    def values(variant: str) -> NDArray[np.float64]:
+        if callable(curve):
+            return curve(variant)
+        return record.values(variant, measurement, curve)
+
+    panel: dict[str, Line] = {
+        label: (kind, record.steps(measurement, variant), values(variant))
+        for variant, (kind, label) in looks.items()
+    }
+    if curve == "beta":
+        variant = next(iter(looks))
+        steps = record.steps(measurement, variant)
+        rate = record.settings["variants"][variant]["learning_rate"]
+        height = np.full((1, len(steps)), 1 / step_sizes(rate)[0])
+        panel["$1 / \\eta_{\\min}$"] = ("reference", steps, height)
+    return panel
+
+
+def row(
+    record: Record, columns: Mapping[str, Looks], measurement: str, curve: str | Curve
+) -> dict[str, dict[str, Line]]:
+    """Return :func:`lines` for a panel of each column, by what stands below it."""
+    return {
+        f"training steps\n\n{title}": lines(record, looks, measurement, curve)
+        for title, looks in columns.items()
+    }
+
+
+def bands(ax: Axes, lines: Mapping[str, Line]) -> None:
+    """Draw the lines of a panel."""
+    for label, (kind, x, runs) in lines.items():
+        band(ax, x, runs, kind=kind, label=label)

@@ -50,17 +50,9 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 from normbook.data import cloze
 from normbook.data.stories import Stories, Story
 from normbook.experiments import published
-from normbook.experiments.measures import judge
-from normbook.lab.experiment import (
-    Batches,
-    Experiment,
-    Measurement,
-    Run,
-    Scale,
-    Settings,
-    Values,
-    generator,
-)
+from normbook.experiments.measures import errors, judge
+from normbook.figures import Line, curve_grid, points, shaded_words
+from normbook.lab import experiment as lab
 from normbook.lab.record import Record
 from normbook.layers.batch_norm_lstm import BatchNormLSTM
 from normbook.layers.lstm import LayerNormLSTM
@@ -71,8 +63,6 @@ if TYPE_CHECKING:
 
     from matplotlib.figure import Figure
     from numpy.typing import NDArray
-
-    from normbook.figures import Line
 
 __all__ = [
     "EXPERIMENT",
@@ -109,7 +99,7 @@ class AttentiveReader(nn.Module):
     Parameters
     ----------
     norm : str
-        "none", "layer_norm" or "batch_norm".
+        "none", "layer_norm" or "batch_norm", else ValueError.
     words, answers : int
         Different words, whose numbers count from 1, and different answers.
     embedding, hidden : int
@@ -122,11 +112,6 @@ class AttentiveReader(nn.Module):
         for both of its matrices). Biases begin at 0.
     is_bidirectional : bool
         Whether each LSTM is a pair, one for each direction.
-
-    Raises
-    ------
-    ValueError
-        If there is no such norm.
 
     Examples
     --------
@@ -157,20 +142,16 @@ class AttentiveReader(nn.Module):
         directions = 2 if is_bidirectional else 1
 
         def lstm() -> nn.Module:
-            sizes = (embedding, hidden)
             options: dict[str, Any] = {
-                "batch_first": True,
-                "bidirectional": is_bidirectional,
-            }
+                "batch_first": True, "bidirectional": is_bidirectional
+            }  # fmt: skip
             if norm == "batch_norm":
-                return BatchNormLSTM(*sizes, max_steps=max_steps, **options)
-            if norm in {"none", "layer_norm"}:
-                return LayerNormLSTM(
-                    *sizes,
-                    **options,
-                    norm="terms" if norm == "layer_norm" else None,
-                    has_redundant_biases=False,
-                )
+                options["max_steps"] = max_steps
+                return BatchNormLSTM(embedding, hidden, **options)
+            terms = {"none": None, "layer_norm": "terms"}
+            if norm in terms:
+                options |= {"norm": terms[norm], "has_redundant_biases": False}
+                return LayerNormLSTM(embedding, hidden, **options)
             raise ValueError(
                 f"norm must be none, layer_norm or batch_norm, got {norm!r}."
             )
@@ -235,7 +216,7 @@ def _bounds(inputs: int) -> tuple[float, float]:
     return -(inputs**-0.5), inputs**-0.5
 
 
-def _stories(settings: Settings, data: Stories | None) -> Stories:
+def _stories(settings: lab.Settings, data: Stories | None) -> Stories:
     """Return the stories that are short enough; draw them without a data set."""
     if data is None:
         drawn = np.random.default_rng(0)  # the same texts for all seeds
@@ -247,7 +228,7 @@ def _stories(settings: Settings, data: Stories | None) -> Stories:
     return Stories(chosen(data.train), chosen(data.test))
 
 
-def _shown(settings: Settings, stories: Stories) -> list[Story]:
+def _shown(settings: lab.Settings, stories: Stories) -> list[Story]:
     """Return the stories whose attention is recorded: the first two with four facts."""
     shown: list[Story] = []
     for task in settings["tasks"]:
@@ -287,8 +268,8 @@ class _Encoding(NamedTuple):
 
 
 def begin(
-    settings: Settings, seed: int, data: Stories | None, device: torch.device
-) -> Run:
+    settings: lab.Settings, seed: int, data: Stories | None, device: torch.device
+) -> lab.Run:
     """Make one reader, its stories and its measurements."""
     dtype = getattr(torch, settings["dtype"])
     stories = _stories(settings, data)
@@ -304,60 +285,50 @@ def begin(
         embedding=settings["embedding"],
         hidden=settings["hidden"],
         max_steps=x.shape[2],
-        generator=generator(seed, "weights"),
+        generator=lab.generator(seed, "weights"),
     ).to(device, dtype)
+    rate, size = settings["learning_rate"], settings["batch_size"]
 
-    def test(run: Run) -> Values:
+    def test(run: lab.Run) -> lab.Values:
         run.model.eval()
+        parts = torch.split(x_test, TOGETHER)
         with torch.no_grad():
-            parts = [
-                judge(run.model(*part.unbind(1)), labels[:, 0])
-                for part, labels in zip(
-                    torch.split(x_test, TOGETHER),
-                    torch.split(y_test, TOGETHER),
-                    strict=True,
-                )
-            ]
-        loss, wrong = (torch.cat(values) for values in zip(*parts, strict=True))
+            scores = torch.cat([run.model(*part.unbind(1)) for part in parts])
+        loss, wrong = judge(scores, y_test[:, 0])
+        tasks = encoding.tasks.values()
         return {
             "loss": float(loss.mean()),
             "error": float(wrong.mean()),
-            "error_by_task": [
-                float(wrong[y_test[:, 1] == task].mean())
-                for task in encoding.tasks.values()
-            ],
+            "error_by_task": [float(wrong[y_test[:, 1] == t].mean()) for t in tasks],
         }
 
-    def attention(run: Run) -> Values:
+    def attention(run: lab.Run) -> lab.Values:
         run.model.eval()
         with torch.no_grad():
             scores, weights = model.read(*x_shown.unbind(1))
         right = scores.softmax(1).gather(1, y_shown[:, :1])[:, 0]
-        values: Values = {"probability": right.tolist()}
+        values: lab.Values = {"probability": right.tolist()}
         for i, story in enumerate(examples):
             values[f"weights_{i}"] = weights[i, : len(story.words)].tolist()
             lines = [" ".join(line) for line in (*story.facts, story.question)]
             values[f"story_{i}"] = "\n".join([*lines, story.answer])
         return values
 
-    return Run(
+    return lab.Run(
         model=model,
-        optimizer=torch.optim.Adam(
-            model.parameters(), lr=settings["learning_rate"], fused=True
-        ),
+        optimizer=torch.optim.Adam(model.parameters(), lr=rate, fused=True),
         objective=_objective,
-        batches=Batches(x, y, settings["batch_size"], generator(seed, "batches")),
+        batches=lab.Batches(x, y, size, lab.generator(seed, "batches")),
         measurements={
-            "test": Measurement(settings["test_every"], test),
-            "attention": Measurement(settings["steps"], attention),
+            "test": lab.Measurement(settings["test_every"], test),
+            "attention": lab.Measurement(settings["steps"], attention),
         },
         every=settings["average_over"],
     )
 
 
 def _objective(model: nn.Module, x: Tensor, y: Tensor) -> dict[str, Tensor]:
-    loss, wrong = judge(model(*x.unbind(1)), y[:, 0])
-    return {"loss": loss.mean(), "error": wrong.mean()}
+    return errors(model(*x.unbind(1)), y[:, 0])
 
 
 class Attention(NamedTuple):
@@ -429,22 +400,20 @@ def figures(record: Record) -> dict[str, Figure]:
     the words of one text of each task, in the shade of their weights at the end of the
     run with the first seed.
     """
-    from normbook.figures import curve_grid, points, shaded_words
-
     record.require(EXPERIMENT.name)
     tasks = record.settings["tasks"]
-    errors: dict[str, dict[str, Line]] = {}
+    by_task: dict[str, dict[str, Line]] = {}
     reached: dict[str, dict[str, Line]] = {}
     for place, task in enumerate(tasks):
-        lines = errors.setdefault(f"training steps\n\n{task}", {})
+        curves = by_task.setdefault(f"training steps\n\n{task}", {})
         firsts = reached.setdefault(f"test error\n\n{task}", {})
         for variant, (kind, label) in LOOKS.items():
             runs = record.values(variant, "test", "error_by_task")[:, :, place]
-            lines[label] = (kind, record.steps("test", variant), runs)
+            curves[label] = (kind, record.steps("test", variant), runs)
             counts = [first_steps(record, variant, task, level) for level in LEVELS]
             firsts[label] = (kind, LEVELS, np.transpose(counts))
     beside = "thousands of steps\n\nBa et al. (2016):\nnews, validation"
-    error, ((*_, last),) = curve_grid({"test error": {**errors, beside: {}}})
+    error, ((*_, last),) = curve_grid({"test error": {**by_task, beside: {}}})
     for variant, (kind, _) in LOOKS.items():
         of = published.READING_ERROR[variant]
         points(last, np.divide(of.x, 1000), of.y, kind=kind)
@@ -464,11 +433,8 @@ def figures(record: Record) -> dict[str, Figure]:
     return drawn
 
 
-VARIANTS = {name: {"norm": name} for name in ("none", "layer_norm", "batch_norm")}
-BABI: dict[str, Any] = {
-    "tasks": ["qa1", "qa2", "qa5"],
-    "variants": VARIANTS,
-}
+VARIANTS = {name: {"norm": name} for name in LOOKS}
+BABI: dict[str, Any] = {"tasks": ["qa1", "qa2", "qa5"], "variants": VARIANTS}
 LIVE: dict[str, Any] = {
     "dtype": "float64", "tasks": ["cloze"], "train": 2000, "tested": 200,
     "embedding": 16, "hidden": 24, "batch_size": 32, "learning_rate": 0.01,
@@ -484,21 +450,21 @@ FULL: dict[str, Any] = {
     "batch_size": 64, "learning_rate": 8e-5, "steps": 40_000, "average_over": 200,
     "test_every": 1000,
 }  # fmt: skip
-EXPERIMENT = Experiment(
+EXPERIMENT = lab.Experiment(
     name="reading",
     title="An attentive reader: layer norm, batch norm or none inside the LSTM",
     source=SOURCE,
     scales={
-        "live": Scale(
+        "live": lab.Scale(
             LIVE, seeds=(0, 1), data="", about="drawn texts of 2-4 sentences with a gap"
         ),
-        "cpu": Scale(
+        "cpu": lab.Scale(
             CPU,
             seeds=(0, 1, 2),
             data="babi",
             about="three tasks of bAbI, stories of at most 60 words, 64 units",
         ),
-        "full": Scale(
+        "full": lab.Scale(
             FULL,
             seeds=(0, 1, 2),
             data="babi",

@@ -11,13 +11,11 @@ learning rate or the standard deviation of the first weights; the experiment
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import nn
 
 from normbook.data import Dataset
@@ -26,25 +24,14 @@ from normbook.diagnostics.internal_covariate_shift import input_shift_of_update
 from normbook.diagnostics.noise import DistributionNoise
 from normbook.experiments import measures
 from normbook.experiments.published import SIGMOID_NET_ACCURACY
+from normbook.figures import Line, band, legend_above, panels, points, tick
+from normbook.lab import experiment as lab
 from normbook.lab.digits_mlp import build, evaluate
-from normbook.lab.experiment import (
-    Batches,
-    Experiment,
-    Measurement,
-    Run,
-    Scale,
-    Settings,
-    Values,
-    classification,
-    generator,
-    required,
-)
 from normbook.lab.record import Record
 from normbook.layers.batch_norm import BatchNorm1d
 from normbook.looks import STYLES, looks
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 __all__ = ["CHOICES", "EXPERIMENT"]
@@ -52,16 +39,17 @@ __all__ = ["CHOICES", "EXPERIMENT"]
 SOURCE = "Ioffe and Szegedy (2015), Fig. 1"
 # Units of the last hidden layer whose input is followed.
 UNITS = 5
+QUANTILES = ("q15", "q50", "q85")
 # Training examples on which the distributions are measured.
 PROBE = 1000
 
 
 def begin(
-    settings: Settings, seed: int, data: Dataset | None, device: torch.device
-) -> Run:
+    settings: lab.Settings, seed: int, data: Dataset | None, device: torch.device
+) -> lab.Run:
     """Make one network, its data and its measurements."""
-    data = required(data)
-    noise = generator(seed, "noise")
+    data = lab.required(data)
+    noise = lab.generator(seed, "noise")
 
     def norm(size: int) -> nn.Module:
         layers: list[nn.Module] = [BatchNorm1d(size)]
@@ -69,64 +57,65 @@ def begin(
             layers.append(DistributionNoise(generator=noise))
         return nn.Sequential(*layers)
 
-    x_train, x_test = (_pixels(x, settings, device) for x in (data[0], data[2]))
-    y_train, y_test = (torch.as_tensor(y).to(device) for y in (data[1], data[3]))
+    x, x_test = (_pixels(x, settings, device) for x in (data[0], data[2]))
+    y, y_test = (torch.as_tensor(y).to(device) for y in (data[1], data[3]))
     model = build(
-        generator=generator(seed, "weights"),
+        generator=lab.generator(seed, "weights"),
         norm=None if settings["norm"] == "none" else norm,
         activation="sigmoid",
         depth=settings["depth"],
         width=settings["width"],
         std=settings["std"],
-        features=x_train.shape[1],
+        features=x.shape[1],
         device=device,
     )
     sigmoids = [name for name, m in model.named_modules() if isinstance(m, nn.Sigmoid)]
-    rate = settings["learning_rate"]
-    x_probe, y_probe = x_train[:PROBE], y_train[:PROBE]
+    rate, size = settings["learning_rate"], settings["batch_size"]
 
     def probe(m: nn.Module) -> torch.Tensor:
-        return classification(m, x_probe, y_probe)["loss"]
+        return lab.classification(m, x[:PROBE], y[:PROBE])["loss"]
 
-    def test(run: Run) -> Values:
+    def test(run: lab.Run) -> lab.Values:
         loss, accuracy = evaluate(run.model, x_test, y_test)
         return {"loss": loss, "accuracy": accuracy}
 
-    def inputs(run: Run) -> Values:
+    def inputs(run: lab.Run) -> lab.Values:
         (last,) = layer_statistics(run.model, probe, sigmoids[-1:])
         quantiles = last.inputs.quantiles[:, :UNITS].tolist()
-        return dict(zip(("q15", "q50", "q85"), quantiles, strict=True))
+        return dict(zip(QUANTILES, quantiles, strict=True))
 
-    def shift(run: Run) -> Values:
+    def shift(run: lab.Run) -> lab.Values:
         moved = input_shift_of_update(run.model, run.loss, rate, sigmoids, probe)
         inputs = [float(moved[name].mean()) for name in sigmoids]
         return {"inputs": inputs, **measures.shift(run, rate)}
 
     every = settings["measure_every"]
-    measurements = {"test": Measurement(every, test)}
+    measurements = {"test": lab.Measurement(every, test)}
     if settings["is_diagnosed"]:
-        measurements["inputs"] = Measurement(every, inputs)
-        measurements["shift"] = Measurement(every, shift)
-    return Run(
+        measurements["inputs"] = lab.Measurement(every, inputs)
+        measurements["shift"] = lab.Measurement(every, shift)
+    return lab.Run(
         model=model,
         optimizer=torch.optim.SGD(model.parameters(), lr=rate),
-        objective=classification,
-        batches=Batches(
-            x_train, y_train, settings["batch_size"], generator(seed, "batches")
-        ),
+        objective=lab.classification,
+        batches=lab.Batches(x, y, size, lab.generator(seed, "batches")),
         measurements=measurements,
         every=every,
         generators={"noise": noise},
     )
 
 
-def _pixels(x: Any, settings: Settings, device: torch.device) -> torch.Tensor:
+def _pixels(x: Any, settings: lab.Settings, device: torch.device) -> torch.Tensor:
     """Images as rows of 0 and 1, as in the paper, or of grey values in [0, 1]."""
     rows = torch.as_tensor(x).flatten(1).to(device, torch.float64)
     return (rows > 0.5).double() if settings["is_binary"] else rows
 
 
 LOOKS = looks("none", "batch_norm", "noisy_batch_norm")
+# Points of a curve that is a summary of many single batches.
+STRETCHES = 20
+# Lines that stand behind a bold one.
+THIN_LINE: dict[str, Any] = {"linewidth": 0.7, "linestyle": "-", "alpha": 0.6}
 
 
 def figures(record: Record) -> dict[str, Figure]:
@@ -149,15 +138,11 @@ def figures(record: Record) -> dict[str, Figure]:
 
 
 def _draw_accuracy(record: Record) -> Figure:
-    from normbook.figures import band, legend_above, panels, points
-
-    runs = {v: record.values(v, "test", "accuracy") for v in record.variants}
+    shown = {variant: LOOKS[variant] for variant in record.variants}
+    lines = measures.lines(record, shown, "test", "accuracy")
     fig, axes = panels(2)
     for ax in axes:
-        for variant, accuracy in runs.items():
-            kind, label = LOOKS[variant]
-            steps = record.steps("test", variant)
-            band(ax, steps, accuracy, kind=kind, label=label)
+        measures.bands(ax, lines)
         if record.scale == "paper":
             for variant, published in SIGMOID_NET_ACCURACY.items():
                 said = "published" if variant == "none" else None
@@ -169,11 +154,9 @@ def _draw_accuracy(record: Record) -> Figure:
 
 
 def _draw_inputs(record: Record) -> Figure:
-    from normbook.figures import band, panels
-
-    # (3 quantiles, seeds, times, units), of the first seed
+    # (3 quantiles, times, units), of the first seed
     inputs = {
-        v: np.array([record.values(v, "inputs", q)[0] for q in ("q15", "q50", "q85")])
+        v: np.array([record.values(v, "inputs", q)[0] for q in QUANTILES])
         for v in record.variants
     }
     fig, axes = panels(len(inputs), sharex=True, sharey=True)
@@ -182,55 +165,52 @@ def _draw_inputs(record: Record) -> Figure:
         steps = record.steps("inputs", variant)
         # The median and the range of three quantiles are these quantiles.
         band(ax, steps, quantiles[:, :, 0], kind=kind, label=label)
-        for unit in range(1, quantiles.shape[2]):
-            ax.plot(
-                steps, quantiles[1, :, unit], color=STYLES[kind]["color"], **THIN_LINE
-            )
+        colour = STYLES[kind]["color"]
+        ax.plot(steps, quantiles[1, :, 1:], color=colour, **THIN_LINE)
         ax.set(xlabel=f"training steps\n\n{label}")
     axes[0].set(ylabel="input of the sigmoid")
     return fig
 
 
 def _draw_input_shift(record: Record) -> Figure:
-    from normbook.figures import band, legend_above, panels
-
-    shifts = {v: record.values(v, "shift", "inputs") for v in record.variants}
-    count = next(iter(shifts.values())).shape[2]
-    fig, axes = panels(count, sharex=True, sharey=True)
-    for layer, ax in enumerate(axes):
-        for variant, shift in shifts.items():
-            kind, label = LOOKS[variant]
-            steps, medians = _stretches(record.steps("shift", variant), shift)
-            band(ax, steps, medians[:, :, layer], kind=kind, label=label)
-        ax.set(xlabel=f"training steps\n\nsigmoid {layer + 1}", yscale="log")
+    depth = record.settings["depth"]
+    shifts = [_stretches(record, "inputs", layer) for layer in range(depth)]
+    fig, axes = panels(depth, sharex=True, sharey=True)
+    for layer, (ax, shift) in enumerate(zip(axes, shifts, strict=True), start=1):
+        measures.bands(ax, shift)
+        ax.set(xlabel=f"training steps\n\nsigmoid {layer}", yscale="log")
     axes[0].set(ylabel="input shift (standard deviations)")
     legend_above(fig, axes[0])
     return fig
 
 
 def _draw_gradient_shift(record: Record) -> Figure:
-    from normbook.figures import band, legend_above, panels
-
-    shifts = {
-        quantity: {v: record.values(v, "shift", quantity) for v in record.variants}
-        for quantity in ("l2", "cosine")
-    }
-    count = next(iter(shifts["l2"].values())).shape[2] - 1  # nothing below the lowest
-    fig, axes = panels(2 * count, rows=2, sharex=True)
-    _share_rows(axes, count)
-    for row, lines in enumerate(shifts.values()):
-        for layer in range(1, count + 1):
-            ax = axes[row * count + layer - 1]
-            for variant, shift in lines.items():
-                kind, label = LOOKS[variant]
-                steps, medians = _stretches(record.steps("shift", variant), shift)
-                band(ax, steps, medians[:, :, layer], kind=kind, label=label)
-    for layer, ax in enumerate(axes[count:], start=2):
+    depth = record.settings["depth"]  # and a layer of scores; nothing below the lowest
+    above = range(1, depth + 1)
+    shifts = [_stretches(record, q, layer) for q in ("l2", "cosine") for layer in above]
+    fig, axes = panels(2 * depth, rows=2, sharex=True, sharey="row")
+    for ax, shift in zip(axes, shifts, strict=True):
+        measures.bands(ax, shift)
+    for layer, ax in enumerate(axes[depth:], start=2):
         ax.set(xlabel=f"training steps\n\nlayer {layer}")
     axes[0].set(ylabel="$\\|G - G'\\|$", yscale="log")
-    axes[count].set(ylabel="cosine of $G$ and $G'$")
+    axes[depth].set(ylabel="cosine of $G$ and $G'$")
     legend_above(fig, axes[0])
     return fig
+
+
+def _stretches(record: Record, quantity: str, layer: int) -> dict[str, Line]:
+    """Curves of a shift in one layer, in medians: a single batch scatters widely."""
+    panel: dict[str, Line] = {}
+    for variant in record.variants:
+        kind, label = LOOKS[variant]
+        steps = record.steps("shift", variant)
+        values = record.values(variant, "shift", quantity)[:, :, layer]
+        parts = np.array_split(np.arange(len(steps)), min(STRETCHES, len(steps)))
+        medians = [np.median(values[:, part], axis=1) for part in parts]
+        middles = [steps[part].mean() for part in parts]
+        panel[label] = (kind, middles, np.stack(medians, axis=1))
+    return panel
 
 
 def choices_figures(record: Record) -> dict[str, Figure]:
@@ -240,8 +220,6 @@ def choices_figures(record: Record) -> dict[str, Figure]:
     rows after a fifth, a half and all of the steps; the learning rate across. Dotted at
     the scale of the paper: what was published at those steps.
     """
-    from normbook.figures import band, legend_above, panels, tick
-
     record.require(CHOICES.name)
     names = {
         (v["norm"], v["learning_rate"], v["std"]): name
@@ -267,7 +245,10 @@ def choices_figures(record: Record) -> dict[str, Figure]:
                 ax.axhline(level, color=colour, linestyle=":", label=label)
         ax.set(xscale="log")
         tick(ax, rates)
-    _share_rows(axes, len(stds))
+    for place, ax in enumerate(axes):
+        if column := place % len(stds):
+            ax.sharey(axes[place - column])
+            ax.tick_params(labelleft=False)
     for ax, part in zip(axes[:: len(stds)], parts, strict=True):
         ax.set(ylabel=f"test accuracy,\n{steps[part]} steps")
     for ax, std in zip(axes[-len(stds) :], stds, strict=True):
@@ -276,33 +257,9 @@ def choices_figures(record: Record) -> dict[str, Figure]:
     return {"choices": fig}
 
 
-# Points of a curve that is a summary of many single batches.
-STRETCHES = 20
-# Lines that stand behind a bold one.
-THIN_LINE: dict[str, Any] = {"linewidth": 0.7, "linestyle": "-", "alpha": 0.6}
-
-
-def _share_rows(axes: Sequence[Axes], columns: int) -> None:
-    """Let all panels of a row share the vertical scale of the first."""
-    for place, ax in enumerate(axes):
-        if place % columns:
-            ax.sharey(axes[place - place % columns])
-            ax.tick_params(labelleft=False)
-
-
-def _stretches(
-    steps: NDArray[np.int64], values: NDArray[np.float64]
-) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Summarize axis 1 of (S, T, ...) by medians: a single batch scatters widely."""
-    parts = np.array_split(np.arange(len(steps)), min(STRETCHES, len(steps)))
-    medians = [np.median(values[:, part], axis=1) for part in parts]
-    return np.array([steps[part].mean() for part in parts]), np.stack(medians, axis=1)
-
-
-VARIANTS = {norm: {"norm": norm} for norm in LOOKS}
 COMMON: dict[str, Any] = {
     "dtype": "float64", "batch_size": 60, "depth": 3, "width": 100,
-    "is_diagnosed": True, "variants": VARIANTS,
+    "is_diagnosed": True, "variants": {norm: {"norm": norm} for norm in LOOKS},
 }  # fmt: skip
 LIVE: dict[str, Any] = {
     **COMMON, "steps": 1500, "measure_every": 50, "learning_rate": 0.3, "std": 0.1,
@@ -312,22 +269,15 @@ PAPER: dict[str, Any] = {
     **COMMON, "steps": 50_000, "measure_every": 500, "learning_rate": 0.3, "std": 0.03,
     "is_binary": True,
 }  # fmt: skip
-EXPERIMENT = Experiment(
+DIGITS = "embedded digits of 8 x 8 pixels"
+EXPERIMENT = lab.Experiment(
     name="sigmoid_net",
     title="Three sigmoid layers with and without batch norm, and with noise after it",
     source=SOURCE,
     scales={
-        "live": Scale(
-            LIVE,
-            seeds=(0, 1, 2),
-            data="digits",
-            about="embedded digits of 8 x 8 pixels",
-        ),
-        "paper": Scale(
-            PAPER,
-            seeds=(0, 1, 2, 3, 4),
-            data="mnist",
-            about="binary MNIST as in the paper",
+        "live": lab.Scale(LIVE, (0, 1, 2), "digits", DIGITS),
+        "paper": lab.Scale(
+            PAPER, (0, 1, 2, 3, 4), "mnist", "binary MNIST as in the paper"
         ),
     },
     begin=begin,
@@ -345,22 +295,19 @@ CHOICES_LIVE: dict[str, Any] = {
     **COMMON, "steps": 500, "measure_every": 50, "is_binary": False,
     "is_diagnosed": False, "variants": GRID,
 }  # fmt: skip
-CHOICES_PAPER: dict[str, Any] = {
-    **COMMON, "steps": 20_000, "measure_every": 500, "is_binary": True,
-    "is_diagnosed": False, "variants": GRID,
-}  # fmt: skip
-CHOICES = Experiment(
+CHOICES_PAPER = {
+    **CHOICES_LIVE,
+    "steps": 20_000,
+    "measure_every": 500,
+    "is_binary": True,
+}
+CHOICES = lab.Experiment(
     name="sigmoid_net_choices",
     title="The same networks with other learning rates and other first weights",
     source=SOURCE,
     scales={
-        "live": Scale(
-            CHOICES_LIVE,
-            seeds=(0,),
-            data="digits",
-            about="embedded digits of 8 x 8 pixels",
-        ),
-        "paper": Scale(
+        "live": lab.Scale(CHOICES_LIVE, (0,), "digits", DIGITS),
+        "paper": lab.Scale(
             CHOICES_PAPER,
             seeds=(0,),
             data="mnist",

@@ -38,25 +38,15 @@ from torch import Tensor, nn
 
 from normbook.data import Dataset
 from normbook.diagnostics.undisturbed import Loss, gradients
-from normbook.lab.experiment import (
-    Batches,
-    Experiment,
-    Measurement,
-    Run,
-    Scale,
-    Settings,
-    Values,
-    generator,
-)
+from normbook.experiments.measures import Looks, row
+from normbook.figures import Line, band, curve_grid, panels, tick
+from normbook.lab import experiment as lab
 from normbook.lab.record import Record
 from normbook.layers.layer_norm import LayerNorm, RMSNorm
 from normbook.looks import LOOKS as ALL_LOOKS
-from normbook.looks import Kind
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-    from normbook.figures import Line
 
 __all__ = [
     "EXPERIMENT",
@@ -87,17 +77,13 @@ class Block(nn.Module):
     Parameters
     ----------
     norm : str
-        "post", "post_rms", "pre", "pre_rms" or "none".
+        "post", "post_rms", "pre", "pre_rms" or "none", else ValueError.
     width : int
-        D, a multiple of ``heads``. The feed-forward net has 4 D hidden units (ReLU).
+        D, a multiple of ``heads``, else ValueError. The feed-forward net has 4 D hidden
+        units (ReLU).
     generator : torch.Generator
         CPU generator for the matrices, which are uniform after Glorot; queries, keys
         and values have one each. Biases begin at 0, gains at 1.
-
-    Raises
-    ------
-    ValueError
-        If ``norm`` is unknown or the heads do not divide the width.
     """
 
     def __init__(
@@ -112,9 +98,8 @@ class Block(nn.Module):
                 "takes an equal part."
             )
         self.heads, self.is_pre = heads, norm.startswith("pre")
-        self.attention_norm, self.feed_forward_norm = (
-            NORMS[norm](width) for _ in range(2)
-        )
+        self.attention_norm = NORMS[norm](width)
+        self.feed_forward_norm = NORMS[norm](width)
         self.query = _linear(width, width, generator)
         self.key = _linear(width, width, generator)
         self.value = _linear(width, width, generator)
@@ -184,12 +169,8 @@ class Transformer(nn.Module):
             return nn.Parameter(torch.randn(rows, width, generator=generator))
 
         self.symbols, self.positions = normal(EQUALS + 1), normal(steps)
-        self.blocks = nn.Sequential(
-            *(
-                Block(norm, width=width, heads=heads, generator=generator)
-                for _ in range(depth)
-            )
-        )
+        block = partial(Block, norm, width=width, heads=heads, generator=generator)
+        self.blocks = nn.Sequential(*(block() for _ in range(depth)))
         is_pre = norm.startswith("pre")
         self.last_norm = NORMS[norm](width) if is_pre else nn.Identity()
         self.scores = _linear(width, 10, generator)
@@ -227,10 +208,7 @@ class Additions(NamedTuple):
 def additions(a: Tensor, b: Tensor, digits: int) -> Additions:
     """Write sums digit by digit.
 
-    Parameters
-    ----------
-    a, b : tensors of int64, shape (N,)
-        Numbers from 0 on with at most that many digits; zeros fill them up.
+    a and b, tensors (N,) of int64, have at most that many digits; zeros fill them up.
 
     Examples
     --------
@@ -250,18 +228,11 @@ def additions(a: Tensor, b: Tensor, digits: int) -> Additions:
 
 
 def warmed_up(step: int, rate: float, warmup: int) -> float:
-    r"""Learning rate of an update: it grows in equal steps, then stays.
+    r"""Learning rate after t updates: it grows in w equal steps, then stays.
 
     .. math:: \eta_t = \eta \min\left(1, \frac{t + 1}{w}\right)
 
-    Parameters
-    ----------
-    step : int
-        t, the number of updates done.
-    rate : float
-        :math:`\eta`
-    warmup : int
-        w, the updates up to the first one with the whole rate; 0 for none.
+    With a warm-up of 0 it is :math:`\eta` at once.
 
     Examples
     --------
@@ -285,33 +256,32 @@ def gradient_norms(model: Transformer, loss: Loss) -> NDArray[np.float64]:
 
 
 def begin(
-    settings: Settings, seed: int, _: Dataset | None, device: torch.device
-) -> Run:
+    settings: lab.Settings, seed: int, _: Dataset | None, device: torch.device
+) -> lab.Run:
     """Make one network, its sums and its measurements."""
     dtype = getattr(torch, settings["dtype"])
     digits, tested = settings["digits"], settings["tested"]
     # Every pair of numbers has one place, so that no sum of the test is trained on.
-    pairs = torch.randperm(100**digits, generator=generator(seed, "sums"))
+    pairs = torch.randperm(100**digits, generator=lab.generator(seed, "sums"))
     pairs = pairs[: tested + settings["examples"]]
     x, y = additions(pairs // 10**digits, pairs % 10**digits, digits)
     x, y = x.to(device), y.to(device)
     model = Transformer(
         settings["norm"],
-        depth=settings["depth"],
-        width=settings["width"],
-        heads=settings["heads"],
+        **{name: settings[name] for name in ("depth", "width", "heads")},
         steps=x.shape[1],
-        generator=generator(seed, "weights"),
+        generator=lab.generator(seed, "weights"),
     ).to(device, dtype)
     begun = {name: p.detach().clone() for name, p in model.named_parameters()}
-    rate, warmup = settings["learning_rate"], settings["warmup"]
+    rate, size = settings["learning_rate"], settings["batch_size"]
+    batches = lab.Batches(x[tested:], y[tested:], size, lab.generator(seed, "batches"))
 
-    def test(run: Run) -> Values:
+    def test(run: lab.Run) -> lab.Values:
         with torch.no_grad():
             values = objective(run.model, x[:tested], y[:tested])
         return {name: value.item() for name, value in values.items()}
 
-    def blocks(run: Run) -> Values:
+    def blocks(run: lab.Run) -> lab.Values:
         moved = []
         for block in range(settings["depth"]):
             name = f"blocks.{block}.down.weight"
@@ -320,19 +290,17 @@ def begin(
         norms = gradient_norms(model, run.loss)
         return {"gradient_norm": norms.tolist(), "moved": moved}
 
-    return Run(
+    return lab.Run(
         model=model,
         optimizer=torch.optim.Adam(model.parameters(), lr=rate, fused=True),
         objective=objective,
-        batches=Batches(
-            x[tested:], y[tested:], settings["batch_size"], generator(seed, "batches")
-        ),
+        batches=batches,
         measurements={
-            "test": Measurement(settings["test_every"], test),
-            "blocks": Measurement(settings["average_over"], blocks),
+            "test": lab.Measurement(settings["test_every"], test),
+            "blocks": lab.Measurement(settings["average_over"], blocks),
         },
         every=settings["average_over"],
-        schedule=partial(warmed_up, rate=rate, warmup=warmup),
+        schedule=partial(warmed_up, rate=rate, warmup=settings["warmup"]),
     )
 
 
@@ -365,27 +333,16 @@ def figures(record: Record) -> dict[str, Figure]:
     each block at the start and after some updates, and how far these have moved its
     weights.
     """
-    from normbook.figures import curve_grid
-
     record.require(EXPERIMENT.name)
-    rates = sorted(
-        {settings["learning_rate"] for settings in _variants(record).values()}
-    )
-    columns = _columns(record)
-
-    def values(variant: str) -> NDArray[np.float64]:
-        return record.values(variant, "training", "loss")
-
-    training: dict[str, dict[str, dict[str, Line]]] = {}
-    for rate in rates:
-        row = training.setdefault(f"training loss (nats)\nrate {rate:g}", {})
-        for title, column in columns.items():
-            row[f"training steps\n\n{title}"] = {
-                label: (kind, record.steps("training", v), values(v))
-                for v, (kind, label) in column.items()
-                if _variants(record)[v]["learning_rate"] == rate
-            }
-
+    variants = record.settings["variants"].values()
+    columns = {
+        rate: _columns(record, rate)
+        for rate in sorted({settings["learning_rate"] for settings in variants})
+    }
+    training = {
+        f"training loss (nats)\nrate {rate:g}": row(record, column, "training", "loss")
+        for rate, column in columns.items()
+    }
     blocks: dict[str, dict[str, dict[str, Line]]] = {}
     early = record.steps("blocks")[1]
     rows = {
@@ -394,62 +351,57 @@ def figures(record: Record) -> dict[str, Figure]:
         f"relative move\nin {early} updates": ("moved", 1),
     }
     for ylabel, (quantity, place) in rows.items():
-        row = blocks.setdefault(ylabel, {})
-        for title, column in columns.items():
-            lines = row.setdefault(f"block\n\n{title}", {})
-            for v, (kind, label) in column.items():
-                if _variants(record)[v]["learning_rate"] == rates[len(rates) // 2]:
-                    runs = record.values(v, "blocks", quantity)[:, place]
-                    lines[label] = (kind, np.arange(1, runs.shape[1] + 1), runs)
+        across = blocks.setdefault(ylabel, {})
+        for title, column in list(columns.values())[len(columns) // 2].items():
+            lines = across.setdefault(f"block\n\n{title}", {})
+            for variant, (kind, label) in column.items():
+                runs = record.values(variant, "blocks", quantity)[:, place]
+                lines[label] = (kind, np.arange(1, runs.shape[1] + 1), runs)
     drawn = {
         "training": curve_grid(training)[0],
         "blocks": curve_grid(blocks, yscale="log")[0],
     }
-    if len(rates) > 1:
-        drawn["accuracy"] = _draw_accuracy(record, rates)
+    if len(columns) > 1:
+        drawn["accuracy"] = _draw_accuracy(record, columns)
     return drawn
 
 
-def _draw_accuracy(record: Record, rates: list[float]) -> Figure:
-    """Draw the end of the runs with layer norm, which have all rates."""
-    from normbook.figures import band, panels, tick
-
-    columns = _columns(record)
-    fig, axes = panels(len(columns), sharey=True)
-    fig.set_size_inches(8.4, fig.get_size_inches()[1])
-    for ax, (title, column) in zip(axes, columns.items(), strict=True):
-        accuracies = {
-            _variants(record)[v]["learning_rate"]: record.values(v, "test", "accuracy")
-            for v, (kind, _) in column.items()
-            if kind == "layer"
-        }
-        last = np.transpose([accuracies[rate][:, -1] for rate in rates])
-        band(ax, rates, last, kind="layer", label="layer norm")
-        ax.set(xlabel=f"learning rate\n\n{title}", xscale="log", ylim=(-0.05, 1.05))
-        ax.margins(x=0.2)  # room for the numbers of two panels side by side
-        tick(ax, rates)
-    axes[0].set(ylabel="sums that are right")
-    return fig
-
-
-def _variants(record: Record) -> dict[str, dict[str, Any]]:
-    variants: dict[str, dict[str, Any]] = record.settings["variants"]
-    return variants
-
-
-def _columns(record: Record) -> dict[str, dict[str, tuple[Kind, str]]]:
-    """Variants and their looks by place and warm-up."""
-    variants = _variants(record)
+def _columns(record: Record, rate: float) -> dict[str, Looks]:
+    """Variants of a learning rate and their looks, by place and warm-up."""
+    variants = record.settings["variants"]
     warmups = sorted({settings["warmup"] for settings in variants.values()})
     return {
         f"{place}-LN,\n{f'warm-up {warmup}' if warmup else 'no warm-up'}": {
             name: LOOKS[settings["norm"]]
             for name, settings in variants.items()
-            if settings["warmup"] == warmup and settings["norm"].startswith(place)
+            if settings["learning_rate"] == rate
+            and settings["warmup"] == warmup
+            and settings["norm"].startswith(place)
         }
         for place in ("post", "pre")
         for warmup in warmups
     }
+
+
+def _draw_accuracy(record: Record, columns: dict[float, dict[str, Looks]]) -> Figure:
+    """Draw the end of the runs with layer norm, which have all rates."""
+    rates = list(columns)
+    titles = list(columns[rates[0]])
+    fig, axes = panels(len(titles), sharey=True)
+    fig.set_size_inches(8.4, fig.get_size_inches()[1])
+    for ax, title in zip(axes, titles, strict=True):
+        last = [
+            record.values(variant, "test", "accuracy")[:, -1]
+            for rate in rates
+            for variant, (kind, _) in columns[rate][title].items()
+            if kind == "layer"
+        ]
+        band(ax, rates, np.transpose(last), kind="layer", label="layer norm")
+        ax.set(xlabel=f"learning rate\n\n{title}", xscale="log", ylim=(-0.05, 1.05))
+        ax.margins(x=0.2)  # room for the numbers of two panels side by side
+        tick(ax, rates)
+    axes[0].set(ylabel="sums that are right")
+    return fig
 
 
 def _grid(
@@ -486,28 +438,19 @@ FULL: dict[str, Any] = {
     "average_over": 100, "test_every": 500,
     "variants": _grid([1e-4, 3e-4, 1e-3], warmup=2000),
 }  # fmt: skip
-EXPERIMENT = Experiment(
+EXPERIMENT = lab.Experiment(
     name="transformer",
     title="A transformer that adds: post-LN and pre-LN, with and without warm-up",
     source=SOURCE,
     scales={
-        "live": Scale(
-            LIVE,
-            seeds=(0, 1),
-            data="",
-            about="numbers of one digit, 4 blocks of width 32",
+        "live": lab.Scale(
+            LIVE, (0, 1), "", "numbers of one digit, 4 blocks of width 32"
         ),
-        "cpu": Scale(
-            CPU,
-            seeds=(0, 1, 2),
-            data="",
-            about="numbers of two digits, 6 blocks of width 64",
+        "cpu": lab.Scale(
+            CPU, (0, 1, 2), "", "numbers of two digits, 6 blocks of width 64"
         ),
-        "full": Scale(
-            FULL,
-            seeds=(0, 1, 2),
-            data="",
-            about="numbers of three digits, 12 blocks of width 256 (GPU)",
+        "full": lab.Scale(
+            FULL, (0, 1, 2), "", "numbers of three digits, 12 blocks of width 256 (GPU)"
         ),
     },
     begin=begin,

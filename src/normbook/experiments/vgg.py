@@ -9,8 +9,7 @@ convolutions with max pooling between, and one hidden fully connected layer.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -24,27 +23,15 @@ from normbook.diagnostics.internal_covariate_shift import input_shift_of_update
 from normbook.diagnostics.noise import DistributionNoise
 from normbook.experiments import measures
 from normbook.experiments.published import VGG_TRAIN_ACCURACY
+from normbook.figures import Line, band, curve_grid, legend_above, panels, points
+from normbook.lab import experiment as lab
 from normbook.lab.digits_mlp import evaluate
-from normbook.lab.experiment import (
-    Batches,
-    Experiment,
-    Measurement,
-    Run,
-    Scale,
-    Settings,
-    Values,
-    classification,
-    generator,
-    required,
-)
 from normbook.lab.record import Record
 from normbook.layers.batch_norm import BatchNorm1d, BatchNorm2d
 from normbook.looks import Kind, looks
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-    from normbook.figures import Line
 
 __all__ = ["EXPERIMENT", "build", "images", "tested"]
 
@@ -108,57 +95,55 @@ def build(
 
 
 def begin(
-    settings: Settings, seed: int, data: Dataset | None, device: torch.device
-) -> Run:
+    settings: lab.Settings, seed: int, data: Dataset | None, device: torch.device
+) -> lab.Run:
     """Make one network, its data and its measurements."""
-    data = required(data)
-    x_train, x_test = (images(x, device) for x in (data.x_train, data.x_test))
-    y_train = torch.as_tensor(data.y_train).to(device)
-    y_test = torch.as_tensor(data.y_test).to(device)
-    noise = generator(seed, "noise")
+    data = lab.required(data)
+    x, x_test = (images(x, device) for x in (data.x_train, data.x_test))
+    y, y_test = (torch.as_tensor(y).to(device) for y in (data.y_train, data.y_test))
+    noise = lab.generator(seed, "noise")
     model = build(
         settings["layers"],
         settings["hidden"],
-        images=(x_train.shape[1], x_train.shape[2], x_train.shape[3]),
+        images=(x.shape[1], x.shape[2], x.shape[3]),
         norm=settings["norm"],
-        weights=generator(seed, "weights"),
+        weights=lab.generator(seed, "weights"),
         noise=noise,
     )
     # The order of the numbers in memory that convolutions are fastest with.
     model = model.to(device=device, memory_format=torch.channels_last)  # type: ignore[call-overload]
-    rate = settings["learning_rate"]
+    rate, size = settings["learning_rate"], settings["batch_size"]
     relus = [name for name, m in model.named_modules() if isinstance(m, nn.ReLU)]
     followed = [relus[i] for i in settings["followed"]]
 
-    def test(run: Run) -> Values:
+    def test(run: lab.Run) -> lab.Values:
         return dict(tested(run.model, x_test, y_test))
 
-    def inputs(run: Run) -> Values:
+    def inputs(run: lab.Run) -> lab.Values:
         layers = layer_statistics(run.model, run.loss, followed)
         return {
             "mean": [layer.inputs.mean[:UNITS].tolist() for layer in layers],
             "std": [layer.inputs.std[:UNITS].tolist() for layer in layers],
         }
 
-    def shift(run: Run) -> Values:
+    def landscape(run: lab.Run) -> lab.Values:
+        return measures.landscape(run, rate)
+
+    def shift(run: lab.Run) -> lab.Values:
         moved = input_shift_of_update(run.model, run.loss, rate, relus)
         inputs = [_mean(moved[name]) for name in relus]
         return {"inputs": inputs, **measures.shift(run, rate)}
 
-    return Run(
+    return lab.Run(
         model=model,
         optimizer=torch.optim.SGD(model.parameters(), lr=rate),
-        objective=classification,
-        batches=Batches(
-            x_train, y_train, settings["batch_size"], generator(seed, "batches")
-        ),
+        objective=lab.classification,
+        batches=lab.Batches(x, y, size, lab.generator(seed, "batches")),
         measurements={
-            "test": Measurement(settings["test_every"], test),
-            "inputs": Measurement(settings["landscape_every"], inputs),
-            "landscape": Measurement(
-                settings["landscape_every"], partial(measures.landscape, rate=rate)
-            ),
-            "shift": Measurement(settings["shift_every"], shift),
+            "test": lab.Measurement(settings["test_every"], test),
+            "inputs": lab.Measurement(settings["landscape_every"], inputs),
+            "landscape": lab.Measurement(settings["landscape_every"], landscape),
+            "shift": lab.Measurement(settings["shift_every"], shift),
         },
         every=settings["average_over"],
         generators={"noise": noise},
@@ -196,7 +181,6 @@ LOOKS = looks("none", "batch_norm", "noisy_batch_norm")
 # Digits of 8 x 8 pixels are another task than the published one.
 COMPARABLE = ("cpu", "paper", "cifar10")
 PUBLISHED = "published, CIFAR-10"
-LEVEL = "$1 / \\eta_{\\min}$"
 SHIFTS = ("moved inputs (σ)", "change / gradient", "cosine")
 
 
@@ -208,89 +192,50 @@ def figures(record: Record) -> dict[str, Figure]:
     (with :math:`1 / \eta_{\min}`); "shift", layer by layer, and "inputs" of the
     followed units, at the lowest learning rate.
     """
-    from normbook.figures import curve_grid, points
-
     record.require(EXPERIMENT.name)
-    by_rate = _by_rate(record)
-
-    def compare(
-        ylabel: str,
-        measurement: str,
-        curve: Callable[[str], NDArray[np.float64]],
-        *,
-        has_level: bool = False,
-    ) -> Figure:
-        columns: dict[str, dict[str, Line]] = {}
-        for rate, variants in by_rate.items():
-            lines: dict[str, Line] = {}
-            steps = record.steps(measurement, variants[0])
-            for variant in variants:
-                kind, label = _look(record, variant)
-                lines[label] = (kind, steps, curve(variant))
-            if has_level:
-                height = np.full((1, len(steps)), 1 / measures.step_sizes(rate)[0])
-                lines[LEVEL] = ("reference", steps, height)
-            columns[f"training steps\n\nlearning rate {rate:g}"] = lines
-        is_log = measurement == "landscape"
-        return curve_grid({ylabel: columns}, yscale="log" if is_log else "linear")[0]
-
-    def along(quantity: str) -> Callable[[str], NDArray[np.float64]]:
-        return lambda variant: record.values(variant, "landscape", quantity)
-
-    def accuracy(variant: str) -> NDArray[np.float64]:
-        return record.values(variant, "training", "accuracy")
+    by_rate: dict[float, dict[str, tuple[Kind, str]]] = {}
+    for variant, settings in record.settings["variants"].items():
+        look = LOOKS[settings["norm"]]
+        by_rate.setdefault(settings["learning_rate"], {})[variant] = look
+    columns = {f"learning rate {rate:g}": shown for rate, shown in by_rate.items()}
+    slow = by_rate[min(by_rate)]
 
     def width(variant: str) -> NDArray[np.float64]:
-        return along("highest")(variant) - along("lowest")(variant)
+        highest = record.values(variant, "landscape", "highest")
+        return highest - record.values(variant, "landscape", "lowest")
 
-    change, smoothness = along("most_change"), along("beta")
+    def along(ylabel: str, curve: str | measures.Curve) -> Figure:
+        row = measures.row(record, columns, "landscape", curve)
+        return curve_grid({ylabel: row}, yscale="log")[0]
+
+    accuracy = measures.row(record, columns, "training", "accuracy")
     drawn = {
-        "accuracy": compare("training accuracy", "training", accuracy),
-        "loss_range": compare("range of the loss (nats)", "landscape", width),
-        "gradient_change": compare("change of the gradient", "landscape", change),
-        "beta": compare(
-            "effective smoothness", "landscape", smoothness, has_level=True
-        ),
-        "shift": _draw_shift(record, by_rate[min(by_rate)]),
-        "inputs": curve_grid(_inputs(record, by_rate[min(by_rate)]))[0],
+        "accuracy": curve_grid({"training accuracy": accuracy})[0],
+        "loss_range": along("range of the loss (nats)", width),
+        "gradient_change": along("change of the gradient", "most_change"),
+        "beta": along("effective smoothness", "beta"),
+        "shift": _draw_shift(record, slow),
+        "inputs": curve_grid(_inputs(record, slow))[0],
     }
     if record.scale in COMPARABLE:
-        for ax, variants in zip(drawn["accuracy"].axes, by_rate.values(), strict=True):
-            for variant in variants:
-                kind, there = _look(record, variant)[0], VGG_TRAIN_ACCURACY[variant]
+        for ax, shown in zip(drawn["accuracy"].axes, by_rate.values(), strict=True):
+            for variant, (kind, _) in shown.items():
+                there = VGG_TRAIN_ACCURACY[variant]
                 points(ax, there.x, there.y, kind=kind, label=PUBLISHED)
         first = drawn["accuracy"].axes[0]
         first.legend(handles=first.lines[-1:])
     return drawn
 
 
-def _by_rate(record: Record) -> dict[float, list[str]]:
-    """Variants with each learning rate."""
-    by_rate: dict[float, list[str]] = {}
-    for variant, settings in record.settings["variants"].items():
-        by_rate.setdefault(settings["learning_rate"], []).append(variant)
-    return by_rate
-
-
-def _look(record: Record, variant: str) -> tuple[Kind, str]:
-    return LOOKS[record.settings["variants"][variant]["norm"]]
-
-
-def _draw_shift(record: Record, variants: Sequence[str]) -> Figure:
+def _draw_shift(record: Record, shown: measures.Looks) -> Figure:
     """Medians over training, layer by layer; the first layer has nothing below it."""
-    from normbook.figures import band, legend_above, panels
-
-    by_variant = {
-        variant: [
-            record.values(variant, "shift", name)  # (S, T, layers)
-            for name in ("inputs", "l2", "cosine", "gradient_norm")
-        ]
-        for variant in variants
-    }
     fig, axes = panels(3)
     fig.set_size_inches(8.4, fig.get_size_inches()[1])
-    for variant, (inputs, l2, cosine, norm) in by_variant.items():
-        kind, label = _look(record, variant)
+    for variant, (kind, label) in shown.items():
+        inputs, l2, cosine, norm = (
+            record.values(variant, "shift", name)  # (S, T, layers)
+            for name in ("inputs", "l2", "cosine", "gradient_norm")
+        )
         shifts = (inputs, l2 / np.where(norm > 0, norm, np.nan), cosine)
         for ax, shift in zip(axes, shifts, strict=True):
             layers = np.arange(2, shift.shape[2] + 1)
@@ -304,14 +249,13 @@ def _draw_shift(record: Record, variants: Sequence[str]) -> Figure:
 
 
 def _inputs(
-    record: Record, variants: Sequence[str]
+    record: Record, shown: measures.Looks
 ) -> dict[str, dict[str, dict[str, Line]]]:
     """The units of the deepest layer that was followed, of the first seed."""
     rows: dict[str, dict[str, dict[str, Line]]] = {}
     for quantity in ("mean", "std"):
         row = rows.setdefault(f"{quantity} of an input", {})
-        for variant in variants:
-            kind, label = _look(record, variant)
+        for variant, (kind, label) in shown.items():
             units = record.values(variant, "inputs", quantity)[0, :, -1].T
             steps = record.steps("inputs", variant)
             row[f"training steps\n\n{label}"] = {
@@ -334,46 +278,38 @@ COMMON: dict[str, Any] = {
 # The widths of VGG, with pooling as far as images of 28 x 28 allow it.
 PAPER_LAYERS = [64, 64, POOL, 128, 128, POOL, 256, 256, 256, POOL, 512, 512, 512]
 CPU_LAYERS = [8, 8, POOL, 16, 16, POOL, 32, 32, 32, POOL, 32, 32, 32]
-EVERY = {
-    "average_over": 50, "landscape_every": 50, "shift_every": 250, "test_every": 500
-}  # fmt: skip
-PAPER: dict[str, Any] = {
-    **COMMON, **EVERY, "steps": 15_000, "layers": PAPER_LAYERS, "hidden": 512,
-    "followed": [2, 8],
-}  # fmt: skip
 LIVE: dict[str, Any] = {
     **COMMON, "steps": 150, "layers": [8, 8, POOL, 16, 16, 16, POOL, 16, 16, 16],
     "hidden": 32, "followed": [2, 6], "average_over": 10, "landscape_every": 10,
     "shift_every": 50, "test_every": 50,
 }  # fmt: skip
-CPU: dict[str, Any] = {
-    **COMMON, **EVERY, "steps": 5000, "layers": CPU_LAYERS, "hidden": 64,
-    "followed": [2, 8],
+LONG: dict[str, Any] = {
+    **COMMON, "average_over": 50, "landscape_every": 50, "shift_every": 250,
+    "test_every": 500, "followed": [2, 8],
 }  # fmt: skip
-EXPERIMENT = Experiment(
+CPU = {**LONG, "steps": 5000, "layers": CPU_LAYERS, "hidden": 64}
+PAPER = {**LONG, "steps": 15_000, "layers": PAPER_LAYERS, "hidden": 512}
+EXPERIMENT = lab.Experiment(
     name="vgg",
     title="A VGG-like network: training, noise, and the loss along the gradient",
     source=SOURCE,
     scales={
-        "live": Scale(
-            LIVE,
-            seeds=(0, 1),
-            data="digits",
-            about="embedded digits, a network of 10 layers",
+        "live": lab.Scale(
+            LIVE, (0, 1), "digits", "embedded digits, a network of 10 layers"
         ),
-        "cpu": Scale(
+        "cpu": lab.Scale(
             CPU,
             seeds=(0, 1, 2),
             data="fashion-mnist",
             about="Fashion-MNIST, an eighth of the widths of VGG, a third of the steps",
         ),
-        "paper": Scale(
+        "paper": lab.Scale(
             PAPER,
             seeds=(0, 1, 2),
             data="fashion-mnist",
             about="Fashion-MNIST, the widths of VGG and the steps of the paper (GPU)",
         ),
-        "cifar10": Scale(
+        "cifar10": lab.Scale(
             PAPER,
             seeds=(0, 1, 2),
             data="cifar-10",

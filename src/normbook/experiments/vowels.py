@@ -41,17 +41,9 @@ from torch import Tensor, nn
 from normbook.data.sequences import Sequences, pad
 from normbook.data.synthetic import sequences
 from normbook.diagnostics.undisturbed import undisturbed
-from normbook.experiments.measures import judge
-from normbook.lab.experiment import (
-    Batches,
-    Experiment,
-    Measurement,
-    Run,
-    Scale,
-    Settings,
-    Values,
-    generator,
-)
+from normbook.experiments.measures import errors, judge, row
+from normbook.figures import band, curve_grid, legend_above, panels
+from normbook.lab import experiment as lab
 from normbook.lab.record import Record
 from normbook.layers.layer_norm import LayerNorm
 from normbook.layers.sequences import MaskedBatchNorm1d, PerStepBatchNorm1d
@@ -172,8 +164,8 @@ class Recurrent(nn.Module):
 
 
 def begin(
-    settings: Settings, seed: int, data: Sequences | None, device: torch.device
-) -> Run:
+    settings: lab.Settings, seed: int, data: Sequences | None, device: torch.device
+) -> lab.Run:
     """Make one network, its data and its measurements."""
     if data is None:
         data = sequences(
@@ -191,20 +183,20 @@ def begin(
         hidden=settings["hidden"],
         classes=int(data.y_train.max()) + 1,
         max_steps=max(x.shape[1], x_test.shape[1]),
-        generator=generator(seed, "weights"),
+        generator=lab.generator(seed, "weights"),
         gain=settings["gain"],
     ).to(device, dtype)
     size = settings["batch_size"]
     bounds = torch.tensor(settings["bounds"], device=device)
     groups = torch.bucketize(y_test[:, 1].contiguous(), bounds)
-    mixed = torch.randperm(len(x_test), generator=generator(seed, "company"))
+    mixed = torch.randperm(len(x_test), generator=lab.generator(seed, "company"))
     orders = {
         "mixed": mixed.to(device),
         "by_length": y_test[:, 1].argsort(stable=True),
         "by_class": y_test[:, 0].argsort(stable=True),
     }
 
-    def test(run: Run) -> Values:
+    def test(run: lab.Run) -> lab.Values:
         with undisturbed(run.model), torch.no_grad():
             run.model.eval()
             train_loss, train_wrong = judge(run.model(x, y[:, 1]), y[:, 0])
@@ -218,8 +210,8 @@ def begin(
             "error_by_length": _means(wrong, groups),
         }
 
-    def company(run: Run) -> Values:
-        errors: Values = {}
+    def company(run: lab.Run) -> lab.Values:
+        errors: lab.Values = {}
         for name, order in orders.items():
             wrong = []
             with undisturbed(run.model), torch.no_grad():
@@ -231,14 +223,14 @@ def begin(
         return errors
 
     every = settings["measure_every"]
-    return Run(
+    return lab.Run(
         model=model,
         optimizer=torch.optim.Adam(model.parameters(), lr=settings["learning_rate"]),
         objective=_objective,
-        batches=Batches(x, y, size, generator(seed, "batches")),
+        batches=lab.Batches(x, y, size, lab.generator(seed, "batches")),
         measurements={
-            "test": Measurement(every, test),
-            "company": Measurement(settings["steps"], company),
+            "test": lab.Measurement(every, test),
+            "company": lab.Measurement(settings["steps"], company),
         },
         every=every,
     )
@@ -254,8 +246,7 @@ def _tensors(
 
 
 def _objective(model: nn.Module, x: Tensor, y: Tensor) -> dict[str, Tensor]:
-    loss, wrong = judge(model(x, y[:, 1]), y[:, 0])
-    return {"loss": loss.mean(), "error": wrong.mean()}
+    return errors(model(x, y[:, 1]), y[:, 0])
 
 
 def _means(values: Tensor, groups: Tensor) -> list[float]:
@@ -280,34 +271,27 @@ def figures(record: Record) -> dict[str, Figure]:
     training steps; a column for each kind of batch norm. "lengths": test error at the
     end, for the groups of test sequences by length.
     """
-    from normbook.figures import band, curve_grid, legend_above, panels
-
     record.require(VOWELS.name, LONGER.name)
-    rows: dict[str, dict[str, Any]] = {}
-    for quantity, ylabel in (
-        ("error", "test error"),
-        ("train_loss", "training loss (nats)"),
-    ):
-        rows[ylabel] = {}
-        for batch_norm, title in PANELS.items():
-            lines = rows[ylabel].setdefault(f"training steps\n\n{title}", {})
-            for variant in ("none", "layer_norm", batch_norm):
-                kind, label = LOOKS[variant]
-                values = record.values(variant, "test", quantity)
-                lines[label] = (kind, record.steps("test", variant), values)
+    columns = {
+        title: {variant: LOOKS[variant] for variant in ("none", "layer_norm", own)}
+        for own, title in PANELS.items()
+    }
+    rows = {
+        "test error": row(record, columns, "test", "error"),
+        "training loss (nats)": row(record, columns, "test", "train_loss"),
+    }
     training, _ = curve_grid(rows, yscale="log")
 
     bounds = record.settings["bounds"]
-    names = [f"≤ {bounds[0]}"]
-    names += [f"≤ {b}" for b in bounds[1:]] + [f"> {bounds[-1]}"]
+    names = [*(f"≤ {bound}" for bound in bounds), f"> {bounds[-1]}"]
     lengths, axes = panels(len(PANELS), sharey=True)
     lengths.set_size_inches(10.5, lengths.get_size_inches()[1])  # as wide as the other
-    for ax, (batch_norm, title) in zip(axes, PANELS.items(), strict=True):
-        for variant in ("none", "layer_norm", batch_norm):
-            kind, label = LOOKS[variant]
-            errors = record.values(variant, "test", "error_by_length")[:, -1]
-            band(ax, np.arange(len(names)), errors, kind=kind, label=label)
-        ax.set_xticks(np.arange(len(names)), names)
+    places = np.arange(len(names))
+    for ax, (title, shown) in zip(axes, columns.items(), strict=True):
+        for variant, (kind, label) in shown.items():
+            runs = record.values(variant, "test", "error_by_length")[:, -1]
+            band(ax, places, runs, kind=kind, label=label)
+        ax.set_xticks(places, names)
         ax.set(xlabel=f"length (steps)\n\n{title}")
     axes[0].set(ylabel="test error")
     legend_above(lengths, axes[0])
@@ -329,37 +313,30 @@ PAPER: dict[str, Any] = {
     **COMMON, "batch_size": 27, "bounds": [12, 16, 20], "learning_rate": 0.003,
     "steps": 1500, "measure_every": 50,
 }  # fmt: skip
-VOWELS = Experiment(
+DRAWN = "synthetic sequences of 4-12 steps"
+VOWELS = lab.Experiment(
     name="vowels",
     title="A recurrent network on sequences of several lengths, normalized or not",
     source=SOURCE,
     scales={
-        "live": Scale(
-            LIVE, seeds=(0, 1, 2), data="", about="synthetic sequences of 4-12 steps"
-        ),
-        "paper": Scale(
-            PAPER,
-            seeds=(0, 1, 2, 3, 4),
-            data="japanese-vowels",
-            about="Japanese Vowels, all sequences",
+        "live": lab.Scale(LIVE, (0, 1, 2), "", DRAWN),
+        "paper": lab.Scale(
+            PAPER, (0, 1, 2, 3, 4), "japanese-vowels", "Japanese Vowels, all sequences"
         ),
     },
     begin=begin,
     figures=figures,
 )
 # Test sequences that are longer than all of training.
-LONGER = Experiment(
+LONGER = lab.Experiment(
     name="vowels_longer",
     title="The same, with training sequences cut short and test sequences whole",
     source=SOURCE,
     scales={
-        "live": Scale(
-            {**LIVE, "cut": 6},
-            seeds=(0, 1, 2),
-            data="",
-            about="synthetic sequences of 4-12 steps, at most 6 in training",
+        "live": lab.Scale(
+            {**LIVE, "cut": 6}, (0, 1, 2), "", f"{DRAWN}, at most 6 in training"
         ),
-        "paper": Scale(
+        "paper": lab.Scale(
             {**PAPER, "cut": 12},
             seeds=(0, 1, 2, 3, 4),
             data="japanese-vowels",

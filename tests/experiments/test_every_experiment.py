@@ -1,0 +1,136 @@
+"""What holds of every experiment: its runs repeat, its figures have labels."""
+
+from __future__ import annotations
+
+import copy
+import importlib
+import pkgutil
+from collections.abc import Iterable
+from dataclasses import replace
+
+import pytest
+import small
+import torch
+from torch import Tensor
+
+from normbook import experiments
+from normbook.errors import RecordError
+from normbook.experiments.catalogue import EXPERIMENTS
+from normbook.lab import runner
+from normbook.lab.experiment import Experiment
+
+every_experiment = pytest.mark.parametrize("name", small.SETTINGS)
+# The others differ from these in settings alone.
+MODULES = {
+    EXPERIMENTS[name].begin.__module__: name for name in reversed(small.SETTINGS)
+}
+every_variant = pytest.mark.parametrize(
+    ("name", "variant"),
+    [
+        pytest.param(name, variant, id=f"{name} {variant}")
+        for name in MODULES.values()
+        for variant in small.variants(name)
+    ],
+)
+
+
+def equal(some: Iterable[Tensor], others: Iterable[Tensor]) -> bool:
+    return all(torch.equal(a, b) for a, b in zip(some, others, strict=True))
+
+
+def test_all_experiments_are_in_the_catalogue_and_all_networks_looked_at_here() -> None:
+    names = (m.name for m in pkgutil.iter_modules(experiments.__path__))
+    modules = [importlib.import_module(f"normbook.experiments.{m}") for m in names]
+    defined = [v for m in modules for v in vars(m).values() if type(v) is Experiment]
+    assert {id(one) for one in defined} == {id(one) for one in EXPERIMENTS.values()}
+    assert all(name == one.name for name, one in EXPERIMENTS.items())
+    assert {one.begin.__module__ for one in EXPERIMENTS.values()} == {*MODULES}
+
+
+@pytest.mark.parametrize("name", MODULES.values())
+def test_variants_of_a_seed_begin_with_the_same_weights_and_batches(name: str) -> None:
+    runs = [small.begun(name, variant) for variant in small.variants(name)]
+    first, *others = ([p for p in r.model.parameters() if p.ndim > 1] for r in runs)
+    for matrices in others:
+        assert equal(matrices, first)
+    by_size = {len(run.batch[0]): run for run in runs}
+    for run in runs:
+        same = by_size[len(run.batch[0])]
+        assert equal(run.batch, same.batch)
+        assert torch.equal(run.batches.order, same.batches.order)
+
+
+@every_variant
+def test_measurements_do_not_disturb_a_run(name: str, variant: str) -> None:
+    calm, watched = (small.begun(name, variant) for _ in range(2))
+    for _ in range(3):
+        watched.measure(steps=watched.step)  # as at the end: all of them
+        assert watched.update() == calm.update()
+    assert equal(*(run.model.state_dict().values() for run in (calm, watched)))
+
+
+@every_variant
+def test_a_run_goes_on_from_a_checkpoint_bit_for_bit(name: str, variant: str) -> None:
+    whole, first, rest = (small.begun(name, variant) for _ in range(3))
+    for _ in range(3):
+        assert whole.update() == first.update()
+    rest.load_state_dict(copy.deepcopy(first.state_dict()))
+    for _ in range(3):
+        for run in (whole, rest):
+            run.measure(steps=9)
+        assert whole.update() == rest.update()
+    assert whole.curves == rest.curves
+
+
+@every_variant
+def test_every_parameter_is_trained(name: str, variant: str) -> None:
+    run = small.begun(name, variant)
+    before = {k: p.detach().clone() for k, p in run.model.named_parameters()}
+    for _ in range(2):  # the first gives gains, behind a bias of 0, a slope
+        run.update()
+    for parameter, after in run.model.named_parameters():
+        assert not torch.equal(after, before[parameter]), parameter
+
+
+@every_experiment
+def test_a_record_repeats_itself(name: str) -> None:
+    record = small.record(name)
+    some = replace(record, runs=record.runs[-5:])
+    assert runner.replay(some, small.experiment(name), small.data(name)) == []
+
+
+@every_experiment
+def test_every_figure_labels_its_axes_and_has_no_title(name: str) -> None:
+    drawn = EXPERIMENTS[name].figures(small.record(name))
+    for figure in (f for k, f in drawn.items() if not k.startswith("attention")):
+        assert figure.axes[0].get_xlabel() + figure.axes[0].get_ylabel()
+        assert figure.axes[-1].get_xlabel()
+        assert not any(ax.get_title() for ax in figure.axes)
+
+
+@every_experiment
+def test_the_figures_refuse_a_record_of_another_experiment(name: str) -> None:
+    other = replace(small.record(name), name="tiny")
+    with pytest.raises(RecordError, match=rf"must be of .*{name}.*, got one of tiny"):
+        EXPERIMENTS[name].figures(other)
+
+
+@pytest.mark.parametrize("name", ["sigmoid_net", "vgg", "batch_4", "conv_norms"])
+def test_a_run_without_its_data_is_refused(name: str) -> None:
+    with pytest.raises(TypeError, match="data must be a Dataset, got None"):
+        EXPERIMENTS[name].begin({}, 0, None, small.CPU)
+
+
+@pytest.mark.parametrize(
+    ("name", "known"),
+    [
+        ("conv_norms", "one of none, batch_norm, .*"),
+        ("handwriting", "one of none, layer_norm"),
+        ("reading", "none, layer_norm or batch_norm"),
+        ("transformer", "one of none, post, .*"),
+        ("vowels", "one of none, layer_norm, .*"),
+    ],
+)
+def test_a_normalization_that_there_is_not_is_refused(name: str, known: str) -> None:
+    with pytest.raises(ValueError, match=f"norm must be {known}, got 'lrn'"):
+        small.begun(name, small.variants(name)[0], norm="lrn")
