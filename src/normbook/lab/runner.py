@@ -358,10 +358,12 @@ def replay(
         )
         moved: list[Run] = []
         quantities = differ(moved)
+        # What moved starts never excuse: other starts, and losses that are not steady.
         is_same_start = _close(kept.opening[0], run.opening[0], losses[0], 0)
-        while (
-            quantities and is_same_start and steps is None and len(moved) < MOVED_STARTS
-        ):
+        can_excuse = (
+            steps is None and is_same_start and (experiment.is_steady or is_measured)
+        )
+        while quantities and can_excuse and len(moved) < MOVED_STARTS:
             start = _moved(begin(), precision.start, seed=len(moved))
             moved.append(_repeat(start, len(losses), last))
             quantities = differ(moved)
