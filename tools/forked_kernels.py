@@ -100,7 +100,7 @@ class Program(Popen[Any]):
         self._template, self._status = template, -1
         super().__init__(args, *others, **how)
 
-    def _execute_child(self, *arguments: Any) -> None:  # type: ignore[override]
+    def _execute_child(self, *arguments: Any) -> None:
         args, cwd, env = arguments[0], *arguments[5:7]
         handles = arguments[10:16]
         if not self._template.can_run(args, env):
@@ -259,9 +259,9 @@ def become_program(
     for file in files:
         os.close(file)
     how: dict[str, Any] = {"closefd": False, "buffering": 1}
-    sys.stdin = sys.__stdin__ = open(0, **how)  # noqa: SIM115
-    sys.stdout = sys.__stdout__ = open(1, "w", **how)  # noqa: SIM115
-    sys.stderr = sys.__stderr__ = open(2, "w", errors="backslashreplace", **how)  # noqa: SIM115
+    sys.stdin = open(0, **how)  # noqa: SIM115
+    sys.stdout = open(1, "w", **how)  # noqa: SIM115
+    sys.stderr = open(2, "w", errors="backslashreplace", **how)  # noqa: SIM115
     os.chdir(folder)
     os.environ.clear()
     os.environ.update(environment)
