@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+from collections.abc import Iterator
 from queue import Empty
 from typing import Any
 
@@ -48,14 +50,47 @@ class WatchedKernel(nbval.kernel.RunningKernel):  # type: ignore[misc]
                     raise
 
 
+# A fifth of all the time: begun late, it would compute alone in the end.
+LONGEST = "tests/experiments/test_records.py"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Let the longest file be the first that a worker gets."""
+    items.sort(key=lambda item: not item.nodeid.startswith(LONGEST))
+
+
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Let kernels be copies of one process where there are several notebooks."""
     parents = {item.parent for item in session.items}
     files = [p for p in parents if isinstance(p, nbval.plugin.IPyNbFile)]
     if len(files) > 1 and hasattr(os, "pidfd_open"):
-        template = Template(imported_by(file.nb for file in files))
+        modules = imported_by(file.nb for file in files)
+        template = Template(["ipykernel.kernelapp", *modules])  # every kernel's
         local_provisioner.launch_kernel = template.launch
         session.config.add_cleanup(template.close)
+
+
+# Here tests start many programs that import torch, which takes seconds. Programs in
+# fresh interpreters compute together in notebooks and in the doctest of `processes`.
+FORKED = ("tests/lab/", "tests/layers/test_sync_batch_norm.py")
+
+
+@pytest.fixture(scope="session")
+def template() -> Iterator[Template]:
+    """A process with the imports of programs that compute together."""
+    template = Template(["cloudpickle", "torch", "torch.distributed"])
+    yield template
+    template.close()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _forked_programs(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Let the Python programs that some modules start be copies of one process."""
+    with pytest.MonkeyPatch.context() as patch:
+        if request.node.nodeid.startswith(FORKED) and hasattr(os, "pidfd_open"):
+            template = request.getfixturevalue("template")
+            patch.setattr(subprocess, "Popen", template.popen)
+        yield
 
 
 nbval.kernel.KernelManager = UnixSocketKernel

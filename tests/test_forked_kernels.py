@@ -1,8 +1,10 @@
-"""Kernels that are copies of one process compute and end as others do."""
+"""Kernels and programs that are copies of one process run and end as others do."""
 
 from __future__ import annotations
 
+import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -101,3 +103,72 @@ def test_a_template_that_has_ended_is_told(template: Template, tmp_path: Path) -
     template.process.wait()
     with pytest.raises(RuntimeError, match="copies of has ended"):
         template.launch(command)
+
+
+CODE = """
+import json, os, sys
+seen = {
+    "arguments": sys.argv,
+    "read": sys.stdin.read(),
+    "name": __name__,
+    "folder": os.getcwd(),
+    "variable": os.environ.get("VARIABLE"),
+    "path": sys.path,
+    "streams": [s.fileno() for s in (sys.stdin, sys.stdout, sys.stderr)],
+    "children": os.waitstatus_to_exitcode(os.system("exit 3")),
+}
+sys.stdout.reconfigure(errors="backslashreplace")
+print(json.dumps(seen))
+print("complaint", file=sys.stderr)
+if sys.argv[1] == "fail":
+    raise ValueError("no")
+sys.exit(int(sys.argv[1]))
+"""
+
+
+@pytest.mark.parametrize("end", ["0", "3", "fail"])
+@pytest.mark.parametrize("has_file", [True, False], ids=["file", "code"])
+def test_a_program_is_what_a_new_interpreter_would_run(
+    has_file: bool, end: str, template: Template, tmp_path: Path
+) -> None:
+    (tmp_path / "script.py").write_text(CODE, encoding="utf-8")
+    program = ["script.py"] if has_file else ["-c", CODE]
+    seen = []
+    for start in (template.popen, subprocess.Popen):
+        process = start(
+            [sys.executable, *program, end],
+            env={**os.environ, "VARIABLE": "1"},
+            cwd=tmp_path,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        out, complaint = process.communicate("input", timeout=60)
+        lines = complaint.splitlines()
+        seen.append((json.loads(out), lines[0], lines[-1], process.returncode))
+        assert getattr(process, "_status", -1) >= 0 or len(seen) == 2  # a copy
+    assert seen[0] == seen[1]
+
+
+def test_a_program_in_another_environment_is_started_anew(template: Template) -> None:
+    code = "import sys; sys.exit('json' in sys.modules)"
+    for variable in ({}, {"OMP_NUM_THREADS": "7"}):
+        command = [sys.executable, "-c", code]
+        process = template.popen(command, env={**os.environ, **variable})
+        assert process.wait(60) == (not variable)
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_how_a_program_was_ended_is_told(
+    number: signal.Signals, template: Template
+) -> None:
+    code = "import time; print(flush=True); time.sleep(100)"
+    with template.popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as it:
+        assert it.stdout.readline() == b"\n"
+        assert it.poll() is None
+        with pytest.raises(subprocess.TimeoutExpired):
+            it.wait(0.01)
+        it.send_signal(number)
+        assert it.wait(60) == it.poll() == -number
+        assert not psutil.pid_exists(it.pid)

@@ -144,7 +144,7 @@ def test_no_test_starts_when_the_time_is_over(
     done = subprocess.run(
         [sys.executable, "-c", program],
         cwd=tmp_path,
-        env=os.environ | {"PYTHONPATH": tools},
+        env=os.environ | {"PYTHONPATH": tools, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
         capture_output=True,
         text=True,
         check=False,

@@ -1,8 +1,9 @@
-"""Kernels that begin as copies of one process, which has imported what they import.
+"""Kernels and programs that begin as copies of one process, with imports behind it.
 
 To start a kernel and to import torch and matplotlib takes seconds of a processor, for
 each notebook anew. Here one process does it, and every kernel is a fork of it: it has
 the modules, and ran nothing else. Modules of the package are not imported beforehand.
+The programs that tests of several processes start are forks of such a process, too.
 
 A submodule that only other notebooks import is therefore there too, and a notebook that
 forgot to import it passes. `make execute`, which stores outputs, starts fresh kernels.
@@ -19,19 +20,21 @@ import runpy
 import select
 import signal
 import socket
-import subprocess
 import sys
+import types
 import weakref
 from collections import Counter
-from collections.abc import Iterable
-from functools import cached_property
+from collections.abc import Iterable, Mapping
+from functools import cached_property, partial
 from pathlib import Path
+from subprocess import DEVNULL, Popen
 from typing import Any
 
 PROGRAM = (
     "import sys; sys.path.insert(0, sys.argv[1]); import forked_kernels; "
     "del sys.path[0]; forked_kernels.serve(*sys.argv[2:])"
 )
+LONGEST = 150_000  # bytes of an order; a socket takes 200 000
 
 
 def imported_by(notebooks: Iterable[Any]) -> list[str]:
@@ -86,38 +89,110 @@ class Forked:
         self.send_signal(signal.SIGKILL)
 
 
+class Program(Popen[Any]):
+    """A Python program, as a ``subprocess.Popen``: forked by what has imported.
+
+    Its parent, a fork as well, tells the exit status. A command that is no plain
+    program of this interpreter, in the environment of the template, is started anew.
+    """
+
+    def __init__(self, template: Template, args: Any, *others: Any, **how: Any) -> None:
+        self._template, self._status = template, -1
+        super().__init__(args, *others, **how)
+
+    def _execute_child(self, *arguments: Any) -> None:
+        args, cwd, env = arguments[0], *arguments[5:7]
+        handles = arguments[10:16]
+        if not self._template.can_run(args, env):
+            super()._execute_child(*arguments)  # type: ignore[misc]
+            return
+        read, write = os.pipe()
+        weakref.finalize(self, os.close, read)
+        ends = [handles[0], handles[3], handles[5]]
+        given = [end if end >= 0 else number for number, end in enumerate(ends)]
+        try:
+            self.pid = self._template.order(args[1:], env, cwd, [*given, write])
+        finally:
+            os.close(write)
+            self._close_pipe_fds(*handles)  # type: ignore[attr-defined]
+        self._status, self._child_created = read, True
+
+    def _try_wait(self, flags: int) -> tuple[int, int]:
+        if self._status < 0:
+            return super()._try_wait(flags)  # type: ignore[misc, no-any-return]
+        if flags and not select.select([self._status], [], [], 0)[0]:
+            return 0, 0
+        return self.pid, int(os.read(self._status, 16))
+
+    def _internal_poll(self, *arguments: Any, **others: Any) -> int | None:
+        if self._status < 0:
+            return super()._internal_poll(*arguments, **others)  # type: ignore[misc, no-any-return]
+        if self.returncode is None:
+            pid, status = self._try_wait(os.WNOHANG)
+            if pid:
+                self._handle_exitstatus(status)  # type: ignore[attr-defined]
+        return self.returncode
+
+
 class Template:
-    """The process that kernels are copies of: begun for the first, it ends with us."""
+    """The process that others are copies of: begun for the first, it ends with us."""
 
     def __init__(self, modules: list[str]) -> None:
         self.modules = modules
 
     @cached_property
     def _socket(self) -> socket.socket:
-        ours, theirs = socket.socketpair()
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         tools, number = str(Path(__file__).parent), str(theirs.fileno())
+        self._environment = start_of_interpreter(os.environ)
         with theirs:
-            self.process = subprocess.Popen(
+            self.process = Popen(
                 [sys.executable, "-c", PROGRAM, tools, number, *self.modules],
-                stdin=subprocess.DEVNULL,
+                stdin=DEVNULL,
                 pass_fds=[theirs.fileno()],
             )
         return ours
 
     def launch(self, command: list[str], **how: Any) -> Forked:
         """Start a kernel: in the place of ``jupyter_client.launcher.launch_kernel``."""
+        arguments = command[command.index("-m") + 1 :]
+        return Forked(self.order(arguments, how.get("env"), how.get("cwd"), []))
+
+    @property
+    def popen(self) -> Any:
+        """What starts programs: in the place of ``subprocess.Popen``."""
+        return partial(Program, self)
+
+    def can_run(self, command: Any, environment: Mapping[str, str] | None) -> bool:
+        """Whether a command is a program that a copy of the template can be."""
+        if isinstance(command, str) or command[0] != sys.executable:
+            return False
+        is_program = command[1:2] == ["-c"] or str(command[1]).endswith(".py")
+        wished = start_of_interpreter(
+            os.environ if environment is None else environment
+        )
+        return is_program and bool(self._socket) and wished == self._environment
+
+    def order(
+        self,
+        arguments: list[str],
+        environment: Mapping[str, str] | None,
+        folder: str | os.PathLike[str] | None,
+        files: list[int],
+    ) -> int:
+        """Have a copy made, with these files as its streams; return its number."""
         order = {
-            "arguments": command[command.index("-m") + 1 :],
-            "environment": how.get("env") or dict(os.environ),
-            "folder": how.get("cwd") or os.getcwd(),
+            "arguments": [str(word) for word in arguments],
+            "environment": dict(os.environ if environment is None else environment),
+            "folder": str(folder or os.getcwd()),
         }
-        line = ""
-        with contextlib.suppress(OSError), self._socket.makefile() as answer:
-            self._socket.sendall(json.dumps(order).encode() + b"\n")
-            line = answer.readline()
-        if not line:
+        answer = b""
+        with contextlib.suppress(OSError):
+            socket.send_fds(self._socket, [json.dumps(order).encode()], files)
+            answer = self._socket.recv(16)
+        if not answer:
             raise RuntimeError("the process that kernels are copies of has ended")
-        return Forked(int(line))
+        return int(answer)
 
     def close(self) -> None:
         """End the process; what it started goes with it."""
@@ -126,33 +201,85 @@ class Template:
             self.process.wait()
 
 
-def serve(number: str, *modules: str) -> None:
-    """Import modules, then fork a kernel for each order that comes."""
-    import ipykernel.kernelapp  # noqa: F401 - every kernel imports it
+def start_of_interpreter(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables that are read at the start, and by a copy never again."""
+    read = ("PYTHON", "OMP_")
+    return {k: v for k, v in environment.items() if k.startswith(read)}
 
+
+def serve(number: str, *modules: str) -> None:
+    """Import modules, then fork a process for each order that comes."""
     for name in modules:
         with contextlib.suppress(ImportError):  # the notebook will say so
             importlib.import_module(name)
     if "torch" in modules:
         importlib.import_module("torch._dynamo")  # the first optimizer imports it
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for them here
-    with socket.socket(fileno=int(number)) as orders, orders.makefile() as lines:
-        for line in lines:
+    with socket.socket(fileno=int(number)) as orders:
+        while True:
+            text, files, _, _ = socket.recv_fds(orders, LONGEST, 4)
+            if not text:
+                return
             if os.fork() == 0:
-                order = json.loads(line)
-                os.setsid()  # before anybody may end the group that it is in
-                orders.sendall(f"{os.getpid()}\n".encode())
                 break
+            for file in files:
+                os.close(file)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        if files:
+            watch_child(orders, files)
         else:
-            return
-    become_kernel(order["arguments"], order["environment"], order["folder"])
+            os.setsid()  # before anybody may end the group that it is in
+            orders.sendall(str(os.getpid()).encode())
+    order = json.loads(text)
+    become = become_program if files else become_kernel
+    become(order["arguments"], order["environment"], order["folder"], files)
+
+
+def watch_child(orders: socket.socket, files: list[int]) -> None:
+    """Fork once more; return in the child only, and here tell how it ended."""
+    child = os.fork()
+    if child == 0:
+        return
+    orders.sendall(str(child).encode())
+    orders.close()
+    for file in files[:3]:
+        os.close(file)
+    _, status = os.waitpid(child, 0)
+    with contextlib.suppress(BrokenPipeError):  # nobody asks any more
+        os.write(files[3], str(status).encode())
+    os._exit(0)
+
+
+def become_program(
+    arguments: list[str], environment: dict[str, str], folder: str, files: list[int]
+) -> None:
+    """Be what ``python -c CODE ...`` or ``python FILE ...`` would be."""
+    for stream, file in enumerate(files[:3]):
+        os.dup2(file, stream)
+    for file in files:
+        os.close(file)
+    how: dict[str, Any] = {"closefd": False, "buffering": 1}
+    sys.stdin = open(0, **how)  # noqa: SIM115
+    sys.stdout = open(1, "w", **how)  # noqa: SIM115
+    sys.stderr = open(2, "w", errors="backslashreplace", **how)  # noqa: SIM115
+    os.chdir(folder)
+    os.environ.clear()
+    os.environ.update(environment)
+    if arguments[0] == "-c":
+        sys.argv = ["-c", *arguments[2:]]
+        sys.path[0] = ""
+        main = sys.modules["__main__"] = types.ModuleType("__main__")
+        exec(compile(arguments[1], "<string>", "exec"), vars(main))  # noqa: S102 - ours
+    else:
+        sys.argv = arguments
+        sys.path[0] = str(Path(arguments[0]).resolve().parent)
+        runpy.run_path(arguments[0], run_name="__main__")
 
 
 def become_kernel(
-    arguments: list[str], environment: dict[str, str], folder: str
+    arguments: list[str], environment: dict[str, str], folder: str, _: list[int]
 ) -> None:
     """Be what ``python -m MODULE ...`` would be in this folder and environment."""
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     os.chdir(folder)
     os.environ.clear()
     os.environ.update(environment | {"JPY_PARENT_PID": str(os.getppid())})

@@ -157,28 +157,23 @@ def false(of: Record, **changes: Any) -> Record:
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_a_changed_loss_would_be_found(path: Path) -> None:
-    of, run = read(path), false(read(path)).runs[0]
-    changed = [1.0001 * run.opening[0], *run.opening[1:]]
-    check(false(of, opening=changed), at_most=5, is_measured=False)
-
-
-@pytest.mark.parametrize("path", PATHS)
 def test_another_seed_would_be_found(path: Path) -> None:
     of = read(path)
     check(false(of, seed=of.seeds[0] + 1), steps=1, is_measured=False)
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_each_changed_measurement_would_be_found(path: Path) -> None:
+def test_a_changed_loss_and_each_changed_measurement_would_be_found(path: Path) -> None:
     of, run = read(path), false(read(path)).runs[0]
+    opening = [1.0001 * run.opening[0], *run.opening[1:]]
     curves = {
         name: {q: v if q == "step" else moved(v) for q, v in c.items()}
         for name, c in run.curves.items()
     }
-    found = check(false(of, curves=curves), steps=1)
+    found = check(false(of, opening=opening, curves=curves), steps=1)
     measured = {n: c for n, c in run.curves.items() if c["step"][0] == 0}
     expected = {f"{n} / {q}" for n, c in measured.items() for q in c if q != "step"}
+    expected.add("losses of the first 1 steps")
     assert {line.partition(": ")[2] for line in found} == expected
 
 
@@ -191,7 +186,11 @@ def test_another_learning_rate_would_be_found(path: Path) -> None:
     exact = of.settings["dtype"] == "float64"
     factor = 2.0 if not experiment.is_steady else 1.01 if exact else 1.1
     faster = tiny.faster(experiment, factor)
-    check(false(of), faster, at_most=5, is_measured=False)
+    # What two losses show, five show, too; not all records need more.
+    assert any(
+        replay(false(of), faster, data(of), at_most=count, is_measured=False)
+        for count in (2, 5)
+    )
 
 
 def moved(value: Any) -> Any:

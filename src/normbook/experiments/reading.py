@@ -259,12 +259,13 @@ class _Encoding(NamedTuple):
     ) -> tuple[Tensor, Tensor]:
         """Texts and questions (N, 2, T), padded; answers and tasks (N, 2)."""
         longest = max(len(text) for s in stories for text in (s.words, s.question))
-        x = torch.zeros(len(stories), 2, longest, dtype=torch.int64)
-        for rows, story in zip(x, stories, strict=True):
-            for row, text in zip(rows, (story.words, story.question), strict=True):
-                row[: len(text)] = torch.tensor([self.words[word] for word in text])
+
+        def padded(text: Sequence[str]) -> list[int]:
+            return [self.words[word] for word in text] + [0] * (longest - len(text))
+
+        x = [[padded(s.words), padded(s.question)] for s in stories]
         y = [[self.answers[s.answer], self.tasks[s.task]] for s in stories]
-        return x.to(device), torch.tensor(y, device=device)
+        return torch.tensor(x, device=device), torch.tensor(y, device=device)
 
 
 def begin(

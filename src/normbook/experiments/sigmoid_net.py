@@ -107,8 +107,8 @@ def begin(
 
 def _pixels(x: Any, settings: lab.Settings, device: torch.device) -> torch.Tensor:
     """Images as rows of 0 and 1, as in the paper, or of grey values in [0, 1]."""
-    rows = torch.as_tensor(x).flatten(1).to(device, torch.float64)
-    return (rows > 0.5).double() if settings["is_binary"] else rows
+    rows = torch.as_tensor(x).flatten(1).to(device)
+    return (rows > 0.5 if settings["is_binary"] else rows).double()
 
 
 LOOKS = looks("none", "batch_norm", "noisy_batch_norm")

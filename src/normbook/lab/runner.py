@@ -298,8 +298,10 @@ def replay(
         begin = partial(experiment.begin, settings, kept.seed, data, torch.device(on))
         run, moved = _repeat(begin(), len(losses), last), list[Run]()
         differ = partial(_differ, kept, run, losses, precision, experiment.is_steady)
+        # What moved starts never excuse: other starts, and losses that are not steady.
         is_same_start = _close(kept.opening[0], run.opening[0], losses[0], 0)
-        tries = MOVED_STARTS if steps is None and is_same_start else 0
+        can_excuse = is_same_start and (experiment.is_steady or is_measured)
+        tries = MOVED_STARTS if steps is None and can_excuse else 0
         while (quantities := differ(moved)) and len(moved) < tries:
             start = _moved(begin(), precision.start, seed=len(moved))
             moved.append(_repeat(start, len(losses), last))
