@@ -16,6 +16,7 @@ import pytest
 
 BOOK = Path(__file__).parent.parent / "book"
 
+SHIFT = "diagnostics.internal_covariate_shift"
 # Chapter, module of the package, function. In both it has the same name.
 PAIRS: list[tuple[str, str, str]] = [
     ("batch_norm_gradient", "normalize", "through"),
@@ -41,11 +42,9 @@ PAIRS: list[tuple[str, str, str]] = [
     ("moving_averages", "running_statistics", "averaged"),
     ("moving_averages", "running_statistics", "debiased"),
     ("split_batches", "running_statistics", "one_pass"),
-    (
-        "internal_covariate_shift",
-        "diagnostics.internal_covariate_shift",
-        "quantile_shift",
-    ),
+    ("internal_covariate_shift", SHIFT, "quantile_shift"),
+    ("internal_covariate_shift", SHIFT, "after_those_below"),
+    ("smoothness", "diagnostics.smoothness", "effective_smoothness"),
 ]
 
 

@@ -9,7 +9,7 @@ Three quantities of Santurkar et al. (2018), section 3, measured as defined ther
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -69,13 +69,18 @@ class AlongGradient(NamedTuple):
         It depends on the step sizes, and so on the learning rate that they are taken
         from: compare networks at the same distances, or each at its own best rate.
         """
-        ratios = self.gradient_changes / (self.step_sizes * self.gradient_norm)
-        return float(ratios.max())
+        where = self.step_sizes, self.gradient_norm
+        return float(effective_smoothness(self.gradient_changes, *where))
 
     @property
     def floor(self) -> float:
         r""":math:`1 / \eta_{\min}`: what the effective smoothness meets at a kink."""
         return float(1 / self.step_sizes.min())
+
+
+def effective_smoothness(changes: Any, etas: Any, length: Any) -> Any:
+    """Largest change over the distance moved; ``length`` is that of the gradient."""
+    return (changes / (etas * length)).max()
 
 
 def along_gradient(
