@@ -57,22 +57,11 @@ def group_norm_forward(
     that group and all places of example n.
 
     :func:`normbook.normalize.normalize_forward` for x of shape (N, C) or (N, C, ...),
-    with gamma and beta of shape (C,); the rest is there.
+    with gamma and beta of shape (C,); the rest is there. ``num_groups`` is G, a divisor
+    of C; channels that follow each other form a group. In the cache they stand so:
+    ``x_hat`` has shape (N, G, C/G, ...), ``mu`` and ``var`` (N, G, 1, ...), ``gamma``
+    (G, C/G).
 
-    Parameters
-    ----------
-    num_groups : int
-        G, a divisor of C. Channels that follow each other form a group.
-
-    Returns
-    -------
-    y : array
-    cache : NormalizeCache
-        In it the channels stand in groups: ``x_hat`` has shape (N, G, C/G, ...), ``mu``
-        and ``var`` have (N, G, 1, ...), ``gamma`` has (G, C/G).
-
-    Notes
-    -----
     Source: Wu and He (2018), "Group normalization", equations 1, 2, 6 and 7; book,
     chapter *Choosing the axes*.
 
@@ -112,14 +101,7 @@ def group_norm(
     beta: Array | None = None,
     eps: float = 1e-5,
 ) -> Array:
-    """Normalize each group of channels: the ``y`` of :func:`group_norm_forward`.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> group_norm(np.array([[1.0, 3.0, 10.0, 50.0]]), 2, eps=0.0)
-    array([[-1.,  1., -1.,  1.]])
-    """
+    """Normalize each group of channels: the ``y`` of :func:`group_norm_forward`."""
     return group_norm_forward(x, num_groups, gamma, beta, eps)[0]
 
 
@@ -168,8 +150,6 @@ def instance_norm_forward(
     :func:`normbook.normalize.normalize_forward` for x of shape (N, C, L), (N, C, H, W)
     or (N, C, T, H, W), with gamma and beta of shape (C,); the rest is there.
 
-    Notes
-    -----
     Source: Ulyanov, Vedaldi and Lempitsky (2016), "Instance normalization", equation
     3; book, chapter *Choosing the axes*.
 
@@ -193,15 +173,7 @@ def instance_norm(
     beta: Array | None = None,
     eps: float = 1e-5,
 ) -> Array:
-    """Normalize each channel of each example: y of :func:`instance_norm_forward`.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> instance_norm(np.array([[[1.0, 3.0], [10.0, 50.0]]]), eps=0.0)
-    array([[[-1.,  1.],
-            [-1.,  1.]]])
-    """
+    """Normalize each channel of each example: y of :func:`instance_norm_forward`."""
     return instance_norm_forward(x, gamma, beta, eps)[0]
 
 

@@ -47,17 +47,11 @@ def layer_norm_forward(
     :func:`normbook.normalize.normalize_forward` for x of shape (..., D), with gamma and
     beta of shape (D,); the rest is there.
 
-    Parameters
-    ----------
-    axes : int or tuple of int
-        The axes of the features: the last one, or ``(1, 2, 3)`` on ``(N, C, H, W)``
-        for the whole image, or ``1`` there for the channels of each pixel. With several
-        axes gamma and beta have the shape of ``x`` along these.
-
-    Notes
-    -----
-    With a single feature the result is ``beta``; with two, and eps = 0, it is
-    :math:`\pm\gamma + \beta` whatever the values.
+    ``axes`` are those of the features: the last one, or ``(1, 2, 3)`` on (N, C, H, W)
+    for the whole image, or ``1`` there for the channels of each pixel. With several
+    axes gamma and beta have the shape of ``x`` along these. With a single feature the
+    result is ``beta``; with two, and eps = 0, it is :math:`\pm\gamma + \beta` whatever
+    the values.
 
     Source: Ba, Kiros and Hinton (2016), equations 3 and 4; book, chapter *Layer
     normalization*.
@@ -86,15 +80,7 @@ def layer_norm(
     *,
     axes: Axes = LAST,
 ) -> Array:
-    """Normalize each example by its own moments: y of :func:`layer_norm_forward`.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> layer_norm(np.array([[1.0, 5.0], [7.0, 6.0]]), eps=0.0)
-    array([[-1.,  1.],
-           [ 1., -1.]])
-    """
+    """Normalize each example by its own moments: y of :func:`layer_norm_forward`."""
     return layer_norm_forward(x, gamma, beta, eps, axes=axes)[0]
 
 
@@ -140,14 +126,7 @@ def rms_norm_forward(
 def rms_norm(
     x: Array, gamma: Array | None = None, eps: float = 1e-5, *, axes: Axes = LAST
 ) -> Array:
-    """Divide each example by its root mean square: y of :func:`rms_norm_forward`.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> rms_norm(np.array([1.0, 7.0]), eps=0.0)
-    array([0.2, 1.4])
-    """
+    """Divide each example by its root mean square: y of :func:`rms_norm_forward`."""
     return rms_norm_forward(x, gamma, eps, axes=axes)[0]
 
 

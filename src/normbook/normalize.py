@@ -237,14 +237,9 @@ def moments(x: Array, axes: Axes) -> tuple[Array, Array]:
     look at the centred values then repairs what rounding left in the mean: the
     *corrected two-pass algorithm*.
 
-    Returns
-    -------
-    mu, var : arrays
-        Shape of ``x`` with length 1 along ``axes``; unit of x, and its square; of half
-        precision float32.
+    Both have the shape of ``x`` with length 1 along ``axes``; of half precision they
+    are float32.
 
-    Notes
-    -----
     Source: Chan, Golub and LeVeque (1983), "Algorithms for computing the sample
     variance", eq. 1.7.
 
@@ -271,13 +266,6 @@ def standardize(
 
     The variance of the result is :math:`\sigma^2 / (\sigma^2 + \epsilon)`.
     :func:`normalize` without gain and bias.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> standardize(np.array([[2.0, 4.0], [6.0, 8.0]]), axes=0, eps=0.0)
-    array([[-1., -1.],
-           [ 1.,  1.]])
     """
     return normalize_forward(x, axes=axes, eps=eps, is_centred=is_centred)[0]
 
@@ -366,16 +354,7 @@ def normalize(
     eps: float = 1e-5,
     is_centred: bool = True,
 ) -> Array:
-    """Normalize along some axes: the ``y`` of :func:`normalize_forward`.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> x = np.array([[3.0, 4.0, 12.0]])  # mean square 169 / 3
-    >>> y = normalize(x, axes=1, eps=0.0, is_centred=False)
-    >>> y * 13 / np.sqrt(3)
-    array([[ 3.,  4., 12.]])
-    """
+    """Normalize along some axes: the ``y`` of :func:`normalize_forward`."""
     return normalize_forward(
         x,
         gamma,
@@ -405,21 +384,10 @@ def normalize_backward(dl_dy: Array, cache: NormalizeCache) -> NormalizeGradient
     :math:`\epsilon \ge 0`. Without centring, :math:`\bar g` is missing. Batch norm,
     layer norm, RMSNorm and instance norm have this backward pass under their names.
 
-    Parameters
-    ----------
-    dl_dy : array
-        Shape and kind of ``y``, or else an error.
-    cache : NormalizeCache
-        From the forward pass.
+    ``dl_dy`` has shape and kind of ``y``, or else it is refused. ``dl_dx`` has shape
+    and dtype of ``dl_dy``; ``dl_dgamma`` and ``dl_dbeta`` have the shape of gain and
+    bias, also where these were left out.
 
-    Returns
-    -------
-    NormalizeGradients
-        ``dl_dx`` in shape and dtype of ``dl_dy``; ``dl_dgamma`` and ``dl_dbeta`` in
-        the shape of gain and bias, also where these were left out.
-
-    Notes
-    -----
     Source: book, chapters *The gradient of batch normalization* and *The gradient of
     layer normalization*.
 

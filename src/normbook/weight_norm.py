@@ -43,30 +43,13 @@ class WeightNormGradients(NamedTuple):
 
 
 def row_axes(weights: Array) -> tuple[int, ...]:
-    """Axes of the weights of one output: all but axis 0.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> row_axes(np.zeros((8, 3))), row_axes(np.zeros((8, 3, 5, 5)))
-    ((1,), (1, 2, 3))
-    """
+    """Return the axes of the weights of one output: all but axis 0."""
     axes: tuple[int, ...] = layout("weight norm", weights, "weights")["axes"]
     return axes
 
 
 def gain_of_rows(v: Array, g: Array) -> Array:
-    r"""Gain that gives rows of root mean square 1 the lengths g.
-
-    Such a row of n weights has the length :math:`\sqrt n`; so it is
-    :math:`g/\sqrt n`.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> gain_of_rows(np.zeros((2, 4)), np.array([3.0, 5.0]))
-    array([1.5, 2.5])
-    """
+    r"""Return :math:`g/\sqrt n`: rows of root mean square 1 times this have length g."""
     n = math.prod([v.shape[axis] for axis in row_axes(v)])
     check_parameters(v, (0,), g=g)
     return as_float32(g) / math.sqrt(max(n, 1))
@@ -80,8 +63,6 @@ def weight_norm_forward(v: Array, g: Array) -> tuple[Array, NormalizeCache]:
     In the cache ``x_hat`` is v with rows of root mean square 1, and ``gamma`` is
     :func:`gain_of_rows`. A row of zeros has no direction and gives NaN, as in torch.
 
-    Notes
-    -----
     Source: Salimans and Kingma (2016), "Weight normalization", equation 2; book,
     chapter *Choosing the axes*.
 
@@ -97,15 +78,7 @@ def weight_norm_forward(v: Array, g: Array) -> tuple[Array, NormalizeCache]:
 
 
 def weight_norm(v: Array, g: Array) -> Array:
-    """Scale each row of v to the length g: the ``w`` of :func:`weight_norm_forward`.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> weight_norm(np.array([[3.0, 4.0], [0.0, 2.0]]), np.array([10.0, -1.0]))
-    array([[ 6.,  8.],
-           [-0., -1.]])
-    """
+    """Scale each row of v to the length g: the ``w`` of :func:`weight_norm_forward`."""
     return weight_norm_forward(v, g)[0]
 
 
@@ -122,8 +95,6 @@ def weight_norm_backward(dl_dw: Array, cache: NormalizeCache) -> WeightNormGradi
 
     What reaches v has lost its part along v: a step changes the direction alone.
 
-    Notes
-    -----
     Source: Salimans and Kingma (2016), equation 3.
 
     Examples
@@ -150,8 +121,6 @@ def weight_standardization_forward(
 
     with mean and (biased) variance over the weights of output i.
 
-    Notes
-    -----
     Summaries of the paper differ on eps: inside the root, as here, or added to the
     deviation. The code of its authors divides by the *unbiased* deviation plus 1e-5:
     its weights are smaller by :math:`\sqrt{(n-1)/n}` with n weights in a row, which a
@@ -179,27 +148,10 @@ def weight_standardization_forward(
 
 
 def weight_standardization(w: Array, eps: float = 1e-10) -> Array:
-    """Standardize each row: ``w_hat`` of :func:`weight_standardization_forward`.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> weight_standardization(np.array([[1.0, 3.0]]), eps=0.0)
-    array([[-1.,  1.]])
-    """
+    """Standardize each row: ``w_hat`` of :func:`weight_standardization_forward`."""
     return weight_standardization_forward(w, eps)[0]
 
 
 def weight_standardization_backward(dl_dw_hat: Array, cache: NormalizeCache) -> Array:
-    """Return the ``dl_dx`` of :func:`normbook.normalize.normalize_backward`.
-
-    Examples
-    --------
-    With two weights and ``eps=0``, nothing passes:
-
-    >>> import numpy as np
-    >>> _, cache = weight_standardization_forward(np.array([[1.0, 3.0]]), eps=0.0)
-    >>> weight_standardization_backward(np.array([[0.25, -0.5]]), cache)
-    array([[0., 0.]])
-    """
+    """Return the ``dl_dx`` of :func:`normbook.normalize.normalize_backward`."""
     return normalize_backward(dl_dw_hat, cache).dl_dx
