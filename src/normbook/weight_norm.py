@@ -49,7 +49,7 @@ def row_axes(weights: Array) -> tuple[int, ...]:
 
 
 def gain_of_rows(v: Array, g: Array) -> Array:
-    r"""Return :math:`g/\sqrt n`, which gives rows of root mean square 1 the length g."""
+    r"""Return :math:`g/\sqrt n`: the gain of rows of root mean square 1."""
     n = math.prod([v.shape[axis] for axis in row_axes(v)])
     check_parameters(v, (0,), g=g)
     return as_float32(g) / math.sqrt(max(n, 1))
