@@ -93,5 +93,18 @@ def _forked_programs(request: pytest.FixtureRequest) -> Iterator[None]:
         yield
 
 
+@pytest.fixture(autouse=True)
+def _no_figures(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Draw figures without a screen, and close them, where tests draw some."""
+    if not request.node.nodeid.startswith(("tests/experiments/", "tests/test_figures")):
+        yield
+        return
+    import matplotlib.pyplot as plt
+
+    plt.switch_backend("agg")
+    yield
+    plt.close("all")
+
+
 nbval.kernel.KernelManager = UnixSocketKernel
 nbval.plugin.RunningKernel = WatchedKernel

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import matplotlib.pyplot as plt
@@ -14,13 +13,6 @@ from normbook import figures
 from normbook.axes import sharing
 from normbook.group_norm import instance_norm_forward
 from normbook.looks import Kind
-
-
-@pytest.fixture(autouse=True)
-def _closed() -> Iterator[None]:
-    plt.switch_backend("agg")
-    yield
-    plt.close("all")
 
 
 def luminance(colour: Any) -> float:

@@ -189,7 +189,8 @@ def ends_on_value(source: str) -> bool:
 def statements(cell: Cell) -> list[ast.stmt]:
     """Return the statements of a cell: none of one that is no plain Python."""
     with contextlib.suppress(SyntaxError):  # a magic command
-        return ast.parse(cell.source).body
+        body: list[ast.stmt] = ast.parse(cell.source).body
+        return body
     return []
 
 

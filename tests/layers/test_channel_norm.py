@@ -196,7 +196,7 @@ def of_inference(key: str) -> Tensor:
         return torch.tensor(2) if key == "num_batches_tracked" else torch.ones(3)
 
 
-UNWRITABLE = [
+UNWRITABLE: list[tuple[Any, ...]] = [
     (pair, key, value, match)
     for value, match in (
         (expanded, "single memory location"),
