@@ -1,7 +1,7 @@
 """Where torch computes, and how it computes the same twice.
 
-The same notebooks run on a CPU and on a GPU: they ask :func:`pick` for the
-device and move their tensors there.
+The notebooks run on a CPU and on a GPU: they move their tensors to what :func:`pick`
+returns.
 """
 
 from __future__ import annotations
@@ -22,27 +22,11 @@ DETERMINISTIC_WORKSPACES = (":4096:8", ":16:8")
 def pick(asked: str | None = None) -> torch.device:
     """Return the device to compute on: CUDA where there is one, else the CPU.
 
-    The environment variable ``NORMBOOK_DEVICE`` overrides the choice: ``cpu``,
-    ``cuda``, ``cuda:1`` (a GPU by its number, from 0) or ``mps`` (the GPU of an
-    Apple computer). ``mps`` is taken only when it is asked for, since it has no
-    float64, in which the checks of the book compute.
-
-    Parameters
-    ----------
-    asked : str, optional
-        One of these names, to be taken instead of that in ``NORMBOOK_DEVICE``.
-
-    Returns
-    -------
-    torch.device
-        A device that is there.
-
-    Raises
-    ------
-    ValueError
-        If ``asked`` or ``NORMBOOK_DEVICE`` is not the name of a device.
-    RuntimeError
-        If it names a device that this machine, or this torch, does not have.
+    The environment variable ``NORMBOOK_DEVICE``, or ``asked`` in its place, overrides
+    the choice: ``cpu``, ``cuda``, ``cuda:1`` (a GPU by its number, from 0) or ``mps``
+    (the GPU of an Apple computer, taken only when it is asked for, since it has no
+    float64, in which the checks of the book compute). What is no such name is a
+    ``ValueError``, what this machine, or this torch, does not have a ``RuntimeError``.
 
     Examples
     --------
@@ -54,25 +38,31 @@ def pick(asked: str | None = None) -> torch.device:
     """
     import torch
 
-    setting = DEVICE if asked is None else "the device"
+    setting, cpu, drop = "the device", "take cpu", "leave it out"
+    if asked is None:
+        setting, cpu, drop = DEVICE, f"set {DEVICE}=cpu", "unset it"
     name = (os.environ.get(DEVICE, "") if asked is None else asked).strip().lower()
     if not name and asked is None:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if not re.fullmatch(r"cpu|mps|cuda(:\d+)?", name):
-        drop = "unset it" if asked is None else "leave it out"
         raise ValueError(
             f"{setting} must be cpu, cuda, cuda:NUMBER or mps, got {name!r}; correct "
             f"it, or {drop} to take CUDA where there is one."
         )
+    gpus = ""
     if name == "mps" and not torch.backends.mps.is_available():
-        raise RuntimeError(_unavailable(setting, name, "torch finds no Apple GPU"))
-    if name.startswith("cuda"):
+        gpus = "no Apple GPU"
+    elif name.startswith("cuda"):
         count = torch.cuda.device_count() if torch.cuda.is_available() else 0
         if int(name.partition(":")[2] or 0) >= count:
-            found = {0: "no CUDA GPU", 1: "one CUDA GPU, cuda:0"}.get(
+            gpus = {0: "no CUDA GPU", 1: "one CUDA GPU, cuda:0"}.get(
                 count, f"{count} CUDA GPUs, cuda:0 to cuda:{count - 1}"
             )
-            raise RuntimeError(_unavailable(setting, name, f"torch finds {found}"))
+    if gpus:
+        raise RuntimeError(
+            f"{setting} must name a device that is there, got {name!r}, but torch "
+            f"finds {gpus}; {cpu}, or {drop} to take CUDA where there is one."
+        )
     return torch.device(name)
 
 
@@ -82,17 +72,9 @@ def make_deterministic() -> None:
     Sets ``CUBLAS_WORKSPACE_CONFIG`` to ``:4096:8`` unless it has a deterministic
     value already, demands deterministic algorithms of torch (an operation that
     has none then raises), and turns off the search for the fastest convolution,
-    which may choose another one in each run.
-
-    Raises
-    ------
-    RuntimeError
-        If ``CUBLAS_WORKSPACE_CONFIG`` has no deterministic value and CUDA is in
-        use already: cuBLAS may have read the variable. Nothing is changed then.
-
-    References
-    ----------
-    PyTorch documentation, notes, "Reproducibility".
+    which may choose another one in each run. Where the variable has no deterministic
+    value and CUDA is in use already, cuBLAS may have read it: nothing is changed then,
+    and a ``RuntimeError`` raised. Source: PyTorch documentation, "Reproducibility".
 
     Examples
     --------
@@ -118,13 +100,3 @@ def make_deterministic() -> None:
         os.environ[WORKSPACE] = DETERMINISTIC_WORKSPACES[0]
     torch.use_deterministic_algorithms(True)
     torch.backends.cudnn.benchmark = False
-
-
-def _unavailable(setting: str, name: str, found: str) -> str:
-    cure = "take cpu, or leave it out"
-    if setting == DEVICE:
-        cure = f"set {DEVICE}=cpu, or unset it"
-    return (
-        f"{setting} must name a device that is there, got {name!r}, but {found}; "
-        f"{cure} to take CUDA where there is one."
-    )
