@@ -207,8 +207,8 @@ class RunningStatistics:
         momentum, decay : float, optional
             One of them, or none: then momentum is 0.1.
         is_cumulative : bool
-            Take the plain average of all batches instead, with neither momentum nor
-            decay (torch: ``momentum=None``), and nothing to debias.
+            Take the plain average of all batches instead, without momentum, decay
+            (torch: ``momentum=None``) and debiasing.
         is_unbiased : bool
             Correct each batch's variance with :func:`unbiased` before averaging.
         averages : "var" or "std"
