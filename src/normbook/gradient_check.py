@@ -47,23 +47,13 @@ def numerical_gradient(
 
         \frac{\partial\ell}{\partial x_i} \approx
         \frac{\ell(x + h_i e_i) - \ell(x - h_i e_i)}{2 h_i},
-        \qquad h_i = h \max(1, |x_i|)
+        \qquad h_i = h \max(1, |x_i|),
 
-    The error is of order :math:`h^2` from the formula and of order
-    :math:`10^{-16}/h` from rounding.
-
-    Parameters
-    ----------
-    f : callable
-        Maps an array like ``x`` to an array.
-    x : array of float64, any shape
-        Left as it is. In float32 half the digits would be noise: a ``TypeError``.
-    dl_dy : array, optional
-        g, in the shape of ``f(x)``: the gradient that arrives from above. Left
-        out, it is all ones; that hides errors in a normalization, whose outputs
-        have a constant sum.
-    step : float
-        h, without unit.
+    with h the ``step``. The error is of order :math:`h^2` from the formula and of order
+    :math:`10^{-16}/h` from rounding. x is of float64 and left as it is; in float32 half
+    the digits would be noise: a ``TypeError``. ``dl_dy`` is g, in the shape of f(x): the
+    gradient that arrives from above. Left out, it is all ones; that hides errors in a
+    normalization, whose outputs have a constant sum.
 
     Examples
     --------
@@ -314,8 +304,7 @@ def _changes(node: ast.expr) -> Iterator[ast.expr]:
 def _compiled(definition: ast.FunctionDef, function: Any) -> Callable[..., Any]:
     module = ast.fix_missing_locations(ast.Module([definition], type_ignores=[]))
     # The source is that of a function already loaded, with one expression changed.
-    space = dict(function.__globals__)
-    space.update(inspect.getclosurevars(function).nonlocals)
+    space = function.__globals__ | inspect.getclosurevars(function).nonlocals
     flags = __future__.annotations.compiler_flag  # leave annotations unevaluated
     name = f"<mutant of {function.__name__}>"
     exec(compile(module, name, "exec", flags, dont_inherit=True), space)  # noqa: S102
