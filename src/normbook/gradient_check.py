@@ -50,10 +50,10 @@ def numerical_gradient(
         \qquad h_i = h \max(1, |x_i|),
 
     with h the ``step``. The error is of order :math:`h^2` from the formula and of order
-    :math:`10^{-16}/h` from rounding. x is of float64 and left as it is; in float32 half
-    the digits would be noise: a ``TypeError``. ``dl_dy`` is g, in the shape of f(x): the
-    gradient that arrives from above. Left out, it is all ones; that hides errors in a
-    normalization, whose outputs have a constant sum.
+    :math:`10^{-16}/h` from rounding. x stays as it is and must be of float64, else a
+    ``TypeError``: in float32 half the digits would be noise. ``dl_dy`` is g, of the
+    shape of f(x), the gradient that arrives from above. Left out, it is all ones; that
+    hides errors in a normalization, whose outputs have a constant sum.
 
     Examples
     --------

@@ -242,8 +242,8 @@ def layer_norm_lstm_forward(
 ) -> tuple[LSTMOutput, LayerNormLSTMCache]:
     r"""Run the layer-normalized LSTM, and keep what the backward pass needs.
 
-    ``c_last`` is what would be carried on. An unknown option is a ``ValueError`` too, as
-    is ``gamma_x`` or ``beta_x`` where the sum is normalized.
+    ``c_last`` is what would be carried on. An unknown option is a ``ValueError`` too,
+    as is ``gamma_x`` or ``beta_x`` where the sum is normalized.
 
     Parameters
     ----------
