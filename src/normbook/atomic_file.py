@@ -20,8 +20,8 @@ OURS = re.compile(r".*\.[0-9a-f]{32}\.part", re.DOTALL)
 def write(path: Path, content: bytes) -> None:
     """Write a file, whole or not at all, even if the machine fails in between.
 
-    Its folder must exist. A file of that name is replaced; it is left as it was where
-    an error is raised.
+    The folder must exist; a file of that name is replaced, and left as it was if an
+    ``OSError`` says that the new one cannot be written.
 
     Examples
     --------
@@ -45,18 +45,12 @@ def write(path: Path, content: bytes) -> None:
 
 
 def is_temporary(path: Path) -> bool:
-    """Whether this is the name of a temporary file of :func:`write`.
-
-    Examples
-    --------
-    >>> is_temporary(Path("film.mkv.part"))
-    False
-    """
+    """Whether this is the name of a temporary file of :func:`write`."""
     return OURS.fullmatch(path.name) is not None
 
 
 def remove_abandoned(folder: Path) -> None:
-    """Remove what :func:`write` left in a folder when it was killed, an hour later."""
+    """Remove what processes killed in :func:`write` left behind, after an hour."""
     for part in filter(is_temporary, folder.glob("*.part")):
         with contextlib.suppress(OSError):  # gone meanwhile, or not ours
             if time.time() - part.stat().st_mtime > ABANDONED_AFTER:

@@ -1,7 +1,7 @@
 """Where torch computes, and how it computes the same twice.
 
-The same notebooks run on a CPU and on a GPU: they ask :func:`pick` for the device and
-move their tensors there.
+The notebooks run on a CPU and on a GPU: they move their tensors to what :func:`pick`
+returns.
 """
 
 from __future__ import annotations
@@ -22,22 +22,11 @@ DETERMINISTIC_WORKSPACES = (":4096:8", ":16:8")
 def pick(asked: str | None = None) -> torch.device:
     """Return the device to compute on: CUDA where there is one, else the CPU.
 
-    The environment variable ``NORMBOOK_DEVICE`` overrides the choice: ``cpu``,
-    ``cuda``, ``cuda:1`` (a GPU by its number, from 0) or ``mps`` (the GPU of an
-    Apple computer). ``mps`` is taken only when it is asked for, since it has no
-    float64, in which the checks of the book compute.
-
-    Parameters
-    ----------
-    asked : str, optional
-        One of these names, to be taken instead of that in ``NORMBOOK_DEVICE``.
-
-    Raises
-    ------
-    ValueError
-        If ``asked`` or ``NORMBOOK_DEVICE`` is not the name of a device.
-    RuntimeError
-        If it names a device that this machine, or this torch, does not have.
+    The environment variable ``NORMBOOK_DEVICE``, or ``asked`` in its place, overrides
+    the choice: ``cpu``, ``cuda``, ``cuda:1`` (a GPU by its number, from 0) or ``mps``
+    (the GPU of an Apple computer, taken only when it is asked for, since it has no
+    float64, in which the checks of the book compute). What is no such name is a
+    ``ValueError``, what this machine, or this torch, does not have a ``RuntimeError``.
 
     Examples
     --------
@@ -82,13 +71,9 @@ def make_deterministic() -> None:
     Sets ``CUBLAS_WORKSPACE_CONFIG`` to ``:4096:8`` unless it has a deterministic
     value already, demands deterministic algorithms of torch (an operation that
     has none then raises), and turns off the search for the fastest convolution,
-    which may choose another one in each run: "Reproducibility" in PyTorch's notes.
-
-    Raises
-    ------
-    RuntimeError
-        If ``CUBLAS_WORKSPACE_CONFIG`` has no deterministic value and CUDA is in
-        use already: cuBLAS may have read the variable. Nothing is changed then.
+    which may choose another one in each run. Where the variable has no deterministic
+    value and CUDA is in use already, cuBLAS may have read it: nothing is changed then,
+    and a ``RuntimeError`` raised. Source: PyTorch documentation, "Reproducibility".
     """
     import torch
 

@@ -1,9 +1,8 @@
-r"""Check a gradient by central differences, and check the check by wrong formulas.
+"""Check a gradient by central differences, and check the check by wrong formulas.
 
 A comparison that agrees proves something only if it would have disagreed with a
-wrong formula. :func:`mutants` makes such formulas: it rewrites a function with one
-sign, coefficient, operator, axis or term changed at a time. A good check rejects
-every one of them.
+wrong formula. :func:`mutants` makes such formulas, with one thing changed at a time. A
+good check rejects every one of them.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 from array_api_compat import array_namespace, device
 
-from normbook.arrays import Array, check_float_array, check_same_kind, check_same_shape
+from normbook.arrays import Array, check_float_array, check_like, check_same_shape
 from normbook.comparison import as_numpy, detached, relative_error
 from normbook.errors import GradientMismatchError
 
@@ -48,29 +47,13 @@ def numerical_gradient(
 
         \frac{\partial\ell}{\partial x_i} \approx
         \frac{\ell(x + h_i e_i) - \ell(x - h_i e_i)}{2 h_i},
-        \qquad h_i = h \max(1, |x_i|)
+        \qquad h_i = h \max(1, |x_i|),
 
-    The error is of order :math:`h^2` from the formula and of order
-    :math:`10^{-16}/h` from rounding.
-
-    Parameters
-    ----------
-    f : callable
-        Maps an array like ``x`` to an array.
-    x : array of float64, any shape
-        Where to differentiate; left as it is. In float32 half the digits would be
-        noise.
-    dl_dy : array, optional
-        g, in the shape of ``f(x)``: the gradient that arrives from above. Left
-        out, it is all ones; that hides errors in a normalization, whose outputs
-        have a constant sum.
-    step : float
-        h, without unit.
-
-    Raises
-    ------
-    TypeError, ValueError
-        If an argument is not as above.
+    with h the ``step``. The error is of order :math:`h^2` from the formula and of order
+    :math:`10^{-16}/h` from rounding. x stays as it is and must be of float64, else a
+    ``TypeError``: in float32 half the digits would be noise. ``dl_dy`` is g, of the
+    shape of f(x), the gradient that arrives from above. Left out, it is all ones; that
+    hides errors in a normalization, whose outputs have a constant sum.
 
     Examples
     --------
@@ -90,9 +73,7 @@ def numerical_gradient(
     y = detached(f(xp.asarray(start.copy(), device=device(x))))
     check_float_array("f(x)", y)
     g = xp.ones_like(y) if dl_dy is None else dl_dy
-    check_float_array("dl_dy", g)
-    check_same_kind("dl_dy", g, "f(x)", y)
-    check_same_shape("dl_dy", g, "f(x)", y)
+    check_like("dl_dy", g, "f(x)", y)
     for place in np.ndindex(*x.shape):
         h = step * max(1.0, abs(start[place]))
         sides = []
@@ -116,21 +97,11 @@ def check_gradient(
 ) -> float:
     """Compare a gradient with central differences, and return the relative error.
 
-    Parameters
-    ----------
-    f, x, dl_dy, step
-        As in :func:`numerical_gradient`, with its errors.
-    dl_dx : array
-        The gradient to check, shape of ``x``.
-    tolerance : float
-        Largest :func:`relative_error` that passes. In float64 the differences
-        themselves err by some 1e-10, a wrong formula by 1e-3 or more: 1e-7 lies
-        far from both.
-
-    Raises
-    ------
-    GradientMismatchError
-        If the error exceeds ``tolerance`` or is NaN; names the worst place.
+    ``dl_dx``, of the shape of ``x``, is compared with :func:`numerical_gradient` of the
+    other arguments. A :func:`relative_error` above ``tolerance``, or NaN, raises a
+    :exc:`~normbook.errors.GradientMismatchError` that names the worst place. In float64
+    the differences themselves err by some 1e-10, a wrong formula by 1e-3 or more: 1e-7
+    lies far from both.
 
     Examples
     --------
@@ -141,9 +112,9 @@ def check_gradient(
     >>> check_gradient(lambda x: x**2, x, 3 * x)
     Traceback (most recent call last):
         ...
-    normbook.errors.GradientMismatchError: the gradient must agree with \
-central differences to 1e-07, got a relative error of 0.333: at index (0,) it is 9, \
-the differences give 6
+    normbook.errors.GradientMismatchError: the gradient must agree with central \
+differences to 1e-07, got a relative error of 0.333: at index (0,) it is 9, the \
+differences give 6
     """
     _check_positive("tolerance", tolerance, "1e-7")
     expected = as_numpy(numerical_gradient(f, x, dl_dy, step))
@@ -186,16 +157,9 @@ def mutants(function: Callable[..., Any]) -> list[Mutant]:
     Docstrings, default values and guards (an ``if`` that only raises) are left alone.
     A mutant of a loop may never end; prefer formulas without loops.
 
-    Parameters
-    ----------
-    function : callable
-        A plain function, written with ``def`` in a file or a notebook.
-
-    Raises
-    ------
-    TypeError
-        If it is none, or a bound method, decorated, or uses ``super`` or
-        ``nonlocal``: compiled again, it would be another function.
+    The function must be a plain one, written with ``def`` in a file or a notebook.
+    What is bound, decorated, or uses ``super`` or ``nonlocal`` is a ``TypeError``:
+    compiled again, it would be another function.
 
     Examples
     --------
@@ -228,26 +192,11 @@ def survivors(
 ) -> list[str]:
     """Name the mutants of a function that a check lets pass: none, if it is sharp.
 
-    Parameters
-    ----------
-    function : callable
-        As in :func:`mutants`, with its errors.
-    check : callable
-        Takes a function; raises where it finds it wrong. Any ``Exception`` counts:
-        a mutant that cannot even run has been caught.
-
-    Returns
-    -------
-    list of str
-        Descriptions of the mutants that passed.
-
-    Raises
-    ------
-    Exception
-        What ``check`` raises on ``function`` itself: a check that rejects the
-        right formula says nothing about wrong ones.
-    ValueError
-        If nothing in ``function`` can be changed, so that nothing would be tested.
+    ``check`` takes a function and raises where it finds it wrong. Any ``Exception``
+    counts: a mutant that cannot even run has been caught. What it raises on
+    ``function`` itself goes on to the caller: a check that rejects the right formula
+    says nothing about wrong ones. If nothing can be changed, so that nothing would be
+    tested, that is a ``ValueError``; what :func:`mutants` refuses is a ``TypeError``.
 
     Examples
     --------
@@ -355,8 +304,7 @@ def _changes(node: ast.expr) -> Iterator[ast.expr]:
 def _compiled(definition: ast.FunctionDef, function: Any) -> Callable[..., Any]:
     module = ast.fix_missing_locations(ast.Module([definition], type_ignores=[]))
     # The source is that of a function already loaded, with one expression changed.
-    space = dict(function.__globals__)
-    space.update(inspect.getclosurevars(function).nonlocals)
+    space = function.__globals__ | inspect.getclosurevars(function).nonlocals
     flags = __future__.annotations.compiler_flag  # leave annotations unevaluated
     name = f"<mutant of {function.__name__}>"
     exec(compile(module, name, "exec", flags, dont_inherit=True), space)  # noqa: S102

@@ -9,14 +9,13 @@ r"""The layer-normalized LSTM, forward and backward through time.
     h_t = o\,\tanh(u_t)
 
 A hat standardizes one example at one step: over all 4H numbers of p or q, over the H
-numbers of c. The raw c goes on to the next step. Shapes, the order of gates and errors
-are those of :mod:`normbook.lstm`. Other cells that bear the name in widely used code
-normalize the sum p + q, or each gate of it, or carry u on; they are here as options,
-since with the same weights they compute something else.
+numbers of c. The raw c goes on to the next step. Arguments, the order of gates and
+errors are those of :mod:`normbook.lstm`. Other cells that bear the name in widely used
+code normalize the sum p + q, or each gate of it, or carry u on; they are here as
+options, since with the same weights they compute something else.
 
 :func:`update`, :func:`step`, :func:`step_backward` and :func:`of_parameters` are the
-formulas of the chapter, word for word, and check nothing. The others run over a
-sequence.
+formulas of the chapter, word for word, and check nothing.
 
 Source: Ba, Kiros and Hinton (2016), equations 20 to 22; book, chapter *Layer
 normalization in an LSTM*, where the backward pass is derived.
@@ -146,8 +145,7 @@ def step_backward(
 ) -> tuple[Array, ...]:
     """What goes to h and c before the step, and what arrives at a, p and u.
 
-    ``kept`` has the slopes within the step and what its forward pass computed;
-    ``through_p`` is the way back through the hat of p.
+    ``kept`` has the slopes within the step and what its forward pass computed.
     """
     slope_u, slope_a, f, c_hat, r_c, p_hat, r_p = kept
     dl_du = dl_dh_t * slope_u  # 1
@@ -244,34 +242,22 @@ def layer_norm_lstm_forward(
 ) -> tuple[LSTMOutput, LayerNormLSTMCache]:
     r"""Run the layer-normalized LSTM, and keep what the backward pass needs.
 
+    ``c_last`` is what would be carried on. An unknown option is a ``ValueError`` too,
+    as is ``gamma_x`` or ``beta_x`` where the sum is normalized.
+
     Parameters
     ----------
-    x, h_0, c_0, batch_sizes
-        As in :func:`normbook.lstm.lstm_forward`.
-    parameters : LayerNormLSTMParameters
-    eps : float
+    x, parameters, h_0, c_0, batch_sizes
+        As in :mod:`normbook.lstm`.
+    eps : float >= 0
         Added to each variance, inside the root. With ``h_0`` = 0 the first
         :math:`W_h h` has variance 0, so it must not be 0 there.
     norm : "terms", "sum" or "gates"
-        What is standardized before the gates: the two terms :math:`W_h h` and
-        :math:`W_x x` each by itself, over all 4H numbers; their sum over all 4H
-        numbers; or the H numbers of each gate in the sum. The last two have one gain
-        and one bias, ``gamma_h`` and ``beta_h``.
+        What is standardized before the gates: p and q each by itself; their sum, over
+        all 4H numbers; or the H numbers of each gate in the sum. The last two have one
+        gain and one bias, ``gamma_h`` and ``beta_h``.
     carried : "raw" or "normalized"
-        What the next step takes for c: c itself, or
-        :math:`u = \gamma_c\,\hat c_t + \beta_c`.
-
-    Returns
-    -------
-    output : LSTMOutput
-        ``c_last`` is what would be carried on.
-    cache : LayerNormLSTMCache
-
-    Raises
-    ------
-    ValueError
-        Also if eps is negative, an option is unknown, or ``gamma_x`` or ``beta_x`` is
-        given where the sum is normalized.
+        What the next step takes for c: c itself, or u.
 
     Examples
     --------
@@ -281,7 +267,7 @@ def layer_norm_lstm_forward(
     >>> import numpy as np
     >>> zeros = LayerNormLSTMParameters(w_x=np.zeros((8, 1)), w_h=np.zeros((8, 2)))
     >>> c_0 = np.array([[8.0, 16.0]])
-    >>> output, cache = layer_norm_lstm_forward(np.ones((2, 1, 1)), zeros, c_0=c_0)
+    >>> _, cache = layer_norm_lstm_forward(np.ones((2, 1, 1)), zeros, c_0=c_0)
     >>> cache.c[:, 0]
     array([[4., 8.],
            [2., 4.]])
@@ -359,23 +345,12 @@ def layer_norm_lstm_backward(
     dl_dh_last: Array | None = None,
     dl_dc_last: Array | None = None,
 ) -> LSTMGradients:
-    r"""Gradients through the layer-normalized LSTM, backward through time.
+    r"""Return the gradients through the layer-normalized LSTM, backward through time.
 
     :func:`step_backward` over all steps, then the sums: for :math:`\gamma_h` it is
-    :math:`\sum_t \delta a_t\,\hat p_t`. Arguments, errors and returned value are those
-    of :func:`normbook.lstm.lstm_backward`; ``gamma_x`` and ``beta_x`` have no gradient
+    :math:`\sum_t \delta a_t\,\hat p_t`. The rest is as in
+    :func:`normbook.lstm.lstm_backward`; ``gamma_x`` and ``beta_x`` have no gradient
     where the sum is normalized.
-
-    Examples
-    --------
-    What arrives at the raw c goes back as in the plain LSTM: half at each step.
-
-    >>> import numpy as np
-    >>> zeros = LayerNormLSTMParameters(w_x=np.zeros((8, 1)), w_h=np.zeros((8, 2)))
-    >>> _, cache = layer_norm_lstm_forward(np.ones((3, 1, 1)), zeros)
-    >>> none, some = np.zeros((3, 1, 2)), np.array([[8.0, 0.0]])
-    >>> layer_norm_lstm_backward(none, cache, dl_dc_last=some).dl_dc_0
-    array([[1., 0.]])
     """
     last = through_time.check_gradients(
         cache, LayerNormLSTMCache, dl_dh, dl_dh_last=dl_dh_last, dl_dc_last=dl_dc_last

@@ -6,10 +6,11 @@ r"""The LSTM, forward and backward through time.
     f, i, o = \sigma(a_f), \sigma(a_i), \sigma(a_o), \quad g = \tanh(a_g), \\
     c_t &= f\,c_{t-1} + i\,g, \qquad h_t = o\,\tanh(c_t)
 
-T steps of N examples with D features are an array ``x`` of shape (T, N, D), the states
-``h`` of H units one of shape (T, N, H). The 4H rows of the weights belong to the gates
-in the order f, i, o, g: forget, input, output, candidate. Sequences of several lengths
-come packed, see :mod:`normbook.through_time`.
+T steps of N examples with D features are an array ``x`` of shape (T, N, D), or packed
+(:mod:`normbook.through_time`) one of shape (M, D) with ``batch_sizes``. ``h_0`` and
+``c_0``, the states of H units before the first step, have shape (N, H); ``None`` stands
+for 0. The 4H rows of the weights belong to the gates in the order f, i, o, g: forget,
+input, output, candidate.
 
 :func:`step`, :func:`local_slopes` and :func:`step_backward` are the formulas of the
 chapter, word for word, and check nothing. The others run over a sequence. They raise a
@@ -165,22 +166,7 @@ def lstm_forward(
     *,
     batch_sizes: Sequence[int] | None = None,
 ) -> tuple[LSTMOutput, LSTMCache]:
-    r"""Run the plain LSTM over a sequence, and keep what the backward pass needs.
-
-    Parameters
-    ----------
-    x : array of floats, shape (T, N, D)
-        With ``batch_sizes`` of shape (M, D), packed.
-    parameters : LSTMParameters
-    h_0, c_0 : arrays, shape (N, H), optional
-        The state before the first step; ``None`` stands for 0.
-    batch_sizes : sequence of int, optional
-        Sequences alive at each step: it never grows, begins with N and adds to M.
-
-    Returns
-    -------
-    output : LSTMOutput
-    cache : LSTMCache
+    """Run the plain LSTM over a sequence, and keep what the backward pass needs.
 
     Examples
     --------
@@ -189,7 +175,7 @@ def lstm_forward(
     >>> import numpy as np
     >>> zeros = LSTMParameters(w_x=np.zeros((4, 1)), w_h=np.zeros((4, 1)))
     >>> x, c_0 = np.zeros((2, 1, 1)), np.array([[8.0]])
-    >>> output, cache = lstm_forward(x, zeros, c_0=c_0)
+    >>> _, cache = lstm_forward(x, zeros, c_0=c_0)
     >>> cache.c.ravel(), cache.f.ravel()
     (array([4., 2.]), array([0.5, 0.5]))
     """
@@ -220,10 +206,7 @@ def lstm(
 def lstm_step(
     x_t: Array, parameters: LSTMParameters, h_prev: Array, c_prev: Array
 ) -> tuple[Array, Array]:
-    """Run the plain LSTM one step on, from x_t of shape (N, D); return h and c.
-
-    The backward pass of a step is :func:`lstm_backward` of a sequence of one step.
-    """
+    """Run the plain LSTM one step on, from x_t of shape (N, D); return h and c."""
     through_time.check_step(x_t)
     _, h_t, c_t = lstm(x_t[None, ...], parameters, h_prev, c_prev)
     return h_t, c_t
@@ -235,23 +218,14 @@ def lstm_backward(
     dl_dh_last: Array | None = None,
     dl_dc_last: Array | None = None,
 ) -> LSTMGradients:
-    r"""Gradients through the plain LSTM, backward through time.
+    r"""Return the gradients through the plain LSTM, backward through time.
 
     :func:`step_backward` over all steps. The weights act at every step, so they get
     sums: :math:`\sum_t \delta a_t\,h_{t-1}^\top` for :math:`W_h`, and likewise with
     :math:`x_t` for :math:`W_x` and with 1 for b.
 
-    Parameters
-    ----------
-    dl_dh : array
-        Shape of ``h``: what the loss sends to the state of each step.
-    cache : LSTMCache
-    dl_dh_last, dl_dc_last : arrays, shape (N, H), optional
-        What arrives besides at the states behind the last step; ``None`` stands for 0.
-
-    Returns
-    -------
-    LSTMGradients
+    ``dl_dh`` is what the loss sends to ``h``, the state of each step; ``dl_dh_last``
+    and ``dl_dc_last``, (N, H), arrive besides behind the last step, ``None`` for 0.
 
     Examples
     --------

@@ -1,18 +1,18 @@
 r"""Statistics gathered over many batches, for use at inference.
 
 During training each batch brings its own mean and variance. At inference a layer
-needs *one* pair for each channel. Here are the ways to get it: an exponential
-average, a cumulative one, and a second look at the whole data set.
+needs *one* pair for each channel: an exponential average, a cumulative one, or a
+second look at the whole data set.
 
 Two conventions name the weight of an exponential average, and they are opposite.
 ``momentum``, in (0, 1], is the weight of the **new** value (torch). ``decay``, in
 [0, 1), is the weight of the **old** one: :math:`\alpha` in the literature, called
-*momentum* in Keras. Every function takes one of them, by name, and never by position:
-a ``TypeError`` says that both or none came. The momentum 0.1 is computed as the decay
-0.9.
+*momentum* in Keras. Every function takes one of them, by name: a ``TypeError`` says
+that both or none came. The momentum 0.1 is computed as the decay 0.9.
 
 What is no array of floating-point numbers, where one is asked for, raises a
 ``TypeError``; a number outside its range or a shape that does not fit a ``ValueError``.
+An average takes arrays or numbers of one shape and leaves them as they were.
 
 :func:`averaged`, :func:`debiased` and :func:`one_pass` are the formulas of the
 chapters, word for word, and check nothing.
@@ -20,11 +20,10 @@ chapters, word for word, and check nothing.
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import math
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from numbers import Integral, Real
 from typing import Literal, NamedTuple
 
@@ -89,13 +88,6 @@ def exponential_average(
 
     Source: Bishop and Bishop (2024), eq. 7.56; book, chapter *Moving averages*.
 
-    Parameters
-    ----------
-    running, new : arrays or numbers of one shape
-        The average so far, which is left as it was, and the value to take in.
-    momentum, decay : float
-        One of them: :math:`1 - \alpha` or :math:`\alpha`.
-
     Examples
     --------
     >>> exponential_average(0.0, 10.0, momentum=0.25)
@@ -113,12 +105,7 @@ def cumulative_average(running: Array, new: Array, steps: int) -> Array:
 
     .. math:: r_\tau = r_{\tau-1} + (v_\tau - r_{\tau-1}) / \tau
 
-    Parameters
-    ----------
-    running, new : arrays or numbers of one shape
-        The average of ``steps`` values, and the value to take in.
-    steps : int >= 0
-        How many values ``running`` holds; with 0 it is ignored.
+    ``steps`` counts the values in ``running``; with 0 that is ignored.
 
     Examples
     --------
@@ -139,20 +126,10 @@ def debias(
     momentum: float | None = None,
     decay: float | None = None,
 ) -> Array:
-    r"""Remove the pull of a start at 0 from an exponential average.
+    r"""Remove the pull of a start at 0 from an exponential average of ``steps`` values.
 
-    After :math:`\tau` steps the weights of the values sum to
-    :math:`1 - \alpha^\tau`; dividing by that makes them sum to 1. Source: Kingma and Ba
-    (2015), section 3.
-
-    Parameters
-    ----------
-    running : array or number
-        An exponential average that **started at 0**.
-    steps : int >= 1
-        How many values it holds.
-    momentum, decay : float
-        One of them, as in :func:`exponential_average`.
+    After :math:`\tau` steps their weights sum to :math:`1 - \alpha^\tau`; dividing by
+    that makes them sum to 1. Source: Kingma and Ba (2015), section 3.
 
     Examples
     --------
@@ -170,13 +147,8 @@ def unbiased(var: Array, count: int) -> Array:
 
     .. math:: \frac{n}{n - 1}\,\sigma^2
 
-    Parameters
-    ----------
-    var : array or number
-        Variance that divides by n.
-    count : int >= 2
-        n, the number of values in each group: N for ``(N, D)``, N H W for
-        ``(N, C, H, W)``.
+    ``count`` is n >= 2, the number of values in each group: N for ``(N, D)``, N H W for
+    ``(N, C, H, W)``.
 
     Examples
     --------
@@ -190,19 +162,12 @@ def unbiased(var: Array, count: int) -> Array:
 
 @dataclass(frozen=True, eq=False)
 class RunningStatistics:
-    r"""Mean and variance gathered batch by batch; ``update`` gives a new one.
+    """Mean and variance gathered batch by batch; ``update`` gives a new one.
 
     Make the first one with :meth:`start`. Objects do not change, so after an error
-    the old statistics are still whole. The defaults are those of torch. Source: Ioffe
-    and Szegedy (2015), Algorithm 2, for the unbiased variance.
-
-    Attributes
-    ----------
-    mean, var : arrays, shape (D,)
-        What inference should use. Debiased, where that was asked for. ``var`` is
-        a variance also where deviations were averaged (then it is their square).
-    steps : int
-        How many batches have come in.
+    the old statistics are still whole. ``mean`` and ``var``, shape (D,), are what
+    inference should use; ``steps`` counts the batches. The defaults are those of torch.
+    Source: Ioffe and Szegedy (2015), Algorithm 2, for the unbiased variance.
 
     Examples
     --------
@@ -238,18 +203,18 @@ class RunningStatistics:
         Parameters
         ----------
         like : array of floats, shape (D,)
-            Gives shape, dtype and device; its values are not used.
+            Gives shape, dtype and device.
         momentum, decay : float, optional
             One of them, or none: then momentum is 0.1.
         is_cumulative : bool
-            Take the plain average of all batches instead, with neither momentum nor
-            decay (torch: ``momentum=None``), and nothing to debias.
+            Take the plain average of all batches instead, without momentum, decay
+            (torch: ``momentum=None``) and debiasing.
         is_unbiased : bool
             Correct each batch's variance with :func:`unbiased` before averaging.
         averages : "var" or "std"
             Average variances, or standard deviations (to show the difference).
         is_debiased : bool
-            Start from 0 and correct with :func:`debias` on reading.
+            Correct with :func:`debias` on reading.
         """
         check_float_array("like", like)
         if averages not in ("var", "std"):
@@ -266,24 +231,17 @@ class RunningStatistics:
                 "remove; leave these out, or leave out is_cumulative."
             )
         zero = array_namespace(like).zeros_like(like)
-        return cls(
-            averaged_mean=zero,
-            averaged_spread=zero + (0 if is_debiased else 1),
-            steps=0,
-            decay=decay,
-            is_unbiased=is_unbiased,
-            averages=averages,
-            is_debiased=is_debiased,
-        )
+        spread = zero + (0 if is_debiased else 1)
+        return cls(zero, spread, 0, decay, is_unbiased, averages, is_debiased)
 
     @property
     def mean(self) -> Array:
-        """The mean to use at inference, shape (D,)."""
+        """Return the mean to use at inference."""
         return self._read(self.averaged_mean)
 
     @property
     def var(self) -> Array:
-        """The variance to use at inference, shape (D,)."""
+        """Return the variance to use at inference, also of averaged deviations."""
         spread = self._read(self.averaged_spread)
         return spread**2 if self.averages == "std" else spread
 
@@ -298,15 +256,10 @@ class RunningStatistics:
         return debias(average, steps=self.steps, decay=self.decay)
 
     def update(self, mean: Array, var: Array, count: int) -> RunningStatistics:
-        """Return statistics that have taken in those of one batch.
+        """Return statistics that have taken in those of one batch, (D,) each.
 
-        Parameters
-        ----------
-        mean, var : arrays, shape (D,)
-            Of the batch; ``var`` biased, as :func:`normbook.normalize.moments`
-            and the cache of a forward pass give it (flatten it to (D,) first).
-        count : int
-            Number of values in each group.
+        ``var`` is biased, as :func:`normbook.normalize.moments` gives it; ``count`` is
+        the number of values in each group.
         """
         for name, value in (("mean", mean), ("var", var)):
             check_float_array(name, value)
@@ -319,7 +272,7 @@ class RunningStatistics:
         spread = unbiased(var, count) if self.is_unbiased else var
         if self.averages == "std":
             spread = array_namespace(var).sqrt(spread)
-        return dataclasses.replace(
+        return replace(
             self,
             averaged_mean=self._average(self.averaged_mean, mean),
             averaged_spread=self._average(self.averaged_spread, spread),
@@ -334,14 +287,11 @@ class RunningStatistics:
 
 
 class PopulationStatistics(NamedTuple):
-    """Mean, *biased* variance, (D,) each, and number of values of one channel.
+    """Statistics of a data set or a part of it; with size 0 the others do not count."""
 
-    Of a data set, or of a part of one; with size 0 the other two count for nothing.
-    """
-
-    mean: Array
-    var: Array
-    size: int
+    mean: Array  # (D,)
+    var: Array  # (D,), biased
+    size: int  # values of one channel
 
 
 def merge(parts: Iterable[PopulationStatistics]) -> PopulationStatistics:
@@ -356,14 +306,10 @@ def merge(parts: Iterable[PopulationStatistics]) -> PopulationStatistics:
         \delta = \mu_b - \mu_a,\quad n = n_a + n_b,
 
     with :math:`M = n \sigma^2` the sum of squared deviations. The average of the
-    variances alone would lack the last term, the spread of the means. Source: Chan,
-    Golub and LeVeque (1983), eq. 2.1; book, chapter *Split batches*.
-
-    Parameters
-    ----------
-    parts : iterable of PopulationStatistics
-        Of batches, of shards on several devices, or of stretches of a stream, of one
-        shape. At least one must have a value in it.
+    variances alone would lack the last term, the spread of the means. The parts are
+    batches, shards on several devices, or stretches of a stream; at least one must have
+    a value in it. Source: Chan, Golub and LeVeque (1983), eq. 2.1; book, chapter *Split
+    batches*.
 
     Examples
     --------
@@ -397,15 +343,10 @@ def merge(parts: Iterable[PopulationStatistics]) -> PopulationStatistics:
 def welford(values: Iterable[Array]) -> PopulationStatistics:
     r"""Return the statistics of a stream, one value at a time (Welford's rule).
 
-    Each step of :func:`one_pass` is :func:`merge` with a part of a single value.
-    Neither subtracts two large numbers, as
-    :math:`\operatorname{E} x^2 - (\operatorname{E} x)^2` does. Source: Welford (1962);
-    book, chapter *Split batches*.
-
-    Parameters
-    ----------
-    values : iterable of float arrays, or one array, shape (D,) each
-        An array of shape (N, D) is a stream of N values; there must be one.
+    The values have shape (D,); an array of shape (N, D) is a stream of N. Each step of
+    :func:`one_pass` is :func:`merge` with a part of a single value. Neither subtracts
+    two large numbers, as :math:`\operatorname{E} x^2 - (\operatorname{E} x)^2` does.
+    Source: Welford (1962); book, chapter *Split batches*.
 
     Examples
     --------
@@ -430,22 +371,10 @@ def welford(values: Iterable[Array]) -> PopulationStatistics:
 
 
 def population_statistics(batches: Iterable[Array], axes: Axes) -> PopulationStatistics:
-    r"""Return exact mean and biased variance of all batches together.
+    """Return exact mean and biased variance of all batches together.
 
-    Their statistics are joined by :func:`merge`.
-
-    Parameters
-    ----------
-    batches : iterable of float arrays
-        Alike but for their length along the reduced axes; there must be one.
-    axes : int or tuple of int
-        The axes along which one group lies, as in
-        :func:`normbook.normalize.moments`, which has the errors too.
-
-    Returns
-    -------
-    PopulationStatistics
-        ``mean``, ``var`` without the reduced axes; ``size`` values in a group.
+    The batches differ at most in their length along ``axes``, along which one group
+    lies, as in :func:`normbook.normalize.moments`; :func:`merge` joins them.
 
     Examples
     --------

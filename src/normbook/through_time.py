@@ -3,16 +3,16 @@
 T steps of N examples are an array of shape (T, N, ...). Sequences of several lengths
 come *packed*: sorted by length, the longest first, the steps one after the other, so
 that the array has shape (M, ...) with M the number of all steps, and ``batch_sizes``
-tells how many sequences are alive at each step. The loop sees *rows*, (M, ...), in both
-cases; what a cell does in a step is not known here. Below it is the door at which what
-comes into a cell is checked, once.
+tells how many sequences are alive at each step: it never grows, begins with N and adds
+to M. The loop sees *rows*, (M, ...), in both cases; what a cell does in a step is not
+known here. Below it is the door at which what comes into a cell is checked, once.
 """
 
 from __future__ import annotations
 
 import itertools
 import operator
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from array_api_compat import array_namespace, device
@@ -31,8 +31,7 @@ def over_steps(
 
     ``step(row, *states)`` takes the rows of one step and the states before it, (N, H)
     each, and returns the next states, and behind them what the way back needs. Returned
-    are the states behind the last step of each sequence, and all that ``step``
-    returned, of shape (M, ...).
+    are the states behind the last step of each sequence, and all results as rows.
     """
     alive, results, ended = batch_sizes[0], [], []
     for of_step in steps(batch_sizes):
@@ -57,13 +56,12 @@ def back_over_steps(
     arrives at the other states, and of ``rows`` those of the step. It returns what goes
     to the states before the step, and behind them the gradients within the step.
     ``last`` arrives at the states behind the last step of each sequence. Returned are
-    what arrives at the states before the first step, and the gradients within, of shape
-    (M, ...).
+    what arrives at the states before the first step, and the gradients within, as rows.
     """
     xp = array_namespace(dl_dh)
     alive, within = batch_sizes[-1], []
     arriving = [value[:alive, :] for value in last]
-    for of_step in reversed(list(steps(batch_sizes))):
+    for of_step in reversed(steps(batch_sizes)):
         size = of_step.stop - of_step.start
         if size > alive:  # here others end
             ends = [value[alive:size, :] for value in last]
@@ -77,11 +75,10 @@ def back_over_steps(
     return arriving, [xp.concat(values[::-1]) for values in zip(*within, strict=True)]
 
 
-def steps(batch_sizes: Sizes) -> Iterator[slice]:
+def steps(batch_sizes: Sizes) -> list[slice]:
     """Places of the rows of each step in turn."""
     ends = itertools.accumulate(batch_sizes)
-    for size, end in zip(batch_sizes, ends, strict=True):
-        yield slice(end - size, end)
+    return [slice(end - size, end) for size, end in zip(batch_sizes, ends, strict=True)]
 
 
 def before(states: Array, first: Array, batch_sizes: Sizes) -> Array:
@@ -126,11 +123,7 @@ def check_inputs(
     batch_sizes: Sequence[int] | None = None,
     **states: Array | None,
 ) -> tuple[list[Array], Sizes]:
-    """Check what goes into a cell; return the states, 0 for None, and the batch sizes.
-
-    ``parameters`` must be of ``kind``. An LSTM has weights of 4H rows, the simple cell
-    of H.
-    """
+    """Check what goes into a cell; return states, 0 for None, and batch sizes."""
     if not isinstance(parameters, kind):
         raise TypeError(
             f"parameters must be {kind.__name__}, got {type(parameters).__name__}; "
@@ -216,10 +209,7 @@ def check_step(x_t: Array) -> None:
 def check_gradients(
     cache: Any, kind: Any, dl_dh: Array, **last: Array | None
 ) -> list[Array]:
-    """Check what goes into a backward pass; return the last gradients, 0 for None.
-
-    ``cache`` must be of ``kind``. The last gradients have the names of the states.
-    """
+    """Check what goes into a backward pass; return the last gradients, 0 for None."""
     if not isinstance(cache, kind):
         raise ValueError(
             f"cache must be {kind.__name__}, got {type(cache).__name__}; take the "
