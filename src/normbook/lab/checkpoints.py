@@ -50,7 +50,7 @@ class Checkpoints:
     def check(self, *, is_resumed: bool) -> Record | None:
         """Refuse to begin, or to go on, where that would lose or mix something.
 
-        Return the record, if there is nothing left to do but :meth:`tidy`.
+        Return the record if only :meth:`tidy` is left to do.
         """
         with self._usable():
             if self.out.exists():
@@ -103,10 +103,7 @@ class Checkpoints:
     def restore(
         self, run: Run, variant: str, seed: int, team: Ranks
     ) -> tuple[float, bool]:
-        """Put a run at step 0 where its checkpoint is, which the first process reads.
-
-        Return the seconds that it took so far, and whether it is finished.
-        """
+        """Put a run where its checkpoint is; return seconds so far, and if finished."""
         path = self._path(variant, seed)
         content = team.first(lambda: _content(path))
         if content is None:

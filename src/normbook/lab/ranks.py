@@ -28,14 +28,11 @@ PATIENCE = timedelta(days=30)
 
 @dataclass(frozen=True)
 class Ranks:
-    """Which process among those that ``torchrun`` started; the only one by default.
-
-    Number of this process, from 0, and of all; the same among those on this machine.
-    """
+    """Which process among those that ``torchrun`` started; the only one by default."""
 
     rank: int = 0
     count: int = 1
-    local: int = 0
+    local: int = 0  # its rank among those on this machine
     local_count: int = 1
 
     @property
@@ -64,8 +61,7 @@ class Ranks:
     def first(self, function: Callable[[], T]) -> T:
         """Call a function in the first process; return in all what it returns.
 
-        If it raises, the first process fails with that, and the others with an
-        OtherProcessError once it has ended.
+        If it raises, the others fail with an OtherProcessError.
         """
         shared: list[Any] = [function() if self.rank == 0 else None]
         if self.count > 1:
@@ -97,9 +93,8 @@ def is_first() -> bool:
 def join(*, tensors_on: str = "cpu", timeout: timedelta = PATIENCE) -> Iterator[Ranks]:
     """Join the processes of ``torchrun``, if it started this one.
 
-    The tensors that travel between them are on the CPU or on "cuda". RunError where
-    one has waited for the others so long; OtherProcessError if another one has ended
-    before its time.
+    Tensors that travel are on the CPU, or on "cuda". RunError where one process has
+    waited for the others so long; OtherProcessError if another one has ended early.
     """
     ranks = Ranks.started()
     if ranks.count == 1:

@@ -85,21 +85,17 @@ def run(
     parallel: Sharing = "runs",
     timeout: float = TIMEOUT_SECONDS,
 ) -> Record:
-    """Run every variant of an experiment with every seed.
+    """Run every variant of an experiment with every seed, by default of the scale.
+
+    Under ``torchrun`` each process returns the whole record, and on ``"cuda"`` takes a
+    GPU of its own.
 
     Parameters
     ----------
-    seeds : sequence of int, optional
-        Those of the scale if left out.
-    on : device
-        Under ``torchrun`` with ``"cuda"`` each process takes a GPU of its own.
     out : Path, optional
-        Where the record goes; nothing is written without. In ``OUT.partial`` beside it
-        are the checkpoints as long as the run is not finished. Processes that share
-        the runs need it on a disk that they share, too; if they share the batches, the
-        first one writes and reads alone.
-    is_resumed : bool
-        Whether to go on from the checkpoints.
+        Where the record goes, with the checkpoints of an unfinished run in
+        ``OUT.partial`` beside it. Processes that share the runs need it on a disk that
+        they share, too; else the first one writes and reads alone.
     parallel : "runs", "batches" or "local batches"
         What processes share. "batches": all take part in every update, with the
         statistics of the whole batch. "local batches": with those of their part, so
@@ -107,18 +103,12 @@ def run(
     timeout : float
         Seconds that they wait for each other if they share the batches.
 
-    Returns
-    -------
-    Record
-        Under ``torchrun`` each process gets the whole record, the first writes it.
-
     Raises
     ------
     RunError
-        If an option is wrong, the record is there already, there are checkpoints and
-        nobody asked to resume (or the reverse, or they belong to something else, or
-        are damaged), there is no space, the processes cannot share batches, or have
-        other code or data than the first.
+        If an option is wrong, the record is there already, the checkpoints do not fit
+        ``is_resumed`` or this run, or are damaged, there is no space, the processes
+        cannot share batches, or have other code or data than the first.
     OtherProcessError, DataError
         If another process has failed; if the data set is nowhere to be had.
     KeyboardInterrupt
@@ -201,11 +191,7 @@ def check(
 def estimate(
     experiment: Experiment, scale: str, *, on: torch.device | str = "cpu"
 ) -> dict[str, float]:
-    """Measure the seconds that one run of each variant would take.
-
-    From a second or so of updates and one of each measurement. Errors are those of
-    :func:`run`.
-    """
+    """Estimate the seconds of one run of each variant; errors are those of `run`."""
     chosen = _scale(experiment, scale)
     place = _place(on)
     data = load_data(chosen)
@@ -239,33 +225,23 @@ def replay(
     at_most: int = OPENING,
     is_measured: bool = True,
 ) -> list[str]:
-    """Repeat the first steps of each run of a record, and compare.
+    """Repeat the first steps of each run of a record; list what differs.
+
+    That is what is off by more than a relative 1e-5; in float32 the losses after the
+    first by 3e-4 (2e-3 where the experiment is not steady), and measurements by 1e-2 of
+    the largest that are taken together. Unless ``steps`` is given, what comes after the
+    first update may be off by ten times what moving the start by 1e-6 (1e-7 in float64)
+    has made of it by that step; where it is not steady, this holds for measurements
+    alone, and from the start. RunError if the record is not of this experiment.
 
     Parameters
     ----------
-    data : Dataset, Sequences or None
-        What :func:`load_data` gives.
     steps : int, optional
-        Updates to repeat, at most the 20 that a record keeps one by one. Left out,
-        as many as another machine repeats, and ``at_most`` so many: 20, or 2 where the
-        experiment is not steady. On the machine that made the record all agree.
+        Updates to repeat, at most the 20 that a record keeps one by one. Left out, as
+        many as another machine repeats, 20, or 2 where the experiment is not steady,
+        and not more than ``at_most``. On the machine of the record all agree.
     is_measured : bool
         Whether to repeat the measurements too that fall into these steps.
-
-    Returns
-    -------
-    list of str
-        What differs by more than a relative 1e-5; in float32 the losses after the
-        first by 3e-4 (2e-3 where it is not steady), and measurements by 1e-2 of the
-        largest that are taken together. Unless ``steps`` is given, what comes after the
-        first update may be off by ten times what moving the start by 1e-6 has made of
-        it by that step (1e-7 in float64); where it is not steady, this holds for
-        measurements alone, and from the start. Empty if nothing differs.
-
-    Raises
-    ------
-    RunError
-        If the record is not of this experiment, or ``steps`` exceeds what it keeps.
     """
     if record.name != experiment.name:
         raise RunError(
@@ -334,7 +310,13 @@ class _Task:
     ) -> None:
         self.experiment, self.parallel = experiment, parallel
         self.scale = _scale(experiment, scale)
-        seeds = _seeds(list(self.scale.seeds if seeds is None else seeds))
+        seeds = list(self.scale.seeds if seeds is None else seeds)
+        is_whole = all(type(s) is int and s >= 0 for s in seeds)  # True is an int too
+        if not seeds or not is_whole or len(set(seeds)) < len(seeds):
+            raise RunError(
+                "seeds must be different whole numbers from 0 on, at least one, got "
+                f"{seeds}; try 0 1 2."
+            )
         self.place, self.joining = _together(on, parallel, timeout)
         origin = provenance.origin(self.place)
         origin["device"]["parallel"] = parallel
@@ -425,16 +407,6 @@ def _scale(experiment: Experiment, scale: str) -> Scale:
             f"scale must be one of {', '.join(experiment.scales)}, got {scale!r}."
         )
     return experiment.scales[scale]
-
-
-def _seeds(seeds: list[int]) -> list[int]:
-    is_whole = all(type(s) is int and s >= 0 for s in seeds)  # True is an int too
-    if not seeds or not is_whole or len(set(seeds)) < len(seeds):
-        raise RunError(
-            "seeds must be different whole numbers from 0 on, at least one, got "
-            f"{seeds}; try 0 1 2."
-        )
-    return seeds
 
 
 def _together(
