@@ -162,7 +162,7 @@ def train(
             f"every must lie in 1..steps = {steps}, got {every}; steps itself gives "
             "one evaluation at the end."
         )
-    rows: list[tuple[float, ...]] = []
+    rows = []
     optimizer = torch.optim.SGD(model.parameters(), lr=learning_rate)
     model.train()
     for step in range(1, steps + 1):

@@ -97,14 +97,10 @@ class Batches:
 
 
 class Measurement(NamedTuple):
-    """What is measured every so many steps, at step 0 and at the end.
-
-    ``measure`` takes the run, which stands before an update; it returns numbers, lists
-    of numbers, or texts, by name. It must not disturb the run.
-    """
+    """What is measured every so many steps, at step 0 and at the end."""
 
     every: int
-    measure: Callable[[Run], Values]
+    measure: Callable[[Run], Values]  # by name, before an update; disturbs nothing
 
 
 @dataclass
@@ -248,16 +244,6 @@ def shared_by_runs(prepare: Callable[..., Any]) -> Callable[..., Any]:
 
     The last result is returned again for the very same data set with equal settings, as
     long as a run holds it.
-
-    Examples
-    --------
-    >>> @shared_by_runs
-    ... def doubled(data, factor):
-    ...     return factor * torch.tensor(data)
-    >>> data = [1.0, 2.0]
-    >>> of_a_run = doubled(data, 2)
-    >>> doubled(data, 2) is of_a_run, doubled([*data], 2) is of_a_run
-    (True, False)
     """
     last: dict[str, Any] = {}
 

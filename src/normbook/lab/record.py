@@ -21,9 +21,7 @@ from normbook.errors import RecordError
 
 __all__ = ["Record", "RunRecord", "load", "save"]
 
-# Significant digits of what is kept. More than any figure shows, and enough to see
-# that a repetition differs.
-DIGITS = 7
+DIGITS = 7  # significant; more than a figure shows, enough to see a difference
 # A list of numbers, each on a line of its own.
 NUMBERS = re.compile(r"\[\n((?: *(?:null|[-\d]).*\n)+) *\]")
 
@@ -132,10 +130,7 @@ class Record:
 
 
 def save(record: Record, path: Path) -> None:
-    """Write a record as JSON, whole or not at all, in the place of an old file.
-
-    RecordError if it does not follow the schema, OSError if it cannot be written.
-    """
+    """Write a record as JSON, whole or not at all; RecordError if not of the schema."""
     content: dict[str, Any] = {"schema": 1, **asdict(record)}
     for run in content["runs"]:
         run["opening"] = _rounded(run["opening"])

@@ -38,8 +38,7 @@ CHECKPOINT_SECONDS = 20.0
 # So many starts are moved, one after the other, to see what rounding comes to. Where a
 # ReLU opens for one start and not for the next, about one in three shows it.
 MOVED_STARTS = 6
-# How long processes that share every batch wait for each other.
-TIMEOUT_SECONDS = 600.0
+TIMEOUT_SECONDS = 600.0  # that processes which share every batch wait for each other
 
 
 class _Precision(NamedTuple):
@@ -52,12 +51,12 @@ class _Precision(NamedTuple):
 
 
 # Seen with other instruction sets and numbers of threads: in float64 1e-6 after all
-# steps, in float32 5e-7 in the first loss and 3e-5 in the twentieth. More was seen, and
-# then moved starts decide, where a ReLU opens for the one and not for the other (5e-4),
-# and where an error grows at each step: starting weights are drawn in float32, on some
-# CPUs with another last digit, in float64 too. An unsteady network, deep and with
-# batch norm, multiplies an error by ten or more at each step: 3e-4 in the second loss,
-# 2e-2 in the measurements before it, and hardly a digit in common in the tenth loss.
+# steps, in float32 5e-7 in the first loss and 3e-5 in the twentieth. Moved starts
+# decide where a ReLU opens for the one and not for the other (5e-4), and where an error
+# grows at each step: starting weights, drawn in float32 for float64 too, have another
+# last digit on some CPUs. An unsteady network, deep and with batch norm, multiplies an
+# error by ten or more at each step: 3e-4 in the second loss, 2e-2 in the measurements
+# before it, and hardly a digit in common in the tenth loss.
 PRECISIONS = {
     "float64": _Precision((1e-5,) * OPENING, 1e-5, 1e-9, 1e-7),
     "float32": _Precision((1e-5, *(3e-4,) * (OPENING - 1)), 1e-2, 1e-6, 1e-6),
@@ -109,10 +108,9 @@ def run(
         If an option is wrong, the record is there already, the checkpoints do not fit
         ``is_resumed`` or this run, or are damaged, there is no space, the processes
         cannot share batches, or have other code or data than the first.
-    OtherProcessError, DataError
-        If another process has failed; if the data set is nowhere to be had.
-    KeyboardInterrupt
-        After Ctrl-C, once the update under way is saved.
+    OtherProcessError, DataError, KeyboardInterrupt
+        If another process has failed; if the data set is nowhere to be had; after
+        Ctrl-C, once the update under way is saved.
     """
     task = _Task(experiment, scale, seeds, on, out, parallel, timeout)
     chosen, plan, kept = task.scale, task.plan, task.kept
@@ -178,10 +176,7 @@ def check(
     parallel: Sharing = "runs",
     timeout: float = TIMEOUT_SECONDS,
 ) -> list[int]:
-    """Refuse what :func:`run` would refuse, without a run, a download or a file.
-
-    Return the seeds that would be run.
-    """
+    """Refuse what :func:`run` would, without a download or a file; return the seeds."""
     task = _Task(experiment, scale, seeds, on, out, parallel, timeout)
     if task.kept is not None:
         task.kept.check(is_resumed=is_resumed)
@@ -191,7 +186,7 @@ def check(
 def estimate(
     experiment: Experiment, scale: str, *, on: torch.device | str = "cpu"
 ) -> dict[str, float]:
-    """Estimate the seconds of one run of each variant; errors are those of `run`."""
+    """Estimate the seconds that a run of each variant takes; errors as in :func:`run`."""
     chosen = _scale(experiment, scale)
     place = _place(on)
     data = load_data(chosen)
@@ -378,10 +373,7 @@ class _Task:
 
 @contextlib.contextmanager
 def _stop() -> Iterator[Callable[[], bool]]:
-    """Turn Ctrl-C, and the signal of torchrun to end, into a wish.
-
-    An update that is under way is finished and saved. A second one ends at once.
-    """
+    """Turn Ctrl-C, and torchrun's signal to end, into a wish; a second ends at once."""
     wishes: list[int] = []
 
     def wish(number: int, _: object) -> None:
@@ -467,14 +459,13 @@ def _check_same(ranks: Ranks, here: Mapping[str, Any]) -> None:
         for key in here
         if other[key] != everywhere[0][key]
     ]
-    if not differing:
-        return
-    if ranks.rank:
+    if differing and ranks.rank:
         raise OtherProcessError("the first process says what is wrong.")
-    raise RunError(
-        "all processes must have the same code and data, but there are others than in "
-        f"the first: {', '.join(differing)}; install the same on all machines."
-    )
+    if differing:
+        raise RunError(
+            "all processes must have the same code and data, but there are others than "
+            f"in the first: {', '.join(differing)}; install the same on all machines."
+        )
 
 
 def _repeat(run: Run, count: int, last: int | None) -> Run:
