@@ -77,8 +77,8 @@ def build(
     ``norm`` makes a layer from the number of features, to stand before or after the
     activation. Weights are normal with mean 0 and standard deviation ``std``, or
     :math:`g / \sqrt n` with the gain g and n inputs of the layer: ReLU keeps the scale
-    of its input with :math:`g = \sqrt2`, identity with 1. Biases start at 0; there are
-    some before a normalization, too, so that both networks have the same modules.
+    of its input with :math:`g = \sqrt2`, identity with 1. Biases start at 0; linear
+    layers keep them before a normalization, too.
     """
     _check_generator(generator)
     _check_sizes(depth=depth, width=width, features=features, classes=classes)
@@ -142,7 +142,8 @@ def train(
 ) -> History:
     """Train a model in place with plain SGD; evaluate it every few steps.
 
-    A batch is drawn without replacement. A diverged run goes on and shows inf or nan.
+    Data and model are on one device. A batch is drawn without replacement. A diverged
+    run goes on and shows inf or nan.
     """
     _check_type("data must be a Split", data, Split, "make one with split(data)")
     _check_examples(x_train=data.x_train, y_train=data.y_train)

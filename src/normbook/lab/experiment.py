@@ -38,7 +38,7 @@ __all__ = [
 ]
 
 Settings = Mapping[str, Any]
-Values = dict[str, Any]  # numbers, lists of numbers, or texts
+Values = dict[str, Any]  # numbers, lists of numbers, or texts, by name
 Objective = Callable[..., dict[str, Tensor]]
 
 PROGRESS = "step", "opening", "curves", "sums"  # of a run
@@ -100,7 +100,7 @@ class Measurement(NamedTuple):
     """What is measured every so many steps, at step 0 and at the end."""
 
     every: int
-    measure: Callable[[Run], Values]  # by name, before an update; disturbs nothing
+    measure: Callable[[Run], Values]  # before an update; must not disturb the run
 
 
 @dataclass
@@ -201,7 +201,7 @@ class Scale:
     """An experiment in one size.
 
     ``settings`` are all that defines a run, in numbers, strings and lists: "steps" is
-    its length; "variants" maps the name of each variant to what differs in it.
+    its length; "variants" maps each name to what differs, its own "steps" perhaps.
     """
 
     settings: Settings

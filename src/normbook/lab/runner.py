@@ -93,8 +93,8 @@ def run(
     ----------
     out : Path, optional
         Where the record goes, with the checkpoints of an unfinished run in
-        ``OUT.partial`` beside it. Processes that share the runs need it on a disk that
-        they share, too; else the first one writes and reads alone.
+        ``OUT.partial`` beside it; nothing is written without. Processes that share the
+        runs need it on a disk that they share, too; else the first one writes alone.
     parallel : "runs", "batches" or "local batches"
         What processes share. "batches": all take part in every update, with the
         statistics of the whole batch. "local batches": with those of their part, so
@@ -186,7 +186,7 @@ def check(
 def estimate(
     experiment: Experiment, scale: str, *, on: torch.device | str = "cpu"
 ) -> dict[str, float]:
-    """Estimate the seconds that a run of each variant takes; errors as in :func:`run`."""
+    """Estimate the seconds a run of each variant takes; errors as in :func:`run`."""
     chosen = _scale(experiment, scale)
     place = _place(on)
     data = load_data(chosen)
@@ -227,7 +227,8 @@ def replay(
     the largest that are taken together. Unless ``steps`` is given, what comes after the
     first update may be off by ten times what moving the start by 1e-6 (1e-7 in float64)
     has made of it by that step; where it is not steady, this holds for measurements
-    alone, and from the start. RunError if the record is not of this experiment.
+    alone, and from the start. RunError if the record is not of this experiment, or
+    keeps fewer ``steps``.
 
     Parameters
     ----------
