@@ -37,20 +37,17 @@ DIGEST_BYTES = hashlib.sha256().digest_size
 
 
 class Checkpoints:
-    """The checkpoints of one experiment, and the record ``out`` that comes of them.
-
-    The plan is what a run that goes on must have in common with the one that began.
-    """
+    """The checkpoints of one experiment, and the record ``out`` that comes of them."""
 
     def __init__(self, out: Path, plan: Mapping[str, Any]) -> None:
         self.out = out
         self.folder = Path(f"{out}.partial")
-        self.plan = json.loads(json.dumps(plan))
+        self.plan = json.loads(json.dumps(plan))  # must be the same on --resume
 
     def check(self, *, is_resumed: bool) -> Record | None:
         """Refuse to begin, or to go on, where that would lose or mix something.
 
-        Return the record, if there is nothing left to do but :meth:`tidy`.
+        Return the record if only :meth:`tidy` is left to do.
         """
         with self._usable():
             if self.out.exists():
@@ -82,40 +79,28 @@ class Checkpoints:
     ) -> None:
         """Write the checkpoint of a run that took so many seconds so far."""
         path = self._path(variant, seed)
-        kept = {
-            "of": _name(variant, seed),
-            "run": run.state_dict(),
-            "seconds": seconds,
-            "is_finished": is_finished,
-        }
+        kept = {"of": _name(variant, seed), "run": run.state_dict()}
         saved = io.BytesIO()
-        torch.save(kept, saved)
+        torch.save({**kept, "seconds": seconds, "is_finished": is_finished}, saved)
         content = saved.getvalue()
-        try:
+        with _on_disk(
+            f"a checkpoint must be written every few seconds, but {path} cannot",
+            "make room, then go on with --resume: the checkpoint before it is whole",
+        ):
             atomic_file.write(path, content + hashlib.sha256(content).digest())
-        except OSError as error:
-            raise RunError(
-                f"a checkpoint must be written every few seconds, but {path} cannot "
-                f"({error.strerror}); make room, then go on with --resume: the "
-                "checkpoint before it is whole."
-            ) from error
 
     def restore(
         self, run: Run, variant: str, seed: int, team: Ranks
     ) -> tuple[float, bool]:
-        """Put a run at step 0 where its checkpoint is, which the first process reads.
-
-        Return the seconds that it took so far, and whether it is finished.
-        """
+        """Put a run where its checkpoint is; return seconds so far, and if finished."""
         path = self._path(variant, seed)
         content = team.first(lambda: _content(path))
         if content is None:
             return 0.0, False
         with _readable(path):
             # On the CPU first: the generators' states belong there.
-            kept = torch.load(
-                io.BytesIO(content), map_location="cpu", weights_only=True
-            )
+            saved = io.BytesIO(content)
+            kept = torch.load(saved, map_location="cpu", weights_only=True)
             if kept["of"] != _name(variant, seed):
                 raise ValueError(f"it is of {kept['of']}")
             run.load_state_dict(kept["run"])
@@ -123,14 +108,10 @@ class Checkpoints:
 
     def close(self, finished: Record) -> None:
         """Write the record, then remove the folder."""
-        try:
+        rule = f"the record must be written, but {self.out} cannot"
+        with _on_disk(rule, "make room, then go on with --resume"):
             record.save(finished, self.folder / RECORD)
             (self.folder / RECORD).replace(self.out)
-        except OSError as error:
-            raise RunError(
-                f"the record must be written, but {self.out} cannot "
-                f"({error.strerror}); make room, then go on with --resume."
-            ) from error
         self.tidy()
 
     def tidy(self) -> None:
@@ -209,15 +190,17 @@ class Checkpoints:
                 f"delete {self.folder} to begin again."
             ) from error
 
-    @contextlib.contextmanager
-    def _usable(self) -> Iterator[None]:
-        try:
-            yield
-        except OSError as error:
-            raise RunError(
-                f"--out must be in a folder that can be written to, got {self.out} "
-                f"({error.strerror}); take another one."
-            ) from error
+    def _usable(self) -> contextlib.AbstractContextManager[None]:
+        rule = f"--out must be in a folder that can be written to, got {self.out}"
+        return _on_disk(rule, "take another one")
+
+
+@contextlib.contextmanager
+def _on_disk(rule: str, cure: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise RunError(f"{rule} ({error.strerror}); {cure}.") from error
 
 
 @contextlib.contextmanager

@@ -1,19 +1,14 @@
 """Data-parallel training: several processes take part in every update of a run.
 
-Each process has the whole model and gets the whole batch. It computes the scores of
-its part of the batch, its *shard*. The scores of all are put together, so that the
-objective is that of the whole batch, be it a mean, a sum or anything else. Backward,
-each process follows the scores of its own shard only, and the gradients of the
-parameters are summed over the processes.
+Each process gets the whole batch and computes the scores of its part, its *shard*. The
+scores of all are put together, so that the objective is that of the whole batch.
+Backward, each process follows its own scores, and the gradients are summed.
 
-A layer that mixes examples needs more than the shard. Batch norm sends its statistics
-(:class:`~normbook.layers.sync_batch_norm.SyncBatchNorm`). Every other module that is
-not known to treat each example by itself, such as an lp norm or noise, is given the
-whole batch in each process: that is right for any module, and saves no time. A
-network of a class of its own, as in the experiments on vowels, is such a module.
-
-Measurements see nothing of this: the model itself is not changed, and each process
-measures it as it would alone, without a word to the others.
+Batch norm sends its statistics
+(:class:`~normbook.layers.sync_batch_norm.SyncBatchNorm`). Every other module that may
+mix examples, such as an lp norm, noise or a network of a class of its own, is given the
+whole batch in each process: that is right for any module, and saves no time.
+Measurements see the model itself, which is not changed.
 """
 
 from __future__ import annotations
@@ -46,17 +41,10 @@ LOCAL = (nn.modules.batchnorm._BatchNorm, LpNorm1d)
 class DataParallel(nn.Module):
     """A model that computes one shard of a batch, and gets the scores of all shards.
 
-    The collective calls are in the same order in all processes, so each of them must
-    call it with the same batch.
-
-    Parameters
-    ----------
-    model : nn.Module
-        Takes tensors and returns one, all with the examples on axis 0. It is not
-        changed; parameters and buffers are shared with it.
-    has_local_statistics : bool
-        Whether normalizations take the statistics of the shard only; RunError if some
-        are inside a module that is not known.
+    Every process must call it with the same batch. The model takes tensors and returns
+    one, all with the examples on axis 0; its parameters and buffers are shared. With
+    local statistics normalizations take those of the shard; RunError if some are inside
+    a module of an unknown class.
     """
 
     def __init__(
@@ -116,10 +104,7 @@ def _sum_gradients(optimizer: torch.optim.Optimizer, *_: Any) -> None:
 
 
 class _Shards:
-    """How a batch is cut: into consecutive parts that differ in length by 1 at most.
-
-    With fewer examples than processes some are empty.
-    """
+    """How a batch is cut: into consecutive parts, as equal as can be, some empty."""
 
     def __init__(self, ranks: Ranks) -> None:
         self.ranks = ranks
@@ -134,10 +119,7 @@ class _Shards:
         return whole[self.part]
 
     def join(self, shard: Tensor) -> Tensor:
-        """Put the shards together.
-
-        Its derivative sums over the processes: each of them uses the whole.
-        """
+        """Put the shards together; the derivative sums over the processes."""
         if shard.dtype == torch.bool:  # which gloo does not add up
             return self.join(shard.byte()).bool()
         before, after = self.part.start, self.count - self.part.stop

@@ -43,12 +43,11 @@ class Split(NamedTuple):
 class History(NamedTuple):
     """One run: each array has one value for each evaluation, shape (T,).
 
-    ``train_loss`` is the cross-entropy in nats of the last batch before the
-    evaluation; ``test_loss`` (nats) and ``test_accuracy`` (0 to 1) are measured in
-    evaluation mode on the whole test set. ``steps`` counts updates.
+    Losses are cross-entropies in nats: of the last batch before the evaluation, and in
+    evaluation mode of the whole test set, as is the accuracy (0 to 1).
     """
 
-    steps: NDArray[np.int64]
+    steps: NDArray[np.int64]  # updates done
     train_loss: NDArray[np.float64]
     test_loss: NDArray[np.float64]
     test_accuracy: NDArray[np.float64]
@@ -75,20 +74,11 @@ def build(
 ) -> nn.Sequential:
     r"""Build ``depth`` hidden layers of ``width`` units and a linear read-out.
 
-    Weights are normal with mean 0 and variance :math:`g^2 / n`, n the number of
-    inputs of the layer; biases start at 0. Linear layers keep their bias also
-    before a normalization, so that both networks have the same modules.
-
-    Parameters
-    ----------
-    norm : callable or None
-        Makes a layer from the number of features; None for no normalization.
-    placement : "before" or "after"
-        Where the normalization stands: before or after the activation.
-    gain : float
-        g. ReLU keeps the scale of its input with :math:`\sqrt2`, identity with 1.
-    std : float, optional
-        The standard deviation of every weight, in place of :math:`g / \sqrt n`.
+    ``norm`` makes a layer from the number of features, to stand before or after the
+    activation. Weights are normal with mean 0 and standard deviation ``std``, or
+    :math:`g / \sqrt n` with the gain g and n inputs of the layer: ReLU keeps the scale
+    of its input with :math:`g = \sqrt2`, identity with 1. Biases start at 0; linear
+    layers keep them before a normalization, too.
     """
     _check_generator(generator)
     _check_sizes(depth=depth, width=width, features=features, classes=classes)
@@ -111,11 +101,8 @@ def build(
         block: list[nn.Module] = [ACTIVATIONS[activation]()]
         if norm is not None:
             layer = norm(width)
-            if not isinstance(layer, nn.Module):
-                raise TypeError(
-                    f"norm must return a torch.nn.Module, got {type(layer).__name__}; "
-                    "pass e.g. BatchNorm1d."
-                )
+            rule = "norm must return a torch.nn.Module"
+            _check_type(rule, layer, nn.Module, "pass e.g. BatchNorm1d")
             block.insert(0 if placement == "before" else 1, layer)
         layers += [nn.Linear(size, width), *block]
     model = nn.Sequential(*layers, nn.Linear(width, classes)).to(torch.float64)
@@ -155,14 +142,10 @@ def train(
 ) -> History:
     """Train a model in place with plain SGD; evaluate it every few steps.
 
-    The data are on the device of the model. A batch is drawn without replacement. A
-    diverged run goes on and shows inf or nan.
+    Data and model are on one device. A batch is drawn without replacement. A diverged
+    run goes on and shows inf or nan.
     """
-    if not isinstance(data, Split):
-        raise TypeError(
-            f"data must be a Split, got {type(data).__name__}; make one with "
-            "split(data)."
-        )
+    _check_type("data must be a Split", data, Split, "make one with split(data)")
     _check_examples(x_train=data.x_train, y_train=data.y_train)
     _check_examples(x_test=data.x_test, y_test=data.y_test)
     _check_generator(generator)
@@ -180,7 +163,7 @@ def train(
             f"every must lie in 1..steps = {steps}, got {every}; steps itself gives "
             "one evaluation at the end."
         )
-    rows: list[tuple[float, ...]] = []
+    rows = []
     optimizer = torch.optim.SGD(model.parameters(), lr=learning_rate)
     model.train()
     for step in range(1, steps + 1):
@@ -198,20 +181,16 @@ def train(
 
 
 def repeat(run: Callable[[torch.Generator], History], seeds: Sequence[int]) -> History:
-    """Do one experiment with several seeds, and stack what each of them returns.
+    """Do one experiment with S seeds; stack the histories of shape (T,) to (S, T).
 
-    ``run`` takes a seeded CPU generator. ``steps`` keeps the shape (T,), which is the
-    same in all runs; everything else gets (S, T).
+    ``run`` takes a seeded CPU generator. ``steps``, the same in all, keeps its shape.
     """
     histories = [run(torch.Generator().manual_seed(seed)) for seed in seeds]
     if not histories:
         raise ValueError("seeds must hold at least one seed, got none; try range(5).")
     for history in histories:
-        if not isinstance(history, History):
-            raise TypeError(
-                f"run must return a History, got {type(history).__name__}; return "
-                "what train gives."
-            )
+        rule = "run must return a History"
+        _check_type(rule, history, History, "return what train gives")
         if not np.array_equal(history.steps, histories[0].steps):
             raise ValueError(
                 "every run must have the same steps, got "
@@ -239,21 +218,21 @@ def _check_scale(name: str, value: Any, usual: str) -> None:
         )
 
 
+def _check_type(rule: str, value: Any, kind: type, cure: str) -> None:
+    if not isinstance(value, kind):
+        raise TypeError(f"{rule}, got {type(value).__name__}; {cure}.")
+
+
 def _check_generator(generator: Any) -> None:
-    if not isinstance(generator, torch.Generator):
-        raise TypeError(
-            f"generator must be a torch.Generator, got {type(generator).__name__}; "
-            "pass e.g. torch.Generator().manual_seed(0)."
-        )
+    cure = "pass e.g. torch.Generator().manual_seed(0)"
+    rule = "generator must be a torch.Generator"
+    _check_type(rule, generator, torch.Generator, cure)
 
 
 def _check_examples(**tensors: Any) -> None:
     for name, value in tensors.items():
-        if not isinstance(value, torch.Tensor):
-            raise TypeError(
-                f"{name} must be a torch tensor, got {type(value).__name__}; convert "
-                "it with torch.as_tensor."
-            )
+        rule = f"{name} must be a torch tensor"
+        _check_type(rule, value, torch.Tensor, "convert it with torch.as_tensor")
     x, y = tensors.values()
     if len(x) != len(y):
         raise ValueError(

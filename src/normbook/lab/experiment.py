@@ -1,9 +1,8 @@
 """What an experiment is: networks in training, compared over several seeds.
 
 An :class:`Experiment` has a few *variants* (with and without batch norm, say). A
-variant with a seed is one :class:`Run`: a model, its optimizer, its data and what is
-measured while it trains. Everything random in it comes from generators that belong
-to the run, so that a run can be saved, continued elsewhere, and repeated.
+variant with a seed is one :class:`Run`. Everything random in it comes from generators
+of its own, so that it can be saved, continued elsewhere, and repeated.
 """
 
 from __future__ import annotations
@@ -39,24 +38,17 @@ __all__ = [
 ]
 
 Settings = Mapping[str, Any]
-Values = dict[str, Any]  # numbers, lists of numbers, or texts
+Values = dict[str, Any]  # numbers, lists of numbers, or texts, by name
 Objective = Callable[..., dict[str, Tensor]]
 
-# The losses of so many first updates are kept one by one: a record is checked by
-# repeating them.
-OPENING = 20
+PROGRESS = "step", "opening", "curves", "sums"  # of a run
+OPENING = 20  # first updates whose losses are kept one by one, to check a record
 
 
 def generator(seed: int, purpose: str) -> torch.Generator:
     """CPU generator for one purpose of the run with a seed, independent of its others.
 
     Variants that ask for the same purpose, such as "weights", get the same numbers.
-
-    Examples
-    --------
-    >>> draw = [torch.rand(1, generator=generator(0, "weights")) for _ in range(2)]
-    >>> bool(draw[0] == draw[1])
-    True
     """
     digest = hashlib.sha256(f"{seed} {purpose}".encode()).digest()
     return torch.Generator().manual_seed(int.from_bytes(digest[:7]))
@@ -65,13 +57,9 @@ def generator(seed: int, purpose: str) -> torch.Generator:
 class Batches:
     """Mini-batches of a training set, shuffled anew in each pass over it.
 
-    Parameters
-    ----------
-    x, y : tensors, shapes (N, ...) and (N, ...)
-        Inputs and targets, on the device of the model; the generator is on the CPU.
-    size : int
-        Examples in a batch, 1..N. What is left over at the end of a pass is dropped.
-        With N itself there is no shuffling: every batch is the whole set.
+    Inputs ``x`` and targets ``y`` of shape (N, ...) are on the device of the model, the
+    generator is on the CPU. What is left over at the end of a pass is dropped. With
+    ``size`` N every batch is the whole set, in its order.
     """
 
     def __init__(
@@ -109,44 +97,20 @@ class Batches:
 
 
 class Measurement(NamedTuple):
-    """What is measured every so many steps, at step 0 and at the end.
-
-    ``measure`` takes the run, which stands before an update; it returns numbers, lists
-    of numbers, or texts, by name. It must not disturb the run.
-    """
+    """What is measured every so many steps, at step 0 and at the end."""
 
     every: int
-    measure: Callable[[Run], Values]
+    measure: Callable[[Run], Values]  # before an update; must not disturb the run
 
 
 @dataclass
 class Run:
     """One network in training.
 
-    Parameters
-    ----------
-    objective : callable
-        Takes the model, inputs and targets of a batch; returns scalars by name.
-        "loss" is differentiated, all are recorded.
-    every : int
-        Steps over which what the objective returns is averaged for the record.
-    generators : mapping from name to torch.Generator
-        Those that the model or the measurements draw from in training.
-    stand_in : nn.Module, optional
-        Computes updates in place of the model, with its parameters and buffers: see
-        :mod:`normbook.lab.data_parallel`.
-    schedule : callable, optional
-        Takes the number of updates done; returns the learning rate of the next one.
-        Left out, the optimizer keeps its own.
-
-    Attributes
-    ----------
-    step : int
-        Updates done.
-    batch : pair of tensors
-        The batch of the next update: measurements on "the same batch" take it.
-    opening, curves
-        As in a :class:`~normbook.lab.record.RunRecord`.
+    ``objective`` takes the model, inputs and targets of a batch; it returns scalars by
+    name: "loss" is differentiated, all are recorded, averaged over ``every`` steps.
+    ``schedule`` takes the number of updates done and returns the next learning rate.
+    ``batch`` is that of the next update: measurements on "the same batch" take it.
     """
 
     model: nn.Module
@@ -155,11 +119,13 @@ class Run:
     batches: Batches
     measurements: Mapping[str, Measurement]
     every: int
+    # What the model or the measurements draw from in training.
     generators: Mapping[str, torch.Generator] = field(default_factory=dict)
+    # Computes updates in place of the model, with its parameters: see data_parallel.
     stand_in: nn.Module | None = None
     schedule: Callable[[int], float] | None = None
-    step: int = 0
-    opening: list[float] = field(default_factory=list)
+    step: int = 0  # updates done
+    opening: list[float] = field(default_factory=list)  # as in a RunRecord
     curves: dict[str, dict[str, list[Any]]] = field(default_factory=dict)
     sums: dict[str, float] = field(default_factory=dict)
 
@@ -209,10 +175,7 @@ class Run:
             "optimizer": self.optimizer.state_dict(),
             "batches": self._before_draw,
             "generators": {k: g.get_state() for k, g in self.generators.items()},
-            "step": self.step,
-            "opening": self.opening,
-            "curves": self.curves,
-            "sums": self.sums,
+            **{name: getattr(self, name) for name in PROGRESS},
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -222,9 +185,8 @@ class Run:
         self.batches.load_state_dict(state["batches"])
         for name, rand in self.generators.items():
             rand.set_state(state["generators"][name])
-        self.step = state["step"]
-        self.opening, self.curves = state["opening"], state["curves"]
-        self.sums = state["sums"]
+        for name in PROGRESS:
+            setattr(self, name, state[name])
         self.__post_init__()
 
     def _keep(self, name: str, values: Values) -> None:
@@ -238,54 +200,35 @@ class Run:
 class Scale:
     """An experiment in one size.
 
-    Attributes
-    ----------
-    settings : mapping
-        All that defines a run. "steps" is its length; "variants" maps the name of
-        each variant to what differs in it, its own "steps" perhaps; numbers, strings
-        and lists only.
-    seeds : tuple of int
-        Those that are run unless others are asked for.
-    data : str
-        Name of the data set; empty for numbers that the run draws itself.
-    about : str
-        One line for ``normbook experiments``.
+    ``settings`` are all that defines a run, in numbers, strings and lists: "steps" is
+    its length; "variants" maps each name to what differs, its own "steps" perhaps.
     """
 
     settings: Settings
-    seeds: tuple[int, ...]
-    data: str
-    about: str
+    seeds: tuple[int, ...]  # unless others are asked for
+    data: str  # name of the data set; empty for numbers that the run draws itself
+    about: str  # one line for ``normbook experiments``
 
 
 @dataclass(frozen=True)
 class Experiment:
     """A comparison of variants of a network, to be run at one of several scales.
 
-    Attributes
-    ----------
-    source : str
-        The publication and figure that it repeats.
-    scales : mapping from name to Scale
-        "live" takes embedded data and seconds; "paper" is what the source did.
-    begin : callable
-        Takes the settings of one variant, a seed, what
-        :func:`~normbook.lab.runner.load_data` returns, and the device; returns the
-        :class:`Run` at step 0.
-    figures : callable
-        Takes a record of this experiment; returns figures by name, drawn beside
-        published points if any. RecordError if the record is of another one.
-    is_steady : bool
-        Whether in float32 another machine repeats its first losses. A deep network
-        with batch norm, at a high rate, multiplies each rounding error.
+    The scale "live" takes embedded data and seconds; "paper" is what the source did.
+    ``begin`` takes the settings of one variant, a seed, what
+    :func:`~normbook.lab.runner.load_data` returns, and the device; it returns the
+    :class:`Run` at step 0. ``figures`` draws a record of this experiment, RecordError
+    if it is of another one.
     """
 
     name: str
     title: str
-    source: str
+    source: str  # the publication and figure that it repeats
     scales: Mapping[str, Scale]
     begin: Callable[[Settings, int, Any, torch.device], Run]
     figures: Callable[[Record], dict[str, Figure]]
+    # Whether in float32 another machine repeats its first losses. A deep network with
+    # batch norm, at a high rate, multiplies each rounding error.
     is_steady: bool = True
 
 
@@ -299,18 +242,8 @@ def required(data: Dataset | None) -> Dataset:
 def shared_by_runs(prepare: Callable[..., Any]) -> Callable[..., Any]:
     """Let the runs of one data set share what is made of it; none may change it.
 
-    The function takes the data set and settings. Its last result is returned again for
-    the very same data set with equal settings, as long as a run holds it.
-
-    Examples
-    --------
-    >>> @shared_by_runs
-    ... def doubled(data, factor):
-    ...     return factor * torch.tensor(data)
-    >>> data = [1.0, 2.0]
-    >>> of_a_run = doubled(data, 2)
-    >>> doubled(data, 2) is of_a_run, doubled([*data], 2) is of_a_run
-    (True, False)
+    The last result is returned again for the very same data set with equal settings, as
+    long as a run holds it.
     """
     last: dict[str, Any] = {}
 

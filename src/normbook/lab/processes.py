@@ -53,28 +53,14 @@ def run(
 ) -> list[Any]:
     """Call a function in so many new processes at once; list what it returned in each.
 
-    Inside, ``torch.distributed`` is initialized with the backend gloo:
-    ``torch.distributed.get_rank()`` gives the number of the process, from 0, and
-    ``torch.distributed.all_reduce(x)`` adds up what all of them have. Each process
-    computes with one thread.
+    Inside, ``torch.distributed`` is initialized with the backend gloo, and each process
+    computes with one thread. The function, its arguments, the same in all, and its
+    result must be picklable. What it prints is printed here at the end, process by
+    process. It may take ``timeout`` seconds, and a collective operation may wait so
+    long; to start the processes takes some seconds more.
 
-    Parameters
-    ----------
-    function : callable
-        What it uses travels with it, as do its arguments, the same for each process,
-        and its result, so all must be picklable. What it prints is printed here at
-        the end, process by process.
-    timeout : float
-        Seconds that the function may take, and that a collective operation waits for
-        the other processes. To start the processes takes some seconds more.
-
-    Raises
-    ------
-    ProcessError
-        If a process raises, dies or does not answer in time. All are ended then. The
-        message holds the traceback, and where a process was that did not answer.
-    TypeError, ValueError
-        If an argument is of the wrong kind, before any process starts.
+    ProcessError if a process raises, dies or does not answer in time: all are ended
+    then, and the message holds the traceback, or where the silent process was.
 
     Examples
     --------
@@ -107,11 +93,7 @@ def run(
 
 
 class _Process:
-    """One process, seen from here; they exchange files in a folder.
-
-    Its standard input is never written to. It closes when this interpreter ends, by
-    whatever cause, and then so does the process.
-    """
+    """One process, seen from here; it answers in files, and ends with this one."""
 
     def __init__(self, folder: Path, rank: int, count: int, timeout: float) -> None:
         self.name = f"process {rank} of {count}"

@@ -49,14 +49,7 @@ def command(
     machines: int = 1,
     parallel: Sharing = "runs",
 ) -> str:
-    """Return the command that repeats a run on so many processes of all machines.
-
-    Examples
-    --------
-    >>> command("vgg", "live", [0, 1], torch.device("cpu"), processes=2)
-    'torchrun --nproc-per-node 2 -m normbook run vgg --scale live --seeds 0 1
-    --device cpu'
-    """
+    """Return the command that repeats a run on so many processes of all machines."""
     start = ""
     if processes > 1:
         nodes = f"--nnodes {machines} " if machines > 1 else ""

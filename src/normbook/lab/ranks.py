@@ -28,14 +28,11 @@ PATIENCE = timedelta(days=30)
 
 @dataclass(frozen=True)
 class Ranks:
-    """Which process among those that ``torchrun`` started; the only one by default.
-
-    Number of this process, from 0, and of all; the same among those on this machine.
-    """
+    """Which process among those that ``torchrun`` started; the only one by default."""
 
     rank: int = 0
     count: int = 1
-    local: int = 0
+    local: int = 0  # its rank among those on this machine
     local_count: int = 1
 
     @property
@@ -52,20 +49,13 @@ class Ranks:
         return cls(*(int(os.environ[name]) for name in names))
 
     def share(self, work: Sequence[T]) -> list[T]:
-        """Return the part of the work of this process.
-
-        Examples
-        --------
-        >>> Ranks(rank=1, count=3).share("abcdefgh")
-        ['b', 'e', 'h']
-        """
+        """Return the part of this process: 1, 4, 7, ... for the second one of three."""
         return list(work[self.rank :: self.count])
 
     def first(self, function: Callable[[], T]) -> T:
         """Call a function in the first process; return in all what it returns.
 
-        If it raises, the first process fails with that, and the others with an
-        OtherProcessError once it has ended.
+        If it raises, the others fail with an OtherProcessError.
         """
         shared: list[Any] = [function() if self.rank == 0 else None]
         if self.count > 1:
@@ -97,9 +87,8 @@ def is_first() -> bool:
 def join(*, tensors_on: str = "cpu", timeout: timedelta = PATIENCE) -> Iterator[Ranks]:
     """Join the processes of ``torchrun``, if it started this one.
 
-    The tensors that travel between them are on the CPU or on "cuda". RunError where
-    one has waited for the others so long; OtherProcessError if another one has ended
-    before its time.
+    Tensors that travel are on the CPU, or on "cuda". RunError where one process has
+    waited for the others so long; OtherProcessError if another one has ended early.
     """
     ranks = Ranks.started()
     if ranks.count == 1:

@@ -21,9 +21,7 @@ from normbook.errors import RecordError
 
 __all__ = ["Record", "RunRecord", "load", "save"]
 
-# Significant digits of what is kept. More than any figure shows, and enough to see
-# that a repetition differs.
-DIGITS = 7
+DIGITS = 7  # significant; more than a figure shows, enough to see a difference
 # A list of numbers, each on a line of its own.
 NUMBERS = re.compile(r"\[\n((?: *(?:null|[-\d]).*\n)+) *\]")
 
@@ -32,21 +30,14 @@ NUMBERS = re.compile(r"\[\n((?: *(?:null|[-\d]).*\n)+) *\]")
 class RunRecord:
     """One variant with one seed.
 
-    Attributes
-    ----------
-    wall_seconds : float
-        Time that the run took, measurements included.
-    opening : list of float
-        The loss (nats) at each of the first updates.
-    curves : mapping from name to (mapping from quantity to list)
-        One for each measurement, and "training" for the averages of the objective;
-        "step" counts the updates before it.
+    ``curves`` maps each measurement, and "training" for the averages of the objective,
+    to lists by quantity; its "step" counts the updates before.
     """
 
     variant: str
     seed: int
-    wall_seconds: float
-    opening: list[float]
+    wall_seconds: float  # measurements included
+    opening: list[float]  # the loss (nats) at each of the first updates
     curves: Mapping[str, Mapping[str, list[Any]]]
 
 
@@ -55,47 +46,25 @@ class Record:
     """An experiment that was run, with where it comes from.
 
     Whoever asks for a variant, measurement or quantity that it lacks gets a
-    RecordError.
-
-    Attributes
-    ----------
-    name, scale : str
-        Of the experiment; ``settings`` is its whole configuration.
-    command : str
-        What repeats it.
-    data : mapping from data set to (mapping from file name to SHA-256)
-    versions : mapping from package to version
-    code : str
-        SHA-256 over the sources of the package.
-    commit : str or None
-        Of the repository, if there is one; ``is_modified`` says whether the sources
-        differed from it.
-    device : mapping
-        "type", "name", "threads" (of one process), "ranks" (processes) and "parallel":
-        whether they shared the "runs", the "batches" of each, or "local batches", with
-        statistics of their own. Older records lack it: "runs".
-    started : str
-        Date and time (UTC).
-    wall_seconds : float
-        From the start to the record, interruptions left out.
-    runs : list of RunRecord
-        Every variant with every seed.
+    RecordError. ``device`` holds "type", "name", "threads" (of one process), "ranks"
+    (processes) and "parallel", what they shared, as in
+    :func:`~normbook.lab.runner.run`; older records lack it: "runs".
     """
 
     name: str
     scale: str
-    command: str
-    settings: Mapping[str, Any]
+    command: str  # repeats it
+    settings: Mapping[str, Any]  # the whole configuration
     seeds: list[int]
-    data: Mapping[str, Mapping[str, str]]
-    versions: Mapping[str, str]
-    code: str
-    commit: str | None
-    is_modified: bool
+    data: Mapping[str, Mapping[str, str]]  # data set, file name, SHA-256
+    versions: Mapping[str, str]  # of packages
+    code: str  # SHA-256 over the sources of the package
+    commit: str | None  # of the repository, if there is one
+    is_modified: bool  # whether the sources differed from the commit
     device: Mapping[str, Any]
-    started: str
-    wall_seconds: float
-    runs: list[RunRecord]
+    started: str  # date and time (UTC)
+    wall_seconds: float  # interruptions left out
+    runs: list[RunRecord]  # every variant with every seed
 
     @property
     def variants(self) -> list[str]:
@@ -111,20 +80,16 @@ class Record:
             )
 
     def steps(self, measurement: str, variant: str | None = None) -> NDArray[np.int64]:
-        """Return the steps, shape (T,), of a measurement such as "test".
-
-        The variant is the first one if left out.
-        """
+        """Return the steps of a measurement, (T,); of the first variant by default."""
         name = self.variants[0] if variant is None else variant
         return np.array(self._columns(name, measurement, "step")[0], dtype=np.int64)
 
     def first_steps(
         self, variant: str, measurement: str, is_there: NDArray[np.bool_]
     ) -> NDArray[np.float64]:
-        """Return for each seed the step of the first measurement at which it holds.
+        """Return for each of S seeds the first step at which it holds, NaN if at none.
 
-        Whether it holds has the shape (S, T), one row for each seed. The steps have the
-        shape (S,), NaN where it never holds.
+        Whether it holds has the shape (S, T).
         """
         steps = self.steps(measurement, variant).astype(np.float64)
         return np.where(is_there.any(1), steps[is_there.argmax(1)], np.nan)
@@ -132,10 +97,7 @@ class Record:
     def values(
         self, variant: str, measurement: str, quantity: str
     ) -> NDArray[np.float64]:
-        """Return one quantity of one variant: shape (S, T) or (S, T, ...).
-
-        One row for each seed; NaN where a value was not finite.
-        """
+        """Return a quantity, (S, T, ...) for S seeds; NaN where it was not finite."""
         columns = self._columns(variant, measurement, quantity)
         try:
             return np.array(columns, dtype=np.float64)
@@ -152,29 +114,23 @@ class Record:
     def _columns(
         self, variant: str, measurement: str, quantity: str
     ) -> list[list[Any]]:
-        if variant not in self.variants:
+        runs = [run for run in self.runs if run.variant == variant]
+        if not runs:
             raise RecordError(
                 f"variant must be one of {', '.join(self.variants)}, got {variant!r}."
             )
-        columns = []
-        for run in self.runs:
-            if run.variant != variant:
-                continue
+        for run in runs:
             if quantity not in run.curves.get(measurement, {}):
                 known = [f"{m} / {q}" for m, curve in run.curves.items() for q in curve]
                 raise RecordError(
                     "measurement and quantity must be one of "
                     f"{', '.join(sorted(known))}, got {measurement} / {quantity}."
                 )
-            columns.append(run.curves[measurement][quantity])
-        return columns
+        return [run.curves[measurement][quantity] for run in runs]
 
 
 def save(record: Record, path: Path) -> None:
-    """Write a record as JSON, whole or not at all, in the place of an old file.
-
-    RecordError if it does not follow the schema, OSError if it cannot be written.
-    """
+    """Write a record as JSON, whole or not at all; RecordError if not of the schema."""
     content: dict[str, Any] = {"schema": 1, **asdict(record)}
     for run in content["runs"]:
         run["opening"] = _rounded(run["opening"])
@@ -185,11 +141,7 @@ def save(record: Record, path: Path) -> None:
 
 
 def load(path: str | Path) -> Record:
-    """Read a record and check it against the schema.
-
-    FileNotFoundError if there is no such file; RecordError if it is no record, or not
-    of this version.
-    """
+    """Read a record and check it against the schema; RecordError if it is none."""
     try:
         content = json.loads(Path(path).read_bytes(), parse_constant=_refuse)
     except (ValueError, RecursionError) as error:

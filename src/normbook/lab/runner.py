@@ -38,8 +38,7 @@ CHECKPOINT_SECONDS = 20.0
 # So many starts are moved, one after the other, to see what rounding comes to. Where a
 # ReLU opens for one start and not for the next, about one in three shows it.
 MOVED_STARTS = 6
-# How long processes that share every batch wait for each other.
-TIMEOUT_SECONDS = 600.0
+TIMEOUT_SECONDS = 600.0  # that processes which share every batch wait for each other
 
 
 class _Precision(NamedTuple):
@@ -52,12 +51,12 @@ class _Precision(NamedTuple):
 
 
 # Seen with other instruction sets and numbers of threads: in float64 1e-6 after all
-# steps, in float32 5e-7 in the first loss and 3e-5 in the twentieth. More was seen, and
-# then moved starts decide, where a ReLU opens for the one and not for the other (5e-4),
-# and where an error grows at each step: starting weights are drawn in float32, on some
-# CPUs with another last digit, in float64 too. An unsteady network, deep and with
-# batch norm, multiplies an error by ten or more at each step: 3e-4 in the second loss,
-# 2e-2 in the measurements before it, and hardly a digit in common in the tenth loss.
+# steps, in float32 5e-7 in the first loss and 3e-5 in the twentieth. Moved starts
+# decide where a ReLU opens for the one and not for the other (5e-4), and where an error
+# grows at each step: starting weights, drawn in float32 for float64 too, have another
+# last digit on some CPUs. An unsteady network, deep and with batch norm, multiplies an
+# error by ten or more at each step: 3e-4 in the second loss, 2e-2 in the measurements
+# before it, and hardly a digit in common in the tenth loss.
 PRECISIONS = {
     "float64": _Precision((1e-5,) * OPENING, 1e-5, 1e-9, 1e-7),
     "float32": _Precision((1e-5, *(3e-4,) * (OPENING - 1)), 1e-2, 1e-6, 1e-6),
@@ -85,21 +84,17 @@ def run(
     parallel: Sharing = "runs",
     timeout: float = TIMEOUT_SECONDS,
 ) -> Record:
-    """Run every variant of an experiment with every seed.
+    """Run every variant of an experiment with every seed, by default of the scale.
+
+    Under ``torchrun`` each process returns the whole record, and on ``"cuda"`` takes a
+    GPU of its own.
 
     Parameters
     ----------
-    seeds : sequence of int, optional
-        Those of the scale if left out.
-    on : device
-        Under ``torchrun`` with ``"cuda"`` each process takes a GPU of its own.
     out : Path, optional
-        Where the record goes; nothing is written without. In ``OUT.partial`` beside it
-        are the checkpoints as long as the run is not finished. Processes that share
-        the runs need it on a disk that they share, too; if they share the batches, the
-        first one writes and reads alone.
-    is_resumed : bool
-        Whether to go on from the checkpoints.
+        Where the record goes, with the checkpoints of an unfinished run in
+        ``OUT.partial`` beside it; nothing is written without. Processes that share the
+        runs need it on a disk that they share, too; else the first one writes alone.
     parallel : "runs", "batches" or "local batches"
         What processes share. "batches": all take part in every update, with the
         statistics of the whole batch. "local batches": with those of their part, so
@@ -107,22 +102,15 @@ def run(
     timeout : float
         Seconds that they wait for each other if they share the batches.
 
-    Returns
-    -------
-    Record
-        Under ``torchrun`` each process gets the whole record, the first writes it.
-
     Raises
     ------
     RunError
-        If an option is wrong, the record is there already, there are checkpoints and
-        nobody asked to resume (or the reverse, or they belong to something else, or
-        are damaged), there is no space, the processes cannot share batches, or have
-        other code or data than the first.
-    OtherProcessError, DataError
-        If another process has failed; if the data set is nowhere to be had.
-    KeyboardInterrupt
-        After Ctrl-C, once the update under way is saved.
+        If an option is wrong, the record is there already, the checkpoints do not fit
+        ``is_resumed`` or this run, or are damaged, there is no space, the processes
+        cannot share batches, or have other code or data than the first.
+    OtherProcessError, DataError, KeyboardInterrupt
+        If another process has failed; if the data set is nowhere to be had; after
+        Ctrl-C, once the update under way is saved.
     """
     task = _Task(experiment, scale, seeds, on, out, parallel, timeout)
     chosen, plan, kept = task.scale, task.plan, task.kept
@@ -188,10 +176,7 @@ def check(
     parallel: Sharing = "runs",
     timeout: float = TIMEOUT_SECONDS,
 ) -> list[int]:
-    """Refuse what :func:`run` would refuse, without a run, a download or a file.
-
-    Return the seeds that would be run.
-    """
+    """Refuse what :func:`run` would, without a download or a file; return the seeds."""
     task = _Task(experiment, scale, seeds, on, out, parallel, timeout)
     if task.kept is not None:
         task.kept.check(is_resumed=is_resumed)
@@ -201,11 +186,7 @@ def check(
 def estimate(
     experiment: Experiment, scale: str, *, on: torch.device | str = "cpu"
 ) -> dict[str, float]:
-    """Measure the seconds that one run of each variant would take.
-
-    From a second or so of updates and one of each measurement. Errors are those of
-    :func:`run`.
-    """
+    """Estimate the seconds a run of each variant takes; errors as in :func:`run`."""
     chosen = _scale(experiment, scale)
     place = _place(on)
     data = load_data(chosen)
@@ -239,33 +220,24 @@ def replay(
     at_most: int = OPENING,
     is_measured: bool = True,
 ) -> list[str]:
-    """Repeat the first steps of each run of a record, and compare.
+    """Repeat the first steps of each run of a record; list what differs.
+
+    That is what is off by more than a relative 1e-5; in float32 the losses after the
+    first by 3e-4 (2e-3 where the experiment is not steady), and measurements by 1e-2 of
+    the largest that are taken together. Unless ``steps`` is given, what comes after the
+    first update may be off by ten times what moving the start by 1e-6 (1e-7 in float64)
+    has made of it by that step; where it is not steady, this holds for measurements
+    alone, and from the start. RunError if the record is not of this experiment, or
+    keeps fewer ``steps``.
 
     Parameters
     ----------
-    data : Dataset, Sequences or None
-        What :func:`load_data` gives.
     steps : int, optional
-        Updates to repeat, at most the 20 that a record keeps one by one. Left out,
-        as many as another machine repeats, and ``at_most`` so many: 20, or 2 where the
-        experiment is not steady. On the machine that made the record all agree.
+        Updates to repeat, at most the 20 that a record keeps one by one. Left out, as
+        many as another machine repeats, 20, or 2 where the experiment is not steady,
+        and not more than ``at_most``. On the machine of the record all agree.
     is_measured : bool
         Whether to repeat the measurements too that fall into these steps.
-
-    Returns
-    -------
-    list of str
-        What differs by more than a relative 1e-5; in float32 the losses after the
-        first by 3e-4 (2e-3 where it is not steady), and measurements by 1e-2 of the
-        largest that are taken together. Unless ``steps`` is given, what comes after the
-        first update may be off by ten times what moving the start by 1e-6 has made of
-        it by that step (1e-7 in float64); where it is not steady, this holds for
-        measurements alone, and from the start. Empty if nothing differs.
-
-    Raises
-    ------
-    RunError
-        If the record is not of this experiment, or ``steps`` exceeds what it keeps.
     """
     if record.name != experiment.name:
         raise RunError(
@@ -336,7 +308,13 @@ class _Task:
     ) -> None:
         self.experiment, self.parallel = experiment, parallel
         self.scale = _scale(experiment, scale)
-        seeds = _seeds(list(self.scale.seeds if seeds is None else seeds))
+        seeds = list(self.scale.seeds if seeds is None else seeds)
+        is_whole = all(type(s) is int and s >= 0 for s in seeds)  # True is an int too
+        if not seeds or not is_whole or len(set(seeds)) < len(seeds):
+            raise RunError(
+                "seeds must be different whole numbers from 0 on, at least one, got "
+                f"{seeds}; try 0 1 2."
+            )
         self.place, self.joining = _together(on, parallel, timeout)
         origin = provenance.origin(self.place)
         origin["device"]["parallel"] = parallel
@@ -398,10 +376,7 @@ class _Task:
 
 @contextlib.contextmanager
 def _stop() -> Iterator[Callable[[], bool]]:
-    """Turn Ctrl-C, and the signal of torchrun to end, into a wish.
-
-    An update that is under way is finished and saved. A second one ends at once.
-    """
+    """Turn Ctrl-C, and torchrun's signal to end, into a wish; a second ends at once."""
     wishes: list[int] = []
 
     def wish(number: int, _: object) -> None:
@@ -427,16 +402,6 @@ def _scale(experiment: Experiment, scale: str) -> Scale:
             f"scale must be one of {', '.join(experiment.scales)}, got {scale!r}."
         )
     return experiment.scales[scale]
-
-
-def _seeds(seeds: list[int]) -> list[int]:
-    is_whole = all(type(s) is int and s >= 0 for s in seeds)  # True is an int too
-    if not seeds or not is_whole or len(set(seeds)) < len(seeds):
-        raise RunError(
-            "seeds must be different whole numbers from 0 on, at least one, got "
-            f"{seeds}; try 0 1 2."
-        )
-    return seeds
 
 
 def _together(
@@ -497,14 +462,13 @@ def _check_same(ranks: Ranks, here: Mapping[str, Any]) -> None:
         for key in here
         if other[key] != everywhere[0][key]
     ]
-    if not differing:
-        return
-    if ranks.rank:
+    if differing and ranks.rank:
         raise OtherProcessError("the first process says what is wrong.")
-    raise RunError(
-        "all processes must have the same code and data, but there are others than in "
-        f"the first: {', '.join(differing)}; install the same on all machines."
-    )
+    if differing:
+        raise RunError(
+            "all processes must have the same code and data, but there are others than "
+            f"in the first: {', '.join(differing)}; install the same on all machines."
+        )
 
 
 def _repeat(run: Run, count: int, last: int | None) -> Run:
