@@ -138,11 +138,7 @@ def _pads_with_zeros(layer: Any) -> bool:
 
 
 def _has_a_border(layer: Any) -> bool:
-    """Return whether some outputs of a transposed convolution meet fewer weights.
-
-    With stride 1, the outermost dilation (kernel - 1) outputs of each side do. Padding
-    cuts outputs off, and output padding adds some at the end.
-    """
+    """Return whether some outputs of a transposed convolution meet fewer weights."""
     if not isinstance(layer, TRANSPOSED):
         return False
     axes = layer.padding, layer.output_padding, layer.dilation, layer.kernel_size

@@ -1,8 +1,7 @@
 """Normalization as torch.autograd sees it: one Function for the whole family.
 
-:mod:`normbook.normalize` computes. Here torch is told to take its backward pass, the
-closed form that the book derives, in place of autograd through the forward pass. A
-layer chooses the axes and keeps the books.
+:mod:`normbook.normalize` computes; torch is told to take its backward pass, the closed
+form that the book derives. A layer chooses the axes and keeps the books.
 """
 
 from __future__ import annotations
@@ -39,12 +38,9 @@ class Statistics(NamedTuple):
 class _Normalize(torch.autograd.Function):
     """Normalization by the statistics of x itself; every derivative in closed form.
 
-    It returns y; mu and inv_std, with derivatives; mean and var (biased), one axis
-    long, without: they are for the running statistics, which no graph may follow.
-
-    The backward pass is written in x, gamma, mu and inv_std. As mu and inv_std are
-    outputs with derivatives of their own, it can be differentiated in turn, as often
-    as one likes.
+    It returns y; mu and inv_std, with derivatives, so that the backward pass, written
+    in them, can be differentiated in turn; mean and var (biased), one axis long,
+    without: they are for the running statistics, which no graph may follow.
     """
 
     generate_vmap_rule = True
@@ -147,8 +143,7 @@ class _NormalizeByWithTangents(_NormalizeBy):
 class _ByPosition(inspect.Signature):
     """The signature of a function that is given all its arguments by position.
 
-    torch asks for it and binds the arguments anew at each call, to fill in defaults.
-    Here are none, and binding costs more than a mean.
+    torch binds the arguments to it at each call, which costs more than a mean.
     """
 
     def bind(self, *args: Any, **kwargs: Any) -> Any:
@@ -173,17 +168,12 @@ def normalize(
 
     Parameters are those of :func:`normbook.normalize.normalize_forward`, but the axes
     are counted from 0, in order. A layer has checked its tensors: here only eps is.
-    Where ``x`` holds no value there is nothing to normalize, and there are no
-    statistics.
+    Where ``x`` holds no value there are no statistics.
 
     Examples
     --------
     >>> x = torch.tensor([[1.0, 3.0], [10.0, 50.0]])
-    >>> options = {"axes": (1,), "parameter_axes": (1,), "eps": 1e-12}
-    >>> y, statistics = normalize(x, None, None, **options)
-    >>> y.tolist()
-    [[-1.0, 1.0], [-1.0, 1.0]]
-    >>> statistics
+    >>> normalize(x, None, None, axes=(1,), parameter_axes=(1,), eps=1e-12)[1]
     Statistics(mean=tensor([ 2., 30.]), var=tensor([  1., 400.]))
     """
     eps = check_eps(eps)

@@ -1,6 +1,5 @@
 """Layer normalization layers: drop-ins for ``torch.nn.LayerNorm`` and ``RMSNorm``.
 
-The formulas are those of :mod:`normbook.layer_norm`, and so is the backward pass.
 There are no running statistics, so training and evaluation are one function.
 """
 
@@ -63,18 +62,10 @@ class LayerNorm(_LastAxes, nn.LayerNorm):
 
     :func:`normbook.layer_norm.layer_norm_forward` as a layer. A drop-in for
     :class:`torch.nn.LayerNorm`, with the options and errors of
-    :mod:`normbook.layers.base`, and two of its own.
+    :mod:`normbook.layers.base`. ``normalized_shape`` has the lengths of the last axes:
+    D for input of shape ``(..., D)``, ``(C, H, W)`` for images as a whole. Gain and
+    bias have this shape, too; ``elementwise_affine`` is ``affine`` of other layers.
 
-    Parameters
-    ----------
-    normalized_shape : int or sequence of int
-        The lengths of the last axes: D for input of shape ``(..., D)``, ``(C, H, W)``
-        for images as a whole. Gain and bias have this shape.
-    elementwise_affine : bool
-        Whether to learn them; it is ``affine`` of other layers.
-
-    Notes
-    -----
     Source: Ba et al. (2016), section 3; book, chapters *Layer normalization* and *The
     gradient of layer normalization*.
 
@@ -124,10 +115,8 @@ class RMSNorm(_LastAxes, nn.RMSNorm):
     bias. ``eps=None`` stands for the smallest step from 1: 1.2e-7, and 2.2e-16 for
     float64 input. The dtype of the layer may be any, and too few axes are a ValueError.
 
-    Notes
-    -----
-    Source: Zhang and Sennrich (2019), equation 4, there without eps; book, chapter
-    *The gradient of layer normalization*.
+    Source: Zhang and Sennrich (2019), equation 4, there without eps; book, chapter *The
+    gradient of layer normalization*.
 
     Examples
     --------

@@ -1,8 +1,7 @@
 r"""Normalization by an :math:`\ell_p` norm, to ask what batch norm needs.
 
-Santurkar et al. (2018) put it in the place of batch norm: it centres every unit but
-fixes neither its variance nor, since the norm is taken before the centring, any other
-measure of its spread.
+It centres every unit but fixes neither its variance nor, since the norm is taken before
+the centring, any other measure of its spread.
 """
 
 from __future__ import annotations
@@ -24,17 +23,11 @@ class LpNorm1d(nn.Module):
         s = \Big( \frac1N \sum_n \lvert x_n \rvert^p \Big)^{1/p}
 
     for each unit over the N examples of the batch, with :math:`s = \max_n |x_n|` for
-    :math:`p = \infty`. The norm is taken *before* the mean is subtracted.
+    :math:`p = \infty`, in evaluation, too: there are no running statistics. Options are
+    those of :mod:`normbook.layers.base`, and ``p``: 1, 2, ... or ``math.inf``. The
+    derivative is left to autograd.
 
-    It has no running statistics: in evaluation mode, too, it uses those of the batch.
-    Options are those of :mod:`normbook.layers.base`, and ``p``: 1, 2, ... or
-    ``math.inf``. A ValueError is raised if ``p`` or ``num_features`` is below 1, or
-    ``eps`` is negative.
-
-    Notes
-    -----
-    Source: Santurkar et al. (2018), section 3.3 and Appendix A. The derivative is
-    left to autograd.
+    Source: Santurkar et al. (2018), section 3.3 and Appendix A.
 
     Examples
     --------

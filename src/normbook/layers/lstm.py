@@ -1,8 +1,7 @@
-r"""The layer-normalized LSTM as a layer: called as ``torch.nn.LSTM``.
+"""The layer-normalized LSTM as a layer: called as ``torch.nn.LSTM``.
 
 :mod:`normbook.layer_norm_lstm` computes. Here torch is told to take its backward pass
-through time, and several layers, both directions, dropout between layers and packed
-sequences come around it.
+through time, and layers, directions, dropout and packed sequences come around it.
 """
 
 from __future__ import annotations
@@ -100,8 +99,7 @@ class _Cell:
 class _Sequence(torch.autograd.Function):
     """One layer in one direction over all steps, with the derived backward pass.
 
-    It returns the output of the core and, without derivatives, what the backward pass
-    needs.
+    It returns the output of the core and, without derivatives, what backward needs.
     """
 
     generate_vmap_rule = True
@@ -152,29 +150,24 @@ class _Sequence(torch.autograd.Function):
 class LayerNormLSTM(nn.Module):
     r"""The layer-normalized LSTM, in several layers and both directions.
 
-    The formulas are in :mod:`normbook.layer_norm_lstm`. Arguments, call and outputs are
-    those of :class:`torch.nn.LSTM`. With ``norm=None`` it is that layer.
+    The formulas are in :mod:`normbook.layer_norm_lstm`. ``norm`` and ``carried`` are
+    those of :func:`~normbook.layer_norm_lstm.layer_norm_lstm_forward`; ``norm=None`` is
+    the plain LSTM. Other arguments, call, outputs and shapes are those of
+    :class:`torch.nn.LSTM`, packed sequences in any order of lengths, too; but
+    ``proj_size`` must be 0. eps is added to each variance, inside the root, and must
+    not be 0 where the states begin with 0. ``has_redundant_biases`` says whether to
+    learn ``beta_h`` and ``beta_x``, which are added where b is.
 
-    Parameters
-    ----------
-    input_size, hidden_size : int
-        D, the number of features at each step, and H, the number of units.
-    num_layers, bias, batch_first, dropout, bidirectional, device, dtype
-        As in :class:`torch.nn.LSTM`.
-    proj_size : int
-        Must be 0; it keeps the place that it has there.
-    norm : "terms", "sum", "gates" or None
-        What is standardized before the gates, see
-        :func:`normbook.layer_norm_lstm.layer_norm_lstm_forward`. ``None`` is the plain
-        LSTM.
-    eps : float
-        Added to each variance, inside the root. It must not be 0 where the states
-        begin with 0.
-    carried : "raw" or "normalized"
-        Whether c or its normalized form goes on to the next step. It has no meaning
-        with ``norm=None``.
-    has_redundant_biases : bool
-        Whether to learn ``beta_h`` and ``beta_x``, which are added where b is.
+    ``load_state_dict`` also takes the state of a :class:`torch.nn.LSTM`: it sorts the
+    rows and adds the two biases. Gains and biases of layer norms, which that layer has
+    not, stay as they are. :meth:`as_lstm` is the way back from ``norm=None``.
+
+    Under ``torch.autocast`` it runs in float32. Derivatives may be taken as often as
+    one likes, by ``torch.autograd``, forward-mode included, and by ``torch.func``.
+    Refused are ``jacfwd`` of a ``jacrev``, so its ``hessian`` too, for which ``jacrev``
+    of ``jacrev`` does the same, and ``is_grads_batched``. ``torch.compile`` leaves the
+    layer out of its graph, as it leaves torch's. In-place changes of h are refused, as
+    the backward pass needs it.
 
     Attributes
     ----------
@@ -194,30 +187,6 @@ class LayerNormLSTM(nn.Module):
         of axes or another dtype than the weights.
     RuntimeError
         On a call: if features, states or device do not fit, or there is no step.
-
-    Warns
-    -----
-    UserWarning
-        If ``dropout`` is positive and there is one layer, after which none comes.
-
-    Notes
-    -----
-    The call is ``h, (h_last, c_last) = layer(x, (h_0, c_0))``. x has shape (T, N, D),
-    or (T, D) for one sequence; the states have shape (L, N, H), or (L, H), where each
-    direction of each layer counts into L, and are 0 where they are left out. x may be
-    a :class:`~torch.nn.utils.rnn.PackedSequence`, in any order of lengths; then h is
-    one, too.
-
-    ``load_state_dict`` also takes the state of a :class:`torch.nn.LSTM`: it sorts the
-    rows and adds the two biases. Gains and biases of layer norms, which that layer has
-    not, stay as they are. :meth:`as_lstm` is the way back from ``norm=None``.
-
-    Under ``torch.autocast`` it runs in float32. Derivatives may be taken as often as
-    one likes, by ``torch.autograd``, forward-mode included, and by ``torch.func``.
-    Refused are ``jacfwd`` of a ``jacrev``, so its ``hessian`` too, for which ``jacrev``
-    of ``jacrev`` does the same, and ``is_grads_batched``. ``torch.compile`` leaves the
-    layer out of its graph, as it leaves torch's. In-place changes of h are refused, as
-    the backward pass needs it.
 
     Examples
     --------
@@ -383,11 +352,9 @@ class LayerNormLSTM(nn.Module):
     def as_lstm(self) -> nn.LSTM:
         """Return a ``torch.nn.LSTM`` that computes the same, with copied weights.
 
-        ``b`` becomes its ``bias_ih``; its ``bias_hh`` is 0. A ValueError is raised if
-        there is layer norm, which torch's layer has not.
+        ``b`` becomes its ``bias_ih``; its ``bias_hh`` is 0. Layer norm, which torch's
+        layer has not, is a ValueError.
 
-        Examples
-        --------
         >>> LayerNormLSTM(3, 5, norm=None).as_lstm()
         LSTM(3, 5)
         """
@@ -540,10 +507,7 @@ def check_switch(name: str, value: Any) -> None:
 def first_states(
     x: Tensor, hx: Any, lengths: dict[str, Any], is_cast: bool = False
 ) -> list[Tensor]:
-    """Check the states h_0 and c_0 for this input; zeros where none are given.
-
-    With ``is_cast`` they may have any dtype.
-    """
+    """Return h_0 and c_0, checked for this input; zeros where none are given."""
     shape = tuple(lengths.values())
     if hx is None:
         zeros = x.new_zeros(shape)
@@ -596,11 +560,7 @@ def _reversed(x: Tensor, order: Tensor | None) -> Tensor:
 
 
 def backwards(sizes: Sequence[int], device: torch.device) -> Tensor:
-    """Rows of a packed batch with the time of each sequence turned around.
-
-    >>> backwards([2, 2, 1], torch.device("cpu"))  # of 3 and of 2 steps
-    tensor([4, 3, 2, 1, 0])
-    """
+    """Rows of a packed batch with the time of each sequence turned around."""
     alive = torch.tensor(sizes)
     starts = alive.cumsum(0) - alive
     examples = torch.cat([torch.arange(size) for size in sizes])

@@ -37,18 +37,14 @@ def recalibrate(
     recorded. Afterwards every mode and momentum is as before, and after an error, the
     model's own included, so are the statistics.
 
-    Parameters
-    ----------
-    model : Module
-        Holds batch norm layers of this package or of ``torch.nn``, with running
-        statistics. A layer that the model does not call, or that does not update itself
-        (a frozen one, say), keeps its statistics.
-    batches : iterable
-        Inputs of the model: tensors, or tuples or lists that begin with one, such as
-        ``(x, target)``. Use large ones, shuffled: the inputs of the deeper layers are
-        then nearly those of evaluation, and little lies between the batches.
-    device : optional
-        Where to send each input first.
+    ``batches`` holds inputs of the model, or tuples or lists that begin with one, such
+    as ``(x, target)``; ``device`` is where to send each input first. Use large batches,
+    shuffled: the inputs of the deeper layers are then nearly those of evaluation, and
+    little lies between the batches. A layer that the model does not call, or that does
+    not update itself (a frozen one, say), keeps its statistics.
+
+    Source: Ioffe and Szegedy (2015), Algorithm 2, steps 7-10; book, chapter *Moving
+    averages*.
 
     Raises
     ------
@@ -56,18 +52,12 @@ def recalibrate(
         If an argument or a batch is of the wrong kind, or a layer keeps statistics for
         each time step.
     ValueError
-        If the model has no such layer, no layer took statistics from a batch, or the
-        statistics found are not finite.
-
-    Notes
-    -----
-    Source: Ioffe and Szegedy (2015), Algorithm 2, steps 7-10; book, chapter *Moving
-    averages*.
+        If the model has no batch norm with running statistics, no layer took statistics
+        from a batch, or the statistics found are not finite.
 
     Examples
     --------
-    >>> from normbook.layers.batch_norm import BatchNorm1d
-    >>> layer = BatchNorm1d(1)
+    >>> layer = nn.BatchNorm1d(1)
     >>> recalibrate(layer, [torch.tensor([[1.0], [3.0]]), torch.tensor([[4.0], [8.0]])])
     >>> layer.running_mean, layer.running_var  # means 2 and 6, variances 2 and 8
     (tensor([4.]), tensor([5.]))

@@ -4,7 +4,7 @@ Each process holds a *shard* of the batch. To normalize all shards alike, proces
 exchange sums, once in each direction:
 
 - *Forward*, one all-gather: every process sends the mean, the variance and the number
-  of values of its shard, and all merge what arrives by Chan's rule
+  of values of its shard, 2C + 1 numbers, and all merge what arrives by Chan's rule
   (:func:`normbook.running_statistics.merge`).
 - *Backward*, one all-reduce of two vectors: the sums of :math:`\partial\ell/\partial y`
   and of :math:`\hat x\,\partial\ell/\partial y`.
@@ -12,10 +12,7 @@ exchange sums, once in each direction:
 Why not add up in the forward pass, too? Sums of squares about 0 can be added, but the
 variance is then a difference of two large numbers: even in float64, in which they
 travel here, that loses as many digits as (mean / deviation)**2 has.
-Sums about the mean of each shard cannot be added: the means differ. So the parts
-travel as they are. With R processes and C channels, each sends 2C + 1 numbers to the
-R - 1 others: as much as an all-reduce of 2C + 1 numbers for R = 2, and more for more
-processes, though seldom enough to be felt.
+Sums about the mean of each shard cannot be added: the means differ.
 """
 
 from __future__ import annotations
@@ -74,11 +71,7 @@ class _Synchronized(torch.autograd.Function):
 
 
 def _shifted(x: Tensor, mean: Tensor, var: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Move x and its mean by about the mean, which is what float32 has no digits for.
-
-    At mean / deviation = 1e4, the mean rounded to float32 is wrong by up to 5e-4
-    deviations.
-    """
+    """Move x and its mean by about the mean, for which float32 has no digits."""
     x = as_float32(x)
     near = mean.to(x.dtype)
     shifted = x - broadcast_along(near, CHANNEL, x.ndim)
@@ -118,22 +111,13 @@ class SyncBatchNorm(_BatchNorm):
     well as on GPUs (NCCL). Outputs, gradients, running statistics and ``state_dict``
     are those of a :class:`~normbook.layers.batch_norm.BatchNorm1d` in one process that
     holds the whole batch; so are options and errors, but that a single value in all
-    shards together is refused, then in every process.
+    shards together is refused, then in every process. The processes are those of
+    ``process_group``, from ``torch.distributed.new_group``, by default all.
 
     Shards may differ in size, and some may be empty. In evaluation, or with a single
-    process, nothing is sent.
-
-    Parameters
-    ----------
-    process_group : ProcessGroup, optional
-        The processes that share a batch, from ``torch.distributed.new_group``; by
-        default all.
-
-    Notes
-    -----
-    Every process of the group must call the layer, forward and backward, in the same
-    mode. Where one does not (it raised, say), the others end with a ``RuntimeError``
-    after the timeout of the process group.
+    process, nothing is sent. Every process of the group must call the layer, forward
+    and backward, in the same mode. Where one does not (it raised, say), the others end
+    with a ``RuntimeError`` after the timeout of the process group.
 
     The gradients of ``weight`` and ``bias`` are those of the own shard, as in torch:
     ``DistributedDataParallel`` averages them over the processes afterwards. Second
@@ -143,10 +127,8 @@ class SyncBatchNorm(_BatchNorm):
 
     Examples
     --------
-    A single process is its own whole batch:
-
     >>> layer = SyncBatchNorm(1, eps=1e-12)
-    >>> layer(torch.tensor([[1.0], [3.0]])).tolist()
+    >>> layer(torch.tensor([[1.0], [3.0]])).tolist()  # one process has the whole batch
     [[-1.0], [1.0]]
     """
 
@@ -183,8 +165,6 @@ class SyncBatchNorm(_BatchNorm):
         torch converts. Layers that normalize by something else than the batch they
         see (ghost batch norm, say) stay: to replace them would change the model.
 
-        Examples
-        --------
         >>> model = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2))
         >>> type(SyncBatchNorm.convert_sync_batchnorm(model)[1]).__name__
         'SyncBatchNorm'
