@@ -56,6 +56,10 @@ DTYPES = (*HALF, torch.float32, torch.float64)
 _AUTOCAST = ("cuda", "mps", "xpu")
 
 
+# The layers inherit the types of torch's drop-ins and none of their code: every method
+# of theirs stands here or below. So they are found by who asks for the type: filters
+# that keep weight decay from gains, torch.optim.swa_utils.update_bn, torch.func's
+# replace_all_batch_norm_modules_, the conversion to SyncBatchNorm.
 class NormLayer(nn.Module):
     """A layer with eps, and with a gain and a bias that may be missing."""
 
@@ -286,6 +290,14 @@ class ChannelNorm(NormLayer):
                 steps = torch.tensor(0)
             state_dict[key] = steps
         nn.Module._load_from_state_dict(self, state_dict, prefix, local_metadata, *rest)
+
+
+def check_size(name: str, value: Any, about: str) -> int:
+    """Refuse what is no whole number of at least 1."""
+    size = whole_number(name, value, about)
+    if size < 1:
+        raise ValueError(f"{name} must be at least 1, got {size}; {about}.")
+    return size
 
 
 def other_device(input: Tensor, name: str, value: Tensor) -> RuntimeError:

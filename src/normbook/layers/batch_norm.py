@@ -36,11 +36,6 @@ def _count(x: Tensor) -> int:
     return x[:, :1].numel()
 
 
-# torch's type is inherited and none of its code: ChannelNorm and this class have every
-# method that torch's class has. Being of the type, these layers are found by
-# torch.optim.swa_utils.update_bn, by the conversion to SyncBatchNorm, by torch.func's
-# replace_all_batch_norm_modules_, and by the isinstance filters common in training
-# loops. Without it, update_bn would leave them out without a word.
 class _BatchNorm(ChannelNorm, TorchBatchNorm):
     """What the three layers share: all but the number of axes."""
 

@@ -9,12 +9,11 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
 from normbook.arrays import check_eps
-from normbook.layers.base import NormLayer
+from normbook.layers.base import NormLayer, check_size
 from normbook.layers.function import Statistics, normalize
 from normbook.layers.lstm import (
     States,
     backwards,
-    check_size,
     check_switch,
     first_states,
 )
@@ -91,8 +90,9 @@ class BatchNormLSTM(NormLayer):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        self.input_size = check_size("input_size", input_size, "features, D")
-        self.hidden_size = check_size("hidden_size", hidden_size, "units, H")
+        counts = "it is the number of"
+        self.input_size = check_size("input_size", input_size, f"{counts} features, D")
+        self.hidden_size = check_size("hidden_size", hidden_size, f"{counts} units, H")
         self.batch_first = batch_first
         self.bidirectional = bidirectional
         check_switch("batch_first", batch_first)

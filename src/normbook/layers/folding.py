@@ -387,11 +387,6 @@ class _Layers:
             if value is not None
         )
 
-    def tensor(self, target: str) -> Any:
-        """Return a tensor of the model; None for one that the trace added."""
-        module, _, name = target.rpartition(".")
-        return getattr(self.modules[module], name, None)
-
 
 class _Route:
     """One trace of a model: what stands in front of a layer, and what behind."""
@@ -409,7 +404,9 @@ class _Route:
                 if not isinstance(called, _KNOWN):
                     self.inside.update(m for m in called.modules() if m is not called)
             elif node.op == "get_attr":
-                self.read.add(_place(layers.tensor(str(node.target))))
+                module, _, key = str(node.target).rpartition(".")
+                # The trace adds some, which the model has not.
+                self.read.add(_place(getattr(layers.modules[module], key, None)))
             elif node.target is functional.batch_norm:
                 self.functions.append(node.name)
 
@@ -445,8 +442,8 @@ class _Route:
         """Go towards the input to a linear layer whose output is used here only."""
         node = self.calls[name][0]
         while True:
-            source = _source(node)
-            if source is None:
+            source = node.args[0] if node.args else next(iter(node.kwargs.values()), 0)
+            if not isinstance(source, fx.Node):
                 return Obstacle("no tensor of the model")
             is_linear = self._is_linear(source)
             if not (is_linear or self._does_nothing(source, plan)):
@@ -518,6 +515,7 @@ class _Route:
     def _runs_between(self, chain: list[fx.Node], layer: fx.Node) -> Obstacle | None:
         """Return what may change the input of a batch norm before it is needed."""
         node = chain[0].next
+        # A trace tells neither x += 1 from x = x + 1 nor which tensors are views of x.
         while node is not layer:
             if node not in chain and not _is_size(node):
                 return Obstacle(
@@ -564,12 +562,6 @@ def _agreed(routes: Sequence[_Route], layers: _Layers) -> dict[str, Folding]:
                 "what stands beside it depends on the optional arguments of the model",
                 "keep it, or give the model no optional arguments",
             )
-
-
-def _source(node: fx.Node) -> fx.Node | None:
-    """Return where the input of a layer comes from."""
-    given = node.args[0] if node.args else next(iter(node.kwargs.values()), None)
-    return given if isinstance(given, fx.Node) else None
 
 
 def _reads_size(node: fx.Node) -> bool:

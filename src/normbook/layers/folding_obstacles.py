@@ -142,6 +142,7 @@ def _has_a_border(layer: Any) -> bool:
     if not isinstance(layer, TRANSPOSED):
         return False
     axes = layer.padding, layer.output_padding, layer.dilation, layer.kernel_size
+    # With stride 1, the outermost dilation (kernel - 1) of each side do, less padding.
     is_cut = all(
         padding - more >= dilation * (kernel - 1)
         for padding, more, dilation, kernel in zip(*axes, strict=True)

@@ -25,9 +25,6 @@ from normbook.normalize import METHODS
 __all__ = ["GroupNorm", "InstanceNorm1d", "InstanceNorm2d", "InstanceNorm3d"]
 
 
-# torch's types are inherited and none of their code: the classes of the module base and
-# those here have every method that torch's have. Being of the type, the layers are
-# found by filters that ask for it, such as those that keep weight decay from gains.
 class GroupNorm(NormLayer, nn.GroupNorm):
     """Group normalization of ``(N, C)`` or ``(N, C, ...)``.
 

@@ -25,7 +25,10 @@ class _LastAxes(NormLayer):
     # What torch raises where the input has too few axes.
     _too_short: ClassVar[type[Exception]] = RuntimeError
 
-    def _set_shape(self, normalized_shape: Any) -> None:
+    def _begin(
+        self, normalized_shape: Any, device: Any, dtype: Any, **is_learned: bool
+    ) -> None:
+        nn.Module.__init__(self)  # past torch's class
         about = "the length of an axis of the input, counted from the last"
         is_sequence = isinstance(normalized_shape, Iterable)
         is_sequence = is_sequence and not isinstance(normalized_shape, str)
@@ -38,6 +41,8 @@ class _LastAxes(NormLayer):
                 "of the last axis of the input."
             )
         self.normalized_shape = lengths
+        self._add_parameters(lengths, device, dtype, **is_learned)
+        self.reset_parameters()
 
     def _axes(self, input: Tensor) -> tuple[int, ...]:
         """Check the shape; give the axes to normalize, counted from 0."""
@@ -54,9 +59,6 @@ class _LastAxes(NormLayer):
         return tuple(range(input.ndim - len(shape), input.ndim))
 
 
-# torch's type is inherited and none of its code: NormLayer and these classes have every
-# method that torch's class has. Being of the type, the layers are found by filters that
-# ask for it, such as those that keep weight decay from gains and biases.
 class LayerNorm(_LastAxes, nn.LayerNorm):
     """Layer normalization over the last axes.
 
@@ -87,13 +89,10 @@ class LayerNorm(_LastAxes, nn.LayerNorm):
         device: torch.types.Device = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        nn.Module.__init__(self)  # past torch's class
-        self._set_shape(normalized_shape)
+        is_learned = {"weight": elementwise_affine, "bias": elementwise_affine and bias}
+        self._begin(normalized_shape, device, dtype, **is_learned)
         self.eps = eps
         self.elementwise_affine = elementwise_affine
-        is_learned = {"weight": elementwise_affine, "bias": elementwise_affine and bias}
-        self._add_parameters(self.normalized_shape, device, dtype, **is_learned)
-        self.reset_parameters()
 
     def forward(self, input: Tensor) -> Tensor:
         """Normalize each example by its own mean and variance."""
@@ -136,24 +135,17 @@ class RMSNorm(_LastAxes, nn.RMSNorm):
         device: torch.types.Device = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        nn.Module.__init__(self)  # past torch's class
-        self._set_shape(normalized_shape)
+        self._begin(normalized_shape, device, dtype, weight=elementwise_affine)
         self.eps = eps
         self.elementwise_affine = elementwise_affine
-        self._add_parameters(
-            self.normalized_shape, device, dtype, weight=elementwise_affine
-        )
-        self.reset_parameters()
 
     def forward(self, x: Tensor) -> Tensor:
         """Divide each example by its own root mean square."""
         axes = self._axes(x)
-        shape = self.normalized_shape
-        self._check_places(x, shape, "feature", weight=self.weight)
+        self._check_places(x, self.normalized_shape, "feature", weight=self.weight)
         values, weight = as_autocast(x, self.weight)
         if self.eps is None:
-            is_double = values.dtype == torch.float64
-            eps = torch.finfo(torch.float64 if is_double else torch.float32).eps
+            eps = torch.finfo(torch.promote_types(values.dtype, torch.float32)).eps
         else:
             eps = self._checked_number("eps")
         layout = {"axes": axes, "parameter_axes": axes}

@@ -9,12 +9,14 @@ from __future__ import annotations
 import math
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
+
+from normbook.layers.base import NormLayer
 
 __all__ = ["LpNorm1d"]
 
 
-class LpNorm1d(nn.Module):
+class LpNorm1d(NormLayer):
     r"""Subtract the mean of the batch, divide by the batch's average ℓp norm.
 
     .. math::
@@ -35,6 +37,9 @@ class LpNorm1d(nn.Module):
     >>> LpNorm1d(1, p=1, eps=0.0, dtype=torch.float64)(x).detach().flatten().tolist()
     [-0.5, 0.5]
     """
+
+    _sizes = ("num_features",)
+    _settings = ("p", "eps")
 
     def __init__(
         self,
@@ -57,10 +62,8 @@ class LpNorm1d(nn.Module):
                 f"eps must be finite and not negative, got {eps}; 1e-5 is usual."
             )
         self.num_features, self.p, self.eps = num_features, p, eps
-        weight = torch.ones(num_features, device=device, dtype=dtype)
-        bias = torch.zeros(num_features, device=device, dtype=dtype)
-        self.weight = nn.Parameter(weight) if affine else None
-        self.bias = nn.Parameter(bias) if affine else None
+        self._add_parameters(num_features, device, dtype, weight=affine, bias=affine)
+        self.reset_parameters()
 
     def forward(self, x: Tensor) -> Tensor:
         """Normalize; ``x`` has shape (N, D)."""
@@ -78,7 +81,3 @@ class LpNorm1d(nn.Module):
         if self.weight is not None and self.bias is not None:
             y = y * self.weight + self.bias
         return y
-
-    def extra_repr(self) -> str:
-        """Size, p and eps."""
-        return f"{self.num_features}, p={self.p}, eps={self.eps}"

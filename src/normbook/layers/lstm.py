@@ -19,7 +19,6 @@ from torch import Tensor, nn
 from torch.autograd import forward_ad
 from torch.nn.utils.rnn import PackedSequence
 
-from normbook.arguments import whole_number
 from normbook.arrays import check_eps
 from normbook.layer_norm_lstm import (
     Carried,
@@ -30,7 +29,7 @@ from normbook.layer_norm_lstm import (
     layer_norm_lstm_backward,
     layer_norm_lstm_forward,
 )
-from normbook.layers.base import as_float32, other_device
+from normbook.layers.base import as_float32, check_size, other_device
 from normbook.layers.function import Slopes, as_needed
 from normbook.lstm import (
     LSTMCache,
@@ -427,9 +426,11 @@ class LayerNormLSTM(nn.Module):
         return (rows, *columns) if is_there else None
 
     def _check_settings(self, dropout: Any, proj_size: Any) -> None:
-        check_size("input_size", self.input_size, "features at each step")
-        check_size("hidden_size", self.hidden_size, "units")
-        check_size("num_layers", self.num_layers, "layers")
+        check_size(
+            "input_size", self.input_size, "it is the number of features at each step"
+        )
+        check_size("hidden_size", self.hidden_size, "it is the number of units")
+        check_size("num_layers", self.num_layers, "it is the number of layers")
         for name in ("bias", "batch_first", "bidirectional", "has_redundant_biases"):
             check_switch(name, getattr(self, name))
         check_option("norm", self.norm, (*get_args(Normed), None))
@@ -487,15 +488,6 @@ class LayerNormLSTM(nn.Module):
             del lengths["N"]
         states = first_states(x, hx, lengths, _is_autocast(x))
         return [state[:, None] for state in states] if examples is None else states
-
-
-def check_size(name: str, value: Any, of: str) -> int:
-    """Refuse what is no whole number of at least 1."""
-    about = f"it is the number of {of}"
-    size = whole_number(name, value, about)
-    if size < 1:
-        raise ValueError(f"{name} must be at least 1, got {size}; {about}.")
-    return size
 
 
 def check_switch(name: str, value: Any) -> None:

@@ -96,10 +96,10 @@ def recalibrate(
         with torch.no_grad():
             for batch in batches:
                 model(_input_of(batch, device))
-        _check_tallies(tallies.values())
+        _check_tallies(list(tallies.values()))
     except BaseException:
         for tally in tallies.values():
-            tally.restore()
+            tally.write(tally.before)
         raise
     finally:
         for hook in hooks:
@@ -167,22 +167,17 @@ class _Tally:
             old = self.averages.get(name, torch.zeros_like(new))
             self.averages[name] = old + (new - old) * (size / self.size)
 
-    def restore(self) -> None:
-        for name, value in self.before.items():
+    def write(self, values: dict[str, Tensor]) -> None:
+        for name, value in values.items():
             getattr(self.layer, name).copy_(value)
 
     def finish(self) -> None:
-        if self.steps == 0:
-            self.restore()
-            return
-        for name, value in self.averages.items():
-            getattr(self.layer, name).copy_(value)
-        if self.layer.num_batches_tracked is not None:
+        self.write(self.averages if self.steps else self.before)
+        if self.steps and self.layer.num_batches_tracked is not None:
             self.layer.num_batches_tracked.fill_(self.steps)
 
 
-def _check_tallies(tallies: Iterable[_Tally]) -> None:
-    tallies = list(tallies)
+def _check_tallies(tallies: list[_Tally]) -> None:
     if not any(tally.steps for tally in tallies):
         raise ValueError(
             "batches must hold at least one batch with values that reaches a batch "

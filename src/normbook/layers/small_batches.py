@@ -14,9 +14,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from normbook.arguments import whole_number
 from normbook.arrays import as_float32
 from normbook.batch_norm import batch_axes
+from normbook.layers.base import check_size
 from normbook.layers.batch_norm import (
     Batch,
     BatchNorm1d,
@@ -64,11 +64,8 @@ class _GhostBatchNorm(_BatchNorm):
         self._check_virtual_batch_size()
 
     def _check_virtual_batch_size(self) -> None:
-        name = "virtual_batch_size"
-        cure = "it counts the examples of a ghost, 32 is usual"
-        size = whole_number(name, self.virtual_batch_size, cure)
-        if size < 1:
-            raise ValueError(f"{name} must be at least 1, got {size}; {cure}.")
+        about = "it counts the examples of a ghost, 32 is usual"
+        check_size("virtual_batch_size", self.virtual_batch_size, about)
 
     def _check(self, input: Tensor, uses_batch: bool) -> None:
         super()._check(input, uses_batch)
