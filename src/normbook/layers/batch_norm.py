@@ -71,10 +71,7 @@ class _BatchNorm(ChannelNorm, TorchBatchNorm):
         return y, ones, ones, 0
 
     def _by_batch(self, input: Tensor, eps: float) -> Batch:
-        """Normalize by the statistics of the batch.
-
-        Other layers of the family change this and nothing else.
-        """
+        """Normalize by the batch. Other layers of the family change nothing else."""
         return *by_batch(input, self.weight, self.bias, eps), _count(input)
 
     def _size(self, input: Tensor) -> int:

@@ -54,14 +54,11 @@ class BatchNormLSTM(NormLayer):
 
     Source: Cooijmans et al. (2016), section 3; book, chapter *Reading*.
 
-    Attributes
-    ----------
-    w_x_l0, w_h_l0, b_l0 : Parameter, shapes (4H, D), (4H, H), (4H,)
-        The rows belong to the gates f, i, o, g in turn.
-    norm_h_l0, norm_x_l0, norm_c_l0 : PerStepBatchNorm1d
-        Their ``weight`` is the gain, which begins at 0.1; ``norm_c_l0.bias`` is
-        :math:`\beta_c`. The other direction, if there is one, has ``_l0_reverse``; its
-        step 0 is the last of each sequence.
+    For the gates f, i, o, g in turn there are the rows of ``w_x_l0``, ``w_h_l0`` and
+    ``b_l0``, shapes (4H, D), (4H, H) and (4H,). The norms are ``norm_h_l0``,
+    ``norm_x_l0`` and ``norm_c_l0``. Their ``weight`` is the gain, which begins at 0.1,
+    and ``norm_c_l0.bias`` is :math:`\beta_c`. The other direction, if there is one, has
+    ``_l0_reverse`` for ``_l0``; its step 0 is the last of each sequence.
 
     Examples
     --------
@@ -249,10 +246,7 @@ class BatchNormLSTM(NormLayer):
 
 
 class _InOneCall:
-    """A norm over the steps of one call: as the layer called at each, but faster.
-
-    Checks and running statistics wait for no step and are done for all at once.
-    """
+    """A norm at each step of one call, with checks and statistics done once."""
 
     def __init__(self, layer: PerStepBatchNorm1d, batch_sizes: list[int]) -> None:
         layer._check_numbers()

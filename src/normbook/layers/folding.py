@@ -52,10 +52,8 @@ _TOLERANCE = torch.finfo(torch.float64).eps ** 0.5
 class FoldedBatchNorm(nn.Identity):
     """What stays in the place of a folded batch norm: it checks the number of axes.
 
-    ``BatchNorm1d`` and ``Linear`` both take (N, D) and (N, L, D), but only in (N, D) do
-    they mean the same axis by their channels, and a trace knows no shapes. So any other
-    ``ndim`` is refused than that for which it was folded: 2 beside a ``Linear``, 3 to 5
-    beside a convolution.
+    Another ``ndim`` than that for which it was folded is refused: 2 beside a
+    ``Linear``, 3 to 5 beside a convolution.
     """
 
     def __init__(self, ndim: int) -> None:
@@ -126,41 +124,32 @@ def fold_batch_norm(
     Parameters keep dtype, device and ``requires_grad``. A layer without a bias gets
     one.
 
-    Linear layers are ``Linear`` and all convolutions, transposed or not. Batch norm is
-    that of ``torch.nn`` and of this package; synchronized, ghost, renormalized and
-    unbiased batch norm are the same layer in evaluation. Identity and dropout may stand
-    between. The folded model is for inference: training goes other ways without batch
-    norm.
+    Linear layers are ``Linear`` and all convolutions, transposed or not; identity and
+    dropout may stand between. Batch norm is that of ``torch.nn`` and of this package,
+    also synchronized, ghost, renormalized and unbiased. The folded model is for
+    inference: training goes other ways without batch norm.
 
-    A trace knows no shapes: a ``Linear`` before a ``BatchNorm1d`` is taken to give (N,
-    D), and given (N, L, D) the folded model raises. Nor does it see whether the model
-    asks for the mode of autograd, or for attributes that are changed later. Optional
-    arguments of ``forward`` may have any values, ``None`` and booleans both; where the
-    model decides by others, such as ``mode="full"``, it is not folded. While it is
-    traced, an argument without default is neither a ``list`` nor ``True``.
+    The model must be in evaluation mode. With ``example``, an input or a tuple of all
+    positional arguments, both models are run in float64 on the CPU, which a model that
+    casts to float32 does not allow, and outputs that differ by more than rounding are
+    refused. With ``strict=False``, what cannot be folded stays as it is, and
+    :func:`folding_plan` tells what that is.
+
+    A :class:`FoldingError` is raised if the model is in training mode, cannot be copied
+    or traced, is wrapped or scripted, looks at what folding changes, or the folded
+    weights do not fit their dtype; with ``strict``, also if some batch norm cannot be
+    folded. All of them are listed, with reasons.
+
+    A trace knows no shapes: a ``Linear`` before a ``BatchNorm1d`` is taken to give
+    (N, D), and given (N, L, D), where they mean other axes by their channels, the
+    folded model raises. Nor does it see whether the model asks for the mode of
+    autograd, or for attributes that are changed later.
+    Optional arguments of ``forward`` may have any values, ``None`` and booleans both;
+    where the model decides by others, such as ``mode="full"``, it is not folded. While
+    it is traced, an argument without default is neither a ``list`` nor ``True``.
 
     Source: Ioffe and Szegedy (2015), Algorithm 2, step 11; Jacob et al. (2018), section
     3.2; book, chapter *Folding*.
-
-    Parameters
-    ----------
-    model : Module
-        In evaluation mode.
-    example : Tensor or tuple, optional
-        An input of the model, or its positional arguments. With it, both models are
-        run in float64 on the CPU, which a model that casts to float32 does not allow,
-        and outputs that differ by more than rounding are refused.
-    strict : bool
-        If False, what cannot be folded stays as it is instead of raising.
-        :func:`folding_plan` tells what that is.
-
-    Raises
-    ------
-    FoldingError
-        If the model is in training mode, cannot be copied or traced, is wrapped or
-        scripted, looks at what folding changes, gives another output for ``example``,
-        or the folded weights do not fit their dtype; with ``strict``, also if some
-        batch norm cannot be folded. All of them are listed, with reasons.
 
     Examples
     --------

@@ -237,12 +237,6 @@ class InstanceNorm1d(_InstanceNorm, nn.InstanceNorm1d):
 
     Source: Ulyanov, Vedaldi and Lempitsky (2016), equation 3; book, chapter *Choosing
     the axes*.
-
-    Examples
-    --------
-    >>> layer = InstanceNorm1d(2, eps=1e-12)
-    >>> layer(torch.tensor([[[1.0, 3.0], [10.0, 50.0]]])).tolist()
-    [[[-1.0, 1.0], [-1.0, 1.0]]]
     """
 
     _ndims = (2, 3)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from normbook.layers.base import NormLayer
 
@@ -40,6 +40,8 @@ class LpNorm1d(NormLayer):
 
     _sizes = ("num_features",)
     _settings = ("p", "eps")
+    weight: nn.Parameter | None
+    bias: nn.Parameter | None
 
     def __init__(
         self,

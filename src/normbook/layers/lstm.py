@@ -157,9 +157,19 @@ class LayerNormLSTM(nn.Module):
     not be 0 where the states begin with 0. ``has_redundant_biases`` says whether to
     learn ``beta_h`` and ``beta_x``, which are added where b is.
 
+    Parameters are those of :class:`~normbook.layer_norm_lstm.LayerNormLSTMParameters`
+    with an ending: ``w_x_l0`` of the first layer, ``w_x_l1`` of the next, and
+    ``w_x_l0_reverse`` of the other direction. Those that an option leaves out are None;
+    the layers above see H features, or 2H. At the start weights and b are uniform in
+    :math:`\pm1/\sqrt H`, gains 1 and biases of layer norms 0.
+
     ``load_state_dict`` also takes the state of a :class:`torch.nn.LSTM`: it sorts the
     rows and adds the two biases. Gains and biases of layer norms, which that layer has
     not, stay as they are. :meth:`as_lstm` is the way back from ``norm=None``.
+
+    On a call, a wrong number of axes and another dtype than that of the weights are a
+    ValueError; features, states and a device that do not fit, and no step, are a
+    RuntimeError.
 
     Under ``torch.autocast`` it runs in float32. Derivatives may be taken as often as
     one likes, by ``torch.autograd``, forward-mode included, and by ``torch.func``.
@@ -167,25 +177,6 @@ class LayerNormLSTM(nn.Module):
     of ``jacrev`` does the same, and ``is_grads_batched``. ``torch.compile`` leaves the
     layer out of its graph, as it leaves torch's. In-place changes of h are refused, as
     the backward pass needs it.
-
-    Attributes
-    ----------
-    w_x_l0, w_h_l0, b_l0, gamma_h_l0, beta_h_l0, ... : Parameter or None
-        See :class:`normbook.layer_norm_lstm.LayerNormLSTMParameters`. Layer k has
-        ``_lk`` for ``_l0``, the other direction ``_l0_reverse``; the layers above see H
-        features, or 2H. At the start weights and b are uniform in
-        :math:`\pm1/\sqrt H`, gains 1 and biases of layer norms 0.
-
-    Raises
-    ------
-    TypeError
-        If an argument is of the wrong kind.
-    ValueError
-        If a size is not positive, ``dropout`` outside 0..1, an option unknown,
-        ``proj_size`` not 0, or eps negative; on a call, if the input has a wrong number
-        of axes or another dtype than the weights.
-    RuntimeError
-        On a call: if features, states or device do not fit, or there is no step.
 
     Examples
     --------

@@ -43,17 +43,12 @@ def recalibrate(
     little lies between the batches. A layer that the model does not call, or that does
     not update itself (a frozen one, say), keeps its statistics.
 
+    A layer with statistics for each time step is a TypeError. A ValueError is raised if
+    the model has no batch norm with running statistics, no layer took statistics from a
+    batch, or the statistics found are not finite.
+
     Source: Ioffe and Szegedy (2015), Algorithm 2, steps 7-10; book, chapter *Moving
     averages*.
-
-    Raises
-    ------
-    TypeError
-        If an argument or a batch is of the wrong kind, or a layer keeps statistics for
-        each time step.
-    ValueError
-        If the model has no batch norm with running statistics, no layer took statistics
-        from a batch, or the statistics found are not finite.
 
     Examples
     --------
@@ -115,8 +110,7 @@ def recalibrate(
 class _Tally:
     """Average statistics of one layer, and what it had before.
 
-    The layer itself is asked for the statistics of a batch: with momentum 1 its
-    running statistics are those of the last batch, whoever wrote the layer.
+    With momentum 1 its running statistics are those of the last batch.
     """
 
     def __init__(self, name: str, layer: TorchBatchNorm) -> None:

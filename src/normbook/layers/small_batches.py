@@ -263,9 +263,6 @@ class BatchRenorm1d(_BatchRenorm, BatchNorm1d):
     >>> layer = BatchRenorm1d(1, eps=1e-12)
     >>> layer(x).flatten().tolist()  # r = 2 and d = 3, by mean 0 and variance 1
     [1.0, 5.0]
-    >>> layer = BatchRenorm1d(1, eps=1e-12, r_max=1.5, d_max=0.5)
-    >>> layer(x).flatten().tolist()
-    [-1.0, 2.0]
     """
 
 

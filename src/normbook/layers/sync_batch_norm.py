@@ -194,29 +194,25 @@ class SyncBatchNorm(_BatchNorm):
         return new
 
     def _by_any_batch(self, input: Tensor, eps: float) -> Batch:
-        batch = self._by_all_shards(input, eps)
-        self._last_count = batch[-1]
-        return batch
-
-    def _size(self, input: Tensor) -> int:
-        return self._last_count  # of all shards, so that all processes agree
-
-    def _by_all_shards(self, input: Tensor, eps: float) -> Batch:
         group = self._group()
         # From here to the end of the exchange, nothing may depend on the shard.
         total = None if group is None else _of_all_shards(input.detach(), group)
         if total is None:
-            return super()._by_any_batch(input, eps)
-        if total.size == 1:
+            batch = super()._by_any_batch(input, eps)
+        elif total.size == 1:
             raise ValueError(
                 "SyncBatchNorm needs more than 1 value per channel in all processes "
                 f"together, got 1, of shape {tuple(input.shape)} here; make the batch "
                 "larger, or call eval() to use the running statistics."
             )
-        y: Tensor = _Synchronized.apply(  # type: ignore[no-untyped-call]
-            input, self.weight, self.bias, total, eps, group
-        )
-        return y, *total
+        else:
+            inputs = input, self.weight, self.bias, total, eps, group
+            batch = _Synchronized.apply(*inputs), *total  # type: ignore[no-untyped-call]
+        self._last_count = batch[-1]
+        return batch
+
+    def _size(self, input: Tensor) -> int:
+        return self._last_count  # of all shards, so that all processes agree
 
     def _group(self) -> distributed.ProcessGroup | None:
         """Processes to share statistics with; None if there are no others."""
@@ -246,12 +242,9 @@ class SyncBatchNorm(_BatchNorm):
 
 def _is_plain(module: nn.Module) -> bool:
     """Whether it is a batch norm by the batch it sees."""
-    if not isinstance(module, TorchBatchNorm):
-        return False
-    kind = type(module)
     if isinstance(module, SyncBatchNorm) or not isinstance(module, _BatchNorm):
-        return True
+        return isinstance(module, TorchBatchNorm)
     return all(
-        getattr(kind, name) is getattr(_BatchNorm, name)
+        getattr(type(module), name) is getattr(_BatchNorm, name)
         for name in ("forward", "_by_batch", "_by_any_batch")
     )

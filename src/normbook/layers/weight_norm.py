@@ -60,13 +60,8 @@ class WeightStandardization(nn.Module):
 
     Examples
     --------
-    >>> layer = nn.Linear(2, 1, bias=False)
-    >>> layer.weight.data = torch.tensor([[1.0, 3.0]])
-    >>> layer = nn.utils.parametrize.register_parametrization(
-    ...     layer, "weight", WeightStandardization()
-    ... )
-    >>> layer.weight.tolist()
-    [[-1.0, 1.0]]
+    >>> WeightStandardization()(torch.tensor([[1.0, 3.0]]))
+    tensor([[-1.,  1.]])
     """
 
     def __init__(self, eps: float = 1e-10) -> None:
