@@ -206,11 +206,10 @@ class ChannelNorm(NormLayer):
             num_features, device, dtype, weight=affine, bias=affine and bias
         )
         # Buffers, so that state_dict has them and .to() moves them.
-        is_tracked = track_running_stats
         for name in ("running_mean", "running_var"):
             value = torch.empty(num_features, device=device, dtype=dtype)
-            self.register_buffer(name, value if is_tracked else None)
-        steps = torch.tensor(0, device=device) if is_tracked else None
+            self.register_buffer(name, value if track_running_stats else None)
+        steps = torch.tensor(0, device=device) if track_running_stats else None
         self.register_buffer("num_batches_tracked", steps)
         self.reset_parameters()
 
@@ -337,8 +336,7 @@ def write(updates: Updates, steps: Tensor | None) -> None:
 def laid_out(y: Tensor, x: Tensor) -> Tensor:
     """Lay y out in memory as torch does: channels-last where x is, else contiguous.
 
-    Arithmetic keeps whatever order the axes of x have in memory. Code written for
-    torch.nn may call ``view`` on the result of a transposed input, though.
+    Arithmetic keeps any order of axes, but who uses torch.nn may call ``view`` on y.
     """
     if x.ndim in (4, 5):
         # Channels-last: axis 1 is the fastest, the others follow in their order.

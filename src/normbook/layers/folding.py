@@ -95,8 +95,7 @@ class Folding(NamedTuple):
 class FoldingError(NormbookError, ValueError):
     """A model that cannot be folded as it is. The model is as it was.
 
-    ``refused`` holds every batch norm that cannot be folded; it is empty if the whole
-    model cannot.
+    ``refused`` holds every batch norm that cannot be, none if the whole model cannot.
     """
 
     def __init__(self, message: str, refused: tuple[Folding, ...] = ()) -> None:
@@ -109,20 +108,14 @@ def fold_batch_norm(
 ) -> nn.Module:
     r"""Return a copy of a trained model without batch norm that computes the same.
 
-    Each batch norm is folded into the linear layer whose output it normalizes,
-
-    .. math::
-
-        W' = k W, \qquad b' = k (b - m) + \beta, \qquad
-        k = \frac{\gamma}{\sqrt{v + \epsilon}},
-
-    or, failing that, into the one that takes its own output and nothing else: :math:`W'
-    = W k`, :math:`b' = b + W(\beta - k m)`, if all of its outputs meet all of its
-    weights: a convolution may not pad with zeros, and a transposed one must have a
-    stride of 1 and padding - output_padding >= dilation (kernel - 1). In its place
-    stays :class:`FoldedBatchNorm`, so the names in a ``state_dict`` stay, too.
-    Parameters keep dtype, device and ``requires_grad``. A layer without a bias gets
-    one.
+    Each batch norm is folded into the linear layer whose output it normalizes
+    (:func:`~normbook.folding.fold_into_previous`) or, failing that, into the one that
+    takes its own output and nothing else (:func:`~normbook.folding.fold_into_next`), if
+    all of its outputs meet all of its weights: a convolution may not pad with zeros,
+    and a transposed one must have a stride of 1 and padding - output_padding >=
+    dilation (kernel - 1). In its place stays :class:`FoldedBatchNorm`, so the names in
+    a ``state_dict`` stay, too. Parameters keep dtype, device and ``requires_grad``. A
+    layer without a bias gets one.
 
     Linear layers are ``Linear`` and all convolutions, transposed or not; identity and
     dropout may stand between. Batch norm is that of ``torch.nn`` and of this package,

@@ -152,9 +152,8 @@ class _InstanceNorm(ChannelNorm, TorchInstanceNorm):
     def _by_input(self, x: Tensor) -> tuple[Tensor, Updates]:
         """Return y, and what is to be written to the running statistics."""
         layout = METHODS["instance norm"].of(x.ndim)
-        y, statistics = normalize(
-            x, self.weight, self.bias, **layout, eps=float(self.eps)
-        )
+        eps = float(self.eps)
+        y, statistics = normalize(x, self.weight, self.bias, **layout, eps=eps)
         # Without momentum torch averages nothing here, unlike in batch norm.
         is_frozen = self.running_mean is None or self.momentum is None
         if is_frozen or not x.numel():

@@ -29,7 +29,7 @@ from normbook.layer_norm_lstm import (
     layer_norm_lstm_backward,
     layer_norm_lstm_forward,
 )
-from normbook.layers.base import as_float32, check_size, other_device
+from normbook.layers.base import NormLayer, as_float32, check_size, other_device
 from normbook.layers.function import Slopes, as_needed
 from normbook.lstm import (
     LSTMCache,
@@ -45,17 +45,13 @@ States = tuple[Tensor, Tensor]
 Parameters = Sequence[Tensor | None]  # in the order of FIELDS
 
 FIELDS = LayerNormLSTMParameters._fields
-# Of which torch.nn.LSTM knows something.
-PLAIN = LSTMParameters._fields
+PLAIN = LSTMParameters._fields  # of which torch.nn.LSTM knows something
 # What nn.LSTM calls our fields; the values of one line are added.
 THEIRS = {"w_x": ("weight_ih",), "w_h": ("weight_hh",), "b": ("bias_ih", "bias_hh")}
 # What nn.LSTM shows of itself only if it is something else.
 DEFAULTS = dict[str, Any](
     num_layers=1, bias=True, batch_first=False, dropout=0.0, bidirectional=False
 )
-# nn.LSTM has the gates in the order i, f, g, o; we have f, i, o, g. The same swaps
-# lead there and back.
-OTHER_ORDER = (1, 0, 3, 2)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,10 +92,7 @@ class _Cell:
 
 
 class _Sequence(torch.autograd.Function):
-    """One layer in one direction over all steps, with the derived backward pass.
-
-    It returns the output of the core and, without derivatives, what backward needs.
-    """
+    """One layer in one direction over all steps, with the derived backward pass."""
 
     generate_vmap_rule = True
 
@@ -109,6 +102,7 @@ class _Sequence(torch.autograd.Function):
     ) -> Slopes:
         with _no_autocast(x):
             output, cache = cell.forward(x, h_0, c_0, parameters)
+        # What backward needs is returned, too, without derivatives.
         first, end = map(cache._fields.index, ("c", "parameters"))
         return *output, *cache[first:end]
 
@@ -146,7 +140,7 @@ class _Sequence(torch.autograd.Function):
         return as_needed(ctx, None, dl_dx, *by_states, *by_weights)
 
 
-class LayerNormLSTM(nn.Module):
+class LayerNormLSTM(NormLayer):
     r"""The layer-normalized LSTM, in several layers and both directions.
 
     The formulas are in :mod:`normbook.layer_norm_lstm`. ``norm`` and ``carried`` are
@@ -227,10 +221,8 @@ class LayerNormLSTM(nn.Module):
             features = input_size if k < directions else directions * hidden_size
             for field in FIELDS:
                 shape = self._shape(field, features)
-                value = None
-                if shape is not None:
-                    value = nn.Parameter(torch.empty(shape, device=device, dtype=dtype))
-                self.register_parameter(field + ending, value)
+                is_learned = {field + ending: shape is not None}
+                self._add_parameters(shape or (), device, dtype, **is_learned)
         self.reset_parameters()
 
     @torch.no_grad()
@@ -372,13 +364,8 @@ class LayerNormLSTM(nn.Module):
     def _load_from_state_dict(
         self, state_dict: dict[str, Any], prefix: str, *args: Any
     ) -> None:
-        if prefix + "weight_ih_l0" in state_dict:
-            self._translate(state_dict, prefix)
-        super()._load_from_state_dict(state_dict, prefix, *args)
-
-    def _translate(self, state_dict: dict[str, Any], prefix: str) -> None:
-        """Turn the entries of an nn.LSTM into ours, in place."""
-        for ending in self._endings():
+        is_theirs = prefix + "weight_ih_l0" in state_dict  # then it is translated
+        for ending in self._endings() if is_theirs else []:
             for field, theirs in THEIRS.items():
                 names = [prefix + name + ending for name in theirs]
                 # What we have no place for is left for torch to complain of.
@@ -393,11 +380,12 @@ class LayerNormLSTM(nn.Module):
                 value = getattr(self, field + ending)
                 if value is not None:
                     state_dict.setdefault(prefix + field + ending, value.detach())
+        super()._load_from_state_dict(state_dict, prefix, *args)
 
     def _other_order(self, value: Tensor) -> Tensor:
-        """Swap the gates between f, i, o, g and i, f, g, o: the same both ways."""
-        gates = value.chunk(4)
-        return torch.cat([gates[k] for k in OTHER_ORDER])
+        """Swap the gates between ours and those of nn.LSTM: the same both ways."""
+        f, i, o, g = value.chunk(4)
+        return torch.cat([i, f, g, o])
 
     def _endings(self) -> list[str]:
         """Ends of the names of each layer and direction, in order."""

@@ -23,17 +23,11 @@ def recalibrate(
     r"""Compute the running statistics of a model anew, with its weights as they are.
 
     While a model is trained its weights move, and an average over batches mixes
-    statistics of many models. This runs the finished one over ``batches``:
-
-    .. math::
-
-        \text{running mean} = \operatorname{E}_B[\mu_B], \qquad
-        \text{running variance} = \operatorname{E}_B\Big[\tfrac{n}{n-1}\,
-        \sigma_B^2\Big]
-
-    Each batch counts by its number of values n in a channel, so a short last batch
-    weighs less. (``torch.optim.swa_utils.update_bn`` gives it full weight.) Batch norm
-    layers normalize by the batch, all others are in evaluation mode, and no gradient is
+    statistics of many models. This runs the finished one over ``batches``: the running
+    statistics become the averages over them of mean and unbiased variance. Each counts
+    by its number of values in a channel, so a short last batch weighs less.
+    (``torch.optim.swa_utils.update_bn`` gives it full weight.) Batch norm layers
+    normalize by the batch, all others are in evaluation mode, and no gradient is
     recorded. Afterwards every mode and momentum is as before, and after an error, the
     model's own included, so are the statistics.
 

@@ -1,9 +1,7 @@
 """Batch norm of sequences: padding does not count, and each time step has its own.
 
-Sequences of several lengths that share a tensor are padded to one. To batch norm the
-padding is data like any other: it moves mean and variance, the more the longer it is.
-And the first steps of a recurrent network, whose state has only begun to fill, differ
-from the later ones: one mean and variance for all steps would fit none of the first.
+To batch norm, padding is data like any other: it moves mean and variance. And in a
+recurrent network one mean and variance for all steps would not fit the first ones.
 """
 
 from __future__ import annotations
@@ -25,15 +23,8 @@ __all__ = ["MaskedBatchNorm1d", "PerStepBatchNorm1d"]
 class MaskedBatchNorm1d(BatchNorm1d):
     r"""Batch normalization of the live entries of ``(N, C, T)`` or ``(N, D)``.
 
-    .. math::
-
-        \mu = \frac{1}{K}\sum_{n,t} m_{nt}\,x_{nt}, \qquad
-        \sigma^2 = \frac{1}{K}\sum_{n,t} m_{nt}\,(x_{nt} - \mu)^2, \qquad
-        K = \sum_{n,t} m_{nt}
-
-    in each channel, with :math:`m_{nt}` 1 where the entry is live and 0 where it is
-    padding, which becomes 0. Call it as ``layer(input, mask)``, with a ``mask`` of
-    dtype bool, true where live, and shape ``(N, T)`` or ``(N,)``.
+    Call it as ``layer(input, mask)``, with a ``mask`` of dtype bool, true where an
+    entry is live, and shape ``(N, T)`` or ``(N,)``. Padding becomes 0.
 
     It equals :class:`~normbook.layers.batch_norm.BatchNorm1d` of the K live entries put
     together, of shape ``(K, C)``, in output, gradient and running statistics, and has
@@ -91,30 +82,23 @@ class MaskedBatchNorm1d(BatchNorm1d):
 class PerStepBatchNorm1d(MaskedBatchNorm1d):
     r"""Batch normalization of ``(N, D)`` at one time step t.
 
-    .. math::
-
-        y = \gamma\,\frac{x - \mu_t}{\sqrt{\sigma_t^2 + \epsilon}} + \beta
-
-    In training :math:`\mu_t, \sigma_t^2` are those of the examples alive at step t, in
+    In training mean and variance are those of the examples alive at step t, in
     evaluation the running statistics of that step. Gain and bias are shared over time.
+    (The gain of the paper begins at 0.1, as after ``layer.weight.data.fill_(0.1)``.)
     Call it as ``layer(input, step, mask)``: ``step`` counts from 0, and ``mask``, of
     shape ``(N,)``, is that of :class:`MaskedBatchNorm1d`, true where a sequence has not
     ended yet; left out, all are alive.
 
     The first ``max_steps`` steps, as many as the longest training sequence has, have
     running statistics of their own, in rows of shape (max_steps, num_features), and an
-    entry of ``num_batches_tracked``. Training at a later step is a ValueError. A step
-    that was never trained takes, in evaluation, those of the last trained step before
-    it.
+    entry of ``num_batches_tracked``. Training at a later step is a ValueError. In
+    evaluation a step that was never trained takes those of the last trained before it.
 
     With sequences of several lengths, in the end one of them is alive alone. A single
     value has no variance: batch norm would forget it and answer :math:`\beta`. Such a
     step is normalized in training as in evaluation, by running statistics, which it
     does not change; if neither it nor a step before it was ever trained, it is a
     ValueError.
-
-    The gain begins at 1; the paper begins at 0.1, set by
-    ``layer.weight.data.fill_(0.1)``.
 
     Source: Cooijmans et al. (2016), section 3; book, chapter *Variable length*. What
     to do with one live example is a choice of this book.

@@ -116,26 +116,20 @@ class _GhostBatchNorm(_BatchNorm):
 class GhostBatchNorm1d(_GhostBatchNorm, BatchNorm1d):
     r"""Batch normalization of ``(N, D)`` or ``(N, C, L)``, ghost by ghost.
 
-    .. math::
-
-        y_i = \gamma\,\frac{x_i - \mu_g}{\sqrt{\sigma_g^2 + \epsilon}} + \beta,
-        \qquad i \in g
-
-    with mean and biased variance of the ghost g to which example i belongs: the first
-    ``virtual_batch_size`` examples, the next ones, and so on. The last ghost is
-    smaller where the batch does not divide evenly. If it would have a single value in
-    a channel, it joins the ghost before. The noise of small batches can be wanted: with
+    Each example is normalized by mean and biased variance of its ghost: the first
+    ``virtual_batch_size`` examples, the next ones, and so on. The last ghost is smaller
+    where the batch does not divide evenly. If it would have a single value in a
+    channel, it joins the ghost before. The noise of small batches can be wanted: with
     large ones, which fill the machine, a net may generalize worse.
 
     A ``virtual_batch_size`` of N or more *is* batch norm. One of 1 is instance norm
     where there are several positions L, and else a ValueError. Without running
     statistics evaluation normalizes by ghosts, too.
 
-    The running statistics take in one value a step: the average over the ghosts,
-    weighted by their size, of mean and *unbiased* variance. The paper takes in the
-    ghosts one after another, so that their order gives them unequal weights, and it
-    averages deviations. Here a step has one weight, ``momentum``, whatever the number
-    of ghosts.
+    The running statistics take in one value a step, with one weight, ``momentum``: the
+    average over the ghosts, weighted by their size, of mean and *unbiased* variance.
+    The paper takes in the ghosts one after another, so that their order gives them
+    unequal weights, and it averages deviations.
 
     Source: Hoffer, Hubara and Soudry (2017), Algorithm 1; book, chapter *Small
     batches*.
@@ -251,9 +245,8 @@ class BatchRenorm1d(_BatchRenorm, BatchNorm1d):
     set. The running statistics begin at mean 0 and variance 1, which are those of no
     data. So begin with ``r_max = 1`` and ``d_max = 0``, which is batch norm, and relax
     them once the averages have settled. (The paper: after 5000 steps, up to 3 at step
-    40 000 and 5 at step 25 000.) It averages deviations, with eps in them; here the
-    unbiased variance is averaged, as in all layers of this family, so that a
-    ``state_dict`` means the same.
+    40 000 and 5 at step 25 000. It averages deviations, with eps in them; here the
+    unbiased variance is averaged, as in all layers of this family.)
 
     Source: Ioffe (2017), Algorithm 1; book, chapter *Small batches*.
 
@@ -289,12 +282,9 @@ def _correction(
 class UnbiasedBatchNorm1d(BatchNorm1d):
     r"""Batch normalization by the unbiased variance, in training as well.
 
-    .. math::
-
-        y = \gamma\,\frac{x - \mu}{\sqrt{\frac{n}{n-1}\sigma^2 + \epsilon}} + \beta
-
-    with the n values of a channel in the batch. Source: Ba et al. (2016), section 6.6;
-    book, chapter *Small batches*.
+    With n values of a channel in the batch, deviations are divided by
+    :math:`\sqrt{\frac{n}{n-1}\sigma^2 + \epsilon}`. Source: Ba et al. (2016), section
+    6.6; book, chapter *Small batches*.
 
     Examples
     --------

@@ -4,15 +4,12 @@ Each process holds a *shard* of the batch. To normalize all shards alike, proces
 exchange sums, once in each direction:
 
 - *Forward*, one all-gather: every process sends the mean, the variance and the number
-  of values of its shard, 2C + 1 numbers, and all merge what arrives by Chan's rule
+  of values of its shard, in float64, and all merge what arrives by Chan's rule
   (:func:`normbook.running_statistics.merge`).
 - *Backward*, one all-reduce of two vectors: the sums of :math:`\partial\ell/\partial y`
   and of :math:`\hat x\,\partial\ell/\partial y`.
 
-Why not add up in the forward pass, too? Sums of squares about 0 can be added, but the
-variance is then a difference of two large numbers: even in float64, in which they
-travel here, that loses as many digits as (mean / deviation)**2 has.
-Sums about the mean of each shard cannot be added: the means differ.
+Why no sums in the forward pass, too: book, chapter *Split batches*.
 """
 
 from __future__ import annotations
@@ -124,12 +121,6 @@ class SyncBatchNorm(_BatchNorm):
     derivatives are not supported where statistics are shared.
 
     Source: Chan, Golub and LeVeque (1983), eq. 2.1; book, chapter *Split batches*.
-
-    Examples
-    --------
-    >>> layer = SyncBatchNorm(1, eps=1e-12)
-    >>> layer(torch.tensor([[1.0], [3.0]])).tolist()  # one process has the whole batch
-    [[-1.0], [1.0]]
     """
 
     def __init__(
