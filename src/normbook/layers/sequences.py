@@ -164,9 +164,8 @@ class PerStepBatchNorm1d(MaskedBatchNorm1d):
     def take_in(self, mean: Tensor, var: Tensor, counts: Sequence[int]) -> None:
         """Update the running statistics of the first T steps, all at once.
 
-        It does what calls at these steps in training would do, for who normalizes
-        without them. ``mean`` and biased ``var``, shape (T, num_features), are those of
-        the examples alive at each step, of which there are ``counts``, at least 2.
+        ``mean`` and biased ``var``, shape (T, num_features), are those of the examples
+        alive at each step, of which there are ``counts``, at least 2.
         """
         updates: Updates = []
         for step, moments in enumerate(zip(mean, var, counts, strict=True)):
