@@ -56,6 +56,10 @@ DTYPES = (*HALF, torch.float32, torch.float64)
 _AUTOCAST = ("cuda", "mps", "xpu")
 
 
+# The layers inherit the types of torch's drop-ins and none of their code: every method
+# of theirs stands here or below. So they are found by who asks for the type: filters
+# that keep weight decay from gains, torch.optim.swa_utils.update_bn, torch.func's
+# replace_all_batch_norm_modules_, the conversion to SyncBatchNorm.
 class NormLayer(nn.Module):
     """A layer with eps, and with a gain and a bias that may be missing."""
 
@@ -202,11 +206,10 @@ class ChannelNorm(NormLayer):
             num_features, device, dtype, weight=affine, bias=affine and bias
         )
         # Buffers, so that state_dict has them and .to() moves them.
-        is_tracked = track_running_stats
         for name in ("running_mean", "running_var"):
             value = torch.empty(num_features, device=device, dtype=dtype)
-            self.register_buffer(name, value if is_tracked else None)
-        steps = torch.tensor(0, device=device) if is_tracked else None
+            self.register_buffer(name, value if track_running_stats else None)
+        steps = torch.tensor(0, device=device) if track_running_stats else None
         self.register_buffer("num_batches_tracked", steps)
         self.reset_parameters()
 
@@ -288,6 +291,14 @@ class ChannelNorm(NormLayer):
         nn.Module._load_from_state_dict(self, state_dict, prefix, local_metadata, *rest)
 
 
+def check_size(name: str, value: Any, about: str) -> int:
+    """Refuse what is no whole number of at least 1."""
+    size = whole_number(name, value, about)
+    if size < 1:
+        raise ValueError(f"{name} must be at least 1, got {size}; {about}.")
+    return size
+
+
 def other_device(input: Tensor, name: str, value: Tensor) -> RuntimeError:
     """Say that something is not where the input is."""
     return RuntimeError(
@@ -325,8 +336,7 @@ def write(updates: Updates, steps: Tensor | None) -> None:
 def laid_out(y: Tensor, x: Tensor) -> Tensor:
     """Lay y out in memory as torch does: channels-last where x is, else contiguous.
 
-    Arithmetic keeps whatever order the axes of x have in memory. Code written for
-    torch.nn may call ``view`` on the result of a transposed input, though.
+    Arithmetic keeps any order of axes, but who uses torch.nn may call ``view`` on y.
     """
     if x.ndim in (4, 5):
         # Channels-last: axis 1 is the fastest, the others follow in their order.

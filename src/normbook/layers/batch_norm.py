@@ -3,9 +3,6 @@
 The formulas are those of :mod:`normbook.batch_norm`, the averages those of
 :mod:`normbook.running_statistics`. What is left for a layer is book-keeping: which
 statistics to use in which mode, when to update them, what to save.
-
-Neither torch's batch norm nor autograd through the forward pass is used: the
-backward pass is the closed form that the book derives.
 """
 
 from __future__ import annotations
@@ -39,11 +36,6 @@ def _count(x: Tensor) -> int:
     return x[:, :1].numel()
 
 
-# torch's type is inherited and none of its code: ChannelNorm and this class have every
-# method that torch's class has. Being of the type, these layers are found by
-# torch.optim.swa_utils.update_bn, by the conversion to SyncBatchNorm, by torch.func's
-# replace_all_batch_norm_modules_, and by the isinstance filters common in training
-# loops. Without it, update_bn would leave them out without a word.
 class _BatchNorm(ChannelNorm, TorchBatchNorm):
     """What the three layers share: all but the number of axes."""
 
@@ -51,10 +43,7 @@ class _BatchNorm(ChannelNorm, TorchBatchNorm):
     _recalibrating: ClassVar[dict[str, float] | None] = {"momentum": 1.0}
 
     def forward(self, input: Tensor) -> Tensor:
-        """Normalize: by the batch in training, by the running statistics afterwards.
-
-        Without running statistics, by the batch in both modes.
-        """
+        """Normalize: by the batch in training, later by running statistics, if any."""
         running_mean, running_var = self.running_mean, self.running_var
         uses_batch = self.training or (running_mean is None and running_var is None)
         self._check(input, uses_batch)
@@ -82,10 +71,7 @@ class _BatchNorm(ChannelNorm, TorchBatchNorm):
         return y, ones, ones, 0
 
     def _by_batch(self, input: Tensor, eps: float) -> Batch:
-        """Normalize by the statistics of the batch.
-
-        Other layers of the family change this and nothing else.
-        """
+        """Normalize by the batch. Other layers of the family change nothing else."""
         return *by_batch(input, self.weight, self.bias, eps), _count(input)
 
     def _size(self, input: Tensor) -> int:
@@ -133,8 +119,6 @@ class BatchNorm1d(_BatchNorm):
     averages. A drop-in for :class:`torch.nn.BatchNorm1d`; options and errors are those
     of :mod:`normbook.layers.base`.
 
-    Notes
-    -----
     Source: Ioffe and Szegedy (2015), Algorithms 1 and 2; book, chapters *Batch
     normalization*, *The gradient of batch normalization* and *Moving averages*.
 
@@ -142,13 +126,10 @@ class BatchNorm1d(_BatchNorm):
     --------
     >>> import torch
     >>> layer = BatchNorm1d(1, eps=1e-12, momentum=0.5)
-    >>> y = layer(torch.tensor([[1.0], [3.0]]))  # mean 2, variance 1, unbiased 2
-    >>> y.tolist()
+    >>> layer(torch.tensor([[1.0], [3.0]])).tolist()  # mean 2, variance 1, unbiased 2
     [[-1.0], [1.0]]
     >>> layer.running_mean, layer.running_var
     (tensor([1.]), tensor([1.5000]))
-    >>> layer.eval()(torch.tensor([[1.0]])).tolist()
-    [[0.0]]
     """
 
     _ndims = (2, 3)

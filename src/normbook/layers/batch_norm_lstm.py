@@ -1,9 +1,4 @@
-r"""Recurrent batch norm: an LSTM with batch statistics of their own for each time step.
-
-The formulas are those of :mod:`normbook.layer_norm_lstm`. But here a hat standardizes
-each unit over the examples of the batch, and in evaluation by running statistics, which
-each step has for itself.
-"""
+"""Recurrent batch norm: an LSTM with batch statistics for each time step."""
 
 from __future__ import annotations
 
@@ -14,12 +9,11 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
 from normbook.arrays import check_eps
-from normbook.layers.base import NormLayer
+from normbook.layers.base import NormLayer, check_size
 from normbook.layers.function import Statistics, normalize
 from normbook.layers.lstm import (
     States,
     backwards,
-    check_size,
     check_switch,
     first_states,
 )
@@ -42,59 +36,29 @@ class BatchNormLSTM(NormLayer):
         c_t &= f\,c_{t-1} + i\,g, \qquad
         h_t = o\,\tanh(\gamma_c\,\hat c_t + \beta_c)
 
-    A hat is that of :class:`~normbook.layers.sequences.PerStepBatchNorm1d`: in training
-    by the sequences alive at step t, in evaluation by the running statistics of step t,
-    and from ``max_steps`` on by those of the last trained step. Gains are shared over
-    time and begin at 0.1. The raw c goes on to the next step.
+    A hat is that of :class:`~normbook.layers.sequences.PerStepBatchNorm1d` with
+    ``max_steps``: in training by the sequences alive at step t, in evaluation by the
+    running statistics of step t. Gains are shared over time. The raw c goes on to the
+    next step.
 
-    Call it as :class:`torch.nn.LSTM`, ``output, (h_n, c_n) = layer(input)`` or
-    ``layer(input, (h_0, c_0))``. Sequences of several lengths come as a
-    :class:`~torch.nn.utils.rnn.PackedSequence`; then so does the output.
-
-    Parameters
-    ----------
-    input_size, hidden_size : int
-        D and H.
-    max_steps : int
-        Steps with statistics of their own, at least 1; the longest training sequence.
-    batch_first : bool
-        Whether input and output have shape (N, T, .) in place of (T, N, .).
-    bidirectional : bool
-        Whether a second LSTM, with parameters and statistics of its own, reads each
-        sequence from its last step to its first.
-    eps, momentum, device, dtype
-        See :mod:`normbook.layers.base`.
-
-    Attributes
-    ----------
-    w_x_l0, w_h_l0, b_l0 : Parameter, shapes (4H, D), (4H, H), (4H,)
-        The rows belong to the gates f, i, o, g in turn.
-    norm_h_l0, norm_x_l0, norm_c_l0 : PerStepBatchNorm1d
-        Their ``weight`` is the gain; ``norm_c_l0.bias`` is :math:`\beta_c`.
-    w_x_l0_reverse, ...
-        The same for the other direction, if there is one. Its step 0 is the last step
-        of each sequence.
-
-    Raises
-    ------
-    ValueError
-        Also if a size is less than 1, or eps not positive; on a call, if there is no
-        step, or in training more than ``max_steps``, or a single example is alive at a
-        step and neither that step nor one before it was ever trained. Other errors are
-        those of :mod:`normbook.layers.base`.
-
-    Notes
-    -----
-    Other than in :class:`torch.nn.LSTM` there is one layer, one bias, no projection and
-    no single sequence without the axis N.
+    Call, ``batch_first`` and ``bidirectional`` are as in :class:`torch.nn.LSTM`, packed
+    sequences too, but there is one layer, one bias, no projection and no single
+    sequence without the axis N. Other options and errors are those of
+    :mod:`normbook.layers.base`, eps may not be 0, and a call without a step is a
+    ValueError.
 
     Steps are counted from the start of each call: states that are carried from one
     call to the next meet the statistics of first steps. Where training began with
     ``h_0`` = 0, the first :math:`W_h h` had no spread, and evaluation with another
     ``h_0`` divides by :math:`\sqrt\epsilon`.
 
-    Source: Cooijmans et al. (2016), section 3; book, chapter *Reading*. What to do
-    with one live example is a choice of this book.
+    Source: Cooijmans et al. (2016), section 3; book, chapter *Reading*.
+
+    For the gates f, i, o, g in turn there are the rows of ``w_x_l0``, ``w_h_l0`` and
+    ``b_l0``, shapes (4H, D), (4H, H) and (4H,). The norms are ``norm_h_l0``,
+    ``norm_x_l0`` and ``norm_c_l0``. Their ``weight`` is the gain, which begins at 0.1,
+    and ``norm_c_l0.bias`` is :math:`\beta_c`. The other direction, if there is one, has
+    ``_l0_reverse`` for ``_l0``; its step 0 is the last of each sequence.
 
     Examples
     --------
@@ -102,8 +66,6 @@ class BatchNormLSTM(NormLayer):
     >>> output, (h_n, c_n) = layer(torch.ones(5, 4, 3))
     >>> output.shape, h_n.shape
     (torch.Size([5, 4, 2]), torch.Size([1, 4, 2]))
-    >>> layer.norm_c_l0.num_batches_tracked.tolist()
-    [1, 1, 1, 1, 1]
     >>> layer.eval()(torch.ones(9, 1, 3))[0].shape  # longer than max_steps, and alone
     torch.Size([9, 1, 2])
     """
@@ -125,8 +87,9 @@ class BatchNormLSTM(NormLayer):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        self.input_size = check_size("input_size", input_size, "features, D")
-        self.hidden_size = check_size("hidden_size", hidden_size, "units, H")
+        counts = "it is the number of"
+        self.input_size = check_size("input_size", input_size, f"{counts} features, D")
+        self.hidden_size = check_size("hidden_size", hidden_size, f"{counts} units, H")
         self.batch_first = batch_first
         self.bidirectional = bidirectional
         check_switch("batch_first", batch_first)
@@ -283,10 +246,7 @@ class BatchNormLSTM(NormLayer):
 
 
 class _InOneCall:
-    """A norm over the steps of one call: as the layer called at each, but faster.
-
-    Checks and running statistics wait for no step and are done for all at once.
-    """
+    """A norm at each step of one call, with checks and statistics done once."""
 
     def __init__(self, layer: PerStepBatchNorm1d, batch_sizes: list[int]) -> None:
         layer._check_numbers()

@@ -1,13 +1,9 @@
-r"""Folding: batch norm layers disappear into the linear layers beside them.
+"""Folding: batch norm layers disappear into the linear layers beside them.
 
-In evaluation batch norm is a scale and a shift for each channel. A linear layer in
-front of it or behind it can take both in, and the layer is gone. The formulas are
-:func:`normbook.folding.fold_into_previous` and
-:func:`normbook.folding.fold_into_next`; here whole models are folded.
-
-Which layer follows which is read from a trace (:mod:`torch.fx`). What is edited is a
-copy of the model, so its class, its attributes and its ``forward`` stay. What stands
-against it is in the tables of ``normbook.layers.folding_obstacles``.
+:mod:`normbook.folding` has the formulas; here whole models are folded. Which layer
+follows which is read from a trace (:mod:`torch.fx`). What is edited is a copy of the
+model, so its class, its attributes and its ``forward`` stay. What stands against it is
+in the tables of ``normbook.layers.folding_obstacles``.
 """
 
 from __future__ import annotations
@@ -56,10 +52,8 @@ _TOLERANCE = torch.finfo(torch.float64).eps ** 0.5
 class FoldedBatchNorm(nn.Identity):
     """What stays in the place of a folded batch norm: it checks the number of axes.
 
-    ``BatchNorm1d`` and ``Linear`` both take (N, D) and (N, L, D), but only in (N, D) do
-    they mean the same axis by their channels. A trace knows no shapes. So any other
-    ``ndim`` is refused than that for which it was folded: 2 beside a ``Linear``, 3 to 5
-    beside a convolution.
+    Another ``ndim`` than that for which it was folded is refused: 2 beside a
+    ``Linear``, 3 to 5 beside a convolution.
     """
 
     def __init__(self, ndim: int) -> None:
@@ -101,8 +95,7 @@ class Folding(NamedTuple):
 class FoldingError(NormbookError, ValueError):
     """A model that cannot be folded as it is. The model is as it was.
 
-    ``refused`` is a tuple of :class:`Folding`: every batch norm that cannot be folded;
-    empty if the whole model cannot.
+    ``refused`` holds every batch norm that cannot be, none if the whole model cannot.
     """
 
     def __init__(self, message: str, refused: tuple[Folding, ...] = ()) -> None:
@@ -115,58 +108,38 @@ def fold_batch_norm(
 ) -> nn.Module:
     r"""Return a copy of a trained model without batch norm that computes the same.
 
-    Each batch norm is folded into the linear layer whose output it normalizes,
+    Each batch norm is folded into the linear layer whose output it normalizes
+    (:func:`~normbook.folding.fold_into_previous`) or, failing that, into the one that
+    takes its own output and nothing else (:func:`~normbook.folding.fold_into_next`), if
+    all of its outputs meet all of its weights: a convolution may not pad with zeros,
+    and a transposed one must have a stride of 1 and padding - output_padding >=
+    dilation (kernel - 1). In its place stays :class:`FoldedBatchNorm`, so the names in
+    a ``state_dict`` stay, too. Parameters keep dtype, device and ``requires_grad``. A
+    layer without a bias gets one.
 
-    .. math::
+    Linear layers are ``Linear`` and all convolutions, transposed or not; identity and
+    dropout may stand between. Batch norm is that of ``torch.nn`` and of this package,
+    also synchronized, ghost, renormalized and unbiased. The folded model is for
+    inference: training goes other ways without batch norm.
 
-        W' = k W, \qquad b' = k (b - m) + \beta, \qquad
-        k = \frac{\gamma}{\sqrt{v + \epsilon}},
+    The model must be in evaluation mode. With ``example``, an input or a tuple of all
+    positional arguments, both models are run in float64 on the CPU, which a model that
+    casts to float32 does not allow, and outputs that differ by more than rounding are
+    refused. With ``strict=False``, what cannot be folded stays as it is, and
+    :func:`folding_plan` tells what that is.
 
-    or, failing that, into the one that takes its own output and nothing else:
-    :math:`W' = W k`, :math:`b' = b + W(\beta - k m)`, if all of its outputs meet all
-    of its weights: a convolution may not pad with zeros, and a transposed one must have
-    a stride of 1 and padding - output_padding >= dilation (kernel - 1). In its place
-    stays :class:`FoldedBatchNorm`, so the names in a ``state_dict`` stay, too.
-    Parameters keep dtype, device and ``requires_grad``. A layer without a bias gets
-    one.
+    A :class:`FoldingError` is raised if the model is in training mode, cannot be copied
+    or traced, is wrapped or scripted, looks at what folding changes, or the folded
+    weights do not fit their dtype; with ``strict``, also if some batch norm cannot be
+    folded. All of them are listed, with reasons.
 
-    Linear layers are ``Linear`` and all convolutions, transposed or not. Batch norm is
-    that of ``torch.nn`` and of this package; synchronized, ghost, renormalized and
-    unbiased batch norm are the same layer in evaluation. Identity and dropout may stand
-    between. The folded model is for inference: training goes other ways without batch
-    norm.
-
-    Parameters
-    ----------
-    model : Module
-        In evaluation mode. It is not touched.
-    example : Tensor or tuple, optional
-        An input of the model, or its positional arguments. With it, both models are
-        run in float64 on the CPU, which a model that casts to float32 does not allow,
-        and outputs that differ by more than rounding are refused.
-    strict : bool
-        If False, what cannot be folded stays as it is instead of raising.
-        :func:`folding_plan` tells what that is.
-
-    Raises
-    ------
-    TypeError
-        If ``model`` is no module.
-    FoldingError
-        If the model is in training mode, cannot be copied or traced, is wrapped or
-        scripted, looks at what folding changes, gives another output for ``example``,
-        or the folded weights do not fit their dtype; with ``strict``, also if some
-        batch norm cannot be folded. All of them are listed, with reasons.
-
-    Notes
-    -----
     A trace knows no shapes: a ``Linear`` before a ``BatchNorm1d`` is taken to give
-    (N, D), and given (N, L, D) the folded model raises. Nor does it see whether the
-    model asks for the mode of autograd, or for attributes that are changed later. An
-    ``example`` shows what it can. Optional arguments of ``forward`` may have any
-    values, ``None`` and booleans both; where the model decides by others, such as
-    ``mode="full"``, it is not folded. While it is traced, an argument without default
-    is neither a ``list`` nor ``True``.
+    (N, D), and given (N, L, D), where they mean other axes by their channels, the
+    folded model raises. Nor does it see whether the model asks for the mode of
+    autograd, or for attributes that are changed later.
+    Optional arguments of ``forward`` may have any values, ``None`` and booleans both;
+    where the model decides by others, such as ``mode="full"``, it is not folded. While
+    it is traced, an argument without default is neither a ``list`` nor ``True``.
 
     Source: Ioffe and Szegedy (2015), Algorithm 2, step 11; Jacob et al. (2018), section
     3.2; book, chapter *Folding*.
@@ -178,13 +151,10 @@ def fold_batch_norm(
     >>> values |= {"1.running_var": [4.0], "1.weight": [6.0], "1.bias": [1.0]}  # k = 3
     >>> _ = model.load_state_dict({k: torch.tensor(v) for k, v in values.items()})
     >>> folded = fold_batch_norm(model)
-    >>> folded
-    Sequential(
-      (0): Linear(in_features=1, out_features=1, bias=True)
-      (1): FoldedBatchNorm(ndim=2)
-    )
     >>> folded[0].weight.item(), folded[0].bias.item()  # 3 * 2 and 3 * (5 - 3) + 1
     (6.0, 7.0)
+    >>> folded[1]
+    FoldedBatchNorm(ndim=2)
     """
     folded, plan = _fold(model)
     if example is not None:
@@ -345,10 +315,7 @@ def _constants(model: nn.Module) -> list[Tensor]:
 
 
 def _compare(model: nn.Module, example: Any) -> None:
-    """Refuse to fold what gives another output for an example.
-
-    Both run in float64, so that what differs is not due to rounding.
-    """
+    """Refuse to fold what gives another output for an example, in float64."""
     args = example if isinstance(example, tuple) else (example,)
 
     def doubled(value: Any) -> Any:
@@ -402,11 +369,6 @@ class _Layers:
             if value is not None
         )
 
-    def tensor(self, target: str) -> Any:
-        """Return a tensor of the model; None for one that the trace added."""
-        module, _, name = target.rpartition(".")
-        return getattr(self.modules[module], name, None)
-
 
 class _Route:
     """One trace of a model: what stands in front of a layer, and what behind."""
@@ -424,7 +386,9 @@ class _Route:
                 if not isinstance(called, _KNOWN):
                     self.inside.update(m for m in called.modules() if m is not called)
             elif node.op == "get_attr":
-                self.read.add(_place(layers.tensor(str(node.target))))
+                module, _, key = str(node.target).rpartition(".")
+                # The trace adds some, which the model has not.
+                self.read.add(_place(getattr(layers.modules[module], key, None)))
             elif node.target is functional.batch_norm:
                 self.functions.append(node.name)
 
@@ -460,8 +424,8 @@ class _Route:
         """Go towards the input to a linear layer whose output is used here only."""
         node = self.calls[name][0]
         while True:
-            source = _source(node)
-            if source is None:
+            source = node.args[0] if node.args else next(iter(node.kwargs.values()), 0)
+            if not isinstance(source, fx.Node):
                 return Obstacle("no tensor of the model")
             is_linear = self._is_linear(source)
             if not (is_linear or self._does_nothing(source, plan)):
@@ -531,12 +495,9 @@ class _Route:
         return (is_identity or is_off) and not against.has_hooks(module)
 
     def _runs_between(self, chain: list[fx.Node], layer: fx.Node) -> Obstacle | None:
-        """Return what may change the input of a batch norm before it is needed.
-
-        Identity gives no copy, and a trace tells neither x += 1 from x = x + 1 nor
-        which tensors are views of x.
-        """
+        """Return what may change the input of a batch norm before it is needed."""
         node = chain[0].next
+        # A trace tells neither x += 1 from x = x + 1 nor which tensors are views of x.
         while node is not layer:
             if node not in chain and not _is_size(node):
                 return Obstacle(
@@ -583,12 +544,6 @@ def _agreed(routes: Sequence[_Route], layers: _Layers) -> dict[str, Folding]:
                 "what stands beside it depends on the optional arguments of the model",
                 "keep it, or give the model no optional arguments",
             )
-
-
-def _source(node: fx.Node) -> fx.Node | None:
-    """Return where the input of a layer comes from."""
-    given = node.args[0] if node.args else next(iter(node.kwargs.values()), None)
-    return given if isinstance(given, fx.Node) else None
 
 
 def _reads_size(node: fx.Node) -> bool:

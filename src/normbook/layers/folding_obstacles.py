@@ -15,12 +15,8 @@ from normbook.folding import scale_and_shift
 from normbook.layers.base import DTYPES
 from normbook.layers.batch_norm import _BatchNorm
 
-_CONVOLUTIONS: tuple[type[Any], ...] = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
-TRANSPOSED: tuple[type[Any], ...] = (
-    nn.ConvTranspose1d,
-    nn.ConvTranspose2d,
-    nn.ConvTranspose3d,
-)
+_CONVOLUTIONS = nn.Conv1d, nn.Conv2d, nn.Conv3d
+TRANSPOSED = nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d
 LINEAR: tuple[type[Any], ...] = (nn.Linear, *_CONVOLUTIONS, *TRANSPOSED)
 # What the layers do that are looked at: in evaluation, a scale and a shift for each
 # channel, or a linear map. A layer with a method of its own may do anything.
@@ -138,14 +134,11 @@ def _pads_with_zeros(layer: Any) -> bool:
 
 
 def _has_a_border(layer: Any) -> bool:
-    """Return whether some outputs of a transposed convolution meet fewer weights.
-
-    With stride 1, the outermost dilation (kernel - 1) outputs of each side do. Padding
-    cuts outputs off, and output padding adds some at the end.
-    """
+    """Return whether some outputs of a transposed convolution meet fewer weights."""
     if not isinstance(layer, TRANSPOSED):
         return False
-    axes = layer.padding, layer.output_padding, layer.dilation, layer.kernel_size
+    axes: Any = layer.padding, layer.output_padding, layer.dilation, layer.kernel_size
+    # With stride 1, the outermost dilation (kernel - 1) of each side do, less padding.
     is_cut = all(
         padding - more >= dilation * (kernel - 1)
         for padding, more, dilation, kernel in zip(*axes, strict=True)

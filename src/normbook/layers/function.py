@@ -1,14 +1,12 @@
 """Normalization as torch.autograd sees it: one Function for the whole family.
 
-:mod:`normbook.normalize` computes. Here torch is told to take its backward pass, the
-closed form that the book derives, in place of autograd through the forward pass. A
-layer chooses the axes and keeps the books.
+:mod:`normbook.normalize` computes; torch is told to take its backward pass, the closed
+form that the book derives. A layer chooses the axes and keeps the books.
 """
 
 from __future__ import annotations
 
 import inspect
-import math
 from itertools import zip_longest
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -27,24 +25,18 @@ Slopes = tuple[Tensor | None, ...]  # one for each input, or for each output
 
 
 class Statistics(NamedTuple):
-    """Mean and biased variance of each group, one axis long; part of no graph.
+    """Mean and biased variance of each group, one axis long; part of no graph."""
 
-    Where the mean was not taken off, it is None, and the variance the mean square.
-    """
-
-    mean: Array
-    var: Array
+    mean: Array  # None where it was not taken off
+    var: Array  # then the mean square
 
 
 class _Normalize(torch.autograd.Function):
     """Normalization by the statistics of x itself; every derivative in closed form.
 
-    It returns y; mu and inv_std, with derivatives; mean and var (biased), one axis
-    long, without: they are for the running statistics, which no graph may follow.
-
-    The backward pass is written in x, gamma, mu and inv_std. As mu and inv_std are
-    outputs with derivatives of their own, it can be differentiated in turn, as often
-    as one likes.
+    It returns y; mu and inv_std, with derivatives, so that the backward pass, written
+    in them, can be differentiated in turn; mean and var (biased), one axis long,
+    without: they are for the running statistics, which no graph may follow.
     """
 
     generate_vmap_rule = True
@@ -74,11 +66,12 @@ class _Normalize(torch.autograd.Function):
             dl_dx, dl_dgamma, dl_dbeta = formulas.backward(dl_dy, cache)
         # These two arrive in second derivatives only:
         # d mu / d x = 1 / n and d inv_std / d x = -inv_std**2 x_hat / n.
+        n = x.numel() // cache.inv_std.numel()
         if dl_dmu is not None:
-            dl_dx = _plus(dl_dx, dl_dmu.expand(x.shape) / _count(x, ctx.axes))
+            dl_dx = _plus(dl_dx, dl_dmu.expand(x.shape) / n)
         if dl_dinv_std is not None:
             along = -dl_dinv_std * cache.inv_std**2 * cache.x_hat
-            dl_dx = _plus(dl_dx, along / _count(x, ctx.axes))
+            dl_dx = _plus(dl_dx, along / n)
         return as_needed(ctx, dl_dx, dl_dgamma, dl_dbeta)
 
 
@@ -145,11 +138,7 @@ class _NormalizeByWithTangents(_NormalizeBy):
 
 
 class _ByPosition(inspect.Signature):
-    """The signature of a function that is given all its arguments by position.
-
-    torch asks for it and binds the arguments anew at each call, to fill in defaults.
-    Here are none, and binding costs more than a mean.
-    """
+    """What torch binds arguments to at each call, which costs more than a mean."""
 
     def bind(self, *args: Any, **kwargs: Any) -> Any:
         return SimpleNamespace(args=args, kwargs=kwargs, apply_defaults=lambda: None)
@@ -173,17 +162,12 @@ def normalize(
 
     Parameters are those of :func:`normbook.normalize.normalize_forward`, but the axes
     are counted from 0, in order. A layer has checked its tensors: here only eps is.
-    Where ``x`` holds no value there is nothing to normalize, and there are no
-    statistics.
+    Where ``x`` holds no value there are no statistics.
 
     Examples
     --------
     >>> x = torch.tensor([[1.0, 3.0], [10.0, 50.0]])
-    >>> options = {"axes": (1,), "parameter_axes": (1,), "eps": 1e-12}
-    >>> y, statistics = normalize(x, None, None, **options)
-    >>> y.tolist()
-    [[-1.0, 1.0], [-1.0, 1.0]]
-    >>> statistics
+    >>> normalize(x, None, None, axes=(1,), parameter_axes=(1,), eps=1e-12)[1]
     Statistics(mean=tensor([ 2., 30.]), var=tensor([  1., 400.]))
     """
     eps = check_eps(eps)
@@ -210,12 +194,6 @@ def normalize_by(
 
     Parameters are those of :func:`normbook.batch_norm.batch_norm_inference`; only eps
     is checked.
-
-    Examples
-    --------
-    >>> one, four = torch.tensor([1.0]), torch.tensor([4.0])
-    >>> normalize_by(torch.tensor([[5.0]]), one, four, None, one, eps=0.0)
-    tensor([[3.]])
     """
     is_compiling = torch.compiler.is_compiling()
     function = _NormalizeBy if is_compiling else _NormalizeByWithTangents
@@ -231,11 +209,6 @@ def _saved(ctx: Any) -> tuple[Tensor, NormalizeCache]:
     var = None  # no derivative is written in it
     cache = NormalizeCache(x_hat, mu, var, inv_std, ctx.axes, ctx.parameter_axes, gamma)
     return x, cache
-
-
-def _count(x: Tensor, axes: tuple[int, ...]) -> int:
-    """Count the values of one group."""
-    return math.prod([x.shape[axis] for axis in axes])
 
 
 def _plus(a: Tensor | None, b: Tensor) -> Tensor:

@@ -1,7 +1,4 @@
-r"""Group and instance normalization layers: drop-ins for those of ``torch.nn``.
-
-The formulas are those of :mod:`normbook.group_norm`, and so is the backward pass.
-"""
+"""Group and instance normalization layers: drop-ins for those of ``torch.nn``."""
 
 from __future__ import annotations
 
@@ -28,28 +25,17 @@ from normbook.normalize import METHODS
 __all__ = ["GroupNorm", "InstanceNorm1d", "InstanceNorm2d", "InstanceNorm3d"]
 
 
-# torch's types are inherited and none of their code: the classes of the module base and
-# those here have every method that torch's have. Being of the type, the layers are
-# found by filters that ask for it, such as those that keep weight decay from gains.
 class GroupNorm(NormLayer, nn.GroupNorm):
-    r"""Group normalization of ``(N, C)`` or ``(N, C, ...)``.
+    """Group normalization of ``(N, C)`` or ``(N, C, ...)``.
 
     :func:`normbook.group_norm.group_norm_forward` as a layer, the same in training and
     in evaluation. A drop-in for :class:`torch.nn.GroupNorm`, with the options and
-    errors of :mod:`normbook.layers.base`, and two of its own.
+    errors of :mod:`normbook.layers.base`. ``num_channels`` is C, the length of axis 1;
+    that ``num_groups`` does not divide it is a ValueError. Channels that follow each
+    other form a group.
 
-    Parameters
-    ----------
-    num_groups : int
-        G, a divisor of C, or a ValueError is raised. Channels that follow each other
-        form a group.
-    num_channels : int
-        C, the length of axis 1.
-
-    Notes
-    -----
-    Source: Wu and He (2018), equations 1, 2, 6 and 7; book, chapter *Choosing
-    the axes*.
+    Source: Wu and He (2018), equations 1, 2, 6 and 7; book, chapter *Choosing the
+    axes*.
 
     Examples
     --------
@@ -150,10 +136,7 @@ class _InstanceNorm(ChannelNorm, TorchInstanceNorm):
         super().__init__(*args, bias=bias)
 
     def forward(self, input: Tensor) -> Tensor:
-        """Normalize each channel of each example.
-
-        By its own statistics; in evaluation by the running statistics, if there are.
-        """
+        """Normalize each channel of each example, or by running statistics in eval."""
         uses_input = self.training or not self.track_running_stats
         self._check(input, uses_input)
         is_single = input.dim() == self._ndims[0]
@@ -169,9 +152,8 @@ class _InstanceNorm(ChannelNorm, TorchInstanceNorm):
     def _by_input(self, x: Tensor) -> tuple[Tensor, Updates]:
         """Return y, and what is to be written to the running statistics."""
         layout = METHODS["instance norm"].of(x.ndim)
-        y, statistics = normalize(
-            x, self.weight, self.bias, **layout, eps=float(self.eps)
-        )
+        eps = float(self.eps)
+        y, statistics = normalize(x, self.weight, self.bias, **layout, eps=eps)
         # Without momentum torch averages nothing here, unlike in batch norm.
         is_frozen = self.running_mean is None or self.momentum is None
         if is_frozen or not x.numel():
@@ -239,7 +221,7 @@ class _InstanceNorm(ChannelNorm, TorchInstanceNorm):
 
 
 class InstanceNorm1d(_InstanceNorm, nn.InstanceNorm1d):
-    r"""Instance normalization of ``(N, C, L)``, or of one example ``(C, L)``.
+    """Instance normalization of ``(N, C, L)``, or of one example ``(C, L)``.
 
     :func:`normbook.group_norm.instance_norm_forward` as a layer. A drop-in for
     :class:`torch.nn.InstanceNorm1d`, with the options and errors of
@@ -252,16 +234,8 @@ class InstanceNorm1d(_InstanceNorm, nn.InstanceNorm1d):
     always 0. Another number of channels is a ValueError for an affine layer, and a
     UserWarning for one that holds nothing that depends on it.
 
-    Notes
-    -----
     Source: Ulyanov, Vedaldi and Lempitsky (2016), equation 3; book, chapter *Choosing
     the axes*.
-
-    Examples
-    --------
-    >>> layer = InstanceNorm1d(2, eps=1e-12)
-    >>> layer(torch.tensor([[[1.0, 3.0], [10.0, 50.0]]])).tolist()
-    [[[-1.0, 1.0], [-1.0, 1.0]]]
     """
 
     _ndims = (2, 3)

@@ -1,6 +1,5 @@
 """Layer normalization layers: drop-ins for ``torch.nn.LayerNorm`` and ``RMSNorm``.
 
-The formulas are those of :mod:`normbook.layer_norm`, and so is the backward pass.
 There are no running statistics, so training and evaluation are one function.
 """
 
@@ -26,7 +25,10 @@ class _LastAxes(NormLayer):
     # What torch raises where the input has too few axes.
     _too_short: ClassVar[type[Exception]] = RuntimeError
 
-    def _set_shape(self, normalized_shape: Any) -> None:
+    def _begin(
+        self, normalized_shape: Any, device: Any, dtype: Any, **is_learned: bool
+    ) -> None:
+        nn.Module.__init__(self)  # past torch's class
         about = "the length of an axis of the input, counted from the last"
         is_sequence = isinstance(normalized_shape, Iterable)
         is_sequence = is_sequence and not isinstance(normalized_shape, str)
@@ -39,6 +41,8 @@ class _LastAxes(NormLayer):
                 "of the last axis of the input."
             )
         self.normalized_shape = lengths
+        self._add_parameters(lengths, device, dtype, **is_learned)
+        self.reset_parameters()
 
     def _axes(self, input: Tensor) -> tuple[int, ...]:
         """Check the shape; give the axes to normalize, counted from 0."""
@@ -55,26 +59,15 @@ class _LastAxes(NormLayer):
         return tuple(range(input.ndim - len(shape), input.ndim))
 
 
-# torch's type is inherited and none of its code: NormLayer and these classes have every
-# method that torch's class has. Being of the type, the layers are found by filters that
-# ask for it, such as those that keep weight decay from gains and biases.
 class LayerNorm(_LastAxes, nn.LayerNorm):
     """Layer normalization over the last axes.
 
     :func:`normbook.layer_norm.layer_norm_forward` as a layer. A drop-in for
     :class:`torch.nn.LayerNorm`, with the options and errors of
-    :mod:`normbook.layers.base`, and two of its own.
+    :mod:`normbook.layers.base`. ``normalized_shape`` has the lengths of the last axes:
+    D for input of shape ``(..., D)``, ``(C, H, W)`` for images as a whole. Gain and
+    bias have this shape, too; ``elementwise_affine`` is ``affine`` of other layers.
 
-    Parameters
-    ----------
-    normalized_shape : int or sequence of int
-        The lengths of the last axes: D for input of shape ``(..., D)``, ``(C, H, W)``
-        for images as a whole. Gain and bias have this shape.
-    elementwise_affine : bool
-        Whether to learn them; it is ``affine`` of other layers.
-
-    Notes
-    -----
     Source: Ba et al. (2016), section 3; book, chapters *Layer normalization* and *The
     gradient of layer normalization*.
 
@@ -96,13 +89,10 @@ class LayerNorm(_LastAxes, nn.LayerNorm):
         device: torch.types.Device = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        nn.Module.__init__(self)  # past torch's class
-        self._set_shape(normalized_shape)
+        is_learned = {"weight": elementwise_affine, "bias": elementwise_affine and bias}
+        self._begin(normalized_shape, device, dtype, **is_learned)
         self.eps = eps
         self.elementwise_affine = elementwise_affine
-        is_learned = {"weight": elementwise_affine, "bias": elementwise_affine and bias}
-        self._add_parameters(self.normalized_shape, device, dtype, **is_learned)
-        self.reset_parameters()
 
     def forward(self, input: Tensor) -> Tensor:
         """Normalize each example by its own mean and variance."""
@@ -124,10 +114,8 @@ class RMSNorm(_LastAxes, nn.RMSNorm):
     bias. ``eps=None`` stands for the smallest step from 1: 1.2e-7, and 2.2e-16 for
     float64 input. The dtype of the layer may be any, and too few axes are a ValueError.
 
-    Notes
-    -----
-    Source: Zhang and Sennrich (2019), equation 4, there without eps; book, chapter
-    *The gradient of layer normalization*.
+    Source: Zhang and Sennrich (2019), equation 4, there without eps; book, chapter *The
+    gradient of layer normalization*.
 
     Examples
     --------
@@ -147,24 +135,17 @@ class RMSNorm(_LastAxes, nn.RMSNorm):
         device: torch.types.Device = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        nn.Module.__init__(self)  # past torch's class
-        self._set_shape(normalized_shape)
+        self._begin(normalized_shape, device, dtype, weight=elementwise_affine)
         self.eps = eps
         self.elementwise_affine = elementwise_affine
-        self._add_parameters(
-            self.normalized_shape, device, dtype, weight=elementwise_affine
-        )
-        self.reset_parameters()
 
     def forward(self, x: Tensor) -> Tensor:
         """Divide each example by its own root mean square."""
         axes = self._axes(x)
-        shape = self.normalized_shape
-        self._check_places(x, shape, "feature", weight=self.weight)
+        self._check_places(x, self.normalized_shape, "feature", weight=self.weight)
         values, weight = as_autocast(x, self.weight)
         if self.eps is None:
-            is_double = values.dtype == torch.float64
-            eps = torch.finfo(torch.float64 if is_double else torch.float32).eps
+            eps = torch.finfo(torch.promote_types(values.dtype, torch.float32)).eps
         else:
             eps = self._checked_number("eps")
         layout = {"axes": axes, "parameter_axes": axes}

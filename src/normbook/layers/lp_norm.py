@@ -1,8 +1,7 @@
 r"""Normalization by an :math:`\ell_p` norm, to ask what batch norm needs.
 
-Santurkar et al. (2018) put it in the place of batch norm: it centres every unit but
-fixes neither its variance nor, since the norm is taken before the centring, any other
-measure of its spread.
+It centres every unit but fixes neither its variance nor, since the norm is taken before
+the centring, any other measure of its spread.
 """
 
 from __future__ import annotations
@@ -12,10 +11,12 @@ import math
 import torch
 from torch import Tensor, nn
 
+from normbook.layers.base import NormLayer
+
 __all__ = ["LpNorm1d"]
 
 
-class LpNorm1d(nn.Module):
+class LpNorm1d(NormLayer):
     r"""Subtract the mean of the batch, divide by the batch's average ℓp norm.
 
     .. math::
@@ -24,17 +25,11 @@ class LpNorm1d(nn.Module):
         s = \Big( \frac1N \sum_n \lvert x_n \rvert^p \Big)^{1/p}
 
     for each unit over the N examples of the batch, with :math:`s = \max_n |x_n|` for
-    :math:`p = \infty`. The norm is taken *before* the mean is subtracted.
+    :math:`p = \infty`, in evaluation, too: there are no running statistics. Options are
+    those of :mod:`normbook.layers.base`, and ``p``: 1, 2, ... or ``math.inf``. The
+    derivative is left to autograd.
 
-    It has no running statistics: in evaluation mode, too, it uses those of the batch.
-    Options are those of :mod:`normbook.layers.base`, and ``p``: 1, 2, ... or
-    ``math.inf``. A ValueError is raised if ``p`` or ``num_features`` is below 1, or
-    ``eps`` is negative.
-
-    Notes
-    -----
-    Source: Santurkar et al. (2018), section 3.3 and Appendix A. The derivative is
-    left to autograd.
+    Source: Santurkar et al. (2018), section 3.3 and Appendix A.
 
     Examples
     --------
@@ -42,6 +37,11 @@ class LpNorm1d(nn.Module):
     >>> LpNorm1d(1, p=1, eps=0.0, dtype=torch.float64)(x).detach().flatten().tolist()
     [-0.5, 0.5]
     """
+
+    _sizes = ("num_features",)
+    _settings = ("p", "eps")
+    weight: nn.Parameter | None
+    bias: nn.Parameter | None
 
     def __init__(
         self,
@@ -64,10 +64,8 @@ class LpNorm1d(nn.Module):
                 f"eps must be finite and not negative, got {eps}; 1e-5 is usual."
             )
         self.num_features, self.p, self.eps = num_features, p, eps
-        weight = torch.ones(num_features, device=device, dtype=dtype)
-        bias = torch.zeros(num_features, device=device, dtype=dtype)
-        self.weight = nn.Parameter(weight) if affine else None
-        self.bias = nn.Parameter(bias) if affine else None
+        self._add_parameters(num_features, device, dtype, weight=affine, bias=affine)
+        self.reset_parameters()
 
     def forward(self, x: Tensor) -> Tensor:
         """Normalize; ``x`` has shape (N, D)."""
@@ -85,7 +83,3 @@ class LpNorm1d(nn.Module):
         if self.weight is not None and self.bias is not None:
             y = y * self.weight + self.bias
         return y
-
-    def extra_repr(self) -> str:
-        """Size, p and eps."""
-        return f"{self.num_features}, p={self.p}, eps={self.eps}"

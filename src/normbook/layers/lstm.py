@@ -1,8 +1,7 @@
-r"""The layer-normalized LSTM as a layer: called as ``torch.nn.LSTM``.
+"""The layer-normalized LSTM as a layer: called as ``torch.nn.LSTM``.
 
 :mod:`normbook.layer_norm_lstm` computes. Here torch is told to take its backward pass
-through time, and several layers, both directions, dropout between layers and packed
-sequences come around it.
+through time, and layers, directions, dropout and packed sequences come around it.
 """
 
 from __future__ import annotations
@@ -20,7 +19,6 @@ from torch import Tensor, nn
 from torch.autograd import forward_ad
 from torch.nn.utils.rnn import PackedSequence
 
-from normbook.arguments import whole_number
 from normbook.arrays import check_eps
 from normbook.layer_norm_lstm import (
     Carried,
@@ -31,7 +29,7 @@ from normbook.layer_norm_lstm import (
     layer_norm_lstm_backward,
     layer_norm_lstm_forward,
 )
-from normbook.layers.base import as_float32, other_device
+from normbook.layers.base import NormLayer, as_float32, check_size, other_device
 from normbook.layers.function import Slopes, as_needed
 from normbook.lstm import (
     LSTMCache,
@@ -47,17 +45,13 @@ States = tuple[Tensor, Tensor]
 Parameters = Sequence[Tensor | None]  # in the order of FIELDS
 
 FIELDS = LayerNormLSTMParameters._fields
-# Of which torch.nn.LSTM knows something.
-PLAIN = LSTMParameters._fields
+PLAIN = LSTMParameters._fields  # of which torch.nn.LSTM knows something
 # What nn.LSTM calls our fields; the values of one line are added.
 THEIRS = {"w_x": ("weight_ih",), "w_h": ("weight_hh",), "b": ("bias_ih", "bias_hh")}
 # What nn.LSTM shows of itself only if it is something else.
 DEFAULTS = dict[str, Any](
     num_layers=1, bias=True, batch_first=False, dropout=0.0, bidirectional=False
 )
-# nn.LSTM has the gates in the order i, f, g, o; we have f, i, o, g. The same swaps
-# lead there and back.
-OTHER_ORDER = (1, 0, 3, 2)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,11 +92,7 @@ class _Cell:
 
 
 class _Sequence(torch.autograd.Function):
-    """One layer in one direction over all steps, with the derived backward pass.
-
-    It returns the output of the core and, without derivatives, what the backward pass
-    needs.
-    """
+    """One layer in one direction over all steps, with the derived backward pass."""
 
     generate_vmap_rule = True
 
@@ -112,6 +102,7 @@ class _Sequence(torch.autograd.Function):
     ) -> Slopes:
         with _no_autocast(x):
             output, cache = cell.forward(x, h_0, c_0, parameters)
+        # What backward needs is returned, too, without derivatives.
         first, end = map(cache._fields.index, ("c", "parameters"))
         return *output, *cache[first:end]
 
@@ -149,68 +140,30 @@ class _Sequence(torch.autograd.Function):
         return as_needed(ctx, None, dl_dx, *by_states, *by_weights)
 
 
-class LayerNormLSTM(nn.Module):
+class LayerNormLSTM(NormLayer):
     r"""The layer-normalized LSTM, in several layers and both directions.
 
-    The formulas are in :mod:`normbook.layer_norm_lstm`. Arguments, call and outputs are
-    those of :class:`torch.nn.LSTM`. With ``norm=None`` it is that layer.
+    The formulas are in :mod:`normbook.layer_norm_lstm`. ``norm`` and ``carried`` are
+    those of :func:`~normbook.layer_norm_lstm.layer_norm_lstm_forward`; ``norm=None`` is
+    the plain LSTM. Other arguments, call, outputs and shapes are those of
+    :class:`torch.nn.LSTM`, packed sequences in any order of lengths, too; but
+    ``proj_size`` must be 0. eps is added to each variance, inside the root, and must
+    not be 0 where the states begin with 0. ``has_redundant_biases`` says whether to
+    learn ``beta_h`` and ``beta_x``, which are added where b is.
 
-    Parameters
-    ----------
-    input_size, hidden_size : int
-        D, the number of features at each step, and H, the number of units.
-    num_layers, bias, batch_first, dropout, bidirectional, device, dtype
-        As in :class:`torch.nn.LSTM`.
-    proj_size : int
-        Must be 0; it keeps the place that it has there.
-    norm : "terms", "sum", "gates" or None
-        What is standardized before the gates, see
-        :func:`normbook.layer_norm_lstm.layer_norm_lstm_forward`. ``None`` is the plain
-        LSTM.
-    eps : float
-        Added to each variance, inside the root. It must not be 0 where the states
-        begin with 0.
-    carried : "raw" or "normalized"
-        Whether c or its normalized form goes on to the next step. It has no meaning
-        with ``norm=None``.
-    has_redundant_biases : bool
-        Whether to learn ``beta_h`` and ``beta_x``, which are added where b is.
-
-    Attributes
-    ----------
-    w_x_l0, w_h_l0, b_l0, gamma_h_l0, beta_h_l0, ... : Parameter or None
-        See :class:`normbook.layer_norm_lstm.LayerNormLSTMParameters`. Layer k has
-        ``_lk`` for ``_l0``, the other direction ``_l0_reverse``; the layers above see H
-        features, or 2H. At the start weights and b are uniform in
-        :math:`\pm1/\sqrt H`, gains 1 and biases of layer norms 0.
-
-    Raises
-    ------
-    TypeError
-        If an argument is of the wrong kind.
-    ValueError
-        If a size is not positive, ``dropout`` outside 0..1, an option unknown,
-        ``proj_size`` not 0, or eps negative; on a call, if the input has a wrong number
-        of axes or another dtype than the weights.
-    RuntimeError
-        On a call: if features, states or device do not fit, or there is no step.
-
-    Warns
-    -----
-    UserWarning
-        If ``dropout`` is positive and there is one layer, after which none comes.
-
-    Notes
-    -----
-    The call is ``h, (h_last, c_last) = layer(x, (h_0, c_0))``. x has shape (T, N, D),
-    or (T, D) for one sequence; the states have shape (L, N, H), or (L, H), where each
-    direction of each layer counts into L, and are 0 where they are left out. x may be
-    a :class:`~torch.nn.utils.rnn.PackedSequence`, in any order of lengths; then h is
-    one, too.
+    Parameters are those of :class:`~normbook.layer_norm_lstm.LayerNormLSTMParameters`
+    with an ending: ``w_x_l0`` of the first layer, ``w_x_l1`` of the next, and
+    ``w_x_l0_reverse`` of the other direction. Those that an option leaves out are None;
+    the layers above see H features, or 2H. At the start weights and b are uniform in
+    :math:`\pm1/\sqrt H`, gains 1 and biases of layer norms 0.
 
     ``load_state_dict`` also takes the state of a :class:`torch.nn.LSTM`: it sorts the
     rows and adds the two biases. Gains and biases of layer norms, which that layer has
     not, stay as they are. :meth:`as_lstm` is the way back from ``norm=None``.
+
+    On a call, a wrong number of axes and another dtype than that of the weights are a
+    ValueError; features, states and a device that do not fit, and no step, are a
+    RuntimeError.
 
     Under ``torch.autocast`` it runs in float32. Derivatives may be taken as often as
     one likes, by ``torch.autograd``, forward-mode included, and by ``torch.func``.
@@ -268,10 +221,8 @@ class LayerNormLSTM(nn.Module):
             features = input_size if k < directions else directions * hidden_size
             for field in FIELDS:
                 shape = self._shape(field, features)
-                value = None
-                if shape is not None:
-                    value = nn.Parameter(torch.empty(shape, device=device, dtype=dtype))
-                self.register_parameter(field + ending, value)
+                is_learned = {field + ending: shape is not None}
+                self._add_parameters(shape or (), device, dtype, **is_learned)
         self.reset_parameters()
 
     @torch.no_grad()
@@ -383,11 +334,9 @@ class LayerNormLSTM(nn.Module):
     def as_lstm(self) -> nn.LSTM:
         """Return a ``torch.nn.LSTM`` that computes the same, with copied weights.
 
-        ``b`` becomes its ``bias_ih``; its ``bias_hh`` is 0. A ValueError is raised if
-        there is layer norm, which torch's layer has not.
+        ``b`` becomes its ``bias_ih``; its ``bias_hh`` is 0. Layer norm, which torch's
+        layer has not, is a ValueError.
 
-        Examples
-        --------
         >>> LayerNormLSTM(3, 5, norm=None).as_lstm()
         LSTM(3, 5)
         """
@@ -415,13 +364,8 @@ class LayerNormLSTM(nn.Module):
     def _load_from_state_dict(
         self, state_dict: dict[str, Any], prefix: str, *args: Any
     ) -> None:
-        if prefix + "weight_ih_l0" in state_dict:
-            self._translate(state_dict, prefix)
-        super()._load_from_state_dict(state_dict, prefix, *args)
-
-    def _translate(self, state_dict: dict[str, Any], prefix: str) -> None:
-        """Turn the entries of an nn.LSTM into ours, in place."""
-        for ending in self._endings():
+        is_theirs = prefix + "weight_ih_l0" in state_dict  # then it is translated
+        for ending in self._endings() if is_theirs else []:
             for field, theirs in THEIRS.items():
                 names = [prefix + name + ending for name in theirs]
                 # What we have no place for is left for torch to complain of.
@@ -436,11 +380,12 @@ class LayerNormLSTM(nn.Module):
                 value = getattr(self, field + ending)
                 if value is not None:
                     state_dict.setdefault(prefix + field + ending, value.detach())
+        super()._load_from_state_dict(state_dict, prefix, *args)
 
     def _other_order(self, value: Tensor) -> Tensor:
-        """Swap the gates between f, i, o, g and i, f, g, o: the same both ways."""
-        gates = value.chunk(4)
-        return torch.cat([gates[k] for k in OTHER_ORDER])
+        """Swap the gates between ours and those of nn.LSTM: the same both ways."""
+        f, i, o, g = value.chunk(4)
+        return torch.cat([i, f, g, o])
 
     def _endings(self) -> list[str]:
         """Ends of the names of each layer and direction, in order."""
@@ -460,9 +405,11 @@ class LayerNormLSTM(nn.Module):
         return (rows, *columns) if is_there else None
 
     def _check_settings(self, dropout: Any, proj_size: Any) -> None:
-        check_size("input_size", self.input_size, "features at each step")
-        check_size("hidden_size", self.hidden_size, "units")
-        check_size("num_layers", self.num_layers, "layers")
+        check_size(
+            "input_size", self.input_size, "it is the number of features at each step"
+        )
+        check_size("hidden_size", self.hidden_size, "it is the number of units")
+        check_size("num_layers", self.num_layers, "it is the number of layers")
         for name in ("bias", "batch_first", "bidirectional", "has_redundant_biases"):
             check_switch(name, getattr(self, name))
         check_option("norm", self.norm, (*get_args(Normed), None))
@@ -522,15 +469,6 @@ class LayerNormLSTM(nn.Module):
         return [state[:, None] for state in states] if examples is None else states
 
 
-def check_size(name: str, value: Any, of: str) -> int:
-    """Refuse what is no whole number of at least 1."""
-    about = f"it is the number of {of}"
-    size = whole_number(name, value, about)
-    if size < 1:
-        raise ValueError(f"{name} must be at least 1, got {size}; {about}.")
-    return size
-
-
 def check_switch(name: str, value: Any) -> None:
     """Refuse what is neither True nor False."""
     if not isinstance(value, bool):
@@ -540,10 +478,7 @@ def check_switch(name: str, value: Any) -> None:
 def first_states(
     x: Tensor, hx: Any, lengths: dict[str, Any], is_cast: bool = False
 ) -> list[Tensor]:
-    """Check the states h_0 and c_0 for this input; zeros where none are given.
-
-    With ``is_cast`` they may have any dtype.
-    """
+    """Return h_0 and c_0, checked for this input; zeros where none are given."""
     shape = tuple(lengths.values())
     if hx is None:
         zeros = x.new_zeros(shape)
@@ -596,11 +531,7 @@ def _reversed(x: Tensor, order: Tensor | None) -> Tensor:
 
 
 def backwards(sizes: Sequence[int], device: torch.device) -> Tensor:
-    """Rows of a packed batch with the time of each sequence turned around.
-
-    >>> backwards([2, 2, 1], torch.device("cpu"))  # of 3 and of 2 steps
-    tensor([4, 3, 2, 1, 0])
-    """
+    """Rows of a packed batch with the time of each sequence turned around."""
     alive = torch.tensor(sizes)
     starts = alive.cumsum(0) - alive
     examples = torch.cat([torch.arange(size) for size in sizes])

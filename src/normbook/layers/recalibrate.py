@@ -23,51 +23,30 @@ def recalibrate(
     r"""Compute the running statistics of a model anew, with its weights as they are.
 
     While a model is trained its weights move, and an average over batches mixes
-    statistics of many models. This runs the finished one over ``batches``:
-
-    .. math::
-
-        \text{running mean} = \operatorname{E}_B[\mu_B], \qquad
-        \text{running variance} = \operatorname{E}_B\Big[\tfrac{n}{n-1}\,
-        \sigma_B^2\Big]
-
-    Each batch counts by its number of values n in a channel, so a short last batch
-    weighs less. (``torch.optim.swa_utils.update_bn`` gives it full weight.) Batch norm
-    layers normalize by the batch, all others are in evaluation mode, and no gradient is
+    statistics of many models. This runs the finished one over ``batches``: the running
+    statistics become the averages over them of mean and unbiased variance. Each counts
+    by its number of values in a channel, so a short last batch weighs less.
+    (``torch.optim.swa_utils.update_bn`` gives it full weight.) Batch norm layers
+    normalize by the batch, all others are in evaluation mode, and no gradient is
     recorded. Afterwards every mode and momentum is as before, and after an error, the
     model's own included, so are the statistics.
 
-    Parameters
-    ----------
-    model : Module
-        Holds batch norm layers of this package or of ``torch.nn``, with running
-        statistics. A layer that the model does not call, or that does not update itself
-        (a frozen one, say), keeps its statistics.
-    batches : iterable
-        Inputs of the model: tensors, or tuples or lists that begin with one, such as
-        ``(x, target)``. Use large ones, shuffled: the inputs of the deeper layers are
-        then nearly those of evaluation, and little lies between the batches.
-    device : optional
-        Where to send each input first.
+    ``batches`` holds inputs of the model, or tuples or lists that begin with one, such
+    as ``(x, target)``; ``device`` is where to send each input first. Use large batches,
+    shuffled: the inputs of the deeper layers are then nearly those of evaluation, and
+    little lies between the batches. A layer that the model does not call, or that does
+    not update itself (a frozen one, say), keeps its statistics.
 
-    Raises
-    ------
-    TypeError
-        If an argument or a batch is of the wrong kind, or a layer keeps statistics for
-        each time step.
-    ValueError
-        If the model has no such layer, no layer took statistics from a batch, or the
-        statistics found are not finite.
+    A layer with statistics for each time step is a TypeError. A ValueError is raised if
+    the model has no batch norm with running statistics, no layer took statistics from a
+    batch, or the statistics found are not finite.
 
-    Notes
-    -----
     Source: Ioffe and Szegedy (2015), Algorithm 2, steps 7-10; book, chapter *Moving
     averages*.
 
     Examples
     --------
-    >>> from normbook.layers.batch_norm import BatchNorm1d
-    >>> layer = BatchNorm1d(1)
+    >>> layer = nn.BatchNorm1d(1)
     >>> recalibrate(layer, [torch.tensor([[1.0], [3.0]]), torch.tensor([[4.0], [8.0]])])
     >>> layer.running_mean, layer.running_var  # means 2 and 6, variances 2 and 8
     (tensor([4.]), tensor([5.]))
@@ -106,10 +85,10 @@ def recalibrate(
         with torch.no_grad():
             for batch in batches:
                 model(_input_of(batch, device))
-        _check_tallies(tallies.values())
+        _check_tallies(list(tallies.values()))
     except BaseException:
         for tally in tallies.values():
-            tally.restore()
+            tally.write(tally.before)
         raise
     finally:
         for hook in hooks:
@@ -125,8 +104,7 @@ def recalibrate(
 class _Tally:
     """Average statistics of one layer, and what it had before.
 
-    The layer itself is asked for the statistics of a batch: with momentum 1 its
-    running statistics are those of the last batch, whoever wrote the layer.
+    With momentum 1 its running statistics are those of the last batch.
     """
 
     def __init__(self, name: str, layer: TorchBatchNorm) -> None:
@@ -177,22 +155,17 @@ class _Tally:
             old = self.averages.get(name, torch.zeros_like(new))
             self.averages[name] = old + (new - old) * (size / self.size)
 
-    def restore(self) -> None:
-        for name, value in self.before.items():
+    def write(self, values: dict[str, Tensor]) -> None:
+        for name, value in values.items():
             getattr(self.layer, name).copy_(value)
 
     def finish(self) -> None:
-        if self.steps == 0:
-            self.restore()
-            return
-        for name, value in self.averages.items():
-            getattr(self.layer, name).copy_(value)
-        if self.layer.num_batches_tracked is not None:
+        self.write(self.averages if self.steps else self.before)
+        if self.steps and self.layer.num_batches_tracked is not None:
             self.layer.num_batches_tracked.fill_(self.steps)
 
 
-def _check_tallies(tallies: Iterable[_Tally]) -> None:
-    tallies = list(tallies)
+def _check_tallies(tallies: list[_Tally]) -> None:
     if not any(tally.steps for tally in tallies):
         raise ValueError(
             "batches must hold at least one batch with values that reaches a batch "

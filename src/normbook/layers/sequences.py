@@ -1,13 +1,7 @@
-r"""Batch norm of sequences: padding does not count, and each time step has its own.
+"""Batch norm of sequences: padding does not count, and each time step has its own.
 
-Sequences of several lengths that share a tensor are padded to one. To batch norm the
-padding is data like any other: it moves mean and variance, the more the longer it is.
-:class:`MaskedBatchNorm1d` is told which entries are live, and looks at no others.
-
-The first steps of a recurrent network differ from the later ones: its state has only
-begun to fill. One mean and variance for all steps would fit none of the first. In
-:class:`PerStepBatchNorm1d` each step has its own, while gain and bias, like the
-weights, are shared over time.
+To batch norm, padding is data like any other: it moves mean and variance. And in a
+recurrent network one mean and variance for all steps would not fit the first ones.
 """
 
 from __future__ import annotations
@@ -29,26 +23,15 @@ __all__ = ["MaskedBatchNorm1d", "PerStepBatchNorm1d"]
 class MaskedBatchNorm1d(BatchNorm1d):
     r"""Batch normalization of the live entries of ``(N, C, T)`` or ``(N, D)``.
 
-    .. math::
+    Call it as ``layer(input, mask)``, with a ``mask`` of dtype bool, true where an
+    entry is live, and shape ``(N, T)`` or ``(N,)``. Padding becomes 0.
 
-        \mu = \frac{1}{K}\sum_{n,t} m_{nt}\,x_{nt}, \qquad
-        \sigma^2 = \frac{1}{K}\sum_{n,t} m_{nt}\,(x_{nt} - \mu)^2, \qquad
-        K = \sum_{n,t} m_{nt}
+    It equals :class:`~normbook.layers.batch_norm.BatchNorm1d` of the K live entries put
+    together, of shape ``(K, C)``, in output, gradient and running statistics, and has
+    its options, ``state_dict`` and errors, but that a *single live* entry is refused in
+    training; if none is, the output is 0 and the running statistics stay. No gradient
+    reaches the padding, and nothing leaves it, NaN included.
 
-    in each channel, with :math:`m_{nt}` 1 where the entry is live and 0 where it is
-    padding. Live entries are normalized as by
-    :class:`~normbook.layers.batch_norm.BatchNorm1d`, in evaluation by the running
-    statistics; padding becomes 0. Call it as ``layer(input, mask)``, with a ``mask`` of
-    dtype bool, true where live, and shape ``(N, T)`` or ``(N,)``.
-
-    It equals batch norm of the K live entries put together, of shape ``(K, C)``, in
-    output, gradient and running statistics. No gradient reaches the padding, and
-    nothing leaves it, NaN included. Options and ``state_dict`` are those of batch norm,
-    and so are errors, but that a *single live* entry is refused in training; if none
-    is, the output is 0 and the running statistics stay.
-
-    Notes
-    -----
     Source: book, chapter *Variable length*.
 
     Examples
@@ -59,8 +42,6 @@ class MaskedBatchNorm1d(BatchNorm1d):
     >>> y = layer(x, mask)
     >>> layer.running_mean, layer.running_var  # of 1, 3 and 5
     (tensor([3.]), tensor([4.]))
-    >>> [round(value, 3) for value in y.flatten().tolist()]
-    [-1.225, 0.0, 0.0, 1.225, 0.0, 0.0]
     """
 
     def forward(self, input: Tensor, mask: Tensor) -> Tensor:  # type: ignore[override]
@@ -101,38 +82,24 @@ class MaskedBatchNorm1d(BatchNorm1d):
 class PerStepBatchNorm1d(MaskedBatchNorm1d):
     r"""Batch normalization of ``(N, D)`` at one time step t.
 
-    .. math::
+    In training mean and variance are those of the examples alive at step t, in
+    evaluation the running statistics of that step. Gain and bias are shared over time.
+    (The gain of the paper begins at 0.1, as after ``layer.weight.data.fill_(0.1)``.)
+    Call it as ``layer(input, step, mask)``: ``step`` counts from 0, and ``mask``, of
+    shape ``(N,)``, is that of :class:`MaskedBatchNorm1d`, true where a sequence has not
+    ended yet; left out, all are alive.
 
-        y = \gamma\,\frac{x - \mu_t}{\sqrt{\sigma_t^2 + \epsilon}} + \beta
-
-    In training :math:`\mu_t, \sigma_t^2` are those of the examples alive at step t, in
-    evaluation the running statistics of that step. Call it as
-    ``layer(input, step, mask)``: ``step`` counts from 0, and ``mask``, of shape
-    ``(N,)`` and dtype bool, is true where a sequence has not ended yet; left out, all
-    are alive. Padding becomes 0, as in :class:`MaskedBatchNorm1d`.
-
-    A step that was never trained has no statistics. In evaluation it takes those of
-    the last trained step before it; so do steps from ``max_steps`` on.
+    The first ``max_steps`` steps, as many as the longest training sequence has, have
+    running statistics of their own, in rows of shape (max_steps, num_features), and an
+    entry of ``num_batches_tracked``. Training at a later step is a ValueError. In
+    evaluation a step that was never trained takes those of the last trained before it.
 
     With sequences of several lengths, in the end one of them is alive alone. A single
     value has no variance: batch norm would forget it and answer :math:`\beta`. Such a
     step is normalized in training as in evaluation, by running statistics, which it
-    does not change.
+    does not change; if neither it nor a step before it was ever trained, it is a
+    ValueError.
 
-    Running statistics have shape (max_steps, num_features), and
-    ``num_batches_tracked`` has shape (max_steps,), with 0 for a step that was never
-    trained. The gain begins at 1; the paper begins at 0.1, set by
-    ``layer.weight.data.fill_(0.1)``. In training a ValueError is raised for a ``step``
-    of ``max_steps`` or more, and for a single live example if neither this step nor one
-    before it was ever trained.
-
-    Parameters
-    ----------
-    max_steps : int
-        Steps with statistics of their own, at least 1; the longest training sequence.
-
-    Notes
-    -----
     Source: Cooijmans et al. (2016), section 3; book, chapter *Variable length*. What
     to do with one live example is a choice of this book.
 
@@ -197,8 +164,6 @@ class PerStepBatchNorm1d(MaskedBatchNorm1d):
     def take_in(self, mean: Tensor, var: Tensor, counts: Sequence[int]) -> None:
         """Update the running statistics of the first T steps, all at once.
 
-        It does what calls at these steps in training would do, for who normalizes
-        without them: in a loop over many steps the checks of each call cost most.
         ``mean`` and biased ``var``, shape (T, num_features), are those of the examples
         alive at each step, of which there are ``counts``, at least 2.
         """

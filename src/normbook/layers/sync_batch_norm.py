@@ -4,18 +4,12 @@ Each process holds a *shard* of the batch. To normalize all shards alike, proces
 exchange sums, once in each direction:
 
 - *Forward*, one all-gather: every process sends the mean, the variance and the number
-  of values of its shard, and all merge what arrives by Chan's rule
+  of values of its shard, in float64, and all merge what arrives by Chan's rule
   (:func:`normbook.running_statistics.merge`).
 - *Backward*, one all-reduce of two vectors: the sums of :math:`\partial\ell/\partial y`
   and of :math:`\hat x\,\partial\ell/\partial y`.
 
-Why not add up in the forward pass, too? Sums of squares about 0 can be added, but the
-variance is then a difference of two large numbers: even in float64, in which they
-travel here, that loses as many digits as (mean / deviation)**2 has.
-Sums about the mean of each shard cannot be added: the means differ. So the parts
-travel as they are. With R processes and C channels, each sends 2C + 1 numbers to the
-R - 1 others: as much as an all-reduce of 2C + 1 numbers for R = 2, and more for more
-processes, though seldom enough to be felt.
+Why no sums in the forward pass, too: book, chapter *Split batches*.
 """
 
 from __future__ import annotations
@@ -74,11 +68,7 @@ class _Synchronized(torch.autograd.Function):
 
 
 def _shifted(x: Tensor, mean: Tensor, var: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Move x and its mean by about the mean, which is what float32 has no digits for.
-
-    At mean / deviation = 1e4, the mean rounded to float32 is wrong by up to 5e-4
-    deviations.
-    """
+    """Move x and its mean by about the mean, for which float32 has no digits."""
     x = as_float32(x)
     near = mean.to(x.dtype)
     shifted = x - broadcast_along(near, CHANNEL, x.ndim)
@@ -118,36 +108,19 @@ class SyncBatchNorm(_BatchNorm):
     well as on GPUs (NCCL). Outputs, gradients, running statistics and ``state_dict``
     are those of a :class:`~normbook.layers.batch_norm.BatchNorm1d` in one process that
     holds the whole batch; so are options and errors, but that a single value in all
-    shards together is refused, then in every process.
+    shards together is refused, then in every process. The processes are those of
+    ``process_group``, from ``torch.distributed.new_group``, by default all.
 
     Shards may differ in size, and some may be empty. In evaluation, or with a single
-    process, nothing is sent.
-
-    Parameters
-    ----------
-    process_group : ProcessGroup, optional
-        The processes that share a batch, from ``torch.distributed.new_group``; by
-        default all.
-
-    Notes
-    -----
-    Every process of the group must call the layer, forward and backward, in the same
-    mode. Where one does not (it raised, say), the others end with a ``RuntimeError``
-    after the timeout of the process group.
+    process, nothing is sent. Every process of the group must call the layer, forward
+    and backward, in the same mode. Where one does not (it raised, say), the others end
+    with a ``RuntimeError`` after the timeout of the process group.
 
     The gradients of ``weight`` and ``bias`` are those of the own shard, as in torch:
     ``DistributedDataParallel`` averages them over the processes afterwards. Second
     derivatives are not supported where statistics are shared.
 
     Source: Chan, Golub and LeVeque (1983), eq. 2.1; book, chapter *Split batches*.
-
-    Examples
-    --------
-    A single process is its own whole batch:
-
-    >>> layer = SyncBatchNorm(1, eps=1e-12)
-    >>> layer(torch.tensor([[1.0], [3.0]])).tolist()
-    [[-1.0], [1.0]]
     """
 
     def __init__(
@@ -183,8 +156,6 @@ class SyncBatchNorm(_BatchNorm):
         torch converts. Layers that normalize by something else than the batch they
         see (ghost batch norm, say) stay: to replace them would change the model.
 
-        Examples
-        --------
         >>> model = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2))
         >>> type(SyncBatchNorm.convert_sync_batchnorm(model)[1]).__name__
         'SyncBatchNorm'
@@ -214,29 +185,25 @@ class SyncBatchNorm(_BatchNorm):
         return new
 
     def _by_any_batch(self, input: Tensor, eps: float) -> Batch:
-        batch = self._by_all_shards(input, eps)
-        self._last_count = batch[-1]
-        return batch
-
-    def _size(self, input: Tensor) -> int:
-        return self._last_count  # of all shards, so that all processes agree
-
-    def _by_all_shards(self, input: Tensor, eps: float) -> Batch:
         group = self._group()
         # From here to the end of the exchange, nothing may depend on the shard.
         total = None if group is None else _of_all_shards(input.detach(), group)
         if total is None:
-            return super()._by_any_batch(input, eps)
-        if total.size == 1:
+            batch = super()._by_any_batch(input, eps)
+        elif total.size == 1:
             raise ValueError(
                 "SyncBatchNorm needs more than 1 value per channel in all processes "
                 f"together, got 1, of shape {tuple(input.shape)} here; make the batch "
                 "larger, or call eval() to use the running statistics."
             )
-        y: Tensor = _Synchronized.apply(  # type: ignore[no-untyped-call]
-            input, self.weight, self.bias, total, eps, group
-        )
-        return y, *total
+        else:
+            inputs = input, self.weight, self.bias, total, eps, group
+            batch = _Synchronized.apply(*inputs), *total  # type: ignore[no-untyped-call]
+        self._last_count = batch[-1]
+        return batch
+
+    def _size(self, input: Tensor) -> int:
+        return self._last_count  # of all shards, so that all processes agree
 
     def _group(self) -> distributed.ProcessGroup | None:
         """Processes to share statistics with; None if there are no others."""
@@ -266,12 +233,9 @@ class SyncBatchNorm(_BatchNorm):
 
 def _is_plain(module: nn.Module) -> bool:
     """Whether it is a batch norm by the batch it sees."""
-    if not isinstance(module, TorchBatchNorm):
-        return False
-    kind = type(module)
     if isinstance(module, SyncBatchNorm) or not isinstance(module, _BatchNorm):
-        return True
+        return isinstance(module, TorchBatchNorm)
     return all(
-        getattr(kind, name) is getattr(_BatchNorm, name)
+        getattr(type(module), name) is getattr(_BatchNorm, name)
         for name in ("forward", "_by_batch", "_by_any_batch")
     )

@@ -1,11 +1,7 @@
 """Weight normalization and weight standardization as parametrizations of torch.
 
-Register one on a layer, and its weight is computed from what is trained::
-
-    torch.nn.utils.parametrize.register_parametrization(layer, "weight", WeightNorm())
-
-The formulas are those of :mod:`normbook.weight_norm`, with their backward pass in
-closed form.
+Register one on a layer, and its weight is computed from what is trained. The formulas
+are those of :mod:`normbook.weight_norm`, with their backward pass in closed form.
 """
 
 from __future__ import annotations
@@ -25,26 +21,19 @@ class WeightNorm(nn.Module):
 
     The layer then has two parameters in the place of its weight:
     ``parametrizations.weight.original0``, the lengths g, of shape (D_out, 1, ...), and
-    ``original1``, the directions v. A ``state_dict`` of
+    ``original1``, the directions v. It begins with the weight it has: v is this weight,
+    g the length of its rows. A ``state_dict`` of
     ``torch.nn.utils.parametrizations.weight_norm`` with its usual ``dim=0`` fits.
 
-    The layer begins with the weight it has: v is this weight, g the length of its
-    rows.
-
-    Notes
-    -----
     Source: Salimans and Kingma (2016), equation 2.
 
     Examples
     --------
     >>> layer = nn.Linear(2, 1, bias=False)
-    >>> layer = nn.utils.parametrize.register_parametrization(
-    ...     layer, "weight", WeightNorm()
-    ... )
-    >>> layer.weight = torch.tensor([[3.0, 4.0]])
-    >>> layer.parametrizations.weight.original0
-    Parameter containing:
-    tensor([[5.]], requires_grad=True)
+    >>> layer.weight.data = torch.tensor([[3.0, 4.0]])
+    >>> _ = nn.utils.parametrize.register_parametrization(layer, "weight", WeightNorm())
+    >>> layer.parametrizations.weight.original0.tolist()
+    [[5.0]]
     """
 
     def forward(self, g: Tensor, v: Tensor) -> Tensor:
@@ -66,20 +55,13 @@ class WeightStandardization(nn.Module):
     weights, inside the root. A normalization should follow it, for its outputs are
     large: n weights of variance 1 add up.
 
-    Notes
-    -----
     Source: Qiao et al. (2019); on eps see
     :func:`normbook.weight_norm.weight_standardization_forward`.
 
     Examples
     --------
-    >>> layer = nn.Linear(2, 1, bias=False)
-    >>> layer.weight.data = torch.tensor([[1.0, 3.0]])
-    >>> layer = nn.utils.parametrize.register_parametrization(
-    ...     layer, "weight", WeightStandardization()
-    ... )
-    >>> layer.weight.tolist()
-    [[-1.0, 1.0]]
+    >>> WeightStandardization()(torch.tensor([[1.0, 3.0]]))
+    tensor([[-1.,  1.]])
     """
 
     def __init__(self, eps: float = 1e-10) -> None:
