@@ -173,7 +173,6 @@ class ChannelNorm(NormLayer):
 
     _version = 2  # of the state_dict: num_batches_tracked came with 2
     _sizes = ("num_features",)
-    _settings: ClassVar[tuple[str, ...]]
     _settings = ("eps", "momentum", "affine", "bias", "track_running_stats")
     _ndims: ClassVar[tuple[int, ...]]
     _shapes: ClassVar[str]
