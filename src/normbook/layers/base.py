@@ -173,7 +173,9 @@ class ChannelNorm(NormLayer):
 
     _version = 2  # of the state_dict: num_batches_tracked came with 2
     _sizes = ("num_features",)
-    _settings = ("eps", "momentum", "affine", "bias", "track_running_stats")
+    _settings: ClassVar[tuple[str, ...]] = (
+        "eps", "momentum", "affine", "bias", "track_running_stats",
+    )  # fmt: skip
     _ndims: ClassVar[tuple[int, ...]]
     _shapes: ClassVar[str]
 
