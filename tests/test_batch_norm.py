@@ -12,12 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from function_pairs import (
-    EXACT,
-    assert_differences,
-    assert_gradients,
-    torch_gradients,
-)
+from function_pairs import EXACT, assert_differences, assert_gradients, torch_gradients
 from torch.nn.functional import batch_norm as torch_batch_norm
 
 from normbook.batch_norm import (

@@ -14,12 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from function_pairs import (
-    EXACT,
-    assert_differences,
-    assert_gradients,
-    torch_gradients,
-)
+from function_pairs import EXACT, assert_differences, assert_gradients, torch_gradients
 
 from normbook.gradient_check import relative_error, survivors
 from normbook.normalize import normalize, normalize_backward, normalize_forward
