@@ -64,11 +64,13 @@ def test_groups_do_not_act_on_each_other() -> None:
 def test_one_group_is_layer_norm_whose_gain_is_one_for_each_channel(
     is_affine: bool,
 ) -> None:
-    x, *parameters, dl_dy = draw((3, 6, 2, 5))
-    parameters = parameters if is_affine else []
-    each = [np.broadcast_to(v[:, None, None], x.shape[1:]) for v in parameters]
-    ours = group_norm_forward(x, 1, *parameters, eps=EPS)
-    theirs = layer_norm_forward(x, *each, eps=EPS, axes=(1, 2, 3))
+    x, gamma, beta, dl_dy = draw((3, 6, 2, 5))
+    each: list[Any] = [None, None]
+    if is_affine:
+        each = [np.broadcast_to(v[:, None, None], x.shape[1:]) for v in (gamma, beta)]
+    one: list[Any] = [gamma, beta] if is_affine else [None, None]
+    ours = group_norm_forward(x, 1, one[0], one[1], EPS)
+    theirs = layer_norm_forward(x, each[0], each[1], EPS, axes=(1, 2, 3))
     # The gradients of gain and bias are summed over the places of a channel.
     assert_equal_pairs(
         (*ours, group_norm_backward), (*theirs, layer_norm_backward), dl_dy,
