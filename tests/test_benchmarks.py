@@ -12,14 +12,15 @@ import pytest
 import torch
 
 FOLDER = Path(__file__).parents[1] / "benchmarks"
-RECORD = json.loads((FOLDER / "recorded" / "sync_batch_norm.json").read_text())
-FOLDING = json.loads((FOLDER / "recorded" / "folding.json").read_text())
-SMALL = json.loads((FOLDER / "recorded" / "small_inputs.json").read_text())
+RECORDS = {
+    name: json.loads((FOLDER / f"recorded/{name}.json").read_text())
+    for name in ("sync_batch_norm", "folding", "small_inputs")
+}
+RECORD, FOLDING, SMALL = RECORDS.values()
 
 
 def load(name: str) -> ModuleType:
-    path = FOLDER / f"{name}.py"
-    spec = importlib.util.spec_from_file_location(path.stem, path)
+    spec = importlib.util.spec_from_file_location(name, FOLDER / f"{name}.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -27,19 +28,12 @@ def load(name: str) -> ModuleType:
     return module
 
 
-@pytest.fixture(scope="module")
-def benchmark() -> ModuleType:
-    return load("sync_batch_norm")
+benchmark, folding = load("sync_batch_norm"), load("folding")
+lstm, small = load("lstm"), load("small_inputs")
+SIZE = lstm.Size(steps=4, examples=3, features=2, units=5)
 
 
-@pytest.fixture(scope="module")
-def lstm() -> ModuleType:
-    return load("lstm")
-
-
-def test_a_summary_takes_the_slower_process_of_each_round(
-    benchmark: ModuleType,
-) -> None:
+def test_a_summary_takes_the_slower_process_of_each_round() -> None:
     def process(sync: list[float]) -> list[dict[str, Any]]:
         seconds = {"all_reduce": [1.0] * 3, "local": [2.0] * 3, "sync": sync}
         return [{"size": 5, "channels": 7, "seconds": seconds}]
@@ -51,7 +45,7 @@ def test_a_summary_takes_the_slower_process_of_each_round(
 
 
 def test_a_layer_that_is_not_batch_norm_of_the_whole_batch_is_not_timed(
-    benchmark: ModuleType, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     # In a single process a shard is half of the batch, and nothing is exchanged.
     monkeypatch.setattr(benchmark.distributed, "get_rank", lambda: 0)
@@ -60,15 +54,13 @@ def test_a_layer_that_is_not_batch_norm_of_the_whole_batch_is_not_timed(
         benchmark.check(6, 3)
 
 
-@pytest.mark.parametrize(
-    "record", [RECORD, FOLDING, SMALL], ids=["sync", "folding", "small inputs"]
-)
-def test_the_record_was_made_from_committed_sources(record: dict[str, Any]) -> None:
-    assert record["commit"] is not None
-    assert not record["is_modified"]
+@pytest.mark.parametrize("name", RECORDS)
+def test_the_record_was_made_from_committed_sources(name: str) -> None:
+    assert RECORDS[name]["commit"] is not None
+    assert not RECORDS[name]["is_modified"]
 
 
-def test_the_record_has_every_shape_of_the_benchmark(benchmark: ModuleType) -> None:
+def test_the_record_has_every_shape_of_the_benchmark() -> None:
     rows = RECORD["rows"]
     assert [(row["size"], row["channels"]) for row in rows] == benchmark.SHAPES
     assert RECORD["rounds"] >= 15
@@ -86,39 +78,32 @@ def test_medians_lie_between_the_quartiles(name: str) -> None:
 # --- the LSTM
 
 
-def test_each_variant_of_the_lstm_computes_its_formula(lstm: ModuleType) -> None:
-    size = lstm.Size(steps=4, examples=3, features=2, units=5)
-    for name, variant in lstm.variants(size).items():
-        lstm.check(name, variant, size)
+def test_each_variant_of_the_lstm_computes_its_formula() -> None:
+    for name, variant in lstm.variants(SIZE).items():
+        lstm.check(name, variant, SIZE)
 
 
 @pytest.mark.parametrize("name", ["nn_lstm", "plain", "layer_norm", "scripted"])
 def test_a_variant_of_the_lstm_that_computes_something_else_is_not_timed(
-    lstm: ModuleType, name: str
+    name: str,
 ) -> None:
-    size = lstm.Size(steps=4, examples=3, features=2, units=5)
-    right = lstm.variants(size)[name]
+    right = lstm.variants(SIZE)[name]
     for run in (
         lambda x: right.run(x) * 1.01,
         lambda x: right.run(x + 0.01 * (x - x.detach())),  # the gradient of x alone
     ):
         with pytest.raises(ValueError, match=f"of {name} must .*; nothing is timed"):
-            lstm.check(name, right._replace(run=run), size)
+            lstm.check(name, right._replace(run=run), SIZE)
 
 
-def test_what_the_usual_code_carries_on_is_not_what_the_layer_does(
-    lstm: ModuleType,
-) -> None:
-    size = lstm.Size(steps=4, examples=3, features=2, units=5)
-    all_variants = lstm.variants(size)
+def test_what_the_usual_code_carries_on_is_not_what_the_layer_does() -> None:
+    all_variants = lstm.variants(SIZE)
     wrong = all_variants["layer_norm"]._replace(run=all_variants["scripted"].run)
     with pytest.raises(ValueError, match="h of layer_norm must be that of the formula"):
-        lstm.check("layer_norm", wrong, size)
+        lstm.check("layer_norm", wrong, SIZE)
 
 
-def test_speeds_of_the_lstm_are_medians_over_rounds_beside_the_yardstick(
-    lstm: ModuleType,
-) -> None:
+def test_speeds_of_the_lstm_are_medians_over_rounds_beside_the_yardstick() -> None:
     row = lstm.summary({"nn_lstm": [1.0, 2.0, 9.0], "plain": [2.0, 8.0, 9.0]})
     assert row["plain"]["median"] == 8
     assert row["plain"]["speed_over_nn_lstm"] == 0.5
@@ -128,15 +113,8 @@ def test_speeds_of_the_lstm_are_medians_over_rounds_beside_the_yardstick(
 # --- folding
 
 
-@pytest.fixture(scope="module")
-def folding() -> ModuleType:
-    return load("folding")
-
-
 @pytest.mark.parametrize("name", ["dense", "convolutional", "separable"])
-def test_each_network_is_folded_whole_and_computes_the_same(
-    folding: ModuleType, name: str
-) -> None:
+def test_each_network_is_folded_whole_and_computes_the_same(name: str) -> None:
     generator = torch.Generator().manual_seed(0)
     network = folding.stir(folding.NETWORKS[name].build(4), generator)
     folded = folding.fold_batch_norm(network)
@@ -146,9 +124,7 @@ def test_each_network_is_folded_whole_and_computes_the_same(
     assert folding.sizes(folded, x)["buffers"] == 0
 
 
-def test_a_folded_network_that_computes_something_else_is_not_timed(
-    folding: ModuleType,
-) -> None:
+def test_a_folded_network_that_computes_something_else_is_not_timed() -> None:
     network = folding.stir(folding.dense(4), torch.Generator().manual_seed(0))
     folded = folding.fold_batch_norm(network)
     with torch.no_grad():
@@ -157,7 +133,7 @@ def test_a_folded_network_that_computes_something_else_is_not_timed(
         folding.check(network, folded, torch.ones(3, 4))
 
 
-def test_sizes_count_what_the_layers_hold_and_write(folding: ModuleType) -> None:
+def test_sizes_count_what_the_layers_hold_and_write() -> None:
     network = folding.dense(4).eval()  # 8 blocks: 4 x 4 + 4, gain and bias, statistics
     assert folding.sizes(network, torch.ones(3, 4)) == {
         "parameters": 8 * (20 + 8),
@@ -166,15 +142,13 @@ def test_sizes_count_what_the_layers_hold_and_write(folding: ModuleType) -> None
     }
 
 
-def test_the_speed_of_a_folded_network_is_the_median_over_pairs(
-    folding: ModuleType,
-) -> None:
+def test_the_speed_of_a_folded_network_is_the_median_over_pairs() -> None:
     row = folding.summary({"network": [2.0, 6.0, 9.0], "folded": [1.0, 6.0, 3.0]})
     assert row["speed_of_folded"]["median"] == 2
     assert row["network"]["median"] == 6
 
 
-def test_the_record_of_folding_counts_what_is_counted_now(folding: ModuleType) -> None:
+def test_the_record_of_folding_counts_what_is_counted_now() -> None:
     rows = {(row["network"], row["batch"]): row for row in FOLDING["rows"]}
     assert list(rows) == [(n, b) for n in folding.NETWORKS for b in folding.BATCHES]
     assert FOLDING["rounds"] >= 15
@@ -189,19 +163,12 @@ def test_the_record_of_folding_counts_what_is_counted_now(folding: ModuleType) -
 # --- small inputs
 
 
-@pytest.fixture(scope="module")
-def small() -> ModuleType:
-    return load("small_inputs")
-
-
-def test_both_of_a_pair_on_small_inputs_compute_the_same(small: ModuleType) -> None:
+def test_both_of_a_pair_on_small_inputs_compute_the_same() -> None:
     for name, (ours, bare) in small.pairs((6, 5)).items():
         small.check(name, ours, bare)
 
 
-def test_a_pair_of_which_one_computes_something_else_is_not_timed(
-    small: ModuleType,
-) -> None:
+def test_a_pair_of_which_one_computes_something_else_is_not_timed() -> None:
     for name, (ours, bare) in small.pairs((6, 5)).items():
         for place in range(len(ours())):
 
@@ -214,7 +181,7 @@ def test_a_pair_of_which_one_computes_something_else_is_not_timed(
                 small.check(name, wrong, bare)
 
 
-def test_the_record_of_small_inputs_has_every_pair(small: ModuleType) -> None:
+def test_the_record_of_small_inputs_has_every_pair() -> None:
     names = list(small.pairs((6, 5)))
     rows = [(tuple(row["shape"]), row["name"]) for row in SMALL["rows"]]
     assert rows == [(shape, name) for shape in small.SHAPES for name in names]

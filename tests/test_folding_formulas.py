@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -18,136 +19,101 @@ from normbook.gradient_check import relative_error, survivors
 
 EXACT = 1e-13  # float64, sums of a hundred terms
 EPS = 0.1
-Map = Callable[[Tensor, Tensor, Tensor | None], Tensor]
-
-# The map, the shapes of x and w, and how fold_into_previous is told about w.
-FOLLOWED: dict[str, tuple[Map, tuple[int, ...], tuple[int, ...], dict[str, Any]]] = {
-    "linear": (functional.linear, (4, 3), (5, 3), {}),
-    "conv": (
-        lambda x, w, b: functional.conv2d(x, w, b, 2, (1, 2), 2),
-        (2, 3, 9, 8),
-        (5, 3, 3, 2),
-        {},
-    ),
-    "grouped": (
-        lambda x, w, b: functional.conv1d(x, w, b, padding=1, groups=2),
-        (2, 6, 7),
-        (4, 3, 3),
-        {"groups": 2},
-    ),
-    "depthwise": (
-        lambda x, w, b: functional.conv2d(x, w, b, padding=1, groups=3),
-        (2, 3, 5, 4),
-        (6, 1, 3, 3),
-        {"groups": 3},
-    ),
-    "transposed": (
-        lambda x, w, b: functional.conv_transpose2d(x, w, b, 2, 1, 1),
-        (2, 3, 5, 4),
-        (3, 5, 3, 3),
-        {"is_transposed": True},
-    ),
-    "grouped transposed": (
-        lambda x, w, b: functional.conv_transpose1d(x, w, b, 2, groups=2),
-        (2, 6, 5),
-        (6, 4, 3),
-        {"is_transposed": True, "groups": 2},
-    ),
-    "grouped transposed volume": (
-        lambda x, w, b: functional.conv_transpose3d(x, w, b, groups=3),
-        (2, 3, 4, 5, 2),
-        (3, 2, 2, 1, 2),
-        {"is_transposed": True, "groups": 3},
-    ),
-}
-PRECEDED: dict[str, tuple[Map, tuple[int, ...], tuple[int, ...], dict[str, Any]]] = {
-    "linear": (functional.linear, (4, 3), (5, 3), {}),
-    "conv": (functional.conv2d, (2, 3, 9, 8), (5, 3, 3, 2), {}),
-    "grouped": (
-        lambda x, w, b: functional.conv1d(x, w, b, 2, groups=2),
-        (2, 6, 7),
-        (4, 3, 3),
-        {"groups": 2},
-    ),
-    "depthwise": (
-        lambda x, w, b: functional.conv3d(x, w, b, groups=3),
-        (2, 3, 5, 4, 6),
-        (6, 1, 3, 2, 1),
-        {"groups": 3},
-    ),
-    "transposed 1 x 1": (
-        functional.conv_transpose2d,
-        (2, 3, 5, 4),
-        (3, 5, 1, 1),
-        {"is_transposed": True},
-    ),
-    "transposed, all of the border cut off": (
-        lambda x, w, b: functional.conv_transpose2d(x, w, b, padding=(2, 3)),
-        (2, 3, 7, 6),
-        (3, 5, 3, 3),
-        {"is_transposed": True},
-    ),
-    "grouped transposed, dilated": (
-        lambda x, w, b: functional.conv_transpose1d(
-            x, w, b, padding=4, groups=2, dilation=2
-        ),
-        (2, 6, 9),
-        (6, 4, 3),
-        {"is_transposed": True, "groups": 2},
-    ),
-}
+Shape = tuple[int, ...]
 
 
-def draw(
-    x_shape: tuple[int, ...], w_shape: tuple[int, ...], c_out: int, channels: int
-) -> tuple[Any, ...]:
+class Case(NamedTuple):
+    """A map of torch with the shapes of x and w, and how folding is told about w."""
+
+    name: str
+    f: Callable[[Tensor, Tensor, Tensor | None], Tensor]
+    x: Shape
+    w: Shape
+    told: dict[str, Any]
+
+    @property
+    def outputs(self) -> int:
+        is_transposed = "is_transposed" in self.told
+        return self.w[1] * self.told.get("groups", 1) if is_transposed else self.w[0]
+
+
+def case(name: str, x: Shape, w: Shape, **options: Any) -> Case:
+    f = partial(getattr(functional, name), **options)
+    told = {key: value for key, value in options.items() if key == "groups"}
+    told |= {"is_transposed": True} if "transpose" in name else {}
+    return Case(f"{name} {options}", f, x, w, told)
+
+
+FOLLOWED = [
+    case("linear", (4, 3), (5, 3)),
+    case("conv2d", (2, 3, 9, 8), (5, 3, 3, 2), stride=2, padding=(1, 2), dilation=2),
+    case("conv1d", (2, 6, 7), (4, 3, 3), padding=1, groups=2),
+    case("conv2d", (2, 3, 5, 4), (6, 1, 3, 3), padding=1, groups=3),  # depthwise
+    case(
+        *("conv_transpose2d", (2, 3, 5, 4), (3, 5, 3, 3)),
+        stride=2, padding=1, output_padding=1,
+    ),
+    case("conv_transpose1d", (2, 6, 5), (6, 4, 3), stride=2, groups=2),
+    case("conv_transpose3d", (2, 3, 4, 5, 2), (3, 2, 2, 1, 2), groups=3),
+]  # fmt: skip
+PRECEDED = [
+    case("linear", (4, 3), (5, 3)),
+    case("conv2d", (2, 3, 9, 8), (5, 3, 3, 2)),
+    case("conv1d", (2, 6, 7), (4, 3, 3), stride=2, groups=2),
+    case("conv3d", (2, 3, 5, 4, 6), (6, 1, 3, 2, 1), groups=3),  # depthwise
+    case("conv_transpose2d", (2, 3, 5, 4), (3, 5, 1, 1)),
+    case("conv_transpose2d", (2, 3, 7, 6), (3, 5, 3, 3), padding=(2, 3)),  # all border
+    case("conv_transpose1d", (2, 6, 9), (6, 4, 3), padding=4, groups=2, dilation=2),
+]
+
+
+def draw(case: Case, channels: int) -> tuple[Any, ...]:
     """Return x, w, b, and of batch norm statistics, gain, bias and eps."""
     rng = np.random.default_rng(0)
-    x, w, b = (rng.normal(size=shape) for shape in (x_shape, w_shape, (c_out,)))
+    x, w, b = (rng.normal(size=shape) for shape in (case.x, case.w, case.outputs))
     mean, gamma, beta = rng.normal(size=(3, channels))
     gamma[0] = 0.0
     norm = (mean, rng.uniform(0.1, 3, channels), gamma, beta)
     return *(torch.tensor(value) for value in (x, w, b, *norm)), EPS
 
 
-def outputs(w_shape: tuple[int, ...], told: dict[str, Any]) -> int:
-    is_transposed = told.get("is_transposed", False)
-    return w_shape[1] * told.get("groups", 1) if is_transposed else w_shape[0]
+def check_previous(fold: Callable[..., Any], case: Case) -> None:
+    """Demand that a map takes in the batch norm behind it."""
+    x, w, b, *norm = draw(case, case.outputs)
+    for bias in (b, None):
+        y = case.f(x, *fold(w, bias, *norm, **case.told))
+        expected = batch_norm_inference(case.f(x, w, bias), *norm)
+        assert relative_error(y, expected) < EXACT
 
 
-def followed(name: str) -> tuple[Map, tuple[Any, ...], dict[str, Any]]:
-    f, x_shape, w_shape, told = FOLLOWED[name]
-    c_out = outputs(w_shape, told)
-    return f, draw(x_shape, w_shape, c_out, c_out), told
+def check_next(fold: Callable[..., Any], case: Case) -> None:
+    """Demand that a map takes in the batch norm before it."""
+    x, w, b, *norm = draw(case, case.x[1])
+    for bias in (b, None):
+        y = case.f(x, *fold(w, bias, *norm, **case.told))
+        expected = case.f(batch_norm_inference(x, *norm), w, bias)
+        assert relative_error(y, expected) < EXACT
 
 
-def preceded(name: str) -> tuple[Map, tuple[Any, ...], dict[str, Any]]:
-    f, x_shape, w_shape, told = PRECEDED[name]
-    return f, draw(x_shape, w_shape, outputs(w_shape, told), x_shape[1]), told
+@pytest.mark.parametrize("case", FOLLOWED, ids=lambda case: case.name)
+def test_a_map_takes_in_the_batch_norm_behind_it(case: Case) -> None:
+    check_previous(fold_into_previous, case)
 
 
-@pytest.mark.parametrize("name", FOLLOWED)
-@pytest.mark.parametrize("has_bias", [True, False])
-def test_a_map_takes_in_the_batch_norm_behind_it(name: str, has_bias: bool) -> None:
-    f, (x, w, b, *norm), told = followed(name)
-    b = b if has_bias else None
-    folded = fold_into_previous(w, b, *norm, **told)
-    expected = batch_norm_inference(f(x, w, b), *norm)
-    assert relative_error(f(x, *folded), expected) < EXACT
+@pytest.mark.parametrize("case", PRECEDED, ids=lambda case: case.name)
+def test_a_map_takes_in_the_batch_norm_before_it(case: Case) -> None:
+    check_next(fold_into_next, case)
 
 
-@pytest.mark.parametrize("name", PRECEDED)
-@pytest.mark.parametrize("has_bias", [True, False])
-def test_a_map_takes_in_the_batch_norm_before_it(name: str, has_bias: bool) -> None:
-    f, (x, w, b, *norm), told = preceded(name)
-    b = b if has_bias else None
-    folded = fold_into_next(w, b, *norm, **told)
-    expected = f(batch_norm_inference(x, *norm), w, b)
-    assert relative_error(f(x, *folded), expected) < EXACT
+def check_all(previous: Callable[..., Any], following: Callable[..., Any]) -> None:
+    for case in FOLLOWED:
+        check_previous(previous, case)
+    for case in PRECEDED:
+        check_next(following, case)
 
 
 def test_without_gain_and_bias_they_are_one_and_zero() -> None:
-    *_, mean, var, gamma, beta, eps = draw((4, 3), (5, 3), 5, 5)
+    *_, mean, var, gamma, beta, eps = draw(FOLLOWED[0], 5)
     ours = scale_and_shift(mean, var, eps=eps)
     expected = scale_and_shift(mean, var, gamma * 0 + 1, beta * 0, eps)
     assert all(torch.equal(a, b) for a, b in zip(ours, expected, strict=True))
@@ -174,33 +140,15 @@ def test_half_precision_is_rounded_once() -> None:
 
 
 def test_the_arguments_are_not_changed() -> None:
-    _, (_, *values, _), _ = followed("linear")
+    _, *values, _ = draw(FOLLOWED[0], 5)
     before = [value.clone() for value in values]
     fold_into_previous(*values)
     assert all(torch.equal(a, b) for a, b in zip(values, before, strict=True))
 
 
-def check_previous(fold: Callable[..., Any]) -> None:
-    for name in FOLLOWED:
-        f, (x, w, b, *norm), told = followed(name)
-        for bias in (b, None):
-            y = f(x, *fold(w, bias, *norm, **told))
-            expected = batch_norm_inference(f(x, w, bias), *norm)
-            assert relative_error(y, expected) < EXACT
-
-
-def check_next(fold: Callable[..., Any]) -> None:
-    for name in PRECEDED:
-        f, (x, w, b, *norm), told = preceded(name)
-        for bias in (b, None):
-            y = f(x, *fold(w, bias, *norm, **told))
-            expected = f(batch_norm_inference(x, *norm), w, bias)
-            assert relative_error(y, expected) < EXACT
-
-
 def test_every_mutant_of_a_formula_is_caught() -> None:
-    assert survivors(fold_into_previous, check_previous) == []
-    assert survivors(fold_into_next, check_next) == []
+    assert survivors(fold_into_previous, lambda f: check_all(f, fold_into_next)) == []
+    assert survivors(fold_into_next, lambda f: check_all(fold_into_previous, f)) == []
 
 
 @pytest.mark.parametrize("name", ["scale_and_shift", "_across_rows"])
@@ -211,8 +159,7 @@ def test_every_mutant_of_a_helper_is_caught(
 
     def check(helper: Any) -> None:
         monkeypatch.setattr(module, name, helper)
-        check_previous(fold_into_previous)
-        check_next(fold_into_next)
+        check_all(fold_into_previous, fold_into_next)
         mean, var = np.array([3.0]), np.array([4.0])
         assert module.scale_and_shift(mean, var, eps=0.0) == (0.5, -1.5)
 
@@ -224,14 +171,8 @@ def test_every_mutant_of_a_helper_is_caught(
     [
         ({"w": np.ones(3)}, r"w must have shape \(C_out, C_in\).*got \(3,\); add"),
         ({"b": np.ones(4)}, r"b must have shape \(C_out,\) = \(5,\), got \(4,\)"),
-        (
-            {"running_mean": np.ones(3), "running_var": np.ones(3)},
-            "output channel of w",
-        ),
-        (
-            {"running_var": np.ones(4)},
-            "running_var must have the shape of running_mean",
-        ),
+        ({"running_mean": np.ones(3), "running_var": np.ones(3)}, "output channel of"),
+        ({"running_var": np.ones(4)}, "running_var must have the shape of running_me"),
         ({"gamma": np.ones((5, 1))}, "gamma must have the shape of running_mean"),
         ({"beta": np.ones(4)}, "beta must have the shape of running_mean"),
         ({"running_mean": np.ones((5, 1))}, r"running_mean must have shape \(C,\)"),

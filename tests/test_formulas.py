@@ -54,14 +54,6 @@ def test_moments_are_those_of_numpy(axes: Any) -> None:
 
 
 @pytest.mark.parametrize("axes", AXES)
-def test_x_hat_is_the_definition(axes: Any) -> None:
-    x = draw()
-    mu, var = x.mean(axes, keepdims=True), x.var(axes, keepdims=True)
-    x_hat = standardize(x, axes, eps=0.1)
-    np.testing.assert_allclose(x_hat, (x - mu) / np.sqrt(var + 0.1), atol=EXACT)
-
-
-@pytest.mark.parametrize("axes", AXES)
 @pytest.mark.parametrize("eps", [0.0, 1e-5, 0.5])
 def test_gradient_agrees_with_central_differences(axes: Any, eps: float) -> None:
     x, dl_dy = draw(), draw(1)
@@ -250,12 +242,7 @@ def test_every_mutant_of_a_formula_is_caught(
         ([1.0, 2.0], 0, TypeError, "NumPy array or a torch tensor, got list"),
         (np.zeros(3), 1, ValueError, r"lie in -1\.\.0 for x of shape \(3,\), got 1"),
         (np.zeros((3, 2)), -3, ValueError, r"lie in -2\.\.1"),
-        (
-            np.zeros(()),
-            0,
-            ValueError,
-            r"at least one axis, got shape \(\); use x\[None\]",
-        ),
+        (np.zeros(()), 0, ValueError, r"one axis, got shape \(\); use x\[None\]"),
         (np.ma.ones(3), 0, TypeError, "plain dense array, got MaskedArray"),
         (torch.ones(3).to_sparse(), 0, TypeError, "make sparse tensors dense"),
         (np.zeros((3, 2)), (0, -2), ValueError, "must be different axes"),

@@ -27,23 +27,13 @@ from normbook.layer_norm import (
 
 EPS = 0.1
 ROUNDING = 1e-12
-# The shape of x, and its last axes: those of the features.
-SHAPES: list[tuple[tuple[int, ...], Any]] = [
-    ((7, 3), -1),
-    ((5, 3, 4), -1),
-    ((2, 5, 3, 4), (1, 2, 3)),
-    ((2, 5, 3, 4), (3, 2)),
-    ((6,), 0),
-]
-each_shape = pytest.mark.parametrize(("shape", "axes"), SHAPES)
 Arrays = tuple[np.ndarray[Any, Any], ...]
 
 
-def draw(shape: tuple[int, ...], axes: Any = -1, seed: int = 0) -> Arrays:
+def draw(shape: tuple[int, int], seed: int = 0) -> Arrays:
     """Return x, gamma, beta and dl_dy."""
     rng = np.random.default_rng(seed)
-    features = shape[-np.size(axes) :]
-    parameters = rng.normal(size=features), rng.normal(size=features)
+    parameters = rng.normal(size=shape[1]), rng.normal(size=shape[1])
     return rng.normal(2, 3, shape), *parameters, rng.normal(size=shape)
 
 
@@ -56,25 +46,6 @@ def test_the_channels_of_each_pixel_are_those_of_torch_moved_last(name: str) -> 
     theirs = getattr(functional, name)(last, (3,), torch.tensor(gamma), eps=EPS)
     y = ours(x, gamma, eps=EPS, axes=1)
     assert relative_error(y, theirs.movedim(-1, 1)) < EXACT
-
-
-def test_the_usual_axis_is_the_last_and_the_usual_eps_that_of_torch() -> None:
-    x = draw((7, 3))[0] / 1000  # so small that eps matters
-    expected = functional.layer_norm(torch.tensor(x), (3,))
-    assert relative_error(layer_norm(x), expected) < EXACT
-    expected = functional.rms_norm(torch.tensor(x), (3,), eps=1e-5)
-    assert relative_error(rms_norm(x), expected) < EXACT
-
-
-@each_shape
-def test_without_eps_the_gradient_has_no_part_along_one_or_x_hat(
-    shape: tuple[int, ...], axes: Any
-) -> None:
-    x, gamma, beta, dl_dy = draw(shape, axes)
-    _, cache = layer_norm_forward(x, gamma, beta, 0.0, axes=axes)
-    dl_dx = layer_norm_backward(dl_dy, cache).dl_dx
-    np.testing.assert_allclose(dl_dx.sum(axes), 0, atol=ROUNDING)
-    np.testing.assert_allclose((dl_dx * cache.x_hat).sum(axes), 0, atol=ROUNDING)
 
 
 scales = st.one_of(st.floats(0.01, 100), st.floats(-100, -0.01))

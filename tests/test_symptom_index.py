@@ -146,39 +146,27 @@ def test_words_that_people_type_lead_to_the_entry(typed: str, label: str) -> Non
     assert label in [list(index)[i] for i in found[:5]]
 
 
-@needs_node
-def test_an_empty_box_shows_every_row() -> None:
-    assert nearest(["one", "two", "three"], "  ") == ([0, 1, 2], True)
+NORMS = ["batch norm 2d", "layer norm", "batch"]
+MODELS = ["model eval", "model train", "model thaw", "model checkpoint"]
+ENDINGS = ["how to freeze it", "numbers that differ"]
+# The rows, what is typed, the rows that are shown, and whether they hold all of it.
+SEARCHES: dict[str, tuple[list[str], str, list[int], bool]] = {
+    "an empty box shows every row": (["one", "two", "three"], "  ", [0, 1, 2], True),
+    "every word hides some": (["nan in eval", "nan", "eval"], "nan eval", [0], True),
+    "rare words count most": (MODELS, "model checkpoint fails", [3], False),
+    "a word of no row": (["one", "two"], "zebra", [], False),
+    "the ending does not count": (ENDINGS, "freezing", [0], True),
+    "nor do two": (ENDINGS, "a different number", [1], True),
+    **{typed: (NORMS, typed, [0], True) for typed in ("batch_norm", "BatchNorm2d")},
+    "spelling": (NORMS, "batch normalisation", [0], True),
+}
 
 
 @needs_node
-def test_a_row_with_every_word_hides_those_with_some() -> None:
-    assert nearest(["nan in eval", "nan", "eval"], "nan eval") == ([0], True)
-
-
-@needs_node
-def test_without_a_row_for_every_word_rare_ones_count_most() -> None:
-    rows = ["model eval", "model train", "model thaw", "model checkpoint"]
-    assert nearest(rows, "model checkpoint fails") == ([3], False)
-
-
-@needs_node
-@pytest.mark.parametrize("typed", ["batch_norm", "BatchNorm2d", "batch normalisation"])
-def test_spellings_of_a_norm_are_one_word(typed: str) -> None:
-    found, _ = nearest(["batch norm 2d", "layer norm", "batch"], typed)
-    assert found == [0]
-
-
-@needs_node
-def test_a_word_of_no_row_is_said_to_be_in_none() -> None:
-    assert nearest(["one", "two"], "zebra") == ([], False)
-
-
-@needs_node
-def test_the_ending_of_a_typed_word_does_not_count() -> None:
-    rows = ["how to freeze it", "numbers that differ"]
-    assert nearest(rows, "freezing") == ([0], True)
-    assert nearest(rows, "a different number") == ([1], True)
+@pytest.mark.parametrize("name", SEARCHES)
+def test_typed_words_lead_to_the_rows_that_fit_best(name: str) -> None:
+    rows, typed, *expected = SEARCHES[name]
+    assert nearest(rows, typed) == tuple(expected)
 
 
 FAKE_PAGE = """
