@@ -290,9 +290,7 @@ def test_options_that_make_no_sense_are_refused(
     ],
 )
 def test_a_dry_run_tells_what_the_processes_share(
-    options: list[str],
-    words: str,
-    capsys: pytest.CaptureFixture[str],
+    options: list[str], words: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["run", "tiny", *options, "--dry-run"]) == 0
     assert f"  2 processes share {words}\n" in capsys.readouterr().out

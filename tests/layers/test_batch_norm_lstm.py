@@ -17,11 +17,7 @@ from layer_pairs import (
     through_a_file,
 )
 from torch import Tensor
-from torch.nn.utils.rnn import (
-    PackedSequence,
-    pack_padded_sequence,
-    pad_packed_sequence,
-)
+from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
 from normbook.layers.batch_norm_lstm import BatchNormLSTM
 
