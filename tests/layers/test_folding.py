@@ -236,7 +236,9 @@ BEFORE: dict[str, tuple[Any, Any, tuple[int, ...]]] = {
     ),
     **{
         mode: (
-            nn.BatchNorm2d(3), nn.Conv2d(3, 5, 3, 1, 1, padding_mode=mode), (2, 3, 6, 5),
+            nn.BatchNorm2d(3),
+            nn.Conv2d(3, 5, 3, 1, 1, padding_mode=mode),
+            (2, 3, 6, 5),
         )
         for mode in MODES
     },
