@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
+from functools import partial
+from statistics import fmean
 from typing import Any
 
 import torch
@@ -56,25 +58,12 @@ def right(
     return summary(losses, changes, ratios)
 
 
-def consecutive_batches(*given: Any) -> Quantities:
-    """The second gradient is that of the next mini-batch."""
-    return right(*given, behind=1)
-
-
-def not_divided(*given: Any) -> Quantities:
-    return right(*given, divide=lambda d, eta, g: d)
-
-
-def divided_by_the_step_alone(*given: Any) -> Quantities:
-    return right(*given, divide=lambda d, eta, g: d / eta)
-
-
-def divided_by_the_norm_alone(*given: Any) -> Quantities:
-    return right(*given, divide=lambda d, eta, g: d / g)
-
-
-def divided_twice(*given: Any) -> Quantities:
-    return right(*given, divide=lambda d, eta, g: d / (eta * g) ** 2)
+# The second gradient is that of the next mini-batch.
+consecutive_batches = partial(right, behind=1)
+not_divided = partial(right, divide=lambda d, eta, g: d)
+divided_by_the_step_alone = partial(right, divide=lambda d, eta, g: d / eta)
+divided_by_the_norm_alone = partial(right, divide=lambda d, eta, g: d / g)
+divided_twice = partial(right, divide=lambda d, eta, g: d / (eta * g) ** 2)
 
 
 def separate_runs(
@@ -112,20 +101,6 @@ def in_evaluation_mode(model: nn.Module, *given: Any) -> Quantities:
     return right(copy.deepcopy(model).eval(), *given)
 
 
-def same_tensor_twice(
-    model: nn.Module, loss: Loss, batches: Sequence[Batch], step_sizes: Sequence[float]
-) -> Quantities:
-    """The first gradient is not cloned, and .grad is zeroed in place."""
-    return with_grad(model, loss, batches, step_sizes, keep=lambda g: g, zero=True)
-
-
-def accumulated(
-    model: nn.Module, loss: Loss, batches: Sequence[Batch], step_sizes: Sequence[float]
-) -> Quantities:
-    """Between both backward passes .grad is not set to zero."""
-    return with_grad(model, loss, batches, step_sizes, keep=Tensor.clone, zero=False)
-
-
 def with_grad(
     model: nn.Module,
     loss: Loss,
@@ -154,6 +129,12 @@ def with_grad(
     return summary(losses, changes, ratios)
 
 
+# The first gradient is not cloned, and .grad is zeroed in place.
+same_tensor_twice = partial(with_grad, keep=lambda g: g, zero=True)
+# Between both backward passes .grad is not set to zero.
+accumulated = partial(with_grad, keep=Tensor.clone, zero=False)
+
+
 def norm_of_the_second(
     model: nn.Module, loss: Loss, batches: Sequence[Batch], step_sizes: Sequence[float]
 ) -> Quantities:
@@ -178,12 +159,8 @@ def of_all_ratios(pick: Callable[[list[float]], float], *given: Any) -> Quantiti
     return losses, changes, pick(ratios)
 
 
-def smallest_ratio(*given: Any) -> Quantities:
-    return of_all_ratios(min, *given)
-
-
-def mean_ratio(*given: Any) -> Quantities:
-    return of_all_ratios(lambda ratios: sum(ratios) / len(ratios), *given)
+smallest_ratio = partial(of_all_ratios, min)
+mean_ratio = partial(of_all_ratios, fmean)
 
 
 def largest_over_largest(

@@ -12,31 +12,20 @@ from torch import nn
 from normbook.checks.copies import copy_of, graph_nodes, tensors_of
 
 
-def layer_in_graph() -> nn.Module:
+def test_what_deepcopy_refuses_is_copied_without_its_graph_which_the_layer_keeps() -> (
+    None
+):
     layer = nn.BatchNorm1d(3)
     layer.running_mean = 2 * layer.weight
-    return layer
-
-
-def test_deepcopy_refuses_what_copy_of_copies() -> None:
-    layer = layer_in_graph()
     with pytest.raises(RuntimeError, match="deepcopy protocol"):
         copy.deepcopy(layer)
-    assert copy_of(layer).state_dict()["running_mean"].tolist() == [2.0, 2.0, 2.0]
-
-
-def test_a_copy_shares_no_memory_with_the_layer() -> None:
-    layer = layer_in_graph()
-    for (_, ours), (_, theirs) in zip(
-        tensors_of(layer), tensors_of(copy_of(layer)), strict=True
-    ):
-        assert ours.data_ptr() != theirs.data_ptr()
-
-
-def test_the_layer_keeps_its_graph() -> None:
-    layer = layer_in_graph()
-    copy_of(layer)
+    other = copy_of(layer)
+    assert other.state_dict()["running_mean"].tolist() == [2.0, 2.0, 2.0]
     assert layer.state_dict(keep_vars=True)["running_mean"].grad_fn is not None
+    for (_, ours), (_, copied) in zip(
+        tensors_of(layer), tensors_of(other), strict=True
+    ):
+        assert ours.data_ptr() != copied.data_ptr()
 
 
 def test_a_tensor_in_a_list_in_a_graph_is_copied() -> None:

@@ -43,43 +43,38 @@ def test_a_right_measure_passes(measure: Any) -> None:
     assert [f.passed for f in report.findings] == [True] * 7
 
 
-@pytest.mark.parametrize(
-    ("measure", "expected"),
-    [
-        (planted.consecutive_batches, {measures.BATCH: "between different batches"}),
-        (
-            planted.separate_runs,
-            {
-                measures.RANGE: "numbers are separate training runs",
-                measures.BATCH: "as that of training runs would",
-            },
-        ),
-        (
-            planted.steps_from_other_weights,
-            {
-                measures.RANGE: "each begins where the last ended",
-                measures.CHANGE: "the change behind steps one after the other",
-            },
-        ),
-        (planted.accumulated, {measures.CHANGE: "both were added up in .grad"}),
-        (planted.norm_of_the_second, {measures.CHANGE: "norm of the gradient after"}),
-        (planted.same_tensor_twice, {measures.CHANGE: "clone the first"}),
-        (planted.not_divided, {measures.SMOOTHNESS: "not divided by the distance"}),
-        (planted.divided_by_the_step_alone, {measures.SMOOTHNESS: "step length alone"}),
-        (planted.divided_by_the_norm_alone, {measures.SMOOTHNESS: "gradient alone"}),
-        (planted.divided_twice, {measures.SMOOTHNESS: "the square of the distance"}),
-        (planted.smallest_ratio, {measures.LARGEST: "the smallest of the ratios"}),
-        (planted.mean_ratio, {measures.LARGEST: "the mean of the ratios"}),
-        (planted.largest_over_largest, {measures.LARGEST: "or the largest change"}),
-        (planted.in_evaluation_mode, {measures.MODE: "those of evaluation mode"}),
-        (planted.leaves_the_last_step, {measures.UNDISTURBED: "bias, w, weight."}),
-        (planted.leaves_the_statistics, {measures.UNDISTURBED: "moves the running"}),
-        (planted.leaves_gradients, {measures.UNDISTURBED: "were: .grad."}),
-        (planted.leaves_evaluation_mode, {measures.UNDISTURBED: "were: its mode."}),
-    ],
-)
-def test_each_slip_fails_its_own_test_only(measure: Any, expected: Any) -> None:
-    found = failures(measure)
+# Each slip by its name in planted_measure_bugs, and the tests that it fails.
+SLIPS = {
+    "consecutive_batches": {measures.BATCH: "between different batches"},
+    "separate_runs": {
+        measures.RANGE: "numbers are separate training runs",
+        measures.BATCH: "as that of training runs would",
+    },
+    "steps_from_other_weights": {
+        measures.RANGE: "each begins where the last ended",
+        measures.CHANGE: "the change behind steps one after the other",
+    },
+    "accumulated": {measures.CHANGE: "both were added up in .grad"},
+    "norm_of_the_second": {measures.CHANGE: "norm of the gradient after"},
+    "same_tensor_twice": {measures.CHANGE: "clone the first"},
+    "not_divided": {measures.SMOOTHNESS: "not divided by the distance"},
+    "divided_by_the_step_alone": {measures.SMOOTHNESS: "step length alone"},
+    "divided_by_the_norm_alone": {measures.SMOOTHNESS: "gradient alone"},
+    "divided_twice": {measures.SMOOTHNESS: "the square of the distance"},
+    "smallest_ratio": {measures.LARGEST: "the smallest of the ratios"},
+    "mean_ratio": {measures.LARGEST: "the mean of the ratios"},
+    "largest_over_largest": {measures.LARGEST: "or the largest change"},
+    "in_evaluation_mode": {measures.MODE: "those of evaluation mode"},
+    "leaves_the_last_step": {measures.UNDISTURBED: "bias, w, weight."},
+    "leaves_the_statistics": {measures.UNDISTURBED: "moves the running"},
+    "leaves_gradients": {measures.UNDISTURBED: "were: .grad."},
+    "leaves_evaluation_mode": {measures.UNDISTURBED: "were: its mode."},
+}
+
+
+@pytest.mark.parametrize("slip", SLIPS)
+def test_each_slip_fails_its_own_test_only(slip: str) -> None:
+    found, expected = failures(getattr(planted, slip)), SLIPS[slip]
     assert found.keys() == expected.keys()
     for name, reason in expected.items():
         assert reason in found[name]
@@ -110,14 +105,11 @@ def test_the_rounding_of_single_precision_is_allowed() -> None:
     assert failures(single) == {}
 
 
+QUADRATICS = measures._quadratic(0), measures._quadratic(1)
+
+
 @pytest.mark.parametrize(
-    "problem",
-    [
-        measures._quadratic(0),
-        measures._quadratic(1),
-        measures._quartic(),
-        measures._batch_norm(),
-    ],
+    "problem", [*QUADRATICS, measures._quartic(), measures._batch_norm()]
 )
 def test_the_closed_form_is_the_one_that_autograd_follows(problem: Any) -> None:
     x, target = problem.batch

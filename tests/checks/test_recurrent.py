@@ -36,9 +36,9 @@ def seed() -> None:
 @pytest.mark.parametrize(
     ("layer", "sizes"),
     [
-        (lambda: ours(), None),
+        (ours, None),
         (lambda: ours(bias=False), (7, 2, D)),
-        (lambda: ours(), (1, 1, D)),
+        (ours, (1, 1, D)),
         (lambda: ours(batch_first=True), (2, 7, D)),
         (lambda: ours(num_layers=2, dropout=0.5), None),
         (lambda: ours(bidirectional=True), None),
@@ -121,9 +121,8 @@ def test_batch_norm_is_told_by_its_evaluation_mode() -> None:
     found = failures(BatchNormLSTM(D, H, max_steps=6))
     assert list(found) == [recurrent.OTHERS]
     assert "this is batch norm, with running statistics" in found[recurrent.OTHERS]
-    assert (
-        "batch norm" not in failures(planted.BatchIsNormalized(D, H))[recurrent.OTHERS]
-    )
+    other = failures(planted.BatchIsNormalized(D, H))
+    assert "batch norm" not in other[recurrent.OTHERS]
 
 
 def test_all_but_the_look_at_evaluation_mode_is_in_training_mode() -> None:
@@ -179,25 +178,19 @@ def test_the_layer_is_left_alone(is_training: bool) -> None:
     assert bool((layer.w_x_l0.grad == 1).all())
 
 
-def test_the_findings_are_the_same_each_time() -> None:
-    layer = nn.LSTM(D, H)
-    first = recurrent_findings(layer)
-    torch.manual_seed(1)
-    assert recurrent_findings(layer) == first
-
-
-def test_what_the_layer_draws_is_given_back() -> None:
+def test_the_findings_are_the_same_each_time_and_random_numbers_are_given_back() -> (
+    None
+):
     layer = planted.HasDropout(D, H)
-    numbers = torch.get_rng_state()
-    recurrent_findings(layer)
+    first, numbers = recurrent_findings(layer), torch.manual_seed(1).get_state()
+    assert recurrent_findings(layer) == first
     assert torch.equal(numbers, torch.get_rng_state())
 
 
-def note(layer: nn.Module, **settings: Any) -> str:
-    return recurrent_findings(layer, **settings)[-1].reason
-
-
 def test_the_gradient_of_an_initial_state_of_zeros_is_noted() -> None:
+    def note(layer: nn.Module, **settings: Any) -> str:
+        return recurrent_findings(layer, **settings)[-1].reason
+
     assert "1 / sqrt(eps) is 316" in note(ours())
     assert "1 / sqrt(eps) is 10." in note(ours(), eps=0.01)
     assert "1 / sqrt(eps)" not in note(planted.Right(D, H))

@@ -38,6 +38,7 @@ from normbook.data.catalogue import (
 
 CONTENT = bytes(i * i % 251 for i in range(5 * files.PIECE))
 NAME = "numbers.gz"
+Patch = pytest.MonkeyPatch
 # Seconds, instead of 10, so that a server that hangs is soon left; where none hangs
 # the tests wait as long as the readers do, and a slow machine fails none of them.
 PATIENCE = 1.5
@@ -165,6 +166,10 @@ class Mirror(BaseHTTPRequestHandler):
         pass
 
 
+def source_of(*files: DataFile) -> Source:
+    return Source("odd-numbers", "Odd Numbers", "none", "none", files)
+
+
 class Server(ThreadingHTTPServer):
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), Mirror)
@@ -181,8 +186,7 @@ class Server(ThreadingHTTPServer):
         address = f"http://127.0.0.1:{self.server_port}"
         urls = tuple(f"{address}/{behaviour}/{NAME}" for behaviour in behaviours)
         sha256 = hashlib.sha256(CONTENT).hexdigest()
-        file = DataFile(NAME, len(CONTENT), sha256, urls)
-        return Source("odd-numbers", "Odd Numbers", "none", "none", (file,))
+        return source_of(DataFile(NAME, len(CONTENT), sha256, urls))
 
 
 @pytest.fixture
@@ -195,7 +199,7 @@ def server() -> Iterator[Server]:
 
 
 @pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def cache(tmp_path: Path, monkeypatch: Patch) -> Path:
     """Where the file will lie in an empty cache; no other place to look at."""
     monkeypatch.setenv(files.CACHE, str(tmp_path / "cache"))
     monkeypatch.delenv(files.DATA, raising=False)
@@ -204,7 +208,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def folder(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def folder(tmp_path: Path, cache: Path, monkeypatch: Patch) -> Path:
     """A folder that NORMBOOK_DATA names, empty."""
     folder = tmp_path / "data"
     folder.mkdir()
@@ -213,7 +217,7 @@ def folder(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> Path
 
 
 @pytest.fixture
-def behaviour(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+def behaviour(request: pytest.FixtureRequest, monkeypatch: Patch) -> str:
     """A behaviour of the mirror, and the patience that suits it."""
     behaviour: str = request.param
     if behaviour in HANGING:
@@ -227,7 +231,7 @@ def put(path: Path, content: bytes) -> Path:
     return path
 
 
-def forbid(path: Path, function: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def forbid(path: Path, function: str, monkeypatch: Patch) -> None:
     """Let this method fail for this path; permissions do not stop root."""
     real = getattr(Path, function)
 
@@ -243,11 +247,18 @@ def read(source: Source) -> bytes:
     return files.read(source, source.files[0])
 
 
-def add_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Add a data set whose one file has the same name and another content."""
+def check_whereabouts(source: Source, is_here: bool, start: str) -> None:
+    found, text = files.whereabouts(source)
+    assert found == is_here
+    assert text.startswith(start)
+
+
+@pytest.fixture
+def other(monkeypatch: Patch) -> bytes:
+    """The content of a file of the same name, of another data set."""
     file = DataFile(NAME, 5, hashlib.sha256(b"other").hexdigest(), urls=())
-    other = Source("other", "Other", "none", "none", (file,))
-    monkeypatch.setitem(SOURCES, "other", other)
+    monkeypatch.setitem(SOURCES, "other", replace(source_of(file), name="other"))
+    return b"other"
 
 
 # --- where a file is looked for
@@ -308,23 +319,21 @@ def test_a_folder_or_a_pipe_in_the_place_of_the_file_is_an_error_at_once(
 
 @pytest.mark.parametrize("function", ["stat", "open"])  # of a folder, of the file
 def test_a_file_that_may_not_be_read_is_no_damaged_one(
-    function: str, server: Server, folder: Path, monkeypatch: pytest.MonkeyPatch
+    function: str, server: Server, folder: Path, monkeypatch: Patch
 ) -> None:
     path = put(folder / "odd-numbers" / NAME, CONTENT)
     forbid(path, function, monkeypatch)
     with pytest.raises(files.DataError, match=r"permissions .* forbid .*; change them"):
         read(server.source("good"))
-    is_here, text = files.whereabouts(server.source("good"))
-    assert not is_here
-    assert text.startswith(f"not readable: {path}: the permissions of the file or")
+    text = f"not readable: {path}: the permissions of the file or"
+    check_whereabouts(server.source("good"), False, text)
     assert server.asked == []
 
 
 def test_the_file_of_another_data_set_is_passed_over_not_called_damaged(
-    server: Server, folder: Path, monkeypatch: pytest.MonkeyPatch
+    server: Server, folder: Path, other: bytes
 ) -> None:
-    add_other(monkeypatch)
-    put(folder / NAME, b"other")
+    put(folder / NAME, other)
     with pytest.raises(files.DataError, match="it is the file of other"):
         read(server.source("broken"))
     assert read(server.source("good")) == CONTENT
@@ -332,34 +341,30 @@ def test_the_file_of_another_data_set_is_passed_over_not_called_damaged(
 
 @pytest.mark.parametrize("name", ["odd-numbers", "odd_numbers"])
 def test_the_file_of_another_data_set_in_the_folder_of_this_one_is_an_error(
-    name: str, server: Server, folder: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, server: Server, folder: Path, other: bytes
 ) -> None:
-    add_other(monkeypatch)
-    path = put(folder / name / NAME, b"other")
+    path = put(folder / name / NAME, other)
     with pytest.raises(files.DataError, match=r"it is the file of other; replace or"):
         read(server.source("good"))
-    is_here, text = files.whereabouts(server.source("good"))
-    assert not is_here
-    assert text == f"damaged: {path}: it is the file of other"
+    text = f"damaged: {path}: it is the file of other"
+    assert files.whereabouts(server.source("good")) == (False, text)
     assert server.asked == []
 
 
-@pytest.mark.parametrize("name", ["no-such-folder", "file"])
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [("no-such-folder", ""), ("file", ""), ("closed", r" \(Permission denied\)")],
+)
 def test_a_folder_that_is_none_is_an_error(
-    name: str, server: Server, folder: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, reason: str, server: Server, folder: Path, monkeypatch: Patch
 ) -> None:
     put(folder / "file", b"")
+    forbid(folder / "closed", "stat", monkeypatch)
     monkeypatch.setenv(files.DATA, str(folder / name))
-    with pytest.raises(files.DataError, match=r"must name a folder .* got .*; correct"):
+    message = rf"must name a folder .* got .*{reason}; correct"
+    with pytest.raises(files.DataError, match=message):
         read(server.source("good"))
-
-
-def test_a_folder_below_one_that_is_closed_is_an_error(
-    server: Server, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    forbid(folder, "stat", monkeypatch)
-    with pytest.raises(files.DataError, match=r"got .* \(Permission denied\); correct"):
-        read(server.source("good"))
+    check_whereabouts(MNIST, False, "NORMBOOK_DATA must name a folder")
 
 
 @pytest.mark.parametrize("setting", [files.DATA, files.CACHE])
@@ -372,11 +377,7 @@ def test_a_folder_below_one_that_is_closed_is_an_error(
     ids=["home", "long"],
 )
 def test_a_setting_that_can_be_no_folder_is_an_error_of_one_short_line(
-    setting: str,
-    value: str,
-    reason: str,
-    server: Server,
-    monkeypatch: pytest.MonkeyPatch,
+    setting: str, value: str, reason: str, server: Server, monkeypatch: Patch
 ) -> None:
     monkeypatch.setenv(setting, value)
     with pytest.raises(files.DataError, match=reason) as caught:
@@ -387,7 +388,7 @@ def test_a_setting_that_can_be_no_folder_is_an_error_of_one_short_line(
     assert server.asked == []
 
 
-def test_an_empty_setting_is_as_none(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_empty_setting_is_as_none(monkeypatch: Patch) -> None:
     monkeypatch.setenv(files.DATA, "")
     monkeypatch.setenv(files.CACHE, "")
     assert files.data_folder() is None
@@ -395,24 +396,13 @@ def test_an_empty_setting_is_as_none(monkeypatch: pytest.MonkeyPatch) -> None:
     assert files.cache_folder().is_absolute()
 
 
-@pytest.mark.parametrize(
-    "spoil",
-    [
-        lambda path: path.write_bytes(CONTENT[::-1]),
-        lambda path: path.write_bytes(b"other"),  # the file of another data set
-        os.mkfifo,
-    ],
-    ids=["damaged", "other", "pipe"],
-)
-def test_a_damaged_file_in_the_cache_is_downloaded_anew(
-    spoil: Callable[[Path], Any],
-    server: Server,
-    cache: Path,
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.usefixtures("other")
+@pytest.mark.parametrize("content", [CONTENT[::-1], b"other", None])
+def test_a_damaged_file_or_a_pipe_in_the_cache_is_downloaded_anew(
+    content: bytes | None, server: Server, cache: Path
 ) -> None:
-    add_other(monkeypatch)
     cache.parent.mkdir(parents=True)
-    spoil(cache)
+    cache.write_bytes(content) if content else os.mkfifo(cache)
     assert read(server.source("good")) == CONTENT
     assert cache.read_bytes() == CONTENT
 
@@ -460,7 +450,7 @@ def test_a_mirror_that_fails_is_an_error_the_old_file_is_kept_and_the_next_is_as
 
 @pytest.mark.parametrize("behaviour", ["hang"], indirect=True)
 def test_a_socket_that_times_out_before_the_reader_does_tells_the_same(
-    behaviour: str, server: Server, monkeypatch: pytest.MonkeyPatch
+    behaviour: str, server: Server, monkeypatch: Patch
 ) -> None:
     get = requests.get
     monkeypatch.setattr(
@@ -483,7 +473,7 @@ def test_a_mirror_that_is_slow_or_redirects_is_fine(
 
 
 def test_a_mirror_is_left_that_is_too_slow_on_average(
-    server: Server, cache: Path, monkeypatch: pytest.MonkeyPatch
+    server: Server, cache: Path, monkeypatch: Patch
 ) -> None:
     monkeypatch.setattr(files, "GRACE", PATIENCE / 2)  # `slow` takes 5/4 PATIENCE
     monkeypatch.setattr(files, "SLOWEST", 100_000)  # and sends at 11 kB/s
@@ -498,16 +488,14 @@ def test_a_host_that_refuses_connections_is_named_with_the_reason() -> None:
     with socket.socket() as deaf:  # has a port, but does not listen
         deaf.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{deaf.getsockname()[1]}/a"
-        file = DataFile(NAME, 1, "0", (url,))
         with pytest.raises(files.DataError, match=f"{url}: .*refused"):
-            files.read(Source("odd", "Odd", "none", "none", (file,)), file)
+            read(source_of(DataFile(NAME, 1, "0", (url,))))
 
 
 @pytest.mark.parametrize("url", ["http://example.org/a", "ftp://127.0.0.1/a", "a"])
 def test_an_address_without_encryption_is_not_asked(url: str) -> None:
-    file = DataFile(NAME, 1, "0", (url,))
     with pytest.raises(files.DataError, match=f"{url}: not an https address"):
-        files.read(Source("odd", "Odd", "none", "none", (file,)), file)
+        read(source_of(DataFile(NAME, 1, "0", (url,))))
 
 
 def test_the_bytes_are_asked_for_as_they_are_stored(server: Server) -> None:
@@ -535,7 +523,7 @@ def test_the_error_names_each_place_and_what_to_do(server: Server, cache: Path) 
 
 
 def test_progress_is_shown_in_a_terminal(
-    server: Server, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    server: Server, monkeypatch: Patch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(files, "_is_watched", lambda: True)
     read(server.source("slow"))
@@ -554,26 +542,22 @@ def test_no_progress_is_shown_where_nobody_looks() -> None:
 # --- a cache that cannot be written to
 
 
-def test_a_cache_that_is_no_folder_is_an_error_before_any_download(
-    server: Server, cache: Path
+@pytest.mark.parametrize("reason", ["", "Permission denied"], ids=["file", "closed"])
+def test_a_cache_that_is_no_folder_or_closed_is_an_error_before_any_download(
+    reason: str, server: Server, cache: Path, monkeypatch: Patch
 ) -> None:
-    put(cache.parents[1], b"")
-    with pytest.raises(files.DataError, match=r"must be one that .*set NORMBOOK_CACHE"):
-        read(server.source("good"))
-    assert server.asked == []
-
-
-def test_a_cache_without_permission_is_an_error_before_any_download(
-    server: Server, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(os, "access", lambda *_: False)  # root may write everywhere
-    with pytest.raises(files.DataError, match="Permission denied"):
+    if reason:
+        monkeypatch.setattr(os, "access", lambda *_: False)  # root may write everywhere
+    else:
+        put(cache.parents[1], b"")
+    message = rf"must be one that .*{reason}.*set NORMBOOK_CACHE"
+    with pytest.raises(files.DataError, match=message):
         read(server.source("good"))
     assert server.asked == []
 
 
 def test_a_full_disk_is_an_error_and_the_old_file_is_kept(
-    server: Server, cache: Path, monkeypatch: pytest.MonkeyPatch
+    server: Server, cache: Path, monkeypatch: Patch
 ) -> None:
     def fsync(_: int) -> None:
         raise OSError(28, "No space left on device")
@@ -680,26 +664,21 @@ def test_whereabouts_name_the_folders_of_what_is_here(
     server: Server, folder: Path, cache: Path
 ) -> None:
     source = server.source("good")
-    assert files.whereabouts(source) == (
-        False,
-        "missing: normbook data fetch odd-numbers",
-    )
+    missing = "missing: normbook data fetch odd-numbers"
+    assert files.whereabouts(source) == (False, missing)
     put(cache, CONTENT)
     assert files.whereabouts(source) == (True, str(cache.parent))
     put(folder / NAME, CONTENT)
     assert files.whereabouts(source) == (True, str(folder))
     put(folder / NAME, b"bad")
-    is_here, text = files.whereabouts(source)
-    assert not is_here
-    assert text.startswith(f"damaged: {folder / NAME}: it has 3 bytes")
+    check_whereabouts(source, False, f"damaged: {folder / NAME}: it has 3 bytes")
 
 
 def test_whereabouts_name_the_files_that_lack(server: Server, cache: Path) -> None:
-    (file,) = server.source("good").files
     more = DataFile("more.gz", 1, "0", urls=())
-    source = Source("odd-numbers", "Odd", "none", "none", (file, more))
     put(cache, CONTENT)
     text = f"in {cache.parent}, but more.gz missing: normbook data fetch odd-numbers"
+    source = source_of(*server.source("good").files, more)
     assert files.whereabouts(source) == (False, text)
 
 
@@ -708,20 +687,11 @@ def test_a_file_that_belongs_to_no_data_set_is_damaged_for_each_that_has_its_nam
     source: Source, folder: Path
 ) -> None:
     path = put(folder / source.files[0].name, b"neither")
-    is_here, text = files.whereabouts(source)
-    assert not is_here
-    assert text.startswith(f"damaged: {path}: it has 7 bytes")
-
-
-def test_whereabouts_tell_of_a_wrong_setting(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(files.DATA, "/no/such/folder")
-    is_here, text = files.whereabouts(MNIST)
-    assert not is_here
-    assert "must name a folder" in text
+    check_whereabouts(source, False, f"damaged: {path}: it has 7 bytes")
 
 
 def test_whereabouts_of_an_embedded_data_set_are_its_package(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: Patch,
 ) -> None:
     version = metadata.version("scikit-learn")
     assert files.whereabouts(DIGITS) == (True, f"in scikit-learn {version}")
@@ -786,7 +756,7 @@ def test_the_folder_of_the_reader_may_hold_the_unpacked_archive(
 
 @pytest.mark.parametrize("name", DAMAGED)
 def test_a_damaged_archive_is_passed_over_of_a_mirror_and_refused_of_the_reader(
-    name: str, server: Server, cache: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, server: Server, cache: Path, monkeypatch: Patch
 ) -> None:
     content, reason = DAMAGED[name]
     with pytest.raises(files.DataError, match=f"{NAME}: what came .*{reason}"):
@@ -813,21 +783,17 @@ def test_where_no_archive_came_the_names_of_it_are_told(
         read(packed(server.source(behaviour)))
 
 
-@pytest.mark.parametrize(
-    ("bomb", "reason"),
-    [
-        (zipped(LONGER), "larger than the 20480 bytes"),
-        (tarred({"zeros": bytes(10**7), INSIDE: CONTENT}), "more than 1048576 bytes"),
-    ],
-    ids=["zip", "tar"],
-)
+BOMBS = {
+    "zip": (zipped(LONGER), "larger than the 20480 bytes"),
+    "tar": (tarred({"0": bytes(10**7), INSIDE: CONTENT}), "more than 1048576 bytes"),
+}
+
+
+@pytest.mark.parametrize("kind", BOMBS)
 def test_an_archive_is_no_bomb(
-    bomb: bytes,
-    reason: str,
-    server: Server,
-    folder: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    kind: str, server: Server, folder: Path, monkeypatch: Patch
 ) -> None:
+    bomb, reason = BOMBS[kind]
     monkeypatch.setattr(files, "UNPACKED", 2**20)
     put(folder / "odd.zip", bomb)
     tracemalloc.start()

@@ -62,25 +62,20 @@ def test_layers_can_be_chosen_by_name() -> None:
     assert [s.name for s in layer_statistics(model(), loss, layers=["2"])] == ["2"]
 
 
-def test_a_module_that_is_applied_twice_is_left_out() -> None:
-    names = [s.name for s in layer_statistics(shared(), loss)]
-    assert names == ["0", "2"]
-
-
 def shared() -> nn.Module:
     twice = nn.Tanh()
     return nn.Sequential(nn.Linear(3, 3), twice, nn.Linear(3, 3), twice).double()
 
 
+def test_a_module_that_is_applied_twice_is_left_out() -> None:
+    assert [s.name for s in layer_statistics(shared(), loss)] == ["0", "2"]
+
+
 @pytest.mark.parametrize("measure", [layer_statistics, layer_inputs])
-def test_a_layer_that_is_not_applied_once_is_refused(measure: Any) -> None:
+def test_unknown_layers_and_those_not_applied_once_are_refused(measure: Any) -> None:
     for m in (loss, lambda n: n[0](X).sum()):  # twice, never
         with pytest.raises(ValueError, match="each layer must be applied once"):
             measure(shared(), m, ["1"])
-
-
-@pytest.mark.parametrize("measure", [layer_statistics, layer_inputs])
-def test_unknown_layers_are_refused(measure: Any) -> None:
     with pytest.raises(ValueError, match=r"got \['9'\]; known are \['0', '1', '2'\]"):
         measure(model(), loss, ["9"])
 

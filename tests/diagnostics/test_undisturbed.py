@@ -80,20 +80,14 @@ MEASURES: dict[str, Callable[[nn.Module, Any], object]] = {
 
 @pytest.mark.parametrize("make", [model_with_everything, noisy])
 @pytest.mark.parametrize("name", MEASURES)
-def test_every_measure_leaves_the_model_bit_for_bit_as_it_was(
+def test_every_measure_leaves_the_model_bit_for_bit_and_gives_the_same_twice(
     name: str, make: Any
 ) -> None:
     model = make()
     before = fingerprint(model)
-    MEASURES[name](model, loss)
+    result = MEASURES[name](model, loss)
     assert same(fingerprint(model), before)
-
-
-@pytest.mark.parametrize("make", [model_with_everything, noisy])
-@pytest.mark.parametrize("name", MEASURES)
-def test_every_measure_gives_the_same_twice(name: str, make: Any) -> None:
-    model = make()
-    assert repr(MEASURES[name](model, loss)) == repr(MEASURES[name](model, loss))
+    assert repr(MEASURES[name](model, loss)) == repr(result)
 
 
 @pytest.mark.parametrize("make", [model_with_everything, noisy])
@@ -123,17 +117,9 @@ def test_a_compiled_model_is_measured_like_an_eager_one(name: str) -> None:
     assert repr(MEASURES[name](compiled, loss)) == repr(MEASURES[name](eager, loss))
 
 
-def test_reset_draws_the_same_dropout_mask() -> None:
-    model = nn.Dropout(0.5)
-    with undisturbed(model) as reset:
-        a = model(torch.ones(100))
-        reset()
-        b = model(torch.ones(100))
-    assert torch.equal(a, b)
-
-
-def test_reset_draws_the_same_noise_from_the_generator_of_a_module() -> None:
-    model = noisy()
+@pytest.mark.parametrize("make", [lambda: nn.Dropout(0.5), noisy])
+def test_reset_draws_the_same_mask_and_the_same_noise_of_a_module(make: Any) -> None:
+    model = make()
     with undisturbed(model) as reset:
         a, other = model(X), model(X)
         reset()
@@ -149,14 +135,18 @@ def test_gradients_by_unused_parameters_are_zero() -> None:
     assert [bool(g.any()) for g in found] == [True, True, False, False]
 
 
-def test_a_model_without_parameters_is_refused() -> None:
-    with pytest.raises(ValueError, match="must have a parameter that requires"):
-        gradients(nn.ReLU(), lambda m: m(X).sum())
-
-
-def test_a_loss_for_each_example_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"must return a scalar, got shape \(12,\)"):
-        gradients(nn.Linear(5, 1), lambda m: m(X)[:, 0])
+@pytest.mark.parametrize(
+    ("model", "objective", "message"),
+    [
+        (nn.ReLU(), lambda m: m(X).sum(), "must have a parameter that requires"),
+        (nn.Linear(5, 1), lambda m: m(X)[:, 0], r"return a scalar, got shape \(12,\)"),
+    ],
+)
+def test_no_parameters_and_a_loss_for_each_example_are_refused(
+    model: nn.Module, objective: Any, message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        gradients(model, objective)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")

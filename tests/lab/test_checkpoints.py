@@ -272,9 +272,7 @@ def test_a_folder_of_somebody_else_is_left_alone(out: Path) -> None:
     assert (folder(out) / "thesis.pt").read_text() == "precious"
 
 
-def test_a_file_of_somebody_else_among_the_checkpoints_is_left_alone(
-    out: Path,
-) -> None:
+def test_a_file_of_somebody_else_among_the_checkpoints_is_left_alone(out: Path) -> None:
     interrupt(out, 2)
     (folder(out) / "thesis.pt").write_text("precious")
     run(FEW, out=out, is_resumed=True)

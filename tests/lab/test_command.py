@@ -93,10 +93,7 @@ def test_the_options_of_a_run_are_taken(place: Path, capsys: Capture) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (
-            ["run", "tinny"],
-            "must be one of sigmoid_net, .*got 'tinny'; see: normbook",
-        ),
+        (["run", "tinny"], "must be one of sigmoid_net, .*got 'tinny'; see: normbook"),
         (["run", "tiny", "--seeds", "one"], "invalid int value: 'one'"),
         (["run", "tiny", "--seeds"], "expected at least one argument"),
         (["run"], "arguments are required: NAME"),
@@ -323,10 +320,7 @@ def test_a_plot_writes_each_figure_and_prints_its_name(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (
-            ["--record", "no.json"],
-            "there is no no.json; make it with normbook run",
-        ),
+        (["--record", "no.json"], "there is no no.json; make it with normbook run"),
         (["--record", "broken.json"], "must be a JSON file, got broken.json"),
         (["--record", "list.json"], "must follow record.schema.json, got list.json"),
         (["--record", "other.json"], "must be of tiny, got one of vgg in other.json"),

@@ -78,10 +78,8 @@ def begin(name: str, variant: str) -> Run:
     settings |= {"batch_size": SIZE, "steps": STEPS, "average_over": 2}
     if name == "deep_linear":
         settings["examples"] = 15
-    data = load_data(scale)
-    begun = catalogue.EXPERIMENTS[name].begin(
-        settings, 0, data, torch.device("cpu")
-    )  # fmt: skip
+    experiment, cpu = catalogue.EXPERIMENTS[name], torch.device("cpu")
+    begun = experiment.begin(settings, 0, load_data(scale), cpu)
     if settings["dtype"] == "float32":
         begun.model.double()
         begun.batches.x = begun.batches.x.double()
@@ -92,29 +90,14 @@ def begin(name: str, variant: str) -> Run:
     return begun
 
 
-def fewer(begun: Run) -> Run:
-    """Return batches of two examples: of three processes one has none."""
-    begun.batches.size = 2
-    return with_layers(begun, BatchNorm1d(4, dtype=torch.float64))
-
-
-def ghosts(begun: Run) -> Run:
-    """Return a layer that takes the statistics of groups, which no shard has."""
-    return with_layers(begun, GhostBatchNorm1d(4, 2, dtype=torch.float64))
-
-
-def local(begun: Run) -> Run:
-    """Return batch norm, for a batch of which two processes have two and three."""
-    return with_layers(begun, BatchNorm1d(4, dtype=torch.float64))
-
-
-def with_layers(begun: Run, norm: nn.Module) -> Run:
+def with_layers(begun: Run, norm: nn.Module, size: int = 5) -> Run:
+    begun.batches.size = size
     drawn = torch.Generator().manual_seed(0)
-    first, last = (nn.Linear(*size, dtype=torch.float64) for size in ((3, 4), (4, 1)))
+    first, last = nn.Linear(3, 4), nn.Linear(4, 1)
+    model = nn.Sequential(first, norm, nn.Tanh(), last).double()
     for layer in (first, last):
         nn.init.normal_(layer.weight, generator=drawn)
         nn.init.zeros_(layer.bias)
-    model = nn.Sequential(first, norm, nn.Tanh(), last)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     begun = replace(begun, model=model, optimizer=optimizer, measurements={})
     begun.batch = begun.batches.draw()
@@ -123,9 +106,12 @@ def with_layers(begun: Run, norm: nn.Module) -> Run:
 
 CHANGES: dict[str, Callable[[Run], Run]] = {
     "tiny": lambda begun: begun,
-    "fewer": fewer,
-    "ghosts": ghosts,
-    "local": local,
+    # Batches of two examples: of three processes one has none.
+    "fewer": lambda begun: with_layers(begun, BatchNorm1d(4), size=2),
+    # The statistics are those of groups, which no shard has.
+    "ghosts": lambda begun: with_layers(begun, GhostBatchNorm1d(4, 2)),
+    # A batch of which two processes have two and three.
+    "local": lambda begun: with_layers(begun, BatchNorm1d(4)),
 }
 
 
@@ -290,9 +276,7 @@ def test_options_that_make_no_sense_are_refused(
     ],
 )
 def test_a_dry_run_tells_what_the_processes_share(
-    options: list[str],
-    words: str,
-    capsys: pytest.CaptureFixture[str],
+    options: list[str], words: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["run", "tiny", *options, "--dry-run"]) == 0
     assert f"  2 processes share {words}\n" in capsys.readouterr().out

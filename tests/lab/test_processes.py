@@ -11,7 +11,7 @@ import tempfile
 import time
 import warnings
 from collections.abc import Callable, Iterator
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -72,16 +72,14 @@ def raise_it() -> None:
     raise ValueError("seven is too many")
 
 
-def leave() -> None:
-    sys.exit("good bye")
+leave = partial(sys.exit, "good bye")
 
 
-def die() -> None:
-    os.kill(os.getpid(), signal.SIGKILL)
+def strike(number: int) -> None:
+    os.kill(os.getpid(), number)
 
 
-def stop() -> None:
-    os.kill(os.getpid(), signal.SIGSTOP)
+die, stop = partial(strike, signal.SIGKILL), partial(strike, signal.SIGSTOP)
 
 
 def sleep() -> None:
@@ -122,10 +120,6 @@ def test_each_process_has_its_number_and_one_thread_and_they_share_what_they_add
 ):
     found = outcome(compute, (1.0, 2.5))
     assert found.results == [(rank, 2, [1.0, 2.5], 1) for rank in (0, 1)]
-    check_nothing_is_left(found)
-
-
-def check_nothing_is_left(found: Outcome) -> None:
     assert not any(map(is_running, found.pids))
     assert found.left == []
 
@@ -143,37 +137,32 @@ def test_what_processes_print_appears_here_in_order_and_no_noise(
     assert err == ""
 
 
-FAILURES: list[tuple[Callable[[], None], float, str]] = [
-    (raise_it, LONG, r"process 1 of 2 raised:\nTrace.*ValueError: seven is too many"),
-    (leave, LONG, r"process 1 of 2 raised:\nTrace.*SystemExit: good bye"),
-    (die, LONG, "process 1 of 2 ended by SIGKILL before it answered"),
-    (stop, SHORT, "process 1 of 2 had not answered when all were ended"),
-    (sleep, SHORT, "process 1 of 2 had not answered when all.*in sleep\n"),
-]
-
-
 @pytest.mark.parametrize(
     ("act", "timeout", "message"),
-    FAILURES,
-    ids=lambda value: getattr(value, "__name__", ""),
+    [
+        (raise_it, LONG, r"1 of 2 raised:\nTrace.*ValueError: seven is too many"),
+        (leave, LONG, r"1 of 2 raised:\nTrace.*SystemExit: good bye"),
+        (die, LONG, "1 of 2 ended by SIGKILL before it answered"),
+        (stop, SHORT, "1 of 2 had not answered when all were ended"),
+        (sleep, SHORT, "1 of 2 had not answered when all.*in sleep\n"),
+    ],
+    ids=["raise", "leave", "die", "stop", "sleep"],
 )
 def test_a_failure_is_told_with_its_place_nobody_waits_for_it_and_nothing_is_left(
     act: Callable[[], None], timeout: float, message: str
 ) -> None:
     found = outcome(fail, act, timeout=timeout)
-    assert re.search(message, found.error, re.S)
+    assert re.search(f"process {message}", found.error, re.S)
     assert found.results == []
     patience = timeout if timeout == SHORT else 0.0
     assert found.seconds < patience + SLACK
-    check_nothing_is_left(found)
+    assert not any(map(is_running, found.pids))
+    assert found.left == []
 
 
 def test_a_process_that_waits_in_vain_says_where() -> None:
-    assert re.search(
-        r"process 0 of 2 (raised|had not).*barrier",
-        outcome(fail, stop, timeout=SHORT).error,
-        re.S,
-    )
+    error = outcome(fail, stop, timeout=SHORT).error
+    assert re.search(r"process 0 of 2 (raised|had not).*barrier", error, re.S)
 
 
 SCRIPT = """
@@ -244,11 +233,7 @@ def test_processes_end_with_the_program_that_was_killed(
     ],
 )
 def test_bad_arguments_are_refused_before_any_process_starts(
-    work: tuple[Any, ...],
-    timeout: Any,
-    error: type[Exception],
-    message: str,
-    monkeypatch: pytest.MonkeyPatch,
+    work: Any, timeout: Any, error: Any, message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(subprocess, "Popen", None)
     with pytest.raises(error, match=message):

@@ -33,7 +33,7 @@ def test_a_true_record_repeats(kept: Record) -> None:
     assert replay(kept, TINY, None) == []
 
 
-def test_a_record_of_settings_with_a_tuple_repeats_in_memory_too(
+def test_a_tuple_in_the_settings_repeats_in_memory_and_from_the_disk(
     tmp_path: Path,
 ) -> None:
     with_tuple = tiny.with_settings(TINY, layers=(1, 2))  # a list on the disk
@@ -57,19 +57,22 @@ def change_run(kept: Record, change: Callable[[Any], Any]) -> Record:
 
 
 def with_loss(kept: Record, step: int, factor: float) -> Record:
-    """Copy the record and change one loss of that run."""
-    false = copy.deepcopy(kept)
-    false.runs[2].opening[step] *= factor
-    return false
+    """Change one loss of that run."""
+    return change_run(kept, lambda false: scale(false.opening, step, factor))
 
 
 def with_weight(kept: Record, factor: float) -> Record:
-    """Copy the record and change the largest weight that it measured first."""
+    """Change the largest weight that it measured first."""
 
-    false = copy.deepcopy(kept)
-    each = false.runs[2].curves["weights"]["each"][0]
-    each[int(np.argmax(np.abs(each)))] *= factor
-    return false
+    def change(false: Any) -> None:
+        each = false.curves["weights"]["each"][0]
+        scale(each, int(np.argmax(np.abs(each))), factor)
+
+    return change_run(kept, change)
+
+
+def scale(values: list[Any], place: int, factor: float) -> None:
+    values[place] = tiny.scaled(values[place], factor)
 
 
 @pytest.mark.parametrize("step", [0, 10, 19])
@@ -87,8 +90,7 @@ def test_a_changed_measurement_is_found(
     measurement: str, quantity: str, place: int, kept: Record
 ) -> None:
     def change(false: Any) -> None:
-        values = false.curves[measurement][quantity]
-        values[place] = tiny.scaled(values[place], 1.0001)
+        scale(false.curves[measurement][quantity], place, 1.0001)
 
     found = replay(change_run(kept, change), TINY, None)
     assert found == [f"noisy, rate=0.1, seed 0: {measurement} / {quantity}"]
@@ -159,47 +161,38 @@ def test_in_float32_later_losses_agree_less_closely_unless_more_is_asked_for(
     assert len(replay(of, experiment, None, steps=20)) == 1
 
 
-def moved_by(by: float, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def moved_by(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Move starts so far, as if rounding were as large."""
     for name, precision in runner.PRECISIONS.items():
-        monkeypatch.setitem(runner.PRECISIONS, name, precision._replace(start=by))
+        moved = precision._replace(start=request.param)
+        monkeypatch.setitem(runner.PRECISIONS, name, moved)
 
 
+@pytest.mark.usefixtures("moved_by")
 @pytest.mark.parametrize(
-    ("place", "by", "count"), [(9, 1e-6, 1), (9, 1e-2, 0), (1, 1e-2, 0), (0, 1e-2, 1)]
+    ("place", "moved_by", "count"),
+    [(9, 1e-6, 1), (9, 1e-2, 0), (1, 1e-2, 0), (0, 1e-2, 1)],
+    indirect=["moved_by"],
 )
 def test_a_later_loss_may_be_off_by_what_a_moved_start_makes_of_it(
-    place: int, by: float, count: int, kept: Record, monkeypatch: pytest.MonkeyPatch
+    place: int, count: int, kept: Record
 ) -> None:
-    moved_by(by, monkeypatch)
     of, experiment = in_float32(with_loss(kept, place, 1.001))
     assert len(replay(of, experiment, None)) == count
     assert len(replay(of, experiment, None, steps=20)) == 1
 
 
-def test_losses_of_an_unsteady_network_may_not_be_off_by_that(
-    kept: Record, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.usefixtures("moved_by")
+@pytest.mark.parametrize("moved_by", [1e-2], indirect=True)
+@pytest.mark.parametrize("is_steady", [True, False])
+def test_of_an_unsteady_network_measurements_may_be_off_by_that_but_not_losses(
+    is_steady: bool, kept: Record
 ) -> None:
-    moved_by(1e-2, monkeypatch)
-    of, experiment = in_float32(with_loss(kept, 1, 1.003))
-    assert replay(of, experiment, None) == []
-    assert len(replay(of, replace(experiment, is_steady=False), None)) == 1
-
-
-@pytest.mark.parametrize(("is_steady", "count"), [(True, 1), (False, 0)])
-def test_before_the_first_update_only_what_is_unsteady_may_be_off(
-    is_steady: bool, count: int, kept: Record, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    moved_by(1e-2, monkeypatch)
-    of, experiment = in_float32(with_weight(kept, 1.02))
-    experiment = replace(experiment, is_steady=is_steady)
-    assert len(replay(of, experiment, None)) == count
-
-
-def test_fewer_losses_can_be_compared(kept: Record) -> None:
-    false = with_loss(kept, 4, 9.0)
-    assert len(replay(false, TINY, None, at_most=5)) == 1
-    assert replay(false, TINY, None, at_most=4) == []
+    for false, count in ((with_loss(kept, 1, 1.003), 0), (with_weight(kept, 1.02), 1)):
+        of, experiment = in_float32(false)
+        experiment = replace(experiment, is_steady=is_steady)
+        assert len(replay(of, experiment, None)) == (count if is_steady else 1 - count)
 
 
 @pytest.mark.parametrize(("factor", "count"), [(1.009, 0), (1.011, 1)])
@@ -208,6 +201,12 @@ def test_measurements_in_float32_agree_to_a_hundredth_of_the_largest(
 ) -> None:
     of, experiment = in_float32(with_weight(kept, factor))
     assert len(replay(of, experiment, None)) == count
+
+
+def test_fewer_losses_can_be_compared(kept: Record) -> None:
+    false = with_loss(kept, 4, 9.0)
+    assert len(replay(false, TINY, None, at_most=5)) == 1
+    assert replay(false, TINY, None, at_most=4) == []
 
 
 def test_losses_alone_can_be_compared(kept: Record) -> None:

@@ -17,11 +17,7 @@ from layer_pairs import (
     through_a_file,
 )
 from torch import Tensor
-from torch.nn.utils.rnn import (
-    PackedSequence,
-    pack_padded_sequence,
-    pad_packed_sequence,
-)
+from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
 from normbook.layers.batch_norm_lstm import BatchNormLSTM
 
@@ -158,11 +154,10 @@ def test_evaluation_equals_training_but_for_the_unbiased_factor(
 
 @each_way
 def test_sequences_of_one_length_need_no_packing(both_ways: bool) -> None:
-    x, hx = draw(T, N, D), states(make(both_ways))
-    layers = [make(both_ways) for _ in range(2)]
-    output, (h_n, c_n) = layers[0](x, hx)
-    expected = by_layer(layers[1], x, hx, [T] * N)
-    for a, b in zip((output, h_n, c_n), expected, strict=True):
+    x, layers = draw(T, N, D), [make(both_ways) for _ in range(2)]
+    output, last = layers[0](x, states(layers[0]))
+    expected = by_layer(layers[1], x, states(layers[1]), [T] * N)
+    for a, b in zip((output, *last), expected, strict=True):
         assert distance(a, b) < EXACT
     assert_equal(layers[0].state_dict(), layers[1].state_dict(), EXACT)
 
@@ -173,8 +168,7 @@ def test_batch_first_moves_the_axes_of_input_and_output_alone(both_ways: bool) -
     output, last = make(both_ways)(x, hx)
     other, other_last = make(both_ways, batch_first=True)(x.transpose(0, 1), hx)
     assert torch.equal(other, output.transpose(0, 1))
-    assert torch.equal(other_last[0], last[0])
-    assert torch.equal(other_last[1], last[1])
+    assert all(map(torch.equal, other_last, last))
 
 
 def test_a_batch_packed_in_order_gives_what_one_packed_in_any_order_gives() -> None:

@@ -38,8 +38,9 @@ def make(name: str, dtype: torch.dtype = torch.float64) -> tuple[nn.Module, Tens
 
 
 def chain(*layers: nn.Module, shape: tuple[int, ...]) -> tuple[Any, Tensor]:
+    """Return copies of the layers with drawn weights and statistics, and an input."""
     generator = torch.Generator().manual_seed(0)
-    model = nn.Sequential(*layers)
+    model = nn.Sequential(*copy.deepcopy(layers))
     stir(model, generator).double()
     return model, torch.randn(shape, generator=generator, dtype=torch.float64)
 
@@ -178,7 +179,7 @@ LAYERS: dict[str, tuple[Any, Any, tuple[int, ...]]] = {
     "strided": (nn.Conv2d(3, 5, 3, 2, 1, 2), nn.BatchNorm2d(5), (2, 3, 9, 8)),
     "padded": (nn.Conv2d(3, 5, 3, padding="same"), nn.BatchNorm2d(5), (2, 3, 4, 6)),
     "reflected": (
-        nn.Conv2d(3, 5, 3, padding=1, padding_mode="reflect"),
+        nn.Conv2d(3, 5, 3, 1, 1, padding_mode="reflect"),
         nn.BatchNorm2d(5),
         (2, 3, 4, 6),
     ),
@@ -209,8 +210,8 @@ LAYERS: dict[str, tuple[Any, Any, tuple[int, ...]]] = {
 
 @pytest.mark.parametrize("name", LAYERS)
 def test_batch_norm_behind_a_layer_is_folded(name: str) -> None:
-    layer, norm, shape = LAYERS[name]
-    assert_folds(*chain(copy.deepcopy(layer), copy.deepcopy(norm), shape=shape))
+    *layers, shape = LAYERS[name]
+    assert_folds(*chain(*layers, shape=shape))
 
 
 MODES: tuple[Any, ...] = "reflect", "replicate", "circular"
@@ -236,7 +237,7 @@ BEFORE: dict[str, tuple[Any, Any, tuple[int, ...]]] = {
     **{
         mode: (
             nn.BatchNorm2d(3),
-            nn.Conv2d(3, 5, 3, padding=1, padding_mode=mode),
+            nn.Conv2d(3, 5, 3, 1, 1, padding_mode=mode),
             (2, 3, 6, 5),
         )
         for mode in MODES
@@ -246,8 +247,8 @@ BEFORE: dict[str, tuple[Any, Any, tuple[int, ...]]] = {
 
 @pytest.mark.parametrize("name", BEFORE)
 def test_batch_norm_before_a_layer_that_sees_no_zeros_is_folded(name: str) -> None:
-    norm, layer, shape = BEFORE[name]
-    assert_folds(*chain(copy.deepcopy(norm), copy.deepcopy(layer), shape=shape))
+    *layers, shape = BEFORE[name]
+    assert_folds(*chain(*layers, shape=shape))
 
 
 def test_with_linear_layers_on_both_sides_the_previous_one_is_taken() -> None:
@@ -259,9 +260,8 @@ def test_with_linear_layers_on_both_sides_the_previous_one_is_taken() -> None:
 
 @pytest.mark.parametrize("between", [nn.Identity(), nn.Dropout(0.5), nn.AlphaDropout()])
 def test_what_does_nothing_in_evaluation_may_stand_between(between: nn.Module) -> None:
-    both = copy.deepcopy(between), copy.deepcopy(between)
-    assert_folds(*chain(nn.Linear(3, 5), both[0], nn.BatchNorm1d(5), shape=(4, 3)))
-    assert_folds(*chain(nn.BatchNorm1d(3), both[1], nn.Linear(3, 5), shape=(4, 3)))
+    assert_folds(*chain(nn.Linear(3, 5), between, nn.BatchNorm1d(5), shape=(4, 3)))
+    assert_folds(*chain(nn.BatchNorm1d(3), between, nn.Linear(3, 5), shape=(4, 3)))
 
 
 def test_one_batch_norm_behind_another_is_folded() -> None:

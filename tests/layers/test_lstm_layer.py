@@ -136,18 +136,14 @@ def assert_same(
 
 @pytest.mark.parametrize("has_states", [False, True], ids=["", "states"])
 @pytest.mark.parametrize("bias", [True, False], ids=["", "no bias"])
-@pytest.mark.parametrize("bidirectional", [False, True], ids=["", "both ways"])
+@pytest.mark.parametrize("both_ways", [False, True], ids=["", "both ways"])
 @pytest.mark.parametrize("num_layers", [1, 2, 3])
 @pytest.mark.parametrize("kind", KINDS)
 def test_without_layer_norm_outputs_and_gradients_are_those_of_torch(
-    kind: str, num_layers: int, bidirectional: bool, bias: bool, has_states: bool
+    kind: str, num_layers: int, both_ways: bool, bias: bool, has_states: bool
 ) -> None:
-    layers = twins(
-        num_layers=num_layers,
-        bidirectional=bidirectional,
-        bias=bias,
-        batch_first=is_batch_first(kind),
-    )
+    options = {"num_layers": num_layers, "bidirectional": both_ways, "bias": bias}
+    layers = twins(batch_first=is_batch_first(kind), **options)
     ours, theirs = (run(layer, kind, has_states) for layer in layers)
     assert_same(ours, theirs)
 
@@ -187,14 +183,10 @@ def test_a_batch_of_no_sequences_gives_none() -> None:
 def test_the_constructor_takes_torch_s_arguments_in_torch_s_order() -> None:
     args = (7, 5, 3, False, True, 0.5, True, 0, "meta", torch.float64)
     ours, theirs = LayerNormLSTM(*args, norm=None), nn.LSTM(*args)
-    assert repr(ours) == repr(theirs).replace("LSTM", "LayerNormLSTM")[:-1] + (
-        ", norm=None)"
-    )
-    shapes = [p.shape for p in theirs.parameters()]
-    assert [p.shape for p in ours.parameters()] == shapes
-    assert {(p.device.type, p.dtype) for p in ours.parameters()} == {
-        ("meta", torch.float64)
-    }
+    expected = repr(theirs).replace("LSTM", "LayerNormLSTM")
+    assert repr(ours) == f"{expected[:-1]}, norm=None)"
+    for p, q in zip(ours.parameters(), theirs.parameters(), strict=True):
+        assert (p.shape, p.device, p.dtype) == (q.shape, q.device, torch.float64)
 
 
 def test_the_representation_names_the_settings_of_the_layer_norm() -> None:
@@ -297,26 +289,24 @@ def arguments(layer: Any, is_packed: bool) -> dict[str, Tensor]:
     return {name: value.requires_grad_() for name, value in values.items()}
 
 
-def by_layer(layer: Any, is_packed: bool, given: dict[str, Tensor]) -> list[Tensor]:
-    x, h_0, c_0, *_ = given.values()
-    names = [name for name in given if name not in ("x", "h_0", "c_0")]
-    own = {f"{name}_l0": given[name] for name in names}
+def by_layer(
+    layer: Any, is_packed: bool, x: Tensor, h_0: Tensor, c_0: Tensor, **own: Tensor
+) -> list[Tensor]:
     input = PackedSequence(x, torch.tensor(SIZES)) if is_packed else x
-    h, last = functional_call(layer, own, (input, (h_0[None], c_0[None])))
+    parameters = {f"{name}_l0": value for name, value in own.items()}
+    h, last = functional_call(layer, parameters, (input, (h_0[None], c_0[None])))
     return [h.data if is_packed else h, last[0][0], last[1][0]]
 
 
-def by_core(layer: Any, is_packed: bool, given: dict[str, Tensor]) -> list[Tensor]:
+def by_core(
+    layer: Any, is_packed: bool, x: Tensor, h_0: Tensor, c_0: Tensor, **own: Tensor
+) -> list[Tensor]:
     """Let torch differentiate the forward pass."""
-    sizes = SIZES if is_packed else None
-    x, h_0, c_0, *values = given.values()
-    own = dict(zip(list(given)[3:], values, strict=True))
+    options: Any = {"batch_sizes": SIZES if is_packed else None}
     if layer.norm is None:
-        plain = LSTMParameters(**own)
-        return list(lstm(x, plain, h_0, c_0, batch_sizes=sizes))
-    parameters = LayerNormLSTMParameters(**own)
-    options = {"norm": layer.norm, "carried": layer.carried, "batch_sizes": sizes}
-    return list(layer_norm_lstm(x, parameters, h_0, c_0, layer.eps, **options))
+        return list(lstm(x, LSTMParameters(**own), h_0, c_0, **options))
+    options |= {"eps": layer.eps, "norm": layer.norm, "carried": layer.carried}
+    return list(layer_norm_lstm(x, LayerNormLSTMParameters(**own), h_0, c_0, **options))
 
 
 def outputs_of(
@@ -326,7 +316,7 @@ def outputs_of(
     given = arguments(layer, is_packed)
     for name in frozen:
         given[name].requires_grad_(False)
-    outputs = f(layer, is_packed, given)
+    outputs = f(layer, is_packed, **given)
     arriving = [draw(*v.shape, seed=7 + k) for k, v in enumerate(outputs)]
     return given, outputs, arriving
 
@@ -625,8 +615,7 @@ def test_compiled_models_run_the_layer_outside_of_their_graph(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     torch.compiler.reset()
-    seen = []
-    right = LayerNormLSTM._run
+    right, seen = LayerNormLSTM._run, []
 
     def watched(self: Any, *args: Any) -> Any:
         seen.append(torch.compiler.is_compiling())
@@ -668,8 +657,7 @@ def without_collector() -> Iterator[None]:
 @pytest.mark.usefixtures("without_collector")
 @pytest.mark.parametrize("has_backward", [False, True])
 def test_nothing_that_was_kept_outlives_a_step(has_backward: bool) -> None:
-    layer = make(num_layers=2, bidirectional=True)
-    boxes: list[weakref.ref[Box]] = []
+    layer, boxes = make(num_layers=2, bidirectional=True), list[weakref.ref[Box]]()
 
     def pack(value: Tensor) -> Box:
         box = Box(value)
