@@ -107,7 +107,7 @@ def batch_norm_inference(
     .. math:: y = \gamma (x - m) / \sqrt{v + \epsilon} + \beta
 
     with m and v constants: an affine function of each value on its own. Shapes, dtypes
-    and errors are those of :func:`batch_norm_forward`; an empty batch is none.
+    and errors are those of :func:`batch_norm_forward`, but that a batch may be empty.
 
     Parameters
     ----------
@@ -141,8 +141,8 @@ def batch_norm_inference_backward(
 
     .. math::
 
-        \frac{\partial\ell}{\partial x_b} =
-        \frac{\gamma}{\sqrt{v + \epsilon}} \frac{\partial\ell}{\partial y_b}
+        \frac{\partial\ell}{\partial x_i} =
+        \frac{\gamma}{\sqrt{v + \epsilon}} \frac{\partial\ell}{\partial y_i}
 
     The statistics are constants, so no example acts on another. ``dl_dy`` has the shape
     of ``x``; the other arguments are those of :func:`batch_norm_inference`.
@@ -183,7 +183,7 @@ def inference_backward(
     gamma: Array | None,
     eps: float,
 ) -> NormalizeGradients:
-    """Differentiate, as the public function of this name, with nothing checked."""
+    """Differentiate, as :func:`batch_norm_inference_backward`, with nothing checked."""
     x_hat, inv_std = _standardized(x, running_mean, running_var, eps)
     g = as_float32(dl_dy)
     dl_dx = as_dtype(affine(g, gamma, None, CHANNEL) * inv_std, dl_dy.dtype)

@@ -116,7 +116,7 @@ def hat(v: Array, eps: float) -> tuple[Array, Array]:
 
 
 def through(w: Array, v_hat: Array, inv_std: Array) -> Array:
-    """Way of w back through a hat."""
+    """Take w, the gradient that arrives at a hat, back through it."""
     w_32, v_hat = as_float32(w), as_float32(v_hat)
     return as_dtype(normalize.through(w_32, v_hat, inv_std, -1), w.dtype)
 
@@ -195,7 +195,7 @@ def through_gates(w: Array, v_hat: Array, inv_std: Array) -> Array:
 def step_of_sum(
     q_t: Array, h_prev: Array, c_prev: Array, weights: Any, eps: float, hat: Any
 ) -> tuple[Array, ...]:
-    """One step on, with a hat of the sum p; b has all biases."""
+    """One step on, with one hat of the sum p + q; b has all biases."""
     p_hat, r_p = hat(h_prev @ weights.w_h.T + q_t, eps)
     a = weights.gamma_h * p_hat + weights.b
     return *update(a, c_prev, weights, eps), p_hat, r_p
@@ -213,7 +213,7 @@ def step_carrying_u(
 def step_carrying_u_backward(
     dl_dh_t: Array, dl_du_after: Array, kept: Any, weights: Any, through_p: Any
 ) -> tuple[Array, ...]:
-    """One step back; what comes from behind arrives at u, and through its hat at c."""
+    """One step back; what the next step sends reaches u, and through its hat c."""
     _, _, _, c_hat, r_c, _, _ = kept
     dl_dc_after = through(weights.gamma_c * dl_du_after, c_hat, r_c)
     *others, dl_du = step_backward(dl_dh_t, dl_dc_after, kept, weights, through_p)
@@ -255,7 +255,7 @@ def layer_norm_lstm_forward(
     norm : "terms", "sum" or "gates"
         What is standardized before the gates: p and q each by itself; their sum, over
         all 4H numbers; or the H numbers of each gate in the sum. The last two have one
-        gain and one bias, ``gamma_h`` and ``beta_h``.
+        gain, ``gamma_h``, and no ``gamma_x`` and ``beta_x``.
     carried : "raw" or "normalized"
         What the next step takes for c: c itself, or u.
 

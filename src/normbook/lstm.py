@@ -49,7 +49,9 @@ __all__ = [
 
 
 # The order of the gates in weights and pre-activations, here and in every cell: forget,
-# input, output, and g for the candidate. `step` and `local_slopes` spell it out.
+# input, output, and g for the candidate. Converters read this; the cells spell it out
+# where they split a (`step`, `local_slopes`, `update`) and where they join its gradient
+# (`step_backward`), as their chapters do, and so do the fast cells of `layers`.
 GATES = "fiog"
 
 

@@ -7,10 +7,11 @@ Standardize along some axes, then multiply by a gain and add a bias:
     y = \gamma\,\hat x + \beta, \qquad
     \hat x = \frac{x - \mu}{\sqrt{\sigma^2 + \epsilon}} .
 
-Two choices make the method. ``axes`` says which values share one mean and one
+Three choices make the method. ``axes`` says which values share one mean and one
 variance; ``parameter_axes`` says along which axes gain and bias have values of their
-own. Batch norm, layer norm, RMSNorm, instance norm, group norm, weight norm and weight
-standardization are such choices and nothing more: the table :data:`METHODS`.
+own; ``is_centred`` says whether the mean is taken off. Batch norm, layer norm, RMSNorm,
+instance norm, weight norm, weight standardization and, of an array whose channels are
+split, group norm are such choices and nothing more: the table :data:`METHODS`.
 
 First stand the formulas, in the names of the chapters, which check nothing; after them
 the public functions, which check their arguments once and then call the formulas. What
@@ -72,7 +73,12 @@ class NormalizeGradients(NamedTuple):
 
 
 class Method(NamedTuple):
-    """What a method takes, and its axes; ``2, ...`` stands for axis 2 and all after."""
+    """What a method takes, and its axes; ``2, ...`` stands for axis 2 and all after.
+
+    To add one: its row in :data:`METHODS`, functions that name it as those of
+    ``group_norm`` do, its case in ``tests/test_methods.py``; for the book's table of
+    axes its line in ``axes``, for a layer a class in ``layers``.
+    """
 
     shapes: str
     least: int  # axes that x must have
@@ -127,7 +133,7 @@ def scale(centred: Array, axes: Axes, eps: float) -> tuple[Array, Array, Array]:
 
 
 def through(g: Array, x_hat: Array, inv_std: Array, axes: Axes) -> Array:
-    """Take a gradient through mean and root: the closed form, of every method."""
+    """Take a gradient through mean and root, in closed form."""
     along = (g * x_hat).mean(axes, keepdims=True)
     return inv_std * (g - g.mean(axes, keepdims=True) - x_hat * along)
 
@@ -264,8 +270,8 @@ def standardize(
 
     .. math:: \hat x_i = (x_i - \mu) / \sqrt{\sigma^2 + \epsilon}
 
-    The variance of the result is :math:`\sigma^2 / (\sigma^2 + \epsilon)`.
-    :func:`normalize` without gain and bias.
+    The variance of the result is :math:`\sigma^2 / (\sigma^2 + \epsilon)`. Not centred,
+    a group is divided by its root mean square. :func:`normalize` without gain and bias.
     """
     return normalize_forward(x, axes=axes, eps=eps, is_centred=is_centred)[0]
 

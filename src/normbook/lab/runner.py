@@ -2,7 +2,8 @@
 
 Every variant with every seed is a run of its own. Processes that ``torchrun`` started
 share the runs among them, and each run gives the same numbers as it would alone. Or
-all take part in every run and share its batches, which gives the same up to rounding.
+all take part in every run and share its batches, which gives the same up to rounding
+unless each is to normalize its own part of a batch.
 """
 
 from __future__ import annotations
@@ -222,13 +223,13 @@ def replay(
 ) -> list[str]:
     """Repeat the first steps of each run of a record; list what differs.
 
-    That is what is off by more than a relative 1e-5; in float32 the losses after the
-    first by 3e-4 (2e-3 where the experiment is not steady), and measurements by 1e-2 of
-    the largest that are taken together. Unless ``steps`` is given, what comes after the
-    first update may be off by ten times what moving the start by 1e-6 (1e-7 in float64)
-    has made of it by that step; where it is not steady, this holds for measurements
-    alone, and from the start. RunError if the record is not of this experiment, or
-    keeps fewer ``steps``.
+    That is what is off by more than a relative 1e-5; measurements in float32 by 1e-2 of
+    the largest that are taken together. Unless ``steps`` is given, losses in float32
+    after the first may be off by 3e-4 (2e-3 where the experiment is not steady), and
+    what comes after the first update by ten times what moving the start by 1e-6 (1e-7
+    in float64) has made of it by that step; where it is not steady, this holds for
+    measurements alone, and from the start. RunError if the record is not of this
+    experiment, or keeps fewer ``steps``.
 
     Parameters
     ----------

@@ -4,7 +4,7 @@ A normalization layer is book-keeping around :mod:`normbook.layers.function`. On
 ``torch.nn`` has, too, is a *drop-in* for it: same arguments, same ``state_dict``, same
 numbers up to rounding. Channels-last memory stays channels-last, and under
 ``torch.autocast`` on a GPU layer, group and RMSNorm run in float32, as torch's do.
-Options mean the same in every layer:
+Options mean the same in every layer, where it says nothing else:
 
 num_features
     D or C, the length of axis 1.
@@ -20,7 +20,8 @@ track_running_stats
     Whether to keep ``running_mean``, ``running_var`` (of *unbiased* variances) and
     ``num_batches_tracked``. Without them the batch is used in both modes.
 device, dtype
-    Of parameters and buffers, which have one value for each channel.
+    Of parameters and buffers, which have one value for each channel (in layer norm and
+    RMSNorm, for each feature).
 
 So do errors, after which the running statistics are as before:
 
@@ -154,7 +155,7 @@ class NormLayer(nn.Module):
                 raise other_device(input, name, value)
 
     def _check_dtypes(self, input: Tensor, **states: Tensor | None) -> None:
-        """Refuse parameters and buffers of another dtype, if it is not float32."""
+        """Refuse another dtype than the input's, but float32 beside half precision."""
         dtypes = {k: value.dtype for k, value in states.items() if value is not None}
         kinds = set(dtypes.values())
         # Half precision may come with float32 state, as autocast makes it.
