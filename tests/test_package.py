@@ -147,6 +147,18 @@ def test_errors_are_one_tree_and_each_has_a_builtin_type() -> None:
     }
 
 
+def test_experiments_are_listed_without_drawing() -> None:
+    """Pictures are for `plot`; each process of a run would load what draws them."""
+    code = (
+        "import normbook.experiments.catalogue, sys; "
+        "print({'normbook.figures', 'matplotlib'} & {*sys.modules})"
+    )
+    run = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
+    assert run.stdout.strip() == "set()"
+
+
 @pytest.mark.parametrize("module", LIBRARY)
 def test_names_in_all_exist(module: str) -> None:
     loaded = importlib.import_module(module)

@@ -429,6 +429,8 @@ def _plot(options: argparse.Namespace) -> int:
             f"the record must be a file, but there is no {path}; make it with normbook "
             f"run {experiment.name}, or name another one with --record"
         ) from None
+    except OSError as error:
+        raise RecordError(str(error)) from error
     if found.name != experiment.name:
         raise RecordError(
             f"the record must be of {experiment.name}, got one of {found.name} in "
@@ -437,7 +439,10 @@ def _plot(options: argparse.Namespace) -> int:
     use_style()
     for name, figure in experiment.figures(found).items():
         picture = options.out / f"{experiment.name}-{name}.png"
-        figure.savefig(picture, dpi=150)
+        try:
+            figure.savefig(picture, dpi=150)
+        except OSError as error:  # not of the output: that is given up
+            raise RecordError(str(error)) from error
         print(picture)
     return 0
 

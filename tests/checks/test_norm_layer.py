@@ -149,6 +149,22 @@ class SingleInside(nn.GroupNorm):
         return y.to(x.dtype)
 
 
+class SilentLayerNorm(nn.LayerNorm):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x) * self.training
+
+
+class SilentBatchNorm(nn.BatchNorm1d):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x) * self.training
+
+
+@pytest.mark.parametrize("layer", [SilentLayerNorm(8), SilentBatchNorm(8)])
+def test_a_layer_that_is_silent_in_evaluation_is_found(layer: nn.Module) -> None:
+    report = check_norm_layer(layer, quiet=True)
+    assert any("evaluation" in name for name in report.failed), report
+
+
 def test_hooks_are_not_run() -> None:
     layer = nn.BatchNorm1d(3)
     seen: list[Any] = []

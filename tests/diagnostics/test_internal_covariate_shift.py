@@ -60,6 +60,15 @@ def test_the_gradient_shift_is_the_one_on_paper() -> None:
     check(gradient_shift)
 
 
+def test_a_weight_of_two_layers_moves_with_the_lower_one() -> None:
+    model = Product()
+    model.layers[2].weight = model.layers[0].weight  # ℓ = (a² b x)² / 2
+    shift = gradient_shift(model, lambda m: m(), STEP)
+    slope_a = 2 * A**3 * B**2 * X**2
+    b_before, b_after = (a**4 * B * X**2 for a in (A, A - STEP * slope_a))
+    np.testing.assert_allclose(shift.l2[1], abs(b_before - b_after), rtol=1e-12)
+
+
 def test_every_mutant_is_caught() -> None:
     assert survivors(gradient_shift, check) == []
 

@@ -330,8 +330,14 @@ def test_a_plot_writes_each_figure_and_prints_its_name(
     ],
 )
 def test_a_plot_that_cannot_be_drawn_is_told_in_one_line(
-    options: list[str], message: str, tiny_json: Path, capsys: Capture
+    options: list[str],
+    message: str,
+    tiny_json: Path,
+    capsys: Capture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    # The output is in order: what calls `main` in its own process goes on to use it.
+    monkeypatch.setattr("normbook.__main__._give_up_output", pytest.fail)
     other = tiny_json.read_text().replace('"name": "tiny"', '"name": "vgg"')
     tiny_json.with_name("other.json").write_text(other)
     tiny_json.with_name("broken.json").write_text("{")

@@ -37,6 +37,17 @@ BOTH = [PAIRS[1], AVERAGED[1]]
 both = pytest.mark.parametrize("pair", BOTH, ids=name)
 
 
+@both
+def test_a_state_can_be_loaded_by_name_as_in_torch(pair: Pair) -> None:
+    layer, errors = twins(pair)[0], list[str]()
+    state = layer.state_dict()
+    layer._load_from_state_dict(
+        state, "", {"version": 2}, strict=True, missing_keys=[],
+        unexpected_keys=[], error_msgs=errors,
+    )  # fmt: skip
+    assert errors == []
+
+
 def assert_trained_alike(layers: tuple[Any, Any], shape: tuple[int, ...]) -> None:
     """Train, evaluate, and train again."""
     for is_training in (True, True, False, True):

@@ -178,6 +178,8 @@ def acts_alike(subject: Subject) -> Fault | None:
     heights, slopes = zip(*lines, strict=True)
     cure = "End both modes with the same gain * x_hat + bias."
     size = max(map(largest, slopes))
+    if not size:
+        return Fault("in evaluation the output does not depend on the input.", cure)
     error = largest(slopes[0] * a[1] - slopes[1] * a[0]) / (size * largest(a))
     if error > 0.01:
         return Fault(

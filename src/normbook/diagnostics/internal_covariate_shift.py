@@ -143,7 +143,8 @@ def gradient_shift(
         def gradient(mixed: Sequence[Group], i: int) -> Group:
             reset()
             with torch.no_grad():
-                for p, value in zip(chain(*parameters), chain(*mixed), strict=True):
+                below = zip(chain(*parameters[:i]), chain(*mixed[:i]), strict=True)
+                for p, value in below:
                     p.copy_(value)
             return gradients(model, loss, parameters[i])[1]
 

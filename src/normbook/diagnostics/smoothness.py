@@ -74,7 +74,7 @@ class AlongGradient(NamedTuple):
 
     @property
     def floor(self) -> float:
-        r""":math:`1 / \eta_{\min}`: what the effective smoothness meets at a kink."""
+        r""":math:`1 / \eta_{\min}`: a level that S meets at a kink, and no bound."""
         return float(1 / self.step_sizes.min())
 
 

@@ -23,7 +23,6 @@ from normbook.data import Dataset
 from normbook.errors import RecordError
 from normbook.experiments import measures
 from normbook.experiments.published import BATCH_SIZE_ERROR, BATCH_SIZE_LOSS, Points
-from normbook.figures import band, curve_grid, panels, points
 from normbook.lab import experiment as lab
 from normbook.lab.digits_mlp import build, evaluate
 from normbook.lab.record import Record
@@ -178,6 +177,8 @@ def figures(record: Record) -> dict[str, Figure]:
     Both in evaluation mode against epochs, with the published points that the record
     reaches, unless the scale is "live".
     """
+    from normbook.figures import curve_grid, points
+
     record.require(BATCH_128.name, BATCH_4.name)
     drawn = {}
     for quantity, ylabel in (
@@ -218,6 +219,8 @@ def choices_figures(record: Record) -> dict[str, Figure]:
     "choices": test error after one epoch against the learning rate, with ReLU; dotted,
     at the scale of the paper, what was published after the first epoch.
     """
+    from normbook.figures import band, panels
+
     record.require(BATCH_128_CHOICES.name, BATCH_4_CHOICES.name)
     fig, axes = panels(len(_NORMS), sharey=True)
     for ax, name in zip(axes, _NORMS, strict=True):

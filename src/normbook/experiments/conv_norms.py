@@ -37,7 +37,6 @@ from normbook.data import Dataset
 from normbook.experiments import measures
 from normbook.experiments.published import GROUP_NORM_ERROR
 from normbook.experiments.vgg import CHUNK, images, tested
-from normbook.figures import band, panels, points, sweep, tick
 from normbook.lab import experiment as lab
 from normbook.lab.record import Record
 from normbook.layers.batch_norm import BatchNorm2d
@@ -275,6 +274,8 @@ def _beside_batch_norm(
     **axis: Any,
 ) -> Figure:
     """Open a panel for each normalization: its curve, and that of batch norm."""
+    from normbook.figures import band, panels, tick
+
     variants = record.settings["variants"].values()
     norms = (v["norm"] for v in variants if batch_size in (None, v["batch_size"]))
     others = [norm for norm in dict.fromkeys(norms) if norm != "batch_norm"]
@@ -325,6 +326,8 @@ def _training(record: Record) -> Figure:
 
 
 def _recalibrated(record: Record) -> Figure:
+    from normbook.figures import sweep
+
     sizes, running = at_end(record, "batch_norm")
     _, recalibrated = at_end(record, "batch_norm", measurement="recalibrated")
     lines: dict[str, tuple[Kind, ArrayLike]] = {
@@ -336,6 +339,8 @@ def _recalibrated(record: Record) -> Figure:
 
 def _published(record: Record) -> Figure:
     """Our errors above, published ones below; the data sets differ."""
+    from normbook.figures import band, panels, points, tick
+
     compared = [norm for norm in GROUP_NORM_ERROR if norm != "batch_norm"]
     count = len(compared)
     fig, axes = panels(2 * count, rows=2, sharex=True)

@@ -21,7 +21,6 @@ from torch import Tensor, nn
 from normbook.data import Dataset
 from normbook.experiments import measures
 from normbook.experiments.published import DEEP_LINEAR_LOSS
-from normbook.figures import curve_grid, points
 from normbook.lab import experiment as lab
 from normbook.lab.record import Record
 from normbook.layers.batch_norm import BatchNorm1d
@@ -116,6 +115,8 @@ def figures(record: Record) -> dict[str, Figure]:
     layers below. The range of the loss is not drawn: on a plateau it is below the last
     digit that a record keeps of a loss.
     """
+    from normbook.figures import curve_grid, points
+
     record.require(EXPERIMENT.name)
     names = {
         (v["norm"], v["learning_rate"]): name

@@ -57,7 +57,6 @@ from normbook.data.sequences import pad
 from normbook.data.strokes import Drawing, lines
 from normbook.data.synthetic import drawings
 from normbook.experiments import published
-from normbook.figures import band, legend_above, panels, pen_lines, points
 from normbook.lab import experiment as lab
 from normbook.lab.record import Record
 from normbook.layers.lstm import LayerNormLSTM
@@ -442,6 +441,8 @@ def figures(record: Record) -> dict[str, Figure]:
     come to. "samples": lines that the networks of the first seed and rate wrote after
     training.
     """
+    from normbook.figures import band, legend_above, panels, pen_lines, points
+
     record.require(EXPERIMENT.name)
     variants = record.settings["variants"]
     endings = [e for e in ENDINGS if f"none{e}" in variants]

@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from normbook.diagnostics.internal_covariate_shift import gradient_shift
 from normbook.diagnostics.smoothness import along_gradient
 from normbook.diagnostics.undisturbed import undisturbed
-from normbook.figures import Line, band
 from normbook.lab.experiment import Run, Values
 from normbook.lab.record import Record
 from normbook.layers.recalibrate import recalibrate
@@ -21,6 +20,8 @@ from normbook.looks import Kind
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+
+    from normbook.figures import Line
 
 __all__ = [
     "bands",
@@ -127,5 +128,7 @@ def row(
 
 def bands(ax: Axes, lines: Mapping[str, Line]) -> None:
     """Draw the lines of a panel."""
+    from normbook.figures import band
+
     for label, (kind, x, runs) in lines.items():
         band(ax, x, runs, kind=kind, label=label)

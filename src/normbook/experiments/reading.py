@@ -51,7 +51,6 @@ from normbook.data import cloze
 from normbook.data.stories import Stories, Story
 from normbook.experiments import published
 from normbook.experiments.measures import errors, judge
-from normbook.figures import Line, curve_grid, points, shaded_words
 from normbook.lab import experiment as lab
 from normbook.lab.record import Record
 from normbook.layers.batch_norm_lstm import BatchNormLSTM
@@ -63,6 +62,8 @@ if TYPE_CHECKING:
 
     from matplotlib.figure import Figure
     from numpy.typing import NDArray
+
+    from normbook.figures import Line
 
 __all__ = [
     "EXPERIMENT",
@@ -401,6 +402,8 @@ def figures(record: Record) -> dict[str, Figure]:
     the words of one text of each task, in the shade of their weights at the end of the
     run with the first seed.
     """
+    from normbook.figures import curve_grid, points, shaded_words
+
     record.require(EXPERIMENT.name)
     tasks = record.settings["tasks"]
     by_task: dict[str, dict[str, Line]] = {}

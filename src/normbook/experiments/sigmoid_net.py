@@ -24,7 +24,6 @@ from normbook.diagnostics.internal_covariate_shift import input_shift_of_update
 from normbook.diagnostics.noise import DistributionNoise
 from normbook.experiments import measures
 from normbook.experiments.published import SIGMOID_NET_ACCURACY
-from normbook.figures import Line, band, legend_above, panels, points, tick
 from normbook.lab import experiment as lab
 from normbook.lab.digits_mlp import build, evaluate
 from normbook.lab.record import Record
@@ -33,6 +32,8 @@ from normbook.looks import STYLES, looks
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+    from normbook.figures import Line
 
 __all__ = ["CHOICES", "EXPERIMENT"]
 
@@ -138,6 +139,8 @@ def figures(record: Record) -> dict[str, Figure]:
 
 
 def _draw_accuracy(record: Record) -> Figure:
+    from normbook.figures import legend_above, panels, points
+
     shown = {variant: LOOKS[variant] for variant in record.variants}
     lines = measures.lines(record, shown, "test", "accuracy")
     fig, axes = panels(2)
@@ -155,6 +158,8 @@ def _draw_accuracy(record: Record) -> Figure:
 
 def _draw_inputs(record: Record) -> Figure:
     # (3 quantiles, times, units), of the first seed
+    from normbook.figures import band, panels
+
     inputs = {
         v: np.array([record.values(v, "inputs", q)[0] for q in QUANTILES])
         for v in record.variants
@@ -173,6 +178,8 @@ def _draw_inputs(record: Record) -> Figure:
 
 
 def _draw_input_shift(record: Record) -> Figure:
+    from normbook.figures import legend_above, panels
+
     depth = record.settings["depth"]
     shifts = [_stretches(record, "inputs", layer) for layer in range(depth)]
     fig, axes = panels(depth, sharex=True, sharey=True)
@@ -185,6 +192,8 @@ def _draw_input_shift(record: Record) -> Figure:
 
 
 def _draw_gradient_shift(record: Record) -> Figure:
+    from normbook.figures import legend_above, panels
+
     depth = record.settings["depth"]  # and a layer of scores; nothing below the lowest
     above = range(1, depth + 1)
     shifts = [_stretches(record, q, layer) for q in ("l2", "cosine") for layer in above]
@@ -220,6 +229,8 @@ def choices_figures(record: Record) -> dict[str, Figure]:
     rows after a fifth, a half and all of the steps; the learning rate across. Dotted at
     the scale of the paper: what was published at those steps.
     """
+    from normbook.figures import band, legend_above, panels, tick
+
     record.require(CHOICES.name)
     names = {
         (v["norm"], v["learning_rate"], v["std"]): name

@@ -39,7 +39,6 @@ from torch import Tensor, nn
 from normbook.data import Dataset
 from normbook.diagnostics.undisturbed import Loss, gradients
 from normbook.experiments.measures import Looks, row
-from normbook.figures import Line, band, curve_grid, panels, tick
 from normbook.lab import experiment as lab
 from normbook.lab.record import Record
 from normbook.layers.layer_norm import LayerNorm, RMSNorm
@@ -47,6 +46,8 @@ from normbook.looks import LOOKS as ALL_LOOKS
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+    from normbook.figures import Line
 
 __all__ = [
     "EXPERIMENT",
@@ -333,6 +334,8 @@ def figures(record: Record) -> dict[str, Figure]:
     each block at the start and after some updates, and how far these have moved its
     weights.
     """
+    from normbook.figures import curve_grid
+
     record.require(EXPERIMENT.name)
     variants = record.settings["variants"].values()
     columns = {
@@ -385,6 +388,8 @@ def _columns(record: Record, rate: float) -> dict[str, Looks]:
 
 def _draw_accuracy(record: Record, columns: dict[float, dict[str, Looks]]) -> Figure:
     """Draw the end of the runs with layer norm, which have all rates."""
+    from normbook.figures import band, panels, tick
+
     rates = list(columns)
     titles = list(columns[rates[0]])
     fig, axes = panels(len(titles), sharey=True)

@@ -23,7 +23,6 @@ from normbook.diagnostics.internal_covariate_shift import input_shift_of_update
 from normbook.diagnostics.noise import DistributionNoise
 from normbook.experiments import measures
 from normbook.experiments.published import VGG_TRAIN_ACCURACY
-from normbook.figures import Line, band, curve_grid, legend_above, panels, points
 from normbook.lab import experiment as lab
 from normbook.lab.digits_mlp import evaluate
 from normbook.lab.record import Record
@@ -32,6 +31,8 @@ from normbook.looks import Kind, looks
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+    from normbook.figures import Line
 
 __all__ = ["EXPERIMENT", "build", "images", "tested"]
 
@@ -192,6 +193,8 @@ def figures(record: Record) -> dict[str, Figure]:
     (with :math:`1 / \eta_{\min}`); "shift", layer by layer, and "inputs" of the
     followed units, at the lowest learning rate.
     """
+    from normbook.figures import curve_grid, points
+
     record.require(EXPERIMENT.name)
     by_rate: dict[float, dict[str, tuple[Kind, str]]] = {}
     for variant, settings in record.settings["variants"].items():
@@ -229,6 +232,8 @@ def figures(record: Record) -> dict[str, Figure]:
 
 def _draw_shift(record: Record, shown: measures.Looks) -> Figure:
     """Medians over training, layer by layer; the first layer has nothing below it."""
+    from normbook.figures import band, legend_above, panels
+
     fig, axes = panels(3)
     fig.set_size_inches(8.4, fig.get_size_inches()[1])
     for variant, (kind, label) in shown.items():

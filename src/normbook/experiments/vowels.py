@@ -42,7 +42,6 @@ from normbook.data.sequences import Sequences, pad
 from normbook.data.synthetic import sequences
 from normbook.diagnostics.undisturbed import undisturbed
 from normbook.experiments.measures import errors, judge, row
-from normbook.figures import band, curve_grid, legend_above, panels
 from normbook.lab import experiment as lab
 from normbook.lab.record import Record
 from normbook.layers.layer_norm import LayerNorm
@@ -271,6 +270,8 @@ def figures(record: Record) -> dict[str, Figure]:
     training steps; a column for each kind of batch norm. "lengths": test error at the
     end, for the groups of test sequences by length.
     """
+    from normbook.figures import band, curve_grid, legend_above, panels
+
     record.require(VOWELS.name, LONGER.name)
     columns = {
         title: {variant: LOOKS[variant] for variant in ("none", "layer_norm", own)}

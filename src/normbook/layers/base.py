@@ -281,6 +281,7 @@ class ChannelNorm(NormLayer):
         prefix: str,
         local_metadata: dict[str, Any],
         *rest: Any,
+        **named: Any,
     ) -> None:
         # Checkpoints older than version 2 have no num_batches_tracked: keep ours.
         key = prefix + "num_batches_tracked"
@@ -290,7 +291,9 @@ class ChannelNorm(NormLayer):
             if steps is None or steps.is_meta:
                 steps = torch.tensor(0)
             state_dict[key] = steps
-        nn.Module._load_from_state_dict(self, state_dict, prefix, local_metadata, *rest)
+        nn.Module._load_from_state_dict(
+            self, state_dict, prefix, local_metadata, *rest, **named
+        )
 
 
 def check_size(name: str, value: Any, about: str) -> int:

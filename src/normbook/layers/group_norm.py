@@ -202,14 +202,16 @@ class _InstanceNorm(ChannelNorm, TorchInstanceNorm):
         state_dict: dict[str, Any],
         prefix: str,
         local_metadata: dict[str, Any],
-        *rest: Any,
+        strict: bool,
+        missing_keys: list[str],
+        unexpected_keys: list[str],
+        error_msgs: list[str],
     ) -> None:
         # The first checkpoints had running statistics whether asked for or not.
         keys = [prefix + name for name in ("running_mean", "running_var")]
         kept = [key for key in keys if key in state_dict]
         is_first = local_metadata.get("version") is None
         if is_first and kept and not self.track_running_stats:
-            *_, error_msgs = rest
             error_msgs.append(
                 f"{' and '.join(kept)} must not be in the checkpoint of a layer with "
                 "track_running_stats=False; delete what was saved before torch 0.4, or "
@@ -217,6 +219,7 @@ class _InstanceNorm(ChannelNorm, TorchInstanceNorm):
             )
             for key in kept:
                 del state_dict[key]
+        rest = strict, missing_keys, unexpected_keys, error_msgs
         super()._load_from_state_dict(state_dict, prefix, local_metadata, *rest)
 
 

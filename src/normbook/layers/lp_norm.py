@@ -25,9 +25,10 @@ class LpNorm1d(NormLayer):
         s = \Big( \frac1N \sum_n \lvert x_n \rvert^p \Big)^{1/p}
 
     for each unit over the N examples of the batch, with :math:`s = \max_n |x_n|` for
-    :math:`p = \infty`, in evaluation, too: there are no running statistics. Options are
-    those of :mod:`normbook.layers.base`, and ``p``: 1, 2, ... or ``math.inf``. The
-    derivative is left to autograd.
+    :math:`p = \infty`, in evaluation, too: there are no running statistics. ``p`` is 1,
+    2, ... or ``math.inf``, and ``eps``, added to s, has the unit of x; other options
+    are those of :mod:`normbook.layers.base`. A size or p below 1 and a negative eps are
+    a ValueError. The derivative is left to autograd.
 
     Source: Santurkar et al. (2018), section 3.3 and Appendix A.
 

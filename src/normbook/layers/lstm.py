@@ -161,7 +161,9 @@ class LayerNormLSTM(NormLayer):
     rows and adds the two biases. Gains and biases of layer norms, which that layer has
     not, stay as they are. :meth:`as_lstm` is the way back from ``norm=None``.
 
-    On a call, a wrong number of axes and another dtype than that of the weights are a
+    A size below 1, dropout outside of 0..1, an unknown option and a negative eps are a
+    ValueError; dropout with one layer is a UserWarning, since it does nothing. On a
+    call, a wrong number of axes and another dtype than that of the weights are a
     ValueError; features, states and a device that do not fit, and no step, are a
     RuntimeError.
 

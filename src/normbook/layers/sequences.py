@@ -91,8 +91,10 @@ class PerStepBatchNorm1d(MaskedBatchNorm1d):
 
     The first ``max_steps`` steps, as many as the longest training sequence has, have
     running statistics of their own, in rows of shape (max_steps, num_features), and an
-    entry of ``num_batches_tracked``. Training at a later step is a ValueError. In
-    evaluation a step that was never trained takes those of the last trained before it.
+    entry of ``num_batches_tracked``. Training at a later step is a ValueError, as are
+    ``max_steps`` below 1 and a negative ``step``; what is no whole number is a
+    TypeError. In evaluation a step that was never trained takes those of the last
+    trained before it.
 
     With sequences of several lengths, in the end one of them is alive alone. A single
     value has no variance: batch norm would forget it and answer :math:`\beta`. Such a
