@@ -18,7 +18,7 @@ from normbook.weight_norm import (
 )
 
 EXACT = 1e-10  # float64 against torch, which adds in another order
-WEIGHTS = [(3, 7), (3, 5, 4), (6, 3, 2, 5), (7, 1)]
+WEIGHTS = [(6, 3, 2, 5), (3, 7), (3, 5, 4), (7, 1)]  # the first tells axes apart
 WEIGHTS_EPS = 0.3
 
 

@@ -58,7 +58,7 @@ def test_output_and_every_gradient_are_torch_s(
         key: value.to(dtype) if value.is_floating_point() else value
         for key, value in exact.items()
     }
-    if pair in PAIRS:
+    if pair in PAIRS and dtype == torch.float32:
         tolerance *= 2
     assert_equal(run(ours, x, dl_dy), expected, tolerance)
 
@@ -134,8 +134,9 @@ def test_half_precision_is_rounded_once(
     for key, expected in theirs.items():
         assert ours[key].dtype == expected.dtype, key
         if expected.is_floating_point():
-            few = pair in PAIRS[:3]  # in a sum
-            allowed = ROUNDED[expected.dtype] * (1 if few else 2)
+            allowed = ROUNDED[expected.dtype]
+            if expected.dtype == torch.float32 and pair not in PAIRS[:3]:
+                allowed *= 2  # sums over more values
             assert distance(ours[key], truth[key]) <= allowed, key
 
 
@@ -173,6 +174,12 @@ def test_one_nan_spoils_what_it_is_averaged_with_and_no_more(pair: Pair) -> None
     if x.ndim > 1:
         clean = ours["y"][:, :2] if pair in PAIRS else ours["y"][0]
         assert not clean.isnan().any()
+
+
+@pytest.mark.parametrize("pair", [FEATURES[2], FEATURES[5], *GROUPS[:2]], ids=name)
+def test_the_other_examples_do_not_matter(pair: Pair) -> None:
+    x, layer = draw(7, *pair.shape[1:]), twins(pair)[0]
+    assert torch.equal(layer(x)[:2], layer(x[:2]))
 
 
 # --- in memory and on devices

@@ -13,7 +13,7 @@ import pytest
 import torch
 from layer_pairs import distance, each_copy, stirred, zeros
 from torch import Tensor, nn
-from torch.autograd import forward_ad
+from torch.autograd import forward_ad, gradcheck, gradgradcheck
 from torch.autograd.graph import saved_tensors_hooks
 from torch.func import functional_call, grad, jacfwd, jacrev, jvp, vmap
 from torch.nn.utils.rnn import PackedSequence, pack_sequence, pad_packed_sequence
@@ -354,6 +354,24 @@ def test_derivatives_are_those_of_the_forward_pass(
     layer = make(eps=0.1, **options)
     found, expected = (order(f, layer, is_packed) for f in (by_layer, by_core))
     assert_same(found, expected)
+
+
+@each_packing
+@each_cell
+def test_derivatives_are_those_of_finite_differences(
+    options: dict[str, Any], is_packed: bool
+) -> None:
+    layer = make(eps=0.1, **options)
+    given = arguments(layer, is_packed)
+
+    def f(*values: Tensor) -> tuple[Tensor, ...]:
+        return tuple(
+            by_layer(layer, is_packed, **dict(zip(given, values, strict=True)))
+        )
+
+    values = tuple(given.values())
+    assert gradcheck(f, values, fast_mode=True, check_forward_ad=True)
+    assert gradgradcheck(f, values, fast_mode=True)
 
 
 @pytest.mark.parametrize("field", [*LayerNormLSTMParameters._fields, "x", "h_0", "c_0"])
