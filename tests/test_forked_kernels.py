@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -9,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -107,6 +109,7 @@ def test_a_template_that_has_ended_is_told(template: Template, tmp_path: Path) -
 
 CODE = """
 import json, os, sys
+def annotated(x: int): pass
 seen = {
     "arguments": sys.argv,
     "read": sys.stdin.read(),
@@ -116,6 +119,7 @@ seen = {
     "path": sys.path,
     "streams": [s.fileno() for s in (sys.stdin, sys.stdout, sys.stderr)],
     "children": os.waitstatus_to_exitcode(os.system("exit 3")),
+    "annotations": str(annotated.__annotations__),
 }
 sys.stdout.reconfigure(errors="backslashreplace")
 print(json.dumps(seen))
@@ -157,6 +161,33 @@ def test_a_program_in_another_environment_is_started_anew(template: Template) ->
         command = [sys.executable, "-c", code]
         process = template.popen(command, env={**os.environ, **variable})
         assert process.wait(60) == (not variable)
+
+
+@pytest.mark.parametrize(
+    "option",
+    [
+        {"preexec_fn": int},
+        {"pass_fds": [1]},
+        {"start_new_session": True},
+        {"umask": 0o77},
+        {"executable": sys.executable},
+    ],
+    ids=lambda option: next(iter(option)),
+)
+def test_a_program_with_an_option_that_no_copy_has_is_started_anew(
+    option: dict[str, Any], template: Template
+) -> None:
+    code = "import sys; sys.exit('json' in sys.modules)"
+    assert template.popen([sys.executable, "-c", code]).wait(60) == 1
+    assert template.popen([sys.executable, "-c", code], **option).wait(60) == 0
+
+
+def test_copies_do_not_draw_the_same_unseeded_numbers() -> None:
+    command = [sys.executable, "-c", "import numpy; print(numpy.random.random())"]
+    with contextlib.closing(Template(["numpy.random"])) as template:
+        programs = [template.popen(command, stdout=subprocess.PIPE) for _ in range(2)]
+        one, other = (program.communicate(timeout=60)[0] for program in programs)
+    assert one != other
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])

@@ -35,6 +35,10 @@ PROGRAM = (
     "del sys.path[0]; forked_kernels.serve(*sys.argv[2:])"
 )
 LONGEST = 150_000  # bytes of an order; a socket takes 200 000
+# Options of ``subprocess.Popen`` that a copy can have, too.
+STREAMS = {"stdin", "stdout", "stderr", "bufsize"}
+TEXT = {"text", "universal_newlines", "encoding", "errors"}
+OPTIONS = {"cwd", "env"} | STREAMS | TEXT
 
 
 def imported_by(notebooks: Iterable[Any]) -> list[str]:
@@ -93,17 +97,20 @@ class Program(Popen[Any]):
     """A Python program, as a ``subprocess.Popen``: forked by what has imported.
 
     Its parent, a fork as well, tells the exit status. A command that is no plain
-    program of this interpreter, in the environment of the template, is started anew.
+    program of this interpreter, in the environment of the template, or has other
+    options than `OPTIONS` is started anew.
     """
 
     def __init__(self, template: Template, args: Any, *others: Any, **how: Any) -> None:
+        is_plain = not others and how.keys() <= OPTIONS
+        self._is_copy = is_plain and template.can_run(args, how.get("env"))
         self._template, self._status = template, -1
         super().__init__(args, *others, **how)
 
     def _execute_child(self, *arguments: Any) -> None:
         args, cwd, env = arguments[0], *arguments[5:7]
         handles = arguments[10:16]
-        if not self._template.can_run(args, env):
+        if not self._is_copy:
             super()._execute_child(*arguments)  # type: ignore[misc]
             return
         read, write = os.pipe()
@@ -230,6 +237,8 @@ def serve(number: str, *modules: str) -> None:
         else:
             os.setsid()  # before anybody may end the group that it is in
             orders.sendall(str(os.getpid()).encode())
+    if "numpy.random" in sys.modules:
+        sys.modules["numpy.random"].seed()  # as at the start of an interpreter
     order = json.loads(text)
     become = become_program if files else become_kernel
     become(order["arguments"], order["environment"], order["folder"], files)
@@ -269,7 +278,8 @@ def become_program(
         sys.argv = ["-c", *arguments[2:]]
         sys.path[0] = ""
         main = sys.modules["__main__"] = types.ModuleType("__main__")
-        exec(compile(arguments[1], "<string>", "exec"), vars(main))  # noqa: S102 - ours
+        code = compile(arguments[1], "<string>", "exec", dont_inherit=True)
+        exec(code, vars(main))  # noqa: S102 - ours
     else:
         sys.argv = arguments
         sys.path[0] = str(Path(arguments[0]).resolve().parent)

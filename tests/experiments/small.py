@@ -50,6 +50,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
         "width": 5, "examples": 48, "batch_size": 8, "measure_every": 6, "steps": 18,
     },
     "vowels": {"batch_size": 60, "steps": 4, "measure_every": 2, "hidden": 5},
+    "vowels_longer": {"batch_size": 60, "steps": 2, "measure_every": 2, "hidden": 5},
     "conv_norms": _conv_norms("conv_norms"),
     "conv_norms_rates": _conv_norms("conv_norms_rates"),
     "transformer": {

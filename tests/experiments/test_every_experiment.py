@@ -73,6 +73,8 @@ def test_measurements_do_not_disturb_a_run(name: str, variant: str) -> None:
 def test_a_run_goes_on_from_a_checkpoint_bit_for_bit(name: str, variant: str) -> None:
     whole, first, rest = (small.begun(name, variant) for _ in range(3))
     for _ in range(3):
+        for run in (whole, first):
+            run.measure(steps=run.step)
         assert whole.update() == first.update()
     rest.load_state_dict(copy.deepcopy(first.state_dict()))
     for _ in range(3):
@@ -95,7 +97,7 @@ def test_every_parameter_is_trained(name: str, variant: str) -> None:
 @every_experiment
 def test_a_record_repeats_itself(name: str) -> None:
     record = small.record(name)
-    some = replace(record, runs=record.runs[-5:])
+    some = replace(record, runs=[run for run in record.runs if run.seed == 0])
     assert runner.replay(some, small.experiment(name), small.data(name)) == []
 
 
@@ -111,7 +113,8 @@ def test_every_figure_labels_its_axes_and_has_no_title(name: str) -> None:
 @every_experiment
 def test_the_figures_refuse_a_record_of_another_experiment(name: str) -> None:
     other = replace(small.record(name), name="tiny")
-    with pytest.raises(RecordError, match=rf"must be of .*{name}.*, got one of tiny"):
+    pattern = rf"must be of (.* or )?{name}( or .*)?, got one of tiny"
+    with pytest.raises(RecordError, match=pattern):
         EXPERIMENTS[name].figures(other)
 
 

@@ -271,6 +271,12 @@ def test_the_test_loss_is_that_of_the_lines_of_other_people() -> None:
     assert measured == pytest.approx(expected, rel=EXACT)
 
 
+def test_both_variants_begin_with_the_same_weights_and_biases() -> None:
+    one, other = begun("none"), begun("layer_norm")
+    for name, value in one.model.named_parameters():
+        assert torch.equal(value, other.model.get_parameter(name)), name
+
+
 @every_variant
 def test_the_network_learns(variant: str) -> None:
     run = begun(variant, hidden=32, components=20, steps=60)
@@ -322,6 +328,11 @@ def test_both_rates_are_drawn_on_one_scale_that_shows_all_of_each_curve() -> Non
     for line in (*slow.lines, *fast.lines):
         drawn = np.asarray(line.get_ydata())
         assert low < drawn.min() <= drawn.max() < high
+
+
+def test_every_panel_says_what_runs_along_it(live: Record) -> None:
+    for figure in handwriting.figures(live).values():
+        assert all(ax.get_xlabel() for ax in figure.axes)
 
 
 def test_a_record_of_another_experiment_is_refused(live: Record) -> None:

@@ -162,6 +162,13 @@ def test_the_normalization_is_inside_the_lstms_and_nowhere_else(variant: str) ->
 # --- the runs
 
 
+@every_variant
+def test_all_variants_begin_with_the_same_weights_and_biases(variant: str) -> None:
+    one, other = begun("none"), begun(variant)
+    for name, value in one.model.named_parameters():
+        assert torch.equal(value, other.model.get_parameter(name)), name
+
+
 def test_seeds_differ_in_weights_and_batches_but_not_in_the_texts() -> None:
     first, second = begun("none", seed=0), begun("none", seed=1)
     assert not torch.equal(first.batch[0], second.batch[0])

@@ -214,6 +214,15 @@ def test_choices_are_drawn_from_a_live_run_without_published_levels() -> None:
 # --- what is refused
 
 
+def test_a_record_of_the_other_experiment_is_refused(
+    paper: Record, choices: Record
+) -> None:
+    with pytest.raises(RecordError, match="must be of sigmoid_net, got one of sig"):
+        sigmoid_net.figures(choices)
+    with pytest.raises(RecordError, match="must be of sigmoid_net_choices, got one"):
+        sigmoid_net.choices_figures(paper)
+
+
 @pytest.mark.parametrize("missing", ["test/accuracy", "inputs/q50", "shift/cosine"])
 def test_a_record_that_lacks_a_measurement_is_refused(missing: str) -> None:
     shapes = {name: shape for name, shape in SHAPES.items() if name != missing}

@@ -336,6 +336,12 @@ def test_the_curves_drawn_are_those_of_the_record(live: Record) -> None:
             assert curves(ax) == medians(runs)
 
 
+def test_each_panel_of_the_last_row_says_what_runs_along_it(live: Record) -> None:
+    for figure in vowels.figures(live).values():
+        assert figure.axes[0].get_ylabel()
+        assert all(ax.get_xlabel() for ax in figure.axes[-len(BATCH) :])
+
+
 def test_the_errors_drawn_by_length_are_those_at_the_end(live: Record) -> None:
     axes = vowels.figures(live)["lengths"].axes
     for ax, own in zip(axes, BATCH, strict=True):

@@ -397,8 +397,11 @@ def check_rest(out: Path, updates: int) -> None:
     """Resume: so many updates are left, and lead to the same result."""
     with at_update(0) as counts:
         resumed = run(FEW, out=out, is_resumed=True)
+    whole = run(FEW)
     assert counts["updates"] == updates
-    assert results(resumed) == results(run(FEW))
+    assert results(resumed) == results(whole)
+    order = [(r.variant, r.seed) for r in whole.runs]
+    assert [(r.variant, r.seed) for r in resumed.runs] == order
 
 
 def test_a_disk_that_is_full_at_the_end_loses_nothing(out: Path) -> None:

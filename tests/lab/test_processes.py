@@ -185,9 +185,8 @@ def test_a_program_needs_no_guard_and_no_file(has_file: bool, tmp_path: Path) ->
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
     program = [str(script)] if has_file else ["-c", SCRIPT]
-    done = subprocess.run(
-        [sys.executable, *program], capture_output=True, text=True, check=True
-    )
+    command = [sys.executable, "-W", "default", *program]  # so no copy of a process
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert (done.stdout, done.stderr) == ("once [{'steps': 7}]\n", "")
 
 
