@@ -16,7 +16,12 @@ import torch
 from function_pairs import EXACT, assert_gradients, torch_gradients
 
 from normbook.gradient_check import relative_error, survivors
-from normbook.normalize import normalize, normalize_backward, normalize_forward
+from normbook.normalize import (
+    normalize,
+    normalize_backward,
+    normalize_forward,
+    standardize,
+)
 
 SHAPE = (5, 3, 4)  # every axis of a different length
 EPS = 0.3  # large, so that a wrong place for it is seen
@@ -123,6 +128,13 @@ def test_every_mutant_of_a_helper_is_caught(
                 check(axes, parameter_axes, is_centred, np.asarray)
 
     assert survivors(getattr(module, name), check_with) == []
+
+
+@pytest.mark.parametrize("form", [normalize, standardize])
+def test_by_default_the_mean_is_taken_off_and_eps_is_1e_5(form: Any) -> None:
+    x = draw(1)[0] / 1000  # so small that eps matters
+    y, _ = normalize_forward(x, axes=0, eps=1e-5, is_centred=True)
+    np.testing.assert_array_equal(form(x, axes=0), y)
 
 
 X, ONE = np.ones((4, 3, 2)), np.ones(3)
