@@ -28,9 +28,11 @@ from normbook.layer_norm_lstm import (
     check_option,
     layer_norm_lstm_backward,
     layer_norm_lstm_forward,
+    with_one_bias,
 )
 from normbook.layers.base import NormLayer, as_float32, check_size, other_device
 from normbook.layers.function import Slopes, as_needed
+from normbook.layers.native import NativeSequence, can_run
 from normbook.lstm import (
     LSTMCache,
     LSTMOutput,
@@ -38,6 +40,7 @@ from normbook.lstm import (
     lstm_backward,
     lstm_forward,
 )
+from normbook.through_time import complete
 
 __all__ = ["LayerNormLSTM"]
 
@@ -62,6 +65,7 @@ class _Cell:
     carried: Carried
     eps: float
     batch_sizes: tuple[int, ...] | None  # None: all sequences have one length
+    is_native: bool  # by the compiled loop, where it can run
 
     def forward(
         self, x: Tensor, h_0: Tensor, c_0: Tensor, parameters: Parameters
@@ -85,6 +89,11 @@ class _Cell:
     def backward(self, dl_dh: Tensor, cache: Any, *last: Tensor | None) -> Any:
         backward = lstm_backward if self.norm is None else layer_norm_lstm_backward
         return backward(dl_dh, cache, *last)
+
+    def full(self, parameters: Parameters) -> Any:
+        """Weights, gains and biases, with 1 and 0 where one was left out."""
+        weights = self._named(parameters)
+        return complete(weights) if self.norm is None else with_one_bias(weights)
 
     def _named(self, parameters: Parameters) -> Any:
         kind = LSTMParameters if self.norm is None else LayerNormLSTMParameters
@@ -204,6 +213,7 @@ class LayerNormLSTM(NormLayer):
         eps: float = 1e-5,
         carried: Carried = "raw",
         has_redundant_biases: bool = True,
+        native: bool = True,
     ) -> None:
         super().__init__()
         self.input_size = input_size
@@ -215,6 +225,7 @@ class LayerNormLSTM(NormLayer):
         self.norm = norm
         self.carried = carried
         self.has_redundant_biases = has_redundant_biases
+        self.native = native
         self._check_settings(dropout, proj_size)
         self.dropout = float(dropout)
         self.eps = check_eps(eps)
@@ -309,7 +320,7 @@ class LayerNormLSTM(NormLayer):
         is_autocast = _is_autocast(x)
         if is_autocast:
             x, *states = as_float32(x, *states)
-        cell = _Cell(self.norm, self.carried, self.eps, sizes)
+        cell = _Cell(self.norm, self.carried, self.eps, sizes, self.native)
         order = None
         if sizes is not None and self.bidirectional:
             order = backwards(sizes, x.device)
@@ -412,7 +423,13 @@ class LayerNormLSTM(NormLayer):
         )
         check_size("hidden_size", self.hidden_size, "it is the number of units")
         check_size("num_layers", self.num_layers, "it is the number of layers")
-        for name in ("bias", "batch_first", "bidirectional", "has_redundant_biases"):
+        for name in (
+            "bias",
+            "batch_first",
+            "bidirectional",
+            "has_redundant_biases",
+            "native",
+        ):
             check_switch(name, getattr(self, name))
         check_option("norm", self.norm, (*get_args(Normed), None))
         check_option("carried", self.carried, get_args(Carried))
@@ -523,6 +540,10 @@ def _layer(
         # Forward-mode derivatives: torch follows the forward pass by itself.
         with _no_autocast(x):
             return tuple(cell.forward(x, h_0, c_0, parameters)[0])
+    if cell.is_native and can_run(cell, tensors):
+        is_kept = torch.is_grad_enabled() and any(v.requires_grad for v in tensors)
+        inputs = cell, is_kept, x, h_0, c_0, *parameters
+        return NativeSequence.apply(*inputs)  # type: ignore[no-any-return, no-untyped-call]
     h, h_last, c_last, *_ = _Sequence.apply(cell, x, h_0, c_0, *parameters)  # type: ignore[no-untyped-call]
     return h, h_last, c_last
 

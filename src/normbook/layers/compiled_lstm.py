@@ -1,0 +1,509 @@
+r"""The loop of the LSTM over its steps, with layer norm or without, compiled by numba.
+
+These are the formulas of :mod:`normbook.layer_norm_lstm` and :mod:`normbook.lstm`, in
+float32 on a CPU: at each step one product with :math:`W_h`, then each row by itself
+while it lies in the cache. What makes it fast:
+
+- ``W_h`` lies in *panels*, columns that fill two vector registers. A *tile*, some rows
+  times one panel, stays in registers for the whole sum.
+- exp is a polynomial without branches, so that loops over units become vector loops.
+- A loop has one target and few sources: numba cannot promise that arrays do not
+  overlap, and compiled code that looks whether they do costs more with each.
+
+Arrays are NumPy's, of float32 and C-contiguous. ``starts`` and ``sizes`` tell the rows
+of each step, as in :mod:`normbook.through_time`. Of each row, ``moments`` has mean and
+1 / s of p, q and c in turn. Nothing is checked: :mod:`normbook.layers.native` is the
+door. All of it is one file, since numba's cache looks at no other when it is changed.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import llvmlite.ir as ir
+import numpy as np
+from llvmlite.binding import get_host_cpu_features
+from numba import config, njit, types
+from numba import float32 as number
+from numba.core.cgutils import get_or_insert_function, unpack_tuple
+from numba.extending import intrinsic
+
+__all__ = ["backward", "forward", "pack", "padded"]
+
+
+def _has(feature: str) -> bool:
+    """Whether the CPU has it; who names one to numba names its features, too."""
+    if config.CPU_NAME:
+        return f"+{feature}" in (config.CPU_FEATURES or "")
+    return bool(get_host_cpu_features().get(feature))
+
+
+HAS_AVX512, HAS_AVX2 = _has("avx512f"), _has("avx2")
+LANES = 16 if HAS_AVX512 else 8 if HAS_AVX2 else 4  # numbers in a vector register
+WIDTH = 2 * LANES  # columns of a panel
+ROWS = 8 if HAS_AVX512 else 6 if HAS_AVX2 else 4  # of the largest tile
+BLOCK = 64  # rows whose gradients are added in float32
+
+# Division by 0 gives infinity, as everywhere in torch.
+compiled: Any = partial(njit, error_model="numpy", cache=True, nogil=True)
+# Sums may be taken in any order, so in vectors; and a product and a sum rounded once.
+summed = compiled(fastmath={"reassoc", "nsz", "contract"})
+fused = compiled(fastmath={"contract"})
+
+
+# --- the product ----------------------------------------------------------------------
+
+
+def padded(columns: int) -> int:
+    """Columns of as many whole panels as it takes."""
+    return -(-columns // WIDTH) * WIDTH
+
+
+def pack(w: np.ndarray) -> np.ndarray:
+    """Lay w, of shape (K, columns), out in panels, the last one filled with zeros."""
+    depth, columns = w.shape
+    full = np.zeros((depth, padded(columns)), w.dtype)
+    full[:, :columns] = w
+    panels = full.reshape(depth, -1, WIDTH).transpose(1, 0, 2)
+    return np.ascontiguousarray(panels).ravel()
+
+
+def tile(rows: int) -> Any:
+    """Make the product of so many rows of x with one panel.
+
+    Its arguments are x, the first row, all panels, the place where the panel begins,
+    the columns of x that count, and where the result goes: array, row and column.
+    """
+
+    @intrinsic  # type: ignore[untyped-decorator]
+    def product_of_tile(
+        _: Any,
+        x: Any,
+        row: Any,
+        panels: Any,
+        at: Any,
+        depth: Any,
+        to: Any,
+        i: Any,
+        j: Any,
+    ) -> Any:
+        signature = types.void(x, row, panels, at, depth, to, i, j)
+
+        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            def array(k: int) -> Any:
+                return context.make_array(signature.args[k])(
+                    context, builder, arguments[k]
+                )
+
+            def place(array: Any, row: Any, column: Any) -> Any:
+                stride = unpack_tuple(builder, array.strides)[0]
+                stride = builder.sdiv(stride, whole(4))
+                flat = builder.add(builder.mul(row, stride), column)
+                return builder.gep(array.data, [flat])
+
+            _, row, _, at, depth, _, i, j = arguments
+            whole, integer = partial(ir.Constant, depth.type), ir.IntType(32)
+            vector = ir.VectorType(ir.FloatType(), LANES)
+            nothing = ir.Constant(vector, ir.Undefined)
+            same = ir.Constant(ir.VectorType(integer, LANES), [0] * LANES)
+            kind = ir.FunctionType(vector, [vector] * 3)
+            multiply_add = get_or_insert_function(
+                builder.module, kind, f"llvm.fmuladd.v{LANES}f32"
+            )
+            x, to = array(0), array(5)
+            starts = [
+                place(x, builder.add(row, whole(r)), whole(0)) for r in range(rows)
+            ]
+            panel = builder.gep(array(2).data, [at])
+            before = builder.block
+            loop = builder.append_basic_block("sum")
+            after = builder.append_basic_block("summed")
+            builder.branch(loop)
+            builder.position_at_end(loop)
+            k = builder.phi(depth.type)
+            k.add_incoming(whole(0), before)
+            sums = [builder.phi(vector) for _ in range(2 * rows)]
+            columns = builder.gep(panel, [builder.mul(k, whole(WIDTH))])
+            pair = []
+            for v in range(2):
+                pointer = builder.gep(columns, [whole(v * LANES)])
+                pointer = builder.bitcast(pointer, vector.as_pointer())
+                pair.append(builder.load(pointer, align=4))
+            results = []
+            for r in range(rows):
+                value = builder.load(builder.gep(starts[r], [k]))
+                value = builder.insert_element(nothing, value, integer(0))
+                value = builder.shuffle_vector(value, nothing, same)
+                for v in range(2):
+                    factors = value, pair[v], sums[2 * r + v]
+                    results.append(builder.call(multiply_add, factors))
+            following = builder.add(k, whole(1))
+            k.add_incoming(following, loop)
+            for total, result in zip(sums, results, strict=True):
+                total.add_incoming(ir.Constant(vector, [0.0] * LANES), before)
+                total.add_incoming(result, loop)
+            is_more = builder.icmp_signed("<", following, depth)
+            builder.cbranch(is_more, loop, after)
+            builder.position_at_end(after)
+            for r in range(rows):
+                for v in range(2):
+                    column = builder.add(j, whole(v * LANES))
+                    pointer = place(to, builder.add(i, whole(r)), column)
+                    pointer = builder.bitcast(pointer, vector.as_pointer())
+                    builder.store(results[2 * r + v], pointer, align=4)
+            return context.get_dummy_value()
+
+        return signature, generate
+
+    return product_of_tile
+
+
+largest_tile, tile_of_2, tile_of_1 = tile(ROWS), tile(2), tile(1)
+
+
+@compiled()  # type: ignore[untyped-decorator]
+def product(x, row, rows, panels, depth, to, i):  # type: ignore[no-untyped-def]
+    """Multiply rows of x with all panels, and put the result in rows of ``to``."""
+    for j in range(0, panels.size // depth, WIDTH):
+        at = j * depth
+        r = 0
+        while r + ROWS <= rows:
+            largest_tile(x, row + r, panels, at, depth, to, i + r, j)
+            r += ROWS
+        while r + 2 <= rows:
+            tile_of_2(x, row + r, panels, at, depth, to, i + r, j)
+            r += 2
+        if r < rows:
+            tile_of_1(x, row + r, panels, at, depth, to, i + r, j)
+
+
+# --- the functions of the gates -------------------------------------------------------
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def bits(_: Any, x: Any) -> Any:
+    """The number as what its bits mean as a whole number."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.bitcast(arguments[0], ir.IntType(32))
+
+    return types.uint32(types.float32), generate
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def of_bits(_: Any, x: Any) -> Any:
+    """The way back."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.bitcast(arguments[0], ir.FloatType())
+
+    return types.float32(types.uint32), generate
+
+
+@compiled()  # type: ignore[untyped-decorator]
+def expm1(x):  # type: ignore[no-untyped-def]
+    """exp(x) - 1 = 2^n (exp(r) - 1) + 2^n - 1, with x = n log 2 + r; NaN stays NaN."""
+    x = number(80) if x > number(80) else x
+    x = number(-80) if x < number(-80) else x
+    # Beside 1.5 * 2^23 a float32 has no digits behind the point: it rounds to n, and
+    # its last bits are those of n.
+    shifted = x * number(1.4426950408889634) + number(12582912)
+    n = shifted - number(12582912)
+    r = (x - n * number(0.693359375)) - n * number(-2.12194440e-4)  # log 2 in two parts
+    q = number(1 / 5040) * r + number(1 / 720)
+    q = ((q * r + number(1 / 120)) * r + number(1 / 24)) * r + number(1 / 6)
+    q = (q * r + number(0.5)) * (r * r) + r
+    power = of_bits((bits(shifted) + np.uint32(127)) << np.uint32(23))  # 2^n
+    return power * q + (power - number(1))
+
+
+@compiled()  # type: ignore[untyped-decorator]
+def sigmoid(a):  # type: ignore[no-untyped-def]
+    """Put in the logistic function of each."""
+    for j in range(a.size):
+        a[j] = number(1) / (number(2) + expm1(-a[j]))
+
+
+@compiled()  # type: ignore[untyped-decorator]
+def tanh(a):  # type: ignore[no-untyped-def]
+    """Put in the hyperbolic tangent of each."""
+    for j in range(a.size):
+        e = expm1(number(-2) * a[j])
+        a[j] = -e / (e + number(2))
+
+
+# --- loops over a row -----------------------------------------------------------------
+
+
+@summed  # type: ignore[untyped-decorator]
+def mean(v):  # type: ignore[no-untyped-def]
+    """Mean of v."""
+    total = number(0)
+    for j in range(v.size):
+        total += v[j]
+    return total / number(v.size)
+
+
+@summed  # type: ignore[untyped-decorator]
+def mean_product(v, w):  # type: ignore[no-untyped-def]
+    """Mean of v times w."""
+    total = number(0)
+    for j in range(v.size):
+        total += v[j] * w[j]
+    return total / number(v.size)
+
+
+@summed  # type: ignore[untyped-decorator]
+def put_moments(moments, v, eps):  # type: ignore[no-untyped-def]
+    """Put in the mean of v, corrected by what it left, and 1 / s."""
+    first = mean(v)
+    total, squares = number(0), number(0)
+    for j in range(v.size):
+        d = v[j] - first
+        total += d
+        squares += d * d
+    left = total / number(v.size)
+    var = max(squares / number(v.size) - left * left, number(0))
+    moments[0] = first + left
+    moments[1] = number(1) / np.sqrt(var + eps)
+
+
+@fused  # type: ignore[untyped-decorator]
+def put_hat(to, v, moments):  # type: ignore[no-untyped-def]
+    """Put in v standardized."""
+    mu, inv_std = moments[0], moments[1]
+    for j in range(to.size):
+        to[j] = (v[j] - mu) * inv_std
+
+
+@fused  # type: ignore[untyped-decorator]
+def put_affine_hat(to, v, moments, gamma, beta):  # type: ignore[no-untyped-def]
+    """Put in gamma times v standardized, plus beta."""
+    mu, inv_std = moments[0], moments[1]
+    for j in range(to.size):
+        to[j] = gamma[j] * ((v[j] - mu) * inv_std) + beta[j]
+
+
+@fused  # type: ignore[untyped-decorator]
+def add_affine_hat(to, v, moments, gamma):  # type: ignore[no-untyped-def]
+    """Add gamma times v standardized."""
+    mu, inv_std = moments[0], moments[1]
+    for j in range(to.size):
+        to[j] += gamma[j] * ((v[j] - mu) * inv_std)
+
+
+@fused  # type: ignore[untyped-decorator]
+def put_through(to, w, v_hat, inv_std):  # type: ignore[no-untyped-def]
+    """Put in w taken back through a hat."""
+    first, second = mean(w), mean_product(w, v_hat)
+    for j in range(to.size):
+        to[j] = inv_std * ((w[j] - first) - v_hat[j] * second)
+
+
+@fused  # type: ignore[untyped-decorator]
+def add_through(to, w, v_hat, inv_std):  # type: ignore[no-untyped-def]
+    """Add w taken back through a hat."""
+    first, second = mean(w), mean_product(w, v_hat)
+    for j in range(to.size):
+        to[j] += inv_std * ((w[j] - first) - v_hat[j] * second)
+
+
+@fused  # type: ignore[untyped-decorator]
+def put_product(to, v, w):  # type: ignore[no-untyped-def]
+    """Put in v times w."""
+    for j in range(to.size):
+        to[j] = v[j] * w[j]
+
+
+@fused  # type: ignore[untyped-decorator]
+def put_sum(to, v, w):  # type: ignore[no-untyped-def]
+    """Put in v plus w."""
+    for j in range(to.size):
+        to[j] = v[j] + w[j]
+
+
+@fused  # type: ignore[untyped-decorator]
+def add(to, v):  # type: ignore[no-untyped-def]
+    """Add v."""
+    for j in range(to.size):
+        to[j] += v[j]
+
+
+@fused  # type: ignore[untyped-decorator]
+def add_product(to, v, w):  # type: ignore[no-untyped-def]
+    """Add v times w."""
+    for j in range(to.size):
+        to[j] += v[j] * w[j]
+
+
+@fused  # type: ignore[untyped-decorator]
+def put_c(to, f, c_prev, i, g):  # type: ignore[no-untyped-def]
+    """Put in the next c."""
+    for j in range(to.size):
+        to[j] = f[j] * c_prev[j] + i[j] * g[j]
+
+
+@fused  # type: ignore[untyped-decorator]
+def put_slope_of_u(to, dl_dh, o, tanh_u):  # type: ignore[no-untyped-def]
+    """Put in what arrives at u."""
+    for j in range(to.size):
+        to[j] = dl_dh[j] * o[j] * (number(1) - tanh_u[j] * tanh_u[j])
+
+
+@fused  # type: ignore[untyped-decorator]
+def put_slope_of_gate(to, arriving, factor, gate):  # type: ignore[no-untyped-def]
+    """Put in what arrives at a, before a sigmoid that multiplies ``factor``."""
+    for j in range(to.size):
+        to[j] = arriving[j] * factor[j] * (gate[j] * (number(1) - gate[j]))
+
+
+@fused  # type: ignore[untyped-decorator]
+def put_slope_of_g(to, arriving, i, g):  # type: ignore[no-untyped-def]
+    """Put in what arrives at a, before the tanh."""
+    for j in range(to.size):
+        to[j] = arriving[j] * i[j] * (number(1) - g[j] * g[j])
+
+
+# --- the loop over the steps ----------------------------------------------------------
+
+
+@compiled()  # type: ignore[untyped-decorator]
+def forward(  # type: ignore[no-untyped-def]
+    q,
+    w_h,
+    gains,
+    h_0,
+    c_0,
+    starts,
+    sizes,
+    eps,
+    has_norm,
+    is_kept,
+    p,
+    gates,
+    c,
+    tanh_u,
+    h,
+    moments,
+):
+    """Run over all steps; c, h and, if kept, p, gates, tanh_u and moments are filled.
+
+    q is W_x x, ``w_h`` are the panels of the transposed W_h, ``gains`` are gamma_h,
+    gamma_x, b, gamma_c and beta_c, with the biases in b; without norm only b counts.
+    What is not kept needs rows for one step.
+    """
+    gamma_h, gamma_x, b, gamma_c, beta_c = gains
+    units = h.shape[1]
+    last_h, last_c, before = h_0, c_0, 0
+    for t in range(sizes.size):
+        start = starts[t]
+        first = start if is_kept else 0
+        product(last_h, before, sizes[t], w_h, units, p, first)
+        for n in range(sizes[t]):
+            row, kept = start + n, first + n
+            a, p_t, q_t, u = gates[kept], p[kept, : 4 * units], q[row], tanh_u[kept]
+            m, c_t = moments[kept], c[row]
+            if has_norm:
+                put_moments(m, p_t, eps)
+                put_moments(m[2:], q_t, eps)
+                put_affine_hat(a, p_t, m, gamma_h, b)
+                add_affine_hat(a, q_t, m[2:], gamma_x)
+            else:
+                put_sum(a, p_t, q_t)
+                add(a, b)
+            sigmoid(a[: 3 * units])
+            tanh(a[3 * units :])
+            put_c(
+                c_t, a[:units], last_c[before + n], a[units : 2 * units], a[3 * units :]
+            )
+            if has_norm:
+                put_moments(m[4:], c_t, eps)
+                put_affine_hat(u, c_t, m[4:], gamma_c, beta_c)
+            else:
+                u[:] = c_t
+            tanh(u)
+            put_product(h[row], a[2 * units : 3 * units], u)
+        last_h, last_c, before = h, c, start
+
+
+@compiled()  # type: ignore[untyped-decorator]
+def backward(  # type: ignore[no-untyped-def]
+    dl_dh,
+    q,
+    w_h,
+    gains,
+    c_0,
+    starts,
+    sizes,
+    has_norm,
+    p,
+    gates,
+    c,
+    tanh_u,
+    moments,
+    dl_dp,
+    dl_dq,
+    at_h,
+    at_c,
+    of_4h,
+    of_h,
+):
+    """Go back over all steps.
+
+    ``at_h`` and ``at_c`` come with what arrives behind the last steps, and leave with
+    what arrives at h_0 and c_0; ``at_h`` is as wide as ``w_h``, the panels of W_h.
+    Filled are ``dl_dp`` and, with norm, ``dl_dq``; and, in float64, the gradients of
+    b, gamma_h and gamma_x, ``of_4h``, and of beta_c and gamma_c, ``of_h``.
+    """
+    gamma_h, gamma_x, _, gamma_c, _ = gains
+    units = c.shape[1]
+    w, v_hat = np.empty((2, 4 * units), np.float32)
+    dl_da, c_hat = np.empty(4 * units, np.float32), np.empty(units, np.float32)
+    part_4h = np.zeros((3, 4 * units), np.float32)
+    part_h = np.zeros((2, units), np.float32)
+    waiting = 0
+    for t in range(sizes.size - 1, -1, -1):
+        start = starts[t]
+        last_c, before = (c_0, 0) if t == 0 else (c, starts[t - 1])
+        for n in range(sizes[t]):
+            row = start + n
+            a, u, m = gates[row], tanh_u[row], moments[row]
+            f, i, o = a[:units], a[units : 2 * units], a[2 * units : 3 * units]
+            g, dl_dh_t, dl_dc = a[3 * units :], at_h[n, :units], at_c[n]
+            dl_du, of_c = dl_da[:units], w[:units]
+            add(dl_dh_t, dl_dh[row])
+            put_slope_of_u(dl_du, dl_dh_t, o, u)
+            if has_norm:
+                put_hat(c_hat, c[row], m[4:])
+                add(part_h[0], dl_du)
+                add_product(part_h[1], dl_du, c_hat)
+                put_product(of_c, gamma_c, dl_du)
+                add_through(dl_dc, of_c, c_hat, m[5])
+            else:
+                add(dl_dc, dl_du)
+            put_slope_of_gate(dl_da[:units], dl_dc, last_c[before + n], f)
+            put_slope_of_gate(dl_da[units : 2 * units], dl_dc, g, i)
+            put_slope_of_gate(dl_da[2 * units : 3 * units], dl_dh_t, u, o)
+            put_slope_of_g(dl_da[3 * units :], dl_dc, i, g)
+            add(part_4h[0], dl_da)
+            put_product(dl_dc, dl_dc, f)
+            if has_norm:
+                put_hat(v_hat, p[row, : 4 * units], m)
+                add_product(part_4h[1], dl_da, v_hat)
+                put_product(w, gamma_h, dl_da)
+                put_through(dl_dp[row], w, v_hat, m[1])
+                put_hat(v_hat, q[row], m[2:])
+                add_product(part_4h[2], dl_da, v_hat)
+                put_product(w, gamma_x, dl_da)
+                put_through(dl_dq[row], w, v_hat, m[3])
+            else:
+                dl_dp[row] = dl_da
+        product(dl_dp, start, sizes[t], w_h, 4 * units, at_h, 0)
+        waiting += sizes[t]
+        if waiting >= BLOCK or t == 0:
+            of_4h += part_4h
+            of_h += part_h
+            part_4h[:] = 0
+            part_h[:] = 0
+            waiting = 0

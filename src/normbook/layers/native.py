@@ -1,0 +1,220 @@
+"""The compiled loop of the LSTM behind the layer: when it runs, and its backward pass.
+
+It runs where numba is installed, on a CPU in float32, unless the layer or the
+environment variable ``NORMBOOK_NATIVE=0`` says no, for the cell of the paper and the
+plain one. Everything else (float64, GPUs, other cells, ``torch.func``, forward-mode
+derivatives, whatever looks at single operators) takes the formulas, with the same
+results but for rounding.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import os
+import warnings
+from collections.abc import Sequence
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from normbook import through_time
+from normbook.layers.function import Slopes, as_needed
+
+__all__ = ["NATIVE", "NativeSequence", "can_run", "loop"]
+
+NATIVE = "NORMBOOK_NATIVE"  # environment variable; 0 turns the loop off
+
+# Half of a step in bfloat16 fits nothing.
+no_autocast = torch.autocast("cpu", enabled=False)
+
+_PANELS = WeakTensorKeyDictionary()  # of weights that were used for inference
+
+
+@functools.cache
+def loop() -> ModuleType | None:
+    """Import the compiled loop; None where numba is missing or cannot be used."""
+    if importlib.util.find_spec("numba") is None:
+        return None
+    try:
+        from normbook.layers import compiled_lstm
+    except Exception as error:  # noqa: BLE001, numba refuses some versions of NumPy so
+        warnings.warn(
+            f"the compiled loop of the LSTM must import numba, got {error!r}; the "
+            f"layer is slower without. Install a fitting numba, or set {NATIVE}=0.",
+            stacklevel=2,
+        )
+        return None
+    return compiled_lstm
+
+
+def can_run(cell: Any, tensors: Sequence[Tensor]) -> bool:
+    """Whether the loop computes this cell on these tensors."""
+    return (
+        (cell.norm is None or (cell.norm, cell.carried) == ("terms", "raw"))
+        and all(
+            type(v) in (Tensor, torch.nn.Parameter)
+            and v.dtype == torch.float32
+            and v.device.type == "cpu"
+            for v in tensors
+        )
+        and tensors[0].numel() > 0
+        and os.environ.get(NATIVE, "1") != "0"
+        # Transforms and what looks at operators would see none.
+        and not torch._C._are_functorch_transforms_active()
+        and not torch._C._len_torch_dispatch_stack()
+        and not torch.jit.is_tracing()  # type: ignore[no-untyped-call]
+        and loop() is not None
+    )
+
+
+class NativeSequence(torch.autograd.Function):
+    """One layer in one direction over all steps, in the compiled loop.
+
+    Returned are h, and h and c behind the last step of each sequence.
+    """
+
+    @staticmethod
+    @no_autocast
+    def forward(  # noqa: D102
+        ctx: Any,
+        cell: Any,
+        is_kept: bool,
+        x: Tensor,
+        h_0: Tensor,
+        c_0: Tensor,
+        *parameters: Any,
+    ) -> tuple[Tensor, ...]:
+        run = _Run(cell, x, h_0, parameters)
+        (rows,) = through_time.as_rows(x, x)
+        q = rows @ run.weights.w_x.T
+        m = len(rows) if is_kept else run.sizes[0]  # of one step, else
+        kept = [
+            q.new_empty(m, size) for size in (run.width, 4 * run.units, run.units, 6)
+        ]
+        c, h = q.new_empty(len(rows), run.units), q.new_empty(len(rows), run.units)
+        p, gates, tanh_u, moments = kept
+        arrays = _numpy(p, gates, c, tanh_u, h, moments)
+        run.loop.forward(
+            *_numpy(q),
+            run.transposed_panels(is_kept),
+            run.gains,
+            *_numpy(h_0, c_0),
+            *run.steps,
+            np.float32(cell.eps),
+            cell.norm is not None,
+            is_kept,
+            *arrays,
+        )
+        last = [_last(v, run.sizes) for v in (h, c)]
+        (h,) = through_time.like_steps(x, h)
+        if is_kept:
+            ctx.cell = cell
+            ctx.set_materialize_grads(False)
+            # h with its graph would hold itself under torch's saved_tensors_hooks.
+            ctx.save_for_backward(
+                x, h_0, c_0, h.detach(), q, p, gates, c, tanh_u, moments, *parameters
+            )
+        return h, *last
+
+    @staticmethod
+    @no_autocast
+    def backward(  # noqa: D102
+        ctx: Any, *arriving: Tensor | None
+    ) -> Slopes:
+        # Unpacked once: torch.utils.checkpoint allows no more.
+        x, h_0, c_0, h, q, p, gates, c, tanh_u, moments, *parameters = ctx.saved_tensors
+        cell = ctx.cell
+        dl_dh, dl_dh_last, dl_dc_last = arriving
+        dl_dh = torch.zeros_like(h) if dl_dh is None else dl_dh
+        if torch.is_grad_enabled() or torch._C._are_functorch_transforms_active():
+            # Gradients that are differentiated in turn: those of the formulas.
+            _, cache = cell.forward(x, h_0, c_0, parameters)
+            gradients = cell.backward(dl_dh, cache, dl_dh_last, dl_dc_last)
+            dl_dx, by_weights, *by_states = gradients
+            return as_needed(ctx, None, None, dl_dx, *by_states, *by_weights)
+        run = _Run(cell, x, h_0, parameters)
+        has_norm, n, units = cell.norm is not None, run.sizes[0], run.units
+        dl_dp = q.new_empty(q.shape)
+        dl_dq = q.new_empty(q.shape) if has_norm else dl_dp
+        at_h, at_c = q.new_zeros(n, run.loop.padded(units)), q.new_zeros(n, units)
+        for at, last in (at_h[:, :units], dl_dh_last), (at_c, dl_dc_last):
+            if last is not None:
+                at.copy_(last)
+        of_4h, of_h = np.zeros((3, 4 * units)), np.zeros((2, units))
+        rows, dl_dh = through_time.as_rows(x, x, dl_dh)
+        run.loop.backward(
+            *_numpy(dl_dh, q),
+            run.loop.pack(*_numpy(run.weights.w_h)),
+            run.gains,
+            *_numpy(c_0),
+            *run.steps,
+            has_norm,
+            *_numpy(p, gates, c, tanh_u, moments, dl_dp, dl_dq, at_h, at_c),
+            of_4h,
+            of_h,
+        )
+        (of_h_rows,) = through_time.as_rows(x, h)
+        h_prev = through_time.before(of_h_rows, h_0, run.sizes)
+        dl_dx = None
+        if ctx.needs_input_grad[2]:
+            (dl_dx,) = through_time.like_steps(x, dl_dq @ run.weights.w_x)
+        b, gamma_h, gamma_x = torch.from_numpy(of_4h).to(q.dtype)
+        beta_c, gamma_c = torch.from_numpy(of_h).to(q.dtype)
+        by_weights = [dl_dq.T @ rows, dl_dp.T @ h_prev, b]
+        if has_norm:
+            by_weights += [gamma_h, b, gamma_x, b, gamma_c, beta_c]
+        by_states = at_h[:, :units].contiguous(), at_c
+        return as_needed(ctx, None, None, dl_dx, *by_states, *by_weights)
+
+
+class _Run:
+    """What forward and backward of one call share."""
+
+    def __init__(
+        self, cell: Any, x: Tensor, h_0: Tensor, parameters: Sequence[Any]
+    ) -> None:
+        compiled = loop()
+        assert compiled is not None  # noqa: S101, can_run has told
+        self.loop = compiled
+        self.weights = weights = cell.full(parameters)
+        self.units = units = h_0.shape[1]
+        self.width = compiled.padded(4 * units)
+        self.sizes = cell.batch_sizes or (x.shape[1],) * x.shape[0]
+        sizes = np.array(self.sizes)
+        self.steps = np.cumsum(sizes) - sizes, sizes
+        names = "gamma_h", "gamma_x", "b", "gamma_c", "beta_c"
+        self.gains = tuple(_numpy(*(getattr(weights, n, weights.b) for n in names)))
+
+    def transposed_panels(self, is_training: bool) -> Any:
+        """Lay out the transposed W_h; kept for the next call where nothing is learned.
+
+        Whether it is still the same is seen by its values: ``.data`` may be changed
+        behind the back of version counters.
+        """
+        w_h = self.weights.w_h.detach()
+        if is_training:
+            return self.loop.pack(w_h.T.numpy())
+        known, panels = _PANELS.get(self.weights.w_h, (None, None))
+        if known is None or not torch.equal(known, w_h):
+            known, panels = w_h.clone(), self.loop.pack(w_h.T.numpy())
+            _PANELS[self.weights.w_h] = known, panels
+        return panels
+
+
+def _numpy(*tensors: Tensor) -> list[Any]:
+    return [v.detach().contiguous().numpy() for v in tensors]
+
+
+def _last(rows: Tensor, sizes: Sequence[int]) -> Tensor:
+    """Rows behind the last step of each sequence."""
+    n = sizes[0]
+    if sizes[-1] == n:
+        return rows[-n:].clone()
+    alive = np.array(sizes)
+    last = (alive[:, None] > np.arange(n)).sum(0) - 1  # step of each sequence
+    return rows[torch.from_numpy((alive.cumsum() - alive)[last] + np.arange(n))]
