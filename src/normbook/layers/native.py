@@ -96,9 +96,10 @@ class NativeSequence(torch.autograd.Function):
         kept = [
             q.new_empty(m, size) for size in (run.width, 4 * run.units, run.units, 6)
         ]
-        c, h = q.new_empty(len(rows), run.units), q.new_empty(len(rows), run.units)
+        c, h = q.new_empty(len(rows), run.units), q.new_empty(*x.shape[:-1], run.units)
         p, gates, tanh_u, moments = kept
-        arrays = _numpy(p, gates, c, tanh_u, h, moments)
+        (h_rows,) = through_time.as_rows(x, h)
+        arrays = _numpy(p, gates, c, tanh_u, h_rows, moments)
         run.loop.forward(
             *_numpy(q),
             run.transposed_panels(is_kept),
@@ -110,8 +111,7 @@ class NativeSequence(torch.autograd.Function):
             is_kept,
             *arrays,
         )
-        last = [_last(v, run.sizes) for v in (h, c)]
-        (h,) = through_time.like_steps(x, h)
+        last = [_last(v, run.sizes) for v in (h_rows, c)]
         if is_kept:
             ctx.cell = cell
             ctx.set_materialize_grads(False)

@@ -1,0 +1,329 @@
+"""The compiled loop of the LSTM: the same numbers as the formulas, and only where it can."""
+
+from __future__ import annotations
+
+import copy
+import importlib.util
+import pickle
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from layer_pairs import stirred
+from torch import Tensor
+from torch.autograd.graph import saved_tensors_hooks
+from torch.func import functional_call, jvp, vmap
+from torch.nn.utils.rnn import PackedSequence, pack_sequence
+from torch.utils.checkpoint import checkpoint
+from torch.utils.flop_counter import FlopCounterMode
+
+from normbook.layers import native
+from normbook.layers.lstm import LayerNormLSTM
+
+# torch's forward mode loads functions that torch itself still scripts.
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:.torch.jit.script. is deprecated:DeprecationWarning"
+)
+pytest.importorskip("numba")
+from normbook.layers import compiled_lstm as compiled  # noqa: E402
+
+NORMS = "terms", None
+each_norm = pytest.mark.parametrize("norm", NORMS)
+
+
+@pytest.fixture(autouse=True)
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Count the calls of the loop."""
+    monkeypatch.delenv(native.NATIVE, raising=False)
+    counted: list[int] = []
+    original = native._Run.__init__
+
+    def count(self: Any, *arguments: Any) -> None:
+        counted.append(1)
+        original(self, *arguments)
+
+    monkeypatch.setattr(native._Run, "__init__", count)
+    return counted
+
+
+def make(*sizes: int, gain: float = 1.0, **options: Any) -> LayerNormLSTM:
+    layer = stirred(LayerNormLSTM(*sizes, **options), -0.3, 0.3)
+    with torch.no_grad():
+        for name, value in layer.named_parameters():
+            if name.startswith("gamma"):
+                scale = 1.0 if name.startswith("gamma_c") else gain
+                value.add_(1).mul_(scale)
+    return layer
+
+
+def draw(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def results(layer: LayerNormLSTM, x: Any, hx: Any = None) -> list[Tensor]:
+    """Return outputs and all gradients of a loss that draws on every output."""
+    rows = x.data if isinstance(x, PackedSequence) else x
+    leaf = rows.detach().clone().requires_grad_()
+    asked = x._replace(data=leaf) if isinstance(x, PackedSequence) else leaf
+    states = None if hx is None else [v.detach().clone().requires_grad_() for v in hx]
+    h, last = layer(asked, states)
+    h = h.data if isinstance(h, PackedSequence) else h
+    outputs = h, *last
+    leaves = [leaf, *(states or []), *layer.parameters()]
+    slopes = [draw(*v.shape, seed=k + 1).to(v.dtype) for k, v in enumerate(outputs)]
+    return [*outputs, *torch.autograd.grad(outputs, leaves, slopes)]
+
+
+def errors(layer: LayerNormLSTM, x: Any, hx: Any = None) -> list[float]:
+    """Return the largest errors against float64, as shares of the largest value."""
+    exact = copy.deepcopy(layer).double()
+    wide = x.to(torch.float64)
+    expected = results(exact, wide, None if hx is None else [v.double() for v in hx])
+    pairs = zip(results(layer, x, hx), expected, strict=True)
+    return [float(((a - b).abs().max() / b.abs().max()).detach()) for a, b in pairs]
+
+
+@each_norm
+@pytest.mark.parametrize(
+    ("examples", "features", "units"),
+    [(11, 5, 33), (1, 3, 33), (13, 2, 8), (2, 1, 2), (3, 4, 65), (32, 3, 16)],
+)
+def test_few_steps_with_gain_1_are_those_of_the_formulas(
+    norm: Any, examples: int, features: int, units: int, calls: list[int]
+) -> None:
+    layer = make(features, units, norm=norm)
+    hx = draw(1, examples, units, seed=8), draw(1, examples, units, seed=9)
+    assert max(errors(layer, draw(7, examples, features), hx)) <= 1.3e-5
+    assert len(calls) == 2  # forward and backward
+
+
+@each_norm
+@pytest.mark.parametrize("gain", [0.25, 0.1])
+def test_whole_runs_with_small_gains_are_those_of_the_formulas(
+    norm: Any, gain: float
+) -> None:
+    layer = make(3, 40, gain=gain, norm=norm)
+    assert max(errors(layer, draw(100, 9, 3))) <= 3.2e-6
+
+
+def test_steps_with_given_states_are_those_of_the_formulas() -> None:
+    """At gain 1 the cell is chaotic: all its steps are one call of one step."""
+    layer = make(3, 40)
+    exact = copy.deepcopy(layer).double()
+    x = draw(60, 4, 3)
+    with torch.no_grad():
+        h = exact(x.double())[0]
+        c = torch.stack([exact(x[: t + 1].double())[1][1][0] for t in range(59)])
+    hx = [v.reshape(1, -1, 40).float() for v in (h[:59], c)]
+    assert max(errors(layer, x[1:].reshape(1, -1, 3), hx)) <= 4e-6
+
+
+@each_norm
+def test_packed_directions_and_layers(norm: Any, calls: list[int]) -> None:
+    sequences = [draw(n, 3, seed=n) for n in (3, 6, 1, 5, 3)]
+    packed = pack_sequence(sequences, enforce_sorted=False)
+    layer = make(3, 6, num_layers=2, bidirectional=True, norm=norm, gain=0.5)
+    hx = draw(4, 5, 6, seed=8), draw(4, 5, 6, seed=9)
+    assert max(errors(layer, packed, hx)) <= 1e-5
+    assert len(calls) == 8
+    batched = make(3, 6, num_layers=2, bidirectional=True, batch_first=True, norm=norm)
+    assert max(errors(batched, draw(5, 4, 3))) <= 1e-5
+
+
+@each_norm
+def test_without_gradients_the_same_bits(norm: Any) -> None:
+    layer, x = make(3, 20, norm=norm), draw(30, 5, 3)
+    h, (h_last, c_last) = layer(x)
+    with torch.no_grad():
+        again, (h_again, c_again) = layer(x)
+    assert torch.equal(h, again)
+    assert torch.equal(h_last, h_again)
+    assert torch.equal(c_last, c_again)
+
+
+def test_missing_parameters() -> None:
+    layer = make(3, 8, bias=False, has_redundant_biases=False)
+    assert max(errors(layer, draw(5, 2, 3))) <= 1e-5
+
+
+def test_frozen_parameters_and_inputs_get_no_gradients() -> None:
+    layer, x = make(3, 8), draw(5, 2, 3)
+    layer.w_h_l0.requires_grad_(False)
+    layer(x)[0].sum().backward()
+    assert layer.w_h_l0.grad is None
+    assert layer.w_x_l0.grad is not None
+    outcome = layer(x)[1][1]  # only c_last is used
+    outcome.sum().backward()
+
+
+def test_layouts_do_not_matter() -> None:
+    layer, x = make(3, 8), draw(5, 2, 3)
+    strange = draw(2, 5, 3).transpose(0, 1).copy_(x)
+    assert torch.equal(layer(x)[0], layer(strange)[0])
+    h_0 = draw(1, 8, 2, seed=3).transpose(1, 2)
+    both = [layer(x, (v, v))[0] for v in (h_0, h_0.contiguous())]
+    assert torch.equal(*both)
+
+
+def test_what_it_leaves_to_the_formulas(
+    calls: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x, layer = draw(4, 2, 3), make(3, 8)
+    weights = {k: v.detach() for k, v in layer.named_parameters()}
+    make(3, 8, native=False)(x)
+    make(3, 8, norm="sum")(x)
+    make(3, 8, norm="gates")(x)
+    make(3, 8, carried="normalized")(x)
+    make(3, 8).double()(x.double())
+    vmap(lambda v: layer(v)[0])(x[None])
+    jvp(lambda v: functional_call(layer, weights, v)[0], (x,), (x,))
+    with FlopCounterMode(display=False) as flops:
+        layer(x)
+    assert flops.get_total_flops() > 0
+    monkeypatch.setenv(native.NATIVE, "0")
+    layer(x)
+    assert not calls
+    monkeypatch.setenv(native.NATIVE, "1")
+    layer(x)
+    assert calls
+
+
+def test_second_derivatives_are_those_of_the_formulas(calls: list[int]) -> None:
+    layer = make(3, 5)
+    found = []
+    for is_native in (True, False):
+        layer.native = is_native
+        x = draw(3, 2, 3).requires_grad_()
+        (slope,) = torch.autograd.grad(layer(x)[0].sum(), x, create_graph=True)
+        found.append(torch.autograd.grad((slope**2).sum(), [x, *layer.parameters()]))
+    assert len(calls) == 1  # forward, once
+    for a, b in zip(*found, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+
+
+def test_autocast_and_checkpoint_change_nothing() -> None:
+    layer, x = make(3, 8), draw(4, 2, 3)
+    expected = results(layer, x)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found = results(layer, x)
+    for a, b in zip(found, expected, strict=True):
+        assert torch.equal(a, b)
+    layer.zero_grad()
+    checkpoint(lambda v: layer(v)[0], x, use_reentrant=False).sum().backward()
+    grad = layer.w_h_l0.grad
+    layer.zero_grad()
+    layer(x)[0].sum().backward()
+    assert grad is not None
+    assert layer.w_h_l0.grad is not None
+    assert torch.equal(grad, layer.w_h_l0.grad)
+
+
+def test_changes_before_backward_are_refused() -> None:
+    layer, x = make(3, 8), draw(4, 2, 3)
+    for changed in ("h", "w_h_l0", "gamma_c_l0"):
+        h = layer(x)[0]
+        with torch.no_grad():
+            (h if changed == "h" else getattr(layer, changed)).add_(1)
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            h.sum().backward()
+
+
+def test_saved_tensors_hooks_see_all() -> None:
+    layer, x = make(3, 8), draw(4, 2, 3)
+    kept = []
+    with saved_tensors_hooks(lambda v: (kept.append(v), v)[1], lambda v: v):
+        h = layer(x)[0]
+    h.sum().backward()
+    assert len(kept) >= 10
+
+
+def test_weights_that_change_are_seen_without_gradients() -> None:
+    layer, x = make(3, 8), draw(4, 2, 3)
+    with torch.no_grad():
+        layer(x)
+        for change in (
+            lambda w: w.mul_(2),
+            lambda w: w.data.mul_(2),
+            lambda w: w.data.numpy().__imul__(np.float32(2)),
+        ):
+            change(layer.w_h_l0)
+            fresh = copy.deepcopy(layer)
+            assert torch.equal(layer(x)[0], fresh(x)[0])
+    assert torch.equal(pickle.loads(pickle.dumps(layer))(x)[0], layer(x)[0])  # noqa: S301
+
+
+def test_nan_and_large_numbers_go_through() -> None:
+    layer, x = make(3, 8, norm=None), draw(4, 2, 3)
+    x[2, 1, 0] = float("nan")
+    h = layer(x)[0]
+    assert h[:2].isfinite().all()
+    assert h[2:, 1].isnan().all()
+    assert h[:, 0].isfinite().all()
+    assert layer(1e30 * draw(4, 2, 3))[0].isfinite().all()
+
+
+def test_functions_of_the_gates_over_all_sizes() -> None:
+    a = np.linspace(-30, 30, 100_001, dtype=np.float32)
+    a = np.concatenate([a, a * 1e-4, [1e30, -1e30, 0]]).astype(np.float32)
+    exact = a.astype(np.float64)
+    s, t = a.copy(), a.copy()
+    compiled.sigmoid(s)
+    compiled.tanh(t)
+    expected = 1 / (1 + np.exp(-np.clip(exact, -80, 80)))
+    assert np.abs(s / expected - 1).max() <= 3e-7
+    is_zero = exact == 0
+    assert (t[is_zero] == 0).all()
+    expected = np.tanh(exact[~is_zero])
+    assert np.abs(t[~is_zero] / expected - 1).max() <= 3e-7
+
+
+@pytest.mark.parametrize("rows", range(1, 20))
+def test_tiles_of_all_sizes(rows: int) -> None:
+    rng = np.random.default_rng(rows)
+    for depth, columns in ((1, 1), (7, 33), (33, 132), (5, 64)):
+        x, w = (
+            rng.standard_normal(shape).astype(np.float32)
+            for shape in ((rows + 2, depth + 3), (depth, columns))
+        )
+        to = np.full((rows + 3, compiled.padded(columns)), 7, np.float32)
+        compiled.product(x, 2, rows, compiled.pack(w), depth, to, 1)
+        exact = x[2:, :depth].astype(np.float64) @ w
+        assert np.abs(to[1:-2, :columns] - exact).max() <= 1e-5
+        assert (to[0] == 7).all()
+        assert (to[-2:] == 7).all()
+
+
+@pytest.fixture
+def fresh() -> Iterator[None]:
+    native.loop.cache_clear()
+    yield
+    native.loop.cache_clear()
+
+
+def test_without_numba_the_formulas_run(
+    fresh: None, calls: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        make(3, 8)(draw(4, 2, 3))
+    assert not calls
+
+
+def test_a_numba_that_cannot_be_imported_is_told_once(
+    fresh: None, calls: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import sys
+
+    import normbook.layers
+
+    monkeypatch.delattr(normbook.layers, "compiled_lstm")
+    monkeypatch.setitem(sys.modules, "normbook.layers.compiled_lstm", None)
+    layer, x = make(3, 8), draw(4, 2, 3)
+    with pytest.warns(UserWarning, match="must import numba, got .*Install a fitting"):
+        layer(x)
+    layer(x)
+    assert not calls
