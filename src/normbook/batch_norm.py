@@ -62,7 +62,6 @@ def batch_norm_forward(
 
     Examples
     --------
-    >>> import numpy as np
     >>> x, gamma = np.array([[1.0, 10.0], [3.0, 50.0]]), np.array([2.0, 5.0])
     >>> y, cache = batch_norm_forward(x, gamma, eps=0.0)
     >>> y
@@ -96,7 +95,6 @@ def batch_norm_inference(
 
     Examples
     --------
-    >>> import numpy as np
     >>> mean, var = np.array([3.0]), np.array([4.0])
     >>> batch_norm_inference(np.array([[7.0]]), mean, var, eps=0.0)
     array([[2.]])
@@ -125,7 +123,6 @@ def batch_norm_inference_backward(
 
     Examples
     --------
-    >>> import numpy as np
     >>> dl_dy, x = np.array([[1.0]]), np.array([[7.0]])
     >>> mean, var = np.array([3.0]), np.array([4.0])
     >>> [*batch_norm_inference_backward(dl_dy, x, mean, var, eps=0.0)]

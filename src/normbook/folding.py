@@ -67,7 +67,6 @@ def scale_and_shift(
 
     Examples
     --------
-    >>> import numpy as np
     >>> mean, var = np.array([3.0]), np.array([4.0])
     >>> gamma, beta = np.array([6.0]), np.array([1.0])
     >>> scale_and_shift(mean, var, gamma, beta, eps=0.0)  # 6 / 2 and 1 - 3 * 3
@@ -132,7 +131,6 @@ def fold_into_previous(
 
     Examples
     --------
-    >>> import numpy as np
     >>> mean, var = np.array([3.0]), np.array([4.0])
     >>> gamma, beta = np.array([6.0]), np.array([1.0])
     >>> w, b = np.array([[1.0, 2.0]]), np.array([5.0])
@@ -176,7 +174,6 @@ def fold_into_next(
 
     Examples
     --------
-    >>> import numpy as np
     >>> mean, var = np.array([3.0, 2.0]), np.array([4.0, 1.0])
     >>> gamma, beta = np.array([6.0, 1.0]), np.array([1.0, 0.0])
     >>> w, b = np.array([[1.0, 2.0]]), np.array([5.0])

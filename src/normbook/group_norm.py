@@ -64,7 +64,6 @@ def group_norm_forward(
 
     Examples
     --------
-    >>> import numpy as np
     >>> x = np.array([[1.0, 3.0, 10.0, 50.0]])  # one example, two groups of two
     >>> y, cache = group_norm_forward(x, 2, gamma=np.arange(4.0), eps=0.0)
     >>> y
@@ -101,7 +100,6 @@ def group_norm_backward(dl_dy: Array, cache: NormalizeCache) -> NormalizeGradien
 
     Examples
     --------
-    >>> import numpy as np
     >>> _, cache = group_norm_forward(np.array([[1.0, 3.0, 10.0, 50.0]]), 2, eps=0.0)
     >>> gradients = group_norm_backward(np.array([[1.0, 2.0, 3.0, 4.0]]), cache)
     >>> gradients.dl_dx, gradients.dl_dgamma  # pairs pass nothing back
@@ -136,7 +134,6 @@ def instance_norm_forward(
 
     Examples
     --------
-    >>> import numpy as np
     >>> x = np.array([[[1.0, 3.0], [10.0, 50.0]]])  # one example, two channels
     >>> instance_norm_forward(x, gamma=np.array([1.0, 5.0]), eps=0.0)[0]
     array([[[-1.,  1.],

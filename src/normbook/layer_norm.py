@@ -54,7 +54,6 @@ def layer_norm_forward(
 
     Examples
     --------
-    >>> import numpy as np
     >>> x, gamma = np.array([[1.0, 3.0], [10.0, 50.0]]), np.array([1.0, 5.0])
     >>> y, cache = layer_norm_forward(x, gamma, eps=0.0)
     >>> y
@@ -88,7 +87,6 @@ def rms_norm_forward(
 
     Examples
     --------
-    >>> import numpy as np
     >>> y, cache = rms_norm_forward(np.array([[1.0, 7.0]]), eps=0.0)
     >>> y, cache.var  # the mean of 1 and 49 is 25
     (array([[0.2, 1.4]]), array([[25.]]))

@@ -259,7 +259,6 @@ def layer_norm_lstm_forward(
     --------
     With weights of 0 all gates are half open: c halves, and h does not notice.
 
-    >>> import numpy as np
     >>> zeros = LayerNormLSTMParameters(w_x=np.zeros((8, 1)), w_h=np.zeros((8, 2)))
     >>> x, c_0 = np.ones((2, 1, 1)), np.array([[8.0, 16.0]])
     >>> _, cache = layer_norm_lstm_forward(x, zeros, c_0=c_0)

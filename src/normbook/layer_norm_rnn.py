@@ -96,7 +96,6 @@ def layer_norm_rnn_forward(
 
     Examples
     --------
-    >>> import numpy as np
     >>> parameters = LayerNormRNNParameters(np.array([[1.0], [3.0]]), np.zeros((2, 2)))
     >>> output, _ = layer_norm_rnn_forward(np.ones((1, 1, 1)), parameters, eps=0.0)
     >>> output.h_last / np.tanh(1.0)  # 1 and 3 are one deviation from their mean

@@ -171,7 +171,6 @@ def lstm_forward(
     --------
     With all weights 0 each gate is half open and nothing comes in:
 
-    >>> import numpy as np
     >>> zeros = LSTMParameters(w_x=np.zeros((4, 1)), w_h=np.zeros((4, 1)))
     >>> _, cache = lstm_forward(np.zeros((2, 1, 1)), zeros, c_0=np.array([[8.0]]))
     >>> cache.c.ravel(), cache.f.ravel()
@@ -217,7 +216,6 @@ def lstm_backward(
 
     Examples
     --------
-    >>> import numpy as np
     >>> zeros = LSTMParameters(w_x=np.zeros((4, 1)), w_h=np.zeros((4, 1)))
     >>> _, cache = lstm_forward(np.zeros((3, 1, 1)), zeros)  # each gate is half open
     >>> lstm_backward(cache.h, cache, dl_dc_last=np.ones((1, 1))).dl_dc_0

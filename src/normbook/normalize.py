@@ -275,7 +275,6 @@ def moments(x: Array, axes: Axes) -> tuple[Array, Array]:
 
     Examples
     --------
-    >>> import numpy as np
     >>> moments(np.array([[1.0, 10.0], [3.0, 10.0]]), axes=0)
     (array([[ 2., 10.]]), array([[1., 0.]]))
     """
@@ -343,7 +342,6 @@ def normalize_forward(
     --------
     Each row has its own statistics, each column its own gain:
 
-    >>> import numpy as np
     >>> x, gamma = np.array([[1.0, 3.0], [10.0, 50.0]]), np.array([1.0, 5.0])
     >>> y, cache = normalize_forward(x, gamma, axes=1, parameter_axes=1, eps=0.0)
     >>> y
@@ -387,7 +385,6 @@ def normalize_backward(dl_dy: Array, cache: NormalizeCache) -> NormalizeGradient
 
     Examples
     --------
-    >>> import numpy as np
     >>> x, gamma = np.array([[0.0, 3.0, 3.0]]), np.full(3, 2.0)  # mean 2, variance 2
     >>> _, cache = normalize_forward(x, gamma, axes=1, parameter_axes=1, eps=0.0)
     >>> gradients = normalize_backward(np.array([[1.0, 2.0, 0.0]]), cache)

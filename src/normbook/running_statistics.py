@@ -1,21 +1,20 @@
 r"""Statistics gathered over many batches, for use at inference.
 
-During training each batch brings its own mean and variance. At inference a layer
-needs *one* pair for each channel: an exponential average, a cumulative one, or a
-second look at the whole data set.
+At inference a layer needs *one* mean and variance for each channel: an exponential
+average over the batches of training, a cumulative one, or a second look at all data.
 
 Two conventions name the weight of an exponential average, and they are opposite.
 ``momentum``, in (0, 1], is the weight of the **new** value (torch). ``decay``, in
 [0, 1), is the weight of the **old** one: :math:`\alpha` in the literature, called
-*momentum* in Keras. Every function takes one of them, by name: a ``TypeError`` says
-that both or none came. The momentum 0.1 is computed as the decay 0.9.
+*momentum* in Keras. Every function takes one of them, by name. The momentum 0.1 is
+computed as the decay 0.9.
 
-What is no array of floating-point numbers, where one is asked for, raises a
+Averages take arrays or numbers of one shape and leave them as they were. What is no
+array of floats where one is asked for, or both of momentum and decay, is a
 ``TypeError``; a number outside its range or a shape that does not fit a ``ValueError``.
-An average takes arrays or numbers of one shape and leaves them as they were.
 
 :func:`averaged`, :func:`debiased` and :func:`one_pass` are the formulas of the
-chapters, word for word, and check nothing.
+chapters *Moving averages* and *Split batches*, word for word, and check nothing.
 """
 
 from __future__ import annotations
@@ -86,7 +85,7 @@ def exponential_average(
 
     .. math:: r_\tau = \alpha\, r_{\tau-1} + (1 - \alpha)\, v_\tau
 
-    Source: Bishop and Bishop (2024), eq. 7.56; book, chapter *Moving averages*.
+    Source: Bishop and Bishop (2024), eq. 7.56.
 
     Examples
     --------
@@ -102,8 +101,6 @@ def exponential_average(
 
 def cumulative_average(running: Array, new: Array, steps: int) -> Array:
     r"""Return the plain average of all values so far, without storing them.
-
-    .. math:: r_\tau = r_{\tau-1} + (v_\tau - r_{\tau-1}) / \tau
 
     ``steps`` counts the values in ``running``; with 0 that is ignored.
 
@@ -133,9 +130,8 @@ def debias(
 
     Examples
     --------
-    >>> once = exponential_average(0.0, 5.0, decay=0.75)
-    >>> once, debias(once, steps=1, decay=0.75)
-    (1.25, 5.0)
+    >>> debias(exponential_average(0.0, 5.0, decay=0.75), steps=1, decay=0.75)
+    5.0
     """
     decay = _decay(momentum, decay)
     _check_number("steps", steps, 1, "count the values that the average holds")
@@ -143,12 +139,10 @@ def debias(
 
 
 def unbiased(var: Array, count: int) -> Array:
-    r"""Return the unbiased variance, by Bessel's correction.
+    """Return the unbiased variance, n / (n - 1) times the biased: Bessel's correction.
 
-    .. math:: \frac{n}{n - 1}\,\sigma^2
-
-    ``count`` is n >= 2, the number of values in each group: N for ``(N, D)``, N H W for
-    ``(N, C, H, W)``.
+    ``count`` is n >= 2, the number of values in each group: N for (N, D), N H W for
+    (N, C, H, W).
 
     Examples
     --------
@@ -171,7 +165,6 @@ class RunningStatistics:
 
     Examples
     --------
-    >>> import numpy as np
     >>> running = RunningStatistics.start(np.zeros(1), momentum=0.5)
     >>> running = running.update(np.array([4.0]), np.array([3.0]), count=4)
     >>> running.mean, running.var  # 0.5 * 1 + 0.5 * 3 * 4 / 3
@@ -200,15 +193,14 @@ class RunningStatistics:
     ) -> RunningStatistics:
         """Begin with mean 0 and variance 1, as torch does; debiased from 0 and 0.
 
+        ``like``, shape (D,), gives shape, dtype and device. Without momentum and decay
+        the momentum is 0.1.
+
         Parameters
         ----------
-        like : array of floats, shape (D,)
-            Gives shape, dtype and device.
-        momentum, decay : float, optional
-            One of them, or none: then momentum is 0.1.
         is_cumulative : bool
-            Take the plain average of all batches instead, without momentum, decay
-            (torch: ``momentum=None``) and debiasing.
+            Take the plain average of all batches instead (torch: ``momentum=None``),
+            without momentum, decay and debiasing.
         is_unbiased : bool
             Correct each batch's variance with :func:`unbiased` before averaging.
         averages : "var" or "std"
@@ -306,14 +298,12 @@ def merge(parts: Iterable[PopulationStatistics]) -> PopulationStatistics:
         \delta = \mu_b - \mu_a,\quad n = n_a + n_b,
 
     with :math:`M = n \sigma^2` the sum of squared deviations. The average of the
-    variances alone would lack the last term, the spread of the means. The parts are
-    batches, shards on several devices, or stretches of a stream; at least one must have
-    a value in it. Source: Chan, Golub and LeVeque (1983), eq. 2.1; book, chapter *Split
-    batches*.
+    variances alone would lack the last term, the spread of the means. At least one part,
+    be it a batch, the share of a device or a stretch of a stream, must have a value.
+    Source: Chan, Golub and LeVeque (1983), eq. 2.1.
 
     Examples
     --------
-    >>> import numpy as np
     >>> a = PopulationStatistics(np.array([2.0]), np.array([1.0]), 2)  # 1 and 3
     >>> b = PopulationStatistics(np.array([8.0]), np.array([0.0]), 1)  # 8
     >>> merge([a, b])
@@ -346,11 +336,10 @@ def welford(values: Iterable[Array]) -> PopulationStatistics:
     The values have shape (D,); an array of shape (N, D) is a stream of N. Each step of
     :func:`one_pass` is :func:`merge` with a part of a single value. Neither subtracts
     two large numbers, as :math:`\operatorname{E} x^2 - (\operatorname{E} x)^2` does.
-    Source: Welford (1962); book, chapter *Split batches*.
+    Source: Welford (1962).
 
     Examples
     --------
-    >>> import numpy as np
     >>> welford(np.array([[1.0], [3.0], [8.0]]))
     PopulationStatistics(mean=array([4.]), var=array([8.66666667]), size=3)
     """
@@ -378,9 +367,7 @@ def population_statistics(batches: Iterable[Array], axes: Axes) -> PopulationSta
 
     Examples
     --------
-    >>> import numpy as np
-    >>> parts = [np.array([[1.0], [3.0]]), np.array([[8.0]])]
-    >>> population_statistics(parts, axes=0)  # of 1, 3 and 8
+    >>> population_statistics([np.array([[1.0], [3.0]]), np.array([[8.0]])], axes=0)
     PopulationStatistics(mean=array([4.]), var=array([8.66666667]), size=3)
     """
     if hasattr(batches, "shape"):

@@ -67,7 +67,6 @@ def weight_norm_forward(v: Array, g: Array) -> tuple[Array, NormalizeCache]:
 
     Examples
     --------
-    >>> import numpy as np
     >>> weight_norm_forward(np.array([[3.0, 4.0]]), np.array([10.0]))[0]
     array([[6., 8.]])
     """
@@ -95,7 +94,6 @@ def weight_norm_backward(dl_dw: Array, cache: NormalizeCache) -> WeightNormGradi
 
     Examples
     --------
-    >>> import numpy as np
     >>> _, cache = weight_norm_forward(np.array([[3.0, 4.0]]), np.array([10.0]))
     >>> dl_dv, dl_dg = weight_norm_backward(np.array([[5.0, 0.0]]), cache)
     >>> dl_dv.round(9), dl_dg.round(9)
@@ -127,7 +125,6 @@ def weight_standardization_forward(
 
     Examples
     --------
-    >>> import numpy as np
     >>> weight_standardization_forward(np.array([[1.0, 3.0], [10.0, 50.0]]), eps=0.0)[0]
     array([[-1.,  1.],
            [-1.,  1.]])
