@@ -54,9 +54,7 @@ def batch_norm_forward(
     beta: Array | None = None,
     eps: float = 1e-5,
 ) -> tuple[Array, NormalizeCache]:
-    r"""Normalize with the statistics of this batch, and keep them.
-
-    .. math:: y = \gamma (x - \mu) / \sqrt{\sigma^2 + \epsilon} + \beta
+    """Normalize with the statistics of this batch, and keep them.
 
     Source: Ioffe and Szegedy (2015), Algorithm 1; book, chapter *Batch normalization*.
 
@@ -113,9 +111,7 @@ def batch_norm_inference_backward(
 ) -> NormalizeGradients:
     r"""Differentiate through batch norm in inference mode: one term, not three.
 
-    .. math::
-
-        \frac{\partial\ell}{\partial x_i} =
+    .. math:: \frac{\partial\ell}{\partial x_i} =
         \frac{\gamma}{\sqrt{v + \epsilon}} \frac{\partial\ell}{\partial y_i}
 
     The statistics are constants, so no example acts on another. ``dl_dy`` has the shape

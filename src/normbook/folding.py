@@ -55,9 +55,7 @@ def scale_and_shift(
 ) -> ScaleAndShift:
     r"""Return the two numbers of each channel that batch norm is in inference.
 
-    .. math::
-
-        y = k x + c, \qquad k = \frac{\gamma}{\sqrt{v + \epsilon}}, \qquad
+    .. math:: y = k x + c, \qquad k = \frac{\gamma}{\sqrt{v + \epsilon}}, \qquad
         c = \beta - k m
 
     All arrays have shape (C,); v is ``running_var``, a variance, not a deviation. The
@@ -104,9 +102,7 @@ def fold_into_previous(
 ) -> LinearMap:
     r"""Fold batch norm that *follows* a linear map into the weights of that map.
 
-    .. math::
-
-        W' = k W, \qquad b' = k (b - m) + \beta, \qquad
+    .. math:: W' = k W, \qquad b' = k (b - m) + \beta, \qquad
         k = \frac{\gamma}{\sqrt{v + \epsilon}},
 
     with k along the output channels. The new map alone is what map and batch norm were

@@ -43,9 +43,7 @@ def numerical_gradient(
 ) -> Array:
     r"""Differentiate :math:`\ell = \sum_k g_k f_k(x)` by central differences.
 
-    .. math::
-
-        \frac{\partial\ell}{\partial x_i} \approx
+    .. math:: \frac{\partial\ell}{\partial x_i} \approx
         \frac{\ell(x + h_i e_i) - \ell(x - h_i e_i)}{2 h_i},
         \qquad h_i = h \max(1, |x_i|),
 

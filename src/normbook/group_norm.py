@@ -4,7 +4,7 @@ Group norm splits the channels of an example into groups and standardizes each g
 over its channels and all places. With one group that is layer norm over the whole
 image; with one channel a group it is instance norm. Gain and bias have one value for
 each channel. What all methods share is told in
-:func:`normbook.normalize.normalize_forward`.
+:func:`normbook.normalize.normalize_forward`. Book, chapter *Choosing the axes*.
 """
 
 from __future__ import annotations
@@ -50,17 +50,14 @@ def group_norm_forward(
 ) -> tuple[Array, NormalizeCache]:
     r"""Normalize each group of channels of each example, and keep its statistics.
 
-    .. math::
-
-        y_{nc\cdot} = \gamma_c\,\frac{x_{nc\cdot} - \mu_{ng}}
+    .. math:: y_{nc\cdot} = \gamma_c\,\frac{x_{nc\cdot} - \mu_{ng}}
         {\sqrt{\sigma_{ng}^2 + \epsilon}} + \beta_c
 
     with c in group g, for x of shape (N, C) or (N, C, ...). ``num_groups`` is G, a
     divisor of C; channels that follow each other form a group. In the cache ``x_hat``
     has shape (N, G, C/G, ...), ``mu`` and ``var`` (N, G, 1, ...), ``gamma`` (G, C/G).
 
-    Source: Wu and He (2018), "Group normalization", equations 1, 2, 6 and 7; book,
-    chapter *Choosing the axes*.
+    Source: Wu and He (2018), "Group normalization", equations 1, 2, 6 and 7.
 
     Examples
     --------
@@ -119,18 +116,11 @@ def instance_norm_forward(
     beta: Array | None = None,
     eps: float = 1e-5,
 ) -> tuple[Array, NormalizeCache]:
-    r"""Normalize each channel of each example over its places, and keep the statistics.
+    """Normalize each channel of each example over its places, and keep the statistics.
 
-    .. math::
-
-        y_{nc\cdot} = \gamma_c\,\frac{x_{nc\cdot} - \mu_{nc}}
-        {\sqrt{\sigma_{nc}^2 + \epsilon}} + \beta_c
-
-    for x of shape (N, C, L), (N, C, H, W) or (N, C, T, H, W). Batch norm on one image:
-    the contrast of each channel is taken out.
-
-    Source: Ulyanov, Vedaldi and Lempitsky (2016), "Instance normalization", equation 3;
-    book, chapter *Choosing the axes*.
+    Group norm with a group for each channel, of (N, C, L), (N, C, H, W) or (N, C, T, H,
+    W); batch norm on one image: the contrast of each channel is taken out. Source:
+    Ulyanov, Vedaldi and Lempitsky (2016), "Instance normalization", equation 3.
 
     Examples
     --------

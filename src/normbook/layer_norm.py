@@ -41,11 +41,6 @@ def layer_norm_forward(
 ) -> tuple[Array, NormalizeCache]:
     r"""Normalize each example by its own mean and variance, and keep them.
 
-    .. math::
-
-        y = \gamma\,\frac{x - \mu}{\sqrt{\sigma^2 + \epsilon}} + \beta, \qquad
-        \mu = \frac1D \sum_i x_i, \qquad \sigma^2 = \frac1D \sum_i (x_i - \mu)^2
-
     With a single feature the result is ``beta``; with two, and eps = 0, it is
     :math:`\pm\gamma + \beta` whatever the values.
 
@@ -73,9 +68,7 @@ def rms_norm_forward(
 ) -> tuple[Array, NormalizeCache]:
     r"""Divide each example by its root mean square, and keep that.
 
-    .. math::
-
-        y = \gamma\,\frac{x}{\sqrt{\overline{x^2} + \epsilon}}, \qquad
+    .. math:: y = \gamma\,\frac{x}{\sqrt{\overline{x^2} + \epsilon}}, \qquad
         \overline{x^2} = \frac1D \sum_i x_i^2
 
     Layer norm without the mean; usually without the bias too, so there is none. In the

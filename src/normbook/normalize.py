@@ -52,13 +52,9 @@ Y = TypeVar("Y")
 
 
 class NormalizeCache(NamedTuple):
-    """What the backward pass needs from the forward pass.
+    """What the backward pass needs; statistics keep the reduced axes, with length 1."""
 
-    The statistics keep the reduced axes with length 1. Of half precision they, and
-    ``x_hat``, are float32.
-    """
-
-    x_hat: Array
+    x_hat: Array  # float32 of half precision, as the statistics
     mu: Array  # None where the mean was not taken off
     var: Array  # biased, without eps; the mean square where mu is None
     inv_std: Array  # 1 / sqrt(var + eps)
@@ -232,19 +228,12 @@ def layout(method: str, x: Array, name: str = "x") -> dict[str, Any]:
 
 
 def checked_forward(
-    x: Array,
-    gamma: Array | None,
-    beta: Array | None,
-    eps: float,
-    *,
-    axes: tuple[int, ...],
-    parameter_axes: tuple[int, ...],
-    is_centred: bool,
+    x: Array, gamma: Array | None, beta: Array | None, eps: float, **layout: Any
 ) -> tuple[Array, NormalizeCache]:
     """Normalize x, of which the layout is known, after a check of all the rest."""
-    check_groups(x, axes)
-    check_parameters(x, parameter_axes, gamma=gamma, beta=beta)
-    return forward(x, gamma, beta, axes, parameter_axes, check_eps(eps), is_centred)
+    check_groups(x, layout["axes"])
+    check_parameters(x, layout["parameter_axes"], gamma=gamma, beta=beta)
+    return forward(x, gamma, beta, eps=check_eps(eps), **layout)
 
 
 def without_cache(
@@ -326,17 +315,16 @@ def normalize_forward(
     Raises
     ------
     TypeError
-        If an argument is not an array of real floating-point numbers, or not of the
-        kind of ``x``.
+        If an argument is no array of real floating-point numbers, or not of the kind of
+        ``x``.
     ValueError
-        If an axis does not exist or is named twice, a shape does not fit, a group
-        has no value, or eps is negative or not finite.
+        If an axis does not exist or is named twice, a shape does not fit, a group has
+        no value, or eps is negative or not finite.
 
     Notes
     -----
-    Source: Ioffe and Szegedy (2015), Algorithm 1, for the formula; Wu and He (2018),
-    section 3.1, for the methods as sets of values that share statistics; book,
-    chapters *Batch normalization* and *Choosing the axes*.
+    Source: Wu and He (2018), section 3.1: the methods as sets of values that share
+    statistics; book, chapters *Batch normalization* and *Choosing the axes*.
 
     Examples
     --------
@@ -351,10 +339,12 @@ def normalize_forward(
     (array([ 2., 30.]), array([  1., 400.]))
     """
     check_float_array("x", x)
-    axes = sorted_axes(x, axes)
-    parameter_axes = sorted_axes(x, parameter_axes, "parameter_axes")
-    layout = {"axes": axes, "parameter_axes": parameter_axes}
-    return checked_forward(x, gamma, beta, eps, **layout, is_centred=is_centred)
+    layout = {
+        "axes": sorted_axes(x, axes),
+        "parameter_axes": sorted_axes(x, parameter_axes, "parameter_axes"),
+        "is_centred": is_centred,
+    }
+    return checked_forward(x, gamma, beta, eps, **layout)
 
 
 normalize = without_cache(normalize_forward)

@@ -291,9 +291,7 @@ def merge(parts: Iterable[PopulationStatistics]) -> PopulationStatistics:
 
     Two parts a and b join without a loss, however unequal (Chan's rule):
 
-    .. math::
-
-        \mu = \mu_a + \delta\,\frac{n_b}{n}, \qquad
+    .. math:: \mu = \mu_a + \delta\,\frac{n_b}{n}, \qquad
         M = M_a + M_b + \delta^2\,\frac{n_a n_b}{n}, \qquad
         \delta = \mu_b - \mu_a,\quad n = n_a + n_b,
 
