@@ -296,9 +296,9 @@ def merge(parts: Iterable[PopulationStatistics]) -> PopulationStatistics:
         \delta = \mu_b - \mu_a,\quad n = n_a + n_b,
 
     with :math:`M = n \sigma^2` the sum of squared deviations. The average of the
-    variances alone would lack the last term, the spread of the means. At least one part,
-    be it a batch, the share of a device or a stretch of a stream, must have a value.
-    Source: Chan, Golub and LeVeque (1983), eq. 2.1.
+    variances alone would lack the last term, the spread of the means. At least one
+    part, be it a batch, the share of a device or a stretch of a stream, must have a
+    value. Source: Chan, Golub and LeVeque (1983), eq. 2.1.
 
     Examples
     --------
