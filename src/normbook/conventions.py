@@ -121,20 +121,15 @@ def batch_norm_from_convention(
 
     Mean and variance are kept as they are stored: at inference every framework computes
     with them, however they were estimated. Only to train on, or to compare statistics,
-    it matters that one framework averages biased and another unbiased variances.
+    it matters that one framework averages biased and another unbiased variances. With
+    ``count``, the number n of values behind each mean of a training batch (its size
+    times the places of an image), a biased running variance becomes an unbiased one, n
+    / (n - 1) times as large. That is exact if every batch had this number and the start
+    at 1 is forgotten.
 
-    Parameters
-    ----------
-    variables : mapping of str to arrays of shape (C,)
-        Gain and bias may be missing.
-    settings : mapping of str to float
-        ``momentum`` and ε, both, under the framework's names and in its meaning. They
-        are not stored with the variables, and the defaults differ.
-    count : int, optional
-        Number n of values behind each mean of a training batch, the batch size times
-        the places of an image. With it a biased running variance becomes an unbiased
-        one, n / (n - 1) times as large. That is exact if every batch had this number
-        and the start at 1 is forgotten.
+    Arrays have shape (C,); gain and bias may be missing. ``settings`` has ``momentum``
+    and ε, both, under the framework's names and in its meaning, since they are not
+    stored with the variables and the defaults differ.
 
     Examples
     --------

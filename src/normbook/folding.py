@@ -59,9 +59,8 @@ def scale_and_shift(
         c = \beta - k m
 
     All arrays have shape (C,); v is ``running_var``, a variance, not a deviation. The
-    result has the dtype of ``running_mean``, m, half precision as float32.
-
-    Source: Ioffe and Szegedy (2015), Algorithm 2, step 11.
+    result has the dtype of ``running_mean``, m, half precision as float32. Source:
+    Ioffe and Szegedy (2015), Algorithm 2, step 11.
 
     Examples
     --------
@@ -109,21 +108,12 @@ def fold_into_previous(
     together in inference, whatever the padding, the stride or the dilation: batch norm
     acts on the finished outputs.
 
-    Parameters
-    ----------
-    w : array of floats
-        (C_out, C_in) of a linear layer, (C_out, C_in / groups, ...) of a convolution,
-        (C_in, C_out / groups, ...) of a transposed convolution.
-    b : array, shape (C_out,), or None
-        The new map has a bias also where there was none.
-    running_mean, running_var, gamma, beta, eps
-        As in :func:`scale_and_shift`, with C = C_out.
-    groups : int
-        Groups of the convolution; in a depthwise one as many as channels.
+    ``w`` has shape (C_out, C_in) of a linear layer, (C_out, C_in / groups, ...) of a
+    convolution, (C_in, C_out / groups, ...) of a transposed one; ``b`` has shape
+    (C_out,) or is None. The result has the dtype of ``w``, and a bias also where there
+    was none. The other arguments are those of :func:`scale_and_shift`, with C = C_out.
 
-    Notes
-    -----
-    The result has the dtype of ``w``. Source: Jacob et al. (2018), section 3.2.
+    Source: Jacob et al. (2018), section 3.2.
 
     Examples
     --------

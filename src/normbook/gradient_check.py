@@ -158,11 +158,9 @@ def mutants(function: Callable[..., Any]) -> list[Mutant]:
     --------
     >>> def debias(running, decay):
     ...     return running / (1 - decay)
-    >>> for mutant in mutants(debias)[:3]:
-    ...     print(mutant.description, mutant.function(3.0, 0.5))
-    running / (1 - decay) -> running * (1 - decay) 1.5
-    running / (1 - decay) -> running 3.0
-    1 - decay -> 1 + decay 2.0
+    >>> mutant = mutants(debias)[1]
+    >>> mutant.description, mutant.function(3.0, 0.5)
+    ('running / (1 - decay) -> running', 3.0)
     """
     definition, lines = _definition(function)
     changed = []

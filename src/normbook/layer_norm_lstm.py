@@ -243,17 +243,12 @@ def layer_norm_lstm_forward(
 ) -> tuple[LSTMOutput, LayerNormLSTMCache]:
     r"""Run the layer-normalized LSTM, and keep what the backward pass needs.
 
-    Parameters
-    ----------
-    eps : float >= 0
-        Added to each variance, inside the root. With ``h_0`` = 0 the first
-        :math:`W_h h` has variance 0, so it must not be 0 there.
-    norm : "terms", "sum" or "gates"
-        What is standardized before the gates: p and q each by itself; their sum, over
-        all 4H numbers; or the H numbers of each gate in the sum. The last two have one
-        gain, ``gamma_h``, and refuse ``gamma_x`` and ``beta_x``.
-    carried : "raw" or "normalized"
-        What the next step takes for c, and ``c_last`` is: c itself, or u.
+    ``norm`` says what is standardized before the gates: p and q each by itself
+    ("terms"); their "sum", over all 4H numbers; or the H numbers of each of its
+    "gates". The last two have one gain, ``gamma_h``, and refuse ``gamma_x`` and
+    ``beta_x``. ``carried`` is what the next step takes for c, and ``c_last``: "raw" c,
+    or u, "normalized". ``eps`` must not be 0 where ``h_0`` is, since :math:`W_h h` has
+    variance 0 there.
 
     Examples
     --------

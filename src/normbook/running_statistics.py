@@ -81,9 +81,7 @@ def exponential_average(
     momentum: float | None = None,
     decay: float | None = None,
 ) -> Array:
-    r"""Return the next value of an exponential moving average.
-
-    .. math:: r_\tau = \alpha\, r_{\tau-1} + (1 - \alpha)\, v_\tau
+    """Return the next value of an exponential moving average, :func:`averaged`.
 
     Source: Bishop and Bishop (2024), eq. 7.56.
 
@@ -125,7 +123,7 @@ def debias(
 ) -> Array:
     r"""Remove the pull of a start at 0 from an exponential average of ``steps`` values.
 
-    After :math:`\tau` steps their weights sum to :math:`1 - \alpha^\tau`; dividing by
+    Their weights sum to :math:`1 - \alpha^\tau` after :math:`\tau` steps; dividing by
     that makes them sum to 1. Source: Kingma and Ba (2015), section 3.
 
     Examples
@@ -141,8 +139,7 @@ def debias(
 def unbiased(var: Array, count: int) -> Array:
     """Return the unbiased variance, n / (n - 1) times the biased: Bessel's correction.
 
-    ``count`` is n >= 2, the number of values in each group: N for (N, D), N H W for
-    (N, C, H, W).
+    ``count`` is n >= 2, the number of values in a group: N, or N H W of (N, C, H, W).
 
     Examples
     --------
@@ -158,9 +155,9 @@ def unbiased(var: Array, count: int) -> Array:
 class RunningStatistics:
     """Mean and variance gathered batch by batch; ``update`` gives a new one.
 
-    Make the first one with :meth:`start`. Objects do not change, so after an error
-    the old statistics are still whole. ``mean`` and ``var``, shape (D,), are what
-    inference should use; ``steps`` counts the batches. The defaults are those of torch.
+    Make the first one with :meth:`start`, whose defaults are those of torch. Objects do
+    not change, so after an error the old statistics are still whole. ``mean`` and
+    ``var``, shape (D,), are what inference should use; ``steps`` counts the batches.
     Source: Ioffe and Szegedy (2015), Algorithm 2, for the unbiased variance.
 
     Examples
@@ -193,20 +190,12 @@ class RunningStatistics:
     ) -> RunningStatistics:
         """Begin with mean 0 and variance 1, as torch does; debiased from 0 and 0.
 
-        ``like``, shape (D,), gives shape, dtype and device. Without momentum and decay
-        the momentum is 0.1.
-
-        Parameters
-        ----------
-        is_cumulative : bool
-            Take the plain average of all batches instead (torch: ``momentum=None``),
-            without momentum, decay and debiasing.
-        is_unbiased : bool
-            Correct each batch's variance with :func:`unbiased` before averaging.
-        averages : "var" or "std"
-            Average variances, or standard deviations (to show the difference).
-        is_debiased : bool
-            Correct with :func:`debias` on reading.
+        ``like``, shape (D,), gives shape, dtype and device; the momentum is 0.1 if none
+        is named. ``is_cumulative`` takes the plain average of all batches instead
+        (torch: ``momentum=None``), without debiasing. ``is_unbiased`` corrects the
+        variance of each batch with :func:`unbiased`, ``is_debiased`` the averages with
+        :func:`debias` when they are read. ``averages="std"`` averages standard
+        deviations, to show the difference.
         """
         check_float_array("like", like)
         if averages not in ("var", "std"):
@@ -295,10 +284,9 @@ def merge(parts: Iterable[PopulationStatistics]) -> PopulationStatistics:
         M = M_a + M_b + \delta^2\,\frac{n_a n_b}{n}, \qquad
         \delta = \mu_b - \mu_a,\quad n = n_a + n_b,
 
-    with :math:`M = n \sigma^2` the sum of squared deviations. The average of the
-    variances alone would lack the last term, the spread of the means. At least one
-    part, be it a batch, the share of a device or a stretch of a stream, must have a
-    value. Source: Chan, Golub and LeVeque (1983), eq. 2.1.
+    with :math:`M = n \sigma^2` the sum of squared deviations; the average of the
+    variances alone would lack the last term, the spread of the means. At least one part
+    must have a value. Source: Chan, Golub and LeVeque (1983), eq. 2.1.
 
     Examples
     --------
@@ -329,12 +317,11 @@ def merge(parts: Iterable[PopulationStatistics]) -> PopulationStatistics:
 
 
 def welford(values: Iterable[Array]) -> PopulationStatistics:
-    r"""Return the statistics of a stream, one value at a time (Welford's rule).
+    r"""Return the statistics of a stream, one value at a time: :func:`one_pass`.
 
-    The values have shape (D,); an array of shape (N, D) is a stream of N. Each step of
-    :func:`one_pass` is :func:`merge` with a part of a single value. Neither subtracts
-    two large numbers, as :math:`\operatorname{E} x^2 - (\operatorname{E} x)^2` does.
-    Source: Welford (1962).
+    The values have shape (D,); an array of shape (N, D) is a stream of N. Each step is
+    :func:`merge` with a part of a single value. Neither subtracts two large numbers, as
+    :math:`\operatorname{E} x^2 - (\operatorname{E} x)^2` does. Source: Welford (1962).
 
     Examples
     --------
