@@ -22,7 +22,6 @@ from normbook.weight_norm import (
     weight_norm_backward,
     weight_norm_forward,
     weight_standardization,
-    weight_standardization_forward,
 )
 
 ROUNDING = 1e-12
@@ -56,13 +55,6 @@ def test_every_mutant_of_the_gain_is_caught(monkeypatch: pytest.MonkeyPatch) -> 
         check_weight_norm()
 
     assert survivors(module.gain_of_rows, check) == []
-
-
-def test_the_short_forms_give_what_the_long_ones_give() -> None:
-    v, g, _ = draw_weights((3, 5, 4))
-    np.testing.assert_array_equal(weight_norm(v, g), weight_norm_forward(v, g)[0])
-    w_hat, _ = weight_standardization_forward(v, 0.3)
-    np.testing.assert_array_equal(weight_standardization(v, 0.3), w_hat)
 
 
 @pytest.mark.parametrize("axes", [0, 1, (0, 1)])
