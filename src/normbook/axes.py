@@ -16,9 +16,7 @@ import numpy as np
 from normbook import batch_norm, group_norm, layer_norm
 from normbook.arguments import check_index
 from normbook.arrays import Array
-from normbook.normalize import NormalizeCache, NormalizeGradients
-
-__all__ = ["Row", "Sharing", "group_of", "sharing", "table"]
+from normbook.normalize import NormalizeCache, NormalizeGradients, normalize_backward
 
 Shape = tuple[int, ...]
 Mask = np.ndarray[Any, np.dtype[np.bool_]]
@@ -48,7 +46,7 @@ class Sharing(NamedTuple):
 
 class _Method(NamedTuple):
     forward: Callable[..., tuple[Array, NormalizeCache]]
-    backward: Callable[[Array, NormalizeCache], NormalizeGradients]
+    backward: Callable[[Array, NormalizeCache], NormalizeGradients] = normalize_backward
 
     def output(self, x: Array, **gain: Array) -> Array:
         return self.forward(x, **gain)[0]
@@ -60,21 +58,14 @@ def _methods(num_groups: int) -> dict[str, _Method]:
     Layer norm comes twice: over the whole image, as its paper has it for a layer, and
     over the channels of each place, as in transformers and ConvNeXt.
     """
-    of_layer, of_rms = layer_norm.layer_norm_backward, layer_norm.rms_norm_backward
-    image = partial(layer_norm.layer_norm_forward, axes=(1, 2, 3))
-    place = partial(layer_norm.layer_norm_forward, axes=1)
-    rms = partial(layer_norm.rms_norm_forward, axes=1)
+    layer, rms = layer_norm.layer_norm_forward, layer_norm.rms_norm_forward
     grouped = partial(group_norm.group_norm_forward, num_groups=num_groups)
     return {
-        "batch norm": _Method(
-            batch_norm.batch_norm_forward, batch_norm.batch_norm_backward
-        ),
-        "layer norm": _Method(image, of_layer),
-        "layer norm at each place": _Method(place, of_layer),
-        "RMSNorm at each place": _Method(rms, of_rms),
-        "instance norm": _Method(
-            group_norm.instance_norm_forward, group_norm.instance_norm_backward
-        ),
+        "batch norm": _Method(batch_norm.batch_norm_forward),
+        "layer norm": _Method(partial(layer, axes=(1, 2, 3))),
+        "layer norm at each place": _Method(partial(layer, axes=1)),
+        "RMSNorm at each place": _Method(partial(rms, axes=1)),
+        "instance norm": _Method(group_norm.instance_norm_forward),
         "group norm": _Method(grouped, group_norm.group_norm_backward),
     }
 

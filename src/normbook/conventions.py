@@ -33,21 +33,6 @@ from normbook.layer_norm_lstm import Carried, LayerNormLSTMParameters, Normed
 from normbook.lstm import GATES, LSTMParameters
 from normbook.running_statistics import unbiased
 
-__all__ = [
-    "BATCH_NORM",
-    "LSTM",
-    "NORMALIZED_LSTM",
-    "BatchNormConvention",
-    "BatchNormState",
-    "LSTMConvention",
-    "Part",
-    "batch_norm_from_convention",
-    "batch_norm_to_convention",
-    "lstm_from_convention",
-    "lstm_to_convention",
-    "normalized_lstm_from_convention",
-]
-
 Floats = NDArray[Any]
 Convention = TypeVar("Convention")
 

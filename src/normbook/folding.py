@@ -23,14 +23,6 @@ from normbook.arrays import (
 )
 from normbook.normalize import broadcast_along
 
-__all__ = [
-    "LinearMap",
-    "ScaleAndShift",
-    "fold_into_next",
-    "fold_into_previous",
-    "scale_and_shift",
-]
-
 
 class ScaleAndShift(NamedTuple):
     """Batch norm with given statistics, as y = scale * x + shift; shape (C,) each."""

@@ -38,21 +38,6 @@ from normbook.arrays import (
 )
 from normbook.normalize import moments
 
-__all__ = [
-    "PopulationStatistics",
-    "RunningStatistics",
-    "averaged",
-    "cumulative_average",
-    "debias",
-    "debiased",
-    "exponential_average",
-    "merge",
-    "one_pass",
-    "population_statistics",
-    "unbiased",
-    "welford",
-]
-
 
 def averaged(average: Array, value: Array, alpha: float) -> Array:
     """Take one more value into an exponential moving average."""
