@@ -13,6 +13,7 @@ from function_pairs import (
     check_weight_norm,
     check_weight_standardization,
     draw_weights,
+    refusals,
 )
 
 from normbook.gradient_check import relative_error, survivors
@@ -121,8 +122,7 @@ def test_a_row_of_zeros_has_no_direction() -> None:
 
 
 W, G = np.ones((4, 3)), np.ones(4)
-Case = tuple[Callable[[], object], type[Exception], str]
-BAD_CALLS: list[Case] = [
+test_bad_input_is_refused = refusals(
     (lambda: weight_norm([[1.0]], G), TypeError, "weights must be a NumPy array"),
     (lambda: weight_norm(W.astype(int), G), TypeError, "weights must hold real"),
     (lambda: weight_norm(G, G), ValueError, r"\(D_out, D_in\) or .* got \(4,\)"),
@@ -140,12 +140,4 @@ BAD_CALLS: list[Case] = [
         ValueError,
         r"dl_dy must have the shape of y, \(4, 3\), got \(3, 4\)",
     ),
-]
-
-
-@pytest.mark.parametrize(("call", "error", "message"), BAD_CALLS)
-def test_bad_input_is_refused(
-    call: Callable[[], object], error: type[Exception], message: str
-) -> None:
-    with pytest.raises(error, match=message):
-        call()
+)
