@@ -247,8 +247,8 @@ def layer_norm_lstm_forward(
     ("terms"); their "sum", over all 4H numbers; or the H numbers of each of its
     "gates". The last two have one gain, ``gamma_h``, and refuse ``gamma_x`` and
     ``beta_x``. ``carried`` is what the next step takes for c, and ``c_last``: "raw" c,
-    or u, "normalized". ``eps`` must not be 0 where ``h_0`` is, since :math:`W_h h` has
-    variance 0 there.
+    or u, "normalized". ``eps``, added to each variance inside the root, must not be 0
+    where ``h_0`` is, since :math:`W_h h` has variance 0 there.
 
     Examples
     --------

@@ -20,19 +20,6 @@ from normbook.layer_norm_lstm import hat, through
 from normbook.lstm import tanh
 from normbook.normalize import without_cache
 
-__all__ = [
-    "LayerNormRNNParameters",
-    "RNNCache",
-    "RNNGradients",
-    "RNNOutput",
-    "layer_norm_rnn",
-    "layer_norm_rnn_backward",
-    "layer_norm_rnn_forward",
-    "layer_norm_rnn_step",
-    "step",
-    "step_backward",
-]
-
 
 class LayerNormRNNParameters(NamedTuple):
     """Weights, gain and bias; None stands for a gain of 1 and a bias of 0."""

@@ -22,18 +22,6 @@ from normbook.normalize import (
     without_cache,
 )
 
-__all__ = [
-    "WeightNormGradients",
-    "gain_of_rows",
-    "row_axes",
-    "weight_norm",
-    "weight_norm_backward",
-    "weight_norm_forward",
-    "weight_standardization",
-    "weight_standardization_backward",
-    "weight_standardization_forward",
-]
-
 
 class WeightNormGradients(NamedTuple):
     """Gradients of the loss, in the shapes of v and g."""
