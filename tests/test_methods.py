@@ -187,12 +187,6 @@ def test_a_wrong_choice_is_caught(name: str) -> None:
         assert_equal_torch(right._replace(forward=WRONG_CHOICES[name]))
 
 
-def test_the_mean_taken_off_is_caught_in_rms_norm() -> None:
-    right = rms((5, 3, 4))
-    with pytest.raises(AssertionError):
-        assert_equal_torch(right._replace(forward=layer((5, 3, 4)).forward))
-
-
 @each_method
 def test_gradients_agree_with_central_differences(case: Case) -> None:
     small = case._replace(shape=(2, *case.shape[1:]))
