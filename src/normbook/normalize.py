@@ -70,7 +70,7 @@ class Method(NamedTuple):
     axes: tuple[Any, ...]
     parameter_axes: tuple[int, ...]
     is_centred: bool = True
-    shapes: str = ""  # that x may have, where :func:`layout` checks them
+    shapes: str = ""  # that x may have, where layout checks them
     least: int = 1  # axes
     cure: str = "x[None]"  # for one with fewer
 
