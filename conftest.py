@@ -10,6 +10,7 @@ from typing import Any
 
 import nbval.kernel
 import nbval.plugin
+import numpy
 import pytest
 from forked_kernels import Template, imported_by
 from jupyter_client.manager import KernelManager
@@ -73,6 +74,12 @@ def pytest_collection_finish(session: pytest.Session) -> None:
         template = Template(["ipykernel.kernelapp", *SLOW, *modules])  # every kernel's
         local_provisioner.launch_kernel = template.launch
         session.config.add_cleanup(template.close)
+
+
+@pytest.fixture(autouse=True)
+def _numpy_in_examples(doctest_namespace: dict[str, Any]) -> None:
+    """Let the examples of docstrings use np, as those of NumPy do."""
+    doctest_namespace["np"] = numpy
 
 
 # Here tests start many programs that import torch, which takes seconds. Programs in

@@ -216,7 +216,7 @@ def test_a_function_that_shares_otherwise_changes_the_picture(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     before = drawn_sharing(draw_sharing()["batch norm"])
-    monkeypatch.setattr("normbook.axes.batch_norm_forward", instance_norm_forward)
+    monkeypatch.setattr("normbook.batch_norm.batch_norm_forward", instance_norm_forward)
     after = drawn_sharing(draw_sharing()["batch norm"])
     assert (before[0].sum(), after[0].sum()) == (30, 15)
     np.testing.assert_array_equal(before[1], after[1])
