@@ -144,8 +144,6 @@ def fold_batch_norm(
     Source: Ioffe and Szegedy (2015), Algorithm 2, step 11; Jacob et al. (2018), section
     3.2; book, chapter *Folding*.
 
-    Examples
-    --------
     >>> model = nn.Sequential(nn.Linear(1, 1), nn.BatchNorm1d(1, eps=0.0)).eval()
     >>> values = {"0.weight": [[2.0]], "0.bias": [5.0], "1.running_mean": [3.0]}
     >>> values |= {"1.running_var": [4.0], "1.weight": [6.0], "1.bias": [1.0]}  # k = 3
@@ -177,8 +175,6 @@ def folding_plan(model: nn.Module) -> tuple[Folding, ...]:
     ``torch.nn.functional.batch_norm``, which are never folded. The model must be in
     evaluation mode; errors are those of :func:`fold_batch_norm` with ``strict=False``.
 
-    Examples
-    --------
     >>> model = nn.Sequential(
     ...     nn.Conv2d(3, 5, 1), nn.BatchNorm2d(5), nn.ReLU(), nn.BatchNorm2d(5)
     ... )

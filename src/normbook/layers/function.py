@@ -164,8 +164,6 @@ def normalize(
     are counted from 0, in order. A layer has checked its tensors: here only eps is.
     Where ``x`` holds no value there are no statistics.
 
-    Examples
-    --------
     >>> x = torch.tensor([[1.0, 3.0], [10.0, 50.0]])
     >>> normalize(x, None, None, axes=(1,), parameter_axes=(1,), eps=1e-12)[1]
     Statistics(mean=tensor([ 2., 30.]), var=tensor([  1., 400.]))

@@ -37,8 +37,6 @@ class GroupNorm(NormLayer, nn.GroupNorm):
     Source: Wu and He (2018), equations 1, 2, 6 and 7; book, chapter *Choosing the
     axes*.
 
-    Examples
-    --------
     >>> layer = GroupNorm(2, 4, eps=1e-12)
     >>> layer(torch.tensor([[1.0, 3.0, 10.0, 50.0]])).tolist()
     [[-1.0, 1.0, -1.0, 1.0]]

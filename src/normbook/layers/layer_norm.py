@@ -71,8 +71,6 @@ class LayerNorm(_LastAxes, nn.LayerNorm):
     Source: Ba et al. (2016), section 3; book, chapters *Layer normalization* and *The
     gradient of layer normalization*.
 
-    Examples
-    --------
     >>> layer = LayerNorm(2, eps=1e-12)
     >>> layer(torch.tensor([[1.0, 3.0], [10.0, 50.0]])).tolist()
     [[-1.0, 1.0], [-1.0, 1.0]]
@@ -117,8 +115,6 @@ class RMSNorm(_LastAxes, nn.RMSNorm):
     Source: Zhang and Sennrich (2019), equation 4, there without eps; book, chapter *The
     gradient of layer normalization*.
 
-    Examples
-    --------
     >>> layer = RMSNorm(2, eps=0.0)
     >>> layer(torch.tensor([[1.0, 7.0]]))  # the mean of 1 and 49 is 25
     tensor([[0.2000, 1.4000]], grad_fn=<_NormalizeWithTangentsBackward>)

@@ -44,8 +44,6 @@ def recalibrate(
     Source: Ioffe and Szegedy (2015), Algorithm 2, steps 7-10; book, chapter *Moving
     averages*.
 
-    Examples
-    --------
     >>> layer = nn.BatchNorm1d(1)
     >>> recalibrate(layer, [torch.tensor([[1.0], [3.0]]), torch.tensor([[4.0], [8.0]])])
     >>> layer.running_mean, layer.running_var  # means 2 and 6, variances 2 and 8

@@ -34,8 +34,6 @@ class MaskedBatchNorm1d(BatchNorm1d):
 
     Source: book, chapter *Variable length*.
 
-    Examples
-    --------
     >>> x = torch.tensor([[[1.0, 3.0, 9.0]], [[5.0, 9.0, 9.0]]])  # the 9s are padding
     >>> mask = torch.tensor([[True, True, False], [True, False, False]])
     >>> layer = MaskedBatchNorm1d(1, momentum=1.0)
@@ -105,8 +103,6 @@ class PerStepBatchNorm1d(MaskedBatchNorm1d):
     Source: Cooijmans et al. (2016), section 3; book, chapter *Variable length*. What
     to do with one live example is a choice of this book.
 
-    Examples
-    --------
     >>> layer = PerStepBatchNorm1d(1, max_steps=2, momentum=1.0)
     >>> for step, x in enumerate([[[1.0], [3.0]], [[10.0], [30.0]]]):
     ...     y = layer(torch.tensor(x), step)

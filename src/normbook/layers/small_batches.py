@@ -134,8 +134,6 @@ class GhostBatchNorm1d(_GhostBatchNorm, BatchNorm1d):
     Source: Hoffer, Hubara and Soudry (2017), Algorithm 1; book, chapter *Small
     batches*.
 
-    Examples
-    --------
     >>> layer = GhostBatchNorm1d(1, virtual_batch_size=2, eps=1e-12, momentum=1.0)
     >>> layer(torch.tensor([[1.0], [3.0], [10.0], [20.0]])).flatten().tolist()
     [-1.0, 1.0, -1.0, 1.0]
@@ -250,8 +248,6 @@ class BatchRenorm1d(_BatchRenorm, BatchNorm1d):
 
     Source: Ioffe (2017), Algorithm 1; book, chapter *Small batches*.
 
-    Examples
-    --------
     >>> x = torch.tensor([[1.0], [5.0]])  # mean 3, deviation 2
     >>> layer = BatchRenorm1d(1, eps=1e-12)
     >>> layer(x).flatten().tolist()  # r = 2 and d = 3, by mean 0 and variance 1
@@ -286,8 +282,6 @@ class UnbiasedBatchNorm1d(BatchNorm1d):
     :math:`\sqrt{\frac{n}{n-1}\sigma^2 + \epsilon}`. Source: Ba et al. (2016), section
     6.6; book, chapter *Small batches*.
 
-    Examples
-    --------
     >>> layer = UnbiasedBatchNorm1d(1, eps=1e-12)
     >>> y = layer(torch.tensor([[1.0], [3.0]]))  # unbiased variance 2
     >>> [round(value, 4) for value in y.flatten().tolist()]

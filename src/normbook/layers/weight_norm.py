@@ -27,8 +27,6 @@ class WeightNorm(nn.Module):
 
     Source: Salimans and Kingma (2016), equation 2.
 
-    Examples
-    --------
     >>> layer = nn.Linear(2, 1, bias=False)
     >>> layer.weight.data = torch.tensor([[3.0, 4.0]])
     >>> _ = nn.utils.parametrize.register_parametrization(layer, "weight", WeightNorm())
@@ -58,8 +56,6 @@ class WeightStandardization(nn.Module):
     Source: Qiao et al. (2019); on eps see
     :func:`normbook.weight_norm.weight_standardization_forward`.
 
-    Examples
-    --------
     >>> WeightStandardization()(torch.tensor([[1.0, 3.0]]))
     tensor([[-1.,  1.]])
     """
