@@ -180,6 +180,8 @@ class LayerNormLSTM(NormLayer):
     >>> plain = LayerNormLSTM(3, 5, norm=None)
     >>> plain.load_state_dict(torch.nn.LSTM(3, 5).state_dict())
     <All keys matched successfully>
+    >>> plain.as_lstm()
+    LSTM(3, 5)
     """
 
     w_x_l0: Tensor
