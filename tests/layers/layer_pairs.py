@@ -209,11 +209,9 @@ def assert_every_mutant_is_caught(
     """Change the formula of a function in every way, and see the check fail."""
     is_static = isinstance(inspect.getattr_static(owner, name), staticmethod)
 
-    def check_with(function: Callable[..., Any]) -> None:
+    def check_with(mutant: Callable[..., Any]) -> None:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(
-                owner, name, staticmethod(function) if is_static else function
-            )
+            patch.setattr(owner, name, staticmethod(mutant) if is_static else mutant)
             check()
 
     assert survivors(getattr(owner, name), check_with) == []

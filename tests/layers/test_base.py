@@ -20,6 +20,7 @@ from layer_pairs import (
     PAIRS,
     Pair,
     assert_alike,
+    assert_checkpoints_go_both_ways,
     assert_equal,
     copy_of,
     distance,
@@ -353,8 +354,7 @@ def test_checkpoints_go_both_ways_and_training_goes_on_alike(pair: Pair) -> None
     into_torch, into_ours = (
         kind(*pair.size, dtype=x.dtype) for kind in (pair.theirs, pair.ours)
     )
-    into_torch.load_state_dict(first.state_dict())
-    into_ours.load_state_dict(into_torch.state_dict())
+    assert_checkpoints_go_both_ways(first, into_torch, into_ours)
     expected = run(other, x, dl_dy)
     for layer in (into_torch, into_ours):
         assert_equal(run(layer, x, dl_dy), expected)
