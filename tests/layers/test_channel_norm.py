@@ -259,9 +259,8 @@ def test_torch_s_numbers_reject_every_changed_layer(method: str) -> None:
     def check() -> None:
         for pair in AVERAGED[:4]:
             for is_tracked in (True, False):
-                test_every_combination_of_settings_agrees_with_torch(
-                    pair, True, True, is_tracked, 0.1
-                )
+                layers = twins(pair, 3, 0.3, 0.1, True, is_tracked)
+                assert_trained_alike(layers, pair.shape)
         layer, empty = twins(AVERAGED[1])[0], draw(0, 3, 5)
         before = copy_of(layer.state_dict())
         assert run(layer, empty, empty)["y"].shape == (0, 3, 5)
