@@ -199,14 +199,10 @@ class ChannelNorm(NormLayer):
         nn.Module.__init__(self)  # past torch's class, which the layers inherit, too
         about = "the number of channels, the length of their axis"
         self._check_length("num_features", num_features, about)
-        self.num_features = num_features
-        self.eps = eps
-        self.momentum = momentum
-        self.affine = affine
-        self.track_running_stats = track_running_stats
-        self._add_parameters(
-            num_features, device, dtype, weight=affine, bias=affine and bias
-        )
+        self.num_features, self.eps, self.momentum = num_features, eps, momentum
+        self.affine, self.track_running_stats = affine, track_running_stats
+        is_learned = {"weight": affine, "bias": affine and bias}
+        self._add_parameters(num_features, device, dtype, **is_learned)
         # Buffers, so that state_dict has them and .to() moves them.
         for name in ("running_mean", "running_var"):
             value = torch.empty(num_features, device=device, dtype=dtype)
@@ -261,10 +257,8 @@ class ChannelNorm(NormLayer):
             )
         if momentum == 0:  # torch's way to freeze the running statistics
             return updates
-        for running, new in (
-            (self.running_mean, mean),
-            (self.running_var, unbiased(var, count)),
-        ):
+        pairs = (self.running_mean, mean), (self.running_var, unbiased(var, count))
+        for running, new in pairs:
             if running is None:
                 continue
             old = running.to(new.dtype)  # half precision is rounded once, at the end

@@ -64,13 +64,10 @@ class GroupNorm(NormLayer, nn.GroupNorm):
                 f"num_groups must be a divisor of num_channels = {num_channels}, got "
                 f"{num_groups}; groups have equally many channels."
             )
-        self.num_groups = num_groups
-        self.num_channels = num_channels
-        self.eps = eps
-        self.affine = affine
-        self._add_parameters(
-            num_channels, device, dtype, weight=affine, bias=affine and bias
-        )
+        self.num_groups, self.num_channels = num_groups, num_channels
+        self.eps, self.affine = eps, affine
+        is_learned = {"weight": affine, "bias": affine and bias}
+        self._add_parameters(num_channels, device, dtype, **is_learned)
         self.reset_parameters()
 
     def forward(self, input: Tensor) -> Tensor:

@@ -1,7 +1,4 @@
-"""Layer normalization layers: drop-ins for ``torch.nn.LayerNorm`` and ``RMSNorm``.
-
-There are no running statistics, so training and evaluation are one function.
-"""
+"""Layer normalization layers: drop-ins for ``torch.nn.LayerNorm`` and ``RMSNorm``."""
 
 from __future__ import annotations
 

@@ -28,9 +28,8 @@ class LpNorm1d(NormLayer):
 
     Source: Santurkar et al. (2018), section 3.3 and Appendix A.
 
-    >>> x = torch.tensor([[1.0], [3.0]], dtype=torch.float64)
-    >>> LpNorm1d(1, p=1, eps=0.0, dtype=torch.float64)(x).detach().flatten().tolist()
-    [-0.5, 0.5]
+    >>> LpNorm1d(1, p=1, eps=0.0)(torch.tensor([[1.0], [3.0]])).tolist()
+    [[-0.5], [0.5]]
     """
 
     _sizes = ("num_features",)

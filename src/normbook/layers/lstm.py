@@ -161,11 +161,10 @@ class LayerNormLSTM(NormLayer):
     rows and adds the two biases. Gains and biases of layer norms, which that layer has
     not, stay as they are. :meth:`as_lstm` is the way back from ``norm=None``.
 
-    A size below 1, dropout outside of 0..1, an unknown option and a negative eps are a
-    ValueError; dropout with one layer is a UserWarning, since it does nothing. On a
-    call, a wrong number of axes and another dtype than that of the weights are a
-    ValueError; features, states and a device that do not fit, and no step, are a
-    RuntimeError.
+    A setting out of its range is a ValueError; dropout with one layer is a UserWarning,
+    since it does nothing. On a call, a wrong number of axes and another dtype than that
+    of the weights are a ValueError; features, states and a device that do not fit, and
+    no step, are a RuntimeError.
 
     Under ``torch.autocast`` it runs in float32. Derivatives may be taken as often as
     one likes, by ``torch.autograd``, forward-mode included, and by ``torch.func``, but

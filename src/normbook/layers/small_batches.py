@@ -1,8 +1,7 @@
 """Batch norm for small batches: other statistics in training.
 
-The smaller the batch, the farther its statistics lie from those of evaluation. Three
-layers change what training divides by; all else, options, errors, ``state_dict`` and
-evaluation, is as in :class:`~normbook.layers.batch_norm.BatchNorm1d`.
+All else, options, errors, ``state_dict`` and evaluation, is as in
+:class:`~normbook.layers.batch_norm.BatchNorm1d`.
 """
 
 from __future__ import annotations
@@ -175,8 +174,7 @@ class _BatchRenorm(_BatchNorm):
     ) -> None:
         args = num_features, eps, momentum, affine, track_running_stats, device, dtype
         super().__init__(*args, bias=bias)
-        self.r_max = r_max
-        self.d_max = d_max
+        self.r_max, self.d_max = r_max, d_max
         self._check_limits()
 
     def _check(self, input: Tensor, uses_batch: bool) -> None:

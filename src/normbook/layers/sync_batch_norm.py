@@ -1,15 +1,9 @@
 r"""Batch norm over a batch that is split among processes.
 
-Each process holds a *shard* of the batch. To normalize all shards alike, processes
-exchange sums, once in each direction:
-
-- *Forward*, one all-gather: every process sends the mean, the variance and the number
-  of values of its shard, in float64, and all merge what arrives by Chan's rule
-  (:func:`normbook.running_statistics.merge`).
-- *Backward*, one all-reduce of two vectors: the sums of :math:`\partial\ell/\partial y`
-  and of :math:`\hat x\,\partial\ell/\partial y`.
-
-Why no sums in the forward pass, too: book, chapter *Split batches*.
+Each process holds a *shard* of the batch. Forward takes one all-gather: every process
+sends mean, variance and number of values of its shard, in float64, and all merge what
+arrives (:func:`normbook.running_statistics.merge`). Backward takes one all-reduce, of
+the sums of :math:`\partial\ell/\partial y` and :math:`\hat x\,\partial\ell/\partial y`.
 """
 
 from __future__ import annotations
@@ -30,8 +24,7 @@ from normbook.running_statistics import PopulationStatistics, merge
 
 __all__ = ["SyncBatchNorm"]
 
-# Numbers that all processes need to the last digit, few as they are.
-EXACT = torch.float64
+EXACT = torch.float64  # of what all processes need to the last digit
 
 
 class _Synchronized(torch.autograd.Function):

@@ -1,8 +1,4 @@
-"""Weight normalization and weight standardization as parametrizations of torch.
-
-Register one on a layer, and its weight is computed from what is trained, by the
-formulas of :mod:`normbook.weight_norm`.
-"""
+"""Weight normalization and weight standardization as parametrizations of torch."""
 
 from __future__ import annotations
 
@@ -19,7 +15,7 @@ __all__ = ["WeightNorm", "WeightStandardization"]
 class WeightNorm(nn.Module):
     """Train the length and the direction of the weights of each output.
 
-    In the place of its weight the layer then has ``parametrizations.weight.original0``,
+    In the place of its weight a layer then has ``parametrizations.weight.original0``,
     the lengths g, of shape (D_out, 1, ...), and ``original1``, the directions v, which
     begin with the weight it has. A ``state_dict`` of
     ``torch.nn.utils.parametrizations.weight_norm`` with its usual ``dim=0`` fits.
