@@ -81,10 +81,8 @@ class BatchNormLSTM(NormLayer):
         counts = "it is the number of"
         self.input_size = check_size("input_size", input_size, f"{counts} features, D")
         self.hidden_size = check_size("hidden_size", hidden_size, f"{counts} units, H")
-        self.batch_first = batch_first
-        self.bidirectional = bidirectional
-        check_switch("batch_first", batch_first)
-        check_switch("bidirectional", bidirectional)
+        self.batch_first = check_switch("batch_first", batch_first)
+        self.bidirectional = check_switch("bidirectional", bidirectional)
         if check_eps(eps) == 0:
             raise ValueError(
                 "eps must be positive, got 0; with h_0 = 0 the first W_h h has no "

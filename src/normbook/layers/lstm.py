@@ -463,10 +463,11 @@ class LayerNormLSTM(NormLayer):
         return [state[:, None] for state in states] if examples is None else states
 
 
-def check_switch(name: str, value: Any) -> None:
+def check_switch(name: str, value: Any) -> bool:
     """Refuse what is neither True nor False."""
     if not isinstance(value, bool):
         raise TypeError(f"{name} must be True or False, got {value!r}.")
+    return value
 
 
 def first_states(
