@@ -69,9 +69,6 @@ def test_output_and_every_gradient_are_torch_s(
     assert_equal(run(ours, x, dl_dy), expected, tolerance)
 
 
-# --- input that is hard
-
-
 def hard_inputs(pair: Pair) -> dict[str, Tensor]:
     x = draw(*pair.shape, dtype=torch.float32)
     is_by_batch = pair in MANY
@@ -294,8 +291,6 @@ def test_on_a_gpu_channels_last_stays_so() -> None:
     assert found["y"].stride() == expected["y"].stride()
     assert found["dl_dx"].stride() == expected["dl_dx"].stride()
 
-
-# --- the books
 
 SETTINGS: list[dict[str, Any]] = [
     {},

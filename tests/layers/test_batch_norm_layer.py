@@ -25,8 +25,6 @@ from torch.optim.swa_utils import update_bn
 
 from normbook.layers.batch_norm import BatchNorm1d, BatchNorm2d
 
-# --- what must hold for any input
-
 few = settings(max_examples=20, deadline=None, derandomize=True)
 
 
@@ -69,27 +67,12 @@ def test_a_channel_knows_nothing_of_the_others(
         assert torch.equal(before[key][:1], after[key][:1])
 
 
-@few
-@given(problems())
-def test_in_evaluation_an_example_knows_nothing_of_the_others(
-    problem: tuple[Any, Tensor, Tensor],
-) -> None:
-    (layer, _), x, dl_dy = problem
-    whole = run(layer.eval(), x, dl_dy)
-    alone = run(layer, x[:1], dl_dy[:1])
-    for key in ("y", "dl_dx"):
-        assert distance(alone[key], whole[key][:1]) < EXACT
-
-
 def test_fractions_will_do() -> None:
     x = draw(4, 3, dtype=torch.float32)
     ours = BatchNorm1d(3, eps=Fraction(1, 4), momentum=Fraction(1, 2))  # type: ignore[arg-type]
     other = BatchNorm1d(3, eps=0.25, momentum=0.5)
     assert torch.equal(ours(x), other(x))
     assert_equal(ours.state_dict(), other.state_dict(), 0.0)
-
-
-# --- torch's tools find the layers by their type
 
 
 def test_update_bn_finds_the_layers() -> None:

@@ -10,7 +10,6 @@ import pytest
 import torch
 from layer_pairs import (
     AVERAGED,
-    EXACT,
     HALF,
     INSTANCES,
     PAIRS,
@@ -19,7 +18,6 @@ from layer_pairs import (
     assert_equal,
     assert_every_mutant_is_caught,
     copy_of,
-    distance,
     draw,
     let_fail,
     name,
@@ -108,9 +106,6 @@ def test_a_layer_changed_after_it_was_made_does_what_torch_s_does(
         assert_trained_alike(layers, pair.shape)
 
 
-# --- checkpoints
-
-
 @both
 def test_a_checkpoint_from_before_num_batches_tracked_loads(pair: Pair) -> None:
     ours, theirs = twins(pair)
@@ -162,9 +157,6 @@ def test_reset_running_stats_leaves_the_parameters() -> None:
     assert layer.running_var.tolist() == [1, 1, 1]
     assert layer.num_batches_tracked == 0
     assert torch.equal(layer.weight, weight)
-
-
-# --- after an error
 
 
 FAILURES = [
@@ -225,28 +217,6 @@ def test_a_buffer_that_cannot_be_written_leaves_the_others_as_they_were(
         layer(draw(*pair.shape, dtype=torch.float32))
     for other, buffer in layer.named_buffers():
         assert torch.equal(buffer, before[other]), other
-
-
-# --- instance norm alone
-
-
-@pytest.mark.parametrize("pair", AVERAGED[1::2], ids=name)
-def test_a_single_example_is_a_batch_of_one(pair: Pair) -> None:
-    x = draw(*pair.shape)
-    layer, other = twins(pair)[0], twins(pair)[0]
-    for _ in range(2):
-        assert torch.equal(layer(x[0]), other(x[:1])[0])
-        assert_equal(layer.state_dict(), other.state_dict(), 0.0)
-        layer.eval(), other.eval()
-
-
-def test_the_running_statistics_average_over_the_examples() -> None:
-    layer, x = twins(AVERAGED[1])[0], draw(7, 3, 5)
-    layer.momentum = 1.0
-    layer(x)
-    assert distance(layer.running_mean, x.mean((0, 2))) < EXACT
-    assert distance(layer.running_var, x.var(2).mean(0)) < EXACT
-    assert layer.num_batches_tracked == 0
 
 
 def test_in_evaluation_one_place_is_enough() -> None:

@@ -171,8 +171,6 @@ def test_an_example_may_be_all_arguments_of_the_model() -> None:
     assert norms(folded) == []
 
 
-# --- single layers
-
 LAYERS: dict[str, tuple[Any, Any, tuple[int, ...]]] = {
     "linear": (nn.Linear(3, 5), nn.BatchNorm1d(5), (4, 3)),
     "conv 1-D": (nn.Conv1d(3, 5, 2), nn.BatchNorm1d(5), (4, 3, 7)),

@@ -432,9 +432,6 @@ def test_it_has_the_parameters_of_its_cell(
     assert_same(found, expected)
 
 
-# --- neighbours and padding
-
-
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 @pytest.mark.parametrize("norm", NORMS)
 def test_other_sequences_and_later_steps_change_no_bit(
@@ -463,9 +460,6 @@ def test_a_sequence_in_a_packed_batch_is_as_if_it_were_alone(
         assert distance(h[:length, k], alone) < EXACT
         assert distance(h_last[:, k], last[0]) < EXACT
         assert distance(c_last[:, k], last[1]) < EXACT
-
-
-# --- only what is asked for
 
 
 def test_frozen_parts_get_no_gradient_and_the_others_get_theirs() -> None:

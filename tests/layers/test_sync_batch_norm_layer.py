@@ -66,9 +66,6 @@ def test_gradcheck_passes() -> None:
     assert torch.autograd.gradcheck(layer, draw(5, CHANNELS).requires_grad_())
 
 
-# --- conversion
-
-
 def parts(layer: nn.Module) -> list[Any]:
     names = "weight bias running_mean running_var num_batches_tracked num_features eps"
     names += " momentum affine track_running_stats training"
