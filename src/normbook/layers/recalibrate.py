@@ -15,10 +15,7 @@ __all__ = ["recalibrate"]
 
 
 def recalibrate(
-    model: nn.Module,
-    batches: Iterable[Any],
-    *,
-    device: torch.types.Device = None,
+    model: nn.Module, batches: Iterable[Any], *, device: torch.types.Device = None
 ) -> None:
     r"""Compute the running statistics of a model anew, with its weights as they are.
 

@@ -136,9 +136,7 @@ class SyncBatchNorm(_BatchNorm):
 
     @classmethod
     def convert_sync_batchnorm(
-        cls,
-        module: nn.Module,
-        process_group: distributed.ProcessGroup | None = None,
+        cls, module: nn.Module, process_group: distributed.ProcessGroup | None = None
     ) -> nn.Module:
         """Replace the batch norm layers of a model, in place, by layers of this class.
 
