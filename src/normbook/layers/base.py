@@ -15,7 +15,7 @@ momentum
     ``None`` they are the plain average of all batches so far.
 affine, bias
     Whether to learn :math:`\gamma` (``weight``, begins at 1) and :math:`\beta`
-    (``bias``, begins at 0); with ``bias=False`` only :math:`\gamma` is learned.
+    (``bias``, begins at 0), or with ``bias=False`` only :math:`\gamma`.
 track_running_stats
     Whether to keep ``running_mean``, ``running_var`` (of *unbiased* variances) and
     ``num_batches_tracked``. Without them the batch is used in both modes.
@@ -57,10 +57,9 @@ DTYPES = (*HALF, torch.float32, torch.float64)
 _AUTOCAST = ("cuda", "mps", "xpu")
 
 
-# The layers inherit the types of torch's drop-ins and none of their code: every method
-# of theirs stands here or below. So they are found by who asks for the type: filters
-# that keep weight decay from gains, torch.optim.swa_utils.update_bn, torch.func's
-# replace_all_batch_norm_modules_, the conversion to SyncBatchNorm.
+# The layers inherit the types of torch's drop-ins and none of their code. So they are
+# found by who asks for the type: filters that keep weight decay from gains, update_bn,
+# torch.func's replace_all_batch_norm_modules_, the conversion to SyncBatchNorm.
 class NormLayer(nn.Module):
     """A layer with eps, and with a gain and a bias that may be missing."""
 

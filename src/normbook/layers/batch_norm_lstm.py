@@ -32,9 +32,7 @@ class BatchNormLSTM(NormLayer):
         h_t = o\,\tanh(\gamma_c\,\hat c_t + \beta_c)
 
     A hat is that of :class:`~normbook.layers.sequences.PerStepBatchNorm1d` with
-    ``max_steps``: in training by the sequences alive at step t, in evaluation by the
-    running statistics of step t. Gains are shared over time. The raw c goes on to the
-    next step.
+    ``max_steps``; the raw c goes on to the next step.
 
     For the gates f, i, o, g in turn there are the rows of ``w_x_l0``, ``w_h_l0`` and
     ``b_l0``, shapes (4H, D), (4H, H) and (4H,). ``norm_h_l0``, ``norm_x_l0`` and

@@ -103,19 +103,16 @@ def fold_batch_norm(
 ) -> nn.Module:
     r"""Return a copy of a trained model without batch norm that computes the same.
 
-    Each batch norm is folded into the linear layer whose output it normalizes
-    (:func:`~normbook.folding.fold_into_previous`) or, failing that, into the one that
-    takes its own output and nothing else (:func:`~normbook.folding.fold_into_next`), if
-    all of its outputs meet all of its weights: a convolution may not pad with zeros,
-    and a transposed one must have a stride of 1 and padding - output_padding >=
-    dilation (kernel - 1). In its place stays :class:`FoldedBatchNorm`, so the names in
-    a ``state_dict`` stay, too. Parameters keep dtype, device and ``requires_grad``. A
-    layer without a bias gets one.
-
-    Linear layers are ``Linear`` and all convolutions, transposed or not; identity and
-    dropout may stand between. Batch norm is that of ``torch.nn`` and of this package,
-    also synchronized, ghost, renormalized and unbiased. The folded model is for
-    inference: training goes other ways without batch norm.
+    Each batch norm, of ``torch.nn`` or of this package, is folded into the linear layer
+    whose output it normalizes (:func:`~normbook.folding.fold_into_previous`) or,
+    failing that, into the one that takes its own output and nothing else
+    (:func:`~normbook.folding.fold_into_next`), if all of its outputs meet all of its
+    weights: a convolution may not pad with zeros, and a transposed one must have a
+    stride of 1 and padding - output_padding >= dilation (kernel - 1). Linear layers are
+    ``Linear`` and all convolutions; identity and dropout may stand between. In place of
+    a batch norm stays :class:`FoldedBatchNorm`, so the names in a ``state_dict`` stay.
+    Parameters keep dtype, device and ``requires_grad``. A layer without a bias gets
+    one. The folded model is for inference.
 
     The model must be in evaluation mode. With ``example``, an input or a tuple of all
     positional arguments, both models are run in float64 on the CPU, which a model that

@@ -158,8 +158,8 @@ class LayerNormLSTM(NormLayer):
     of layer norms 0.
 
     ``load_state_dict`` also takes the state of a :class:`torch.nn.LSTM`: it sorts the
-    rows and adds the two biases. Gains and biases of layer norms, which that layer has
-    not, stay as they are. :meth:`as_lstm` is the way back from ``norm=None``.
+    rows and adds the two biases; gains and biases of layer norms stay as they are.
+    :meth:`as_lstm` is the way back from ``norm=None``.
 
     A setting out of its range is a ValueError; dropout with one layer is a UserWarning,
     since it does nothing. On a call, a wrong number of axes and another dtype than that

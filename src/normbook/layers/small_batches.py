@@ -116,12 +116,10 @@ class GhostBatchNorm1d(_GhostBatchNorm, BatchNorm1d):
 
     Each example is normalized by mean and biased variance of its ghost: the first
     ``virtual_batch_size`` examples, the next ones, and so on. The last one is smaller
-    where the batch does not divide evenly; if it would have a single value in a
-    channel, it joins the ghost before.
-
-    A ``virtual_batch_size`` of N or more *is* batch norm. One of 1 is instance norm
-    where there are several positions L, and else a ValueError. Without running
-    statistics evaluation normalizes by ghosts, too.
+    where the batch does not divide evenly; a single value in a channel joins the ghost
+    before. A size of N or more *is* batch norm. One of 1 is instance norm where there
+    are several positions L, and else a ValueError. Without running statistics
+    evaluation normalizes by ghosts, too.
 
     The running statistics take in the average over the ghosts, weighted by their size,
     of mean and *unbiased* variance. (The paper takes in one ghost after another, so
