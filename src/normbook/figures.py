@@ -24,7 +24,7 @@ from matplotlib.figure import Figure, SubFigure
 from matplotlib.legend_handler import HandlerTuple
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch, Rectangle
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from normbook.arguments import check_index
 from normbook.arrays import check_same_shape
@@ -41,7 +41,6 @@ __all__ = [
     "panels",
     "pen_lines",
     "points",
-    "shaded_words",
     "shared_cells",
     "signed_map",
     "sweep",
@@ -354,81 +353,6 @@ def pen_lines(
             ax.spines[:].set_visible(False)
             ax.grid(visible=False)
     return fig, axes
-
-
-# Letters in a line of words, and its height (inches): legible on a telephone.
-_LINE = 44
-_LINE_HEIGHT = 0.5
-
-
-def shaded_words(
-    panels: Mapping[str, tuple[Kind, Sequence[Sequence[str]], ArrayLike]],
-) -> tuple[Figure, list[Axes]]:
-    """Show the weights of words: in reading order, the more weight the darker.
-
-    Below each word with a weight of at least 0.05 it stands in percent.
-
-    Parameters
-    ----------
-    panels : mapping from title to (kind, sentences, weights)
-        One text each, one below the other. A sentence is a sequence of words and
-        begins a line. There is a weight from 0 to 1, shape (T,), for each of T words;
-        1 has the full shade, in the colour of the kind.
-    """
-    with _figure(len(panels), columns=1) as (fig, axes):
-        heights = []
-        for ax, (title, (kind, sentences, values)) in zip(
-            axes, panels.items(), strict=True
-        ):
-            weights, count = np.asarray(values, dtype=float), sum(map(len, sentences))
-            if weights.shape != (count,) or not count:
-                raise ValueError(
-                    "weights must have one value for each of the words, got shape "
-                    f"{weights.shape} for {count} words."
-                )
-            if not ((weights >= 0) & (weights <= 1)).all():
-                raise ValueError(
-                    f"weights must lie in 0..1, got {weights.min():g} to "
-                    f"{weights.max():g}; give those of a softmax."
-                )
-            heights.append(_draw_words(ax, sentences, weights, _style(kind)["color"]))
-            ax.set_title(title, loc="left")
-        grid = axes[0].get_gridspec()
-        if grid is not None:
-            grid.set_height_ratios(heights)
-        width, _ = fig.get_size_inches()
-        fig.set_size_inches(width, _LINE_HEIGHT * (sum(heights) + len(axes)))
-    return fig, axes
-
-
-def _draw_words(
-    ax: Axes,
-    sentences: Sequence[Sequence[str]],
-    weights: NDArray[np.float64],
-    colour: str,
-) -> int:
-    """Write words in lines, each on its shade; return the number of lines."""
-    values = iter(weights.tolist())
-    centred: dict[str, Any] = {"ha": "center", "va": "center", "family": "monospace"}
-    line = -1
-    for sentence in sentences:
-        column, line = 0, line + 1
-        for word in sentence:
-            weight, size = next(values), len(word) + 1
-            if column and column + size > _LINE:
-                column, line = 0, line + 1
-            # Not darker than black letters allow.
-            shade = {"facecolor": colour, "alpha": 0.7 * weight, "linewidth": 0}
-            ax.add_patch(Rectangle((column, line), size, 0.55, **shade))
-            middle = column + size / 2
-            ax.text(middle, line + 0.28, word, **centred)
-            if weight >= 0.05:
-                percent = f"{100 * weight:.0f}"
-                ax.text(middle, line + 0.74, percent, fontsize=9, **centred)
-            column += size
-    ax.set(xlim=(0, _LINE), ylim=(line + 1, 0))
-    ax.set_axis_off()
-    return line + 1
 
 
 def signed_map(

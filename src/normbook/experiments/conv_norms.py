@@ -26,6 +26,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -38,6 +39,7 @@ from normbook.experiments import measures
 from normbook.experiments.published import GROUP_NORM_ERROR
 from normbook.experiments.vgg import CHUNK, images, tested
 from normbook.lab import experiment as lab
+from normbook.lab.digits_mlp import split
 from normbook.lab.record import Record
 from normbook.layers.batch_norm import BatchNorm2d
 from normbook.layers.group_norm import GroupNorm, InstanceNorm2d
@@ -48,14 +50,6 @@ from normbook.looks import Kind, looks
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-
-__all__ = [
-    "CONV_NORMS",
-    "CONV_NORMS_RATES",
-    "ChannelLayerNorm",
-    "at_end",
-    "build",
-]
 
 SOURCE = "Wu and He (2018), Tables 1 and 2"
 # Training images whose statistics take the place of the running ones.
@@ -88,16 +82,10 @@ def build(
 ) -> nn.Sequential:
     """Stack convolutions, the mean over all places, and a linear read-out (float32).
 
-    Parameters
-    ----------
-    layers : sequence of (int, int)
-        Channels and stride of each 3 x 3 convolution of images (N, 1, H, W).
-    norm : str
-        What stands before each ReLU: a key of ``LOOKS``, else ValueError.
-    groups : int
-        Of channels, for group norm.
-    generator : torch.Generator
-        CPU generator. Weights are normal after He; biases begin at 0, gains at 1.
+    ``layers`` are channels and stride of each 3 x 3 convolution of images (N, 1, H, W).
+    Before each ReLU stands the norm, a key of ``LOOKS``, else ValueError; groups are of
+    group norm. Weights, from a CPU generator, are normal after He; biases begin at 0,
+    gains at 1.
     """
     makers: dict[str, Callable[[int], list[nn.Module]]] = {
         "none": lambda size: [],
@@ -137,8 +125,8 @@ def begin(
     settings: lab.Settings, seed: int, data: Dataset | None, device: torch.device
 ) -> lab.Run:
     """Make one network, its data and its measurements."""
-    data = lab.required(data)
     dtype = getattr(torch, settings["dtype"])
+    data = lab.required(data)
     standardized: _Standardized = _Standardized.of(data, device, dtype)
     x = standardized.x
     y, y_test = (torch.as_tensor(y).to(device) for y in (data.y_train, data.y_test))
@@ -155,15 +143,15 @@ def begin(
         means = tested(run.model, standardized.x_test, y_test)
         return {"loss": means["loss"], "error": 1 - means["accuracy"]}
 
-    def recalibrated(run: lab.Run) -> lab.Values:
-        return measures.recalibrated(run, test, x[:PROBE], CHUNK)
-
     def schedule(step: int) -> float:
         falling = (steps - step) / (steps - warm_up)
         return float(rate * min((step + 1) / warm_up, falling))
 
     measurements = {"test": lab.Measurement(settings["measure_every"], test)}
     if settings["norm"] == "batch_norm":
+        recalibrated = partial(
+            measures.recalibrated, test=test, x=x[:PROBE], size=CHUNK
+        )
         measurements["recalibrated"] = lab.Measurement(steps, recalibrated)
     sgd = torch.optim.SGD(model.parameters(), lr=rate, momentum=0.9, fused=True)
     return lab.Run(
@@ -187,7 +175,8 @@ class _Standardized:
     @staticmethod
     @lab.shared_by_runs
     def of(data: Dataset, device: torch.device, dtype: torch.dtype) -> _Standardized:
-        x, x_test = (images(x, device, dtype) for x in (data.x_train, data.x_test))
+        x, _, x_test, _ = split(data, device)
+        x, x_test = images(x, dtype), images(x_test, dtype)
         mean, std = x.mean(), x.std()
         return _Standardized((x - mean) / std, (x_test - mean) / std)
 
@@ -211,14 +200,8 @@ def at_end(
     """Return what was measured at the end of all runs with one normalization.
 
     The runs differ in the setting ``along``: "batch_size", or "learning_rate" at the
-    ``batch_size`` that is given.
-
-    Returns
-    -------
-    values : array, shape (B,)
-        Of the setting, growing.
-    ends : array, shape (S, B)
-        One row for each seed.
+    ``batch_size`` that is given. First come its values, growing, shape (B,), then what
+    was measured, (S, B), one row for each seed.
     """
     names = _with_norm(record, norm, along, batch_size)
     ends = [record.values(v, measurement, quantity)[:, -1] for v in names.values()]
@@ -402,20 +385,19 @@ AVERAGES = 36
 WARM_UP = 9
 # Images of one pass over Fashion-MNIST, less what fills no batch of 128.
 PASS = 468 * LARGE
-LIVE: dict[str, Any] = {"dtype": "float64", "layers": [[8, 1], [16, 2]], "groups": 4}
 LIVE_EXAMPLES = 72 * 32
-CPU: dict[str, Any] = {
-    "dtype": "float32", "layers": [[16, 2], [32, 2], [32, 1], [64, 2]], "groups": 4,
-}  # fmt: skip
 
 
 def _digits(variants: dict[str, lab.Settings]) -> lab.Scale:
+    layers = {"dtype": "float64", "layers": [[8, 1], [16, 2]], "groups": 4}
     about = "embedded digits, two convolutions"
-    return lab.Scale({**LIVE, "variants": variants}, (0, 1), "digits", about)
+    return lab.Scale({**layers, "variants": variants}, (0, 1), "digits", about)
 
 
 def _fashion(variants: dict[str, lab.Settings], seeds: int, about: str) -> lab.Scale:
-    settings = {**CPU, "variants": variants}
+    channels = [[16, 2], [32, 2], [32, 1], [64, 2]]
+    settings = {"dtype": "float32", "layers": channels, "groups": 4}
+    settings["variants"] = variants
     return lab.Scale(settings, tuple(range(seeds)), "fashion-mnist", about)
 
 

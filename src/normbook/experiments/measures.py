@@ -23,18 +23,6 @@ if TYPE_CHECKING:
 
     from normbook.figures import Line
 
-__all__ = [
-    "bands",
-    "errors",
-    "judge",
-    "landscape",
-    "lines",
-    "recalibrated",
-    "row",
-    "shift",
-    "step_sizes",
-]
-
 Looks = Mapping[str, tuple[Kind, str]]
 Curve = Callable[[str], NDArray[np.float64]]  # of a variant, shape (S, T)
 

@@ -8,36 +8,11 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-__all__ = [
-    "BATCH_SIZE_ERROR",
-    "BATCH_SIZE_LAST_ERROR",
-    "BATCH_SIZE_LOSS",
-    "DEEP_LINEAR_LOSS",
-    "GROUP_NORM_ERROR",
-    "HANDWRITING_LOSS",
-    "READING_ERROR",
-    "READING_STEPS",
-    "SIGMOID_NET_ACCURACY",
-    "VGG_BETA",
-    "VGG_GRADIENT_CHANGE",
-    "VGG_LOSS_RANGE",
-    "VGG_TEST_ACCURACY",
-    "VGG_TRAIN_ACCURACY",
-    "Points",
-]
-
 
 class Points(NamedTuple):
-    """Points of one curve.
+    """Points of one curve."""
 
-    Attributes
-    ----------
-    source : str
-        Paper and figure.
-    x, y : tuple of float
-    """
-
-    source: str
+    source: str  # paper and figure
     x: tuple[float, ...]
     y: tuple[float, ...]
 
