@@ -333,7 +333,7 @@ def _run(options: argparse.Namespace) -> int:
         _tell("--local-statistics and --timeout need --data-parallel")
         return 2
     try:
-        choices["on"] = _device(options.device)
+        choices["on"] = runner.pick_device(options.device)
         if choices["on"].type == "cuda":
             device.make_deterministic()
         if options.dry_run:
@@ -352,16 +352,6 @@ def _run(options: argparse.Namespace) -> int:
     if ranks.is_first():
         print(f"{out}: {len(record.runs)} runs in {_duration(record.wall_seconds)}")
     return 0
-
-
-def _device(name: str | None) -> torch.device:
-    """Pick the device; a wrong one is an error of the run."""
-    from normbook import device
-
-    try:
-        return device.pick(name)
-    except (ValueError, RuntimeError) as error:
-        raise RunError(str(error)) from error
 
 
 @contextlib.contextmanager

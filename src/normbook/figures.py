@@ -114,16 +114,10 @@ def panels(
     sharex: bool = False,
     sharey: bool | Literal["row"] = False,
 ) -> tuple[Figure, list[Axes]]:
-    """Open a figure with empty panels, row by row.
+    """Open a figure with empty panels, row by row: ``count`` in all.
 
-    Parameters
-    ----------
-    count : int
-        Panels in all, a multiple of ``rows``.
-    rows : int
-        Each adds the height of one figure.
-    sharex, sharey : bool
-        Whether all panels have one scale; ``sharey="row"`` for those of a row.
+    That is a multiple of ``rows``, each of which adds the height of one figure. All
+    panels may share one scale, or vertically those of a row.
     """
     if count < 1 or rows < 1 or count % rows:
         raise ValueError(
@@ -158,17 +152,10 @@ def curve_grid(
 ) -> tuple[Figure, list[list[Axes]]]:
     """Compare training curves in several panels; each row shares its vertical scale.
 
-    Parameters
-    ----------
-    rows : mapping from y label to (mapping from x label to lines)
-        Each row has the same x labels, which stand below the lowest row. The lines of
-        a panel map a label to (kind, x, runs) of a :func:`band`; a label that begins
-        with an underscore is not in the legend, and those of a reference stand last.
-
-    Returns
-    -------
-    fig, axes
-        One list of axes for each row.
+    Rows map a y label to panels, and these an x label to lines; each row has the same x
+    labels, which stand below the lowest. The lines of a panel map a label to (kind, x,
+    runs) of a :func:`band`; one that begins with an underscore is not in the legend,
+    and those of a reference stand last. There is one list of axes for each row.
     """
     columns = list(next(iter(rows.values()), []))
     if any(list(row) != columns for row in rows.values()) or not columns:
@@ -250,13 +237,8 @@ def marked_cells(
     """Show which values of an array (N, C, H, W) are marked, one panel a mask.
 
     Each image is a block of H x W squares. The examples stand one below the other,
-    their channels side by side.
-
-    Parameters
-    ----------
-    masks : mapping from label to array of bool, shape (N, C, H, W)
-    kind : key of ``STYLES``
-        The colour of the marked values; the others are light grey.
+    their channels side by side. The marked values have the colour of the kind, the
+    others are light grey.
     """
     with _figure(len(masks)) as (fig, axes):
         for ax, (label, values) in zip(axes, masks.items(), strict=True):
@@ -273,19 +255,12 @@ def shared_cells(
     methods: Mapping[str, tuple[Kind, ArrayLike, ArrayLike]],
     index: tuple[int, int, int, int],
 ) -> tuple[Figure, Sequence[Axes]]:
-    """Show what each method shares with one value of an array (N, C, H, W).
+    """Show what each method shares with the value at one place of an array.
 
-    The array is drawn as by :func:`marked_cells`, two methods side by side. The value
-    itself has a frame; what shares its mean and variance has the colour of the method,
-    what shares its gain and bias a dot.
-
-    Parameters
-    ----------
-    methods : mapping from label to (kind, statistics, parameters)
-        Two arrays of bool, shape (N, C, H, W), as :func:`normbook.axes.sharing` finds
-        them.
-    index : tuple of int
-        The place of the value.
+    The array (N, C, H, W) is drawn as by :func:`marked_cells`, two methods side by
+    side. The value itself has a frame; what shares its mean and variance has the colour
+    of the method, what shares its gain and bias a dot: two arrays of bool for each, as
+    :func:`normbook.axes.sharing` finds them.
     """
     rows = -(-len(methods) // 2)
     with _figure(len(methods), columns=2) as (fig, axes):
@@ -320,14 +295,9 @@ def pen_lines(
 ) -> tuple[Figure, Sequence[Axes]]:
     """Draw handwriting from the steps of the pen, one panel a label.
 
-    Parameters
-    ----------
-    lines : mapping from label to (kind, lines)
-        Each line is an array of shape (T, 3) of steps (dx, dy, lift): how far to the
-        next point, and 1 where the pen is lifted there. y grows upwards. The lines of
-        a panel stand one below the other; no stroke is drawn where the pen is lifted.
-    columns : int
-        Panels side by side.
+    Each line is an array of shape (T, 3) of steps (dx, dy, lift): how far to the next
+    point, and 1 where the pen is lifted there. y grows upwards. The lines of a panel
+    stand one below the other; no stroke is drawn where the pen is lifted.
     """
     with _figure(len(lines), columns=columns) as (fig, axes):
         fig.set_size_inches(8.4, 0.4 + 1.5 * -(-len(lines) // columns))
@@ -360,16 +330,8 @@ def signed_map(
 ) -> tuple[Figure | SubFigure, Axes]:
     """Show a matrix of signed numbers: red above 0, blue below, white at 0.
 
-    The colours reach to the largest finite value; NaN is left blank, infinity gets
-    the last colour.
-
-    Parameters
-    ----------
-    values : array, shape (R, C)
-    xlabel, ylabel, label : str
-        Of the columns, the rows and the colour bar.
-    ax : matplotlib axes, optional
-        Where to draw; a new figure if left out.
+    The colours reach to the largest finite value; NaN is left blank, infinity gets the
+    last colour. ``label`` is that of the colour bar. Without ``ax`` a figure is opened.
     """
     values = np.asarray(values, dtype=float)
     if values.ndim != 2 or values.size == 0:

@@ -13,10 +13,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Archive:
-    """A zip or tar archive in which files are published.
-
-    Only the files in it have a known size and hash, so it may be packed anew.
-    """
+    """A zip or tar archive of files: only these have a known size and hash."""
 
     limit: int  # bytes that it may have at most
     folder: str = ""  # where the files are in it, with / at the end
@@ -40,10 +37,7 @@ class DataFile:
         return self.archive.limit if self.archive else self.size
 
     def fault(self, content: bytes) -> str:
-        """Return how `content` differs from the file as published, or an empty text.
-
-        A byte more than the size is enough to tell.
-        """
+        """Return how `content`, or a byte too much of it, differs; empty if not."""
         if len(content) > self.size:
             return f"it is larger than the {self.size} bytes it must have"
         if len(content) < self.size:

@@ -51,8 +51,8 @@ def begin(
     settings: lab.Settings, seed: int, data: Dataset | None, device: torch.device
 ) -> lab.Run:
     """Make one network, its data and its measurements."""
-    dtype = getattr(torch, settings["dtype"])
     x, y, x_test, y_test = split(lab.required(data), device)
+    dtype = getattr(torch, settings["dtype"])
     x, x_test = (images.flatten(1).to(dtype) for images in (x, x_test))
     x, y = x[: settings["examples"]], y[: settings["examples"]]
     norm = LAYERS.get(settings["norm"])

@@ -125,8 +125,8 @@ def begin(
     settings: lab.Settings, seed: int, data: Dataset | None, device: torch.device
 ) -> lab.Run:
     """Make one network, its data and its measurements."""
-    dtype = getattr(torch, settings["dtype"])
     data = lab.required(data)
+    dtype = getattr(torch, settings["dtype"])
     standardized: _Standardized = _Standardized.of(data, device, dtype)
     x = standardized.x
     y, y_test = (torch.as_tensor(y).to(device) for y in (data.y_train, data.y_test))

@@ -19,17 +19,6 @@ from normbook.data.catalogue import SOURCES
 if TYPE_CHECKING:
     from normbook.lab.ranks import Sharing
 
-__all__ = [
-    "code",
-    "command",
-    "commit",
-    "data_hashes",
-    "device",
-    "now",
-    "origin",
-    "versions",
-]
-
 PACKAGES = ("normbook", "numpy", "scikit-learn", "torch")
 ROOT = Path(normbook.__file__).parent
 _OPTIONS: dict[Sharing, str] = {
@@ -60,10 +49,7 @@ def command(
 
 
 def data_hashes(name: str, data: tuple[Any, ...] | None) -> dict[str, dict[str, str]]:
-    """SHA-256 of the files of a data set, which were compared with it, by their names.
-
-    Of the arrays, if they are embedded in a package; empty where there are no data.
-    """
+    """SHA-256 of the files of a data set, or of its arrays if a package embeds them."""
     if data is None:
         return {}
     source = SOURCES[name]
