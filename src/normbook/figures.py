@@ -28,25 +28,8 @@ from numpy.typing import ArrayLike
 
 from normbook.arguments import check_index
 from normbook.arrays import check_same_shape
-from normbook.looks import STYLES, Kind
-
-__all__ = [
-    "STYLES",
-    "band",
-    "curve_grid",
-    "curves",
-    "depth_profile",
-    "legend_above",
-    "marked_cells",
-    "panels",
-    "pen_lines",
-    "points",
-    "shared_cells",
-    "signed_map",
-    "sweep",
-    "tick",
-    "use_style",
-]
+from normbook.looks import STYLES as STYLES
+from normbook.looks import Kind
 
 Scale = Literal["linear", "log"]
 Line = tuple[Kind, ArrayLike, ArrayLike]
@@ -131,9 +114,14 @@ def panels(
     return fig, axes
 
 
+def bands(ax: Axes, lines: Mapping[str, Line]) -> None:
+    """Draw a :func:`band` for each label, of (kind, x, runs)."""
+    for label, (kind, x, runs) in lines.items():
+        band(ax, x, runs, kind=kind, label=label)
+
+
 def _bands(ax: Axes, x: ArrayLike, runs: Runs) -> None:
-    for label, (kind, values) in runs.items():
-        band(ax, x, values, kind=kind, label=label)
+    bands(ax, {label: (kind, x, values) for label, (kind, values) in runs.items()})
 
 
 def curves(
@@ -169,14 +157,12 @@ def curve_grid(
         fig.set_size_inches(max(6.4, 2.1 * wide), 1.1 + 2.3 * high)
         grid = [axes[k : k + wide] for k in range(0, wide * high, wide)]
         known: dict[str, Artist] = {}
-        references = set()
+        references: set[str] = set()
         for row_axes, (ylabel, row) in zip(grid, rows.items(), strict=True):
             row_axes[0].set_ylabel(ylabel)
             for ax, lines in zip(row_axes, row.values(), strict=True):
-                for label, (kind, x, runs) in lines.items():
-                    band(ax, x, runs, kind=kind, label=label)
-                    if kind == "reference":
-                        references.add(label)
+                bands(ax, lines)
+                references.update(k for k, v in lines.items() if v[0] == "reference")
                 ax.set(yscale=yscale)
                 handles, names = ax.get_legend_handles_labels()
                 known |= dict(zip(names, handles, strict=True))

@@ -68,20 +68,16 @@ class Source:
 def _files(
     mirrors: tuple[str, ...], manifest: str, archive: Archive | None = None
 ) -> tuple[DataFile, ...]:
-    """Files of a manifest, which has name, size and SHA-256 of each.
-
-    Mirrors are folders of such files; addresses of the archive where there is one.
-    """
+    """Files of a manifest (names, sizes, hashes), in folders or in archives."""
     words = manifest.split()
+    rows = zip(words[::3], words[1::3], words[2::3], strict=True)
+
+    def urls(name: str) -> tuple[str, ...]:
+        return mirrors if archive else tuple(mirror + name for mirror in mirrors)
+
     return tuple(
-        DataFile(
-            name,
-            int(size),
-            sha256,
-            mirrors if archive else tuple(mirror + name for mirror in mirrors),
-            archive,
-        )
-        for name, size, sha256 in zip(words[::3], words[1::3], words[2::3], strict=True)
+        DataFile(name, int(size), sha256, urls(name), archive)
+        for name, size, sha256 in rows
     )
 
 

@@ -2,12 +2,10 @@ r"""A small convolutional network: each normalization, with small and large batc
 
 Batch norm takes its statistics from the batch, the others from one image. Wu and He
 compare them on ImageNet with ResNet-50; here it is a network of four convolutions on
-small images, trained for as many images whatever the batch size.
-
-Each normalization stands before each ReLU, with a gain and a bias for every channel:
-the number of parameters is the same. "Layer norm" on images is said of two things. One
-takes all channels and places of an image together, which is group norm with one
-group; the other takes the channels of each place by themselves.
+small images, trained for as many images whatever the batch size. Each normalization
+stands before each ReLU, with a gain and a bias for every channel. "Layer norm" is said
+of two things: of all channels and places of an image together, which is group norm with
+one group, and of the channels of each place by themselves.
 
 Instance norm sets mean and variance of each channel of each image to fixed values.
 Were the mean over all places taken right after it, every image would give the bias:
@@ -16,10 +14,10 @@ channel through, but not its mean and not its contrast.
 
 The learning rate is in proportion to the batch, as in the paper, and the same for all
 normalizations: 0.1 for a batch of 128. It rises during a ninth of the run and then
-falls to 0. What another rate would do for each of them is measured by
-``CONV_NORMS_RATES``, with batches of 32 (for all) and of 2 (for batch norm and group
-norm). Without the rise, rounding errors in the first steps of a large batch grow so
-fast that another machine does not repeat them.
+falls to 0; without the rise, rounding errors in the first steps of a large batch grow
+so fast that another machine does not repeat them. What another rate would do is
+measured by ``CONV_NORMS_RATES``, with batches of 32 (for all) and of 2 (for batch norm
+and group norm).
 """
 
 from __future__ import annotations
@@ -57,15 +55,7 @@ PROBE = 10_000
 
 
 class ChannelLayerNorm(LayerNorm):
-    """Layer norm over the channels of each place of an image by itself.
-
-    Examples
-    --------
-    >>> x = torch.tensor([[1.0, 10.0], [3.0, 50.0]])  # two channels, two places
-    >>> y = ChannelLayerNorm(2)(x.reshape(1, 2, 1, 2))
-    >>> [[round(value, 3) for value in row] for row in y.reshape(2, 2).tolist()]
-    [[-1.0, -1.0], [1.0, 1.0]]
-    """
+    """Layer norm over the channels of each place of an image by itself."""
 
     def forward(self, input: Tensor) -> Tensor:
         """Normalize a tensor (N, C, H, W)."""
@@ -213,11 +203,10 @@ def figures(record: Record) -> dict[str, Figure]:
 
     Of ``conv_norms_rates``: "error_2" and "error_32", the test error at the end with
     such batches against the learning rate, a panel for each normalization, with batch
-    norm in all of them. Of ``conv_norms``: "error", the same against the batch size;
-    "training", the loss of the smallest batches against steps; "recalibrated", batch
-    norm with running statistics and with those of many training images; and, unless the
-    scale is "live", "published", test errors (above) and published errors on ImageNet
-    (below).
+    norm in all. Of ``conv_norms``: "error", the same against the batch size;
+    "training", the loss of the smallest batches; "recalibrated", batch norm with
+    running statistics and with those of many training images; unless the scale is
+    "live", "published".
     """
     record.require(CONV_NORMS.name, CONV_NORMS_RATES.name)
     if record.name == CONV_NORMS_RATES.name:

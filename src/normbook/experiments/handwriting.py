@@ -353,11 +353,10 @@ def _tensors(
 
 
 def updates_to(record: Record, variant: str, value: float) -> NDArray[np.float64]:
-    """Count the updates of each seed until the test loss first falls to a value.
+    """Count the updates of each seed until the test loss is not above a value, (S,).
 
-    The value is the negative log-likelihood of a line of 500 steps (nats). Shape (S,):
-    updates before the first measurement at which the loss is not above it; NaN where
-    there is none.
+    The value is the negative log-likelihood of a line of 500 steps (nats). Counted at
+    the measurements; NaN where it never falls so low.
     """
     record.require(EXPERIMENT.name)
     is_there = record.values(variant, "test", "line") <= value  # (S, T)
@@ -383,10 +382,9 @@ def figures(record: Record) -> dict[str, Figure]:
     """Draw a record of this experiment.
 
     "test": negative log-likelihood of a line of 500 steps against updates, a panel for
-    each learning rate; the published points have a panel of their own, since they are
-    of other lines. "updates": updates to the values of it that all runs at one rate
-    come to. "samples": lines that the networks of the first seed and rate wrote after
-    training.
+    each learning rate, and one for the published points, which are of other lines.
+    "updates": updates to the values of it that all runs at one rate come to. "samples":
+    lines that the networks of the first seed and rate wrote after training.
     """
     from normbook.figures import band, legend_above, panels, pen_lines, points
 

@@ -328,8 +328,8 @@ def first_steps(
 ) -> NDArray[np.float64]:
     """Find when the test error of a task is at most `level` for the first time.
 
-    Shape (S,): steps for each of S seeds, among those that were measured; NaN where the
-    error never gets so low. ValueError if the record has no such task.
+    Shape (S,): steps for each seed, of those measured; NaN where the error never gets
+    so low. ValueError if the record has no such task.
     """
     record.require(EXPERIMENT.name)
     tasks = record.settings["tasks"]
@@ -353,8 +353,7 @@ def figures(record: Record) -> dict[str, Figure]:
     "error": test error against training steps, a column for each task; the last column
     has points of Ba et al. (2016), Fig. 2, on another task. "steps": when each error is
     reached first; a curve ends where not all runs get further. "attention_0" and so on:
-    the words of one text of each task, in the shade of their weights at the end of the
-    run with the first seed.
+    the words of one text of each task, with their weights at the end of the first run.
     """
     from normbook.figures import curve_grid, points
 

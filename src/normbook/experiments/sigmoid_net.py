@@ -117,12 +117,12 @@ THIN_LINE: dict[str, Any] = {"linewidth": 0.7, "linestyle": "-", "alpha": 0.6}
 def figures(record: Record) -> dict[str, Figure]:
     """Draw a record of ``sigmoid_net``.
 
-    "accuracy": test accuracy, whole and enlarged, at the scale of the paper with the
-    published one. "inputs": of the sigmoid of some units of the last hidden layer, with
-    the first seed: the 15th, 50th and 85th percentile of the first unit, the median of
-    the others. "input_shift": of one update, for each sigmoid, mean over its units.
-    "gradient_shift": l2 (above) and cosine (below), for each layer but the lowest. Both
-    shifts are medians over at most 20 stretches of training, for each seed.
+    "accuracy" on the test set, whole and enlarged. "inputs", with the first seed, of
+    the sigmoid of some units of the last hidden layer: the 15th, 50th and 85th
+    percentile of the first unit, the median of the others. "input_shift" of one update,
+    for each sigmoid, mean over its units. "gradient_shift": l2 (above) and cosine
+    (below), for each layer but the lowest. Both are medians over at most 20 stretches
+    of training.
     """
     record.require(EXPERIMENT.name)
     return {
@@ -134,13 +134,13 @@ def figures(record: Record) -> dict[str, Figure]:
 
 
 def _draw_accuracy(record: Record) -> Figure:
-    from normbook.figures import legend_above, panels, points
+    from normbook.figures import bands, legend_above, panels, points
 
     shown = {variant: LOOKS[variant] for variant in record.variants}
     lines = measures.lines(record, shown, "test", "accuracy")
     fig, axes = panels(2)
     for ax in axes:
-        measures.bands(ax, lines)
+        bands(ax, lines)
         if record.scale == "paper":
             for variant, published in SIGMOID_NET_ACCURACY.items():
                 said = "published" if variant == "none" else None
@@ -173,13 +173,13 @@ def _draw_inputs(record: Record) -> Figure:
 
 
 def _draw_input_shift(record: Record) -> Figure:
-    from normbook.figures import legend_above, panels
+    from normbook.figures import bands, legend_above, panels
 
     depth = record.settings["depth"]
     shifts = [_stretches(record, "inputs", layer) for layer in range(depth)]
     fig, axes = panels(depth, sharex=True, sharey=True)
     for layer, (ax, shift) in enumerate(zip(axes, shifts, strict=True), start=1):
-        measures.bands(ax, shift)
+        bands(ax, shift)
         ax.set(xlabel=f"training steps\n\nsigmoid {layer}", yscale="log")
     axes[0].set(ylabel="input shift (standard deviations)")
     legend_above(fig, axes[0])
@@ -187,14 +187,14 @@ def _draw_input_shift(record: Record) -> Figure:
 
 
 def _draw_gradient_shift(record: Record) -> Figure:
-    from normbook.figures import legend_above, panels
+    from normbook.figures import bands, legend_above, panels
 
     depth = record.settings["depth"]  # and a layer of scores; nothing below the lowest
     above = range(1, depth + 1)
     shifts = [_stretches(record, q, layer) for q in ("l2", "cosine") for layer in above]
     fig, axes = panels(2 * depth, rows=2, sharex=True, sharey="row")
     for ax, shift in zip(axes, shifts, strict=True):
-        measures.bands(ax, shift)
+        bands(ax, shift)
     for layer, ax in enumerate(axes[depth:], start=2):
         ax.set(xlabel=f"training steps\n\nlayer {layer}")
     axes[0].set(ylabel="$\\|G - G'\\|$", yscale="log")
@@ -220,9 +220,9 @@ def _stretches(record: Record, quantity: str, layer: int) -> dict[str, Line]:
 def choices_figures(record: Record) -> dict[str, Figure]:
     """Draw a record of ``sigmoid_net_choices``.
 
-    "choices": test accuracy, a column for each standard deviation of the first weights;
-    rows after a fifth, a half and all of the steps; the learning rate across. Dotted at
-    the scale of the paper: what was published at those steps.
+    "choices": test accuracy against the learning rate, a column for each standard
+    deviation of the first weights, rows after a fifth, a half and all of the steps.
+    Dotted at the scale of the paper: what was published at those steps.
     """
     from normbook.figures import band, legend_above, panels, tick
 

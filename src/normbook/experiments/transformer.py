@@ -113,13 +113,6 @@ class Transformer(nn.Module):
 
     ``depth`` blocks, made as :class:`Block` is, and so many positions as ``steps``.
     Symbols and positions are drawn normal with variance 1.
-
-    Examples
-    --------
-    >>> drawn = torch.Generator().manual_seed(0)
-    >>> model = Transformer("pre", depth=2, width=6, heads=3, steps=4, generator=drawn)
-    >>> model(torch.tensor([[1, PLUS, 2, EQUALS]])).shape
-    torch.Size([1, 4, 10])
     """
 
     def __init__(
@@ -266,11 +259,10 @@ def begin(
 
 
 def objective(model: nn.Module, x: Tensor, y: Tensor) -> dict[str, Tensor]:
-    """Mean cross-entropy of a digit of the sum (nats), and how many sums are right.
+    """Mean cross-entropy of a digit of the sum (nats); x, y as in :class:`Additions`.
 
-    x and y are as in :class:`Additions`. "accuracy" is the part of the sums of which
-    all digits are right when those before it are given; "digits" the part of the
-    digits.
+    "accuracy" is the part of the sums of which all digits are right, when those before
+    it are given; "digits" the part of the digits.
     """
     scores = model(x)[:, -y.shape[1] :]  # (N, K, 10)
     is_right = scores.detach().argmax(2) == y
@@ -289,10 +281,9 @@ def figures(record: Record) -> dict[str, Figure]:
     """Draw a record of this experiment: columns for post-LN and pre-LN, and warm-up.
 
     "training": loss of a digit in training, a row for each learning rate. "accuracy",
-    if there are several rates: sums of the test that are right at the end, with layer
-    norm, against the rate. "blocks", at the rate in the middle: norm of the gradient of
-    each block at the start and after some updates, and how far these have moved its
-    weights.
+    if there are several: sums of the test that are right at the end, with layer norm,
+    against the rate. "blocks", at the rate in the middle: norm of the gradient of each
+    block at the start and after some updates, and how far these have moved its weights.
     """
     from normbook.figures import curve_grid
 

@@ -55,16 +55,6 @@ class Recurrent(nn.Module):
     gains begin at ``gain``. ``max_steps`` has the longest sequence, for testing too.
     Weights, from a CPU generator, are normal with mean 0 and variance 1/n, n the number
     of inputs; biases begin at 0.
-
-    Examples
-    --------
-    >>> drawn = torch.Generator().manual_seed(0)
-    >>> model = Recurrent(
-    ...     "layer_norm", features=3, hidden=5, classes=2, max_steps=4, generator=drawn
-    ... )
-    >>> x = torch.ones(6, 4, 3, dtype=torch.float64)
-    >>> model(x, torch.tensor([1, 2, 3, 4, 4, 4])).shape
-    torch.Size([6, 2])
     """
 
     def __init__(

@@ -65,10 +65,7 @@ class Ranks:
         return list(work[self.rank :: self.count])
 
     def first(self, function: Callable[[], T]) -> T:
-        """Call a function in the first process; return in all what it returns.
-
-        If it raises, the others fail with an OtherProcessError.
-        """
+        """Call a function in the first process; return in all what it returns."""
         shared: list[Any] = [function() if self.rank == 0 else None]
         if self.count > 1:
             distributed.broadcast_object_list(shared)
@@ -99,8 +96,7 @@ def is_first() -> bool:
 def join(*, tensors_on: str = "cpu", timeout: timedelta = PATIENCE) -> Iterator[Ranks]:
     """Join the processes of ``torchrun``, if it started this one.
 
-    Tensors that travel are on the CPU, or on "cuda". RunError where one process has
-    waited for the others so long; OtherProcessError if another one has ended early.
+    RunError where one has waited so long; OtherProcessError if another has ended early.
     """
     ranks = Ranks.started()
     if ranks.count == 1:

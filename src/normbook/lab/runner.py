@@ -145,13 +145,7 @@ def run(
         record = Record(
             **{**plan, "device": {**plan["device"], "ranks": ranks.count}},
             command=provenance.command(
-                experiment.name,
-                scale,
-                plan["seeds"],
-                task.place,
-                processes=ranks.count,
-                machines=ranks.machines,
-                parallel=parallel,
+                experiment.name, scale, plan["seeds"], task.place, ranks, parallel
             ),
             data=hashes,
             started=started,
