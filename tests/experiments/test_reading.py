@@ -51,11 +51,6 @@ def reader(variant: str, is_bidirectional: bool = False) -> AttentiveReader:
 begun = partial(small.begun, "reading")
 
 
-@pytest.fixture
-def live() -> Record:
-    return small.record("reading")
-
-
 # --- the reader
 
 

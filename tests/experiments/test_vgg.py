@@ -21,11 +21,6 @@ from normbook.layers.batch_norm import BatchNorm1d, BatchNorm2d
 
 
 @pytest.fixture
-def record() -> Record:
-    return small.record("vgg")
-
-
-@pytest.fixture
 def figures(record: Record) -> dict[str, Any]:
     return dict(vgg.figures(record))
 

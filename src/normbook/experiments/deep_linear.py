@@ -102,12 +102,11 @@ PUBLISHED_RATE = 1e-6
 def figures(record: Record) -> dict[str, Figure]:
     r"""Draw a record of this experiment: rows for the rates, columns for the norms.
 
-    The network without normalization stands in every panel. "loss", divided by that at
-    the start, beside published points at the rate of the paper; "gradient_change" along
-    the gradient; "smoothness", with :math:`1 / \eta_{\min}`; "shift", the cosine of the
-    gradient of the layer at two thirds of the depth before and after the update of the
-    layers below. The range of the loss is not drawn: on a plateau it is below the last
-    digit that a record keeps of a loss.
+    "loss", divided by that at the start, with published points at the rate of the
+    paper; "gradient_change" along the gradient; "smoothness", with :math:`1 /
+    \eta_{\min}`; "shift", the cosine of the gradient of the layer at two thirds of the
+    depth before and after the update of the layers below. (The range of the loss, on a
+    plateau, is below the last digit that a record keeps.)
     """
     from normbook.figures import curve_grid, points
 

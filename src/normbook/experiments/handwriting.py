@@ -8,25 +8,22 @@ mixture of K bivariate normal densities for the offset and a probability for the
     \ell_t = -\log \sum_{k=1}^K \pi_k\,
         \mathcal N(dx, dy \mid \mu_k, \sigma_k, \rho_k) - \log p(\mathrm{lift}).
 
-These are equations 18 to 26 of Graves (2013, arXiv:1308.0850). Two bounds are ours. A
-deviation is :math:`\log \sigma = 3 \tanh(a / 3)`: next to :math:`a = 0` the
-exponential of Graves, but no less than 0.05, a third of a unit of the box. So far are
-coordinates rounded, and one step in five has dx = 0 exactly: without a bound the
-density there would grow for ever. And :math:`\rho = 0.99 \tanh(r)`, since :math:`1 -
-\rho^2` would be 0 after rounding.
+These are equations 18 to 26 of Graves (2013, arXiv:1308.0850), with two bounds of ours:
+:math:`\log \sigma = 3 \tanh(a / 3)` and :math:`\rho = 0.99 \tanh(r)`. So a deviation is
+no less than 0.05, a third of a unit of the box. So far are coordinates rounded, and one
+step in five has dx = 0 exactly: without a bound the density there would grow for ever.
 
 The variants: ``none`` is the plain LSTM, ``layer_norm`` that with the layer norm of Ba
 et al. (2016, arXiv:1607.06450), equations 20 to 22, and ``none_fast`` and
 ``layer_norm_fast`` are the same with a higher learning rate: the paper gives none, and
-which network is ahead by how much depends on it. It falls to 0 in equal steps.
+which network is ahead by how much depends on it.
 
 Characters are not given to the network: it writes what looks like writing. In Ba et
 al. it is told the text, and the lines are of IAM-OnDB, which may not be passed on; here
-they are made of the characters of Omniglot. So our numbers are not theirs. Layers are
-stacked as they are, where Graves connects input and output with each. Derivatives by
-the outputs of the network are clipped, as in Graves, though at 10 in place of 100. All
-but the scale ``paper`` is in float64: the first updates, at high rates, multiply a
-rounding error of float32 until it is seen in the loss.
+they are made of the characters of Omniglot. Layers are stacked as they are, where
+Graves connects input and output with each. Derivatives by the outputs are clipped, at
+10 where he has 100. All but the scale ``paper`` is in float64: the first updates, at
+high rates, multiply a rounding error of float32 until it is seen in the loss.
 """
 
 from __future__ import annotations

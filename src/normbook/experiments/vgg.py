@@ -176,10 +176,10 @@ SHIFTS = ("moved inputs (σ)", "change / gradient", "cosine")
 def figures(record: Record) -> dict[str, Figure]:
     r"""Draw a record of this experiment.
 
-    "accuracy" in training, with the published one beside it unless the scale is "live";
-    the three measures along the gradient, "loss_range", "gradient_change" and "beta"
-    (with :math:`1 / \eta_{\min}`); "shift", layer by layer, and "inputs" of the
-    followed units, at the lowest learning rate.
+    "accuracy" in training, with published points unless the scale is "live"; the three
+    measures along the gradient, "loss_range", "gradient_change" and "beta" (with
+    :math:`1 / \eta_{\min}`); "shift", layer by layer, and "inputs" of the followed
+    units, at the lowest learning rate.
     """
     from normbook.figures import curve_grid, points
 

@@ -1,8 +1,8 @@
 """A small multilayer perceptron on handwritten digits, for the live experiments.
 
-Everything is float64 and every random number comes from the CPU ``generator`` that
-the caller passes in, so that a CPU and a GPU print the same numbers. An argument of
-the wrong kind is a TypeError, one outside of its range a ValueError.
+Everything is float64 and drawn from the CPU ``generator`` of the caller, so that a CPU
+and a GPU print the same numbers. An argument of the wrong kind is a TypeError, one
+outside of its range a ValueError.
 """
 
 from __future__ import annotations

@@ -91,16 +91,12 @@ class Measurement(NamedTuple):
 
 @dataclass
 class Run:
-    """One network in training.
-
-    ``objective`` takes the model, inputs and targets of a batch; it returns scalars by
-    name: "loss" is differentiated, all are recorded, averaged over ``every`` steps.
-    ``schedule`` takes the number of updates done and returns the next learning rate.
-    ``batch`` is that of the next update: measurements on "the same batch" take it.
-    """
+    """One network in training; its ``batch`` is that of the next update."""
 
     model: nn.Module
     optimizer: torch.optim.Optimizer
+    # Takes the model, inputs and targets of a batch; returns scalars by name: "loss" is
+    # differentiated, all are recorded, averaged over ``every`` steps.
     objective: Objective
     batches: Batches
     measurements: Mapping[str, Measurement]
@@ -109,7 +105,7 @@ class Run:
     generators: Mapping[str, torch.Generator] = field(default_factory=dict)
     # Computes updates in place of the model, with its parameters: see data_parallel.
     stand_in: nn.Module | None = None
-    schedule: Callable[[int], float] | None = None
+    schedule: Callable[[int], float] | None = None  # learning rate after so many steps
     step: int = 0  # updates done
     opening: list[float] = field(default_factory=list)  # as in a RunRecord
     curves: dict[str, dict[str, list[Any]]] = field(default_factory=dict)

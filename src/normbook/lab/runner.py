@@ -1,9 +1,8 @@
 """Run an experiment: with progress and checkpoints, on one process or on many.
 
-Every variant with every seed is a run of its own. Processes that ``torchrun`` started
-share the runs among them, and each run gives the same numbers as it would alone. Or
-all take part in every run and share its batches, which gives the same up to rounding
-unless each is to normalize its own part of a batch.
+Processes that ``torchrun`` started share the runs, one for every variant and seed, and
+each gives the same numbers as it would alone. Or all take part in every run and share
+its batches, which gives the same up to rounding, unless each is to normalize its part.
 """
 
 from __future__ import annotations
