@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import small
+import torch
 from matplotlib.figure import Figure
 from numpy.typing import ArrayLike
 from small import check_circles, check_median, circles, lines
@@ -20,11 +21,6 @@ from normbook.lab.record import Record, RunRecord
 
 VARIANTS = ("none", "batch_norm", "noisy_batch_norm")
 KINDS = ("none", "batch", "other")
-
-
-@pytest.fixture
-def live() -> Record:
-    return small.record("sigmoid_net")
 
 
 def invented(experiment: Experiment, scale: str, quantities: dict[str, Any]) -> Record:
@@ -93,10 +89,10 @@ def test_a_live_run_measures_what_the_figures_need(live: Record) -> None:
 
 
 def test_images_are_made_binary_where_the_paper_has_them_so() -> None:
-    grey = np.array([[[0.0, 0.4], [0.6, 1.0]]])
+    grey = torch.tensor([[[0.0, 0.4], [0.6, 1.0]]], dtype=torch.float64)
     for is_binary, expected in ((True, [0, 0, 1, 1]), (False, [0, 0.4, 0.6, 1])):
         settings = {"is_binary": is_binary}
-        rows = sigmoid_net._pixels(grey, settings, small.CPU)
+        rows = sigmoid_net._pixels(grey, settings)
         assert rows.tolist() == [expected]
 
 
