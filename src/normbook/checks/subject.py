@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import math
 from collections.abc import Callable, Iterator
 from typing import NoReturn
@@ -60,21 +61,18 @@ class Subject:
 
     ``definition`` is what the layer should compute, ``shape`` that of an input, with a
     number of examples that suits the tests. ``dtype`` is float64 where the layer can,
-    so that rounding hides nothing. ``copy_error`` is what ``copy.deepcopy`` raised.
-
-    Attributes
-    ----------
-    gain, bias : str or None
-        The names of the parameters, where they are known.
-    as_set : tuple of Tensor or None
-        Gain and bias as the tests set them, spread over an input; 1 and 0 where the
-        layer has none; None where it has others than those of a known name.
-    factor : float
-        What else multiplies gain * x_hat; 1 where that cannot be told.
-    affine : tuple of Tensor
-        The gain and bias that act on x_hat, spread over an input: as set, or as found
-        on one batch where they are not known or act in another way.
+    so that rounding hides nothing. ``gain`` and ``bias`` are the names of parameters.
     """
+
+    copy_error: Exception | None = None  # what copy.deepcopy raised
+    # Gain and bias as the tests set them, spread over an input; 1 and 0 where the layer
+    # has none; None where it has others than those of a known name.
+    as_set: tuple[Tensor, Tensor] | None
+    # What else multiplies gain * x_hat; 1 where that cannot be told.
+    factor = 1.0
+    # The gain and bias that act on x_hat, spread over an input: as set, or as found on
+    # one batch where they are not known or act in another way.
+    affine: tuple[Tensor, Tensor]
 
     def __init__(
         self,
@@ -83,7 +81,6 @@ class Subject:
         kind: str | None,
         eps: float | None,
     ) -> None:
-        self.copy_error: Exception | None = None
         try:
             copy.deepcopy(layer)
         except Exception as error:  # noqa: BLE001 - any refusal becomes a finding
@@ -108,7 +105,6 @@ class Subject:
         told = recognition.eps_of(self.layer, self.dtype) if eps is None else float(eps)
         self.eps = self._eps_by_behaviour() if told is None else told
         self.as_set = self._as_set()
-        self.factor = 1.0
         self.affine = self._find_affine()
 
     # What the layer holds.
@@ -119,12 +115,20 @@ class Subject:
         return self.definition.kind
 
     @property
+    def axes_cure(self) -> str:
+        """Return over which axes the statistics should run."""
+        return self.definition.axes_cure(len(self.shape))
+
+    @property
+    def names(self) -> list[str]:
+        """Return the names of gain and bias, of those that are known."""
+        return [name for name in (self.gain, self.bias) if name is not None]
+
+    @property
     def has_known_affine(self) -> bool:
         """Return whether every parameter is the gain or the bias, and no buffer is."""
-        names = {name for name, _ in self.layer.named_parameters()}
-        return names <= {self.gain, self.bias} and not recognition.has_fixed_affine(
-            self.layer
-        )
+        others = {name for name, _ in self.layer.named_parameters()} - {*self.names}
+        return not others and not recognition.has_fixed_affine(self.layer)
 
     @property
     def claims_no_statistics(self) -> bool:
@@ -147,30 +151,33 @@ class Subject:
         """
         layer = self.layer if layer is None else layer  # not "or": it may have a len
         generator = torch.Generator().manual_seed(seed)
-        for name, low in ((self.gain, 0.5), (self.bias, -1.0)):
-            if name is not None:
-                parameter = layer.get_parameter(name)
-                size = parameter.numel()
-                spread = torch.linspace(low, low + 1.5, size + 1)[1:]
-                order = torch.randperm(size, generator=generator)
-                values = (spread + 0.1 * seed)[order].reshape(parameter.shape)
-                if name == self.gain and seed == 2:
-                    values = -values
-                with torch.no_grad():
-                    parameter.copy_(values)
+        for name in self.names:
+            low = 0.5 if name == self.gain else -1.0
+            parameter = layer.get_parameter(name)
+            size = parameter.numel()
+            spread = torch.linspace(low, low + 1.5, size + 1)[1:]
+            order = torch.randperm(size, generator=generator)
+            values = (spread + 0.1 * seed)[order].reshape(parameter.shape)
+            sign = -1 if name == self.gain and seed == 2 else 1
+            with torch.no_grad():
+                parameter.copy_(sign * values)
+
+    @property
+    def _along(self) -> list[int]:
+        """Return the shape of gain and bias, with axes of length 1 between."""
+        axes = self.definition.parameter_axes(len(self.shape))
+        return [n if axis in axes else 1 for axis, n in enumerate(self.shape)]
 
     def spread(self, name: str | None) -> Tensor | None:
         """Return a parameter so that it broadcasts with an input; None if it cannot."""
         if name is None:
             return None
         value = self.layer.get_parameter(name).detach().double()
-        sizes = self.definition.parameter_shape(self.shape)
-        if value.numel() not in (1, math.prod(sizes)):
+        if value.numel() not in (1, math.prod(self._along)):
             return None
-        along = [1] * len(self.shape)
-        for axis in self.definition.parameter_axes(len(along)):
-            along[axis] = self.shape[axis] if value.numel() > 1 else 1
-        return value.reshape(along)
+        return value.reshape(
+            self._along if value.numel() > 1 else [1] * len(self.shape)
+        )
 
     # Running it.
 
@@ -196,11 +203,7 @@ class Subject:
         return call(layer, x.to(dtype or self.dtype)).detach().double()
 
     def gradient_size(self, x: Tensor, dl_dy: Tensor) -> float:
-        """Return the largest dl_dy * gain / sigma: what a gradient is a difference of.
-
-        With two values it is a difference of nearly equal ones, and rounding is all
-        that is left of it.
-        """
+        """Return the largest dl_dy * gain / sigma; a gradient is their difference."""
         _, var = self.definition.moments(x)
         return largest(self.affine[0] * dl_dy / (var + self.eps).sqrt())
 
@@ -254,12 +257,15 @@ class Subject:
         n = self.definition.size(self.shape)
         return n > 1 and abs(self.factor / math.sqrt((n - 1) / n) - 1) < 0.2 / n
 
+    @functools.cached_property
+    def misfit_of_definition(self) -> float:
+        """Return what the definition leaves of the output."""
+        return self.misfit(self.x_hat)
+
     @property
     def is_right_up_to_scale(self) -> bool:
         """Return whether the statistics are those of the definition."""
-        if not hasattr(self, "_misfit"):
-            self._misfit = self.misfit(self.x_hat)
-        return self._misfit < TOLERANCE
+        return self.misfit_of_definition < TOLERANCE
 
     def shrinkage(self, sigmas: list[float]) -> Tensor:
         """Return the output scale for inputs of each sigma, 1 for large sigma."""
@@ -274,11 +280,8 @@ class Subject:
         """Find the definition, and a shape that the layer takes."""
         said = kind or recognition.kind_of(self.layer)
         self.eps = 0.0
-        likely = (
-            recognition.shapes_like(shape)
-            if shape
-            else recognition.shapes_of(self.layer, said)
-        )
+        likely = recognition.shapes_of(self.layer, said)
+        likely = recognition.shapes_like(shape) if shape else likely
         shapes = [recognition.affordable(sizes) for sizes in likely]
         if not shapes:
             raise ValueError(
@@ -290,9 +293,8 @@ class Subject:
         if self.kind in ("layer", "rms") and shape is None:
             features = self.definition.parameter_shape(self.shape)
             longer = (self.shape[0], 5, *features)
-            is_small = math.prod(longer) <= 1e6
-            is_longer = len(longer) > len(self.shape)
-            if is_small and is_longer and self._error_on(longer) is None:
+            is_small = math.prod(longer) <= 1e6 and len(longer) > len(self.shape)
+            if is_small and self._error_on(longer) is None:
                 self.shape = longer
 
     def _first_that_fits(
@@ -365,8 +367,7 @@ class Subject:
     def _holds_as_many(self, definition: Definition) -> bool:
         """Return whether gain and bias have as many values as a definition wants."""
         count = math.prod(definition.parameter_shape(self.shape))
-        names = [name for name in (self.gain, self.bias) if name is not None]
-        return all(self.layer.get_parameter(name).numel() == count for name in names)
+        return all(self.layer.get_parameter(n).numel() == count for n in self.names)
 
     def _error_on(self, shape: tuple[int, ...]) -> LayerError | None:
         """Return what the layer raises on an input of the shape; None if nothing."""
@@ -384,11 +385,10 @@ class Subject:
     ) -> Iterator[tuple[int, ...]]:
         errors = []
         for shape in shapes:
-            error = self._error_on(shape)
-            if error is None:
-                yield shape
-            else:
+            if error := self._error_on(shape):
                 errors.append(error)
+            else:
+                yield shape
         if len(errors) == len(shapes):
             raise ValueError(
                 "the layer must map a tensor to one of the same shape, got from "
@@ -435,9 +435,7 @@ class Subject:
         bias = self.spread(self.bias) if self.bias else torch.zeros(())
         if gain is None or bias is None or not self.has_known_affine:
             return None
-        axes = self.definition.parameter_axes(len(self.shape))
-        sizes = [n if axis in axes else 1 for axis, n in enumerate(self.shape)]
-        zeros = torch.zeros(sizes, dtype=torch.float64)
+        zeros = torch.zeros(self._along, dtype=torch.float64)
         return gain + zeros, bias + zeros
 
     def _find_affine(self) -> tuple[Tensor, Tensor]:
