@@ -6,6 +6,7 @@ None uses ``torch.nn``'s own norms, so that the checks meet code as people write
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -60,7 +61,10 @@ class HandBatchNorm(nn.Module):
 
     def average(self, mean: Tensor, var: Tensor) -> None:
         self.running_mean = self.mixed(self.running_mean, mean)
-        self.running_var = self.mixed(self.running_var, var)
+        self.running_var = self.mixed_var(self.running_var, var)
+
+    def mixed_var(self, old: Tensor, new: Tensor) -> Tensor:
+        return self.mixed(old, new)
 
     def mixed(self, old: Tensor, new: Tensor) -> Tensor:
         return (1 - self.momentum) * old + self.momentum * new
@@ -79,30 +83,14 @@ class HandBatchNorm(nn.Module):
         return along(self.gamma, x) * x_hat + along(self.beta, x)
 
 
-class BatchStatisticsWithoutGradient(HandBatchNorm):
-    def statistics(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        with torch.no_grad():
-            return super().statistics(x)
-
-
 class BatchBuffersInGraph(HandBatchNorm):
     def update(self, mean: Tensor, var: Tensor, n: int) -> None:
         self.average(mean.flatten(), var.flatten() * n / (n - 1))
 
 
-class BatchOnePassVariance(HandBatchNorm):
-    def statistics(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        return one_pass(x, 0, *range(2, x.dim()))
-
-
 class BatchBiasedRunningVariance(HandBatchNorm):
     def update(self, mean: Tensor, var: Tensor, n: int) -> None:
         self.average(mean.detach().flatten(), var.detach().flatten())
-
-
-class BatchModeFromGradMode(HandBatchNorm):
-    def uses_batch(self) -> bool:
-        return torch.is_grad_enabled()
 
 
 class BatchStatisticsNotBuffers(HandBatchNorm):
@@ -129,21 +117,6 @@ class BatchStatisticsInList(HandBatchNorm):
         return self.kept[1]
 
 
-class BatchSigmaPlusEps(HandBatchNorm):
-    def normalized(self, x: Tensor, mean: Tensor, var: Tensor) -> Tensor:
-        return (x - mean) / (var.sqrt() + self.eps)
-
-
-class BatchEpsInPlaceOfSmallSigma(HandBatchNorm):
-    def normalized(self, x: Tensor, mean: Tensor, var: Tensor) -> Tensor:
-        return (x - mean) / var.sqrt().clamp_min(self.eps)
-
-
-class BatchWithoutEps(HandBatchNorm):
-    def normalized(self, x: Tensor, mean: Tensor, var: Tensor) -> Tensor:
-        return (x - mean) / var.sqrt()
-
-
 class BatchScalarGain(HandBatchNorm):
     def __init__(self, num_features: int) -> None:
         super().__init__(num_features)
@@ -155,23 +128,6 @@ class BatchUnbiasedForward(BatchBiasedRunningVariance):
     def statistics(self, x: Tensor) -> tuple[Tensor, Tensor]:
         axes = (0, *range(2, x.dim()))
         return x.mean(axes, keepdim=True), x.var(axes, keepdim=True)
-
-
-class BatchMomentumReversed(HandBatchNorm):
-    def mixed(self, old: Tensor, new: Tensor) -> Tensor:
-        return super().mixed(new, old)
-
-
-class BatchVarianceWeightsReversed(HandBatchNorm):
-    def average(self, mean: Tensor, var: Tensor) -> None:
-        self.running_mean = self.mixed(self.running_mean, mean)
-        self.running_var = self.mixed(var, self.running_var)
-
-
-class BatchAveragedDeviation(HandBatchNorm):
-    def average(self, mean: Tensor, var: Tensor) -> None:
-        self.running_mean = self.mixed(self.running_mean, mean)
-        self.running_var = self.mixed(self.running_var.sqrt(), var.sqrt()) ** 2
 
 
 class BatchCorrectedAverages(HandBatchNorm):
@@ -190,11 +146,6 @@ class BatchCorrectedAverages(HandBatchNorm):
     def mixed(self, old: Tensor, new: Tensor) -> Tensor:
         weight = self.momentum / (1 - (1 - self.momentum) ** self.steps)
         return (1 - weight) * old + weight * new
-
-
-class BatchWithoutAverages(HandBatchNorm):
-    def update(self, mean: Tensor, var: Tensor, n: int) -> None:
-        pass
 
 
 class BatchAlwaysByBatch(HandBatchNorm):
@@ -229,11 +180,6 @@ class BatchOverChannels(HandBatchNorm):
         super().update(mean.mean().expand(3), var.mean().expand(3), n)
 
 
-class BatchOneMeanForAll(BatchOverChannels):
-    def statistics(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        return x.mean().reshape([1] * x.dim()), x.var().reshape([1] * x.dim())
-
-
 class BatchPositionsApart(HandBatchNorm):
     def statistics(self, x: Tensor) -> tuple[Tensor, Tensor]:
         return moments(x, 0)
@@ -243,75 +189,11 @@ class BatchPositionsApart(HandBatchNorm):
         super().update(mean.mean(axes), var.mean(axes), n)
 
 
-class BatchGainAsOnePlus(HandBatchNorm):
-    def normalized(self, x: Tensor, mean: Tensor, var: Tensor) -> Tensor:
-        x_hat = super().normalized(x, mean, var)
-        return x_hat * along(1 + 1 / self.gamma, x)
-
-
-class BatchAbsoluteGain(HandBatchNorm):
-    def normalized(self, x: Tensor, mean: Tensor, var: Tensor) -> Tensor:
-        return super().normalized(x, mean, var) * along(self.gamma.detach().sign(), x)
-
-
-class BatchClampedGain(HandBatchNorm):
-    def normalized(self, x: Tensor, mean: Tensor, var: Tensor) -> Tensor:
-        return super().normalized(x, mean, var) * along(self.gamma.detach() > 0, x)
-
-
-class BatchClipped(HandBatchNorm):
-    def normalized(self, x: Tensor, mean: Tensor, var: Tensor) -> Tensor:
-        return super().normalized(x, mean, var).clamp(-5, 5)
-
-
-class BatchScaled(HandBatchNorm):
-    """By a factor near that of the unbiased variance of 16 values, 0.968."""
-
-    def normalized(self, x: Tensor, mean: Tensor, var: Tensor) -> Tensor:
-        return 0.9 * super().normalized(x, mean, var)
-
-
-class BatchOtherEpsInEvaluation(HandBatchNorm):
-    def normalized(self, x: Tensor, mean: Tensor, var: Tensor) -> Tensor:
-        return (x - mean) / (var + (self.eps if self.training else 1e-2)).sqrt()
-
-
-class BatchEpsOutsideInEvaluation(HandBatchNorm):
-    def normalized(self, x: Tensor, mean: Tensor, var: Tensor) -> Tensor:
-        if self.training:
-            return super().normalized(x, mean, var)
-        return (x - mean) / (var.sqrt() + self.eps)
-
-
-class BatchGainTwiceInEvaluation(HandBatchNorm):
-    def normalized(self, x: Tensor, mean: Tensor, var: Tensor) -> Tensor:
-        gain = 1 if self.training else along(self.gamma, x)
-        return gain * super().normalized(x, mean, var)
-
-
-class BatchNoBiasInEvaluation(HandBatchNorm):
-    def forward(self, x: Tensor) -> Tensor:
-        y = super().forward(x)
-        return y if self.training else y - along(self.beta, x)
-
-
 class BatchUnbiasedInSinglePrecision(HandBatchNorm):
     def statistics(self, x: Tensor) -> tuple[Tensor, Tensor]:
         mean, var = super().statistics(x)
         n = x.numel() // x.shape[1]
         return mean, var * n / (n - 1) if x.dtype == torch.float32 else var
-
-
-class BatchOtherEvaluationInSinglePrecision(HandBatchNorm):
-    def normalized(self, x: Tensor, mean: Tensor, var: Tensor) -> Tensor:
-        is_other = x.dtype == torch.float32 and not self.training
-        return super().normalized(x, mean, 1.1 * var if is_other else var)
-
-
-class BatchHalfBecomesSingle(HandBatchNorm):
-    def forward(self, x: Tensor) -> Tensor:
-        y = super().forward(x)
-        return y.float() if x.dtype.itemsize == 2 else y
 
 
 class BatchKeepsLastGraph(BatchBuffersInGraph):
@@ -400,16 +282,6 @@ class BatchCountIsNoBuffer(HandBatchNorm):
         self.running_var = torch.lerp(self.running_var, var, 1 / self.batches)
 
 
-class BatchWithoutBias(HandBatchNorm):
-    def forward(self, x: Tensor) -> Tensor:
-        return super().forward(x) - along(self.beta, x)
-
-
-class BatchSinglePrecision(HandBatchNorm):
-    def forward(self, x: Tensor) -> Tensor:
-        return super().forward(x).float()
-
-
 class BatchWritesIntoInput(HandBatchNorm):
     def forward(self, x: Tensor) -> Tensor:
         y = super().forward(x)
@@ -418,42 +290,12 @@ class BatchWritesIntoInput(HandBatchNorm):
         return y
 
 
-class BatchGainGradientHalved(HandBatchNorm):
-    def normalized(self, x: Tensor, mean: Tensor, var: Tensor) -> Tensor:
-        x_hat = super().normalized(x, mean, var)
-        half = (1 + self.gamma.detach() / self.gamma) / 2  # 1, with a gradient
-        return x_hat * along(half, x)
-
-
-class BatchGainGradientIsMean(HandBatchNorm):
-    def normalized(self, x: Tensor, mean: Tensor, var: Tensor) -> Tensor:
-        x_hat = super().normalized(x, mean, var)
-        share = x.shape[1] / x.numel()
-        one = 1 + (share - 1) * (self.gamma / self.gamma.detach() - 1)
-        return x_hat * along(one, x)
-
-
 class BatchGainWithoutGradient(HandBatchNorm):
     def forward(self, x: Tensor) -> Tensor:
         gain, self.gamma.requires_grad = self.gamma.requires_grad, False
         y = super().forward(x)
         self.gamma.requires_grad = gain
         return y
-
-
-class BatchNotAnAverage(HandBatchNorm):
-    def average(self, mean: Tensor, var: Tensor) -> None:
-        super().average(mean.sort().values, var)
-
-
-class BatchDividesByVariance(HandBatchNorm):
-    def normalized(self, x: Tensor, mean: Tensor, var: Tensor) -> Tensor:
-        return (x - mean) / (var + self.eps)
-
-
-class BatchMeanNotSubtracted(HandBatchNorm):
-    def normalized(self, x: Tensor, mean: Tensor, var: Tensor) -> Tensor:
-        return x / (var + self.eps).sqrt()
 
 
 class BatchRandom(HandBatchNorm):
@@ -503,18 +345,6 @@ class BatchClosedForm(HandBatchNorm):
         return self.gamma * x_hat + self.beta
 
 
-class BatchRootOfM(BatchClosedForm):
-    root = True
-
-
-class BatchGradientTimes1000(BatchClosedForm):
-    factor = 1000.0
-
-
-class BatchGradientALittleOff(BatchClosedForm):
-    factor = 1.0005
-
-
 class HandLayerNorm(nn.Module):
     """Layer norm of the last axis, right in every respect."""
 
@@ -527,22 +357,11 @@ class HandLayerNorm(nn.Module):
     def statistics(self, x: Tensor) -> tuple[Tensor, Tensor]:
         return moments(x, -1)
 
-    def normalized(self, x: Tensor) -> Tensor:
-        mean, var = self.statistics(x)
+    def normalized(self, x: Tensor, mean: Tensor, var: Tensor) -> Tensor:
         return (x - mean) / (var + self.eps).sqrt()
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.gamma * self.normalized(x) + self.beta
-
-
-class LayerDoubled(HandLayerNorm):
-    def normalized(self, x: Tensor) -> Tensor:
-        return 2 * super().normalized(x)
-
-
-class LayerSignFlipped(HandLayerNorm):
-    def normalized(self, x: Tensor) -> Tensor:
-        return -super().normalized(x)
+        return self.gamma * self.normalized(x, *self.statistics(x)) + self.beta
 
 
 class LayerWithoutParameters(nn.Module):
@@ -557,30 +376,10 @@ class LayerWithoutParameters(nn.Module):
         return self.factor * (x - mean) / (var + 1e-5).sqrt() + self.shift
 
 
-class LayerPlusOneWithoutParameters(LayerWithoutParameters):
-    shift = 1
-
-
-class LayerDoubledWithoutParameters(LayerWithoutParameters):
-    factor = 2
-
-
 class LayerOfLayer(HandLayerNorm):
-    def normalized(self, x: Tensor) -> Tensor:
-        return super().normalized(super().normalized(x))
-
-
-class LayerEpsOutsideInSinglePrecision(HandLayerNorm):
-    def normalized(self, x: Tensor) -> Tensor:
-        if x.dtype == torch.float64:
-            return super().normalized(x)
-        mean, var = self.statistics(x)
-        return (x - mean) / (var.sqrt() + self.eps)
-
-
-class LayerRandom(HandLayerNorm):
-    def normalized(self, x: Tensor) -> Tensor:
-        return super().normalized(x) * (1 + 0.1 * torch.rand_like(x))
+    def normalized(self, x: Tensor, mean: Tensor, var: Tensor) -> Tensor:
+        x_hat = super().normalized(x, mean, var)
+        return super().normalized(x_hat, *self.statistics(x_hat))
 
 
 class LayerPlainTensor(HandLayerNorm):
@@ -590,7 +389,7 @@ class LayerPlainTensor(HandLayerNorm):
         super().__init__(features)
         self.ones = torch.ones(features)
 
-    def normalized(self, x: Tensor) -> Tensor:
+    def normalized(self, x: Tensor, mean: Tensor, var: Tensor) -> Tensor:
         return nn.functional.layer_norm(x, self.ones.shape, self.ones, eps=self.eps)
 
 
@@ -599,40 +398,18 @@ class LayerWithoutEps(HandLayerNorm):
         super().__init__(features)
         del self.eps
 
-    def normalized(self, x: Tensor) -> Tensor:
-        mean, var = self.statistics(x)
+    def normalized(self, x: Tensor, mean: Tensor, var: Tensor) -> Tensor:
         return (x - mean) / var.sqrt()
-
-
-class LayerWithEpsOfType(LayerWithoutEps):
-    """Right: eps is the smallest that float64, or float32, can tell from 0 beside 1."""
-
-    def normalized(self, x: Tensor) -> Tensor:
-        mean, var = self.statistics(x)
-        return (x - mean) / (var + torch.finfo(x.dtype).eps).sqrt()
-
-
-class LayerDividesByZero(HandLayerNorm):
-    def normalized(self, x: Tensor) -> Tensor:
-        return super().normalized(x) / (x - x).sum(-1, keepdim=True)
 
 
 class LayerInPlace(HandLayerNorm):
     """Backward fails as well: var(x) needs the x that was overwritten."""
 
-    def normalized(self, x: Tensor) -> Tensor:
-        mean, var = x.mean(-1, keepdim=True), x.var(-1, correction=0, keepdim=True)
+    def statistics(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return x.mean(-1, keepdim=True), x.var(-1, correction=0, keepdim=True)
+
+    def normalized(self, x: Tensor, mean: Tensor, var: Tensor) -> Tensor:
         return x.sub_(mean).div_((var + self.eps).sqrt())
-
-
-class LayerDetached(HandLayerNorm):
-    def normalized(self, x: Tensor) -> Tensor:
-        return super().normalized(x).detach()
-
-
-class LayerSumOfSquares(HandLayerNorm):
-    def normalized(self, x: Tensor) -> Tensor:
-        return super().normalized(x) / math.sqrt(x.shape[-1])
 
 
 class GroupInterleaved(nn.Module):
@@ -649,35 +426,6 @@ class GroupInterleaved(nn.Module):
         return ((groups - mean) / (var + 1e-5).sqrt()).reshape(x.shape)
 
 
-class LayerSignLost(HandLayerNorm):
-    """After the claim LN(a x) = LN(x) for all a: x is first made positive at front."""
-
-    def normalized(self, x: Tensor) -> Tensor:
-        x_hat = super().normalized(x)
-        return x_hat * x_hat[..., :1].sign()
-
-
-class LayerUnbiased(HandLayerNorm):
-    def statistics(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        return x.mean(-1, keepdim=True), x.var(-1, keepdim=True)
-
-
-class LayerSigmaPlusEps(HandLayerNorm):
-    def normalized(self, x: Tensor) -> Tensor:
-        mean, var = self.statistics(x)
-        return (x - mean) / (var.sqrt() + self.eps)
-
-
-class LayerOverTime(HandLayerNorm):
-    def statistics(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        return moments(x, *range(1, x.dim()))
-
-
-class LayerOverBatch(HandLayerNorm):
-    def statistics(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        return moments(x, 0, -1)
-
-
 class LayerScalarGain(HandLayerNorm):
     def __init__(self, features: int) -> None:
         super().__init__(features)
@@ -685,33 +433,145 @@ class LayerScalarGain(HandLayerNorm):
         self.features = nn.Buffer(torch.zeros(features))
 
 
-class LayerWithoutGradient(HandLayerNorm):
-    def statistics(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        with torch.no_grad():
-            return super().statistics(x)
-
-
-class LayerMeanNotSubtracted(HandLayerNorm):
-    """RMS norm under the name of layer norm."""
-
-    def statistics(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        return 0 * x, (x**2).mean(-1, keepdim=True)
-
-
-class LayerTorchStd(HandLayerNorm):
-    """As in a widely copied text: unbiased, and eps added to sigma."""
-
-    def normalized(self, x: Tensor) -> Tensor:
-        mean, std = x.mean(-1, keepdim=True), x.std(-1, keepdim=True)
-        return (x - mean) / (std + self.eps)
-
-
-class LayerOnePassVariance(HandLayerNorm):
-    def statistics(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        return one_pass(x, -1)
-
-
-class LayerScaledInTraining(HandLayerNorm):
-    def forward(self, x: Tensor) -> Tensor:
-        y = super().forward(x)
-        return 2 * y if self.training else y
+# Bugs of one formula, by the class that has it right and the method in its place.
+batch, layer = HandBatchNorm.normalized, HandLayerNorm.normalized
+BATCH: dict[str, Callable[..., Tensor]] = {
+    "BatchSigmaPlusEps": lambda s, x, mean, var: (x - mean) / (var.sqrt() + s.eps),
+    "BatchEpsInPlaceOfSmallSigma": lambda s, x, mean, var: (
+        (x - mean) / var.sqrt().clamp_min(s.eps)
+    ),
+    "BatchWithoutEps": lambda s, x, mean, var: (x - mean) / var.sqrt(),
+    "BatchDividesByVariance": lambda s, x, mean, var: (x - mean) / (var + s.eps),
+    "BatchMeanNotSubtracted": lambda s, x, mean, var: x / (var + s.eps).sqrt(),
+    "BatchGainAsOnePlus": lambda s, x, *of: (
+        batch(s, x, *of) * along(1 + 1 / s.gamma, x)
+    ),
+    "BatchAbsoluteGain": lambda s, x, *of: (
+        batch(s, x, *of) * along(s.gamma.detach().sign(), x)
+    ),
+    "BatchClampedGain": lambda s, x, *of: (
+        batch(s, x, *of) * along(s.gamma.detach() > 0, x)
+    ),
+    "BatchClipped": lambda s, x, *of: batch(s, x, *of).clamp(-5, 5),
+    # By a factor near that of the unbiased variance of 16 values, 0.968.
+    "BatchScaled": lambda s, x, *of: 0.9 * batch(s, x, *of),
+    "BatchOtherEpsInEvaluation": lambda s, x, mean, var: (
+        (x - mean) / (var + (s.eps if s.training else 1e-2)).sqrt()
+    ),
+    "BatchEpsOutsideInEvaluation": lambda s, x, mean, var: (
+        batch(s, x, mean, var) if s.training else (x - mean) / (var.sqrt() + s.eps)
+    ),
+    "BatchGainTwiceInEvaluation": lambda s, x, *of: (
+        batch(s, x, *of) * (1 if s.training else along(s.gamma, x))
+    ),
+    "BatchOtherEvaluationInSinglePrecision": lambda s, x, mean, var: batch(
+        s, x, mean, var * (1 if s.training or x.dtype == torch.float64 else 1.1)
+    ),
+    # Both factors are 1, with a gradient.
+    "BatchGainGradientHalved": lambda s, x, *of: (
+        batch(s, x, *of) * along((1 + s.gamma.detach() / s.gamma) / 2, x)
+    ),
+    "BatchGainGradientIsMean": lambda s, x, *of: (
+        batch(s, x, *of)
+        * along((s.gamma / s.gamma.detach()) ** (x.shape[1] / x.numel() - 1), x)
+    ),
+}
+LAYER: dict[str, Callable[..., Tensor]] = {
+    "LayerDoubled": lambda s, *of: 2 * layer(s, *of),
+    "LayerSignFlipped": lambda s, *of: -layer(s, *of),
+    "LayerRandom": lambda s, x, *of: layer(s, x, *of) * (1 + 0.1 * torch.rand_like(x)),
+    "LayerDetached": lambda s, *of: layer(s, *of).detach(),
+    "LayerDividesByZero": lambda s, x, *of: layer(s, x, *of) / (0 * x).sum(-1, True),
+    "LayerSumOfSquares": lambda s, x, *of: layer(s, x, *of) / math.sqrt(x.shape[-1]),
+    "LayerSigmaPlusEps": BATCH["BatchSigmaPlusEps"],
+    # As in a widely copied text: unbiased, and eps added to sigma.
+    "LayerTorchStd": lambda s, x, mean, _: (
+        (x - mean) / (x.std(-1, keepdim=True) + s.eps)
+    ),
+    "LayerEpsOutsideInSinglePrecision": lambda s, x, mean, var: (
+        (x - mean) / (var.sqrt() + s.eps)
+        if x.dtype != torch.float64
+        else layer(s, x, mean, var)
+    ),
+    # After the claim LN(a x) = LN(x) for all a: x is first made positive at front.
+    "LayerSignLost": lambda s, *of: layer(s, *of) * layer(s, *of)[..., :1].sign(),
+}
+Statistics = Callable[[Any, Tensor], tuple[Tensor, Tensor]]
+BATCH_STATISTICS: dict[str, Statistics] = {
+    "BatchStatisticsWithoutGradient": torch.no_grad()(HandBatchNorm.statistics),
+    "BatchOnePassVariance": lambda _, x: one_pass(x, 0, *range(2, x.dim())),
+}
+LAYER_STATISTICS: dict[str, Statistics] = {
+    "LayerWithoutGradient": torch.no_grad()(HandLayerNorm.statistics),
+    "LayerOnePassVariance": lambda _, x: one_pass(x, -1),
+    "LayerUnbiased": lambda _, x: (x.mean(-1, True), x.var(-1, keepdim=True)),
+    "LayerOverTime": lambda _, x: moments(x, *range(1, x.dim())),
+    "LayerOverBatch": lambda _, x: moments(x, 0, -1),
+    # RMS norm under the name of layer norm.
+    "LayerMeanNotSubtracted": lambda _, x: (0 * x, (x**2).mean(-1, keepdim=True)),
+}
+BATCH_FORWARD: dict[str, Callable[..., Tensor]] = {
+    "BatchNoBiasInEvaluation": lambda s, x: (
+        HandBatchNorm.forward(s, x) - along(s.beta, x) * (not s.training)
+    ),
+    "BatchWithoutBias": lambda s, x: HandBatchNorm.forward(s, x) - along(s.beta, x),
+    "BatchSinglePrecision": lambda s, x: HandBatchNorm.forward(s, x).float(),
+    "BatchHalfBecomesSingle": lambda s, x: HandBatchNorm.forward(s, x).to(
+        torch.float32 if x.dtype.itemsize == 2 else x.dtype
+    ),
+}
+OTHERS: dict[str, tuple[type[nn.Module], dict[str, Any]]] = {
+    "BatchModeFromGradMode": (
+        HandBatchNorm,
+        {"uses_batch": lambda _: torch.is_grad_enabled()},
+    ),
+    "BatchMomentumReversed": (
+        HandBatchNorm,
+        {"mixed": lambda s, old, new: HandBatchNorm.mixed(s, new, old)},
+    ),
+    "BatchWithoutAverages": (HandBatchNorm, {"update": lambda *_: None}),
+    "BatchNotAnAverage": (
+        HandBatchNorm,
+        {"average": lambda s, m, v: HandBatchNorm.average(s, m.sort().values, v)},
+    ),
+    "BatchVarianceWeightsReversed": (
+        HandBatchNorm,
+        {"mixed_var": lambda s, old, new: s.mixed(new, old)},
+    ),
+    "BatchAveragedDeviation": (
+        HandBatchNorm,
+        {"mixed_var": lambda s, old, new: s.mixed(old.sqrt(), new.sqrt()) ** 2},
+    ),
+    "BatchOneMeanForAll": (
+        BatchOverChannels,
+        {"statistics": lambda _, x: (x.mean(), x.var())},
+    ),
+    "BatchRootOfM": (BatchClosedForm, {"root": True}),
+    "BatchGradientTimes1000": (BatchClosedForm, {"factor": 1000.0}),
+    "BatchGradientALittleOff": (BatchClosedForm, {"factor": 1.0005}),
+    # Right: eps is the smallest that float64, or float32, can tell from 0 beside 1.
+    "LayerWithEpsOfType": (
+        LayerWithoutEps,
+        {
+            "normalized": lambda _, x, mean, var: (
+                (x - mean) / (var + torch.finfo(x.dtype).eps).sqrt()
+            )
+        },
+    ),
+    "LayerPlusOneWithoutParameters": (LayerWithoutParameters, {"shift": 1}),
+    "LayerDoubledWithoutParameters": (LayerWithoutParameters, {"factor": 2}),
+    "LayerScaledInTraining": (
+        HandLayerNorm,
+        {"forward": lambda s, x: HandLayerNorm.forward(s, x) * (1 + s.training)},
+    ),
+}
+for base, method, bugs in (
+    (HandBatchNorm, "normalized", BATCH),
+    (HandLayerNorm, "normalized", LAYER),
+    (HandBatchNorm, "statistics", BATCH_STATISTICS),
+    (HandLayerNorm, "statistics", LAYER_STATISTICS),
+    (HandBatchNorm, "forward", BATCH_FORWARD),
+):
+    OTHERS |= {name: (base, {method: bug}) for name, bug in bugs.items()}
+# Under their names, so that pickle finds them.
+globals().update({name: type(name, (of,), bug) for name, (of, bug) in OTHERS.items()})

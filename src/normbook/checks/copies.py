@@ -15,7 +15,7 @@ Layer = TypeVar("Layer", bound=nn.Module)
 
 
 def tensors_of(layer: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Yield every tensor that a layer holds, by name; in lists and dictionaries, too."""
+    """Yield every tensor that a layer holds, by name, in lists and dictionaries too."""
     for path, module in layer.named_modules():
         for key, value in vars(module).items():
             if key != "_modules":
