@@ -383,7 +383,7 @@ def copies(subject: Subject) -> Fault | None:
     ways: dict[str, Callable[[nn.Module], nn.Module]] = {"copy.deepcopy": copy.deepcopy}
     with suppress(Exception):  # a class made in a function: no fault of its state
         pickle.dumps(subject.layer)
-        ways["pickle"] = _pickled
+        ways["pickle"] = lambda layer: pickle.loads(pickle.dumps(layer))  # noqa: S301
     for name, way in ways.items():
         try:
             again = way(layer)
@@ -395,11 +395,6 @@ def copies(subject: Subject) -> Fault | None:
                 "Keep the statistics in buffers.",
             )
     return None
-
-
-def _pickled(layer: nn.Module) -> nn.Module:
-    again: nn.Module = pickle.loads(pickle.dumps(layer))  # noqa: S301 - just written
-    return again
 
 
 @claim("state_dict carries the running statistics")

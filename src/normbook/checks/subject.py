@@ -5,8 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import math
-from collections.abc import Callable, Iterator
-from typing import NoReturn
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
@@ -85,7 +84,7 @@ class Subject:
             copy.deepcopy(layer)
         except Exception as error:  # noqa: BLE001 - any refusal becomes a finding
             self.copy_error = error
-        self.layer = copy_of(layer)
+        self.layer, self.name = copy_of(layer), type(layer).__name__
         for parameter in self.layer.parameters():
             if parameter.is_floating_point():
                 parameter.requires_grad_()
@@ -98,9 +97,9 @@ class Subject:
         self.set_affine(seed=0)
         if torch.equal(self.output(self.draw(0)), self.output(self.draw(1))):
             raise ValueError(
-                "the output must depend on the input, got a "
-                f"{type(self.layer).__name__} that gives the same for any; if a gain "
-                "of 0 is the cause, give it other values, or a usual name."
+                f"the output must depend on the input, got a {self.name} that gives "
+                "the same for any; if a gain of 0 is the cause, give it other values, "
+                "or a usual name."
             )
         told = recognition.eps_of(self.layer, self.dtype) if eps is None else float(eps)
         self.eps = self._eps_by_behaviour() if told is None else told
@@ -285,9 +284,8 @@ class Subject:
         shapes = [recognition.affordable(sizes) for sizes in likely]
         if not shapes:
             raise ValueError(
-                "the shape of an input must be given, got a "
-                f"{type(self.layer).__name__} with no parameter, buffer or attribute "
-                "that tells it; pass shape=(N, D), say."
+                f"the shape of an input must be given, got a {self.name} with no "
+                "parameter, buffer or attribute that tells it; pass shape=(N, D), say."
             )
         self.definition, self.shape = self._first_that_fits(shapes, said)
         if self.kind in ("layer", "rms") and shape is None:
@@ -302,67 +300,66 @@ class Subject:
     ) -> tuple[Definition, tuple[int, ...]]:
         """Find a shape that the layer takes, and the definition that fits there."""
         first: tuple[Definition, tuple[int, ...]] | None = None
-        for shape in self._those_that_run(shapes):
-            self.shape = shape
-            best = self._best(said)
-            if best is None:
+        runs, errors = [], []
+        for shape in shapes:
+            if error := self._error_on(shape):
+                errors.append(error)
                 continue
-            # Two values are 1 and -1 whatever they were: other shapes tell more.
-            if said not in (None, "group") or best.size(shape) > 2:
-                return best, shape
-            first = first or (best, shape)
-        if first is None:
-            self.shape = next(self._those_that_run(shapes))
-            self._refuse()
-        return first
+            runs.append(shape)
+            self.shape = shape
+            if best := self._best(said):
+                # Two values are 1 and -1 whatever they were: other shapes tell more.
+                if said not in (None, "group") or best.size(shape) > 2:
+                    return best, shape
+                first = first or (best, shape)
+        if first is not None:
+            return first
+        if not runs:
+            raise ValueError(
+                "the layer must map a tensor to one of the same shape, got from "
+                f"{self.name} on an input of shape {shapes[0]} {errors[0]}; pass the "
+                "shape of an input that it takes, or mend what it says."
+            ) from errors[0].__cause__
+        self.shape = runs[0]
+        self._check_that_it_normalizes()
+        if self.is_random:
+            raise ValueError(
+                f"the layer must give the same for the same input, got a {self.name} "
+                "that is random; take dropout and noise out of it."
+            )
+        raise ValueError(
+            f"the kind of norm must be known, got a {self.name} whose output on an "
+            f"input of shape {self.shape} is that of none; pass kind='batch', 'layer', "
+            "'group', 'instance', 'rms' or 'lstm', and the shape of an input."
+        )
 
     def _best(self, said: str | None) -> Definition | None:
         """Find the definition that fits best; what is said limits the choice."""
         fits: list[tuple[float, Definition]] = []
-        for definition, is_told in recognition.definitions_of(
-            self.layer, self.shape, said
-        ):
-            self.definition = definition
+        choices = recognition.definitions_of(self.layer, self.shape, said)
+        for self.definition, is_told in choices:
             error = self.misfit(self.x_hat)
             if is_told or error < TOLERANCE:
-                fits.append((error, definition))
-        if fits:
-            # Among those that fit alike, the first whose gain and bias fit, too.
-            enough = max(1.01 * min(error for error, _ in fits), TOLERANCE)
-            alike = [fit for fit in fits if fit[0] <= enough]
-            held = (fit for fit in alike if self._holds_as_many(fit[1]))
-            error, best = next(held, alike[0])
-            if said or error < 0.03:
-                if best.size(self.shape) == 1:
-                    raise ValueError(
-                        "a mean must be over two values or more, got "
-                        f"{type(self.layer).__name__} with input of shape "
-                        f"{self.shape}, where every value is its own mean; normalize "
-                        "over more features."
-                    )
-                return best
-        if said:
+                fits.append((error, self.definition))
+        if said and not fits:
             raise ValueError(
                 f"an input of a {said} norm must have an axis to normalize, got shape "
                 f"{self.shape}; pass another shape."
             )
-        return None
-
-    def _refuse(self) -> NoReturn:
-        """Say why no definition fits."""
-        self._check_that_it_normalizes()
-        if self.is_random:
+        # Among those that fit alike, the first whose gain and bias fit, too.
+        enough = max(1.01 * min((fit[0] for fit in fits), default=0.0), TOLERANCE)
+        alike = [fit for fit in fits if fit[0] <= enough]
+        held = [fit for fit in alike if self._holds_as_many(fit[1])]
+        error, best = next(iter(held + alike), (math.inf, None))
+        if best is None or not (said or error < 0.03):
+            return None
+        if best.size(self.shape) == 1:
             raise ValueError(
-                "the layer must give the same for the same input, got a "
-                f"{type(self.layer).__name__} that is random; take dropout and noise "
-                "out of it."
+                f"a mean must be over two values or more, got {self.name} with input "
+                f"of shape {self.shape}, where every value is its own mean; normalize "
+                "over more features."
             )
-        raise ValueError(
-            "the kind of norm must be known, got a "
-            f"{type(self.layer).__name__} whose output on an input of shape "
-            f"{self.shape} is that of none; pass kind='batch', 'layer', 'group', "
-            "'instance', 'rms' or 'lstm', and the shape of an input."
-        )
+        return best
 
     def _holds_as_many(self, definition: Definition) -> bool:
         """Return whether gain and bias have as many values as a definition wants."""
@@ -380,23 +377,6 @@ class Subject:
         self.dtype = like.dtype
         return None
 
-    def _those_that_run(
-        self, shapes: list[tuple[int, ...]]
-    ) -> Iterator[tuple[int, ...]]:
-        errors = []
-        for shape in shapes:
-            if error := self._error_on(shape):
-                errors.append(error)
-            else:
-                yield shape
-        if len(errors) == len(shapes):
-            raise ValueError(
-                "the layer must map a tensor to one of the same shape, got from "
-                f"{type(self.layer).__name__} on an input of shape {shapes[0]} "
-                f"{errors[0]}; pass the shape of an input that it takes, or mend what "
-                "it says."
-            ) from errors[0].__cause__
-
     def _compute_in_double_precision(self) -> None:
         """Take float64 if the layer can compute in it, else its own dtype."""
         own, single = self.dtype, self.layer
@@ -410,10 +390,9 @@ class Subject:
         ratio = self.output(50 * x).std() / self.output(x).std()
         if ratio > 10:
             raise ValueError(
-                "the layer must normalize in training, got a "
-                f"{type(self.layer).__name__} whose output grows by {ratio:.3g} when "
-                "the input grows by 50; pass a norm layer, in a mode in which it "
-                "normalizes by its input."
+                f"the layer must normalize in training, got a {self.name} whose output "
+                f"grows by {ratio:.3g} when the input grows by 50; pass a norm layer, "
+                "in a mode in which it normalizes by its input."
             )
 
     def _eps_by_behaviour(self) -> float:
