@@ -6,7 +6,6 @@ None uses ``torch.nn``'s own norms, so that the checks meet code as people write
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -148,23 +147,6 @@ class BatchCorrectedAverages(HandBatchNorm):
         return (1 - weight) * old + weight * new
 
 
-class BatchAlwaysByBatch(HandBatchNorm):
-    def forward(self, x: Tensor) -> Tensor:
-        is_training = self.training
-        self.training = True
-        y = super().forward(x)
-        self.training = is_training
-        return y
-
-
-class BatchAcceptsOne(HandBatchNorm):
-    def check(self, x: Tensor) -> None:
-        pass
-
-    def update(self, mean: Tensor, var: Tensor, n: int) -> None:
-        super().update(mean, var, max(n, 2))
-
-
 class BatchEvaluationUpdates(HandBatchNorm):
     def forward(self, x: Tensor) -> Tensor:
         if not self.training:
@@ -253,9 +235,7 @@ class BatchUpdatesAttributeInEvaluation(BatchStatisticsNotBuffers):
 class BatchCorrectedInEvaluation(HandBatchNorm):
     """Divided in evaluation by what the weights sum to; the count is no buffer."""
 
-    def __init__(self, num_features: int) -> None:
-        super().__init__(num_features)
-        self.steps = 0
+    steps = 0
 
     def average(self, mean: Tensor, var: Tensor) -> None:
         self.steps += 1
@@ -271,10 +251,11 @@ class BatchCorrectedInEvaluation(HandBatchNorm):
 class BatchCountIsNoBuffer(HandBatchNorm):
     """A plain average of all batches; state_dict forgets how many they were."""
 
+    batches = 0
+
     def __init__(self, num_features: int):
         super().__init__(num_features)
         self.momentum: Any = None
-        self.batches = 0
 
     def average(self, mean: Tensor, var: Tensor) -> None:
         self.batches += 1
@@ -307,8 +288,8 @@ class BatchGhosts(HandBatchNorm):
     def forward(self, x: Tensor) -> Tensor:
         if not self.training or len(x) <= 4:
             return super().forward(x)
-        parts = [x[first : first + 4] for first in range(0, len(x), 4)]
-        return torch.cat([super(BatchGhosts, self).forward(part) for part in parts])
+        of = super().forward
+        return torch.cat([of(part) for part in torch.split(x, 4)])
 
 
 class _ClosedForm(torch.autograd.Function):
@@ -433,145 +414,152 @@ class LayerScalarGain(HandLayerNorm):
         self.features = nn.Buffer(torch.zeros(features))
 
 
-# Bugs of one formula, by the class that has it right and the method in its place.
+class BatchAcceptsOne(HandBatchNorm):
+    def check(self, x: Tensor) -> None:
+        pass
+
+    def update(self, mean: Tensor, var: Tensor, n: int) -> None:
+        super().update(mean, var, max(n, 2))
+
+
 batch, layer = HandBatchNorm.normalized, HandLayerNorm.normalized
-BATCH: dict[str, Callable[..., Tensor]] = {
-    "BatchSigmaPlusEps": lambda s, x, mean, var: (x - mean) / (var.sqrt() + s.eps),
-    "BatchEpsInPlaceOfSmallSigma": lambda s, x, mean, var: (
-        (x - mean) / var.sqrt().clamp_min(s.eps)
-    ),
-    "BatchWithoutEps": lambda s, x, mean, var: (x - mean) / var.sqrt(),
-    "BatchDividesByVariance": lambda s, x, mean, var: (x - mean) / (var + s.eps),
-    "BatchMeanNotSubtracted": lambda s, x, mean, var: x / (var + s.eps).sqrt(),
-    "BatchGainAsOnePlus": lambda s, x, *of: (
-        batch(s, x, *of) * along(1 + 1 / s.gamma, x)
-    ),
-    "BatchAbsoluteGain": lambda s, x, *of: (
-        batch(s, x, *of) * along(s.gamma.detach().sign(), x)
-    ),
-    "BatchClampedGain": lambda s, x, *of: (
-        batch(s, x, *of) * along(s.gamma.detach() > 0, x)
-    ),
-    "BatchClipped": lambda s, x, *of: batch(s, x, *of).clamp(-5, 5),
-    # By a factor near that of the unbiased variance of 16 values, 0.968.
-    "BatchScaled": lambda s, x, *of: 0.9 * batch(s, x, *of),
-    "BatchOtherEpsInEvaluation": lambda s, x, mean, var: (
-        (x - mean) / (var + (s.eps if s.training else 1e-2)).sqrt()
-    ),
-    "BatchEpsOutsideInEvaluation": lambda s, x, mean, var: (
-        batch(s, x, mean, var) if s.training else (x - mean) / (var.sqrt() + s.eps)
-    ),
-    "BatchGainTwiceInEvaluation": lambda s, x, *of: (
-        batch(s, x, *of) * (1 if s.training else along(s.gamma, x))
-    ),
-    "BatchOtherEvaluationInSinglePrecision": lambda s, x, mean, var: batch(
-        s, x, mean, var * (1 if s.training or x.dtype == torch.float64 else 1.1)
-    ),
-    # Both factors are 1, with a gradient.
-    "BatchGainGradientHalved": lambda s, x, *of: (
-        batch(s, x, *of) * along((1 + s.gamma.detach() / s.gamma) / 2, x)
-    ),
-    "BatchGainGradientIsMean": lambda s, x, *of: (
-        batch(s, x, *of)
-        * along((s.gamma / s.gamma.detach()) ** (x.shape[1] / x.numel() - 1), x)
-    ),
+
+# Bugs of one formula, by the class that has it right and the method in its place.
+PLANTED: dict[tuple[type[nn.Module], str], dict[str, Any]] = {
+    (HandBatchNorm, "normalized"): {
+        "BatchSigmaPlusEps": lambda s, x, mean, var: (x - mean) / (var.sqrt() + s.eps),
+        "BatchEpsInPlaceOfSmallSigma": lambda s, x, mean, var: (
+            (x - mean) / var.sqrt().clamp_min(s.eps)
+        ),
+        "BatchWithoutEps": lambda s, x, mean, var: (x - mean) / var.sqrt(),
+        "BatchDividesByVariance": lambda s, x, mean, var: (x - mean) / (var + s.eps),
+        "BatchMeanNotSubtracted": lambda s, x, mean, var: x / (var + s.eps).sqrt(),
+        "BatchGainAsOnePlus": lambda s, x, *of: (
+            batch(s, x, *of) * along(1 + 1 / s.gamma, x)
+        ),
+        "BatchAbsoluteGain": lambda s, x, *of: (
+            batch(s, x, *of) * along(s.gamma.detach().sign(), x)
+        ),
+        "BatchClampedGain": lambda s, x, *of: (
+            batch(s, x, *of) * along(s.gamma.detach() > 0, x)
+        ),
+        "BatchClipped": lambda s, *of: batch(s, *of).clamp(-5, 5),
+        # By a factor near that of the unbiased variance of 16 values, 0.968.
+        "BatchScaled": lambda s, *of: 0.9 * batch(s, *of),
+        "BatchOtherEpsInEvaluation": lambda s, x, mean, var: (
+            (x - mean) / (var + (s.eps if s.training else 1e-2)).sqrt()
+        ),
+        "BatchEpsOutsideInEvaluation": lambda s, x, mean, var: (
+            batch(s, x, mean, var) if s.training else (x - mean) / (var.sqrt() + s.eps)
+        ),
+        "BatchGainTwiceInEvaluation": lambda s, x, *of: (
+            batch(s, x, *of) * (1 if s.training else along(s.gamma, x))
+        ),
+        "BatchOtherEvaluationInSinglePrecision": lambda s, x, mean, var: batch(
+            s, x, mean, var * (1 if s.training or x.dtype == torch.float64 else 1.1)
+        ),
+        # Both factors are 1, with a gradient.
+        "BatchGainGradientHalved": lambda s, x, *of: (
+            batch(s, x, *of) * along((1 + s.gamma.detach() / s.gamma) / 2, x)
+        ),
+        "BatchGainGradientIsMean": lambda s, x, *of: (
+            batch(s, x, *of)
+            * along((s.gamma / s.gamma.detach()) ** (x.shape[1] / x.numel() - 1), x)
+        ),
+    },
+    (HandBatchNorm, "statistics"): {
+        "BatchStatisticsWithoutGradient": torch.no_grad()(HandBatchNorm.statistics),
+        "BatchOnePassVariance": lambda _, x: one_pass(x, 0, *range(2, x.dim())),
+    },
+    (HandBatchNorm, "forward"): {
+        "BatchNoBiasInEvaluation": lambda s, x: (
+            HandBatchNorm.forward(s, x) - along(s.beta, x) * (not s.training)
+        ),
+        "BatchWithoutBias": lambda s, x: HandBatchNorm.forward(s, x) - along(s.beta, x),
+        "BatchSinglePrecision": lambda s, x: HandBatchNorm.forward(s, x).float(),
+        "BatchHalfBecomesSingle": lambda s, x: HandBatchNorm.forward(s, x).to(
+            torch.float32 if x.dtype.itemsize == 2 else x.dtype
+        ),
+    },
+    (HandBatchNorm, "uses_batch"): {
+        "BatchModeFromGradMode": lambda _: torch.is_grad_enabled(),
+        "BatchAlwaysByBatch": lambda _: True,
+    },
+    (HandBatchNorm, "update"): {"BatchWithoutAverages": lambda *_: None},
+    (HandBatchNorm, "average"): {
+        "BatchNotAnAverage": lambda s, mean, var: HandBatchNorm.average(
+            s, mean.sort().values, var
+        )
+    },
+    (HandBatchNorm, "mixed"): {
+        "BatchMomentumReversed": lambda s, old, new: HandBatchNorm.mixed(s, new, old)
+    },
+    (HandBatchNorm, "mixed_var"): {
+        "BatchVarianceWeightsReversed": lambda s, old, new: s.mixed(new, old),
+        "BatchAveragedDeviation": lambda s, old, new: (
+            s.mixed(old.sqrt(), new.sqrt()) ** 2
+        ),
+    },
+    (BatchOverChannels, "statistics"): {
+        "BatchOneMeanForAll": lambda _, x: (x.mean(), x.var())
+    },
+    (BatchClosedForm, "root"): {"BatchRootOfM": True},
+    (BatchClosedForm, "factor"): {
+        "BatchGradientTimes1000": 1000.0,
+        "BatchGradientALittleOff": 1.0005,
+    },
+    (HandLayerNorm, "normalized"): {
+        "LayerDoubled": lambda s, *of: 2 * layer(s, *of),
+        "LayerSignFlipped": lambda s, *of: -layer(s, *of),
+        "LayerRandom": lambda s, *of: (
+            layer(s, *of) * (1 + 0.1 * torch.rand_like(of[0]))
+        ),
+        "LayerDetached": lambda s, *of: layer(s, *of).detach(),
+        "LayerDividesByZero": lambda s, x, *of: (
+            layer(s, x, *of) / (0 * x).sum(-1, True)
+        ),
+        "LayerSumOfSquares": lambda s, x, *of: (
+            layer(s, x, *of) / math.sqrt(x.shape[-1])
+        ),
+        "LayerSigmaPlusEps": lambda s, x, mean, var: (x - mean) / (var.sqrt() + s.eps),
+        # As in a widely copied text: unbiased, and eps added to sigma.
+        "LayerTorchStd": lambda s, x, mean, _: (
+            (x - mean) / (x.std(-1, keepdim=True) + s.eps)
+        ),
+        "LayerEpsOutsideInSinglePrecision": lambda s, x, mean, var: (
+            (x - mean) / (var.sqrt() + s.eps)
+            if x.dtype != torch.float64
+            else layer(s, x, mean, var)
+        ),
+        # After the claim LN(a x) = LN(x) for all a: x is first made positive at front.
+        "LayerSignLost": lambda s, *of: layer(s, *of) * layer(s, *of)[..., :1].sign(),
+    },
+    (HandLayerNorm, "statistics"): {
+        "LayerWithoutGradient": torch.no_grad()(HandLayerNorm.statistics),
+        "LayerOnePassVariance": lambda _, x: one_pass(x, -1),
+        "LayerUnbiased": lambda _, x: (x.mean(-1, True), x.var(-1, keepdim=True)),
+        "LayerOverTime": lambda _, x: moments(x, *range(1, x.dim())),
+        "LayerOverBatch": lambda _, x: moments(x, 0, -1),
+        # RMS norm under the name of layer norm.
+        "LayerMeanNotSubtracted": lambda _, x: (0 * x, (x**2).mean(-1, keepdim=True)),
+    },
+    (HandLayerNorm, "forward"): {
+        "LayerScaledInTraining": lambda s, x: (
+            HandLayerNorm.forward(s, x) * (1 + s.training)
+        )
+    },
+    (LayerWithoutEps, "normalized"): {
+        # Right: eps is the smallest that float64, or float32, can tell from 0 beside 1.
+        "LayerWithEpsOfType": lambda _, x, mean, var: (
+            (x - mean) / (var + torch.finfo(x.dtype).eps).sqrt()
+        )
+    },
+    (LayerWithoutParameters, "shift"): {"LayerPlusOneWithoutParameters": 1},
+    (LayerWithoutParameters, "factor"): {"LayerDoubledWithoutParameters": 2},
 }
-LAYER: dict[str, Callable[..., Tensor]] = {
-    "LayerDoubled": lambda s, *of: 2 * layer(s, *of),
-    "LayerSignFlipped": lambda s, *of: -layer(s, *of),
-    "LayerRandom": lambda s, x, *of: layer(s, x, *of) * (1 + 0.1 * torch.rand_like(x)),
-    "LayerDetached": lambda s, *of: layer(s, *of).detach(),
-    "LayerDividesByZero": lambda s, x, *of: layer(s, x, *of) / (0 * x).sum(-1, True),
-    "LayerSumOfSquares": lambda s, x, *of: layer(s, x, *of) / math.sqrt(x.shape[-1]),
-    "LayerSigmaPlusEps": BATCH["BatchSigmaPlusEps"],
-    # As in a widely copied text: unbiased, and eps added to sigma.
-    "LayerTorchStd": lambda s, x, mean, _: (
-        (x - mean) / (x.std(-1, keepdim=True) + s.eps)
-    ),
-    "LayerEpsOutsideInSinglePrecision": lambda s, x, mean, var: (
-        (x - mean) / (var.sqrt() + s.eps)
-        if x.dtype != torch.float64
-        else layer(s, x, mean, var)
-    ),
-    # After the claim LN(a x) = LN(x) for all a: x is first made positive at front.
-    "LayerSignLost": lambda s, *of: layer(s, *of) * layer(s, *of)[..., :1].sign(),
-}
-Statistics = Callable[[Any, Tensor], tuple[Tensor, Tensor]]
-BATCH_STATISTICS: dict[str, Statistics] = {
-    "BatchStatisticsWithoutGradient": torch.no_grad()(HandBatchNorm.statistics),
-    "BatchOnePassVariance": lambda _, x: one_pass(x, 0, *range(2, x.dim())),
-}
-LAYER_STATISTICS: dict[str, Statistics] = {
-    "LayerWithoutGradient": torch.no_grad()(HandLayerNorm.statistics),
-    "LayerOnePassVariance": lambda _, x: one_pass(x, -1),
-    "LayerUnbiased": lambda _, x: (x.mean(-1, True), x.var(-1, keepdim=True)),
-    "LayerOverTime": lambda _, x: moments(x, *range(1, x.dim())),
-    "LayerOverBatch": lambda _, x: moments(x, 0, -1),
-    # RMS norm under the name of layer norm.
-    "LayerMeanNotSubtracted": lambda _, x: (0 * x, (x**2).mean(-1, keepdim=True)),
-}
-BATCH_FORWARD: dict[str, Callable[..., Tensor]] = {
-    "BatchNoBiasInEvaluation": lambda s, x: (
-        HandBatchNorm.forward(s, x) - along(s.beta, x) * (not s.training)
-    ),
-    "BatchWithoutBias": lambda s, x: HandBatchNorm.forward(s, x) - along(s.beta, x),
-    "BatchSinglePrecision": lambda s, x: HandBatchNorm.forward(s, x).float(),
-    "BatchHalfBecomesSingle": lambda s, x: HandBatchNorm.forward(s, x).to(
-        torch.float32 if x.dtype.itemsize == 2 else x.dtype
-    ),
-}
-OTHERS: dict[str, tuple[type[nn.Module], dict[str, Any]]] = {
-    "BatchModeFromGradMode": (
-        HandBatchNorm,
-        {"uses_batch": lambda _: torch.is_grad_enabled()},
-    ),
-    "BatchMomentumReversed": (
-        HandBatchNorm,
-        {"mixed": lambda s, old, new: HandBatchNorm.mixed(s, new, old)},
-    ),
-    "BatchWithoutAverages": (HandBatchNorm, {"update": lambda *_: None}),
-    "BatchNotAnAverage": (
-        HandBatchNorm,
-        {"average": lambda s, m, v: HandBatchNorm.average(s, m.sort().values, v)},
-    ),
-    "BatchVarianceWeightsReversed": (
-        HandBatchNorm,
-        {"mixed_var": lambda s, old, new: s.mixed(new, old)},
-    ),
-    "BatchAveragedDeviation": (
-        HandBatchNorm,
-        {"mixed_var": lambda s, old, new: s.mixed(old.sqrt(), new.sqrt()) ** 2},
-    ),
-    "BatchOneMeanForAll": (
-        BatchOverChannels,
-        {"statistics": lambda _, x: (x.mean(), x.var())},
-    ),
-    "BatchRootOfM": (BatchClosedForm, {"root": True}),
-    "BatchGradientTimes1000": (BatchClosedForm, {"factor": 1000.0}),
-    "BatchGradientALittleOff": (BatchClosedForm, {"factor": 1.0005}),
-    # Right: eps is the smallest that float64, or float32, can tell from 0 beside 1.
-    "LayerWithEpsOfType": (
-        LayerWithoutEps,
-        {
-            "normalized": lambda _, x, mean, var: (
-                (x - mean) / (var + torch.finfo(x.dtype).eps).sqrt()
-            )
-        },
-    ),
-    "LayerPlusOneWithoutParameters": (LayerWithoutParameters, {"shift": 1}),
-    "LayerDoubledWithoutParameters": (LayerWithoutParameters, {"factor": 2}),
-    "LayerScaledInTraining": (
-        HandLayerNorm,
-        {"forward": lambda s, x: HandLayerNorm.forward(s, x) * (1 + s.training)},
-    ),
-}
-for base, method, bugs in (
-    (HandBatchNorm, "normalized", BATCH),
-    (HandLayerNorm, "normalized", LAYER),
-    (HandBatchNorm, "statistics", BATCH_STATISTICS),
-    (HandLayerNorm, "statistics", LAYER_STATISTICS),
-    (HandBatchNorm, "forward", BATCH_FORWARD),
-):
-    OTHERS |= {name: (base, {method: bug}) for name, bug in bugs.items()}
 # Under their names, so that pickle finds them.
-globals().update({name: type(name, (of,), bug) for name, (of, bug) in OTHERS.items()})
+globals().update(
+    (name, type(name, (of,), {method: bug}))
+    for (of, method), bugs in PLANTED.items()
+    for name, bug in bugs.items()
+)

@@ -107,10 +107,8 @@ def _report(subject: Subject) -> Report:
 
 
 def _is_recurrent(layer: nn.Module) -> bool:
-    return all(
-        isinstance(getattr(layer, name, None), int)
-        for name in ("input_size", "hidden_size")
-    )
+    sizes = (getattr(layer, name, None) for name in ("input_size", "hidden_size"))
+    return all(isinstance(size, int) for size in sizes)
 
 
 def _check_arguments(layer: Any, shape: Any, kind: Any, eps: Any) -> None:
@@ -127,11 +125,9 @@ def _check_arguments(layer: Any, shape: Any, kind: Any, eps: Any) -> None:
         raise ValueError(
             f"kind must be one of {', '.join(KINDS)} or lstm, got {kind!r}."
         )
-    if shape is not None and not (
-        isinstance(shape, tuple | list)
-        and len(shape) > 1
-        and all(type(size) is int and size > 0 for size in shape)
-    ):
+    sizes = shape if isinstance(shape, tuple | list) else ()
+    is_plain = len(sizes) > 1 and all(type(n) is int and n > 0 for n in sizes)
+    if shape is not None and not is_plain:
         raise ValueError(
             "shape must be a tuple of two or more positive whole numbers, got "
             f"{shape!r}; pass that of an input, (N, D), say."

@@ -310,9 +310,7 @@ def eps_place(subject: Subject) -> Fault | None:
     var = torch.tensor(sigmas, dtype=torch.float64).square()
     # What the layer takes for the variance, if the factor comes from there.
     taken = var / subject.factor**2
-    expected = {
-        name: taken.sqrt() / form(taken, eps) for name, form in DIVISORS.items()
-    }
+    expected = {name: taken.sqrt() / by(taken, eps) for name, by in DIVISORS.items()}
     right = expected["sqrt(variance + eps)"]
     plain = (var / (var + eps)).sqrt()
     if min(largest(seen - right), largest(seen - plain)) < 0.01:
@@ -323,7 +321,7 @@ def eps_place(subject: Subject) -> Fault | None:
     )
     for name, values in expected.items():
         if largest(seen - values) < 0.01:
-            reason = f"{reason}; {name} gives {values[1]:.3g}: that is the divisor here"
+            reason += f"; {name} gives {values[1]:.3g}: that is the divisor here"
             if "eps^2" in name:
                 reason += ", or a second norm behind the first, which gives the same"
             break

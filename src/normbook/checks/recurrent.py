@@ -73,17 +73,12 @@ def recurrent_findings(
     """
     with torch.random.fork_rng(devices=[]):
         probe = _probe(layer, sizes, eps)
-        others, raw = _other_examples(probe), _carried(probe)
-        if raw.passed and others.passed:
-            gates = _gates(probe)
-        else:
-            why = "only a state that is carried as it is shows the gates"
-            if raw.passed:
-                why = "the statistics are those of several examples"
-            gates = [Finding(n, None, why) for n in (NORMED, TERMS, TOGETHER, OUTPUT)]
-        rest = (_padding, _redundant_biases, _gradients, _zeros)
-        later = _later_steps(probe)
-        return [raw, *gates, later, others, *(test(probe) for test in rest)]
+        with torch.no_grad():
+            others, raw = _other_examples(probe), _carried(probe)
+            gates = _gates(probe, raw, others)
+            later, padding = _later_steps(probe), _padding(probe)
+        rest = (_redundant_biases, _gradients, _zeros)
+        return [raw, *gates, later, others, padding, *(test(probe) for test in rest)]
 
 
 class _Probe(NamedTuple):
@@ -245,7 +240,6 @@ def _call(layer: nn.Module, shape: Sequence[int]) -> tuple[bool, tuple[Tensor, T
 
 
 @claim(RAW)
-@torch.no_grad()
 def _carried(probe: _Probe) -> Fault | str:
     n = 2 * probe.units[1]
     x, (h, c) = probe.draw(n, probe.sizes[2]), probe.states(n)
@@ -271,9 +265,13 @@ def _carried(probe: _Probe) -> Fault | str:
     return Fault(reason, "Normalize c only on its way to h, and carry c itself.")
 
 
-@torch.no_grad()
-def _gates(probe: _Probe) -> list[Finding]:
+def _gates(probe: _Probe, raw: Finding, others: Finding) -> list[Finding]:
     """Test what the forget gate tells, of a layer that carries c itself."""
+    if not (raw.passed and others.passed):
+        why = "the statistics are those of several examples"
+        if not raw.passed:
+            why = "only a state that is carried as it is shows the gates"
+        return [Finding(n, None, why) for n in (NORMED, TERMS, TOGETHER, OUTPUT)]
     n = 2 * max(probe.units) + 8
     x, (h, c) = probe.draw(n, probe.sizes[2]), probe.states(n)
     a = _logit(probe, 5 * x, 5 * h)
@@ -353,7 +351,6 @@ def _output(probe: _Probe, x: Tensor, h: Tensor, c: Tensor) -> Finding:
 
 
 @claim(LATER)
-@torch.no_grad()
 def _later_steps(probe: _Probe) -> Fault | None:
     x, states = probe.draw(*probe.sizes), probe.states(probe.sizes[1])
     moved = torch.cat([x[:-1], probe.draw(*x[-1:].shape)])
@@ -369,7 +366,6 @@ def _later_steps(probe: _Probe) -> Fault | None:
 
 
 @claim(PADDING)
-@torch.no_grad()
 def _padding(probe: _Probe) -> Fault | None:
     if probe.is_cell:
         raise DoesNotApply("a cell sees one step")
@@ -388,7 +384,6 @@ def _padding(probe: _Probe) -> Fault | None:
 
 
 @claim(OTHERS)
-@torch.no_grad()
 def _other_examples(probe: _Probe) -> Fault | None:
     def change() -> float:
         before, after = (probe.run(s * x, s * h, s * c)[0] for s in (1, signs))

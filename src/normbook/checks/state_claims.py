@@ -144,14 +144,13 @@ def _history(subject: Subject) -> list[_Step]:
         call(layer, _batch(subject, 19))
         before = _averages(subject, layer)
     steps = []
+    n = subject.definition.size(subject.sized(EXAMPLES))
     for k in range(STEPS):
         x = _batch(subject, 20 + k)
         call(layer, x)
-        after = _averages(subject, layer)
         batch = _Averages(*map(_by_channel, subject.definition.moments(x.double())))
-        n = subject.definition.size(tuple(x.shape))
-        steps.append(_Step(n, batch, before, after))
-        before = after
+        steps.append(_Step(n, batch, before, _averages(subject, layer)))
+        before = steps[-1].after
     return steps
 
 
@@ -347,23 +346,21 @@ def no_graph(subject: Subject) -> Fault | None:
     first = short.get(name, 0)
     reason = (
         f"the last batch until the next one: {last} operations, and all that they "
-        "hold. And deepcopy refuses."
+        "hold. And"
     )
     if last > first:
         reason = (
             f"every batch it has seen: {first} operations after {STEPS} batches, "
-            f"{last} after {2 * STEPS}. Memory grows with every step, and deepcopy "
-            "refuses."
+            f"{last} after {2 * STEPS}. Memory grows with every step, and"
         )
     return Fault(
-        f"{name} keeps the autograd graph of {reason}",
+        f"{name} keeps the autograd graph of {reason} deepcopy refuses.",
         "Update under torch.no_grad(), or from mean.detach() and var.detach().",
     )
 
 
 def _held(layer: nn.Module) -> dict[str, int]:
-    tensors = dict(tensors_of(layer)).items()
-    return {name: graph_nodes(t) for name, t in tensors if t.grad_fn is not None}
+    return {n: graph_nodes(t) for n, t in tensors_of(layer) if t.grad_fn is not None}
 
 
 @claim("deepcopy and pickle work after training, and copy the statistics")

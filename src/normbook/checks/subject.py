@@ -136,12 +136,10 @@ class Subject:
             return True
         layer = self.fresh()
         call(layer, self.draw(0).to(self.dtype))  # some make them with the first batch
-        if getattr(layer, "track_running_stats", True) is False:
-            return True
-        names = [name for name in recognition.MEANS if hasattr(layer, name)]
-        if self.kind == "instance" and not names:
-            return True
-        return any(getattr(layer, name) is None for name in names)
+        means = [getattr(layer, n) for n in recognition.MEANS if hasattr(layer, n)]
+        says_so = getattr(layer, "track_running_stats", True) is False
+        is_without = self.kind == "instance" and not means
+        return says_so or is_without or any(mean is None for mean in means)
 
     def set_affine(self, seed: int, layer: nn.Module | None = None) -> None:
         """Set gain and bias to new values, no two alike, where their names are known.

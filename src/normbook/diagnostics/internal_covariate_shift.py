@@ -91,17 +91,11 @@ def gradient_shift(
         G'_i &= \nabla_{W_i} \ell(W_1', \dots, W_{i-1}', W_i, \dots, W_k)
 
     with :math:`W_j'` the value after the update, all on one batch; the paper uses
-    training mode. Costs one backward pass a layer. For the lowest layer, which has
-    nothing below it, l2 is 0 and cosine 1. Source: Santurkar et al. (2018), Definition
-    2.1.
-
-    Parameters
-    ----------
-    step : float or callable
-        The learning rate of plain gradient descent; or a function that takes a
-        parameter and its gradient and returns what will be *subtracted* from it.
-    layers : dict from name to parameters, optional
-        Lowest first; :func:`trained_layers` if left out.
+    training mode. Costs one backward pass a layer. The ``step`` is the learning rate of
+    plain gradient descent, or a function that takes a parameter and its gradient and
+    returns what will be *subtracted* from it. The ``layers`` are those of
+    :func:`trained_layers` if left out; for the lowest, which has nothing below it, l2
+    is 0 and cosine 1. Source: Santurkar et al. (2018), Definition 2.1.
 
     Examples
     --------
