@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import subprocess
 from collections.abc import Iterator
@@ -116,6 +117,20 @@ def _no_figures(request: pytest.FixtureRequest) -> Iterator[None]:
     plt.switch_backend("agg")
     yield
     plt.close("all")
+
+
+@pytest.fixture
+def record(request: pytest.FixtureRequest) -> Any:
+    """Return the small record of the experiment that a file of tests is named after."""
+    name = request.module.__name__.removeprefix("test_")
+    small = importlib.import_module("small")  # beside the tests that ask for it
+    return small.record("batch_4" if name == "batch_size" else name)
+
+
+@pytest.fixture
+def live(record: Any) -> Any:
+    """Return it under the name of its scale."""
+    return record
 
 
 nbval.kernel.KernelManager = UnixSocketKernel
