@@ -71,9 +71,11 @@ def make_deterministic() -> None:
     Sets ``CUBLAS_WORKSPACE_CONFIG`` to ``:4096:8`` unless it has a deterministic
     value already, demands deterministic algorithms of torch (an operation that
     has none then raises), and turns off the search for the fastest convolution,
-    which may choose another one in each run. Where the variable has no deterministic
-    value and CUDA is in use already, cuBLAS may have read it: nothing is changed then,
-    and a ``RuntimeError`` raised. Source: PyTorch documentation, "Reproducibility".
+    which may choose another one in each run. New memory is not filled before it is
+    written, which torch would do then: it takes up to a quarter of the time of a small
+    network. Where the variable has no deterministic value and CUDA is in use already,
+    cuBLAS may have read it: nothing is changed then, and a ``RuntimeError`` raised.
+    Source: PyTorch documentation, "Reproducibility".
     """
     import torch
 
@@ -87,4 +89,5 @@ def make_deterministic() -> None:
             )
         os.environ[WORKSPACE] = DETERMINISTIC_WORKSPACES[0]
     torch.use_deterministic_algorithms(True)
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     torch.backends.cudnn.benchmark = False
