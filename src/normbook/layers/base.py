@@ -250,8 +250,11 @@ class ChannelNorm(NormLayer):
         names = "weight", "bias", "running_mean", "running_var"
         return {name: getattr(self, name) for name in names}
 
-    def _updates(self, mean: Tensor, var: Tensor, count: int) -> Updates:
-        """Return what to write, by mean and biased variance of ``count`` values."""
+    def _updates(self, mean: Tensor, var: Tensor, count: int | None) -> Updates:
+        """Return what to write, by mean and biased variance of ``count`` values.
+
+        Without a count the variance is unbiased already.
+        """
         updates: Updates = []
         momentum = None if self.momentum is None else float(self.momentum)
         if momentum is not None and not 0 <= momentum <= 1:
@@ -263,7 +266,7 @@ class ChannelNorm(NormLayer):
             return updates
         for running, new in (
             (self.running_mean, mean),
-            (self.running_var, unbiased(var, count)),
+            (self.running_var, var if count is None else unbiased(var, count)),
         ):
             if running is None:
                 continue
