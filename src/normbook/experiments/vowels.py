@@ -193,7 +193,9 @@ def begin(
     every = settings["measure_every"]
     return lab.Run(
         model=model,
-        optimizer=torch.optim.Adam(model.parameters(), lr=settings["learning_rate"]),
+        optimizer=torch.optim.Adam(
+            model.parameters(), lr=settings["learning_rate"], fused=True
+        ),
         objective=_objective,
         batches=lab.Batches(x, y, size, lab.generator(seed, "batches")),
         measurements={

@@ -245,8 +245,11 @@ class ChannelNorm(NormLayer):
         names = "weight", "bias", "running_mean", "running_var"
         return {name: getattr(self, name) for name in names}
 
-    def _updates(self, mean: Tensor, var: Tensor, count: int) -> Updates:
-        """Return what to write, by mean and biased variance of ``count`` values."""
+    def _updates(self, mean: Tensor, var: Tensor, count: int | None) -> Updates:
+        """Return what to write, by mean and biased variance of ``count`` values.
+
+        Without a count the variance is unbiased already.
+        """
         updates: Updates = []
         momentum = None if self.momentum is None else float(self.momentum)
         if momentum is not None and not 0 <= momentum <= 1:
@@ -256,7 +259,9 @@ class ChannelNorm(NormLayer):
             )
         if momentum == 0:  # torch's way to freeze the running statistics
             return updates
-        pairs = (self.running_mean, mean), (self.running_var, unbiased(var, count))
+        if count is not None:
+            var = unbiased(var, count)
+        pairs = (self.running_mean, mean), (self.running_var, var)
         for running, new in pairs:
             if running is None:
                 continue

@@ -144,8 +144,13 @@ class _ByPosition(inspect.Signature):
         return SimpleNamespace(args=args, kwargs=kwargs, apply_defaults=lambda: None)
 
 
-for _function in (_Normalize, _NormalizeBy):
-    vars(_function.forward)["__signature__"] = _ByPosition()
+def bind_by_position(function: type[torch.autograd.Function]) -> None:
+    """Spare a Function what torch binds; its arguments must all come by position."""
+    vars(function.forward)["__signature__"] = _ByPosition()
+
+
+bind_by_position(_Normalize)
+bind_by_position(_NormalizeBy)
 
 
 def normalize(

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from numbers import Real
 from typing import Any, get_args
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.autograd import forward_ad
@@ -30,7 +31,7 @@ from normbook.layer_norm_lstm import (
     layer_norm_lstm_forward,
 )
 from normbook.layers.base import NormLayer, as_float32, check_size, other_device
-from normbook.layers.function import Slopes, as_needed
+from normbook.layers.function import Slopes, as_needed, bind_by_position
 from normbook.lstm import (
     LSTMCache,
     LSTMOutput,
@@ -48,6 +49,8 @@ FIELDS = LayerNormLSTMParameters._fields
 PLAIN = LSTMParameters._fields  # of which torch.nn.LSTM knows something
 # What nn.LSTM calls our fields; the values of one line are added.
 THEIRS = {"w_x": ("weight_ih",), "w_h": ("weight_hh",), "b": ("bias_ih", "bias_hh")}
+# Up to so many states NumPy is faster than torch: its calls cost less.
+SMALL = 1024
 # What nn.LSTM shows of itself only if it is something else.
 DEFAULTS = dict[str, Any](
     num_layers=1, bias=True, batch_first=False, dropout=0.0, bidirectional=False
@@ -64,7 +67,7 @@ class _Cell:
     batch_sizes: tuple[int, ...] | None  # None: all sequences have one length
 
     def forward(
-        self, x: Tensor, h_0: Tensor, c_0: Tensor, parameters: Parameters
+        self, x: Any, h_0: Any, c_0: Any, *parameters: Any
     ) -> tuple[LSTMOutput, Any]:
         weights = self._named(parameters)
         options: dict[str, Any] = {"batch_sizes": self.batch_sizes}
@@ -73,7 +76,7 @@ class _Cell:
         options |= {"norm": self.norm, "carried": self.carried}
         return layer_norm_lstm_forward(x, weights, h_0, c_0, self.eps, **options)
 
-    def cache(self, arrays: Sequence[Tensor], parameters: Parameters) -> Any:
+    def cache(self, arrays: Sequence[Any], parameters: Sequence[Any]) -> Any:
         """Put together what was saved."""
         x, weights = arrays[0], self._named(parameters)
         sizes = self.batch_sizes or (x.shape[1],) * x.shape[0]
@@ -82,11 +85,11 @@ class _Cell:
         options = weights, self.norm, self.carried, sizes
         return LayerNormLSTMCache._make((*arrays, *options))
 
-    def backward(self, dl_dh: Tensor, cache: Any, *last: Tensor | None) -> Any:
+    def backward(self, dl_dh: Any, cache: Any, *last: Any) -> Any:
         backward = lstm_backward if self.norm is None else layer_norm_lstm_backward
         return backward(dl_dh, cache, *last)
 
-    def _named(self, parameters: Parameters) -> Any:
+    def _named(self, parameters: Sequence[Any]) -> Any:
         kind = LSTMParameters if self.norm is None else LayerNormLSTMParameters
         return kind(*parameters[: len(kind._fields)])
 
@@ -100,11 +103,12 @@ class _Sequence(torch.autograd.Function):
     def forward(
         cell: _Cell, x: Tensor, h_0: Tensor, c_0: Tensor, *parameters: Tensor | None
     ) -> Slopes:
-        with _no_autocast(x):
-            output, cache = cell.forward(x, h_0, c_0, parameters)
+        with _no_autocast(x), np.errstate(all="ignore"):
+            output, cache = cell.forward(*_lean(h_0, x, h_0, c_0, *parameters))
         # What backward needs is returned, too, without derivatives.
         first, end = map(cache._fields.index, ("c", "parameters"))
-        return *output, *cache[first:end]
+        h, *others = _as_tensors(*output, *cache[first:end])
+        return h[...], *others  # torch refuses to change a view of it in place
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
@@ -117,27 +121,30 @@ class _Sequence(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *arriving: Tensor | None) -> Slopes:
-        dl_dh, dl_dh_last, dl_dc_last, *_ = arriving
         # Unpacked once: torch.utils.checkpoint allows no more.
         saved = ctx.saved_tensors
-        arrays, parameters = saved[: -len(FIELDS)], saved[-len(FIELDS) :]
-        x, h_0, c_0, h = arrays[:4]
-        with _no_autocast(x):
+        x, h_0, c_0, h, *_ = saved
+        dl_dh, *last = arriving[:3]
+        values = torch.zeros_like(h) if dl_dh is None else dl_dh, *last, *saved
+        with _no_autocast(x), np.errstate(all="ignore"):
             if torch.is_grad_enabled():
                 # These gradients will be differentiated in turn. What was saved is
                 # constant for torch: only the run again follows x, h_0 and weights.
-                _, cache = ctx.cell.forward(x, h_0, c_0, parameters)
+                _, cache = ctx.cell.forward(x, h_0, c_0, *saved[-len(FIELDS) :])
             else:
-                cache = ctx.cell.cache(arrays, parameters)
+                values = _lean(h_0, *values)
+                cache = ctx.cell.cache(values[3 : -len(FIELDS)], values[-len(FIELDS) :])
             if not ctx.needs_input_grad[1]:
                 # The gradient of x takes a product with w_x, here one of no columns.
                 weights = cache.parameters
                 weights = weights._replace(w_x=weights.w_x[:, :0])
                 cache = cache._replace(parameters=weights)
-            dl_dh = torch.zeros_like(h) if dl_dh is None else dl_dh
-            gradients = ctx.cell.backward(dl_dh, cache, dl_dh_last, dl_dc_last)
-        dl_dx, by_weights, *by_states = gradients
-        return as_needed(ctx, None, dl_dx, *by_states, *by_weights)
+            dl_dh, *last = values[:3]
+            dl_dx, by_weights, *by_states = ctx.cell.backward(dl_dh, cache, *last)
+        return as_needed(ctx, None, *_as_tensors(dl_dx, *by_states, *by_weights))
+
+
+bind_by_position(_Sequence)
 
 
 class LayerNormLSTM(NormLayer):
@@ -515,9 +522,25 @@ def _layer(
     if any(forward_ad.unpack_dual(v).tangent is not None for v in tensors):  # type: ignore[no-untyped-call]
         # Forward-mode derivatives: torch follows the forward pass by itself.
         with _no_autocast(x):
-            return tuple(cell.forward(x, h_0, c_0, parameters)[0])
+            return tuple(cell.forward(x, h_0, c_0, *parameters)[0])
     h, h_last, c_last, *_ = _Sequence.apply(cell, x, h_0, c_0, *parameters)  # type: ignore[no-untyped-call]
     return h, h_last, c_last
+
+
+def _lean(like: Tensor, *values: Tensor | None) -> tuple[Any, ...]:
+    """Return the values as arrays of NumPy where that is faster, else as they are."""
+    is_small = like.dtype == torch.float64 and like.numel() <= SMALL
+    if is_small and like.device.type == "cpu":
+        # Tensors of torch.func and of tracers have no memory of their own.
+        with contextlib.suppress(RuntimeError):
+            return tuple(None if v is None else v.detach().numpy() for v in values)
+    return values
+
+
+def _as_tensors(*values: Any) -> tuple[Any, ...]:
+    return tuple(
+        torch.from_numpy(v) if isinstance(v, np.ndarray) else v for v in values
+    )
 
 
 def _reversed(x: Tensor, order: Tensor | None) -> Tensor:

@@ -12,6 +12,7 @@ from torch import Tensor
 from normbook.arguments import whole_number
 from normbook.layers.base import Updates, other_device, write
 from normbook.layers.batch_norm import BatchNorm1d
+from normbook.running_statistics import unbiased
 
 __all__ = ["MaskedBatchNorm1d", "PerStepBatchNorm1d"]
 
@@ -144,7 +145,7 @@ class PerStepBatchNorm1d(MaskedBatchNorm1d):
         alive = len(input) if mask is None else int(mask.sum())
         if self.running_mean is not None and (alive < 2 or not self.training):
             layer = self._by_last_trained(step, alive)
-        if mask is None:
+        if mask is None or alive == len(input):
             return BatchNorm1d.forward(layer, input)
         return MaskedBatchNorm1d.forward(layer, input, mask)
 
@@ -155,14 +156,19 @@ class PerStepBatchNorm1d(MaskedBatchNorm1d):
         ``mean`` and biased ``var``, shape (T, num_features), are those of the
         ``counts`` examples alive at each step, at least 2.
         """
+        pairs = zip(var, counts, strict=True)
+        var = torch.stack([unbiased(of_step, count) for of_step, count in pairs])
+        rows = [slice(len(counts))]
+        if self.momentum is None:  # each step says how many batches it holds
+            rows = [slice(step, step + 1) for step in range(len(counts))]
         updates: Updates = []
-        for step, moments in enumerate(zip(mean, var, counts, strict=True)):
-            updates += self._at(step)._updates(*moments)
+        for row in rows:
+            updates += self._at(row)._updates(mean[row], var[row], None)
         steps = self.get_buffer("num_batches_tracked")
         write(updates, steps[: len(counts)])
 
-    def _at(self, step: int) -> PerStepBatchNorm1d:
-        """Return one step as a layer of its own, on the same memory."""
+    def _at(self, step: int | slice) -> PerStepBatchNorm1d:
+        """Return one step, or more, as a layer of its own, on the same memory."""
         layer = copy.copy(self)
         rows = self._buffers.items()
         layer._buffers = {k: None if v is None else v[step] for k, v in rows}
