@@ -11,6 +11,7 @@ learning rate or the standard deviation of the first weights; the experiment
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
@@ -58,7 +59,8 @@ def begin(
             layers.append(DistributionNoise(generator=noise))
         return nn.Sequential(*layers)
 
-    x, x_test = (_pixels(x, settings, device) for x in (data[0], data[2]))
+    pixels: _Pixels = _Pixels.of(data, settings["is_binary"], device)
+    x = pixels.x
     y, y_test = (torch.as_tensor(y).to(device) for y in (data[1], data[3]))
     model = build(
         generator=lab.generator(seed, "weights"),
@@ -77,7 +79,7 @@ def begin(
         return lab.classification(m, x[:PROBE], y[:PROBE])["loss"]
 
     def test(run: lab.Run) -> lab.Values:
-        loss, accuracy = evaluate(run.model, x_test, y_test)
+        loss, accuracy = evaluate(run.model, pixels.x_test, y_test)
         return {"loss": loss, "accuracy": accuracy}
 
     def inputs(run: lab.Run) -> lab.Values:
@@ -106,10 +108,18 @@ def begin(
     )
 
 
-def _pixels(x: Any, settings: lab.Settings, device: torch.device) -> torch.Tensor:
+@dataclass(frozen=True)
+class _Pixels:
     """Images as rows of 0 and 1, as in the paper, or of grey values in [0, 1]."""
-    rows = torch.as_tensor(x).flatten(1).to(device)
-    return (rows > 0.5 if settings["is_binary"] else rows).double()
+
+    x: torch.Tensor
+    x_test: torch.Tensor
+
+    @staticmethod
+    @lab.shared_by_runs
+    def of(data: Dataset, is_binary: bool, device: torch.device) -> _Pixels:
+        both = (torch.as_tensor(x).flatten(1).to(device) for x in (data[0], data[2]))
+        return _Pixels(*((x > 0.5 if is_binary else x).double() for x in both))
 
 
 LOOKS = looks("none", "batch_norm", "noisy_batch_norm")
