@@ -10,6 +10,7 @@ from typing import Any
 
 import nbval.kernel
 import nbval.plugin
+import numpy
 import pytest
 from forked_kernels import Template, imported_by
 from jupyter_client.manager import KernelManager
@@ -59,15 +60,26 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: not item.nodeid.startswith(LONGEST))
 
 
+# Imported within functions: by ``torch.use_deterministic_algorithms``, and to read the
+# digits. Each takes a second and a half of a processor.
+SLOW = ("torch._inductor.config", "sklearn.datasets")
+
+
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Let kernels be copies of one process where there are several notebooks."""
     parents = {item.parent for item in session.items}
     files = [p for p in parents if isinstance(p, nbval.plugin.IPyNbFile)]
     if len(files) > 1 and hasattr(os, "pidfd_open"):
         modules = imported_by(file.nb for file in files)
-        template = Template(["ipykernel.kernelapp", *modules])  # every kernel's
+        template = Template(["ipykernel.kernelapp", *SLOW, *modules])  # every kernel's
         local_provisioner.launch_kernel = template.launch
         session.config.add_cleanup(template.close)
+
+
+@pytest.fixture(autouse=True)
+def _numpy_in_examples(doctest_namespace: dict[str, Any]) -> None:
+    """Let the examples of docstrings use np, as those of NumPy do."""
+    doctest_namespace["np"] = numpy
 
 
 # Here tests start many programs that import torch, which takes seconds. Programs in
@@ -78,7 +90,7 @@ FORKED = ("tests/lab/", "tests/layers/test_sync_batch_norm.py")
 @pytest.fixture(scope="session")
 def template() -> Iterator[Template]:
     """A process with the imports of programs that compute together."""
-    template = Template(["cloudpickle", "torch", "torch.distributed"])
+    template = Template([*SLOW, "cloudpickle", "torch", "torch.distributed"])
     yield template
     template.close()
 

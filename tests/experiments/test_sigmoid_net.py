@@ -23,11 +23,6 @@ VARIANTS = ("none", "batch_norm", "noisy_batch_norm")
 KINDS = ("none", "batch", "other")
 
 
-@pytest.fixture
-def live() -> Record:
-    return small.record("sigmoid_net")
-
-
 def invented(experiment: Experiment, scale: str, quantities: dict[str, Any]) -> Record:
     """Return a record of random numbers, at the steps of a scale, with two seeds."""
     settings = experiment.scales[scale].settings

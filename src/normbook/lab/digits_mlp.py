@@ -1,8 +1,8 @@
 """A small multilayer perceptron on handwritten digits, for the live experiments.
 
-Everything is float64 and every random number comes from the CPU ``generator`` that
-the caller passes in, so that a CPU and a GPU print the same numbers. An argument of
-the wrong kind is a TypeError, one outside of its range a ValueError.
+Everything is float64 and drawn from the CPU ``generator`` of the caller, so that a CPU
+and a GPU print the same numbers. An argument of the wrong kind is a TypeError, one
+outside of its range a ValueError.
 """
 
 from __future__ import annotations
@@ -41,16 +41,12 @@ class Split(NamedTuple):
 
 
 class History(NamedTuple):
-    """One run: each array has one value for each evaluation, shape (T,).
-
-    Losses are cross-entropies in nats: of the last batch before the evaluation, and in
-    evaluation mode of the whole test set, as is the accuracy (0 to 1).
-    """
+    """One run: each array has one value for each evaluation, shape (T,)."""
 
     steps: NDArray[np.int64]  # updates done
-    train_loss: NDArray[np.float64]
-    test_loss: NDArray[np.float64]
-    test_accuracy: NDArray[np.float64]
+    train_loss: NDArray[np.float64]  # cross-entropy (nats) of the batch before it
+    test_loss: NDArray[np.float64]  # of the whole test set, in evaluation mode
+    test_accuracy: NDArray[np.float64]  # 0 to 1
 
 
 def split(data: Dataset, device: torch.device | str = "cpu") -> Split:

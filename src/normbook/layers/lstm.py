@@ -143,39 +143,35 @@ class _Sequence(torch.autograd.Function):
 class LayerNormLSTM(NormLayer):
     r"""The layer-normalized LSTM, in several layers and both directions.
 
-    The formulas are in :mod:`normbook.layer_norm_lstm`. ``norm`` and ``carried`` are
-    those of :func:`~normbook.layer_norm_lstm.layer_norm_lstm_forward`; ``norm=None`` is
-    the plain LSTM. Other arguments, call, outputs and shapes are those of
+    Formulas, ``norm``, ``carried`` and ``eps`` are those of
+    :func:`~normbook.layer_norm_lstm.layer_norm_lstm_forward`; ``norm=None`` is the
+    plain LSTM. Other arguments, call, outputs and shapes are those of
     :class:`torch.nn.LSTM`, packed sequences in any order of lengths, too; but
-    ``proj_size`` must be 0. eps is added to each variance, inside the root, and must
-    not be 0 where the states begin with 0. ``has_redundant_biases`` says whether to
-    learn ``beta_h`` and ``beta_x``, which are added where b is.
+    ``proj_size`` must be 0. eps must not be 0 where the states begin with 0.
+    ``has_redundant_biases`` says whether to learn ``beta_h`` and ``beta_x``, which are
+    added where b is.
 
     Parameters are those of :class:`~normbook.layer_norm_lstm.LayerNormLSTMParameters`
     with an ending: ``w_x_l0`` of the first layer, ``w_x_l1`` of the next, and
-    ``w_x_l0_reverse`` of the other direction. Those that an option leaves out are None;
-    the layers above see H features, or 2H. At the start weights and b are uniform in
-    :math:`\pm1/\sqrt H`, gains 1 and biases of layer norms 0.
+    ``w_x_l0_reverse`` of the other direction. Those that an option leaves out are None.
+    At the start weights and b are uniform in :math:`\pm1/\sqrt H`, gains 1 and biases
+    of layer norms 0.
 
     ``load_state_dict`` also takes the state of a :class:`torch.nn.LSTM`: it sorts the
-    rows and adds the two biases. Gains and biases of layer norms, which that layer has
-    not, stay as they are. :meth:`as_lstm` is the way back from ``norm=None``.
+    rows and adds the two biases; gains and biases of layer norms stay as they are.
+    :meth:`as_lstm` is the way back from ``norm=None``.
 
-    A size below 1, dropout outside of 0..1, an unknown option and a negative eps are a
-    ValueError; dropout with one layer is a UserWarning, since it does nothing. On a
-    call, a wrong number of axes and another dtype than that of the weights are a
-    ValueError; features, states and a device that do not fit, and no step, are a
-    RuntimeError.
+    A setting out of its range is a ValueError; dropout with one layer is a UserWarning,
+    since it does nothing. On a call, a wrong number of axes and another dtype than that
+    of the weights are a ValueError; features, states and a device that do not fit, and
+    no step, are a RuntimeError.
 
     Under ``torch.autocast`` it runs in float32. Derivatives may be taken as often as
-    one likes, by ``torch.autograd``, forward-mode included, and by ``torch.func``.
-    Refused are ``jacfwd`` of a ``jacrev``, so its ``hessian`` too, for which ``jacrev``
-    of ``jacrev`` does the same, and ``is_grads_batched``. ``torch.compile`` leaves the
-    layer out of its graph, as it leaves torch's. In-place changes of h are refused, as
-    the backward pass needs it.
+    one likes, by ``torch.autograd``, forward-mode included, and by ``torch.func``, but
+    for ``is_grads_batched`` and ``jacfwd`` of a ``jacrev``, so its ``hessian`` too:
+    take ``jacrev`` of ``jacrev``. ``torch.compile`` leaves the layer out of its graph,
+    as it leaves torch's. In-place changes of h are refused: backward needs it.
 
-    Examples
-    --------
     >>> layer = LayerNormLSTM(3, 5, num_layers=2, bidirectional=True)
     >>> h, (h_last, c_last) = layer(torch.zeros(7, 2, 3))
     >>> h.shape, c_last.shape
@@ -183,6 +179,8 @@ class LayerNormLSTM(NormLayer):
     >>> plain = LayerNormLSTM(3, 5, norm=None)
     >>> plain.load_state_dict(torch.nn.LSTM(3, 5).state_dict())
     <All keys matched successfully>
+    >>> plain.as_lstm()
+    LSTM(3, 5)
     """
 
     w_x_l0: Tensor
@@ -206,14 +204,10 @@ class LayerNormLSTM(NormLayer):
         has_redundant_biases: bool = True,
     ) -> None:
         super().__init__()
-        self.input_size = input_size
-        self.hidden_size = hidden_size
-        self.num_layers = num_layers
-        self.bias = bias
-        self.batch_first = batch_first
-        self.bidirectional = bidirectional
-        self.norm = norm
-        self.carried = carried
+        self.input_size, self.hidden_size = input_size, hidden_size
+        self.num_layers, self.bias = num_layers, bias
+        self.batch_first, self.bidirectional = batch_first, bidirectional
+        self.norm, self.carried = norm, carried
         self.has_redundant_biases = has_redundant_biases
         self._check_settings(dropout, proj_size)
         self.dropout = float(dropout)
@@ -338,9 +332,6 @@ class LayerNormLSTM(NormLayer):
 
         ``b`` becomes its ``bias_ih``; its ``bias_hh`` is 0. Layer norm, which torch's
         layer has not, is a ValueError.
-
-        >>> LayerNormLSTM(3, 5, norm=None).as_lstm()
-        LSTM(3, 5)
         """
         if self.norm is not None:
             raise ValueError(
@@ -407,11 +398,12 @@ class LayerNormLSTM(NormLayer):
         return (rows, *columns) if is_there else None
 
     def _check_settings(self, dropout: Any, proj_size: Any) -> None:
-        check_size(
-            "input_size", self.input_size, "it is the number of features at each step"
-        )
-        check_size("hidden_size", self.hidden_size, "it is the number of units")
-        check_size("num_layers", self.num_layers, "it is the number of layers")
+        for name, counted in (
+            ("input_size", "features at each step"),
+            ("hidden_size", "units"),
+            ("num_layers", "layers"),
+        ):
+            check_size(name, getattr(self, name), f"it is the number of {counted}")
         for name in ("bias", "batch_first", "bidirectional", "has_redundant_biases"):
             check_switch(name, getattr(self, name))
         check_option("norm", self.norm, (*get_args(Normed), None))
@@ -471,10 +463,11 @@ class LayerNormLSTM(NormLayer):
         return [state[:, None] for state in states] if examples is None else states
 
 
-def check_switch(name: str, value: Any) -> None:
+def check_switch(name: str, value: Any) -> bool:
     """Refuse what is neither True nor False."""
     if not isinstance(value, bool):
         raise TypeError(f"{name} must be True or False, got {value!r}.")
+    return value
 
 
 def first_states(
