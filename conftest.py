@@ -52,7 +52,7 @@ class WatchedKernel(nbval.kernel.RunningKernel):  # type: ignore[misc]
                     raise
 
 
-# A fifth of all the time: begun late, it would compute alone in the end.
+# The longest file by far: begun late, it would compute alone in the end.
 LONGEST = "tests/experiments/test_records.py"
 
 

@@ -28,6 +28,7 @@ normalization with its own gains, at one rate.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -56,6 +57,8 @@ if TYPE_CHECKING:
 
 # Stories that are looked at together in evaluation.
 TOGETHER = 250
+# The settings that choose the stories.
+STORIES = ("tasks", "longest", "train", "tested")
 
 
 class Reading(NamedTuple):
@@ -233,17 +236,37 @@ class _Encoding(NamedTuple):
         return torch.tensor(x, device=device), torch.tensor(y, device=device)
 
 
+@dataclass(frozen=True)
+class _Encoded:
+    """Stories as tensors: to learn from, to test with, and to show the attention on."""
+
+    encoding: _Encoding
+    train: tuple[Tensor, Tensor]
+    test: tuple[Tensor, Tensor]
+    examples: list[Story]
+    shown: tuple[Tensor, Tensor]
+
+    @staticmethod
+    @lab.shared_by_runs
+    def of(
+        data: Stories | None, settings: lab.Settings, device: torch.device
+    ) -> _Encoded:
+        stories = _stories(settings, data)
+        encoding = _Encoding.of(stories.train, settings["tasks"])
+        examples = _shown(settings, stories)
+        sets = stories.train, stories.test, examples
+        train, test, shown = (encoding.tensors(one, device) for one in sets)
+        return _Encoded(encoding, train, test, examples, shown)
+
+
 def begin(
     settings: lab.Settings, seed: int, data: Stories | None, device: torch.device
 ) -> lab.Run:
     """Make one reader, its stories and its measurements."""
     dtype = getattr(torch, settings["dtype"])
-    stories = _stories(settings, data)
-    encoding = _Encoding.of(stories.train, settings["tasks"])
-    x, y = encoding.tensors(stories.train, device)
-    x_test, y_test = encoding.tensors(stories.test, device)
-    examples = _shown(settings, stories)
-    x_shown, y_shown = encoding.tensors(examples, device)
+    chosen = {name: settings[name] for name in STORIES if name in settings}
+    encoded: _Encoded = _Encoded.of(data, chosen, device)
+    encoding, (x, y) = encoded.encoding, encoded.train
     model = AttentiveReader(
         settings["norm"],
         words=len(encoding.words),
@@ -256,6 +279,7 @@ def begin(
 
     def test(run: lab.Run) -> lab.Values:
         run.model.eval()
+        x_test, y_test = encoded.test
         parts = torch.split(x_test, TOGETHER)
         with torch.no_grad():
             scores = torch.cat([run.model(*part.unbind(1)) for part in parts])
@@ -269,11 +293,12 @@ def begin(
 
     def attention(run: lab.Run) -> lab.Values:
         run.model.eval()
+        x_shown, y_shown = encoded.shown
         with torch.no_grad():
             scores, weights = model.read(*x_shown.unbind(1))
         right = scores.softmax(1).gather(1, y_shown[:, :1])[:, 0]
         values: lab.Values = {"probability": right.tolist()}
-        for i, story in enumerate(examples):
+        for i, story in enumerate(encoded.examples):
             values[f"weights_{i}"] = weights[i, : len(story.words)].tolist()
             lines = [" ".join(line) for line in (*story.facts, story.question)]
             values[f"story_{i}"] = "\n".join([*lines, story.answer])

@@ -11,6 +11,7 @@ learning rate or the standard deviation of the first weights; the experiment
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
@@ -55,8 +56,10 @@ def begin(
             layers.append(DistributionNoise(generator=noise))
         return nn.Sequential(*layers)
 
-    x, y, x_test, y_test = split(lab.required(data), device)
-    x, x_test = (_pixels(images, settings) for images in (x, x_test))
+    data = lab.required(data)
+    _, y, _, y_test = split(data, device)
+    pixels: _Pixels = _Pixels.of(data, settings["is_binary"], device)
+    x = pixels.x
     model = build(
         generator=lab.generator(seed, "weights"),
         norm=None if settings["norm"] == "none" else norm,
@@ -72,7 +75,7 @@ def begin(
         return lab.classification(m, x[:PROBE], y[:PROBE])["loss"]
 
     def test(run: lab.Run) -> lab.Values:
-        loss, accuracy = evaluate(run.model, x_test, y_test)
+        loss, accuracy = evaluate(run.model, pixels.x_test, y_test)
         return {"loss": loss, "accuracy": accuracy}
 
     def inputs(run: lab.Run) -> lab.Values:
@@ -101,10 +104,19 @@ def begin(
     )
 
 
-def _pixels(x: torch.Tensor, settings: lab.Settings) -> torch.Tensor:
+@dataclass(frozen=True)
+class _Pixels:
     """Images as rows of 0 and 1, as in the paper, or of grey values in [0, 1]."""
-    rows = x.flatten(1)
-    return (rows > 0.5 if settings["is_binary"] else rows).double()
+
+    x: torch.Tensor
+    x_test: torch.Tensor
+
+    @staticmethod
+    @lab.shared_by_runs
+    def of(data: Dataset, is_binary: bool, device: torch.device) -> _Pixels:
+        x, _, x_test, _ = split(data, device)
+        both = (images.flatten(1) for images in (x, x_test))
+        return _Pixels(*((x > 0.5 if is_binary else x).double() for x in both))
 
 
 LOOKS = looks("none", "batch_norm", "noisy_batch_norm")

@@ -262,6 +262,11 @@ def replay(
         tries = MOVED_STARTS if steps is None and can_excuse else 0
         while (quantities := differ(moved)) and len(moved) < tries:
             start = _moved(begin(), precision.start, seed=len(moved))
+            # What agrees needs no excuse.
+            names = {quantity.partition(" / ")[0] for quantity in quantities}
+            start.measurements = {
+                k: m for k, m in start.measurements.items() if k in names
+            }
             moved.append(_repeat(start, len(losses), last))
         where = f"{kept.variant}, seed {kept.seed}"
         differences += [f"{where}: {quantity}" for quantity in quantities]
@@ -505,7 +510,8 @@ def _differ(
     for name, curve in run.curves.items():
         for quantity, values in curve.items():
             stored = kept.curves.get(name, {}).get(quantity, [])
-            others = [other.curves[name][quantity] for other in moved]
+            measured = (other.curves for other in moved if name in other.curves)
+            others = [curves[name][quantity] for curves in measured]
             relative = [precision.measurements] * len(values)
             if not agree(stored, values, others, curve["step"], relative):
                 quantities.append(f"{name} / {quantity}")
