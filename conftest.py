@@ -65,6 +65,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     files = [p for p in parents if isinstance(p, nbval.plugin.IPyNbFile)]
     if len(files) > 1 and hasattr(os, "pidfd_open"):
         modules = imported_by(file.nb for file in files)
+        modules += ["sklearn.datasets", "sklearn.model_selection"]  # by digits.load
         template = Template(["ipykernel.kernelapp", *modules])  # every kernel's
         local_provisioner.launch_kernel = template.launch
         session.config.add_cleanup(template.close)
