@@ -63,7 +63,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 # Imported within functions: by ``torch.use_deterministic_algorithms``, and to read the
 # digits. Each takes a second and a half of a processor.
-SLOW = ("torch._inductor.config", "sklearn.datasets")
+SLOW = ("torch._inductor.config", "sklearn.datasets", "sklearn.model_selection")
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
