@@ -9,12 +9,13 @@ PYTHON ?= python3
 VENV ?= .venv
 VERSIONS ?= pinned
 PORT ?= 8000
+PAGES = tests/test_pages.py tests/test_solutions.py
 DATA ?= mnist fashion-mnist japanese-vowels omniglot-strokes babi
 export PYTHON VENV VERSIONS
 BIN := $(VENV)/bin
 ELSEWHERE = KERAS_BACKEND=jax TF_USE_LEGACY_KERAS=1 PYTHONPATH=src $(VENV)-elsewhere/bin/python
 
-.PHONY: help setup book test quick lint types check cpus data elsewhere lab execute serve format coverage clean
+.PHONY: help setup book test quick lint types check pages cpus data elsewhere lab execute serve format coverage clean
 
 help: ## list these steps
 	@echo 'usage: make STEP, where STEP is one of'
@@ -29,11 +30,14 @@ book: setup ## build the site from nothing into _build/html and print where it i
 	$(BIN)/jupyter-book build . -W -n --keep-going -q
 	@$(BIN)/python -c 'import pathlib; print("The site:", pathlib.Path("_build/html/index.html").resolve().as_uri())'
 
-# Types and site keep one core each busy; the checks of the pages need the site.
+# Side by side, so that no core waits for another step. Types are known first, then the
+# pages, and the first that is red ends the others.
 test: lint ## everything that CI checks
-	@$(MAKE) --no-print-directory types & types=$$!; trap 'kill $$types 2>/dev/null || true' EXIT; \
-	$(MAKE) --no-print-directory book; wait $$types
-	@$(MAKE) --no-print-directory check
+	@trap 'kill $$(jobs -p) 2>/dev/null || true' EXIT; \
+	$(MAKE) --no-print-directory types & types=$$!; \
+	$(MAKE) --no-print-directory pages & pages=$$!; \
+	$(MAKE) --no-print-directory check TESTS='$(PAGES:%=--ignore=%)' & check=$$!; \
+	wait $$types; wait $$pages; wait $$check
 
 quick: setup ## what changed since main, within a minute: lint, types, nearest tests
 	$(BIN)/python tools/quick.py
@@ -47,7 +51,10 @@ types: setup ## types
 
 # For two cores: the third computes while tests of the others wait.
 check: setup ## unit tests, doctests, built pages, and every stored output recomputed
-	$(BIN)/python -m pytest -q --nbval -n 3 --dist loadfile
+	$(BIN)/python -m pytest -q --nbval -n 3 --dist loadfile $(TESTS)
+
+pages: book ## build the site and check its pages
+	$(BIN)/python -m pytest -q $(PAGES)
 
 cpus: setup ## recompute stored outputs as other CPUs would; NOTEBOOK=book/x.ipynb, CPU=sse4 for one
 	tools/cpus.sh $(BIN)/python $(if $(NOTEBOOK),"$(NOTEBOOK)",book)

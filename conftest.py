@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import subprocess
 from collections.abc import Iterator
@@ -10,6 +11,7 @@ from typing import Any
 
 import nbval.kernel
 import nbval.plugin
+import numpy
 import pytest
 from forked_kernels import Template, imported_by
 from jupyter_client.manager import KernelManager
@@ -50,7 +52,7 @@ class WatchedKernel(nbval.kernel.RunningKernel):  # type: ignore[misc]
                     raise
 
 
-# A fifth of all the time: begun late, it would compute alone in the end.
+# The longest file by far: begun late, it would compute alone in the end.
 LONGEST = "tests/experiments/test_records.py"
 
 
@@ -61,7 +63,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 # Imported within functions: by ``torch.use_deterministic_algorithms``, and to read the
 # digits. Each takes a second and a half of a processor.
-SLOW = ("torch._inductor.config", "sklearn.datasets")
+SLOW = ("torch._inductor.config", "sklearn.datasets", "sklearn.model_selection")
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
@@ -73,6 +75,12 @@ def pytest_collection_finish(session: pytest.Session) -> None:
         template = Template(["ipykernel.kernelapp", *SLOW, *modules])  # every kernel's
         local_provisioner.launch_kernel = template.launch
         session.config.add_cleanup(template.close)
+
+
+@pytest.fixture(autouse=True)
+def _numpy_in_examples(doctest_namespace: dict[str, Any]) -> None:
+    """Let the examples of docstrings use np, as those of NumPy do."""
+    doctest_namespace["np"] = numpy
 
 
 # Here tests start many programs that import torch, which takes seconds. Programs in
@@ -109,6 +117,20 @@ def _no_figures(request: pytest.FixtureRequest) -> Iterator[None]:
     plt.switch_backend("agg")
     yield
     plt.close("all")
+
+
+@pytest.fixture
+def record(request: pytest.FixtureRequest) -> Any:
+    """Return the small record of the experiment that a file of tests is named after."""
+    name = request.module.__name__.removeprefix("test_")
+    small = importlib.import_module("small")  # beside the tests that ask for it
+    return small.record("batch_4" if name == "batch_size" else name)
+
+
+@pytest.fixture
+def live(record: Any) -> Any:
+    """Return it under the name of its scale."""
+    return record
 
 
 nbval.kernel.KernelManager = UnixSocketKernel

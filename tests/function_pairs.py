@@ -1,4 +1,4 @@
-"""Compare functions of the family with torch, and gradients with autograd."""
+"""What tests of the family share: comparison with torch and autograd, and refusals."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 
 from normbook.gradient_check import check_gradient, relative_error
@@ -20,6 +21,31 @@ from normbook.weight_norm import (
 EXACT = 1e-10  # float64 against torch, which adds in another order
 WEIGHTS = [(6, 3, 2, 5), (3, 7), (3, 5, 4), (7, 1)]  # the first tells axes apart
 WEIGHTS_EPS = 0.3
+
+
+Arrays = tuple[np.ndarray[Any, Any], ...]
+
+
+def draw(shape: tuple[int, ...], seed: int = 0) -> Arrays:
+    """Return x, gamma and beta for axis 1, and dl_dy."""
+    rng = np.random.default_rng(seed)
+    parameters = rng.normal(size=shape[1]), rng.normal(size=shape[1])
+    return rng.normal(2, 3, shape), *parameters, rng.normal(size=shape)
+
+
+def refusals(
+    *calls: tuple[Callable[[], object], type[Exception], str],
+) -> Callable[..., None]:
+    """Return the test that each call raises its error, in these words."""
+
+    @pytest.mark.parametrize(("call", "error", "message"), calls)
+    def is_refused(
+        call: Callable[[], object], error: type[Exception], message: str
+    ) -> None:
+        with pytest.raises(error, match=message):
+            call()
+
+    return is_refused
 
 
 def torch_gradients(

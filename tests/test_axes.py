@@ -8,9 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from normbook import axes
+from normbook import batch_norm, layer_norm
 from normbook.axes import Row, group_of, sharing, table
-from normbook.batch_norm import batch_norm
 from normbook.group_norm import group_norm_forward, instance_norm_forward
 from normbook.layer_norm import layer_norm_forward, rms_norm, rms_norm_forward
 from normbook.normalize import normalize_forward
@@ -75,7 +74,7 @@ def test_a_function_of_the_reader_can_be_probed() -> None:
     _, c, h, _ = np.indices(SHAPE)
     np.testing.assert_array_equal(mask, (c == 4) & (h == 0))
     # (N, T, D): batch norm knows the axis of time as that of the channels.
-    mask = group_of(batch_norm, (2, 3, 4), (1, 2, 0))
+    mask = group_of(batch_norm.batch_norm, (2, 3, 4), (1, 2, 0))
     np.testing.assert_array_equal(mask, np.indices((2, 3, 4))[1] == 2)
 
 
@@ -117,7 +116,7 @@ def test_a_broken_function_changes_its_row_and_no_other(
     broken: Callable[..., Any], row: tuple[Any, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = rows()
-    monkeypatch.setattr(axes, "batch_norm_forward", broken)
+    monkeypatch.setattr(batch_norm, "batch_norm_forward", broken)
     after = rows()
     assert after == before | {"batch norm": Row("batch norm", *row)}
 
@@ -131,7 +130,7 @@ def test_channels_dealt_out_in_turn_change_the_masks(
         y, cache = group_norm_forward(x[:, order], num_groups, gamma)
         return y[:, np.argsort(order)], cache
 
-    monkeypatch.setattr(axes, "group_norm_forward", in_turn)
+    monkeypatch.setattr("normbook.group_norm.group_norm_forward", in_turn)
     mask = sharing(SHAPE, 3, INDEX)["group norm"].statistics
     # Grouped as if 0, 2, 4, 1, 3, 5 were the order: 4 is with 1 and not with 5.
     assert sorted(set(np.nonzero(mask)[1])) == [1, 4]
@@ -148,7 +147,7 @@ def test_a_mean_taken_off_or_left_changes_the_table(
     name: str, broken: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = [row.is_centred for row in rows().values()]
-    monkeypatch.setattr(axes, name, broken)
+    monkeypatch.setattr(layer_norm, name, broken)
     after = [row.is_centred for row in rows().values()]
     assert before == [True, True, True, False, True, True]
     expected = {"layer_norm_forward": [True, False, False, False, True, True]}

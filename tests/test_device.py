@@ -103,6 +103,7 @@ def test_a_device_that_is_not_there_is_refused(
 def torch_as_it_starts(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.delenv(device.WORKSPACE, raising=False)
     monkeypatch.setattr(torch.backends.cudnn, "benchmark", True)
+    monkeypatch.setattr(torch.utils.deterministic, "fill_uninitialized_memory", True)
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: False)
     yield
     torch.use_deterministic_algorithms(False)
@@ -113,6 +114,7 @@ def test_determinism_is_demanded_of_torch_cudnn_and_cublas() -> None:
     device.make_deterministic()
     assert torch.are_deterministic_algorithms_enabled()
     assert not torch.is_deterministic_algorithms_warn_only_enabled()
+    assert not torch.utils.deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]
     assert not torch.backends.cudnn.benchmark
     assert os.environ[device.WORKSPACE] == ":4096:8"
 

@@ -7,21 +7,13 @@ from typing import Any
 import matplotlib.pyplot as plt
 import numpy as np
 import pytest
+from luminance import luminance
 from matplotlib.colors import to_rgb
 
 from normbook import figures
 from normbook.axes import sharing
 from normbook.group_norm import instance_norm_forward
 from normbook.looks import Kind
-
-
-def luminance(colour: Any) -> float:
-    """Relative luminance of WCAG 2."""
-    linear = [
-        c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4
-        for c in to_rgb(colour)
-    ]
-    return float(np.dot([0.2126, 0.7152, 0.0722], linear))
 
 
 @pytest.mark.parametrize("kind", list(figures.STYLES))
@@ -216,7 +208,7 @@ def test_a_function_that_shares_otherwise_changes_the_picture(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     before = drawn_sharing(draw_sharing()["batch norm"])
-    monkeypatch.setattr("normbook.axes.batch_norm_forward", instance_norm_forward)
+    monkeypatch.setattr("normbook.batch_norm.batch_norm_forward", instance_norm_forward)
     after = drawn_sharing(draw_sharing()["batch norm"])
     assert (before[0].sum(), after[0].sum()) == (30, 15)
     np.testing.assert_array_equal(before[1], after[1])
@@ -257,12 +249,6 @@ AXES: Any = {"xlabel": "", "ylabel": ""}
 BLUE: Any = {"": ("blue", [[1.0]])}
 FLAT: Any = {"": ("batch", [1.0, 2.0])}
 SHORT: Any = {"": ("batch", [0], [1.0])}
-SENTENCES = [["mary", "left"], ["who", "went", "where"]]
-WEIGHTS = [0.5, 0.0, 0.04, 0.06, 0.4]
-
-
-def shaded(*weights: float) -> Any:
-    return figures.shaded_words({"": ("layer", SENTENCES, weights)})
 
 
 def written(*shape: int) -> Any:
@@ -292,15 +278,6 @@ def written(*shape: int) -> Any:
         (lambda _: figures.panels(0), "count must be a positive multiple of rows"),
         (lambda _: figures.panels(3, rows=2), "positive multiple of rows"),
         (lambda _: figures.panels(2, rows=0), "positive multiple of rows"),
-        (lambda _: figures.shaded_words({}), "at least one panel"),
-        (lambda _: figures.shaded_words({"": ("layer", [[]], [])}), "for 0 words"),
-        (
-            lambda _: shaded(0.5, 0.5),
-            r"each of the words, got shape \(2,\) for 5 words",
-        ),
-        (lambda _: shaded(0.5, 0, 0, 0, 1.5), "must lie in 0..1, got 0 to 1.5"),
-        (lambda _: shaded(0.5, 0, 0, -0.1, 0.5), "must lie in 0..1, got -0.1 to 0.5"),
-        (lambda _: shaded(0.5, 0, 0, np.nan, 0.5), "must lie in 0..1, got nan"),
         (lambda _: written(4), r"must have shape \(T, 3\) .*, got \("),
         (lambda _: written(4, 2), r"must have shape \(T, 3\) .*, got \("),
         (lambda _: written(1, 4, 3), r"must have shape \(T, 3\) .*, got \("),
@@ -339,47 +316,3 @@ def test_panels_stand_row_by_row_and_each_row_adds_its_height() -> None:
     assert places[2][0] > places[1][0] > places[0][0]  # right of the first
     assert places[3][1] < places[2][1] == places[0][1]  # below it
     assert two.get_size_inches()[1] == 2 * one.get_size_inches()[1]
-
-
-# --- shaded words
-
-
-def test_shaded_words_stand_in_reading_order_and_each_sentence_begins_a_line() -> None:
-    _, (ax,) = figures.shaded_words({"a text": ("layer", SENTENCES, WEIGHTS)})
-    words = [text for text in ax.texts if not text.get_text().isdigit()]
-    assert [text.get_text() for text in words] == [
-        word for sentence in SENTENCES for word in sentence
-    ]
-    places = [text.get_position() for text in words]
-    assert [line for _, line in places] == [0.28, 0.28, 1.28, 1.28, 1.28]
-    assert places[0][0] < places[1][0]
-    assert places[2][0] < places[3][0] < places[4][0]
-    assert ax.get_title(loc="left") == "a text"
-
-
-def test_the_shade_of_a_word_is_its_weight_and_black_can_be_read_on_it() -> None:
-    for kind, style in figures.STYLES.items():
-        _, (ax,) = figures.shaded_words({"a text": (kind, SENTENCES, WEIGHTS)})
-        shades: list[Any] = [patch.get_alpha() for patch in ax.patches]
-        np.testing.assert_allclose(shades, 0.7 * np.array(WEIGHTS))
-        darkest = [1 - 0.7 * (1 - part) for part in to_rgb(style["color"])]
-        assert (luminance(darkest) + 0.05) / 0.05 >= 4.5
-
-
-def test_weights_of_five_percent_and_more_are_written_below_their_words() -> None:
-    _, (ax,) = figures.shaded_words({"a text": ("layer", SENTENCES, WEIGHTS)})
-    numbers = [text for text in ax.texts if text.get_text().isdigit()]
-    assert [text.get_text() for text in numbers] == ["50", "6", "40"]
-    words = {text.get_text(): text.get_position() for text in ax.texts}
-    for number, word in (("50", "mary"), ("6", "went"), ("40", "where")):
-        assert words[number][0] == words[word][0]
-        assert words[number][1] > words[word][1]
-
-
-def test_a_sentence_that_is_too_long_goes_on_in_the_next_line() -> None:
-    long = [["word"] * 20, ["end"]]
-    _, (ax,) = figures.shaded_words({"a text": ("layer", long, [0.0] * 21)})
-    lines = [text.get_position()[1] for text in ax.texts]
-    assert [lines.count(line) for line in sorted(set(lines))] == [8, 8, 4, 1]
-    ends = [patch.get_extents().x1 for patch in ax.patches]
-    assert max(ends) <= ax.transData.transform((44, 0))[0]

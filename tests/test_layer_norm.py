@@ -5,13 +5,12 @@ What all methods keep is tested in test_methods.py.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from function_pairs import EXACT
+from function_pairs import EXACT, draw, refusals
 from hypothesis import given
 from hypothesis import strategies as st
 from torch.nn import functional
@@ -27,14 +26,6 @@ from normbook.layer_norm import (
 
 EPS = 0.1
 ROUNDING = 1e-12
-Arrays = tuple[np.ndarray[Any, Any], ...]
-
-
-def draw(shape: tuple[int, int], seed: int = 0) -> Arrays:
-    """Return x, gamma, beta and dl_dy."""
-    rng = np.random.default_rng(seed)
-    parameters = rng.normal(size=shape[1]), rng.normal(size=shape[1])
-    return rng.normal(2, 3, shape), *parameters, rng.normal(size=shape)
 
 
 @pytest.mark.parametrize("name", ["layer_norm", "rms_norm"])
@@ -125,18 +116,9 @@ def test_a_single_feature_gives_its_sign_in_rms_norm() -> None:
 
 
 X = np.ones((4, 3))
-Case = tuple[Callable[[], object], type[Exception], str]
-BAD_CALLS: list[Case] = [
+test_bad_input_is_refused = refusals(
     (lambda: rms_norm(X, 1.0), TypeError, "gamma must be a NumPy array"),  # eps there
     (lambda: layer_norm(X, axes=2), ValueError, r"^axes must lie in -2\.\.1"),
     (lambda: rms_norm(X, axes=(0, -2)), ValueError, "^axes must be different"),
     (lambda: layer_norm(np.array(1.0)), ValueError, "x must have at least one axis"),
-]
-
-
-@pytest.mark.parametrize(("call", "error", "message"), BAD_CALLS)
-def test_bad_input_is_refused(
-    call: Callable[[], object], error: type[Exception], message: str
-) -> None:
-    with pytest.raises(error, match=message):
-        call()
+)

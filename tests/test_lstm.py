@@ -289,14 +289,6 @@ def test_the_plain_lstm_is_torch_s_with_its_gates_in_another_order() -> None:
     assert_equal(outputs, [h.detach(), *(state[0].detach() for state in last)])
 
 
-@each_case
-def test_the_short_forms_give_what_the_long_ones_give(cell: Cell, sizes: Any) -> None:
-    x, parameters, states, _ = draw(cell, sizes)
-    packed = {} if sizes is None else {"batch_sizes": sizes}
-    short = cell.call("", x, parameters, *states, **cell.options, **packed)
-    assert_equal(short, cell.forward(x, parameters, *states, sizes=sizes)[0], 0.0)
-
-
 @each_cell
 def test_steps_one_by_one_are_the_sequence(cell: Cell) -> None:
     x, parameters, states, _ = draw(cell)

@@ -71,6 +71,11 @@ def test_help_and_version_exit_with_0(capsys: pytest.CaptureFixture[str]) -> Non
         (["data", "fetch", "mnits"], "must be one of digits, mnist, .*got 'mnits'"),
         (["data", "verify", "mnits"], "must be one of digits, mnist, .*got 'mnits'"),
         (["doctor", "--now"], "unrecognized arguments: --now"),
+        (["run", "vg"], "must be one of sigmoid_net, .*got 'vg'; see: normbook exp"),
+        (["run", "vgg", "--seeds", "one"], "invalid int value: 'one'"),
+        (["run", "vgg", "--seeds"], "expected at least one argument"),
+        (["run"], "arguments are required: NAME"),
+        (["plot", "vg"], "must be one of sigmoid_net, .*got 'vg'"),
     ],
 )
 def test_wrong_usage_is_told_in_one_line(

@@ -6,6 +6,8 @@ test_methods.py.
 
 from __future__ import annotations
 
+import importlib
+import inspect
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -21,6 +23,7 @@ from normbook.normalize import (
     normalize_backward,
     normalize_forward,
     standardize,
+    without_cache,
 )
 
 SHAPE = (5, 3, 4)  # every axis of a different length
@@ -130,11 +133,46 @@ def test_every_mutant_of_a_helper_is_caught(
     assert survivors(getattr(module, name), check_with) == []
 
 
-@pytest.mark.parametrize("form", [normalize, standardize])
-def test_by_default_the_mean_is_taken_off_and_eps_is_1e_5(form: Any) -> None:
+# Each plain form, by its module.
+FORMS = {
+    "normalize": ["normalize"],
+    "batch_norm": ["batch_norm"],
+    "layer_norm": ["layer_norm", "rms_norm"],
+    "group_norm": ["group_norm", "instance_norm"],
+    "weight_norm": ["weight_norm", "weight_standardization"],
+    "lstm": ["lstm"],
+    "layer_norm_lstm": ["layer_norm_lstm"],
+    "layer_norm_rnn": ["layer_norm_rnn"],
+}
+
+
+@pytest.mark.parametrize(
+    ("module", "name"), [(module, name) for module in FORMS for name in FORMS[module]]
+)
+def test_a_plain_form_is_the_forward_function_of_its_name(
+    module: str, name: str
+) -> None:
+    functions = vars(importlib.import_module(f"normbook.{module}"))
+    form, forward = functions[name], functions[f"{name}_forward"]
+    assert (form.__wrapped__, form.__name__, form.__qualname__) == (forward, name, name)
+    assert form.__module__ == f"normbook.{module}"
+
+
+def test_a_form_without_cache_passes_all_on_and_gives_the_first_result() -> None:
+    def both_forward(x: int, *, y: int = 2) -> tuple[tuple[int, int], str]:
+        return (x, y), "cache"
+
+    both = without_cache(both_forward)
+    assert (both(1), both(x=3, y=4)) == ((1, 2), (3, 4))
+    assert inspect.signature(both) == inspect.signature(both_forward)
+    assert both.__name__ == "both"
+
+
+def test_standardize_takes_the_mean_off_with_an_eps_of_1e_5() -> None:
     x = draw(1)[0] / 1000  # so small that eps matters
     y, _ = normalize_forward(x, axes=0, eps=1e-5, is_centred=True)
-    np.testing.assert_array_equal(form(x, axes=0), y)
+    np.testing.assert_array_equal(standardize(x, axes=0), y)
+    np.testing.assert_array_equal(normalize(x, axes=0), y)
 
 
 X, ONE = np.ones((4, 3, 2)), np.ones(3)

@@ -13,7 +13,7 @@ import io
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -118,46 +118,24 @@ def _parser() -> argparse.ArgumentParser:
     option(
         "--device", help="cpu, cuda or cuda:NUMBER; by default CUDA where there is one"
     )
-    option(
-        "--out",
-        metavar="FILE",
-        type=Path,
-        help="the record, by default NAME.json here; checkpoints go into FILE.partial",
-    )
+    text = "the record, by default NAME.json here; checkpoints go into FILE.partial"
+    option("--out", metavar="FILE", type=Path, help=text)
     option("--resume", action="store_true", help="go on from the last checkpoints")
-    option(
-        "--data-parallel",
-        action="store_true",
-        help="under torchrun: the processes share every batch, not the runs",
-    )
-    option(
-        "--local-statistics",
-        action="store_true",
-        help="with --data-parallel: normalize each process's part of a batch by itself",
-    )
-    option(
-        "--timeout",
-        metavar="SECONDS",
-        type=float,
-        help="with --data-parallel: wait so long for other processes, by default 600",
-    )
-    option(
-        "--dry-run",
-        action="store_true",
-        help="show the configuration and the estimated time, and run nothing",
-    )
+    text = "under torchrun: the processes share every batch, not the runs"
+    option("--data-parallel", action="store_true", help=text)
+    text = "with --data-parallel: normalize each process's part of a batch by itself"
+    option("--local-statistics", action="store_true", help=text)
+    text = "with --data-parallel: wait so long for other processes, by default 600"
+    option("--timeout", metavar="SECONDS", type=float, help=text)
+    text = "show the configuration and the estimated time, and run nothing"
+    option("--dry-run", action="store_true", help=text)
 
     command = _command(commands, _plot, "draw a record beside the published points")
     option = command.add_argument
     option("name", metavar="NAME", type=_experiment)
     option("--record", metavar="FILE", type=Path, help="by default NAME.json here")
-    option(
-        "--out",
-        metavar="FOLDER",
-        type=Path,
-        default=Path(),
-        help="where the pictures go, by default here",
-    )
+    text = "where the pictures go, by default here"
+    option("--out", metavar="FOLDER", type=Path, default=Path(), help=text)
 
     _command(commands, _doctor, "show versions, device and data, and what is missing")
     return parser
@@ -187,13 +165,19 @@ def _sources(name: str) -> list[Source]:
 
     if name == ALL:
         return list(SOURCES.values())
-    source = SOURCES.get(name.lower().replace("_", "-"))
-    if source is None:
-        known = ", ".join((*SOURCES, ALL))
-        raise argparse.ArgumentTypeError(
-            f"must be one of {known}, got {name!r}; see: normbook data list"
-        )
-    return [source]
+    key = name.lower().replace("_", "-")
+    if key not in SOURCES:
+        raise _unknown(name, (*SOURCES, ALL), "data list")
+    return [SOURCES[key]]
+
+
+def _unknown(
+    name: str, known: Iterable[str], listing: str
+) -> argparse.ArgumentTypeError:
+    names = ", ".join(known)
+    return argparse.ArgumentTypeError(
+        f"must be one of {names}, got {name!r}; see: normbook {listing}"
+    )
 
 
 def _named(options: argparse.Namespace) -> list[Source]:
@@ -287,13 +271,10 @@ def _verify(options: argparse.Namespace) -> int:
 def _experiment(name: str) -> Experiment:
     from normbook.experiments.catalogue import EXPERIMENTS
 
-    experiment = EXPERIMENTS.get(name.replace("-", "_"))
-    if experiment is None:
-        raise argparse.ArgumentTypeError(
-            f"must be one of {', '.join(EXPERIMENTS)}, got {name!r}; see: normbook "
-            "experiments"
-        )
-    return experiment
+    key = name.replace("-", "_")
+    if key not in EXPERIMENTS:
+        raise _unknown(name, EXPERIMENTS, "experiments")
+    return EXPERIMENTS[key]
 
 
 def _experiments(_: argparse.Namespace) -> int:
@@ -333,7 +314,7 @@ def _run(options: argparse.Namespace) -> int:
         _tell("--local-statistics and --timeout need --data-parallel")
         return 2
     try:
-        choices["on"] = _device(options.device)
+        choices["on"] = runner.pick_device(options.device)
         if choices["on"].type == "cuda":
             device.make_deterministic()
         if options.dry_run:
@@ -352,16 +333,6 @@ def _run(options: argparse.Namespace) -> int:
     if ranks.is_first():
         print(f"{out}: {len(record.runs)} runs in {_duration(record.wall_seconds)}")
     return 0
-
-
-def _device(name: str | None) -> torch.device:
-    """Pick the device; a wrong one is an error of the run."""
-    from normbook import device
-
-    try:
-        return device.pick(name)
-    except (ValueError, RuntimeError) as error:
-        raise RunError(str(error)) from error
 
 
 @contextlib.contextmanager

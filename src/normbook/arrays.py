@@ -15,21 +15,6 @@ from typing import Any
 import numpy as np
 from array_api_compat import array_namespace, is_torch_array
 
-__all__ = [
-    "Array",
-    "Axes",
-    "as_dtype",
-    "as_float32",
-    "check_eps",
-    "check_float_array",
-    "check_groups",
-    "check_like",
-    "check_parameters",
-    "check_same_kind",
-    "check_same_shape",
-    "sorted_axes",
-]
-
 # NumPy arrays and torch tensors share no base class.
 Array = Any
 Axes = int | tuple[int, ...]

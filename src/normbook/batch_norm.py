@@ -1,9 +1,9 @@
 r"""Batch normalization: forward, backward and inference.
 
 The choice of axes that takes the statistics over the batch and, of images, over all
-places: over N of ``(N, D)``, over N, H and W of ``(N, C, H, W)``. Gain and bias have
-one value for each channel, axis 1. What all methods share is told in
-:func:`normbook.normalize.normalize_forward`.
+places: over N of (N, D), over N, H and W of (N, C, H, W). Gain, bias and running
+statistics have one value for each channel, axis 1: shape (D,) or (C,). What all methods
+share is told in :func:`normbook.normalize.normalize_forward`.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from normbook.normalize import (
     checked_forward,
     layout,
     normalize_backward,
+    without_cache,
 )
 
 __all__ = [
@@ -38,7 +39,6 @@ __all__ = [
     "batch_norm_inference_backward",
 ]
 
-# Gain, bias and running statistics have one value for each channel.
 CHANNEL = METHODS["batch norm"].parameter_axes
 
 
@@ -54,43 +54,24 @@ def batch_norm_forward(
     beta: Array | None = None,
     eps: float = 1e-5,
 ) -> tuple[Array, NormalizeCache]:
-    r"""Normalize with the statistics of this batch, and keep them.
+    """Normalize with the statistics of this batch, and keep them.
 
-    .. math:: y = \gamma (x - \mu) / \sqrt{\sigma^2 + \epsilon} + \beta
-
-    :func:`normbook.normalize.normalize_forward` for x of shape (N, D) or (N, C, ...),
-    with gamma and beta of shape (D,) or (C,); the rest is there.
-
-    Notes
-    -----
-    Source: Ioffe and Szegedy (2015), Algorithm 1; book, chapter *Batch
-    normalization*.
+    Source: Ioffe and Szegedy (2015), Algorithm 1; book, chapter *Batch normalization*.
 
     Examples
     --------
-    >>> import numpy as np
-    >>> x = np.array([[1.0, 10.0], [3.0, 50.0]])
-    >>> gamma, beta = np.array([2.0, 2.0]), np.array([0.0, 7.0])
-    >>> y, cache = batch_norm_forward(x, gamma, beta, eps=0.0)
+    >>> x, gamma = np.array([[1.0, 10.0], [3.0, 50.0]]), np.array([2.0, 5.0])
+    >>> y, cache = batch_norm_forward(x, gamma, eps=0.0)
     >>> y
-    array([[-2.,  5.],
-           [ 2.,  9.]])
+    array([[-2., -5.],
+           [ 2.,  5.]])
     >>> cache.mu, cache.var
     (array([[ 2., 30.]]), array([[  1., 400.]]))
     """
     return checked_forward(x, gamma, beta, eps, **layout("batch norm", x))
 
 
-def batch_norm(
-    x: Array,
-    gamma: Array | None = None,
-    beta: Array | None = None,
-    eps: float = 1e-5,
-) -> Array:
-    """Normalize with the statistics of this batch: y of :func:`batch_norm_forward`."""
-    return batch_norm_forward(x, gamma, beta, eps)[0]
-
-
+batch_norm = without_cache(batch_norm_forward)
 batch_norm_backward = normalize_backward
 
 
@@ -106,21 +87,12 @@ def batch_norm_inference(
 
     .. math:: y = \gamma (x - m) / \sqrt{v + \epsilon} + \beta
 
-    with m and v constants: an affine function of each value on its own. Shapes, dtypes
-    and errors are those of :func:`batch_norm_forward`, but that a batch may be empty.
-
-    Parameters
-    ----------
-    running_mean, running_var : arrays, shape (D,) or (C,)
-        The statistics to use; ``running_var`` is a variance, not a deviation.
-
-    Notes
-    -----
-    Source: Ioffe and Szegedy (2015), Algorithm 2, step 11.
+    with m and v constants: an affine function of each value on its own, also of an
+    empty batch. ``running_var`` is a variance, not a deviation. Source: Ioffe and
+    Szegedy (2015), Algorithm 2, step 11.
 
     Examples
     --------
-    >>> import numpy as np
     >>> mean, var = np.array([3.0]), np.array([4.0])
     >>> batch_norm_inference(np.array([[7.0]]), mean, var, eps=0.0)
     array([[2.]])
@@ -139,23 +111,18 @@ def batch_norm_inference_backward(
 ) -> NormalizeGradients:
     r"""Differentiate through batch norm in inference mode: one term, not three.
 
-    .. math::
-
-        \frac{\partial\ell}{\partial x_i} =
+    .. math:: \frac{\partial\ell}{\partial x_i} =
         \frac{\gamma}{\sqrt{v + \epsilon}} \frac{\partial\ell}{\partial y_i}
 
     The statistics are constants, so no example acts on another. ``dl_dy`` has the shape
-    of ``x``; the other arguments are those of :func:`batch_norm_inference`.
+    of ``x``.
 
     Examples
     --------
-    >>> import numpy as np
-    >>> dl_dx, dl_dgamma, dl_dbeta = batch_norm_inference_backward(
-    ...     np.array([[1.0]]), np.array([[7.0]]), np.array([3.0]), np.array([4.0]),
-    ...     eps=0.0,
-    ... )
-    >>> dl_dx, dl_dgamma, dl_dbeta  # 1 / 2, (7 - 3) / 2 and 1
-    (array([[0.5]]), array([2.]), array([1.]))
+    >>> dl_dy, x = np.array([[1.0]]), np.array([[7.0]])
+    >>> mean, var = np.array([3.0]), np.array([4.0])
+    >>> [*batch_norm_inference_backward(dl_dy, x, mean, var, eps=0.0)]
+    [array([[0.5]]), array([2.]), array([1.])]
     """
     eps = _checked_inference(x, running_mean, running_var, gamma, None, eps)
     check_like("dl_dy", dl_dy, "y", x)

@@ -1,23 +1,19 @@
 r"""Conventions of other frameworks: batch norm and LSTM weights, read and written.
 
-The same layer is stored in many ways. The names differ, the constant of the running
-average is the weight of the old value here and of the new one there, the variance that
-is averaged is biased or not, the four gates of an LSTM come in any order, as rows or as
-columns. Numbers in the wrong convention load without an error wherever the shapes fit.
+The same layer is stored in many ways, and numbers in the wrong convention load without
+an error wherever the shapes fit. The tables ``BATCH_NORM``, ``LSTM`` and
+``NORMALIZED_LSTM`` hold what differs, one row for each convention; `framework` is the
+key of one. ``..._from_convention`` turns what a framework stores into the form of this
+book, ``..._to_convention`` goes back.
 
-The tables ``BATCH_NORM``, ``LSTM`` and ``NORMALIZED_LSTM`` hold what differs, one row
-for each convention; `framework` is the key of one. ``..._from_convention`` turns what a
-framework stores into the form of this book, ``..._to_convention`` goes back. They take
-anything that ``numpy.asarray`` takes, and return new NumPy arrays of the same dtype.
+`variables` maps the framework's names of one layer to anything that ``numpy.asarray``
+takes; a name with a slash stands for nested mappings: ``"ii/kernel"`` is
+``variables["ii"]["kernel"]``. Returned are new NumPy arrays of the same dtype.
 
-`variables` maps the framework's names of one layer to arrays; a name with a slash
-stands for nested mappings: ``"ii/kernel"`` is ``variables["ii"]["kernel"]``. What is no
-mapping or no floating-point number, or has another dtype than the rest of an LSTM,
-raises ``TypeError``; a framework or a name that is unknown, a name that is missing, a
-shape that does not fit, or a number out of its range ``ValueError``.
-
-What was read, and in which version, stands in the book, chapter *Framework
-conventions*.
+What is no mapping or no floating-point number, or has another dtype than the rest of an
+LSTM, is a ``TypeError``; an unknown framework or name, a missing name, a wrong shape or
+a number out of its range a ``ValueError``. What was read, and in which version, stands
+in the book, chapter *Framework conventions*.
 """
 
 from __future__ import annotations
@@ -37,21 +33,6 @@ from normbook.layer_norm_lstm import Carried, LayerNormLSTMParameters, Normed
 from normbook.lstm import GATES, LSTMParameters
 from normbook.running_statistics import unbiased
 
-__all__ = [
-    "BATCH_NORM",
-    "LSTM",
-    "NORMALIZED_LSTM",
-    "BatchNormConvention",
-    "BatchNormState",
-    "LSTMConvention",
-    "Part",
-    "batch_norm_from_convention",
-    "batch_norm_to_convention",
-    "lstm_from_convention",
-    "lstm_to_convention",
-    "normalized_lstm_from_convention",
-]
-
 Floats = NDArray[Any]
 Convention = TypeVar("Convention")
 
@@ -60,34 +41,19 @@ Convention = TypeVar("Convention")
 
 
 class BatchNormConvention(NamedTuple):
-    """Names and meanings of what a framework keeps of a batch norm layer.
-
-    Attributes
-    ----------
-    gamma, beta, running_mean, running_var, eps : str
-        What the framework calls them.
-    momentum_weighs : "new" or "old"
-        Which value ``momentum`` is the weight of.
-    is_unbiased : bool
-        Whether the running variance averages unbiased variances.
-    default_momentum, default_eps : float
-    may_lack : tuple of int
-        How many of gain and bias a layer can be without.
-    dropped : tuple of str
-        Variables that no other framework has. They are read past.
-    """
+    """Names and meanings of what a framework keeps of a batch norm layer."""
 
     gamma: str
     beta: str
     running_mean: str
     running_var: str
     eps: str
-    momentum_weighs: Literal["new", "old"]
-    is_unbiased: bool
+    momentum_weighs: Literal["new", "old"]  # the value that momentum is the weight of
+    is_unbiased: bool  # whether the running variance averages unbiased variances
     default_momentum: float
     default_eps: float
-    may_lack: tuple[int, ...] = (0, 1, 2)
-    dropped: tuple[str, ...] = ()
+    may_lack: tuple[int, ...] = (0, 1, 2)  # how many of gain and bias
+    dropped: tuple[str, ...] = ()  # variables that no other framework has: read past
 
 
 class BatchNormState(NamedTuple):
@@ -138,36 +104,25 @@ def batch_norm_from_convention(
 ) -> BatchNormState:
     r"""Read a batch norm layer of another framework.
 
-    At inference every framework computes
+    Mean and variance are kept as they are stored: at inference every framework computes
+    with them, however they were estimated. Only to train on, or to compare statistics,
+    it matters that one framework averages biased and another unbiased variances. With
+    ``count``, the number n of values behind each mean of a training batch (its size
+    times the places of an image), a biased running variance becomes an unbiased one, n
+    / (n - 1) times as large. That is exact if every batch had this number and the start
+    at 1 is forgotten.
 
-    .. math:: y = \gamma\,\frac{x - m}{\sqrt{v + \epsilon}} + \beta
-
-    with the m and v that are stored, however they were estimated, so they are kept as
-    they are. Only to train on, or to compare statistics, it matters that one framework
-    averages biased and another unbiased variances.
-
-    Parameters
-    ----------
-    variables : mapping of str to arrays of shape (C,)
-        Gain and bias may be missing.
-    settings : mapping of str to float
-        ``momentum`` and ε, both, under the framework's names and in its meaning. They
-        are not stored with the variables, and the defaults differ.
-    count : int, optional
-        Number n of values behind each mean of a training batch, the batch size times
-        the places of an image. With it a biased running variance becomes an unbiased
-        one, n / (n - 1) times as large. That is exact if every batch had this number
-        and the start at 1 is forgotten.
+    Arrays have shape (C,); gain and bias may be missing. ``settings`` has ``momentum``
+    and ε, both, under the framework's names and in its meaning, since they are not
+    stored with the variables and the defaults differ.
 
     Examples
     --------
     >>> keras = {"moving_mean": [2.0], "moving_variance": [0.75]}
     >>> settings = {"momentum": 0.99, "epsilon": 0.001}
-    >>> state = batch_norm_from_convention("keras", keras, settings)
+    >>> state = batch_norm_from_convention("keras", keras, settings, count=4)
     >>> state.running_var, state.momentum, state.eps
-    (array([0.75]), 0.01, 0.001)
-    >>> batch_norm_from_convention("keras", keras, settings, count=4).running_var
-    array([1.])
+    (array([1.]), 0.01, 0.001)
     """
     row = _row(BATCH_NORM, framework)
     names = {field: getattr(row, field) for field in BatchNormState._fields[:4]}
@@ -205,19 +160,13 @@ def batch_norm_from_convention(
 def batch_norm_to_convention(
     framework: str, state: BatchNormState, *, count: int | None = None
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Write a batch norm layer as another framework stores it.
+    """Write a batch norm layer as another framework stores it: variables and settings.
 
-    Parameters are those of :func:`batch_norm_from_convention`. With ``count`` an
-    unbiased running variance becomes a biased one where the framework averages such.
-
-    Returns
-    -------
-    variables : dict
-        Under the framework's names. A gain or bias that the layer does not have is
-        left out, or is ones or zeros where the framework cannot be without.
-    settings : dict
-        ``momentum`` and ε as the framework's layer takes them. A momentum of None, a
-        plain average, raises ``ValueError`` for all but the book and torch.
+    Arguments are those of :func:`batch_norm_from_convention`; with ``count`` an
+    unbiased running variance becomes a biased one where the framework averages such. A
+    gain or bias that the layer does not have is left out, or is ones or zeros where the
+    framework cannot be without. A momentum of None, a plain average, raises
+    ``ValueError`` for all but the book and torch.
 
     Examples
     --------
@@ -280,22 +229,12 @@ class Part(NamedTuple):
     """A variable of a framework, or a part of one, that holds rows of a field of ours.
 
     Parts that hold the same rows are added.
-
-    Attributes
-    ----------
-    variable : str
-    gates : str
-        Whose rows it holds; empty: of all four, in the order of the convention.
-    shape : tuple of str
-        Of the variable, such as ``("D + H", "4H")``; empty: that of the rows.
-    at : tuple
-        Index of the part, with letters for lengths, as in ``np.index_exp[:"D"]``.
     """
 
     variable: str
-    gates: str = ""
-    shape: tuple[str, ...] = ()
-    at: tuple[Any, ...] = ()
+    gates: str = ""  # whose rows it holds; empty: all four, in the row's order
+    shape: tuple[str, ...] = ()  # as ("D + H", "4H"); empty: that of the rows
+    at: tuple[Any, ...] = ()  # index of the part, letters for lengths: [:"D"]
 
     def __str__(self) -> str:
         if not self.at:
@@ -322,26 +261,14 @@ Parts = Mapping[str, tuple[Part, ...]]
 class LSTMConvention(NamedTuple):
     """Order of the gates and places of the weights.
 
-    Attributes
-    ----------
-    gates : str
-        Order of the four blocks: forget, input, output, and g for the candidate, which
-        others call c or j.
-    parts : mapping from our field to tuple of Part
-    has_gates_last : bool
-        Whether the blocks are columns, of a matrix (D, 4H), in place of rows.
-    forget_bias : float
-        What the cell adds to the forget gate at run time, and does not store, by
-        default.
-    norm, carried, eps
-        Of cells with normalization, as in
-        :func:`normbook.layer_norm_lstm.layer_norm_lstm_forward`.
+    The last three are those of cells with normalization, as in
+    :func:`normbook.layer_norm_lstm.layer_norm_lstm_forward`.
     """
 
-    gates: str
-    parts: Parts
-    has_gates_last: bool = False
-    forget_bias: float = 0.0
+    gates: str  # their order, with g for the candidate, which others call c or j
+    parts: Parts  # of each field of ours
+    has_gates_last: bool = False  # as columns, of a matrix (D, 4H), in place of rows
+    forget_bias: float = 0.0  # that the cell adds at run time and does not store
     norm: Normed | None = None
     carried: Carried | None = None
     eps: float | None = None
@@ -454,16 +381,11 @@ def lstm_from_convention(
 ) -> LSTMParameters:
     """Read the weights of an LSTM of another framework, into rows of f, i, o, g.
 
-    Parameters
-    ----------
-    variables : mapping of str to arrays
-        Of one direction. Biases may be missing, all of them: then ``b`` is None. For
-        layer k of torch rename ``weight_ih_lk`` to ``weight_ih_l0``, and so on. An ONNX
-        node in both directions has an axis for them: pass ``W[:1]`` and so on, then
-        ``W[1:]``.
-    forget_bias : float, optional
-        What the cell of TensorFlow 1 adds at run time; 1, its default, if left out.
-        All others store their bias and refuse one.
+    ``variables`` are those of one direction. Biases may be missing, all of them: then
+    ``b`` is None. For layer k of torch rename ``weight_ih_lk`` to ``weight_ih_l0``, and
+    so on. An ONNX node in both directions has an axis for them: pass ``W[:1]`` and so
+    on, then ``W[1:]``. ``forget_bias`` is what the cell of TensorFlow 1 adds at run
+    time, 1 if left out; all others store their bias and refuse one.
 
     Examples
     --------
@@ -524,12 +446,11 @@ def normalized_lstm_from_convention(
     "cooijmans" run over the batch, as in
     :class:`normbook.layers.batch_norm_lstm.BatchNormLSTM`.
 
-    Parameters are those of :func:`lstm_from_convention`; gains and biases of the norms
-    must be there. What the cell does not have is None.
-
-    A bias inside a layer norm that does not cancel is refused: "kiros" standardizes
-    :math:`W_x x + b`, and adds b once more outside. The first is
-    :math:`\widehat{W_x x}` only if all entries of b are equal.
+    The rest is as in :func:`lstm_from_convention`, but that gains and biases of the
+    norms must be there; what the cell does not have is None. A bias inside a layer norm
+    that does not cancel is refused: "kiros" standardizes :math:`W_x x + b`, and adds b
+    once more outside. The first is :math:`\widehat{W_x x}` only if all entries of b are
+    equal.
 
     Examples
     --------

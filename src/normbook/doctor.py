@@ -62,13 +62,7 @@ def examine() -> Report:
 
 
 def version(package: str) -> str:
-    """Return the installed version of a package, empty if it is not installed.
-
-    Examples
-    --------
-    >>> version("no-such-package")
-    ''
-    """
+    """Return the installed version of a package, empty if it is not installed."""
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:

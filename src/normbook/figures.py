@@ -24,30 +24,12 @@ from matplotlib.figure import Figure, SubFigure
 from matplotlib.legend_handler import HandlerTuple
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch, Rectangle
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from normbook.arguments import check_index
 from normbook.arrays import check_same_shape
-from normbook.looks import STYLES, Kind
-
-__all__ = [
-    "STYLES",
-    "band",
-    "curve_grid",
-    "curves",
-    "depth_profile",
-    "legend_above",
-    "marked_cells",
-    "panels",
-    "pen_lines",
-    "points",
-    "shaded_words",
-    "shared_cells",
-    "signed_map",
-    "sweep",
-    "tick",
-    "use_style",
-]
+from normbook.looks import STYLES as STYLES
+from normbook.looks import Kind
 
 Scale = Literal["linear", "log"]
 Line = tuple[Kind, ArrayLike, ArrayLike]
@@ -115,16 +97,10 @@ def panels(
     sharex: bool = False,
     sharey: bool | Literal["row"] = False,
 ) -> tuple[Figure, list[Axes]]:
-    """Open a figure with empty panels, row by row.
+    """Open a figure with empty panels, row by row: ``count`` in all.
 
-    Parameters
-    ----------
-    count : int
-        Panels in all, a multiple of ``rows``.
-    rows : int
-        Each adds the height of one figure.
-    sharex, sharey : bool
-        Whether all panels have one scale; ``sharey="row"`` for those of a row.
+    That is a multiple of ``rows``, each of which adds the height of one figure. All
+    panels may share one scale, or vertically those of a row.
     """
     if count < 1 or rows < 1 or count % rows:
         raise ValueError(
@@ -138,9 +114,14 @@ def panels(
     return fig, axes
 
 
+def bands(ax: Axes, lines: Mapping[str, Line]) -> None:
+    """Draw a :func:`band` for each label, of (kind, x, runs)."""
+    for label, (kind, x, runs) in lines.items():
+        band(ax, x, runs, kind=kind, label=label)
+
+
 def _bands(ax: Axes, x: ArrayLike, runs: Runs) -> None:
-    for label, (kind, values) in runs.items():
-        band(ax, x, values, kind=kind, label=label)
+    bands(ax, {label: (kind, x, values) for label, (kind, values) in runs.items()})
 
 
 def curves(
@@ -159,17 +140,10 @@ def curve_grid(
 ) -> tuple[Figure, list[list[Axes]]]:
     """Compare training curves in several panels; each row shares its vertical scale.
 
-    Parameters
-    ----------
-    rows : mapping from y label to (mapping from x label to lines)
-        Each row has the same x labels, which stand below the lowest row. The lines of
-        a panel map a label to (kind, x, runs) of a :func:`band`; a label that begins
-        with an underscore is not in the legend, and those of a reference stand last.
-
-    Returns
-    -------
-    fig, axes
-        One list of axes for each row.
+    Rows map a y label to panels, and these an x label to lines; each row has the same x
+    labels, which stand below the lowest. The lines of a panel map a label to (kind, x,
+    runs) of a :func:`band`; one that begins with an underscore is not in the legend,
+    and those of a reference stand last. There is one list of axes for each row.
     """
     columns = list(next(iter(rows.values()), []))
     if any(list(row) != columns for row in rows.values()) or not columns:
@@ -183,14 +157,12 @@ def curve_grid(
         fig.set_size_inches(max(6.4, 2.1 * wide), 1.1 + 2.3 * high)
         grid = [axes[k : k + wide] for k in range(0, wide * high, wide)]
         known: dict[str, Artist] = {}
-        references = set()
+        references: set[str] = set()
         for row_axes, (ylabel, row) in zip(grid, rows.items(), strict=True):
             row_axes[0].set_ylabel(ylabel)
             for ax, lines in zip(row_axes, row.values(), strict=True):
-                for label, (kind, x, runs) in lines.items():
-                    band(ax, x, runs, kind=kind, label=label)
-                    if kind == "reference":
-                        references.add(label)
+                bands(ax, lines)
+                references.update(k for k, v in lines.items() if v[0] == "reference")
                 ax.set(yscale=yscale)
                 handles, names = ax.get_legend_handles_labels()
                 known |= dict(zip(names, handles, strict=True))
@@ -251,13 +223,8 @@ def marked_cells(
     """Show which values of an array (N, C, H, W) are marked, one panel a mask.
 
     Each image is a block of H x W squares. The examples stand one below the other,
-    their channels side by side.
-
-    Parameters
-    ----------
-    masks : mapping from label to array of bool, shape (N, C, H, W)
-    kind : key of ``STYLES``
-        The colour of the marked values; the others are light grey.
+    their channels side by side. The marked values have the colour of the kind, the
+    others are light grey.
     """
     with _figure(len(masks)) as (fig, axes):
         for ax, (label, values) in zip(axes, masks.items(), strict=True):
@@ -274,19 +241,12 @@ def shared_cells(
     methods: Mapping[str, tuple[Kind, ArrayLike, ArrayLike]],
     index: tuple[int, int, int, int],
 ) -> tuple[Figure, Sequence[Axes]]:
-    """Show what each method shares with one value of an array (N, C, H, W).
+    """Show what each method shares with the value at one place of an array.
 
-    The array is drawn as by :func:`marked_cells`, two methods side by side. The value
-    itself has a frame; what shares its mean and variance has the colour of the method,
-    what shares its gain and bias a dot.
-
-    Parameters
-    ----------
-    methods : mapping from label to (kind, statistics, parameters)
-        Two arrays of bool, shape (N, C, H, W), as :func:`normbook.axes.sharing` finds
-        them.
-    index : tuple of int
-        The place of the value.
+    The array (N, C, H, W) is drawn as by :func:`marked_cells`, two methods side by
+    side. The value itself has a frame; what shares its mean and variance has the colour
+    of the method, what shares its gain and bias a dot: two arrays of bool for each, as
+    :func:`normbook.axes.sharing` finds them.
     """
     rows = -(-len(methods) // 2)
     with _figure(len(methods), columns=2) as (fig, axes):
@@ -321,14 +281,9 @@ def pen_lines(
 ) -> tuple[Figure, Sequence[Axes]]:
     """Draw handwriting from the steps of the pen, one panel a label.
 
-    Parameters
-    ----------
-    lines : mapping from label to (kind, lines)
-        Each line is an array of shape (T, 3) of steps (dx, dy, lift): how far to the
-        next point, and 1 where the pen is lifted there. y grows upwards. The lines of
-        a panel stand one below the other; no stroke is drawn where the pen is lifted.
-    columns : int
-        Panels side by side.
+    Each line is an array of shape (T, 3) of steps (dx, dy, lift): how far to the next
+    point, and 1 where the pen is lifted there. y grows upwards. The lines of a panel
+    stand one below the other; no stroke is drawn where the pen is lifted.
     """
     with _figure(len(lines), columns=columns) as (fig, axes):
         fig.set_size_inches(8.4, 0.4 + 1.5 * -(-len(lines) // columns))
@@ -356,96 +311,13 @@ def pen_lines(
     return fig, axes
 
 
-# Letters in a line of words, and its height (inches): legible on a telephone.
-_LINE = 44
-_LINE_HEIGHT = 0.5
-
-
-def shaded_words(
-    panels: Mapping[str, tuple[Kind, Sequence[Sequence[str]], ArrayLike]],
-) -> tuple[Figure, list[Axes]]:
-    """Show the weights of words: in reading order, the more weight the darker.
-
-    Below each word with a weight of at least 0.05 it stands in percent.
-
-    Parameters
-    ----------
-    panels : mapping from title to (kind, sentences, weights)
-        One text each, one below the other. A sentence is a sequence of words and
-        begins a line. There is a weight from 0 to 1, shape (T,), for each of T words;
-        1 has the full shade, in the colour of the kind.
-    """
-    with _figure(len(panels), columns=1) as (fig, axes):
-        heights = []
-        for ax, (title, (kind, sentences, values)) in zip(
-            axes, panels.items(), strict=True
-        ):
-            weights, count = np.asarray(values, dtype=float), sum(map(len, sentences))
-            if weights.shape != (count,) or not count:
-                raise ValueError(
-                    "weights must have one value for each of the words, got shape "
-                    f"{weights.shape} for {count} words."
-                )
-            if not ((weights >= 0) & (weights <= 1)).all():
-                raise ValueError(
-                    f"weights must lie in 0..1, got {weights.min():g} to "
-                    f"{weights.max():g}; give those of a softmax."
-                )
-            heights.append(_draw_words(ax, sentences, weights, _style(kind)["color"]))
-            ax.set_title(title, loc="left")
-        grid = axes[0].get_gridspec()
-        if grid is not None:
-            grid.set_height_ratios(heights)
-        width, _ = fig.get_size_inches()
-        fig.set_size_inches(width, _LINE_HEIGHT * (sum(heights) + len(axes)))
-    return fig, axes
-
-
-def _draw_words(
-    ax: Axes,
-    sentences: Sequence[Sequence[str]],
-    weights: NDArray[np.float64],
-    colour: str,
-) -> int:
-    """Write words in lines, each on its shade; return the number of lines."""
-    values = iter(weights.tolist())
-    centred: dict[str, Any] = {"ha": "center", "va": "center", "family": "monospace"}
-    line = -1
-    for sentence in sentences:
-        column, line = 0, line + 1
-        for word in sentence:
-            weight, size = next(values), len(word) + 1
-            if column and column + size > _LINE:
-                column, line = 0, line + 1
-            # Not darker than black letters allow.
-            shade = {"facecolor": colour, "alpha": 0.7 * weight, "linewidth": 0}
-            ax.add_patch(Rectangle((column, line), size, 0.55, **shade))
-            middle = column + size / 2
-            ax.text(middle, line + 0.28, word, **centred)
-            if weight >= 0.05:
-                percent = f"{100 * weight:.0f}"
-                ax.text(middle, line + 0.74, percent, fontsize=9, **centred)
-            column += size
-    ax.set(xlim=(0, _LINE), ylim=(line + 1, 0))
-    ax.set_axis_off()
-    return line + 1
-
-
 def signed_map(
     values: ArrayLike, *, xlabel: str, ylabel: str, label: str, ax: Axes | None = None
 ) -> tuple[Figure | SubFigure, Axes]:
     """Show a matrix of signed numbers: red above 0, blue below, white at 0.
 
-    The colours reach to the largest finite value; NaN is left blank, infinity gets
-    the last colour.
-
-    Parameters
-    ----------
-    values : array, shape (R, C)
-    xlabel, ylabel, label : str
-        Of the columns, the rows and the colour bar.
-    ax : matplotlib axes, optional
-        Where to draw; a new figure if left out.
+    The colours reach to the largest finite value; NaN is left blank, infinity gets the
+    last colour. ``label`` is that of the colour bar. Without ``ax`` a figure is opened.
     """
     values = np.asarray(values, dtype=float)
     if values.ndim != 2 or values.size == 0:

@@ -1,9 +1,9 @@
 r"""Folding: batch norm with given statistics, written into the weights beside it.
 
 With given statistics batch norm is a scale and a shift for each channel. Beside a
-linear map these can be *folded* into the weights of the map. An argument that is no
-array of real floats is a TypeError, a shape that does not fit or a negative eps a
-ValueError.
+linear map these can be *folded* into the weights of the map. Gain and bias left out
+stand for 1 and 0; what no function of the family takes is told in
+:func:`normbook.normalize.normalize_forward`. Book, chapter *Folding*.
 """
 
 from __future__ import annotations
@@ -22,14 +22,6 @@ from normbook.arrays import (
     check_same_kind,
 )
 from normbook.normalize import broadcast_along
-
-__all__ = [
-    "LinearMap",
-    "ScaleAndShift",
-    "fold_into_next",
-    "fold_into_previous",
-    "scale_and_shift",
-]
 
 
 class ScaleAndShift(NamedTuple):
@@ -55,32 +47,15 @@ def scale_and_shift(
 ) -> ScaleAndShift:
     r"""Return the two numbers of each channel that batch norm is in inference.
 
-    .. math::
-
-        y = k x + c, \qquad k = \frac{\gamma}{\sqrt{v + \epsilon}}, \qquad
+    .. math:: y = k x + c, \qquad k = \frac{\gamma}{\sqrt{v + \epsilon}}, \qquad
         c = \beta - k m
 
-    Parameters
-    ----------
-    running_mean, running_var : arrays of floats, shape (C,)
-        m and v; ``running_var`` is a variance, not a deviation.
-    gamma, beta : arrays, shape (C,), optional
-        ``None`` stands for 1 and 0.
-    eps : float
-        Unit of x squared.
-
-    Returns
-    -------
-    ScaleAndShift
-        In the dtype of ``running_mean``, half precision as float32.
-
-    Notes
-    -----
-    Source: Ioffe and Szegedy (2015), Algorithm 2, step 11; book, chapter *Folding*.
+    All arrays have shape (C,); v is ``running_var``, a variance, not a deviation. The
+    result has the dtype of ``running_mean``, m, half precision as float32. Source:
+    Ioffe and Szegedy (2015), Algorithm 2, step 11.
 
     Examples
     --------
-    >>> import numpy as np
     >>> mean, var = np.array([3.0]), np.array([4.0])
     >>> gamma, beta = np.array([6.0]), np.array([1.0])
     >>> scale_and_shift(mean, var, gamma, beta, eps=0.0)  # 6 / 2 and 1 - 3 * 3
@@ -118,50 +93,27 @@ def fold_into_previous(
 ) -> LinearMap:
     r"""Fold batch norm that *follows* a linear map into the weights of that map.
 
-    .. math::
-
-        W' = k W, \qquad b' = k (b - m) + \beta, \qquad
+    .. math:: W' = k W, \qquad b' = k (b - m) + \beta, \qquad
         k = \frac{\gamma}{\sqrt{v + \epsilon}},
 
     with k along the output channels. The new map alone is what map and batch norm were
     together in inference, whatever the padding, the stride or the dilation: batch norm
     acts on the finished outputs.
 
-    Parameters
-    ----------
-    w : array of floats
-        (C_out, C_in) of a linear layer, (C_out, C_in / groups, ...) of a convolution,
-        (C_in, C_out / groups, ...) of a transposed convolution.
-    b : array, shape (C_out,), or None
-        ``None`` stands for 0.
-    running_mean, running_var, gamma, beta, eps
-        As in :func:`scale_and_shift`, with C = C_out.
-    is_transposed : bool
-        Whether ``w`` belongs to a transposed convolution.
-    groups : int
-        Groups of the convolution; in a depthwise one as many as channels.
+    ``w`` has shape (C_out, C_in) of a linear layer, (C_out, C_in / groups, ...) of a
+    convolution, (C_in, C_out / groups, ...) of a transposed one; ``b`` has shape
+    (C_out,) or is None. The result has the dtype of ``w``, and a bias also where there
+    was none. The other arguments are those of :func:`scale_and_shift`, with C = C_out.
 
-    Returns
-    -------
-    LinearMap
-        In the dtype of ``w``; it has a bias also where there was none.
-
-    Notes
-    -----
-    Source: Jacob et al. (2018), section 3.2; book, chapter *Folding*.
+    Source: Jacob et al. (2018), section 3.2.
 
     Examples
     --------
-    >>> import numpy as np
-    >>> w, b = np.array([[1.0, 2.0], [3.0, 4.0]]), np.array([5.0, 6.0])
-    >>> mean, var = np.array([3.0, 2.0]), np.array([4.0, 1.0])
-    >>> gamma, beta = np.array([6.0, 1.0]), np.array([1.0, 0.0])
-    >>> folded = fold_into_previous(w, b, mean, var, gamma, beta, eps=0.0)  # k: 3, 1
-    >>> folded.w
-    array([[3., 6.],
-           [3., 4.]])
-    >>> folded.b  # 3 * (5 - 3) + 1 and 6 - 2
-    array([7., 4.])
+    >>> mean, var = np.array([3.0]), np.array([4.0])
+    >>> gamma, beta = np.array([6.0]), np.array([1.0])
+    >>> w, b = np.array([[1.0, 2.0]]), np.array([5.0])
+    >>> fold_into_previous(w, b, mean, var, gamma, beta, eps=0.0)  # k: 3; 3 (5 - 3) + 1
+    LinearMap(w=array([[3., 6.]]), b=array([7.]))
     """
     channels = _check_map(w, b, groups, is_transposed)
     scale, shift = scale_and_shift(running_mean, running_var, gamma, beta, eps)
@@ -187,10 +139,7 @@ def fold_into_next(
 ) -> LinearMap:
     r"""Fold batch norm that *precedes* a linear map into the weights of that map.
 
-    .. math::
-
-        W' = W k, \qquad b' = b + W (\beta - k m), \qquad
-        k = \frac{\gamma}{\sqrt{v + \epsilon}},
+    .. math:: W' = W k, \qquad b' = b + W (\beta - k m)
 
     with k along the input channels, and in :math:`b'` a sum over all inputs of an
     output, those under the kernel included. A convolution that pads with zeros has
@@ -199,19 +148,13 @@ def fold_into_next(
     weights only if its stride is 1 and, along each axis, its padding less its output
     padding is at least dilation (kernel - 1); else the result is wrong.
 
-    Parameters and the returned map are those of :func:`fold_into_previous`, with C =
-    C_in.
-
-    Notes
-    -----
-    Source: book, chapter *Folding*.
+    Arguments and result are those of :func:`fold_into_previous`, with C = C_in.
 
     Examples
     --------
-    >>> import numpy as np
-    >>> w, b = np.array([[1.0, 2.0]]), np.array([5.0])
     >>> mean, var = np.array([3.0, 2.0]), np.array([4.0, 1.0])
     >>> gamma, beta = np.array([6.0, 1.0]), np.array([1.0, 0.0])
+    >>> w, b = np.array([[1.0, 2.0]]), np.array([5.0])
     >>> fold_into_next(w, b, mean, var, gamma, beta, eps=0.0)  # k: 3, 1; c: -8, -2
     LinearMap(w=array([[3., 2.]]), b=array([-7.]))
     """

@@ -3,7 +3,8 @@ r"""Group normalization and instance normalization: statistics within one image.
 Group norm splits the channels of an example into groups and standardizes each group
 over its channels and all places. With one group that is layer norm over the whole
 image; with one channel a group it is instance norm. Gain and bias have one value for
-each channel, as in batch norm.
+each channel. What all methods share is told in
+:func:`normbook.normalize.normalize_forward`. Book, chapter *Choosing the axes*.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from normbook.normalize import (
     forward,
     layout,
     normalize_backward,
+    without_cache,
 )
 
 __all__ = [
@@ -48,26 +50,17 @@ def group_norm_forward(
 ) -> tuple[Array, NormalizeCache]:
     r"""Normalize each group of channels of each example, and keep its statistics.
 
-    .. math::
-
-        y_{nc\cdot} = \gamma_c\,\frac{x_{nc\cdot} - \mu_{ng}}
+    .. math:: y_{nc\cdot} = \gamma_c\,\frac{x_{nc\cdot} - \mu_{ng}}
         {\sqrt{\sigma_{ng}^2 + \epsilon}} + \beta_c
 
-    where channel c lies in group g, and mean and variance go over the C/G channels of
-    that group and all places of example n.
+    with c in group g, for x of shape (N, C) or (N, C, ...). ``num_groups`` is G, a
+    divisor of C; channels that follow each other form a group. In the cache ``x_hat``
+    has shape (N, G, C/G, ...), ``mu`` and ``var`` (N, G, 1, ...), ``gamma`` (G, C/G).
 
-    :func:`normbook.normalize.normalize_forward` for x of shape (N, C) or (N, C, ...),
-    with gamma and beta of shape (C,); the rest is there. ``num_groups`` is G, a divisor
-    of C; channels that follow each other form a group. In the cache they stand so:
-    ``x_hat`` has shape (N, G, C/G, ...), ``mu`` and ``var`` (N, G, 1, ...), ``gamma``
-    (G, C/G).
-
-    Source: Wu and He (2018), "Group normalization", equations 1, 2, 6 and 7; book,
-    chapter *Choosing the axes*.
+    Source: Wu and He (2018), "Group normalization", equations 1, 2, 6 and 7.
 
     Examples
     --------
-    >>> import numpy as np
     >>> x = np.array([[1.0, 3.0, 10.0, 50.0]])  # one example, two groups of two
     >>> y, cache = group_norm_forward(x, 2, gamma=np.arange(4.0), eps=0.0)
     >>> y
@@ -94,34 +87,19 @@ def split_channels(x: Array, num_groups: int) -> Array:
     return x.reshape((x.shape[0], num_groups, size, *x.shape[2:]))
 
 
-def group_norm(
-    x: Array,
-    num_groups: int,
-    gamma: Array | None = None,
-    beta: Array | None = None,
-    eps: float = 1e-5,
-) -> Array:
-    """Normalize each group of channels: the ``y`` of :func:`group_norm_forward`."""
-    return group_norm_forward(x, num_groups, gamma, beta, eps)[0]
+group_norm = without_cache(group_norm_forward)
 
 
 def group_norm_backward(dl_dy: Array, cache: NormalizeCache) -> NormalizeGradients:
-    """Differentiate through group norm, statistics included, in closed form.
+    """Differentiate through group norm: :func:`~normbook.normalize.normalize_backward`.
 
-    :func:`normbook.normalize.normalize_backward`, with ``dl_dy`` and the gradients in
-    the shapes of x, gamma and beta.
+    ``dl_dy`` and the gradients have the shapes of x, gamma and beta.
 
     Examples
     --------
-    Groups of two values with ``eps=0`` pass nothing back:
-
-    >>> import numpy as np
-    >>> x = np.array([[1.0, 3.0, 10.0, 50.0]])
-    >>> _, cache = group_norm_forward(x, 2, eps=0.0)
-    >>> dl_dx, dl_dgamma, _ = group_norm_backward(
-    ...     np.array([[1.0, 2.0, 3.0, 4.0]]), cache
-    ... )
-    >>> dl_dx, dl_dgamma
+    >>> _, cache = group_norm_forward(np.array([[1.0, 3.0, 10.0, 50.0]]), 2, eps=0.0)
+    >>> gradients = group_norm_backward(np.array([[1.0, 2.0, 3.0, 4.0]]), cache)
+    >>> gradients.dl_dx, gradients.dl_dgamma  # pairs pass nothing back
     (array([[0., 0., 0., 0.]]), array([-1.,  2., -3.,  4.]))
     """
     grouped = cache.x_hat
@@ -138,45 +116,23 @@ def instance_norm_forward(
     beta: Array | None = None,
     eps: float = 1e-5,
 ) -> tuple[Array, NormalizeCache]:
-    r"""Normalize each channel of each example over its places, and keep the statistics.
+    """Normalize each channel of each example over its places, and keep the statistics.
 
-    .. math::
-
-        y_{nc\cdot} = \gamma_c\,\frac{x_{nc\cdot} - \mu_{nc}}
-        {\sqrt{\sigma_{nc}^2 + \epsilon}} + \beta_c
-
-    Batch norm on one image: the contrast of each channel is taken out.
-
-    :func:`normbook.normalize.normalize_forward` for x of shape (N, C, L), (N, C, H, W)
-    or (N, C, T, H, W), with gamma and beta of shape (C,); the rest is there.
-
-    Source: Ulyanov, Vedaldi and Lempitsky (2016), "Instance normalization", equation
-    3; book, chapter *Choosing the axes*.
+    Group norm with a group for each channel, of (N, C, L), (N, C, H, W) or (N, C, T, H,
+    W); batch norm on one image: the contrast of each channel is taken out. Source:
+    Ulyanov, Vedaldi and Lempitsky (2016), "Instance normalization", equation 3.
 
     Examples
     --------
-    >>> import numpy as np
     >>> x = np.array([[[1.0, 3.0], [10.0, 50.0]]])  # one example, two channels
-    >>> y, cache = instance_norm_forward(x, gamma=np.array([1.0, 5.0]), eps=0.0)
-    >>> y
+    >>> instance_norm_forward(x, gamma=np.array([1.0, 5.0]), eps=0.0)[0]
     array([[[-1.,  1.],
             [-5.,  5.]]])
-    >>> cache.mu.ravel(), cache.var.ravel()
-    (array([ 2., 30.]), array([  1., 400.]))
     """
     return checked_forward(x, gamma, beta, eps, **layout("instance norm", x))
 
 
-def instance_norm(
-    x: Array,
-    gamma: Array | None = None,
-    beta: Array | None = None,
-    eps: float = 1e-5,
-) -> Array:
-    """Normalize each channel of each example: y of :func:`instance_norm_forward`."""
-    return instance_norm_forward(x, gamma, beta, eps)[0]
-
-
+instance_norm = without_cache(instance_norm_forward)
 instance_norm_backward = normalize_backward
 
 

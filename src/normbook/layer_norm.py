@@ -1,10 +1,11 @@
 r"""Layer normalization and RMSNorm: each example by its own statistics.
 
-The mean and the variance are taken over the features of one example, so no example
-acts on another, there is nothing to average over batches, and training and inference
-are one function. Gain and bias still have one value for each feature. RMSNorm leaves
-the mean alone: it divides by the root mean square. What all methods share is told in
-:func:`normbook.normalize.normalize_forward`.
+Mean and variance are taken over the features of one example, so no example acts on
+another, and training and inference are one function. Gain and bias still have one value
+for each feature. ``axes`` are those of the features: the last one of (..., D), or
+``(1, 2, 3)`` on (N, C, H, W) for the whole image, or ``1`` there for the channels of
+each pixel. With several axes gamma and beta have the shape of ``x`` along these. What
+all methods share is told in :func:`normbook.normalize.normalize_forward`.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from normbook.normalize import (
     NormalizeCache,
     normalize_backward,
     normalize_forward,
+    without_cache,
 )
 
 __all__ = [
@@ -39,49 +41,26 @@ def layer_norm_forward(
 ) -> tuple[Array, NormalizeCache]:
     r"""Normalize each example by its own mean and variance, and keep them.
 
-    .. math::
-
-        y = \gamma\,\frac{x - \mu}{\sqrt{\sigma^2 + \epsilon}} + \beta, \qquad
-        \mu = \frac1D \sum_i x_i, \qquad \sigma^2 = \frac1D \sum_i (x_i - \mu)^2
-
-    :func:`normbook.normalize.normalize_forward` for x of shape (..., D), with gamma and
-    beta of shape (D,); the rest is there.
-
-    ``axes`` are those of the features: the last one, or ``(1, 2, 3)`` on (N, C, H, W)
-    for the whole image, or ``1`` there for the channels of each pixel. With several
-    axes gamma and beta have the shape of ``x`` along these. With a single feature the
-    result is ``beta``; with two, and eps = 0, it is :math:`\pm\gamma + \beta` whatever
-    the values.
+    With a single feature the result is ``beta``; with two, and eps = 0, it is
+    :math:`\pm\gamma + \beta` whatever the values.
 
     Source: Ba, Kiros and Hinton (2016), equations 3 and 4; book, chapter *Layer
     normalization*.
 
     Examples
     --------
-    >>> import numpy as np
-    >>> x = np.array([[1.0, 3.0], [10.0, 50.0]])
-    >>> y, cache = layer_norm_forward(x, gamma=np.array([1.0, 5.0]), eps=0.0)
+    >>> x, gamma = np.array([[1.0, 3.0], [10.0, 50.0]]), np.array([1.0, 5.0])
+    >>> y, cache = layer_norm_forward(x, gamma, eps=0.0)
     >>> y
     array([[-1.,  5.],
            [-1.,  5.]])
-    >>> cache.mu, cache.var
-    (array([[ 2.],
-           [30.]]), array([[  1.],
-           [400.]]))
+    >>> cache.mu.ravel(), cache.var.ravel()
+    (array([ 2., 30.]), array([  1., 400.]))
     """
     return normalize_forward(x, gamma, beta, axes=axes, parameter_axes=axes, eps=eps)
 
 
-def layer_norm(
-    x: Array,
-    gamma: Array | None = None,
-    beta: Array | None = None,
-    eps: float = 1e-5,
-    *,
-    axes: Axes = LAST,
-) -> Array:
-    """Normalize each example by its own moments: y of :func:`layer_norm_forward`."""
-    return layer_norm_forward(x, gamma, beta, eps, axes=axes)[0]
+layer_norm = without_cache(layer_norm_forward)
 
 
 def rms_norm_forward(
@@ -89,32 +68,22 @@ def rms_norm_forward(
 ) -> tuple[Array, NormalizeCache]:
     r"""Divide each example by its root mean square, and keep that.
 
-    .. math::
-
-        y = \gamma\,\frac{x}{\sqrt{\overline{x^2} + \epsilon}}, \qquad
+    .. math:: y = \gamma\,\frac{x}{\sqrt{\overline{x^2} + \epsilon}}, \qquad
         \overline{x^2} = \frac1D \sum_i x_i^2
 
     Layer norm without the mean; usually without the bias too, so there is none. In the
     cache ``mu`` is None and ``var`` the mean square; in the gradients ``dl_dbeta`` is
-    that of a bias which would be added to y. The rest is as in
-    :func:`layer_norm_forward`.
+    that of a bias which would be added to y.
 
-    Notes
-    -----
-    Source: Zhang and Sennrich (2019), "Root mean square layer normalization",
-    equation 4, there without eps; book, chapter *The gradient of layer
-    normalization*.
+    Source: Zhang and Sennrich (2019), "Root mean square layer normalization", equation
+    4, there without eps; book, chapter *The gradient of layer normalization*.
 
     Examples
     --------
-    >>> import numpy as np
     >>> y, cache = rms_norm_forward(np.array([[1.0, 7.0]]), eps=0.0)
     >>> y, cache.var  # the mean of 1 and 49 is 25
     (array([[0.2, 1.4]]), array([[25.]]))
-
-    Backward, what arrives loses its part along x, and keeps its mean:
-
-    >>> rms_norm_backward(np.array([[7.0, -1.0]]), cache).dl_dx
+    >>> rms_norm_backward(np.array([[7.0, -1.0]]), cache).dl_dx  # across x all is kept
     array([[ 1.4, -0.2]])
     """
     is_centred = METHODS["RMSNorm"].is_centred
@@ -123,12 +92,6 @@ def rms_norm_forward(
     )
 
 
-def rms_norm(
-    x: Array, gamma: Array | None = None, eps: float = 1e-5, *, axes: Axes = LAST
-) -> Array:
-    """Divide each example by its root mean square: y of :func:`rms_norm_forward`."""
-    return rms_norm_forward(x, gamma, eps, axes=axes)[0]
-
-
+rms_norm = without_cache(rms_norm_forward)
 layer_norm_backward = normalize_backward
 rms_norm_backward = normalize_backward

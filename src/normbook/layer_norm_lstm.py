@@ -9,16 +9,16 @@ r"""The layer-normalized LSTM, forward and backward through time.
     h_t = o\,\tanh(u_t)
 
 A hat standardizes one example at one step: over all 4H numbers of p or q, over the H
-numbers of c. The raw c goes on to the next step. Arguments, the order of gates and
-errors are those of :mod:`normbook.lstm`. Other cells that bear the name in widely used
-code normalize the sum p + q, or each gate of it, or carry u on; they are here as
-options, since with the same weights they compute something else.
+numbers of c. Arguments, the order of gates and errors are those of
+:mod:`normbook.lstm`. Other cells that bear the name in widely used code normalize the
+sum p + q, or each gate of it, or carry u on in place of c; they are here as options,
+since with the same weights they compute something else.
 
 :func:`update`, :func:`step`, :func:`step_backward` and :func:`of_parameters` are the
 formulas of the chapter, word for word, and check nothing.
 
 Source: Ba, Kiros and Hinton (2016), equations 20 to 22; book, chapter *Layer
-normalization in an LSTM*, where the backward pass is derived.
+normalization in an LSTM*.
 """
 
 from __future__ import annotations
@@ -39,6 +39,7 @@ from normbook.lstm import (
     split,
     tanh,
 )
+from normbook.normalize import without_cache
 
 __all__ = [
     "Carried",
@@ -242,38 +243,24 @@ def layer_norm_lstm_forward(
 ) -> tuple[LSTMOutput, LayerNormLSTMCache]:
     r"""Run the layer-normalized LSTM, and keep what the backward pass needs.
 
-    ``c_last`` is what would be carried on. An unknown option is a ``ValueError`` too,
-    as is ``gamma_x`` or ``beta_x`` where the sum is normalized.
-
-    Parameters
-    ----------
-    x, parameters, h_0, c_0, batch_sizes
-        As in :mod:`normbook.lstm`.
-    eps : float >= 0
-        Added to each variance, inside the root. With ``h_0`` = 0 the first
-        :math:`W_h h` has variance 0, so it must not be 0 there.
-    norm : "terms", "sum" or "gates"
-        What is standardized before the gates: p and q each by itself; their sum, over
-        all 4H numbers; or the H numbers of each gate in the sum. The last two have one
-        gain, ``gamma_h``, and no ``gamma_x`` and ``beta_x``.
-    carried : "raw" or "normalized"
-        What the next step takes for c: c itself, or u.
+    ``norm`` says what is standardized before the gates: p and q each by itself
+    ("terms"); their "sum", over all 4H numbers; or the H numbers of each of its
+    "gates". The last two have one gain, ``gamma_h``, and refuse ``gamma_x`` and
+    ``beta_x``. ``carried`` is what the next step takes for c, and ``c_last``: "raw" c,
+    or u, "normalized". ``eps``, added to each variance inside the root, must not be 0
+    where ``h_0`` is, since :math:`W_h h` has variance 0 there.
 
     Examples
     --------
-    With weights of 0 each term is its own mean, and the hats are 0. Only c has
-    a spread; at each step it halves, and h does not notice:
+    With weights of 0 all gates are half open: c halves, and h does not notice.
 
-    >>> import numpy as np
     >>> zeros = LayerNormLSTMParameters(w_x=np.zeros((8, 1)), w_h=np.zeros((8, 2)))
-    >>> c_0 = np.array([[8.0, 16.0]])
-    >>> _, cache = layer_norm_lstm_forward(np.ones((2, 1, 1)), zeros, c_0=c_0)
-    >>> cache.c[:, 0]
-    array([[4., 8.],
-           [2., 4.]])
-    >>> np.round(cache.h[:, 0] / np.tanh(1.0), 4)
-    array([[-0.5,  0.5],
-           [-0.5,  0.5]])
+    >>> x, c_0 = np.ones((2, 1, 1)), np.array([[8.0, 16.0]])
+    >>> _, cache = layer_norm_lstm_forward(x, zeros, c_0=c_0)
+    >>> cache.c[:, 0].tolist()
+    [[4.0, 8.0], [2.0, 4.0]]
+    >>> np.round(cache.h[:, 0] / np.tanh(1.0), 4).tolist()
+    [[-0.5, 0.5], [-0.5, 0.5]]
     """
     states, sizes = through_time.check_inputs(
         x, parameters, LayerNormLSTMParameters, batch_sizes, h_0=h_0, c_0=c_0
@@ -305,20 +292,7 @@ def layer_norm_lstm_forward(
     return LSTMOutput(cache.h, *last), cache
 
 
-def layer_norm_lstm(
-    x: Array,
-    parameters: LayerNormLSTMParameters,
-    h_0: Array | None = None,
-    c_0: Array | None = None,
-    eps: float = 1e-5,
-    *,
-    norm: Normed = "terms",
-    carried: Carried = "raw",
-    batch_sizes: Sequence[int] | None = None,
-) -> LSTMOutput:
-    """Run the layer-normalized LSTM: :func:`layer_norm_lstm_forward`, no cache."""
-    options: Any = {"norm": norm, "carried": carried, "batch_sizes": batch_sizes}
-    return layer_norm_lstm_forward(x, parameters, h_0, c_0, eps, **options)[0]
+layer_norm_lstm = without_cache(layer_norm_lstm_forward)
 
 
 def layer_norm_lstm_step(
@@ -347,9 +321,8 @@ def layer_norm_lstm_backward(
 ) -> LSTMGradients:
     r"""Return the gradients through the layer-normalized LSTM, backward through time.
 
-    :func:`step_backward` over all steps, then the sums: for :math:`\gamma_h` it is
-    :math:`\sum_t \delta a_t\,\hat p_t`. The rest is as in
-    :func:`normbook.lstm.lstm_backward`; ``gamma_x`` and ``beta_x`` have no gradient
+    As :func:`normbook.lstm.lstm_backward`; for :math:`\gamma_h` the sum is
+    :math:`\sum_t \delta a_t\,\hat p_t`. ``gamma_x`` and ``beta_x`` have no gradient
     where the sum is normalized.
     """
     last = through_time.check_gradients(

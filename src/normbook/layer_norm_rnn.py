@@ -18,19 +18,7 @@ from normbook import through_time
 from normbook.arrays import Array, check_eps
 from normbook.layer_norm_lstm import hat, through
 from normbook.lstm import tanh
-
-__all__ = [
-    "LayerNormRNNParameters",
-    "RNNCache",
-    "RNNGradients",
-    "RNNOutput",
-    "layer_norm_rnn",
-    "layer_norm_rnn_backward",
-    "layer_norm_rnn_forward",
-    "layer_norm_rnn_step",
-    "step",
-    "step_backward",
-]
+from normbook.normalize import without_cache
 
 
 class LayerNormRNNParameters(NamedTuple):
@@ -95,12 +83,9 @@ def layer_norm_rnn_forward(
 
     Examples
     --------
-    Two units that get 1 and 3 are one standard deviation below and above their mean:
-
-    >>> import numpy as np
     >>> parameters = LayerNormRNNParameters(np.array([[1.0], [3.0]]), np.zeros((2, 2)))
     >>> output, _ = layer_norm_rnn_forward(np.ones((1, 1, 1)), parameters, eps=0.0)
-    >>> output.h_last / np.tanh(1.0)
+    >>> output.h_last / np.tanh(1.0)  # 1 and 3 are one deviation from their mean
     array([[-1.,  1.]])
     """
     states, sizes = through_time.check_inputs(
@@ -115,14 +100,7 @@ def layer_norm_rnn_forward(
     return RNNOutput(cache.h, *last), cache
 
 
-def layer_norm_rnn(
-    x: Array,
-    parameters: LayerNormRNNParameters,
-    h_0: Array | None = None,
-    eps: float = 1e-5,
-) -> RNNOutput:
-    """Run the network: :func:`layer_norm_rnn_forward` without the cache."""
-    return layer_norm_rnn_forward(x, parameters, h_0, eps)[0]
+layer_norm_rnn = without_cache(layer_norm_rnn_forward)
 
 
 def layer_norm_rnn_step(

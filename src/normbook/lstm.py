@@ -9,17 +9,16 @@ r"""The LSTM, forward and backward through time.
 T steps of N examples with D features are an array ``x`` of shape (T, N, D), or packed
 (:mod:`normbook.through_time`) one of shape (M, D) with ``batch_sizes``. ``h_0`` and
 ``c_0``, the states of H units before the first step, have shape (N, H); ``None`` stands
-for 0. The 4H rows of the weights belong to the gates in the order f, i, o, g: forget,
-input, output, candidate.
+for 0. The 4H rows of the weights belong to the gates f, i, o, g: forget, input, output,
+candidate.
 
 :func:`step`, :func:`local_slopes` and :func:`step_backward` are the formulas of the
-chapter, word for word, and check nothing. The others run over a sequence. They raise a
-``TypeError`` if an argument is no array of real floating-point numbers, or not of the
-kind and dtype of x, and a ``ValueError`` if a shape does not fit, there is no step, or
-``batch_sizes`` or the cache is not as it must be.
+chapter, word for word, and check nothing. The others run over a sequence. To them what
+is no array of floating-point numbers, or not of the kind and dtype of x, is a
+``TypeError``, a wrong shape, sequence or cache a ``ValueError``.
 
 Source: Hochreiter and Schmidhuber (1997), with the forget gate of Gers et al. (2000);
-book, chapter *The LSTM*, where the backward pass is derived.
+book, chapter *The LSTM*.
 """
 
 from __future__ import annotations
@@ -28,10 +27,12 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
+import numpy as np
 from array_api_compat import array_namespace
 
 from normbook import through_time
 from normbook.arrays import Array
+from normbook.normalize import without_cache
 
 __all__ = [
     "LSTMCache",
@@ -47,11 +48,8 @@ __all__ = [
     "step_backward",
 ]
 
-
-# The order of the gates in weights and pre-activations, here and in every cell: forget,
-# input, output, and g for the candidate. Converters read this; the cells spell it out
-# where they split a (`step`, `local_slopes`, `update`) and where they join its gradient
-# (`step_backward`), as their chapters do, and so do the fast cells of `layers`.
+# The order of the gates in weights and pre-activations. Converters read this; every
+# cell spells it out, as its chapter does.
 GATES = "fiog"
 
 
@@ -99,16 +97,12 @@ class LSTMGradients(NamedTuple):
 
 def sigmoid(a: Array) -> Array:
     """Logistic function 1 / (1 + exp(-a)), which overflows for no a."""
-    xp = array_namespace(a)
-    # torch has a faster one; the array API standard has none.
-    if hasattr(xp, "sigmoid"):
-        return xp.sigmoid(a)
-    return 0.5 + 0.5 * xp.tanh(0.5 * a)
+    return a.sigmoid() if hasattr(a, "sigmoid") else 0.5 + 0.5 * tanh(0.5 * a)
 
 
 def tanh(a: Array) -> Array:
     """Hyperbolic tangent, of NumPy or of torch."""
-    return array_namespace(a).tanh(a)
+    return a.tanh() if hasattr(a, "tanh") else np.tanh(a)
 
 
 def split(a: Array, parts: int) -> list[Array]:
@@ -174,10 +168,8 @@ def lstm_forward(
     --------
     With all weights 0 each gate is half open and nothing comes in:
 
-    >>> import numpy as np
     >>> zeros = LSTMParameters(w_x=np.zeros((4, 1)), w_h=np.zeros((4, 1)))
-    >>> x, c_0 = np.zeros((2, 1, 1)), np.array([[8.0]])
-    >>> _, cache = lstm_forward(x, zeros, c_0=c_0)
+    >>> _, cache = lstm_forward(np.zeros((2, 1, 1)), zeros, c_0=np.array([[8.0]]))
     >>> cache.c.ravel(), cache.f.ravel()
     (array([4., 2.]), array([0.5, 0.5]))
     """
@@ -193,16 +185,7 @@ def lstm_forward(
     return LSTMOutput(cache.h, *last), cache
 
 
-def lstm(
-    x: Array,
-    parameters: LSTMParameters,
-    h_0: Array | None = None,
-    c_0: Array | None = None,
-    *,
-    batch_sizes: Sequence[int] | None = None,
-) -> LSTMOutput:
-    """Run the plain LSTM over a sequence: :func:`lstm_forward` without the cache."""
-    return lstm_forward(x, parameters, h_0, c_0, batch_sizes=batch_sizes)[0]
+lstm = without_cache(lstm_forward)
 
 
 def lstm_step(
@@ -224,20 +207,15 @@ def lstm_backward(
 
     :func:`step_backward` over all steps. The weights act at every step, so they get
     sums: :math:`\sum_t \delta a_t\,h_{t-1}^\top` for :math:`W_h`, and likewise with
-    :math:`x_t` for :math:`W_x` and with 1 for b.
-
-    ``dl_dh`` is what the loss sends to ``h``, the state of each step; ``dl_dh_last``
-    and ``dl_dc_last``, (N, H), arrive besides behind the last step, ``None`` for 0.
+    :math:`x_t` for :math:`W_x` and with 1 for b. ``dl_dh`` is what the loss sends to
+    the state of each step; ``dl_dh_last`` and ``dl_dc_last``, (N, H), arrive besides
+    behind the last step, ``None`` for 0.
 
     Examples
     --------
-    With all weights 0, half of what arrives at c goes back at each step:
-
-    >>> import numpy as np
     >>> zeros = LSTMParameters(w_x=np.zeros((4, 1)), w_h=np.zeros((4, 1)))
-    >>> _, cache = lstm_forward(np.zeros((3, 1, 1)), zeros)
-    >>> none, one = np.zeros((3, 1, 1)), np.ones((1, 1))
-    >>> lstm_backward(none, cache, dl_dc_last=one).dl_dc_0
+    >>> _, cache = lstm_forward(np.zeros((3, 1, 1)), zeros)  # each gate is half open
+    >>> lstm_backward(cache.h, cache, dl_dc_last=np.ones((1, 1))).dl_dc_0
     array([[0.125]])
     """
     last = through_time.check_gradients(

@@ -7,20 +7,20 @@ Standardize along some axes, then multiply by a gain and add a bias:
     y = \gamma\,\hat x + \beta, \qquad
     \hat x = \frac{x - \mu}{\sqrt{\sigma^2 + \epsilon}} .
 
-Three choices make the method. ``axes`` says which values share one mean and one
-variance; ``parameter_axes`` says along which axes gain and bias have values of their
-own; ``is_centred`` says whether the mean is taken off. Batch norm, layer norm, RMSNorm,
-instance norm, weight norm, weight standardization and, of an array whose channels are
-split, group norm are such choices and nothing more: the table :data:`METHODS`.
+``axes`` says which values share one mean and one variance; ``parameter_axes`` along
+which axes gain and bias have values of their own; ``is_centred`` whether the mean is
+taken off. The methods of :data:`METHODS` are such choices and nothing more.
 
-First stand the formulas, in the names of the chapters, which check nothing; after them
-the public functions, which check their arguments once and then call the formulas. What
-all functions of the family share is told in :func:`normalize_forward`.
+First stand the formulas, in the names of the chapters, which check nothing; then the
+public functions, which check their arguments once and call them. What the whole family
+shares is told in :func:`normalize_forward`.
 """
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from functools import wraps
+from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 from normbook.arrays import (
     Array,
@@ -35,27 +35,14 @@ from normbook.arrays import (
     sorted_axes,
 )
 
-__all__ = [
-    "METHODS",
-    "Method",
-    "NormalizeCache",
-    "NormalizeGradients",
-    "moments",
-    "normalize",
-    "normalize_backward",
-    "normalize_forward",
-    "standardize",
-]
+Arguments = ParamSpec("Arguments")
+Y = TypeVar("Y")
 
 
 class NormalizeCache(NamedTuple):
-    """What the backward pass needs from the forward pass.
+    """What the backward pass needs; statistics keep the reduced axes, with length 1."""
 
-    The statistics keep the reduced axes with length 1. Of half precision they, and
-    ``x_hat``, are float32.
-    """
-
-    x_hat: Array
+    x_hat: Array  # float32 of half precision, as the statistics
     mu: Array  # None where the mean was not taken off
     var: Array  # biased, without eps; the mean square where mu is None
     inv_std: Array  # 1 / sqrt(var + eps)
@@ -73,19 +60,19 @@ class NormalizeGradients(NamedTuple):
 
 
 class Method(NamedTuple):
-    """What a method takes, and its axes; ``2, ...`` stands for axis 2 and all after.
+    """The axes of a method, where ``2, ...`` stands for axis 2 and all after.
 
     To add one: its row in :data:`METHODS`, functions that name it as those of
     ``group_norm`` do, its case in ``tests/test_methods.py``; for the book's table of
     axes its line in ``axes``, for a layer a class in ``layers``.
     """
 
-    shapes: str
-    least: int  # axes that x must have
-    cure: str  # for one with fewer
     axes: tuple[Any, ...]
     parameter_axes: tuple[int, ...]
     is_centred: bool = True
+    shapes: str = ""  # that x may have, where layout checks them
+    least: int = 1  # axes
+    cure: str = "x[None]"  # for one with fewer
 
     def of(self, ndim: int) -> dict[str, Any]:
         """Return the arguments of :func:`normalize` for x with so many axes."""
@@ -100,17 +87,26 @@ class Method(NamedTuple):
         }
 
 
-_WEIGHTS = "(D_out, D_in) or (C_out, C_in, ...)", 2, "weights[None]"
+# Each row of weights has its own statistics.
+_BY_ROW = Method(
+    (1, ...),
+    (),
+    shapes="(D_out, D_in) or (C_out, C_in, ...)",
+    least=2,
+    cure="weights[None]",
+)
 
 #: The methods by name. Group norm takes x with its channels split into G groups.
 METHODS = {
-    "batch norm": Method("(N, D) or (N, C, ...)", 2, "x[:, None]", (0, 2, ...), (1,)),
-    "layer norm": Method("(..., D)", 1, "x[None]", (-1,), (-1,)),
-    "RMSNorm": Method("(..., D)", 1, "x[None]", (-1,), (-1,), is_centred=False),
-    "instance norm": Method("(N, C, L) or more axes", 3, "x[None]", (2, ...), (1,)),
-    "group norm": Method("(N, G, C / G, ...)", 3, "x[None]", (2, ...), (1, 2)),
-    "weight norm": Method(*_WEIGHTS, (1, ...), (0,), is_centred=False),
-    "weight standardization": Method(*_WEIGHTS, (1, ...), ()),
+    "batch norm": Method(
+        (0, 2, ...), (1,), shapes="(N, D) or (N, C, ...)", least=2, cure="x[:, None]"
+    ),
+    "layer norm": Method((-1,), (-1,)),
+    "RMSNorm": Method((-1,), (-1,), is_centred=False),
+    "instance norm": Method((2, ...), (1,), shapes="(N, C, L) or more axes", least=3),
+    "group norm": Method((2, ...), (1, 2)),
+    "weight norm": _BY_ROW._replace(parameter_axes=(0,), is_centred=False),
+    "weight standardization": _BY_ROW,
 }
 
 
@@ -220,40 +216,43 @@ def layout(method: str, x: Array, name: str = "x") -> dict[str, Any]:
 
 
 def checked_forward(
-    x: Array,
-    gamma: Array | None,
-    beta: Array | None,
-    eps: float,
-    *,
-    axes: tuple[int, ...],
-    parameter_axes: tuple[int, ...],
-    is_centred: bool,
+    x: Array, gamma: Array | None, beta: Array | None, eps: float, **layout: Any
 ) -> tuple[Array, NormalizeCache]:
     """Normalize x, of which the layout is known, after a check of all the rest."""
-    check_groups(x, axes)
-    check_parameters(x, parameter_axes, gamma=gamma, beta=beta)
-    return forward(x, gamma, beta, axes, parameter_axes, check_eps(eps), is_centred)
+    check_groups(x, layout["axes"])
+    check_parameters(x, layout["parameter_axes"], gamma=gamma, beta=beta)
+    return forward(x, gamma, beta, eps=check_eps(eps), **layout)
+
+
+def without_cache(
+    function: Callable[Arguments, tuple[Y, Any]],
+) -> Callable[Arguments, Y]:
+    """Return the plain form of a function ``..._forward``, named without the ending."""
+    name = function.__name__
+
+    @wraps(function)
+    def plain(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Y:
+        return function(*args, **kwargs)[0]
+
+    plain.__name__ = plain.__qualname__ = name.removesuffix("_forward")
+    plain.__doc__ = f"Return the first result of :func:`{name}`, without the cache."
+    return plain
 
 
 def moments(x: Array, axes: Axes) -> tuple[Array, Array]:
     r"""Return mean and biased variance of each group, in two passes.
 
     The textbook shortcut :math:`\overline{x^2} - \bar x^2` subtracts two large
-    numbers and can even turn negative. Here the mean is taken off first. A second
-    look at the centred values then repairs what rounding left in the mean: the
-    *corrected two-pass algorithm*.
+    numbers and can even turn negative. Here the mean is taken off first, and a second
+    look repairs what rounding left in it: the *corrected two-pass algorithm* of Chan,
+    Golub and LeVeque (1983), eq. 1.7.
 
     Both have the shape of ``x`` with length 1 along ``axes``; of half precision they
     are float32.
 
-    Source: Chan, Golub and LeVeque (1983), "Algorithms for computing the sample
-    variance", eq. 1.7.
-
     Examples
     --------
-    >>> import numpy as np
-    >>> mu, var = moments(np.array([[1.0, 10.0], [3.0, 10.0]]), axes=0)
-    >>> mu, var
+    >>> moments(np.array([[1.0, 10.0], [3.0, 10.0]]), axes=0)
     (array([[ 2., 10.]]), array([[1., 0.]]))
     """
     check_float_array("x", x)
@@ -268,10 +267,8 @@ def standardize(
 ) -> Array:
     r"""Shift and scale each group to mean 0 and (almost) variance 1.
 
-    .. math:: \hat x_i = (x_i - \mu) / \sqrt{\sigma^2 + \epsilon}
-
-    The variance of the result is :math:`\sigma^2 / (\sigma^2 + \epsilon)`. Not centred,
-    a group is divided by its root mean square. :func:`normalize` without gain and bias.
+    The variance of the result is :math:`\sigma^2 / (\sigma^2 + \epsilon)`.
+    :func:`normalize` without gain and bias.
     """
     return normalize_forward(x, axes=axes, eps=eps, is_centred=is_centred)[0]
 
@@ -288,54 +285,40 @@ def normalize_forward(
 ) -> tuple[Array, NormalizeCache]:
     r"""Normalize along some axes, and keep what the backward pass needs.
 
+    Arrays are all of NumPy or all of torch; y has shape and dtype of ``x``. Of half
+    precision the statistics are float32, and the result is rounded once, at the end.
+
     Parameters
     ----------
-    x : array of floats, any shape
-        A NumPy array or a torch tensor. Of half precision the statistics are float32,
-        and the result is rounded once, at the end.
     gamma, beta : arrays, optional
-        Gain and bias. Their shape is that of ``x`` along ``parameter_axes``, in the
-        order of the axes of ``x``; ``None`` stands for 1 and 0.
-    axes : int or tuple of int
-        The axes along which the values share one mean and one variance.
-    parameter_axes : int or tuple of int
-        The axes along which gain and bias have values of their own.
+        Their shape is that of ``x`` along ``parameter_axes``, in the order of the axes
+        of ``x``; ``None`` stands for 1 and 0.
     eps : float
-        Added to the variance, inside the root; unit of x squared.
+        Added to the variance, inside the root; unit of x squared. With 0 a group of
+        equal values gives 0/0: NaN, and no error, because looking at the values would
+        halt a GPU.
     is_centred : bool
-        Whether the mean is taken off first; RMSNorm leaves it.
-
-    Returns
-    -------
-    y : array
-        Shape and dtype of ``x``.
-    cache : NormalizeCache
+        Without it a group is divided by its root mean square, as in RMSNorm.
 
     Raises
     ------
     TypeError
-        If an argument is not an array of real floating-point numbers, or not of the
-        kind of ``x``.
+        If an argument is no array of real floating-point numbers, or not of the kind of
+        ``x``.
     ValueError
-        If an axis does not exist or is named twice, a shape does not fit, a group
-        has no value, or eps is negative or not finite.
+        If an axis does not exist or is named twice, a shape does not fit, a group has
+        no value, or eps is negative or not finite.
 
     Notes
     -----
-    With ``eps=0`` a group of equal values gives 0/0: NaN, and no error, because
-    looking at the values would halt a GPU.
-
-    Source: Ioffe and Szegedy (2015), Algorithm 1, for the formula; Wu and He (2018),
-    section 3.1, for the methods as sets of values that share statistics; book,
-    chapters *Batch normalization* and *Choosing the axes*.
+    Source: Wu and He (2018), section 3.1: the methods as sets of values that share
+    statistics; book, chapters *Batch normalization* and *Choosing the axes*.
 
     Examples
     --------
     Each row has its own statistics, each column its own gain:
 
-    >>> import numpy as np
-    >>> x = np.array([[1.0, 3.0], [10.0, 50.0]])
-    >>> gamma = np.array([1.0, 5.0])
+    >>> x, gamma = np.array([[1.0, 3.0], [10.0, 50.0]]), np.array([1.0, 5.0])
     >>> y, cache = normalize_forward(x, gamma, axes=1, parameter_axes=1, eps=0.0)
     >>> y
     array([[-1.,  5.],
@@ -344,32 +327,15 @@ def normalize_forward(
     (array([ 2., 30.]), array([  1., 400.]))
     """
     check_float_array("x", x)
-    axes = sorted_axes(x, axes)
-    parameter_axes = sorted_axes(x, parameter_axes, "parameter_axes")
-    layout = {"axes": axes, "parameter_axes": parameter_axes}
-    return checked_forward(x, gamma, beta, eps, **layout, is_centred=is_centred)
+    layout = {
+        "axes": sorted_axes(x, axes),
+        "parameter_axes": sorted_axes(x, parameter_axes, "parameter_axes"),
+        "is_centred": is_centred,
+    }
+    return checked_forward(x, gamma, beta, eps, **layout)
 
 
-def normalize(
-    x: Array,
-    gamma: Array | None = None,
-    beta: Array | None = None,
-    *,
-    axes: Axes,
-    parameter_axes: Axes = (),
-    eps: float = 1e-5,
-    is_centred: bool = True,
-) -> Array:
-    """Normalize along some axes: the ``y`` of :func:`normalize_forward`."""
-    return normalize_forward(
-        x,
-        gamma,
-        beta,
-        axes=axes,
-        parameter_axes=parameter_axes,
-        eps=eps,
-        is_centred=is_centred,
-    )[0]
+normalize = without_cache(normalize_forward)
 
 
 def normalize_backward(dl_dy: Array, cache: NormalizeCache) -> NormalizeGradients:
@@ -386,30 +352,21 @@ def normalize_backward(dl_dy: Array, cache: NormalizeCache) -> NormalizeGradient
         \,\hat x, \qquad
         \frac{\partial\ell}{\partial\beta} = \sum \frac{\partial\ell}{\partial y},
 
-    the sums over all values that a gain acts on. It is exact for every
-    :math:`\epsilon \ge 0`. Without centring, :math:`\bar g` is missing. Batch norm,
-    layer norm, RMSNorm and instance norm have this backward pass under their names.
+    the sums over all values that a gain acts on; exact for every
+    :math:`\epsilon \ge 0`. Without centring, :math:`\bar g` is missing.
 
-    ``dl_dy`` has shape and kind of ``y``, or else it is refused. ``dl_dx`` has shape
-    and dtype of ``dl_dy``; ``dl_dgamma`` and ``dl_dbeta`` have the shape of gain and
-    bias, also where these were left out.
+    ``dl_dy`` has shape and kind of ``y``, or else it is refused; ``dl_dx`` has its
+    dtype. The others have the shape of gain and bias, also where these were left out.
 
     Source: book, chapters *The gradient of batch normalization* and *The gradient of
     layer normalization*.
 
     Examples
     --------
-    >>> import numpy as np
-    >>> x = np.array([[0.0, 3.0, 3.0]])  # mean 2, variance 2
-    >>> gamma = np.array([2.0, 2.0, 2.0])
-    >>> _, cache = normalize_forward(x, gamma, axes=1, parameter_axes=1, eps=0.0)
-    >>> dl_dx, dl_dgamma, dl_dbeta = normalize_backward(
-    ...     np.array([[1.0, 2.0, 0.0]]), cache
-    ... )
-    >>> np.round(dl_dx / np.sqrt(2), 9)  # gamma / sigma is the root of 2
+    >>> _, cache = normalize_forward(np.array([[0.0, 3.0, 3.0]]), axes=1, eps=0.0)
+    >>> dl_dx, *_ = normalize_backward(np.array([[1.0, 2.0, 0.0]]), cache)
+    >>> np.round(dl_dx * np.sqrt(2), 9)  # sigma is the root of 2
     array([[ 0.,  1., -1.]])
-    >>> dl_dgamma * np.sqrt(2), dl_dbeta
-    (array([-2.,  2.,  0.]), array([1., 2., 0.]))
     """
     check_like("dl_dy", dl_dy, "y", cache.x_hat)
     return backward(dl_dy, cache)

@@ -1,21 +1,20 @@
 r"""Statistics gathered over many batches, for use at inference.
 
-During training each batch brings its own mean and variance. At inference a layer
-needs *one* pair for each channel: an exponential average, a cumulative one, or a
-second look at the whole data set.
+At inference a layer needs *one* mean and variance for each channel: an exponential
+average over the batches of training, a cumulative one, or a second look at all data.
 
 Two conventions name the weight of an exponential average, and they are opposite.
 ``momentum``, in (0, 1], is the weight of the **new** value (torch). ``decay``, in
 [0, 1), is the weight of the **old** one: :math:`\alpha` in the literature, called
-*momentum* in Keras. Every function takes one of them, by name: a ``TypeError`` says
-that both or none came. The momentum 0.1 is computed as the decay 0.9.
+*momentum* in Keras. Every function takes one of them, by name. The momentum 0.1 is
+computed as the decay 0.9.
 
-What is no array of floating-point numbers, where one is asked for, raises a
+Averages take arrays or numbers of one shape and leave them as they were. What is no
+array of floats where one is asked for, or both of momentum and decay, is a
 ``TypeError``; a number outside its range or a shape that does not fit a ``ValueError``.
-An average takes arrays or numbers of one shape and leaves them as they were.
 
 :func:`averaged`, :func:`debiased` and :func:`one_pass` are the formulas of the
-chapters, word for word, and check nothing.
+chapters *Moving averages* and *Split batches*, word for word, and check nothing.
 """
 
 from __future__ import annotations
@@ -38,21 +37,6 @@ from normbook.arrays import (
     check_same_shape,
 )
 from normbook.normalize import moments
-
-__all__ = [
-    "PopulationStatistics",
-    "RunningStatistics",
-    "averaged",
-    "cumulative_average",
-    "debias",
-    "debiased",
-    "exponential_average",
-    "merge",
-    "one_pass",
-    "population_statistics",
-    "unbiased",
-    "welford",
-]
 
 
 def averaged(average: Array, value: Array, alpha: float) -> Array:
@@ -82,11 +66,9 @@ def exponential_average(
     momentum: float | None = None,
     decay: float | None = None,
 ) -> Array:
-    r"""Return the next value of an exponential moving average.
+    """Return the next value of an exponential moving average, :func:`averaged`.
 
-    .. math:: r_\tau = \alpha\, r_{\tau-1} + (1 - \alpha)\, v_\tau
-
-    Source: Bishop and Bishop (2024), eq. 7.56; book, chapter *Moving averages*.
+    Source: Bishop and Bishop (2024), eq. 7.56.
 
     Examples
     --------
@@ -102,8 +84,6 @@ def exponential_average(
 
 def cumulative_average(running: Array, new: Array, steps: int) -> Array:
     r"""Return the plain average of all values so far, without storing them.
-
-    .. math:: r_\tau = r_{\tau-1} + (v_\tau - r_{\tau-1}) / \tau
 
     ``steps`` counts the values in ``running``; with 0 that is ignored.
 
@@ -128,14 +108,13 @@ def debias(
 ) -> Array:
     r"""Remove the pull of a start at 0 from an exponential average of ``steps`` values.
 
-    After :math:`\tau` steps their weights sum to :math:`1 - \alpha^\tau`; dividing by
+    Their weights sum to :math:`1 - \alpha^\tau` after :math:`\tau` steps; dividing by
     that makes them sum to 1. Source: Kingma and Ba (2015), section 3.
 
     Examples
     --------
-    >>> once = exponential_average(0.0, 5.0, decay=0.75)
-    >>> once, debias(once, steps=1, decay=0.75)
-    (1.25, 5.0)
+    >>> debias(exponential_average(0.0, 5.0, decay=0.75), steps=1, decay=0.75)
+    5.0
     """
     decay = _decay(momentum, decay)
     _check_number("steps", steps, 1, "count the values that the average holds")
@@ -143,12 +122,9 @@ def debias(
 
 
 def unbiased(var: Array, count: int) -> Array:
-    r"""Return the unbiased variance, by Bessel's correction.
+    """Return the unbiased variance, n / (n - 1) times the biased: Bessel's correction.
 
-    .. math:: \frac{n}{n - 1}\,\sigma^2
-
-    ``count`` is n >= 2, the number of values in each group: N for ``(N, D)``, N H W for
-    ``(N, C, H, W)``.
+    ``count`` is n >= 2, the number of values in a group: N, or N H W of (N, C, H, W).
 
     Examples
     --------
@@ -164,14 +140,13 @@ def unbiased(var: Array, count: int) -> Array:
 class RunningStatistics:
     """Mean and variance gathered batch by batch; ``update`` gives a new one.
 
-    Make the first one with :meth:`start`. Objects do not change, so after an error
-    the old statistics are still whole. ``mean`` and ``var``, shape (D,), are what
-    inference should use; ``steps`` counts the batches. The defaults are those of torch.
+    Make the first one with :meth:`start`, whose defaults are those of torch. Objects do
+    not change, so after an error the old statistics are still whole. ``mean`` and
+    ``var``, shape (D,), are what inference should use; ``steps`` counts the batches.
     Source: Ioffe and Szegedy (2015), Algorithm 2, for the unbiased variance.
 
     Examples
     --------
-    >>> import numpy as np
     >>> running = RunningStatistics.start(np.zeros(1), momentum=0.5)
     >>> running = running.update(np.array([4.0]), np.array([3.0]), count=4)
     >>> running.mean, running.var  # 0.5 * 1 + 0.5 * 3 * 4 / 3
@@ -200,21 +175,12 @@ class RunningStatistics:
     ) -> RunningStatistics:
         """Begin with mean 0 and variance 1, as torch does; debiased from 0 and 0.
 
-        Parameters
-        ----------
-        like : array of floats, shape (D,)
-            Gives shape, dtype and device.
-        momentum, decay : float, optional
-            One of them, or none: then momentum is 0.1.
-        is_cumulative : bool
-            Take the plain average of all batches instead, without momentum, decay
-            (torch: ``momentum=None``) and debiasing.
-        is_unbiased : bool
-            Correct each batch's variance with :func:`unbiased` before averaging.
-        averages : "var" or "std"
-            Average variances, or standard deviations (to show the difference).
-        is_debiased : bool
-            Correct with :func:`debias` on reading.
+        ``like``, shape (D,), gives shape, dtype and device; the momentum is 0.1 if none
+        is named. ``is_cumulative`` takes the plain average of all batches instead
+        (torch: ``momentum=None``), without debiasing. ``is_unbiased`` corrects the
+        variance of each batch with :func:`unbiased`, ``is_debiased`` the averages with
+        :func:`debias` when they are read. ``averages="std"`` averages standard
+        deviations, to show the difference.
         """
         check_float_array("like", like)
         if averages not in ("var", "std"):
@@ -299,21 +265,16 @@ def merge(parts: Iterable[PopulationStatistics]) -> PopulationStatistics:
 
     Two parts a and b join without a loss, however unequal (Chan's rule):
 
-    .. math::
-
-        \mu = \mu_a + \delta\,\frac{n_b}{n}, \qquad
+    .. math:: \mu = \mu_a + \delta\,\frac{n_b}{n}, \qquad
         M = M_a + M_b + \delta^2\,\frac{n_a n_b}{n}, \qquad
         \delta = \mu_b - \mu_a,\quad n = n_a + n_b,
 
-    with :math:`M = n \sigma^2` the sum of squared deviations. The average of the
-    variances alone would lack the last term, the spread of the means. The parts are
-    batches, shards on several devices, or stretches of a stream; at least one must have
-    a value in it. Source: Chan, Golub and LeVeque (1983), eq. 2.1; book, chapter *Split
-    batches*.
+    with :math:`M = n \sigma^2` the sum of squared deviations; the average of the
+    variances alone would lack the last term, the spread of the means. At least one part
+    must have a value. Source: Chan, Golub and LeVeque (1983), eq. 2.1.
 
     Examples
     --------
-    >>> import numpy as np
     >>> a = PopulationStatistics(np.array([2.0]), np.array([1.0]), 2)  # 1 and 3
     >>> b = PopulationStatistics(np.array([8.0]), np.array([0.0]), 1)  # 8
     >>> merge([a, b])
@@ -341,16 +302,14 @@ def merge(parts: Iterable[PopulationStatistics]) -> PopulationStatistics:
 
 
 def welford(values: Iterable[Array]) -> PopulationStatistics:
-    r"""Return the statistics of a stream, one value at a time (Welford's rule).
+    r"""Return the statistics of a stream, one value at a time: :func:`one_pass`.
 
-    The values have shape (D,); an array of shape (N, D) is a stream of N. Each step of
-    :func:`one_pass` is :func:`merge` with a part of a single value. Neither subtracts
-    two large numbers, as :math:`\operatorname{E} x^2 - (\operatorname{E} x)^2` does.
-    Source: Welford (1962); book, chapter *Split batches*.
+    The values have shape (D,); an array of shape (N, D) is a stream of N. Each step is
+    :func:`merge` with a part of a single value. Neither subtracts two large numbers, as
+    :math:`\operatorname{E} x^2 - (\operatorname{E} x)^2` does. Source: Welford (1962).
 
     Examples
     --------
-    >>> import numpy as np
     >>> welford(np.array([[1.0], [3.0], [8.0]]))
     PopulationStatistics(mean=array([4.]), var=array([8.66666667]), size=3)
     """
@@ -378,9 +337,7 @@ def population_statistics(batches: Iterable[Array], axes: Axes) -> PopulationSta
 
     Examples
     --------
-    >>> import numpy as np
-    >>> parts = [np.array([[1.0], [3.0]]), np.array([[8.0]])]
-    >>> population_statistics(parts, axes=0)  # of 1, 3 and 8
+    >>> population_statistics([np.array([[1.0], [3.0]]), np.array([[8.0]])], axes=0)
     PopulationStatistics(mean=array([4.]), var=array([8.66666667]), size=3)
     """
     if hasattr(batches, "shape"):

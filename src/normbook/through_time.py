@@ -1,11 +1,11 @@
 """The way of a sequence through time: the loop over its steps, forward and backward.
 
 T steps of N examples are an array of shape (T, N, ...). Sequences of several lengths
-come *packed*: sorted by length, the longest first, the steps one after the other, so
-that the array has shape (M, ...) with M the number of all steps, and ``batch_sizes``
-tells how many sequences are alive at each step: it never grows, begins with N and adds
-to M. The loop sees *rows*, (M, ...), in both cases; what a cell does in a step is not
-known here. Below it is the door at which what comes into a cell is checked, once.
+come *packed*: sorted by length, the longest first, the steps one after the other, in
+shape (M, ...) with M the number of all steps. ``batch_sizes`` tells how many sequences
+are alive at each step: it never grows, begins with N and adds to M. The loop sees
+*rows*, (M, ...), in both cases; what a cell does in a step is not known here. Below it
+is the door at which what comes into a cell is checked, once.
 """
 
 from __future__ import annotations
@@ -54,9 +54,9 @@ def back_over_steps(
 
     ``step_backward(dl_dh_t, *arriving, *rows)`` takes all that arrives at h, what
     arrives at the other states, and of ``rows`` those of the step. It returns what goes
-    to the states before the step, and behind them the gradients within the step.
-    ``last`` arrives at the states behind the last step of each sequence. Returned are
-    what arrives at the states before the first step, and the gradients within, as rows.
+    to the states before the step, and behind them the gradients within it. ``last``
+    arrives at the states behind the last step of each sequence. Returned are what
+    arrives at the first states, and the gradients within, as rows.
     """
     xp = array_namespace(dl_dh)
     alive, within = batch_sizes[-1], []

@@ -1,12 +1,11 @@
 r"""Weight normalization and weight standardization: the weights, not the activations.
 
-Both treat each row of a weight array, the weights of one output, by its own
-statistics: the axes of one group are all but axis 0. They are choices of axes, as
-batch norm and layer norm are, but on another array. Weight norm is RMSNorm of the
-rows, with eps = 0 and a gain for each; weight standardization is layer norm of the
-rows, without gain and bias. Neither sees the data, so neither needs statistics of a
-batch. Shapes are (D_out, D_in) or (C_out, C_in, ...), with a length for each row; what
-all methods share is told in :func:`normbook.normalize.normalize_forward`.
+Both treat each row of a weight array, the weights of one output, by its own statistics:
+the axes of one group are all but axis 0, of (D_out, D_in) or (C_out, C_in, ...). Weight
+norm is RMSNorm of the rows, with eps = 0 and a gain for each; weight standardization is
+layer norm of the rows, without gain and bias. Neither needs statistics of a batch. What
+all methods share is told in :func:`normbook.normalize.normalize_forward`. Book, chapter
+*Choosing the axes*.
 """
 
 from __future__ import annotations
@@ -20,19 +19,8 @@ from normbook.normalize import (
     checked_forward,
     layout,
     normalize_backward,
+    without_cache,
 )
-
-__all__ = [
-    "WeightNormGradients",
-    "gain_of_rows",
-    "row_axes",
-    "weight_norm",
-    "weight_norm_backward",
-    "weight_norm_forward",
-    "weight_standardization",
-    "weight_standardization_backward",
-    "weight_standardization_forward",
-]
 
 
 class WeightNormGradients(NamedTuple):
@@ -63,23 +51,18 @@ def weight_norm_forward(v: Array, g: Array) -> tuple[Array, NormalizeCache]:
     In the cache ``x_hat`` is v with rows of root mean square 1, and ``gamma`` is
     :func:`gain_of_rows`. A row of zeros has no direction and gives NaN, as in torch.
 
-    Source: Salimans and Kingma (2016), "Weight normalization", equation 2; book,
-    chapter *Choosing the axes*.
+    Source: Salimans and Kingma (2016), "Weight normalization", equation 2.
 
     Examples
     --------
-    >>> import numpy as np
-    >>> w, _ = weight_norm_forward(np.array([[3.0, 4.0]]), np.array([10.0]))
-    >>> w
+    >>> weight_norm_forward(np.array([[3.0, 4.0]]), np.array([10.0]))[0]
     array([[6., 8.]])
     """
     axes = layout("weight norm", v, "weights")
     return checked_forward(v, gain_of_rows(v, g), None, 0.0, **axes)
 
 
-def weight_norm(v: Array, g: Array) -> Array:
-    """Scale each row of v to the length g: the ``w`` of :func:`weight_norm_forward`."""
-    return weight_norm_forward(v, g)[0]
+weight_norm = without_cache(weight_norm_forward)
 
 
 def weight_norm_backward(dl_dw: Array, cache: NormalizeCache) -> WeightNormGradients:
@@ -94,16 +77,13 @@ def weight_norm_backward(dl_dw: Array, cache: NormalizeCache) -> WeightNormGradi
         \frac{v_i}{\lVert v_i \rVert} \Big)
 
     What reaches v has lost its part along v: a step changes the direction alone.
-
     Source: Salimans and Kingma (2016), equation 3.
 
     Examples
     --------
-    >>> import numpy as np
     >>> _, cache = weight_norm_forward(np.array([[3.0, 4.0]]), np.array([10.0]))
-    >>> dl_dv, dl_dg = weight_norm_backward(np.array([[5.0, 0.0]]), cache)
-    >>> dl_dv.round(9), dl_dg.round(9)
-    (array([[ 6.4, -4.8]]), array([3.]))
+    >>> weight_norm_backward(np.array([[5.0, 0.0]]), cache).dl_dv.round(9)
+    array([[ 6.4, -4.8]])
     """
     n = math.prod([cache.x_hat.shape[axis] for axis in cache.axes])
     dl_dv, dl_dgain, _ = normalize_backward(dl_dw, cache)
@@ -115,12 +95,6 @@ def weight_standardization_forward(
 ) -> tuple[Array, NormalizeCache]:
     r"""Standardize each row of w, and keep what the backward pass needs.
 
-    .. math::
-
-        \hat w_i = \frac{w_i - \mu_i}{\sqrt{\sigma_i^2 + \epsilon}}
-
-    with mean and (biased) variance over the weights of output i.
-
     Summaries of the paper differ on eps: inside the root, as here, or added to the
     deviation. The code of its authors divides by the *unbiased* deviation plus 1e-5:
     its weights are smaller by :math:`\sqrt{(n-1)/n}` with n weights in a row, which a
@@ -129,27 +103,19 @@ def weight_standardization_forward(
 
     Source: Qiao et al. (2019), "Micro-batch training with batch-channel normalization
     and weight standardization", and the repository
-    joe-siyuan-qiao/WeightStandardization; book, chapter *Choosing the axes*.
+    joe-siyuan-qiao/WeightStandardization.
 
     Examples
     --------
-    >>> import numpy as np
-    >>> w_hat, cache = weight_standardization_forward(
-    ...     np.array([[1.0, 3.0], [10.0, 50.0]]), eps=0.0
-    ... )
-    >>> w_hat
+    >>> weight_standardization_forward(np.array([[1.0, 3.0], [10.0, 50.0]]), eps=0.0)[0]
     array([[-1.,  1.],
            [-1.,  1.]])
-    >>> cache.mu.ravel(), cache.var.ravel()
-    (array([ 2., 30.]), array([  1., 400.]))
     """
     axes = layout("weight standardization", w, "weights")
     return checked_forward(w, None, None, eps, **axes)
 
 
-def weight_standardization(w: Array, eps: float = 1e-10) -> Array:
-    """Standardize each row: ``w_hat`` of :func:`weight_standardization_forward`."""
-    return weight_standardization_forward(w, eps)[0]
+weight_standardization = without_cache(weight_standardization_forward)
 
 
 def weight_standardization_backward(dl_dw_hat: Array, cache: NormalizeCache) -> Array:

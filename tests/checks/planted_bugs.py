@@ -60,7 +60,10 @@ class HandBatchNorm(nn.Module):
 
     def average(self, mean: Tensor, var: Tensor) -> None:
         self.running_mean = self.mixed(self.running_mean, mean)
-        self.running_var = self.mixed(self.running_var, var)
+        self.running_var = self.mixed_var(self.running_var, var)
+
+    def mixed_var(self, old: Tensor, new: Tensor) -> Tensor:
+        return self.mixed(old, new)
 
     def mixed(self, old: Tensor, new: Tensor) -> Tensor:
         return (1 - self.momentum) * old + self.momentum * new
@@ -79,30 +82,14 @@ class HandBatchNorm(nn.Module):
         return along(self.gamma, x) * x_hat + along(self.beta, x)
 
 
-class BatchStatisticsWithoutGradient(HandBatchNorm):
-    def statistics(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        with torch.no_grad():
-            return super().statistics(x)
-
-
 class BatchBuffersInGraph(HandBatchNorm):
     def update(self, mean: Tensor, var: Tensor, n: int) -> None:
         self.average(mean.flatten(), var.flatten() * n / (n - 1))
 
 
-class BatchOnePassVariance(HandBatchNorm):
-    def statistics(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        return one_pass(x, 0, *range(2, x.dim()))
-
-
 class BatchBiasedRunningVariance(HandBatchNorm):
     def update(self, mean: Tensor, var: Tensor, n: int) -> None:
         self.average(mean.detach().flatten(), var.detach().flatten())
-
-
-class BatchModeFromGradMode(HandBatchNorm):
-    def uses_batch(self) -> bool:
-        return torch.is_grad_enabled()
 
 
 class BatchStatisticsNotBuffers(HandBatchNorm):
@@ -129,21 +116,6 @@ class BatchStatisticsInList(HandBatchNorm):
         return self.kept[1]
 
 
-class BatchSigmaPlusEps(HandBatchNorm):
-    def normalized(self, x: Tensor, mean: Tensor, var: Tensor) -> Tensor:
-        return (x - mean) / (var.sqrt() + self.eps)
-
-
-class BatchEpsInPlaceOfSmallSigma(HandBatchNorm):
-    def normalized(self, x: Tensor, mean: Tensor, var: Tensor) -> Tensor:
-        return (x - mean) / var.sqrt().clamp_min(self.eps)
-
-
-class BatchWithoutEps(HandBatchNorm):
-    def normalized(self, x: Tensor, mean: Tensor, var: Tensor) -> Tensor:
-        return (x - mean) / var.sqrt()
-
-
 class BatchScalarGain(HandBatchNorm):
     def __init__(self, num_features: int) -> None:
         super().__init__(num_features)
@@ -155,23 +127,6 @@ class BatchUnbiasedForward(BatchBiasedRunningVariance):
     def statistics(self, x: Tensor) -> tuple[Tensor, Tensor]:
         axes = (0, *range(2, x.dim()))
         return x.mean(axes, keepdim=True), x.var(axes, keepdim=True)
-
-
-class BatchMomentumReversed(HandBatchNorm):
-    def mixed(self, old: Tensor, new: Tensor) -> Tensor:
-        return super().mixed(new, old)
-
-
-class BatchVarianceWeightsReversed(HandBatchNorm):
-    def average(self, mean: Tensor, var: Tensor) -> None:
-        self.running_mean = self.mixed(self.running_mean, mean)
-        self.running_var = self.mixed(var, self.running_var)
-
-
-class BatchAveragedDeviation(HandBatchNorm):
-    def average(self, mean: Tensor, var: Tensor) -> None:
-        self.running_mean = self.mixed(self.running_mean, mean)
-        self.running_var = self.mixed(self.running_var.sqrt(), var.sqrt()) ** 2
 
 
 class BatchCorrectedAverages(HandBatchNorm):
@@ -192,28 +147,6 @@ class BatchCorrectedAverages(HandBatchNorm):
         return (1 - weight) * old + weight * new
 
 
-class BatchWithoutAverages(HandBatchNorm):
-    def update(self, mean: Tensor, var: Tensor, n: int) -> None:
-        pass
-
-
-class BatchAlwaysByBatch(HandBatchNorm):
-    def forward(self, x: Tensor) -> Tensor:
-        is_training = self.training
-        self.training = True
-        y = super().forward(x)
-        self.training = is_training
-        return y
-
-
-class BatchAcceptsOne(HandBatchNorm):
-    def check(self, x: Tensor) -> None:
-        pass
-
-    def update(self, mean: Tensor, var: Tensor, n: int) -> None:
-        super().update(mean, var, max(n, 2))
-
-
 class BatchEvaluationUpdates(HandBatchNorm):
     def forward(self, x: Tensor) -> Tensor:
         if not self.training:
@@ -229,11 +162,6 @@ class BatchOverChannels(HandBatchNorm):
         super().update(mean.mean().expand(3), var.mean().expand(3), n)
 
 
-class BatchOneMeanForAll(BatchOverChannels):
-    def statistics(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        return x.mean().reshape([1] * x.dim()), x.var().reshape([1] * x.dim())
-
-
 class BatchPositionsApart(HandBatchNorm):
     def statistics(self, x: Tensor) -> tuple[Tensor, Tensor]:
         return moments(x, 0)
@@ -243,75 +171,11 @@ class BatchPositionsApart(HandBatchNorm):
         super().update(mean.mean(axes), var.mean(axes), n)
 
 
-class BatchGainAsOnePlus(HandBatchNorm):
-    def normalized(self, x: Tensor, mean: Tensor, var: Tensor) -> Tensor:
-        x_hat = super().normalized(x, mean, var)
-        return x_hat * along(1 + 1 / self.gamma, x)
-
-
-class BatchAbsoluteGain(HandBatchNorm):
-    def normalized(self, x: Tensor, mean: Tensor, var: Tensor) -> Tensor:
-        return super().normalized(x, mean, var) * along(self.gamma.detach().sign(), x)
-
-
-class BatchClampedGain(HandBatchNorm):
-    def normalized(self, x: Tensor, mean: Tensor, var: Tensor) -> Tensor:
-        return super().normalized(x, mean, var) * along(self.gamma.detach() > 0, x)
-
-
-class BatchClipped(HandBatchNorm):
-    def normalized(self, x: Tensor, mean: Tensor, var: Tensor) -> Tensor:
-        return super().normalized(x, mean, var).clamp(-5, 5)
-
-
-class BatchScaled(HandBatchNorm):
-    """By a factor near that of the unbiased variance of 16 values, 0.968."""
-
-    def normalized(self, x: Tensor, mean: Tensor, var: Tensor) -> Tensor:
-        return 0.9 * super().normalized(x, mean, var)
-
-
-class BatchOtherEpsInEvaluation(HandBatchNorm):
-    def normalized(self, x: Tensor, mean: Tensor, var: Tensor) -> Tensor:
-        return (x - mean) / (var + (self.eps if self.training else 1e-2)).sqrt()
-
-
-class BatchEpsOutsideInEvaluation(HandBatchNorm):
-    def normalized(self, x: Tensor, mean: Tensor, var: Tensor) -> Tensor:
-        if self.training:
-            return super().normalized(x, mean, var)
-        return (x - mean) / (var.sqrt() + self.eps)
-
-
-class BatchGainTwiceInEvaluation(HandBatchNorm):
-    def normalized(self, x: Tensor, mean: Tensor, var: Tensor) -> Tensor:
-        gain = 1 if self.training else along(self.gamma, x)
-        return gain * super().normalized(x, mean, var)
-
-
-class BatchNoBiasInEvaluation(HandBatchNorm):
-    def forward(self, x: Tensor) -> Tensor:
-        y = super().forward(x)
-        return y if self.training else y - along(self.beta, x)
-
-
 class BatchUnbiasedInSinglePrecision(HandBatchNorm):
     def statistics(self, x: Tensor) -> tuple[Tensor, Tensor]:
         mean, var = super().statistics(x)
         n = x.numel() // x.shape[1]
         return mean, var * n / (n - 1) if x.dtype == torch.float32 else var
-
-
-class BatchOtherEvaluationInSinglePrecision(HandBatchNorm):
-    def normalized(self, x: Tensor, mean: Tensor, var: Tensor) -> Tensor:
-        is_other = x.dtype == torch.float32 and not self.training
-        return super().normalized(x, mean, 1.1 * var if is_other else var)
-
-
-class BatchHalfBecomesSingle(HandBatchNorm):
-    def forward(self, x: Tensor) -> Tensor:
-        y = super().forward(x)
-        return y.float() if x.dtype.itemsize == 2 else y
 
 
 class BatchKeepsLastGraph(BatchBuffersInGraph):
@@ -371,9 +235,7 @@ class BatchUpdatesAttributeInEvaluation(BatchStatisticsNotBuffers):
 class BatchCorrectedInEvaluation(HandBatchNorm):
     """Divided in evaluation by what the weights sum to; the count is no buffer."""
 
-    def __init__(self, num_features: int) -> None:
-        super().__init__(num_features)
-        self.steps = 0
+    steps = 0
 
     def average(self, mean: Tensor, var: Tensor) -> None:
         self.steps += 1
@@ -389,25 +251,16 @@ class BatchCorrectedInEvaluation(HandBatchNorm):
 class BatchCountIsNoBuffer(HandBatchNorm):
     """A plain average of all batches; state_dict forgets how many they were."""
 
+    batches = 0
+
     def __init__(self, num_features: int):
         super().__init__(num_features)
         self.momentum: Any = None
-        self.batches = 0
 
     def average(self, mean: Tensor, var: Tensor) -> None:
         self.batches += 1
         self.running_mean = torch.lerp(self.running_mean, mean, 1 / self.batches)
         self.running_var = torch.lerp(self.running_var, var, 1 / self.batches)
-
-
-class BatchWithoutBias(HandBatchNorm):
-    def forward(self, x: Tensor) -> Tensor:
-        return super().forward(x) - along(self.beta, x)
-
-
-class BatchSinglePrecision(HandBatchNorm):
-    def forward(self, x: Tensor) -> Tensor:
-        return super().forward(x).float()
 
 
 class BatchWritesIntoInput(HandBatchNorm):
@@ -418,42 +271,12 @@ class BatchWritesIntoInput(HandBatchNorm):
         return y
 
 
-class BatchGainGradientHalved(HandBatchNorm):
-    def normalized(self, x: Tensor, mean: Tensor, var: Tensor) -> Tensor:
-        x_hat = super().normalized(x, mean, var)
-        half = (1 + self.gamma.detach() / self.gamma) / 2  # 1, with a gradient
-        return x_hat * along(half, x)
-
-
-class BatchGainGradientIsMean(HandBatchNorm):
-    def normalized(self, x: Tensor, mean: Tensor, var: Tensor) -> Tensor:
-        x_hat = super().normalized(x, mean, var)
-        share = x.shape[1] / x.numel()
-        one = 1 + (share - 1) * (self.gamma / self.gamma.detach() - 1)
-        return x_hat * along(one, x)
-
-
 class BatchGainWithoutGradient(HandBatchNorm):
     def forward(self, x: Tensor) -> Tensor:
         gain, self.gamma.requires_grad = self.gamma.requires_grad, False
         y = super().forward(x)
         self.gamma.requires_grad = gain
         return y
-
-
-class BatchNotAnAverage(HandBatchNorm):
-    def average(self, mean: Tensor, var: Tensor) -> None:
-        super().average(mean.sort().values, var)
-
-
-class BatchDividesByVariance(HandBatchNorm):
-    def normalized(self, x: Tensor, mean: Tensor, var: Tensor) -> Tensor:
-        return (x - mean) / (var + self.eps)
-
-
-class BatchMeanNotSubtracted(HandBatchNorm):
-    def normalized(self, x: Tensor, mean: Tensor, var: Tensor) -> Tensor:
-        return x / (var + self.eps).sqrt()
 
 
 class BatchRandom(HandBatchNorm):
@@ -465,8 +288,8 @@ class BatchGhosts(HandBatchNorm):
     def forward(self, x: Tensor) -> Tensor:
         if not self.training or len(x) <= 4:
             return super().forward(x)
-        parts = [x[first : first + 4] for first in range(0, len(x), 4)]
-        return torch.cat([super(BatchGhosts, self).forward(part) for part in parts])
+        of = super().forward
+        return torch.cat([of(part) for part in torch.split(x, 4)])
 
 
 class _ClosedForm(torch.autograd.Function):
@@ -503,18 +326,6 @@ class BatchClosedForm(HandBatchNorm):
         return self.gamma * x_hat + self.beta
 
 
-class BatchRootOfM(BatchClosedForm):
-    root = True
-
-
-class BatchGradientTimes1000(BatchClosedForm):
-    factor = 1000.0
-
-
-class BatchGradientALittleOff(BatchClosedForm):
-    factor = 1.0005
-
-
 class HandLayerNorm(nn.Module):
     """Layer norm of the last axis, right in every respect."""
 
@@ -527,22 +338,11 @@ class HandLayerNorm(nn.Module):
     def statistics(self, x: Tensor) -> tuple[Tensor, Tensor]:
         return moments(x, -1)
 
-    def normalized(self, x: Tensor) -> Tensor:
-        mean, var = self.statistics(x)
+    def normalized(self, x: Tensor, mean: Tensor, var: Tensor) -> Tensor:
         return (x - mean) / (var + self.eps).sqrt()
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.gamma * self.normalized(x) + self.beta
-
-
-class LayerDoubled(HandLayerNorm):
-    def normalized(self, x: Tensor) -> Tensor:
-        return 2 * super().normalized(x)
-
-
-class LayerSignFlipped(HandLayerNorm):
-    def normalized(self, x: Tensor) -> Tensor:
-        return -super().normalized(x)
+        return self.gamma * self.normalized(x, *self.statistics(x)) + self.beta
 
 
 class LayerWithoutParameters(nn.Module):
@@ -557,30 +357,10 @@ class LayerWithoutParameters(nn.Module):
         return self.factor * (x - mean) / (var + 1e-5).sqrt() + self.shift
 
 
-class LayerPlusOneWithoutParameters(LayerWithoutParameters):
-    shift = 1
-
-
-class LayerDoubledWithoutParameters(LayerWithoutParameters):
-    factor = 2
-
-
 class LayerOfLayer(HandLayerNorm):
-    def normalized(self, x: Tensor) -> Tensor:
-        return super().normalized(super().normalized(x))
-
-
-class LayerEpsOutsideInSinglePrecision(HandLayerNorm):
-    def normalized(self, x: Tensor) -> Tensor:
-        if x.dtype == torch.float64:
-            return super().normalized(x)
-        mean, var = self.statistics(x)
-        return (x - mean) / (var.sqrt() + self.eps)
-
-
-class LayerRandom(HandLayerNorm):
-    def normalized(self, x: Tensor) -> Tensor:
-        return super().normalized(x) * (1 + 0.1 * torch.rand_like(x))
+    def normalized(self, x: Tensor, mean: Tensor, var: Tensor) -> Tensor:
+        x_hat = super().normalized(x, mean, var)
+        return super().normalized(x_hat, *self.statistics(x_hat))
 
 
 class LayerPlainTensor(HandLayerNorm):
@@ -590,7 +370,7 @@ class LayerPlainTensor(HandLayerNorm):
         super().__init__(features)
         self.ones = torch.ones(features)
 
-    def normalized(self, x: Tensor) -> Tensor:
+    def normalized(self, x: Tensor, mean: Tensor, var: Tensor) -> Tensor:
         return nn.functional.layer_norm(x, self.ones.shape, self.ones, eps=self.eps)
 
 
@@ -599,40 +379,18 @@ class LayerWithoutEps(HandLayerNorm):
         super().__init__(features)
         del self.eps
 
-    def normalized(self, x: Tensor) -> Tensor:
-        mean, var = self.statistics(x)
+    def normalized(self, x: Tensor, mean: Tensor, var: Tensor) -> Tensor:
         return (x - mean) / var.sqrt()
-
-
-class LayerWithEpsOfType(LayerWithoutEps):
-    """Right: eps is the smallest that float64, or float32, can tell from 0 beside 1."""
-
-    def normalized(self, x: Tensor) -> Tensor:
-        mean, var = self.statistics(x)
-        return (x - mean) / (var + torch.finfo(x.dtype).eps).sqrt()
-
-
-class LayerDividesByZero(HandLayerNorm):
-    def normalized(self, x: Tensor) -> Tensor:
-        return super().normalized(x) / (x - x).sum(-1, keepdim=True)
 
 
 class LayerInPlace(HandLayerNorm):
     """Backward fails as well: var(x) needs the x that was overwritten."""
 
-    def normalized(self, x: Tensor) -> Tensor:
-        mean, var = x.mean(-1, keepdim=True), x.var(-1, correction=0, keepdim=True)
+    def statistics(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return x.mean(-1, keepdim=True), x.var(-1, correction=0, keepdim=True)
+
+    def normalized(self, x: Tensor, mean: Tensor, var: Tensor) -> Tensor:
         return x.sub_(mean).div_((var + self.eps).sqrt())
-
-
-class LayerDetached(HandLayerNorm):
-    def normalized(self, x: Tensor) -> Tensor:
-        return super().normalized(x).detach()
-
-
-class LayerSumOfSquares(HandLayerNorm):
-    def normalized(self, x: Tensor) -> Tensor:
-        return super().normalized(x) / math.sqrt(x.shape[-1])
 
 
 class GroupInterleaved(nn.Module):
@@ -649,35 +407,6 @@ class GroupInterleaved(nn.Module):
         return ((groups - mean) / (var + 1e-5).sqrt()).reshape(x.shape)
 
 
-class LayerSignLost(HandLayerNorm):
-    """After the claim LN(a x) = LN(x) for all a: x is first made positive at front."""
-
-    def normalized(self, x: Tensor) -> Tensor:
-        x_hat = super().normalized(x)
-        return x_hat * x_hat[..., :1].sign()
-
-
-class LayerUnbiased(HandLayerNorm):
-    def statistics(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        return x.mean(-1, keepdim=True), x.var(-1, keepdim=True)
-
-
-class LayerSigmaPlusEps(HandLayerNorm):
-    def normalized(self, x: Tensor) -> Tensor:
-        mean, var = self.statistics(x)
-        return (x - mean) / (var.sqrt() + self.eps)
-
-
-class LayerOverTime(HandLayerNorm):
-    def statistics(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        return moments(x, *range(1, x.dim()))
-
-
-class LayerOverBatch(HandLayerNorm):
-    def statistics(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        return moments(x, 0, -1)
-
-
 class LayerScalarGain(HandLayerNorm):
     def __init__(self, features: int) -> None:
         super().__init__(features)
@@ -685,33 +414,152 @@ class LayerScalarGain(HandLayerNorm):
         self.features = nn.Buffer(torch.zeros(features))
 
 
-class LayerWithoutGradient(HandLayerNorm):
-    def statistics(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        with torch.no_grad():
-            return super().statistics(x)
+class BatchAcceptsOne(HandBatchNorm):
+    def check(self, x: Tensor) -> None:
+        pass
+
+    def update(self, mean: Tensor, var: Tensor, n: int) -> None:
+        super().update(mean, var, max(n, 2))
 
 
-class LayerMeanNotSubtracted(HandLayerNorm):
-    """RMS norm under the name of layer norm."""
+batch, layer = HandBatchNorm.normalized, HandLayerNorm.normalized
 
-    def statistics(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        return 0 * x, (x**2).mean(-1, keepdim=True)
-
-
-class LayerTorchStd(HandLayerNorm):
-    """As in a widely copied text: unbiased, and eps added to sigma."""
-
-    def normalized(self, x: Tensor) -> Tensor:
-        mean, std = x.mean(-1, keepdim=True), x.std(-1, keepdim=True)
-        return (x - mean) / (std + self.eps)
-
-
-class LayerOnePassVariance(HandLayerNorm):
-    def statistics(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        return one_pass(x, -1)
-
-
-class LayerScaledInTraining(HandLayerNorm):
-    def forward(self, x: Tensor) -> Tensor:
-        y = super().forward(x)
-        return 2 * y if self.training else y
+# Bugs of one formula, by the class that has it right and the method in its place.
+PLANTED: dict[tuple[type[nn.Module], str], dict[str, Any]] = {
+    (HandBatchNorm, "normalized"): {
+        "BatchSigmaPlusEps": lambda s, x, mean, var: (x - mean) / (var.sqrt() + s.eps),
+        "BatchEpsInPlaceOfSmallSigma": lambda s, x, mean, var: (
+            (x - mean) / var.sqrt().clamp_min(s.eps)
+        ),
+        "BatchWithoutEps": lambda s, x, mean, var: (x - mean) / var.sqrt(),
+        "BatchDividesByVariance": lambda s, x, mean, var: (x - mean) / (var + s.eps),
+        "BatchMeanNotSubtracted": lambda s, x, mean, var: x / (var + s.eps).sqrt(),
+        "BatchGainAsOnePlus": lambda s, x, *of: (
+            batch(s, x, *of) * along(1 + 1 / s.gamma, x)
+        ),
+        "BatchAbsoluteGain": lambda s, x, *of: (
+            batch(s, x, *of) * along(s.gamma.detach().sign(), x)
+        ),
+        "BatchClampedGain": lambda s, x, *of: (
+            batch(s, x, *of) * along(s.gamma.detach() > 0, x)
+        ),
+        "BatchClipped": lambda s, *of: batch(s, *of).clamp(-5, 5),
+        # By a factor near that of the unbiased variance of 16 values, 0.968.
+        "BatchScaled": lambda s, *of: 0.9 * batch(s, *of),
+        "BatchOtherEpsInEvaluation": lambda s, x, mean, var: (
+            (x - mean) / (var + (s.eps if s.training else 1e-2)).sqrt()
+        ),
+        "BatchEpsOutsideInEvaluation": lambda s, x, mean, var: (
+            batch(s, x, mean, var) if s.training else (x - mean) / (var.sqrt() + s.eps)
+        ),
+        "BatchGainTwiceInEvaluation": lambda s, x, *of: (
+            batch(s, x, *of) * (1 if s.training else along(s.gamma, x))
+        ),
+        "BatchOtherEvaluationInSinglePrecision": lambda s, x, mean, var: batch(
+            s, x, mean, var * (1 if s.training or x.dtype == torch.float64 else 1.1)
+        ),
+        # Both factors are 1, with a gradient.
+        "BatchGainGradientHalved": lambda s, x, *of: (
+            batch(s, x, *of) * along((1 + s.gamma.detach() / s.gamma) / 2, x)
+        ),
+        "BatchGainGradientIsMean": lambda s, x, *of: (
+            batch(s, x, *of)
+            * along((s.gamma / s.gamma.detach()) ** (x.shape[1] / x.numel() - 1), x)
+        ),
+    },
+    (HandBatchNorm, "statistics"): {
+        "BatchStatisticsWithoutGradient": torch.no_grad()(HandBatchNorm.statistics),
+        "BatchOnePassVariance": lambda _, x: one_pass(x, 0, *range(2, x.dim())),
+    },
+    (HandBatchNorm, "forward"): {
+        "BatchNoBiasInEvaluation": lambda s, x: (
+            HandBatchNorm.forward(s, x) - along(s.beta, x) * (not s.training)
+        ),
+        "BatchWithoutBias": lambda s, x: HandBatchNorm.forward(s, x) - along(s.beta, x),
+        "BatchSinglePrecision": lambda s, x: HandBatchNorm.forward(s, x).float(),
+        "BatchHalfBecomesSingle": lambda s, x: HandBatchNorm.forward(s, x).to(
+            torch.float32 if x.dtype.itemsize == 2 else x.dtype
+        ),
+    },
+    (HandBatchNorm, "uses_batch"): {
+        "BatchModeFromGradMode": lambda _: torch.is_grad_enabled(),
+        "BatchAlwaysByBatch": lambda _: True,
+    },
+    (HandBatchNorm, "update"): {"BatchWithoutAverages": lambda *_: None},
+    (HandBatchNorm, "average"): {
+        "BatchNotAnAverage": lambda s, mean, var: HandBatchNorm.average(
+            s, mean.sort().values, var
+        )
+    },
+    (HandBatchNorm, "mixed"): {
+        "BatchMomentumReversed": lambda s, old, new: HandBatchNorm.mixed(s, new, old)
+    },
+    (HandBatchNorm, "mixed_var"): {
+        "BatchVarianceWeightsReversed": lambda s, old, new: s.mixed(new, old),
+        "BatchAveragedDeviation": lambda s, old, new: (
+            s.mixed(old.sqrt(), new.sqrt()) ** 2
+        ),
+    },
+    (BatchOverChannels, "statistics"): {
+        "BatchOneMeanForAll": lambda _, x: (x.mean(), x.var())
+    },
+    (BatchClosedForm, "root"): {"BatchRootOfM": True},
+    (BatchClosedForm, "factor"): {
+        "BatchGradientTimes1000": 1000.0,
+        "BatchGradientALittleOff": 1.0005,
+    },
+    (HandLayerNorm, "normalized"): {
+        "LayerDoubled": lambda s, *of: 2 * layer(s, *of),
+        "LayerSignFlipped": lambda s, *of: -layer(s, *of),
+        "LayerRandom": lambda s, *of: (
+            layer(s, *of) * (1 + 0.1 * torch.rand_like(of[0]))
+        ),
+        "LayerDetached": lambda s, *of: layer(s, *of).detach(),
+        "LayerDividesByZero": lambda s, x, *of: (
+            layer(s, x, *of) / (0 * x).sum(-1, True)
+        ),
+        "LayerSumOfSquares": lambda s, x, *of: (
+            layer(s, x, *of) / math.sqrt(x.shape[-1])
+        ),
+        "LayerSigmaPlusEps": lambda s, x, mean, var: (x - mean) / (var.sqrt() + s.eps),
+        # As in a widely copied text: unbiased, and eps added to sigma.
+        "LayerTorchStd": lambda s, x, mean, _: (
+            (x - mean) / (x.std(-1, keepdim=True) + s.eps)
+        ),
+        "LayerEpsOutsideInSinglePrecision": lambda s, x, mean, var: (
+            (x - mean) / (var.sqrt() + s.eps)
+            if x.dtype != torch.float64
+            else layer(s, x, mean, var)
+        ),
+        # After the claim LN(a x) = LN(x) for all a: x is first made positive at front.
+        "LayerSignLost": lambda s, *of: layer(s, *of) * layer(s, *of)[..., :1].sign(),
+    },
+    (HandLayerNorm, "statistics"): {
+        "LayerWithoutGradient": torch.no_grad()(HandLayerNorm.statistics),
+        "LayerOnePassVariance": lambda _, x: one_pass(x, -1),
+        "LayerUnbiased": lambda _, x: (x.mean(-1, True), x.var(-1, keepdim=True)),
+        "LayerOverTime": lambda _, x: moments(x, *range(1, x.dim())),
+        "LayerOverBatch": lambda _, x: moments(x, 0, -1),
+        # RMS norm under the name of layer norm.
+        "LayerMeanNotSubtracted": lambda _, x: (0 * x, (x**2).mean(-1, keepdim=True)),
+    },
+    (HandLayerNorm, "forward"): {
+        "LayerScaledInTraining": lambda s, x: (
+            HandLayerNorm.forward(s, x) * (1 + s.training)
+        )
+    },
+    (LayerWithoutEps, "normalized"): {
+        # Right: eps is the smallest that float64, or float32, can tell from 0 beside 1.
+        "LayerWithEpsOfType": lambda _, x, mean, var: (
+            (x - mean) / (var + torch.finfo(x.dtype).eps).sqrt()
+        )
+    },
+    (LayerWithoutParameters, "shift"): {"LayerPlusOneWithoutParameters": 1},
+    (LayerWithoutParameters, "factor"): {"LayerDoubledWithoutParameters": 2},
+}
+# Under their names, so that pickle finds them.
+globals().update(
+    (name, type(name, (of,), {method: bug}))
+    for (of, method), bugs in PLANTED.items()
+    for name, bug in bugs.items()
+)

@@ -11,7 +11,10 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from normbook.diagnostics.activations import layer_statistics
-from normbook.diagnostics.internal_covariate_shift import gradient_shift
+from normbook.diagnostics.internal_covariate_shift import (
+    gradient_shift,
+    input_shift_of_update,
+)
 from normbook.diagnostics.landscape import landscape, random_direction
 from normbook.diagnostics.noise import DistributionNoise
 from normbook.diagnostics.smoothness import along_gradient
@@ -71,6 +74,7 @@ def same(a: Any, b: Any) -> bool:
 MEASURES: dict[str, Callable[[nn.Module, Any], object]] = {
     "along_gradient": lambda m, loss: along_gradient(m, loss, [0.1, 0.2]),
     "gradient_shift": lambda m, loss: gradient_shift(m, loss, 0.1),
+    "input_shift_of_update": lambda m, loss: input_shift_of_update(m, loss, 0.1, ["2"]),
     "layer_statistics": lambda m, loss: layer_statistics(m, loss),
     "landscape": lambda m, loss: landscape(
         m, loss, [random_direction(m, torch.Generator().manual_seed(0))], [-1, 1]
@@ -110,7 +114,7 @@ def test_a_measure_that_fails_halfway_leaves_no_trace(name: str, make: Any) -> N
     assert same(fingerprint(model), before)
 
 
-@pytest.mark.parametrize("name", ["along_gradient", "gradient_shift", "landscape"])
+@pytest.mark.parametrize("name", MEASURES)
 def test_a_compiled_model_is_measured_like_an_eager_one(name: str) -> None:
     eager = nn.Sequential(nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 3))
     compiled: Any = torch.compile(eager, backend="eager")

@@ -44,7 +44,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "deep_linear": {
         "depth": 3, "size": 2, "examples": 20, "steps": 6, "average_over": 2,
         "landscape_every": 2, "shift_every": 3,
-        "variants": deep_linear.COMMON["variants"],
+        "variants": deep_linear._variants(1e-6, 1e-7),
     },
     "batch_4": {
         "width": 5, "examples": 48, "batch_size": 8, "measure_every": 6, "steps": 18,

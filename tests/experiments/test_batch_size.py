@@ -27,11 +27,6 @@ from normbook.layers.small_batches import UnbiasedBatchNorm1d
 QUANTITIES = ("train_loss", "error")
 
 
-@pytest.fixture
-def record() -> Record:
-    return small.record("batch_4")
-
-
 def model_of(variant: str) -> Any:
     return small.begun("batch_4", variant).model
 
@@ -96,12 +91,6 @@ def test_the_paper_scale_is_that_of_the_paper(experiment: Any) -> None:
     assert (own["width"], own["examples"]) == (1000, 55_000)
     assert own["steps"] == 65 * own["measure_every"]
     assert f"batch_{own['batch_size']}" == experiment.name
-
-
-def test_recalibration_is_measured_where_there_is_batch_norm(record: Record) -> None:
-    for run in record.runs:
-        is_batch = "batch_norm" in run.variant
-        assert ("recalibrated" in run.curves) == is_batch
 
 
 def test_a_measurement_is_that_of_the_trained_network(record: Record) -> None:

@@ -6,7 +6,6 @@ import gc
 import weakref
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,7 +20,7 @@ from normbook.experiments.conv_norms import CONV_NORMS, CONV_NORMS_RATES, LOOKS
 from normbook.experiments.published import GROUP_NORM_ERROR
 from normbook.lab import runner
 from normbook.lab.experiment import Experiment
-from normbook.lab.record import Record, RunRecord, load, save
+from normbook.lab.record import Record, RunRecord
 from normbook.layers.batch_norm import BatchNorm2d
 from normbook.layers.group_norm import GroupNorm, InstanceNorm2d
 from normbook.layers.recalibrate import recalibrate
@@ -31,11 +30,6 @@ every_norm = pytest.mark.parametrize("norm", LOOKS)
 every_experiment = pytest.mark.parametrize("experiment", [CONV_NORMS, CONV_NORMS_RATES])
 begun = partial(small.begun, "conv_norms")
 DATA = small.data("conv_norms")
-
-
-@pytest.fixture
-def record() -> Record:
-    return small.record("conv_norms")
 
 
 def layers(model: nn.Module, kind: type[nn.Module]) -> list[Any]:
@@ -228,17 +222,6 @@ def test_the_network_learns(norm: str) -> None:
     run = conv_norms.begin(settings, 0, DATA, small.CPU)
     losses = [run.update() for _ in range(450)]
     assert np.mean(losses[-50:]) < 0.9 * np.mean(losses[:50])
-
-
-def test_recalibration_is_measured_where_there_is_batch_norm(record: Record) -> None:
-    for run in record.runs:
-        is_batch = run.variant.startswith("batch_norm")
-        assert ("recalibrated" in run.curves) == is_batch
-
-
-def test_a_record_can_be_written_and_read(record: Record, tmp_path: Path) -> None:
-    save(record, tmp_path / "conv_norms.json")
-    assert load(tmp_path / "conv_norms.json").variants == record.variants
 
 
 def test_each_normalization_gives_another_network(record: Record) -> None:

@@ -24,11 +24,6 @@ COLUMNS = list(deep_linear.PANELS)
 
 
 @pytest.fixture
-def record() -> Record:
-    return small.record("deep_linear")
-
-
-@pytest.fixture
 def drawn(record: Record) -> dict[str, Any]:
     return dict(deep_linear.figures(record))
 

@@ -101,6 +101,12 @@ def test_a_record_repeats_itself(name: str) -> None:
     assert runner.replay(some, small.experiment(name), small.data(name)) == []
 
 
+@pytest.mark.parametrize("name", ["batch_4", "conv_norms"])
+def test_recalibration_is_measured_where_there_is_batch_norm(name: str) -> None:
+    for run in small.record(name).runs:
+        assert ("recalibrated" in run.curves) == ("batch_norm" in run.variant)
+
+
 @every_experiment
 def test_every_figure_labels_its_axes_and_has_no_title(name: str) -> None:
     drawn = EXPERIMENTS[name].figures(small.record(name))

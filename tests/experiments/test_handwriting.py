@@ -44,11 +44,6 @@ every_variant = pytest.mark.parametrize("variant", handwriting.LOOKS)
 begun = partial(small.begun, "handwriting")
 
 
-@pytest.fixture
-def live() -> Record:
-    return small.record("handwriting")
-
-
 def drawn(seed: int = 0) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 

@@ -6,10 +6,13 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+import matplotlib.pyplot as plt
 import numpy as np
 import pytest
 import small
 import torch
+from luminance import luminance
+from matplotlib.colors import to_rgb
 from small import CPU, EXACT, check_circles, check_median, same
 from torch import Tensor
 
@@ -19,6 +22,7 @@ from normbook.errors import RecordError
 from normbook.experiments import published, reading
 from normbook.experiments.reading import AttentiveReader
 from normbook.lab.record import Record
+from normbook.looks import STYLES
 
 every_variant = pytest.mark.parametrize("variant", reading.VARIANTS)
 # Texts of 5, 2, 4 and 3 words with questions of 2, 1, 3 and 2.
@@ -45,11 +49,6 @@ def reader(variant: str, is_bidirectional: bool = False) -> AttentiveReader:
 
 
 begun = partial(small.begun, "reading")
-
-
-@pytest.fixture
-def live() -> Record:
-    return small.record("reading")
 
 
 # --- the reader
@@ -264,6 +263,59 @@ def test_the_figure_of_attention_has_all_words_in_reading_order(live: Record) ->
         assert [text for text in texts if not text.isdigit()] == words
         shades = np.array([patch.get_alpha() for patch in ax.patches], dtype=float)
         np.testing.assert_allclose(shades, 0.7 * seen.weights[0])
+
+
+SENTENCES = [["mary", "left"], ["who", "went", "where"]]
+WEIGHTS = [0.5, 0.0, 0.04, 0.06, 0.4]
+
+
+def test_shaded_words_stand_in_reading_order_and_each_sentence_begins_a_line() -> None:
+    (ax,) = reading.shaded_words({"a text": ("layer", SENTENCES, WEIGHTS)}).axes
+    words = [text for text in ax.texts if not text.get_text().isdigit()]
+    assert [text.get_text() for text in words] == [
+        word for sentence in SENTENCES for word in sentence
+    ]
+    places = [text.get_position() for text in words]
+    assert [line for _, line in places] == [0.28, 0.28, 1.28, 1.28, 1.28]
+    assert places[0][0] < places[1][0]
+    assert places[2][0] < places[3][0] < places[4][0]
+    assert ax.get_title(loc="left") == "a text"
+
+
+def test_the_shade_of_a_word_is_its_weight_and_black_can_be_read_on_it() -> None:
+    for kind, style in STYLES.items():
+        (ax,) = reading.shaded_words({"a text": (kind, SENTENCES, WEIGHTS)}).axes
+        shades: list[Any] = [patch.get_alpha() for patch in ax.patches]
+        np.testing.assert_allclose(shades, 0.7 * np.array(WEIGHTS))
+        darkest = [1 - 0.7 * (1 - part) for part in to_rgb(style["color"])]
+        assert (luminance(darkest) + 0.05) / 0.05 >= 4.5
+
+
+def test_weights_of_five_percent_and_more_are_written_below_their_words() -> None:
+    (ax,) = reading.shaded_words({"a text": ("layer", SENTENCES, WEIGHTS)}).axes
+    numbers = [text for text in ax.texts if text.get_text().isdigit()]
+    assert [text.get_text() for text in numbers] == ["50", "6", "40"]
+    words = {text.get_text(): text.get_position() for text in ax.texts}
+    for number, word in (("50", "mary"), ("6", "went"), ("40", "where")):
+        assert words[number][0] == words[word][0]
+        assert words[number][1] > words[word][1]
+
+
+def test_a_sentence_that_is_too_long_goes_on_in_the_next_line() -> None:
+    long = [["word"] * 20, ["end"]]
+    (ax,) = reading.shaded_words({"a text": ("layer", long, [0.0] * 21)}).axes
+    lines = [text.get_position()[1] for text in ax.texts]
+    assert [lines.count(line) for line in sorted(set(lines))] == [8, 8, 4, 1]
+    ends = [patch.get_extents().x1 for patch in ax.patches]
+    assert max(ends) <= ax.transData.transform((44, 0))[0]
+
+
+@pytest.mark.parametrize("wrong", [1.5, -0.1, np.nan])
+def test_weights_that_no_softmax_gives_are_refused(wrong: float) -> None:
+    weights = [0.5, 0, 0, wrong, 0.5]
+    with pytest.raises(ValueError, match=r"must lie in 0..1, got .* a softmax"):
+        reading.shaded_words({"": ("layer", SENTENCES, weights)})
+    assert plt.get_fignums() == []
 
 
 def test_a_record_of_another_experiment_is_refused(live: Record) -> None:

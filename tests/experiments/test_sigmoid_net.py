@@ -12,6 +12,7 @@ from matplotlib.figure import Figure
 from numpy.typing import ArrayLike
 from small import check_circles, check_median, circles, lines
 
+from normbook.data import Dataset
 from normbook.errors import RecordError
 from normbook.experiments import sigmoid_net
 from normbook.experiments.published import SIGMOID_NET_ACCURACY
@@ -20,11 +21,6 @@ from normbook.lab.record import Record, RunRecord
 
 VARIANTS = ("none", "batch_norm", "noisy_batch_norm")
 KINDS = ("none", "batch", "other")
-
-
-@pytest.fixture
-def live() -> Record:
-    return small.record("sigmoid_net")
 
 
 def invented(experiment: Experiment, scale: str, quantities: dict[str, Any]) -> Record:
@@ -95,9 +91,9 @@ def test_a_live_run_measures_what_the_figures_need(live: Record) -> None:
 def test_images_are_made_binary_where_the_paper_has_them_so() -> None:
     grey = np.array([[[0.0, 0.4], [0.6, 1.0]]])
     for is_binary, expected in ((True, [0, 0, 1, 1]), (False, [0, 0.4, 0.6, 1])):
-        settings = {"is_binary": is_binary}
-        rows = sigmoid_net._pixels(grey, settings, small.CPU)
-        assert rows.tolist() == [expected]
+        data = Dataset(grey, np.zeros(1, int), grey, np.zeros(1, int))
+        pixels: Any = sigmoid_net._Pixels.of(data, is_binary, small.CPU)
+        assert pixels.x.tolist() == pixels.x_test.tolist() == [expected]
 
 
 def test_the_noise_moves_the_inputs_more_than_batch_norm_alone(live: Record) -> None:

@@ -21,11 +21,6 @@ from normbook.layers.batch_norm import BatchNorm1d, BatchNorm2d
 
 
 @pytest.fixture
-def record() -> Record:
-    return small.record("vgg")
-
-
-@pytest.fixture
 def figures(record: Record) -> dict[str, Any]:
     return dict(vgg.figures(record))
 
@@ -78,7 +73,8 @@ def test_every_scale_has_the_layers_that_it_says(
 
 
 def test_the_cpu_scale_has_an_eighth_of_the_widths_but_for_the_last_three() -> None:
-    pairs = zip(vgg.CPU_LAYERS, vgg.PAPER_LAYERS, strict=True)
+    cpu, paper = (vgg.EXPERIMENT.scales[name].settings for name in ("cpu", "paper"))
+    pairs = zip(cpu["layers"], paper["layers"], strict=True)
     widths = [(a, b) for a, b in pairs if isinstance(a, int) and isinstance(b, int)]
     assert all(8 * a == b for a, b in widths[:-3])
 

@@ -49,11 +49,6 @@ def begun(variant: str, data: Sequences, updates: int = 0, **changed: Any) -> Ru
     return run
 
 
-@pytest.fixture
-def live() -> Record:
-    return small.record("vowels")
-
-
 def tensors(data: Sequences) -> tuple[Tensor, Tensor]:
     x, lengths = pad(data.x_test)
     return torch.as_tensor(x), torch.as_tensor(lengths)
@@ -98,20 +93,6 @@ def test_scores_are_those_of_a_plain_loop_over_the_steps_of_one_sequence(
         scores = model(x, lengths).numpy()
     for row, sequence in zip(scores, data.x_test, strict=True):
         np.testing.assert_allclose(row, plain(model, sequence), EXACT, EXACT)
-
-
-@every_variant
-def test_in_evaluation_mode_a_sequence_scores_the_same_alone(
-    variant: str, data: Sequences
-) -> None:
-    model = begun(variant, data, updates=2).model.eval()
-    x, lengths = tensors(data)
-    with torch.no_grad():
-        together = model(x, lengths)
-        alone = [
-            model(x[i : i + 1], lengths[i : i + 1])[0] for i in range(len(lengths))
-        ]
-    same(torch.stack(alone), together)
 
 
 @every_variant

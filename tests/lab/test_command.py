@@ -44,13 +44,6 @@ def said(capsys: Capture, *arguments: str, code: int) -> str:
     return capsys.readouterr().err
 
 
-def usage_error(capsys: Capture, *arguments: str) -> str:
-    with pytest.raises(SystemExit) as caught:
-        main(arguments)
-    assert caught.value.code == 2
-    return capsys.readouterr().err.splitlines()[-1]
-
-
 # --- experiments
 
 
@@ -88,22 +81,6 @@ def test_the_options_of_a_run_are_taken(place: Path, capsys: Capture) -> None:
     words = found.command.split()
     assert words[:3] == ["normbook", "run", "tiny"]
     assert sorted(words[3:]) == sorted(options)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["run", "tinny"], "must be one of sigmoid_net, .*got 'tinny'; see: normbook"),
-        (["run", "tiny", "--seeds", "one"], "invalid int value: 'one'"),
-        (["run", "tiny", "--seeds"], "expected at least one argument"),
-        (["run"], "arguments are required: NAME"),
-        (["plot", "tinny"], "must be one of sigmoid_net, .*got 'tinny'"),
-    ],
-)
-def test_wrong_usage_is_told_in_one_line(
-    arguments: list[str], message: str, capsys: Capture
-) -> None:
-    assert re.search(message, usage_error(capsys, *arguments))
 
 
 # The others are in test_runner.py.

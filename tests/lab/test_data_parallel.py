@@ -330,7 +330,7 @@ def test_the_record_is_that_of_one_process_and_says_how_it_was_made(
 
 def disturb(out: Path, wait: str, number: int, *options: str) -> list[tuple[int, str]]:
     """Send a signal to the second of two processes, once a run is finished."""
-    started = start(*run_tiny(out, "--slow"), "--timeout", "20", *options)
+    started = start(*run_tiny(out, "--slow"), *options)
     deadline = time.monotonic() + 100
     while not Path(f"{out}.partial/{wait}.pt").exists():
         assert time.monotonic() < deadline, ended(started)
@@ -349,10 +349,10 @@ def test_a_run_that_is_disturbed_ends_and_goes_on_bit_for_bit(
     (code, text), (other, _) = disturb(out, "plain-0", signal.SIGTERM)
     assert (code, other) == (130, 130)
     assert text.startswith("normbook: interrupted; the same command with --resume")
-    noisy = "noisy, rate=0.1"
+    noisy, soon = "noisy, rate=0.1", ("--resume", "--timeout", "8")
     assert disturb(out, "plain-2", signal.SIGKILL, "--resume")[0] == (1, "")
-    (code, text), _ = disturb(out, f"{noisy}-0", signal.SIGSTOP, "--resume")
-    assert "no process may keep the others waiting for more than 20 s" in text
+    (code, text), _ = disturb(out, f"{noisy}-0", signal.SIGSTOP, *soon)
+    assert "no process may keep the others waiting for more than 8 s" in text
     with pytest.raises(RunError, match="these differ: device"):
         run(tiny.EXPERIMENT, seeds=[0, 1, 2], out=out, is_resumed=True)
     assert together(*run_tiny(out), "--resume")[0][0] == 0

@@ -19,8 +19,11 @@ from normbook.lab.digits_mlp import (
     repeat,
     split,
     train,
+    train_side_by_side,
 )
 from normbook.layers.batch_norm import BatchNorm1d
+from normbook.layers.layer_norm import LayerNorm
+from normbook.layers.small_batches import GhostBatchNorm1d
 
 
 def seeded(seed: int = 0) -> torch.Generator:
@@ -96,6 +99,36 @@ def test_equal_seeds_train_equally(data: Split) -> None:
     for a, b in zip(first, again, strict=True):
         np.testing.assert_array_equal(a, b)
     assert first.test_loss[0, 0] != first.test_loss[1, 0]
+
+
+@pytest.mark.parametrize(
+    "norm",
+    [None, BatchNorm1d, nn.BatchNorm1d, LayerNorm, lambda n: GhostBatchNorm1d(n, 20)],
+)
+def test_models_side_by_side_train_as_each_alone(data: Split, norm: Any) -> None:
+    plan: dict[str, Any] = {"steps": 20, "every": 10}
+    rates, generators = (0.1, 0.5), [seeded(0), seeded(1)]
+    alone = [made(seed, depth=2, width=20, norm=norm) for seed in range(2)]
+    models = [made(seed, depth=2, width=20, norm=norm).eval() for seed in range(2)]
+    together = train_side_by_side(
+        models, data, generators=generators, learning_rates=rates, **plan
+    )
+    for i, twin in enumerate(alone):
+        options = {"generator": seeded(i), "learning_rate": rates[i], **plan}
+        history = train(twin, data, **options)
+        np.testing.assert_array_equal(together.steps, history.steps)
+        for runs, run in zip(together[1:], history[1:], strict=True):
+            np.testing.assert_allclose(runs[i], run, rtol=1e-9)
+        torch.testing.assert_close(
+            models[i].state_dict(), twin.state_dict(), rtol=1e-9, atol=1e-12
+        )
+        assert models[i].training
+
+
+def test_side_by_side_each_model_has_a_generator_and_a_rate(data: Split) -> None:
+    options: dict[str, Any] = {"generators": [seeded()] * 2, "learning_rates": [0.1]}
+    with pytest.raises(ValueError, match="zip"):
+        train_side_by_side([made(), made()], data, **options)
 
 
 def test_evaluation_uses_the_running_statistics_and_changes_nothing(data: Any) -> None:

@@ -90,16 +90,6 @@ def test_a_batch_that_the_set_cannot_fill_is_refused(size: int) -> None:
         batches(size)
 
 
-@pytest.mark.parametrize("drawn", range(6))
-def test_batches_go_on_from_a_state(drawn: int) -> None:
-    one, other = batches(2), batches(2, seed=9)
-    for _ in range(drawn):
-        one.draw()
-    other.load_state_dict(on_the_disk(one.state_dict()))
-    for _ in range(5):
-        assert torch.equal(one.draw()[0], other.draw()[0])
-
-
 # --- runs
 
 

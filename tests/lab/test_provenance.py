@@ -17,6 +17,7 @@ from normbook.__main__ import _parser
 from normbook.data import digits
 from normbook.data.catalogue import MNIST
 from normbook.lab import provenance
+from normbook.lab.ranks import Ranks
 
 CPU = torch.device("cpu")
 WHO = ["-c", "user.name=A", "-c", "user.email=a@example.org"]
@@ -128,26 +129,22 @@ def test_embedded_data_have_the_hash_of_their_numbers() -> None:
 
 
 @pytest.mark.parametrize(
-    ("how", "start", "is_parallel", "is_local"),
+    ("how", "torchrun", "is_parallel", "is_local"),
     [
-        ({}, "normbook run", False, False),
-        ({"processes": 4}, "torchrun --nproc-per-node 4 -m normbook run", False, False),
-        (
-            {"processes": 4, "machines": 2},
-            "torchrun --nnodes 2 --nproc-per-node 2 -m normbook run",
-            False,
-            False,
-        ),
-        ({"parallel": "runs"}, "normbook run", False, False),
-        ({"parallel": "batches"}, "normbook run", True, False),
-        ({"parallel": "local batches"}, "normbook run", True, True),
+        ((Ranks(),), "", False, False),
+        ((Ranks(0, 4, 0, 4),), "--nproc-per-node 4", False, False),
+        ((Ranks(0, 4, 0, 2),), "--nnodes 2 --nproc-per-node 2", False, False),
+        ((Ranks(), "runs"), "", False, False),
+        ((Ranks(), "batches"), "", True, False),
+        ((Ranks(), "local batches"), "", True, True),
     ],
 )
 def test_the_command_repeats_the_run_and_says_what_processes_share(
-    how: Any, start: str, is_parallel: bool, is_local: bool
+    how: Any, torchrun: str, is_parallel: bool, is_local: bool
 ) -> None:
-    command = provenance.command("vgg", "cpu", [0, 7], CPU, **how)
-    assert command.startswith(start)
+    command = provenance.command("vgg", "cpu", [0, 7], CPU, *how)
+    start = f"torchrun {torchrun} -m " if torchrun else ""
+    assert command.startswith(f"{start}normbook run ")
     words = command.split()
     options = _parser().parse_args(words[words.index("run") :])
     assert (options.name.name, options.scale) == ("vgg", "cpu")

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import tiny
 
+from normbook.errors import RunError
 from normbook.lab import ranks, record
 from normbook.lab.ranks import Ranks
 from normbook.lab.record import Record
@@ -91,6 +92,27 @@ def test_one_process_needs_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
         assert joined.first(lambda: 7) == 7
         assert joined.gather("mine") == ["mine"]
         assert joined.any(True) is True
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"RANK": "x"}, {"RANK": "2"}, {"LOCAL_RANK": "-1"}, {"WORLD_SIZE": "two"}]
+)
+def test_a_rank_that_torchrun_would_not_set_is_told(
+    wrong: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    right = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2"}
+    for name, value in {**right, **wrong}.items():
+        monkeypatch.setenv(name, value)
+    ((name, value),) = wrong.items()
+    rule = rf"must be ranks from 0 on, .* got .*{name}={value}\b.*; start the processes"
+    with pytest.raises(RunError, match=rule):
+        run(tiny.EXPERIMENT)
+    with pytest.raises(RunError, match=rule):
+        ranks.is_first()
+    monkeypatch.delenv(name)
+    if name != "WORLD_SIZE":
+        with pytest.raises(RunError, match=rf"got .*{name}=( |;)"):
+            Ranks.started()
 
 
 def test_what_one_process_has_reaches_the_others() -> None:

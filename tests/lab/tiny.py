@@ -76,25 +76,17 @@ EXPERIMENT = Experiment(
     title="A noisy line",
     source="Nobody (2000), Fig. 1",
     scales={
-        "live": Scale(
-            {
-                "dtype": "float64",
-                "steps": 30,
-                "learning_rate": 0.05,
-                "measure_every": 10,
-                "variants": {
-                    "plain": {"is_noisy": False},
-                    "noisy, rate=0.1": {"is_noisy": True, "learning_rate": 0.1},
-                },
+        "live": Scale({
+            "dtype": "float64", "steps": 30, "learning_rate": 0.05, "measure_every": 10,
+            "variants": {
+                "plain": {"is_noisy": False},
+                "noisy, rate=0.1": {"is_noisy": True, "learning_rate": 0.1},
             },
-            seeds=(0, 3),
-            data="",
-            about="twelve points",
-        )
+        }, (0, 3), "", "twelve points"),
     },
     begin=begin,
     figures=figures,
-)
+)  # fmt: skip
 
 
 def with_settings(experiment: Experiment, **settings: Any) -> Experiment:

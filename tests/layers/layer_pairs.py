@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import io
 import pickle
 import pkgutil
@@ -13,6 +14,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from normbook.gradient_check import survivors
 from normbook.layers.batch_norm import BatchNorm1d, BatchNorm2d, BatchNorm3d
 from normbook.layers.group_norm import (
     GroupNorm,
@@ -158,10 +160,10 @@ each_copy = pytest.mark.parametrize(
 )
 
 
-def run(layer: Any, x: Tensor, dl_dy: Tensor) -> dict[str, Tensor]:
+def run(layer: Any, x: Tensor, dl_dy: Tensor, *rest: Any) -> dict[str, Tensor]:
     """Return the output, every gradient, and the buffers afterwards."""
     x = x.detach().clone(memory_format=torch.preserve_format).requires_grad_()
-    y = layer(x)
+    y = layer(x, *rest)
     leaves = {"x": x} | dict(layer.named_parameters())
     slopes = torch.autograd.grad(y, list(leaves.values()), dl_dy.to(y.dtype))
     found = {f"dl_d{k}": v for k, v in zip(leaves, slopes, strict=True)}
@@ -192,6 +194,27 @@ def assert_alike(
 ) -> None:
     ours, theirs = (run(layer, x, dl_dy) for layer in layers)
     assert_equal(ours, theirs, tolerance)
+
+
+def assert_checkpoints_go_both_ways(layer: Any, other: Any, again: Any) -> None:
+    """Load the state of a layer into another, and that into a third."""
+    other.load_state_dict(layer.state_dict())
+    again.load_state_dict(other.state_dict())
+    assert_equal(again.state_dict(), layer.state_dict(), 0.0)
+
+
+def assert_every_mutant_is_caught(
+    owner: Any, name: str, check: Callable[[], None]
+) -> None:
+    """Change the formula of a function in every way, and see the check fail."""
+    is_static = isinstance(inspect.getattr_static(owner, name), staticmethod)
+
+    def check_with(mutant: Callable[..., Any]) -> None:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(owner, name, staticmethod(mutant) if is_static else mutant)
+            check()
+
+    assert survivors(getattr(owner, name), check_with) == []
 
 
 def zeros(

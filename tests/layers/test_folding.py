@@ -171,18 +171,16 @@ def test_an_example_may_be_all_arguments_of_the_model() -> None:
     assert norms(folded) == []
 
 
-# --- single layers
+def padding_by(mode: Any) -> nn.Conv2d:
+    return nn.Conv2d(3, 5, 3, 1, 1, padding_mode=mode)
 
-LAYERS: dict[str, tuple[Any, Any, tuple[int, ...]]] = {
+
+BEHIND: dict[str, tuple[Any, ...]] = {  # layers, and the shape of an input
     "linear": (nn.Linear(3, 5), nn.BatchNorm1d(5), (4, 3)),
     "conv 1-D": (nn.Conv1d(3, 5, 2), nn.BatchNorm1d(5), (4, 3, 7)),
     "strided": (nn.Conv2d(3, 5, 3, 2, 1, 2), nn.BatchNorm2d(5), (2, 3, 9, 8)),
     "padded": (nn.Conv2d(3, 5, 3, padding="same"), nn.BatchNorm2d(5), (2, 3, 4, 6)),
-    "reflected": (
-        nn.Conv2d(3, 5, 3, 1, 1, padding_mode="reflect"),
-        nn.BatchNorm2d(5),
-        (2, 3, 4, 6),
-    ),
+    "reflected": (padding_by("reflect"), nn.BatchNorm2d(5), (2, 3, 4, 6)),
     "depthwise": (nn.Conv2d(3, 6, 3, groups=3), nn.BatchNorm2d(6), (2, 3, 4, 5)),
     "grouped 3-D": (nn.Conv3d(4, 6, 2, groups=2), nn.BatchNorm3d(6), (2, 4, 3, 5, 6)),
     "transposed 1-D": (
@@ -206,16 +204,8 @@ LAYERS: dict[str, tuple[Any, Any, tuple[int, ...]]] = {
     "no bias": (nn.Linear(3, 5), nn.BatchNorm1d(5, bias=False), (4, 3)),
     "large eps": (nn.Linear(3, 5), nn.BatchNorm1d(5, eps=0.5), (4, 3)),
 }  # fmt: skip
-
-
-@pytest.mark.parametrize("name", LAYERS)
-def test_batch_norm_behind_a_layer_is_folded(name: str) -> None:
-    *layers, shape = LAYERS[name]
-    assert_folds(*chain(*layers, shape=shape))
-
-
 MODES: tuple[Any, ...] = "reflect", "replicate", "circular"
-BEFORE: dict[str, tuple[Any, Any, tuple[int, ...]]] = {
+BEFORE: dict[str, tuple[Any, ...]] = {  # where the layer sees no zeros
     "linear": (nn.BatchNorm1d(3), nn.Linear(3, 5), (4, 3)),
     "conv": (nn.BatchNorm2d(3), nn.Conv2d(3, 5, 2, stride=2), (2, 3, 6, 5)),
     "valid": (nn.BatchNorm1d(3), nn.Conv1d(3, 5, 2, padding="valid"), (2, 3, 6)),
@@ -234,20 +224,25 @@ BEFORE: dict[str, tuple[Any, Any, tuple[int, ...]]] = {
         nn.ConvTranspose1d(4, 6, 3, padding=5, output_padding=1, groups=2, dilation=2),
         (2, 4, 9),
     ),
-    **{
-        mode: (
-            nn.BatchNorm2d(3),
-            nn.Conv2d(3, 5, 3, 1, 1, padding_mode=mode),
-            (2, 3, 6, 5),
-        )
-        for mode in MODES
-    },
+    **{mode: (nn.BatchNorm2d(3), padding_by(mode), (2, 3, 6, 5)) for mode in MODES},
 }  # fmt: skip
+TWO = nn.BatchNorm1d(3), nn.BatchNorm1d(3, eps=0.1)
+SEVERAL: dict[str, tuple[Any, ...]] = {
+    "one behind another, behind": (nn.Linear(5, 3), *TWO, (4, 5)),
+    "one behind another, before": (*TWO, nn.Linear(3, 5), (4, 3)),
+    "on both sides": (nn.ReLU(), TWO[0], nn.Linear(3, 5), nn.BatchNorm1d(5), (4, 3)),
+}
+for idle in (nn.Identity(), nn.Dropout(0.5), nn.AlphaDropout()):  # in evaluation
+    SEVERAL |= {
+        f"{idle}, behind": (nn.Linear(3, 5), idle, nn.BatchNorm1d(5), (4, 3)),
+        f"{idle}, before": (nn.BatchNorm1d(3), idle, nn.Linear(3, 5), (4, 3)),
+    }
+BESIDE = [*BEHIND.items(), *BEFORE.items(), *SEVERAL.items()]
 
 
-@pytest.mark.parametrize("name", BEFORE)
-def test_batch_norm_before_a_layer_that_sees_no_zeros_is_folded(name: str) -> None:
-    *layers, shape = BEFORE[name]
+@pytest.mark.parametrize("case", BESIDE, ids=lambda case: case[0])
+def test_batch_norm_behind_and_before_a_layer_is_folded(case: Any) -> None:
+    _, (*layers, shape) = case
     assert_folds(*chain(*layers, shape=shape))
 
 
@@ -256,24 +251,6 @@ def test_with_linear_layers_on_both_sides_the_previous_one_is_taken() -> None:
     folded: Any = fold_batch_norm(model)
     assert [tuple(f) for f in folding_plan(model)] == [("1", "0", "previous", "", "")]
     assert torch.equal(folded[2].weight, model[2].weight)
-
-
-@pytest.mark.parametrize("between", [nn.Identity(), nn.Dropout(0.5), nn.AlphaDropout()])
-def test_what_does_nothing_in_evaluation_may_stand_between(between: nn.Module) -> None:
-    assert_folds(*chain(nn.Linear(3, 5), between, nn.BatchNorm1d(5), shape=(4, 3)))
-    assert_folds(*chain(nn.BatchNorm1d(3), between, nn.Linear(3, 5), shape=(4, 3)))
-
-
-def test_one_batch_norm_behind_another_is_folded() -> None:
-    two = nn.BatchNorm1d(5), nn.BatchNorm1d(5, eps=0.1)
-    assert_folds(*chain(nn.Linear(3, 5), *two, shape=(4, 3)))
-    assert_folds(*chain(*two, nn.Linear(5, 3), shape=(4, 5)))
-
-
-def test_a_layer_takes_in_batch_norm_from_both_sides() -> None:
-    first, last = nn.BatchNorm2d(3), nn.BatchNorm2d(5)
-    model, x = chain(nn.ReLU(), first, nn.Conv2d(3, 5, 2), last, shape=(2, 3, 4, 6))
-    assert_folds(model, x)
 
 
 def test_other_normalizations_stay() -> None:

@@ -4,15 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from layer_pairs import (
-    EXACT,
-    GROUPS,
-    INSTANCES,
-    assert_alike,
-    distance,
-    draw,
-    twins,
-)
+from layer_pairs import EXACT, GROUPS, INSTANCES, assert_alike, distance, draw, twins
 
 from normbook.group_norm import group_norm, instance_norm
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from layer_pairs import distance, each_copy, stirred, zeros
+from layer_pairs import assert_equal, distance, each_copy, stirred, zeros
 from torch import Tensor, nn
 from torch.autograd import forward_ad, gradcheck, gradgradcheck
 from torch.autograd.graph import saved_tensors_hooks
@@ -27,6 +27,7 @@ from normbook.lstm import LSTMParameters, lstm
 
 # float64, the same sums in another order, over 6 steps and 3 layers.
 EXACT = 1e-12
+assert_same = functools.partial(assert_equal, tolerance=EXACT)
 T, N, D, H = 6, 5, 3, 4
 LENGTHS = [3, 6, 1, 5, 3]  # of N sequences
 SIZES = (5, 4, 4, 2, 2, 1)  # sequences alive at each step
@@ -122,15 +123,6 @@ def run(layer: Any, kind: str, has_states: bool = False) -> dict[str, Tensor]:
     return {name: v for name, v in found.items() if not name.startswith("bias_hh")}
 
 
-def assert_same(
-    found: dict[str, Tensor], expected: dict[str, Tensor], tolerance: float = EXACT
-) -> None:
-    assert found.keys() == expected.keys()
-    for key, value in expected.items():
-        assert found[key].dtype == value.dtype, key
-        assert distance(found[key], value) <= tolerance, key
-
-
 # --- beside nn.LSTM
 
 
@@ -175,9 +167,14 @@ def test_dropout_of_everything_leaves_the_next_layer_its_bias() -> None:
     assert not torch.equal(layer.eval()(draw(T, N, D, seed=1))[0], h[0])
 
 
-def test_a_batch_of_no_sequences_gives_none() -> None:
-    h, (h_last, c_last) = make(num_layers=2)(draw(T, 0, D))
-    assert (h.shape, h_last.shape, c_last.shape) == ((T, 0, H), (2, 0, H), (2, 0, H))
+@pytest.mark.parametrize(("n", "device"), [(0, "cpu"), (N, "meta")])
+def test_no_sequences_and_those_on_the_meta_device_give_shapes(
+    n: int, device: str
+) -> None:
+    layer, x = make(num_layers=2, device=device), draw(T, n, D).to(device)
+    h, (h_last, c_last) = layer(x)
+    assert (h.shape, h_last.shape, c_last.shape) == ((T, n, H), (2, n, H), (2, n, H))
+    assert h.device.type == device
 
 
 def test_the_constructor_takes_torch_s_arguments_in_torch_s_order() -> None:
@@ -271,9 +268,6 @@ def test_without_layer_norm_it_can_become_torch_s_layer(bias: bool) -> None:
     with torch.no_grad():
         theirs.get_parameter("weight_ih_l0").zero_()  # a copy
     assert bool(ours.w_x_l0.all())
-
-
-def test_with_layer_norm_it_cannot_become_torch_s_layer() -> None:
     with pytest.raises(ValueError, match=r"no layer norm, got .*norm='sum'; only"):
         make(norm="sum").as_lstm()
 
@@ -321,28 +315,23 @@ def outputs_of(
     return given, outputs, arriving
 
 
-def first_order(
-    f: Callable[..., list[Tensor]], layer: Any, is_packed: bool
-) -> dict[str, Tensor]:
-    given, outputs, arriving = outputs_of(f, layer, is_packed)
+def first_order(*way: Any) -> dict[str, Tensor]:
+    given, outputs, arriving = outputs_of(*way)
     slopes = torch.autograd.grad(outputs, list(given.values()), arriving)
     found = dict(zip(("h", "h_last", "c_last"), outputs, strict=True))
     return found | dict(zip(given, slopes, strict=True))
 
 
-def second_order(
-    f: Callable[..., list[Tensor]], layer: Any, is_packed: bool
-) -> dict[str, Tensor]:
+def second_order(*way: Any) -> dict[str, Tensor]:
     """Differentiate a penalty of all gradients in all that they depend on."""
-    given, outputs, arriving = outputs_of(f, layer, is_packed)
-    inputs = list(given.values())
+    given, outputs, arriving = outputs_of(*way)
     leaves = given | {f"arriving {k}": v for k, v in enumerate(arriving)}
+    inputs, everything = list(given.values()), list(leaves.values())
     for value in arriving:
         value.requires_grad_()
     slopes = torch.autograd.grad(outputs, inputs, arriving, create_graph=True)
-    size = sum((slope**3).sum() for slope in slopes)
-    found = torch.autograd.grad(size, list(leaves.values()))  # type: ignore[arg-type]
-    return dict(zip(leaves, found, strict=True))
+    size = torch.stack([(slope**3).sum() for slope in slopes]).sum()
+    return dict(zip(leaves, torch.autograd.grad(size, everything), strict=True))
 
 
 @pytest.mark.parametrize("order", [first_order, second_order])
@@ -365,9 +354,8 @@ def test_derivatives_are_those_of_finite_differences(
     given = arguments(layer, is_packed)
 
     def f(*values: Tensor) -> tuple[Tensor, ...]:
-        return tuple(
-            by_layer(layer, is_packed, **dict(zip(given, values, strict=True)))
-        )
+        named = dict(zip(given, values, strict=True))
+        return tuple(by_layer(layer, is_packed, **named))
 
     values = tuple(given.values())
     assert gradcheck(f, values, fast_mode=True, check_forward_ad=True)
@@ -432,9 +420,6 @@ def test_it_has_the_parameters_of_its_cell(
     assert_same(found, expected)
 
 
-# --- neighbours and padding
-
-
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 @pytest.mark.parametrize("norm", NORMS)
 def test_other_sequences_and_later_steps_change_no_bit(
@@ -463,9 +448,6 @@ def test_a_sequence_in_a_packed_batch_is_as_if_it_were_alone(
         assert distance(h[:length, k], alone) < EXACT
         assert distance(h_last[:, k], last[0]) < EXACT
         assert distance(c_last[:, k], last[1]) < EXACT
-
-
-# --- only what is asked for
 
 
 def test_frozen_parts_get_no_gradient_and_the_others_get_theirs() -> None:
@@ -518,7 +500,7 @@ def test_checkpointing_changes_no_gradient(use_reentrant: bool) -> None:
         f(x)[0].pow(2).sum().backward()
         grads = {name: p.grad for name, p in layer.named_parameters()}
         found.append({"x": x.grad, **grads})
-    assert_same(found[1], found[0], 0.0)
+    assert_equal(found[1], found[0], 0.0)
 
 
 @each_copy
@@ -528,9 +510,9 @@ def test_a_copy_computes_the_same_and_lives_by_itself(
     layer = make(num_layers=2, bidirectional=True)
     before = run(layer, "unsorted")
     other = copied(layer)
-    assert_same(run(other, "unsorted"), before, 0.0)
+    assert_equal(run(other, "unsorted"), before, 0.0)
     other.reset_parameters()
-    assert_same(run(layer, "unsorted"), before, 0.0)
+    assert_equal(run(layer, "unsorted"), before, 0.0)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
@@ -555,12 +537,6 @@ def test_under_autocast_it_runs_in_float32() -> None:
     assert torch.equal(h, expected)
     assert {v.dtype for v in (h, *states, again)} == {torch.float32}
     assert layer.w_x_l0.grad.dtype == torch.float32
-
-
-def test_it_has_shapes_on_the_meta_device() -> None:
-    layer = make(device="meta")
-    h, _ = layer(zeros(T, N, D, dtype=torch.float64, device="meta"))
-    assert (h.shape, h.device.type) == ((T, N, H), "meta")
 
 
 def test_gradients_of_each_sequence_by_itself_come_from_vmap() -> None:
@@ -644,7 +620,7 @@ def test_compiled_models_run_the_layer_outside_of_their_graph(
     compiled: Any = torch.compile(copy.deepcopy(layer), backend="eager")
     found, expected = (run(f, "unsorted") for f in (compiled, layer))
     found = {name.removeprefix("_orig_mod."): v for name, v in found.items()}
-    assert_same(found, expected, 0.0)
+    assert_equal(found, expected, 0.0)
     assert distance(compiled(x)[0], layer(x)[0]) == 0
     assert not any(seen)
 

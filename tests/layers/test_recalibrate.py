@@ -13,6 +13,7 @@ from layer_pairs import (
     PAIRS,
     Wired,
     assert_equal,
+    assert_every_mutant_is_caught,
     copy_of,
     distance,
     draw,
@@ -22,7 +23,6 @@ from layer_pairs import (
 from torch import Tensor, nn
 from torch.optim.swa_utils import update_bn
 
-from normbook.gradient_check import survivors
 from normbook.layers import recalibrate as module
 from normbook.layers.batch_norm import BatchNorm1d, BatchNorm2d
 from normbook.layers.recalibrate import recalibrate
@@ -98,7 +98,7 @@ def test_modes_momenta_hooks_and_weights_are_left_as_they_were() -> None:
     model[2].train()
     model[1].momentum = None
     before = settings_of(model)
-    weights = {k: v.clone() for k, v in model.named_parameters()}
+    weights = copy_of(dict(model.named_parameters()))
     recalibrate(model, batches())
     assert settings_of(model) == before
     assert_equal(dict(model.named_parameters()), weights, 0.0)
@@ -141,12 +141,11 @@ def test_statistics_that_were_spoiled_by_a_nan_are_healed() -> None:
 
 
 def test_a_layer_that_is_not_called_keeps_its_statistics() -> None:
-    unused = twins(PAIRS[0])[0]
-    model: Any = Wired(lambda m, x: m.used(x), used=plain(), unused=unused)
-    before = copy.deepcopy(model.unused.state_dict())
-    recalibrate(model, batches())
-    assert_equal(model.unused.state_dict(), before, 0.0)
-    assert model.used.num_batches_tracked == 3
+    used, unused = plain(), twins(PAIRS[0])[0]
+    before = copy_of(unused.state_dict())
+    recalibrate(Wired(lambda m, x: m.used(x), used=used, unused=unused), batches())
+    assert_equal(unused.state_dict(), before, 0.0)
+    assert used.num_batches_tracked == 3
 
 
 def test_a_layer_called_twice_in_a_model_averages_both_calls() -> None:
@@ -202,8 +201,7 @@ def test_after_any_error_everything_is_as_before(
     given: Any, error: type[BaseException], match: str
 ) -> None:
     model = net()
-    before = copy.deepcopy(model.state_dict())
-    settings = settings_of(model)
+    before, settings = copy_of(model.state_dict()), settings_of(model)
     with pytest.raises(error, match=match):
         recalibrate(model, given)
     assert_equal(model.state_dict(), before, 0.0)
@@ -219,17 +217,13 @@ def test_a_model_without_running_statistics_is_refused(model: nn.Module) -> None
         recalibrate(model, [torch.zeros(3, 4)])
 
 
-def test_every_change_to_the_averaging_is_noticed(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def check(function: Any) -> None:
-        with monkeypatch.context() as patch:
-            patch.setattr(module._Tally, "take", function)
-            test_it_follows_algorithm_2_with_batches_weighted_by_their_size(BatchNorm1d)
-            test_images_count_by_their_pixels()
-            test_empty_batches_among_others_do_not_count()
+def test_every_change_to_the_averaging_is_noticed() -> None:
+    def check() -> None:
+        test_it_follows_algorithm_2_with_batches_weighted_by_their_size(BatchNorm1d)
+        test_images_count_by_their_pixels()
+        test_empty_batches_among_others_do_not_count()
 
-    assert survivors(module._Tally.take, check) == []
+    assert_every_mutant_is_caught(module._Tally, "take", check)
 
 
 class FrozenNorm(BatchNorm1d):
@@ -247,19 +241,13 @@ def test_a_frozen_layer_keeps_its_statistics_and_normalizes_by_them(
     if not is_by_call:
         state, frozen = frozen.state_dict(), FrozenNorm(4, affine=False).double()
         frozen.load_state_dict(state)
-    model: Any = Wired(
-        lambda m, x: m.free((m.frozen.eval() if is_by_call else m.frozen)(x)),
-        frozen=frozen,
-        free=free,
-    )
-    before = copy_of(model.frozen.state_dict())
-    (x,) = batches((6,))
-    with torch.no_grad():
-        h = copy.deepcopy(model.frozen).eval()(x)
-    recalibrate(model, [x])
-    assert_equal(model.frozen.state_dict(), before, 0.0)
-    assert distance(model.free.running_mean, h.mean(0)) < EXACT
-    assert distance(model.free.running_var, h.var(0)) < EXACT
+    wiring: Any = lambda m, x: free((frozen.eval() if is_by_call else frozen)(x))  # noqa: E731
+    before, (x,) = copy_of(frozen.state_dict()), batches((6,))
+    h = copy.deepcopy(frozen).eval()(x)
+    recalibrate(Wired(wiring, frozen=frozen, free=free), [x])
+    assert_equal(frozen.state_dict(), before, 0.0)
+    assert distance(free.running_mean, h.mean(0)) < EXACT
+    assert distance(free.running_var, h.var(0)) < EXACT
 
 
 def test_if_all_layers_are_frozen_it_says_so() -> None:

@@ -426,9 +426,6 @@ def test_without_running_statistics_evaluation_refuses_it_too(call: Call) -> Non
     assert_refused(without, is_training=False)
 
 
-# --- of each layer that has a twin in torch
-
-
 @pytest.mark.parametrize(
     "dtype", [torch.int64, torch.int32, torch.uint8, torch.bool, torch.complex64]
 )

@@ -11,12 +11,14 @@ from layer_pairs import (
     EXACT,
     HALF,
     Wired,
+    assert_checkpoints_go_both_ways,
     assert_equal,
     copy_of,
     distance,
     draw,
     each_copy,
     each_mode,
+    run,
     stirred,
 )
 from torch import Tensor, nn
@@ -45,16 +47,6 @@ def problem(shape: tuple[int, ...], seed: int = 0) -> tuple[Tensor, Tensor]:
     return draw(*shape, seed=seed), mask
 
 
-def run(layer: Any, dl_dy: Tensor, x: Tensor, *rest: Any) -> dict[str, Tensor]:
-    """Return the output, every gradient, and the buffers afterwards."""
-    x = x.detach().clone().requires_grad_()
-    y = layer(x, *rest)
-    leaves = {"x": x} | dict(layer.named_parameters())
-    slopes = torch.autograd.grad(y, list(leaves.values()), dl_dy)
-    found = {f"dl_d{k}": v for k, v in zip(leaves, slopes, strict=True)}
-    return {"y": y.detach()} | found | copy_of(dict(layer.named_buffers()))
-
-
 def packed(x: Tensor, mask: Tensor) -> Tensor:
     """Put the live entries together, one by one: (K, C)."""
     places = mask.nonzero().tolist()
@@ -69,29 +61,14 @@ def packed(x: Tensor, mask: Tensor) -> Tensor:
 def test_it_is_batch_norm_of_the_packed_values(
     shape: tuple[int, ...], is_training: bool
 ) -> None:
-    x, mask = problem(shape)
-    dl_dy = draw(*shape, seed=1)
-    found = run(make().train(is_training), dl_dy, x, mask)
+    (x, mask), dl_dy = problem(shape), draw(*shape, seed=1)
+    found = run(make().train(is_training), x, dl_dy, mask)
     plain = make(BatchNorm1d).train(is_training)
-    expected = run(plain, packed(dl_dy, mask), packed(x, mask))
+    expected = run(plain, packed(x, mask), packed(dl_dy, mask))
     for key in ("y", "dl_dx"):  # padding becomes 0 and passes no gradient
         assert (packed(found[key], ~mask) == 0).all()
         found[key] = packed(found[key], mask)
     assert_equal(found, expected)
-
-
-@each_mode
-@pytest.mark.parametrize("junk", [torch.nan, torch.inf, 1e300])
-def test_what_stands_in_the_padding_does_not_matter(
-    is_training: bool, junk: float
-) -> None:
-    x, mask = problem((4, 3, 5))
-    other = x.masked_fill(~mask.unsqueeze(1), junk)
-    dl_dy = draw(4, 3, 5, seed=1)
-    found, expected = (
-        run(make().train(is_training), dl_dy, v, mask) for v in (other, x)
-    )
-    assert_equal(found, expected, 0.0)
 
 
 @each_check
@@ -109,7 +86,7 @@ def test_without_live_entries_the_output_is_0_and_the_statistics_stay(
 ) -> None:
     layer, x = make().train(is_training), draw(4, 3, 5)
     before = copy_of(layer.state_dict())
-    found = run(layer, torch.ones_like(x), x, torch.zeros(4, 5, dtype=torch.bool))
+    found = run(layer, x, torch.ones_like(x), torch.zeros(4, 5, dtype=torch.bool))
     assert not found["y"].any()
     assert not found["dl_dx"].any()
     before["num_batches_tracked"] += is_training
@@ -119,10 +96,7 @@ def test_without_live_entries_the_output_is_0_and_the_statistics_stay(
 def test_checkpoints_go_both_ways() -> None:
     layer, plain = make(), nn.BatchNorm1d(3, dtype=torch.float64)
     layer(*problem((4, 3, 5)))
-    plain.load_state_dict(layer.state_dict())
-    again = make()
-    again.load_state_dict(plain.state_dict())
-    assert_equal(again.state_dict(), layer.state_dict(), 0.0)
+    assert_checkpoints_go_both_ways(layer, plain, make())
 
 
 @pytest.mark.parametrize("dtype", HALF)
@@ -135,18 +109,14 @@ def test_half_precision_is_that_of_batch_norm(dtype: torch.dtype) -> None:
     assert torch.equal(packed(y, mask), expected)
 
 
-def from_nan(model: Any, x: Tensor) -> Tensor:
-    """Take NaN for padding, so that the model has one input."""
-    y: Tensor = model.norm(x, ~x.isnan().any(1))
-    return y
-
-
-def from_nan_by_name(model: Any, x: Tensor) -> Tensor:
-    y: Tensor = model.norm(x, mask=~x.isnan().any(1))
-    return y
-
-
-@pytest.mark.parametrize("wiring", [from_nan, from_nan_by_name])
+# NaN stands for padding, so that the model has one input.
+@pytest.mark.parametrize(
+    "wiring",
+    [
+        lambda m, x: m.norm(x, ~x.isnan().any(1)),
+        lambda m, x: m.norm(x, mask=~x.isnan().any(1)),
+    ],
+)
 def test_recalibration_weighs_a_batch_by_its_live_entries(wiring: Any) -> None:
     model: Any = Wired(wiring, norm=make())
     batches, parts = [], []
@@ -192,7 +162,7 @@ def one_step(layer: Any, step: int, kind: Any) -> Any:
 
 
 def slopes(layer: Any, x: Tensor, *rest: Any) -> dict[str, Tensor]:
-    found = run(layer, draw(7, 3, seed=1), x, *rest)
+    found = run(layer, x, draw(7, 3, seed=1), *rest)
     return {k: found[k] for k in ("y", "dl_dx", "dl_dweight", "dl_dbias")}
 
 
@@ -338,15 +308,19 @@ def test_with_nobody_alive_the_output_is_0_and_nothing_is_counted(
 
 
 @each_mode
-def test_padding_of_a_step_does_not_matter_and_becomes_0(is_training: bool) -> None:
-    x, dl_dy = draw(7, 3), draw(7, 3, seed=1)
-    found, expected = (
-        run(make_steps().train(is_training), dl_dy, value, 1, MASK)
-        for value in (x.masked_fill(~MASK[:, None], torch.nan), x)
-    )
-    assert_equal(found, expected, 0.0)
-    assert (found["y"][~MASK] == 0).all()
-    assert (found["dl_dx"][~MASK] == 0).all()
+@pytest.mark.parametrize("junk", [torch.nan, torch.inf, 1e300])
+def test_what_stands_in_the_padding_does_not_matter(
+    is_training: bool, junk: float
+) -> None:
+    many = make, *problem((4, 3, 5)), ()
+    for make_one, x, mask, step in (many, (make_steps, draw(7, 3), MASK, (1,))):
+        found, expected = (
+            run(make_one().train(is_training), v, draw(*x.shape, seed=1), *step, mask)
+            for v in (x.masked_fill(~mask.unsqueeze(1), junk), x)
+        )
+        assert_equal(found, expected, 0.0)
+        for key in ("y", "dl_dx"):
+            assert (packed(found[key], ~mask) == 0).all()
 
 
 def test_without_running_statistics_both_modes_go_by_the_batch() -> None:
@@ -357,16 +331,14 @@ def test_without_running_statistics_both_modes_go_by_the_batch() -> None:
         layer(x, 0, ALONE)
 
 
-def two_steps(model: Any, x: Tensor) -> Tensor:
-    y: Tensor = model.norm(model.norm(x, 0, MASK).sin() + x, 1)
-    return y
-
-
 @each_check
 @each_mode
 def test_derivatives_through_two_steps_equal_differences(
     check: str, is_training: bool
 ) -> None:
+    def two_steps(model: Any, x: Tensor) -> Any:
+        return model.norm(model.norm(x, 0, MASK).sin() + x, 1)
+
     layer = Wired(two_steps, norm=make_steps(momentum=0.0)).train(is_training)
     leaves = arguments(layer, draw(7, 3))
     assert getattr(torch.autograd, check)(as_function(layer), leaves)
@@ -383,12 +355,10 @@ def test_a_new_layer_has_torch_s_start_in_every_row() -> None:
     assert repr(layer).endswith("max_steps=4)")
 
 
-def over_time(model: Any, x: Tensor) -> Tensor:
-    """Call one layer at every step of (N, C, T)."""
-    return torch.stack([model.norm(x[..., t], t) for t in range(x.shape[-1])], -1)
-
-
 def test_recalibrate_refuses_it_and_torch_s_update_bn_treats_it() -> None:
+    def over_time(model: Any, x: Tensor) -> Any:
+        return [model.norm(x[..., t], t) for t in range(x.shape[-1])]
+
     model: Any = Wired(over_time, norm=make_steps())
     batches = [draw(7, 3, 4), draw(7, 3, 2, seed=1)]
     before = copy_of(model.state_dict())

@@ -103,21 +103,15 @@ def largest_distance(
 @pytest.mark.parametrize("name", THREE)
 def test_three_shards_equal_one_batch(three: Found, name: str) -> None:
     assert largest_distance([found[name] for found in three], THREE[name]) <= EXACT
+    for buffer in ("running_mean", "running_var", "num_batches_tracked"):
+        first, *others = (found[name].get(buffer) for found in three)
+        # To the last bit.
+        assert first is None or all(torch.equal(other, first) for other in others)
 
 
 @pytest.mark.parametrize("name", ["equal", "unequal", "empty first"])
 def test_two_shards_equal_one_batch(two: Found, name: str) -> None:
     assert largest_distance([found[name] for found in two], TWO[name]) <= EXACT
-
-
-@pytest.mark.parametrize("name", THREE)
-def test_running_statistics_are_the_same_to_the_last_bit(
-    three: Found, name: str
-) -> None:
-    for buffer in ("running_mean", "running_var", "num_batches_tracked"):
-        values = [found[name].get(buffer) for found in three]
-        if values[0] is not None:
-            assert all(torch.equal(value, values[0]) for value in values)
 
 
 @pytest.mark.parametrize("name", sync_cases.MUTATIONS)
@@ -152,14 +146,12 @@ def test_with_ddp_two_steps_equal_those_of_one_process(two: Found) -> None:
             assert distance(found[f"module.{name}"], value) <= EXACT, name
 
 
-def test_a_group_shares_its_own_batch(three: Found) -> None:
-    shards = [found["groups"] for found in three[:2]]
-    assert largest_distance(shards, sync_cases.GROUPS, slice(5)) <= EXACT
-
-
-def test_a_group_of_one_is_its_own_batch(three: Found) -> None:
-    shards = [three[2]["groups"]]
-    assert largest_distance(shards, sync_cases.GROUPS, slice(5, None)) <= EXACT
+def test_a_group_shares_its_own_batch_also_if_it_is_a_group_of_one(
+    three: Found,
+) -> None:
+    for ranks, part in ((three[:2], slice(5)), (three[2:], slice(5, None))):
+        shards = [found["groups"] for found in ranks]
+        assert largest_distance(shards, sync_cases.GROUPS, part) <= EXACT
 
 
 def test_a_group_of_others_is_refused(three: Found) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,7 @@ from unittest import mock
 
 import pytest
 import torch
-from layer_pairs import assert_equal, draw, run
+from layer_pairs import assert_checkpoints_go_both_ways, assert_equal, draw, run
 from sync_cases import CHANNELS, Case, counted, with_state
 from torch import distributed, nn
 
@@ -25,14 +24,8 @@ SETTINGS: list[dict[str, Any]] = [
     {"track_running_stats": False},
     {"eps": 0.5, "momentum": None, "dtype": torch.bfloat16},
 ]
-KINDS: list[Any] = [
-    BatchNorm1d,
-    nn.BatchNorm1d,
-    BatchNorm2d,
-    nn.BatchNorm2d,
-    BatchNorm3d,
-]
-KINDS += [nn.BatchNorm3d, SyncBatchNorm, nn.SyncBatchNorm]
+OURS: list[Any] = [BatchNorm1d, BatchNorm2d, BatchNorm3d, SyncBatchNorm]
+KINDS = [*OURS, *(getattr(nn, kind.__name__) for kind in OURS)]
 
 
 @pytest.fixture
@@ -47,11 +40,7 @@ def alone(tmp_path: Path) -> Iterator[None]:
 @pytest.mark.parametrize("kind", KINDS)
 def test_checkpoints_go_both_ways(kind: type[nn.Module]) -> None:
     ours, other = with_state(SyncBatchNorm, Case(())), kind(CHANNELS).double()
-    state = copy.deepcopy(ours.state_dict())
-    other.load_state_dict(state)
-    ours.reset_parameters()
-    ours.load_state_dict(other.state_dict())
-    assert_equal(ours.state_dict(), state, 0.0)
+    assert_checkpoints_go_both_ways(ours, other, SyncBatchNorm(CHANNELS).double())
 
 
 @pytest.mark.parametrize("shape", [(7,), (5, 6), (2, 6, 5), (2, 6, 5, 3)])
@@ -75,9 +64,6 @@ def test_in_a_group_of_one_it_is_the_local_layer_and_sends_nothing() -> None:
 def test_gradcheck_passes() -> None:
     layer = with_state(SyncBatchNorm, Case(()))
     assert torch.autograd.gradcheck(layer, draw(5, CHANNELS).requires_grad_())
-
-
-# --- conversion
 
 
 def parts(layer: nn.Module) -> list[Any]:

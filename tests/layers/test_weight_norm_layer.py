@@ -3,28 +3,24 @@
 from __future__ import annotations
 
 import copy
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
+from layer_pairs import EXACT, assert_equal, assert_every_mutant_is_caught, draw, run
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations, parametrize
 
-from normbook.gradient_check import relative_error, survivors
+from normbook.gradient_check import relative_error
 from normbook.layers.weight_norm import WeightNorm, WeightStandardization
 
-EXACT = 1e-10  # float64 against torch, which adds in another order
 KINDS = ["linear", "conv"]
-
-
-def draw(*shape: int, seed: int = 0) -> Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn(*shape, generator=generator, dtype=torch.float64)
 
 
 def build(kind: str) -> tuple[Any, Tensor]:
     """Return a layer in float64, and an input of it."""
-    layer: nn.Linear | nn.Conv2d
+    layer: Any
     if kind == "linear":
         layer, x = nn.Linear(5, 3, dtype=torch.float64), draw(7, 5)
     else:
@@ -33,28 +29,13 @@ def build(kind: str) -> tuple[Any, Tensor]:
     return layer, x
 
 
-def weight_of(layer: Any) -> Tensor:
-    weight: Tensor = layer.weight
-    return weight
-
-
 def with_weight_norm(layer: nn.Module) -> Any:
     return parametrize.register_parametrization(layer, "weight", WeightNorm())
 
 
-def gradients(layer: nn.Module, x: Tensor) -> dict[str, Tensor]:
-    """Return the output, and the gradients of the input and of all parameters."""
-    x = x.clone().requires_grad_()
-    named = dict(layer.named_parameters())
-    y = layer(x)
-    found = torch.autograd.grad(y, [x, *named.values()], draw(*y.shape, seed=2))
-    return dict(zip(["y", "x", *named], [y.detach(), *found], strict=True))
-
-
-def assert_equal(a: dict[str, Tensor], b: dict[str, Tensor]) -> None:
-    assert a.keys() == b.keys()
-    for name in a:
-        assert relative_error(a[name], b[name]) < EXACT, name
+def assert_alike(ours: nn.Module, theirs: nn.Module, x: Tensor) -> None:
+    dl_dy = draw(*ours(x).shape, seed=2)
+    assert_equal(run(ours, x, dl_dy), run(theirs, x, dl_dy))
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -65,7 +46,7 @@ def test_weight_norm_equals_torch(kind: str) -> None:
     for model in (ours, theirs):  # g and v that are not those of one weight
         for parameter in model.parameters():
             parameter.data = draw(*parameter.shape, seed=3)
-    assert_equal(gradients(ours, x), gradients(theirs, x))
+    assert_alike(ours, theirs, x)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -75,7 +56,7 @@ def test_setting_the_weight_finds_the_lengths_and_directions_of_torch(
     layer, _ = build(kind)
     ours = with_weight_norm(copy.deepcopy(layer))
     theirs = parametrizations.weight_norm(copy.deepcopy(layer))
-    new = draw(*weight_of(ours).shape, seed=4)
+    new = draw(*ours.weight.shape, seed=4)
     ours.weight, theirs.weight = new, new
     assert_equal(dict(ours.named_parameters()), dict(theirs.named_parameters()))
 
@@ -88,7 +69,7 @@ def test_a_checkpoint_of_torch_is_taken(kind: str) -> None:
     for parameter in theirs.parameters():
         parameter.data = draw(*parameter.shape, seed=5)
     ours.load_state_dict(theirs.state_dict())
-    assert_equal(gradients(ours, x), gradients(theirs, x))
+    assert_alike(ours, theirs, x)
 
 
 def test_taking_the_parametrization_off_leaves_the_weight() -> None:
@@ -110,8 +91,8 @@ def by_hand(weight: Tensor, eps: float) -> Tensor:
 @pytest.mark.parametrize("eps", [1e-10, 0.3])
 def test_a_layer_computes_with_the_standardized_weight(kind: str, eps: float) -> None:
     layer, x = build(kind)
-    before, expected = weight_of(layer).detach().clone(), copy.deepcopy(layer)
-    expected.weight.data = by_hand(weight_of(layer), eps)
+    before, expected = layer.weight.detach().clone(), copy.deepcopy(layer)
+    expected.weight.data = by_hand(layer.weight, eps)
     parametrize.register_parametrization(layer, "weight", WeightStandardization(eps))
     assert relative_error(layer(x), expected(x)) < EXACT
     # What is trained is the weight as it was.
@@ -130,12 +111,9 @@ def test_second_derivatives_and_tangents_agree_with_differences(module: Any) -> 
     assert torch.autograd.gradgradcheck(module, inputs)
 
 
-def test_every_mutant_of_weight_norm_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    def check(forward: Any) -> None:
-        monkeypatch.setattr(WeightNorm, "forward", forward)
-        test_weight_norm_equals_torch("conv")
-
-    assert survivors(WeightNorm.forward, check) == []
+def test_every_mutant_of_weight_norm_is_caught() -> None:
+    check = partial(test_weight_norm_equals_torch, "conv")
+    assert_every_mutant_is_caught(WeightNorm, "forward", check)
 
 
 def test_the_backward_pass_is_the_closed_form(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -153,10 +131,9 @@ def test_the_backward_pass_is_the_closed_form(monkeypatch: pytest.MonkeyPatch) -
 def test_float32_and_half_keep_their_dtype(kind: str) -> None:
     for dtype in (torch.float32, torch.float16):
         layer = with_weight_norm(build(kind)[0].to(dtype))
-        weight = weight_of(layer)
-        parameters = layer.parametrizations.weight.parameters()
-        gradients = torch.autograd.grad(weight.sum(), list(parameters))
-        assert {weight.dtype, *(g.dtype for g in gradients)} == {dtype}
+        parameters = list(layer.parametrizations.weight.parameters())
+        slopes = torch.autograd.grad(layer.weight.sum(), parameters)
+        assert {layer.weight.dtype, *(slope.dtype for slope in slopes)} == {dtype}
 
 
 def test_the_setting_is_named() -> None:

@@ -15,11 +15,7 @@ Layer = TypeVar("Layer", bound=nn.Module)
 
 
 def tensors_of(layer: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Yield every tensor that a layer holds, with its name.
-
-    Parameters, buffers, and what was set as a plain attribute, in a list or a
-    dictionary, too.
-    """
+    """Yield every tensor that a layer holds, by name, in lists and dictionaries too."""
     for path, module in layer.named_modules():
         for key, value in vars(module).items():
             if key != "_modules":
@@ -43,14 +39,6 @@ def copy_of(layer: Layer) -> Layer:
     ``copy.deepcopy`` alone refuses such a tensor. The hooks on forward and backward
     stay behind: what they do outside the layer is not for a copy to repeat. A
     ``TypeError`` says what else cannot be copied.
-
-    Examples
-    --------
-    >>> import torch
-    >>> layer = nn.BatchNorm1d(2)
-    >>> layer.running_mean = layer.running_mean * layer.weight
-    >>> copy_of(layer).running_mean
-    tensor([0., 0.])
     """
     plain: dict[int, Any] = {
         id(tensor): tensor.detach().clone()
@@ -72,15 +60,7 @@ def copy_of(layer: Layer) -> Layer:
 
 
 def graph_nodes(tensor: Tensor) -> int:
-    """Count the operations that a tensor remembers for its backward pass.
-
-    Examples
-    --------
-    >>> import torch
-    >>> x = torch.ones(1, requires_grad=True)
-    >>> graph_nodes(x), graph_nodes(x + 1)  # the sum, and x as its source
-    (0, 2)
-    """
+    """Count the operations that a tensor remembers for its backward pass."""
     seen = set()
     waiting = [tensor.grad_fn]
     while waiting:

@@ -1,8 +1,7 @@
-r"""What each kind of norm is, in plain torch, and the known ways to get it wrong.
+"""What each kind of norm is, in plain torch, and the known ways to get it wrong.
 
-The right formula and the wrong ones are small functions with the same arguments, so
-that a test that sees a difference can ask which of the wrong ones it matches.
-They are written apart from the package's own formulas, whose layers are checked, too.
+A test that sees a difference asks which of the wrong ones it matches. All are written
+apart from the package's own formulas, whose layers are checked, too.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-__all__ = ["DIVISORS", "KINDS", "Definition", "moments"]
+__all__ = ["DIVISORS", "KINDS", "Definition"]
 
 KINDS = ("batch", "layer", "group", "instance", "rms")
 
@@ -30,31 +29,16 @@ DIVISORS: dict[str, Callable[[Tensor, float], Tensor]] = {
 }
 
 
-def moments(x: Tensor, axes: tuple[int, ...]) -> tuple[Tensor, Tensor]:
-    """Return mean and biased variance, axes kept, by two passes."""
-    mean = x.mean(axes, keepdim=True)
-    return mean, (x - mean).square().mean(axes, keepdim=True)
-
-
 class Definition(NamedTuple):
-    """The norm that a layer should be.
+    """The norm that a layer should be."""
 
-    Attributes
-    ----------
-    kind : str
-        One of ``KINDS``.
-    groups : int
-        Of the channels; for kind ``"group"``.
-    last : int
-        How many last axes are normalized; for kinds ``"layer"`` and ``"rms"``. With 0
-        it is axis 1, at every position, as for images (N, C, H, W) in some networks.
-    """
-
-    kind: str
-    groups: int = 1
+    kind: str  # one of KINDS
+    groups: int = 1  # of the channels, for kind "group"
+    # How many last axes are normalized, for kinds "layer" and "rms". With 0 it is axis
+    # 1, at every position, as for images (N, C, H, W) in some networks.
     last: int = 1
 
-    def view(self, x: Tensor) -> tuple[Tensor, tuple[int, ...]]:
+    def _view(self, x: Tensor) -> tuple[Tensor, tuple[int, ...]]:
         """Return x so that one set of statistics lies along the axes given."""
         if self.kind == "group":
             x = x.reshape(len(x), self.groups, -1)
@@ -73,7 +57,7 @@ class Definition(NamedTuple):
 
     def size(self, shape: tuple[int, ...]) -> int:
         """Count the values of one set of statistics."""
-        x, axes = self.view(torch.empty(shape, device="meta"))
+        x, axes = self._view(torch.empty(shape, device="meta"))
         return math.prod(x.shape[axis] for axis in axes)
 
     def parameter_axes(self, dim: int) -> tuple[int, ...]:
@@ -86,14 +70,16 @@ class Definition(NamedTuple):
         """Return the shape of gain and bias, for x of a shape."""
         return tuple(shape[axis] for axis in self.parameter_axes(len(shape)))
 
+    def mean(self, x: Tensor) -> Tensor:
+        """Return the mean of each set of values that share one, spread like x."""
+        grouped, axes = self._view(x)
+        mean = grouped.mean(axes, keepdim=True)
+        return mean.expand_as(grouped).reshape(x.shape)
+
     def moments(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Return mean (0 for RMS norm) and biased variance, spread like x."""
-        grouped, axes = self.view(x)
-        mean, var = moments(grouped, axes)
-        if self.kind == "rms":
-            mean, var = 0 * mean, grouped.square().mean(axes, keepdim=True)
-        mean, var = (v.expand_as(grouped).reshape(x.shape) for v in (mean, var))
-        return mean, var
+        mean = torch.zeros_like(x) if self.kind == "rms" else self.mean(x)
+        return mean, self.mean((x - mean).square())
 
     def normalize(self, x: Tensor, eps: float) -> Tensor:
         """Return x_hat, without gain and bias."""
@@ -110,43 +96,37 @@ class Definition(NamedTuple):
 
     def other_axes(self, dim: int) -> dict[str, tuple[int, ...]]:
         """Name wrong choices of axes for the statistics of an input of dim axes."""
-        everything = tuple(range(dim))
-        own = self._axes(dim)
+        own, every = self._axes(dim), tuple(range(dim))
         over = "the statistics run over"
         if self.kind == "batch":
-            named = {
-                "one mean and one variance for all channels": everything,
+            axes = {
+                "one mean and one variance for all channels": every,
                 f"{over} the channels too, example by example, as in layer norm": (
-                    everything[1:]
+                    every[1:]
                 ),
                 f"{over} the channels of each position": (1,),
-                "the statistics of each example apart, as in instance norm": (
-                    everything[2:]
-                ),
+                "the statistics of each example apart, as in instance norm": every[2:],
                 f"{over} the examples only, so that each position has its own": (0,),
-                "the channels are looked for on the last axis": everything[:-1],
+                "the channels are looked for on the last axis": every[:-1],
             }
         elif self.kind in ("layer", "rms"):
-            before = everything[: dim - self.last]
-            named = {
-                f"{over} the axes between batch and features too": everything[1:],
+            before = every[: dim - self.last]
+            axes = {
+                f"{over} the axes between batch and features too": every[1:],
                 f"{over} the batch too": (0, *own),
-                f"{over} everything, batch included": everything,
+                f"{over} everything, batch included": every,
                 f"{over} the batch in place of the features, as in batch norm": before,
                 f"{over} the first axis only": (0,),
                 f"{over} axis 1 only": (1,),
                 f"{over} the last axis only": (dim - 1,),
             }
         else:
-            apart = everything[2:]
-            named = {
-                f"{over} all channels, as in a group norm with one group": (
-                    everything[1:]
-                ),
-                "each channel is normalized apart, as in instance norm": apart,
-                f"{over} the batch too, as in batch norm": (0, *apart),
-                f"{over} everything": everything,
+            axes = {
+                f"{over} all channels, as in a group norm with one group": every[1:],
+                "each channel is normalized apart, as in instance norm": every[2:],
+                f"{over} the batch too, as in batch norm": (0, *every[2:]),
+                f"{over} everything": every,
                 f"{over} the channels of each position": (1,),
             }
         right = None if self.kind == "group" else set(own)  # of a view of its own
-        return {k: v for k, v in named.items() if v and set(v) != right}
+        return {name: v for name, v in axes.items() if v and set(v) != right}

@@ -9,8 +9,7 @@ from torch import Tensor
 
 from normbook.checks.calls import backward, call
 from normbook.checks.claim import DoesNotApply, Fault, claim
-from normbook.checks.definitions import moments
-from normbook.checks.output_claims import affine
+from normbook.checks.output_claims import NO_AFFINE, affine
 from normbook.checks.subject import TOLERANCE, Subject, draw, largest, normal
 from normbook.comparison import relative_error
 
@@ -30,11 +29,7 @@ DETACHED = "Compute mean and variance with gradient: no no_grad, no detach, no .
 
 @claim("the gradient by x is that of the output")
 def by_x(subject: Subject) -> Fault | None:
-    """Compare, for a generic upstream gradient, with the output's own derivative.
-
-    With two examples, or with ``y.sum()`` as the loss, every gradient is zero, and a
-    wrong factor cannot show.
-    """
+    """Compare, for a generic upstream gradient, with the output's own derivative."""
     x, dl_dy = _point(subject)
     seen = _own_gradient(subject, x, dl_dy)
     if seen is None:
@@ -42,11 +37,9 @@ def by_x(subject: Subject) -> Fault | None:
             "the output is cut off from the input: x gets no gradient at all.",
             "Compute the output outside no_grad, without detach.",
         )
-    expected = _reference(subject, x, dl_dy)
-    tolerance = EXACT
+    expected, tolerance = _reference(subject, x, dl_dy), EXACT
     if expected is None:
-        tolerance = TOLERANCE
-        entries, expected = _differences(subject, x, dl_dy)
+        (entries, expected), tolerance = _differences(subject, x, dl_dy), TOLERANCE
         seen = seen.flatten()[entries]
     error = relative_error(seen, expected)
     rounding = ROUNDING * subject.gradient_size(x, dl_dy)
@@ -119,20 +112,16 @@ def _wrong_gradients(
     """Return what known bugs give for the gradient, and their cures."""
     a, _ = subject.affine
     gained = dl_dy * a
-    definition = subject.definition
-    n = definition.size(tuple(x.shape))
+    mean, (_, var) = subject.definition.mean, subject.definition.moments(x)
+    z = subject.x_hat(x)
 
     def closed(v: Tensor, by_mean: float = 1, by_variance: float = 1) -> Tensor:
         """Return the closed form with its two sums weighted."""
-        grouped, axes = definition.view(v)
-        z, _ = definition.view(subject.x_hat(x))
-        var, _ = definition.view(definition.moments(x)[1])
-        mean, _ = moments(grouped, axes)
-        along, _ = moments(grouped * z, axes)
-        by_mean = 0 if definition.kind == "rms" else by_mean
-        inner = grouped - by_mean * mean - by_variance * z * along
-        return (inner / (var + subject.eps).sqrt()).reshape(x.shape)
+        by_mean = 0 if subject.kind == "rms" else by_mean
+        inner = v - by_mean * mean(v) - by_variance * z * mean(v * z)
+        return inner / (var + subject.eps).sqrt()
 
+    n = subject.definition.size(tuple(x.shape))
     root, bessel = math.sqrt(n), n / max(n - 1, 1)
     here = "in the backward pass"
     return {
@@ -161,8 +150,8 @@ def _wrong_gradients(
 @claim("the gradients by gain and bias are those of the output")
 def by_parameters(subject: Subject) -> Fault | None:
     """Compare with the sums of dl_dy x_hat and of dl_dy, by the layer's own x_hat."""
-    if not (subject.gain or subject.bias) or not subject.has_known_affine:
-        raise DoesNotApply("no parameter with the name of a gain or a bias")
+    if not subject.names or not subject.has_known_affine:
+        raise DoesNotApply(NO_AFFINE)
     if subject.is_right_up_to_scale and affine.fault(subject):
         raise DoesNotApply("gain and bias do not act as they are")
     x, dl_dy = _point(subject)
@@ -184,8 +173,7 @@ def by_parameters(subject: Subject) -> Fault | None:
                 f"{name}, the {role}, gets no gradient.",
                 "Use the Parameter itself in the output, and no no_grad around it.",
             )
-        fault = _sum_fault(subject, name, seen.double(), integrand)
-        if fault:
+        if fault := _sum_fault(subject, name, seen.double(), integrand):
             return fault
     return None
 

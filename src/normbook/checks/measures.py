@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 from torch import Tensor, nn
 
 from normbook.checks.report import Finding, Report
@@ -39,10 +39,10 @@ TOLERANCE = 1e-4
 class Measure(Protocol):
     """Takes a model, ``loss(output, target)``, batches (x, target) and step lengths.
 
-    It measures on the first batch, from the present weights, in the present mode. It
-    returns three values: the pair of the lowest and highest loss over the steps, the
-    pair of the smallest and largest gradient change, and the effective smoothness; or
-    an object that has them as ``loss_range``, ``gradient_predictiveness`` and
+    It measures on the first batch, from the present weights, in the present mode, and
+    returns the pair of the lowest and highest loss over the steps, the pair of the
+    smallest and largest gradient change, and the effective smoothness; or an object
+    that has them as ``loss_range``, ``gradient_predictiveness`` and
     ``effective_smoothness``.
     """
 
@@ -71,28 +71,11 @@ def check_smoothness_measure(measure: Measure, *, quiet: bool = False) -> Report
         \max_\eta \frac{\lVert \nabla\ell(w(\eta)) - g \rVert}
         {\eta\,\lVert g \rVert}.
 
-    Parameters
-    ----------
-    measure : callable
-        ``measure(model, loss, batches, step_sizes)``, see :class:`Measure`.
-    quiet : bool
-        Whether to print nothing.
-
-    Returns
-    -------
-    Report
-
-    Raises
-    ------
-    TypeError
-        If ``measure`` does not return what it should.
-
-    Notes
-    -----
     The losses are two quadratics, whose change is :math:`\eta \lVert Hg \rVert`, a
     quartic, whose curvature differs from step to step, and batch norm, whose training
-    and evaluation mode differ. Source: Santurkar et al. (2018), section 3.1 and
-    Fig. 4; book, chapter *Smoothness*.
+    and evaluation mode differ. A measure that does not return what :class:`Measure`
+    says is refused with a ``TypeError``. Source: Santurkar et al. (2018), section 3.1
+    and Fig. 4; book, chapter *Smoothness*.
 
     Examples
     --------
@@ -125,8 +108,6 @@ def check_smoothness_measure(measure: Measure, *, quiet: bool = False) -> Report
 
 
 class _Quantities(NamedTuple):
-    """What a measure returns."""
-
     loss_range: Pair
     change: Pair
     smoothness: float
@@ -149,9 +130,16 @@ class _Problem(NamedTuple):
         g = self.slope(self.start)
         to = points or (lambda eta: self.start - eta * g)
         losses = [self.value(to(eta)) for eta in STEPS]
-        changes = np.array([_norm(self.slope(to(eta)) - g) for eta in STEPS])
-        ratios = changes / (np.array(STEPS) * _norm(g))
+        changes = [_norm(self.slope(to(eta)) - g) for eta in STEPS]
+        ratios = np.array(changes) / (np.array(STEPS) * _norm(g))
         return _Quantities(_ends(losses), _ends(changes), float(ratios.max())), ratios
+
+    def descend(self, step_sizes: Sequence[float]) -> Array:
+        """Train: each step along the gradient of where it begins."""
+        w = self.start
+        for eta in step_sizes:
+            w = w - eta * self.slope(w)
+        return w
 
 
 class _Free(nn.Module):
@@ -237,8 +225,9 @@ def _quantities(made: Any) -> _Quantities:
     if all(hasattr(made, name) for name in names):
         made = tuple(getattr(made, name) for name in names)
     try:
-        losses, changes, smoothness = made
-        return _Quantities(_pair(losses), _pair(changes), float(smoothness))
+        (low, high), (small, large), smoothness = made
+        ends = (float(low), float(high)), (float(small), float(large))
+        return _Quantities(*ends, float(smoothness))
     except (TypeError, ValueError) as error:
         raise TypeError(
             "measure must return (lowest loss, highest loss), (smallest change, "
@@ -247,21 +236,16 @@ def _quantities(made: Any) -> _Quantities:
         ) from error
 
 
-def _pair(values: Any) -> Pair:
-    low, high = values
-    return float(low), float(high)
-
-
 def _formulas(seen: _Quantities, problem: _Problem) -> list[Finding]:
     """Compare with the closed form; look a wrong number up among the known ones."""
     g = problem.slope(problem.start)
+    length = _norm(g)
     right, _ = problem.along()
-    trained, _ = problem.along(lambda eta: _descend(problem, [eta] * len(STEPS)))
-    walked = {eta: _descend(problem, STEPS[: k + 1]) for k, eta in enumerate(STEPS)}
-    moved, _ = problem.along(lambda eta: walked[eta])
-    ends = [_norm(problem.slope(problem.start - eta * g)) for eta in STEPS]
-    distances = np.array(STEPS) * _norm(g)
-    changes = right.smoothness * distances
+    trained, _ = problem.along(lambda eta: problem.descend([eta] * len(STEPS)))
+    moved, _ = problem.along(
+        lambda eta: problem.descend([step for step in STEPS if step <= eta])
+    )
+    ends = _ends([_norm(problem.slope(problem.start - eta * g)) for eta in STEPS])
     losses = _finding(
         RANGE,
         seen.loss_range,
@@ -282,7 +266,7 @@ def _formulas(seen: _Quantities, problem: _Problem) -> list[Finding]:
         right.change,
         {
             "the norm of the gradient after the step: the one before it was not "
-            "taken off, or both were added up in .grad": _ends(ends),
+            "taken off, or both were added up in .grad": ends,
             "nothing: both gradients are the same tensor, which the second "
             "backward pass overwrites; clone the first": (0.0, 0.0),
             "the change behind training runs, not behind one step": trained.change,
@@ -293,17 +277,17 @@ def _formulas(seen: _Quantities, problem: _Problem) -> list[Finding]:
     )
     smoothness = _finding(
         SMOOTHNESS,
-        (seen.smoothness,),
-        (right.smoothness,),
+        seen.smoothness,
+        right.smoothness,
         {
-            "the change itself, not divided by the distance": (right.change[1],),
+            "the change itself, not divided by the distance": right.change[1],
             "the change divided by the step length alone; the distance is that "
-            "times the norm of the gradient": (right.smoothness * _norm(g),),
+            "times the norm of the gradient": right.smoothness * length,
             "the change divided by the norm of the gradient alone": (
-                right.change[1] / _norm(g),
+                right.change[1] / length
             ),
             "the change divided by the square of the distance": (
-                float((changes / distances**2).max()),
+                right.smoothness / (STEPS[0] * length)
             ),
         },
         "Divide each change by the distance moved, step length times norm of the "
@@ -322,13 +306,13 @@ def _largest(
     right, ratios = problem.along()
     return _finding(
         LARGEST,
-        (seen.smoothness,),
-        (right.smoothness,),
+        seen.smoothness,
+        right.smoothness,
         {
             # The curvature falls with every step, so these are one number.
             "the smallest of the ratios, or the largest change divided by the largest "
-            "distance": (float(ratios.min()),),
-            "the mean of the ratios": (float(ratios.mean()),),
+            "distance": ratios.min(),
+            "the mean of the ratios": ratios.mean(),
         },
         "Divide step by step, and take the largest ratio then.",
     )
@@ -337,20 +321,16 @@ def _largest(
 def _batch(same: _Quantities, mixed: _Quantities) -> Finding:
     """Compare two runs, of which only the later batches differ."""
     texts = {
-        "loss_range": ("loss range", ", as that of training runs would"),
-        "change": (
-            "gradient change",
-            ": it is that between different batches, not that of one batch after a "
-            "step",
-        ),
-        "smoothness": ("effective smoothness", ""),
+        "loss range": ", as that of training runs would",
+        "gradient change": ": it is that between different batches, not that of one "
+        "batch after a step",
+        "effective smoothness": "",
     }
-    wrong = []
-    for field, (what, why) in texts.items():
-        before, after = (np.atleast_1d(getattr(q, field)) for q in (same, mixed))
-        if not _agree(before, after):
-            numbers = f"from {_text(before)} to {_text(after)}"
-            wrong.append(f"the {what} went {numbers}{why}")
+    wrong = [
+        f"the {what} went from {_text(before)} to {_text(after)}{why}"
+        for (what, why), before, after in zip(texts.items(), same, mixed, strict=True)
+        if not _agree(before, after)
+    ]
     if not wrong:
         return Finding(BATCH, True)
     return Finding(
@@ -366,24 +346,14 @@ def _mode(seen: _Quantities, problem: _Problem, formulas: Sequence[Finding]) -> 
     fields = [k for k, finding in enumerate(formulas) if finding.passed]
     if not fields:
         return Finding(MODE, None, "the quantities are already others")
-    of_mode, right, of_other = (
-        [float(v) for k in fields for v in np.atleast_1d(quantities[k])]
-        for quantities in (
-            seen,
-            problem.along()[0],
-            _batch_norm(is_training=False).along()[0],
-        )
+    (right, _), (other, _) = problem.along(), _batch_norm(is_training=False).along()
+    of_mode, of_training, of_evaluation = (
+        np.hstack([quantities[k] for k in fields])
+        for quantities in (seen, right, other)
     )
-    return _finding(
-        MODE,
-        of_mode,
-        right,
-        {
-            "those of evaluation mode: running statistics in place of those of the "
-            "batch": of_other
-        },
-        "Leave the model in training mode, in which it is trained.",
-    )
+    why = "those of evaluation mode: running statistics in place of those of the batch"
+    cure = "Leave the model in training mode, in which it is trained."
+    return _finding(MODE, of_mode, of_training, {why: of_evaluation}, cure)
 
 
 def _undisturbed(*changed: str) -> Finding:
@@ -393,32 +363,18 @@ def _undisturbed(*changed: str) -> Finding:
     reason = f"After the measurement these are not what they were: {', '.join(names)}."
     if any(name.startswith("running_") for name in names):
         reason += " A forward pass in training mode moves the running statistics."
-    cure = (
-        "Measure on a copy, or put everything back: parameters, buffers, .grad, mode."
-    )
-    return Finding(UNDISTURBED, False, reason, cure)
+    cure = "Measure on a copy, or put everything back: parameters, buffers, .grad, "
+    return Finding(UNDISTURBED, False, reason, f"{cure}mode.")
 
 
 def _finding(
-    name: str,
-    seen: Sequence[float],
-    right: Sequence[float],
-    known: dict[str, Sequence[float]],
-    cure: str,
+    name: str, seen: ArrayLike, right: ArrayLike, known: dict[str, Any], cure: str
 ) -> Finding:
     if _agree(seen, right):
         return Finding(name, True, f"{_text(seen)}, as on paper.")
     reason = f"{_text(seen)}, where the closed form gives {_text(right)}."
     bugs = (f" The numbers are {bug}." for bug in known if _agree(seen, known[bug]))
     return Finding(name, False, reason + next(bugs, ""), cure)
-
-
-def _descend(problem: _Problem, step_sizes: Sequence[float]) -> Array:
-    """Train: each step along the gradient of where it begins."""
-    w = problem.start
-    for eta in step_sizes:
-        w = w - eta * problem.slope(w)
-    return w
 
 
 def _agree(a: Any, b: Any) -> bool:
@@ -434,5 +390,5 @@ def _norm(values: Array) -> float:
 
 
 def _text(values: Any) -> str:
-    numbers = ", ".join(f"{float(v):.4g}" for v in values)
-    return numbers if len(values) == 1 else f"({numbers})"
+    numbers = [f"{v:.4g}" for v in np.atleast_1d(values)]
+    return numbers[0] if len(numbers) == 1 else f"({', '.join(numbers)})"

@@ -14,7 +14,7 @@ from normbook.checks.copies import tensors_of
 from normbook.checks.definitions import KINDS
 from normbook.checks.example_claims import EXAMPLE_CLAIMS
 from normbook.checks.gradient_claims import GRADIENT_CLAIMS
-from normbook.checks.output_claims import OUTPUT_CLAIMS, statistics
+from normbook.checks.output_claims import OUTPUT_CLAIMS
 from normbook.checks.recurrent import recurrent_findings
 from normbook.checks.report import Finding, Report
 from normbook.checks.state_claims import COPY_CLAIMS, STATE_CLAIMS
@@ -33,17 +33,16 @@ def check_norm_layer(
 ) -> Report:
     r"""Run every one-line test of the book that applies to a norm layer.
 
-    The layer may be anybody's: any module that normalizes. A copy is tested, on inputs
-    made here; the layer itself is never changed. Prints which tests fail and why, and
-    names the bug where the numbers are those of a known one. Only inputs with the
-    number of axes that the report names are tried: a layer for several is checked once
-    for each.
+    The layer may be anybody's, on the CPU. A copy is tested, on inputs made here; the
+    layer itself is never changed. The report names the bug where the numbers are those
+    of a known one. Only inputs with the number of axes that it names are tried: a layer
+    for several is checked once for each.
 
     Parameters
     ----------
     layer : Module
-        On the CPU. Maps a tensor to one of the same shape; or, for kind ``"lstm"``, has
-        the interface of :class:`torch.nn.LSTM`.
+        Maps a tensor to one of the same shape; or, for kind ``"lstm"``, has the
+        interface of :class:`torch.nn.LSTM`.
     shape : tuple of int, optional
         Of an input that the layer takes, (N, D) or (N, C, H, W), say; the tests change
         N as they need it. By default found from what the layer says and holds.
@@ -55,15 +54,10 @@ def check_norm_layer(
     quiet : bool
         Whether to print nothing.
 
-    Returns
-    -------
-    Report
-
     Raises
     ------
     TypeError
-        If ``layer`` is no module, is a script or cannot be copied; for kind ``"lstm"``,
-        also if it cannot be called so.
+        If ``layer`` is no module, is a script, or cannot be copied or called.
     ValueError
         If the layer does not normalize, is on another device, not initialized or not
         finite, or raises on a plain input; if kind or shape cannot be found, or one
@@ -73,13 +67,10 @@ def check_norm_layer(
     -----
     Gain and bias are set by the tests where they have a usual name (weight, gamma,
     scale, ...; bias, beta, shift, ...). Otherwise any fixed gain and bias are allowed:
-    found on one batch and demanded on others.
-
-    The copy has no forward or backward hooks, since they may act on things outside the
-    layer. So a layer that computes in a hook, as one under the old
-    ``torch.nn.utils.weight_norm`` does, is tested without what the hook does.
-
-    Source: book, chapter *Training and evaluation*.
+    found on one batch and demanded on others. The copy has no forward or backward
+    hooks, which may act outside the layer: what it computes in one, as under the old
+    ``torch.nn.utils.weight_norm``, is not tested. Source: book, chapter *Training and
+    evaluation*.
 
     Examples
     --------
@@ -100,25 +91,24 @@ def check_norm_layer(
 
 
 def _report(subject: Subject) -> Report:
-    own = {"batch": STATE_CLAIMS, "instance": (*EXAMPLE_CLAIMS, *STATE_CLAIMS)}
-    of_kind = own.get(subject.kind, EXAMPLE_CLAIMS)
-    claims = (*OUTPUT_CLAIMS, *GRADIENT_CLAIMS, *of_kind, *COPY_CLAIMS)
+    claims = [*OUTPUT_CLAIMS, *GRADIENT_CLAIMS]
+    claims += EXAMPLE_CLAIMS if subject.kind != "batch" else ()
+    claims += STATE_CLAIMS if subject.kind in ("batch", "instance") else ()
+    first, *others = *claims, *COPY_CLAIMS
+    findings = [first(subject)]
     if subject.is_random or not subject.is_finite:  # no other test tells anything
-        others = (claim.name for claim in claims if claim is not statistics)
         why = "the output is random or not finite"
-        findings = [statistics(subject), *(Finding(name, None, why) for name in others)]
+        findings += [Finding(claim.name, None, why) for claim in others]
     else:
-        findings = [claim(subject) for claim in claims]
+        findings += [claim(subject) for claim in others]
     name = "RMS norm" if subject.kind == "rms" else f"{subject.kind} norm"
     sizes = ", ".join(["N", *map(str, subject.shape[1:])])
     return Report(f"{name} of ({sizes})", tuple(findings))
 
 
 def _is_recurrent(layer: nn.Module) -> bool:
-    return all(
-        isinstance(getattr(layer, name, None), int)
-        for name in ("input_size", "hidden_size")
-    )
+    sizes = (getattr(layer, name, None) for name in ("input_size", "hidden_size"))
+    return all(isinstance(size, int) for size in sizes)
 
 
 def _check_arguments(layer: Any, shape: Any, kind: Any, eps: Any) -> None:
@@ -135,11 +125,9 @@ def _check_arguments(layer: Any, shape: Any, kind: Any, eps: Any) -> None:
         raise ValueError(
             f"kind must be one of {', '.join(KINDS)} or lstm, got {kind!r}."
         )
-    if shape is not None and not (
-        isinstance(shape, tuple | list)
-        and len(shape) > 1
-        and all(type(size) is int and size > 0 for size in shape)
-    ):
+    sizes = shape if isinstance(shape, tuple | list) else ()
+    is_plain = len(sizes) > 1 and all(type(n) is int and n > 0 for n in sizes)
+    if shape is not None and not is_plain:
         raise ValueError(
             "shape must be a tuple of two or more positive whole numbers, got "
             f"{shape!r}; pass that of an input, (N, D), say."

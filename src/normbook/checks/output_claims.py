@@ -10,7 +10,7 @@ from torch import Tensor
 
 from normbook.checks.calls import LayerError, backward, call, of_the_layer
 from normbook.checks.claim import DoesNotApply, Fault, claim, named
-from normbook.checks.definitions import DIVISORS, moments
+from normbook.checks.definitions import DIVISORS
 from normbook.checks.recognition import affordable
 from normbook.checks.subject import TOLERANCE, Subject, draw, largest, normal
 
@@ -21,6 +21,7 @@ Formula = Callable[[Tensor], Tensor]
 # Of float32, in the gradient at worst; the bugs cost 1e-3 and more.
 ROUNDING = 1e-4
 
+NO_AFFINE = "no parameter with the name of a gain or a bias"
 POSITIVE_SIGMA = "Divide by sigma, which is positive, and by nothing that has a sign."
 PLAIN_AFFINE = "Return gain * x_hat + bias."
 WHERE = {
@@ -57,10 +58,9 @@ def statistics(subject: Subject) -> Fault | None:
         return _clipping(subject)
     reason = (
         f"expected {WHERE[subject.kind]}; the output differs from that by "
-        f"{subject.misfit(subject.x_hat):.2g} of its largest value, whatever fixed "
+        f"{subject.misfit_of_definition:.2g} of its largest value, whatever fixed "
         "gain and bias are allowed."
     )
-    cure = subject.definition.axes_cure(len(subject.shape))
     x = subject.draw(1)
     y = subject.output(x)
     if largest(y - subject.output(-x)) < TOLERANCE:
@@ -77,17 +77,14 @@ def statistics(subject: Subject) -> Fault | None:
             "In training, normalize by the batch alone.",
         )
 
-    def fits(z: Formula) -> bool:
-        return subject.misfit(z) < TOLERANCE
+    def fits(z: Formula, axes: tuple[int, ...] | None = None) -> bool:
+        return subject.misfit(z, axes) < TOLERANCE
 
-    def fits_along_last(z: Formula) -> bool:
-        return subject.misfit(z, (len(subject.shape) - 1,)) < TOLERANCE
-
-    name = named(_wrong_axes(subject), lambda z: fits(z) or fits_along_last(z))
-    if not name:
-        name = named(_wrong_formulas(subject), fits)
-        cure = f"Return {_formula(subject)}." if name else cure
-    return Fault(f"{name}{reason}", cure)
+    last = (len(subject.shape) - 1,)
+    name = named(_wrong_axes(subject), lambda z: fits(z) or fits(z, last))
+    if not name and (name := named(_wrong_formulas(subject), fits)):
+        return Fault(f"{name}{reason}", f"Return {_formula(subject)}.")
+    return Fault(f"{name}{reason}", subject.axes_cure)
 
 
 def _clipping(subject: Subject) -> Fault | None:
@@ -97,8 +94,7 @@ def _clipping(subject: Subject) -> Fault | None:
     a, b = subject.fit(subject.output(plain), subject.x_hat(plain))
     x.view(-1)[0] += 100 * x.abs().max()
     x_hat = subject.x_hat(x)
-    expected = a * x_hat + b
-    error = largest(subject.output(x) - expected) / largest(expected)
+    error = _share(subject.output(x), a * x_hat + b)
     if error < TOLERANCE:
         return None
     return Fault(
@@ -107,6 +103,11 @@ def _clipping(subject: Subject) -> Fault | None:
         "value.",
         f"Return {_formula(subject)}, whatever its size.",
     )
+
+
+def _share(y: Tensor, expected: Tensor) -> float:
+    """Return the largest error, as a share of the largest value."""
+    return largest(y - expected) / largest(expected)
 
 
 def _formula(subject: Subject) -> str:
@@ -119,24 +120,24 @@ def _wrong_formulas(subject: Subject) -> dict[str, Formula]:
     """Name what may be done with the right statistics."""
     if subject.kind == "rms":
         return {}
-    moments_of = subject.definition.moments
+    mean_of = subject.definition.mean
 
-    def of_moments(form: Callable[[Tensor, Tensor, Tensor], Tensor]) -> Formula:
-        return lambda x: form(x, *moments_of(x))
+    def over(divisor: Formula) -> Formula:
+        return lambda x: (x - mean_of(x)) / divisor(x)
+
+    def sigma(x: Tensor) -> Tensor:
+        return mean_of((x - mean_of(x)).square()).sqrt()
+
+    def rms(x: Tensor) -> Tensor:
+        return mean_of(x.square()).sqrt()
 
     return {
-        "the mean is not subtracted": of_moments(lambda x, mean, var: x / var.sqrt()),
-        "the mean is not subtracted at all, as in RMS norm": of_moments(
-            lambda x, mean, var: x / (mean.square() + var).sqrt()
-        ),
-        "divided by the variance, not by its root": of_moments(
-            lambda x, mean, var: (x - mean) / var
-        ),
-        "divided by the root mean square of x, not of x - mean": of_moments(
-            lambda x, mean, var: (x - mean) / (mean.square() + var).sqrt()
-        ),
-        "divided by the mean absolute deviation": of_moments(
-            lambda x, mean, var: (x - mean) / moments_of((x - mean).abs())[0]
+        "the mean is not subtracted": lambda x: x / sigma(x),
+        "the mean is not subtracted at all, as in RMS norm": lambda x: x / rms(x),
+        "divided by the variance, not by its root": over(lambda x: sigma(x).square()),
+        "divided by the root mean square of x, not of x - mean": over(rms),
+        "divided by the mean absolute deviation": over(
+            lambda x: mean_of((x - mean_of(x)).abs())
         ),
     }
 
@@ -146,14 +147,14 @@ def _wrong_axes(subject: Subject) -> dict[str, Formula]:
 
     def over(axes: tuple[int, ...]) -> Formula:
         def z(x: Tensor) -> Tensor:
-            mean, var = moments(x, axes)
+            var, mean = torch.var_mean(x, axes, correction=0, keepdim=True)
             return (x - mean) / var.sqrt()
 
         return z
 
     def in_parts(size: int) -> Formula:
         return lambda x: torch.cat(
-            [subject.x_hat(x[first : first + size]) for first in range(0, len(x), size)]
+            [subject.x_hat(part) for part in torch.split(x, size)]
         )
 
     if subject.kind == "rms":
@@ -164,9 +165,8 @@ def _wrong_axes(subject: Subject) -> dict[str, Formula]:
         if math.prod(subject.shape[axis] for axis in axes) > 1
     }
     if subject.kind == "batch":
-        for size in (2, 4, 8):
-            what = f"each {size} examples have statistics of their own, as in ghost"
-            wrong[f"{what} batch norm"] = in_parts(size)
+        what = "examples have statistics of their own, as in ghost batch norm"
+        wrong |= {f"each {size} {what}": in_parts(size) for size in (2, 4, 8)}
     return wrong
 
 
@@ -174,10 +174,10 @@ def _wrong_axes(subject: Subject) -> dict[str, Formula]:
 def affine(subject: Subject) -> Fault | None:
     """Set both to other values twice and find them again in the output."""
     need_right_statistics(subject)
-    if subject.gain is subject.bias is None and not subject.has_known_affine:
-        raise DoesNotApply("no parameter with the name of a gain or a bias")
-    for name in (subject.gain, subject.bias):
-        if name is not None and subject.spread(name) is None:
+    if not (subject.names or subject.has_known_affine):
+        raise DoesNotApply(NO_AFFINE)
+    for name in subject.names:
+        if subject.spread(name) is None:
             raise DoesNotApply(f"{name} has not one value for each channel")
     a, b, gain, bias = two_settings(subject)
     ratio = a / gain
@@ -196,10 +196,7 @@ def affine(subject: Subject) -> Fault | None:
 
 
 def two_settings(subject: Subject) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Gains and biases as found and as set, for two settings one below the other.
-
-    The settings are those of ``set_affine`` with seeds 1 and 2.
-    """
+    """Gains and biases as found and as set, with seeds 1 and 2 one below the other."""
     x = subject.draw(1, subject.large)
     z = subject.x_hat(x)
     rows = []
@@ -259,11 +256,10 @@ def _few(expected: Tensor, seen: Tensor) -> Iterator[str]:
 @claim("there is one gain and one bias for each channel")
 def parameter_shapes(subject: Subject) -> Fault | None:
     """Look at the shapes of the parameters."""
-    names = [name for name in (subject.gain, subject.bias) if name is not None]
-    if not names:
-        raise DoesNotApply("no parameter with the name of a gain or a bias")
+    if not subject.names:
+        raise DoesNotApply(NO_AFFINE)
     sizes = subject.definition.parameter_shape(subject.shape)
-    for name in names:
+    for name in subject.names:
         shape = tuple(subject.layer.get_parameter(name).shape)
         if math.prod(shape) != math.prod(sizes):
             single = "one scalar for the whole layer: " if math.prod(shape) == 1 else ""
@@ -314,9 +310,7 @@ def eps_place(subject: Subject) -> Fault | None:
     var = torch.tensor(sigmas, dtype=torch.float64).square()
     # What the layer takes for the variance, if the factor comes from there.
     taken = var / subject.factor**2
-    expected = {
-        name: taken.sqrt() / form(taken, eps) for name, form in DIVISORS.items()
-    }
+    expected = {name: taken.sqrt() / by(taken, eps) for name, by in DIVISORS.items()}
     right = expected["sqrt(variance + eps)"]
     plain = (var / (var + eps)).sqrt()
     if min(largest(seen - right), largest(seen - plain)) < 0.01:
@@ -327,7 +321,7 @@ def eps_place(subject: Subject) -> Fault | None:
     )
     for name, values in expected.items():
         if largest(seen - values) < 0.01:
-            reason = f"{reason}; {name} gives {values[1]:.3g}: that is the divisor here"
+            reason += f"; {name} gives {values[1]:.3g}: that is the divisor here"
             if "eps^2" in name:
                 reason += ", or a second norm behind the first, which gives the same"
             break
@@ -348,9 +342,9 @@ def two_passes(subject: Subject) -> Fault | None:
         """Return the errors of the layer and of a variance by one pass."""
         x = (noise + mean).float()
         exact = a * subject.x_hat(x.double()) + b
-        seen = subject.output(x, torch.float32), a * _one_pass(subject, x) + b
-        by_layer, by_one_pass = (largest(y - exact) / largest(exact) for y in seen)
-        return by_layer, by_one_pass
+        by_one_pass = a * _one_pass(subject, x) + b
+        by_layer = subject.output(x, torch.float32)
+        return _share(by_layer, exact), _share(by_one_pass, exact)
 
     (near, near_by_one), (far, far_by_one) = off(1e3), off(1e4)
     # Two passes lose the rounding of the mean, 5e-4 of sigma at mean 1e4.
@@ -366,10 +360,9 @@ def two_passes(subject: Subject) -> Fault | None:
 
 
 def _one_pass(subject: Subject, x: Tensor) -> Tensor:
-    grouped, axes = subject.definition.view(x)
-    mean = grouped.mean(axes, keepdim=True)
-    var = grouped.square().mean(axes, keepdim=True) - mean.square()
-    return ((grouped - mean) / (var + subject.eps).sqrt()).reshape(x.shape).double()
+    mean_of = subject.definition.mean
+    var = mean_of(x.square()) - mean_of(x).square()
+    return ((x - mean_of(x)) / (var + subject.eps).sqrt()).double()
 
 
 @claim("a constant channel stays finite, output and gradient")
@@ -378,10 +371,8 @@ def constant_channel(subject: Subject) -> Fault | None:
     if subject.eps <= 0:
         raise DoesNotApply("eps is 0")
     x = subject.draw(6, 1.0)
-    if subject.kind == "batch":
-        x[:, 0] = 0.1
-    else:
-        x[0] = 0.0 if subject.kind == "rms" else 0.1
+    one = x[:, 0] if subject.kind == "batch" else x[0]
+    one.fill_(0.0 if subject.kind == "rms" else 0.1)
     x = x.to(subject.dtype).requires_grad_()
     y = call(subject.fresh(), x)
     if not y.isfinite().all():
@@ -416,9 +407,8 @@ def dtype_is_kept(subject: Subject) -> Fault | None:
                 "Keep tensors as parameters or buffers, make others with x.new_zeros.",
             )
         if y.dtype != dtype:
-            return Fault(
-                f"for {dtype} the output is {y.dtype}.", "Return y.to(x.dtype)."
-            )
+            reason = f"for {dtype} the output is {y.dtype}."
+            return Fault(reason, "Return y.to(x.dtype).")
     return None
 
 
@@ -455,14 +445,14 @@ def _in_precision(
     dl_dy = draw(shape, 19, 1.0).float()
     y = call(layer, x)
     backward(y, dl_dy)
-    found = {"output": (y, 0.0)}
+    results = {"output": (y, 0.0)}
     if x.grad is not None:
-        found["gradient by x"] = x.grad, subject.gradient_size(x.detach(), dl_dy)
+        results["gradient by x"] = x.grad, subject.gradient_size(x.detach(), dl_dy)
     if scale == 1.0:  # a smaller variance drowns in the rounding of the first 1
-        found["evaluation"] = call(layer.eval(), x.detach()), 0.0
+        results["evaluation"] = call(layer.eval(), x.detach()), 0.0
     return {
         what: (value.detach().double(), max(largest(value), size))
-        for what, (value, size) in found.items()
+        for what, (value, size) in results.items()
     }
 
 

@@ -77,21 +77,18 @@ def eps_of(layer: nn.Module, dtype: torch.dtype) -> float | None:
 
 def only_parameter(layer: nn.Module, names: tuple[str, ...]) -> str | None:
     """Find the one parameter that has one of the names."""
-    found = [
-        name
-        for name, _ in layer.named_parameters()
-        if name.rpartition(".")[2].lower() in names
-    ]
-    return found[0] if len(found) == 1 else None
+    with_name = [n for n, _ in layer.named_parameters() if _last(n) in names]
+    return with_name[0] if len(with_name) == 1 else None
 
 
 def has_fixed_affine(layer: nn.Module) -> bool:
     """Return whether the layer holds a gain or bias that is no parameter."""
-    return any(
-        name.rpartition(".")[2].lower() in (*GAINS, *BIASES)
-        for name, tensor in tensors_of(layer)
-        if not isinstance(tensor, nn.Parameter)
-    )
+    fixed = (n for n, t in tensors_of(layer) if not isinstance(t, nn.Parameter))
+    return any(_last(name) in (*GAINS, *BIASES) for name in fixed)
+
+
+def _last(path: str) -> str:
+    return path.rpartition(".")[2].lower()
 
 
 def definitions_of(
@@ -130,13 +127,11 @@ def _normalized_shape(layer: nn.Module) -> tuple[int, ...]:
 
 def _normalized(layer: nn.Module, shape: tuple[int, ...]) -> int | None:
     """Count the normalized last axes where the layer tells them; 0 is axis 1 alone."""
-    told = _normalized_shape(layer)
-    if told:
+    if told := _normalized_shape(layer):
         is_axis_1 = told != shape[-len(told) :] and told == shape[1:2]
         return 0 if is_axis_1 else len(told)
     for names in (GAINS, BIASES):
-        name = only_parameter(layer, names)
-        if name is not None:
+        if name := only_parameter(layer, names):
             sizes = tuple(layer.get_parameter(name).shape)
             while sizes and sizes[0] == 1:
                 sizes = sizes[1:]
@@ -148,12 +143,11 @@ def _normalized(layer: nn.Module, shape: tuple[int, ...]) -> int | None:
 def shapes_of(layer: nn.Module, said: str | None) -> Iterator[tuple[int, ...]]:
     """Yield shapes that the layer may take, by its class and what it holds."""
     held = [t for _, t in tensors_of(layer) if t.numel() > 1]
-    lengths = [size for t in sorted(held, key=Tensor.dim) for size in t.shape]
-    lengths = [size for size in lengths if size > 1]
+    by_dim = sorted(held, key=Tensor.dim)
+    lengths = [size for t in by_dim for size in t.shape if size > 1]
     # With as many examples as channels, a gain along the wrong axis would broadcast.
     n = 24 if 16 in lengths else 16
-    features = _normalized_shape(layer)
-    if features:
+    if features := _normalized_shape(layer):
         if 4 * 5 * math.prod(features) <= MOST_VALUES:
             yield (n, 5, *features)
         yield (n, *features)

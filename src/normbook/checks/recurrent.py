@@ -8,14 +8,14 @@ The yardstick is the cell of Ba, Kiros and Hinton (2016), equations 20 to 22,
     c_t &= f\,c_{t-1} + i\,g, \qquad
     h_t = o\,\tanh(\gamma_c\,\hat c_t + \beta_c),
 
-and it is laid on by behaviour alone. The key is that :math:`c_1` is linear in
-:math:`c_0`: two runs of one step give the forget gate f of every unit, and
-:math:`\log f/(1-f)` is the f part of :math:`a_1`.
+by behaviour alone. The key: :math:`c_1` is linear in :math:`c_0`, so two runs of one
+step give the forget gate f of every unit, and :math:`\log f/(1-f)` is the f part of
+:math:`a_1`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -62,37 +62,23 @@ def recurrent_findings(
 ) -> list[Finding]:
     r"""Test a layer with the interface of ``nn.LSTM`` or ``nn.LSTMCell``.
 
-    It is called as ``h, (h_last, c_last) = layer(x, (h_0, c_0))``, or as
-    ``h, c = layer(x_t, (h, c))`` for one step; of several layers and directions the
-    gates of the first are looked at. ``sizes`` is the shape of one input as the layer
-    takes it; by default D is ``layer.input_size``. Fewer than two steps or examples
-    are taken as two. ``eps``, by default that of the layer, serves a reason only.
+    Of several layers and directions the gates of the first are looked at. ``sizes`` is
+    the shape of one input as the layer takes it; by default D is ``layer.input_size``.
+    Fewer than two steps or examples are taken as two. ``eps``, by default that of the
+    layer, serves a reason only.
 
     All runs are those of a copy, in float64 and training mode, without dropout; in
     evaluation mode, if something else in it is random. Its matrices are drawn anew, so
-    that weights of 0, or saturated gates, hide nothing; gains and biases are those of
-    the layer.
-
-    Examples
-    --------
-    >>> from normbook.layers.lstm import LayerNormLSTM
-    >>> layer = LayerNormLSTM(3, 4, carried="normalized", has_redundant_biases=False)
-    >>> [finding.name for finding in recurrent_findings(layer) if not finding.passed][0]
-    'the carried state is c, not its normalized form'
+    that weights of 0, or saturated gates, hide nothing.
     """
     with torch.random.fork_rng(devices=[]):
         probe = _probe(layer, sizes, eps)
-        others, raw = _other_examples(probe), _carried(probe)
-        why = ""
-        if not raw.passed:
-            why = "only a state that is carried as it is shows the gates"
-        elif not others.passed:
-            why = "the statistics are those of several examples"
-        gates = [Finding(n, None, why) for n in (NORMED, TERMS, TOGETHER, OUTPUT)]
-        gates = gates if why else _gates(probe)
-        rest = (_padding, _redundant_biases, _gradients, _zeros)
-        later = _later_steps(probe)
-        return [raw, *gates, later, others, *(test(probe) for test in rest)]
+        with torch.no_grad():
+            others, raw = _other_examples(probe), _carried(probe)
+            gates = _gates(probe, raw, others)
+            later, padding = _later_steps(probe), _padding(probe)
+        rest = (_redundant_biases, _gradients, _zeros)
+        return [raw, *gates, later, others, padding, *(test(probe) for test in rest)]
 
 
 class _Probe(NamedTuple):
@@ -118,10 +104,10 @@ class _Probe(NamedTuple):
         """Run over x (T, N, D); all layers begin with h and c of shape (N, H)."""
         if self.is_cell:
             outputs = []
-            for x_t in x:
-                with of_the_layer():
+            with of_the_layer():
+                for x_t in x:
                     h, c = self.layer(x_t, (h, c))
-                outputs.append(h)
+                    outputs.append(h)
             return torch.stack(outputs), h, c
         if self.stacked is not None:
             h, c = (s.expand(self.stacked, *s.shape).contiguous() for s in (h, c))
@@ -136,13 +122,20 @@ class _Probe(NamedTuple):
         _, h, c = self.run(x[None], h, c)
         return h, c
 
-    def forward_in_time(self, out: Tensor) -> Tensor | None:
-        """Return the part of the output that may not look ahead, if there is one."""
+    def early_change(
+        self, states: tuple[Tensor, Tensor], x: Tensor, other: Tensor, why: str
+    ) -> float:
+        """Return how two inputs change h at all steps but the last.
+
+        Where every part of the output looks ahead, ``why`` says why that is no fault.
+        """
+        last = self.sizes[0] - 1
+        before, after = (self.run(v, *states)[0][:last] for v in (x, other))
         units = self.units[0]
-        if out.shape[-1] == units:
-            return out
         # With more layers each direction sees both below it.
-        return out[..., :units] if self.stacked == 2 else None
+        if before.shape[-1] != units and self.stacked != 2:
+            raise DoesNotApply(why)
+        return _change(before[..., :units], after[..., :units])
 
 
 def _probe(layer: nn.Module, sizes: Sequence[int] | None, eps: float | None) -> _Probe:
@@ -161,8 +154,7 @@ def _probe(layer: nn.Module, sizes: Sequence[int] | None, eps: float | None) -> 
             "the shape of one input must be (T, N, D), or (N, D) for a cell, got "
             f"{tuple(sizes)}; leave no axis out."
         )
-    *front, features = sizes
-    shape = (*(max(size, 2) for size in front), features)
+    shape = (*(max(size, 2) for size in sizes[:-1]), sizes[-1])
     twin = _twin(layer)
     is_cell, (h, c) = _call(twin, shape)
     steps, examples = shape[:2] if len(shape) == 3 else (STEPS, shape[0])
@@ -174,7 +166,7 @@ def _probe(layer: nn.Module, sizes: Sequence[int] | None, eps: float | None) -> 
     probe = _Probe(
         twin.double(),  # rounding would hide slips
         getattr(layer, "eps", None) if eps is None else eps,
-        (steps, examples, features),
+        (steps, examples, shape[-1]),
         is_cell,
         is_batch_first,
         len(h) if h.ndim == 3 else None,
@@ -213,7 +205,7 @@ def _twin(layer: nn.Module) -> nn.Module:
 def _call(layer: nn.Module, shape: Sequence[int]) -> tuple[bool, tuple[Tensor, Tensor]]:
     """Find out how the layer is called: whether it is a cell, and its states."""
     like = next(layer.parameters(), torch.zeros(()))
-    ways: list[tuple[Tensor, ...] | tuple[Tensor, Any]] = []
+    ways: list[tuple[Any, ...]] = []
     units = getattr(layer, "hidden_size", None)
     for is_cell in (False, True) if len(shape) == 3 else (True,):
         x = like.new_zeros(shape[-2:] if is_cell else shape)
@@ -221,8 +213,8 @@ def _call(layer: nn.Module, shape: Sequence[int]) -> tuple[bool, tuple[Tensor, T
         if isinstance(units, int):
             n = shape[0] if getattr(layer, "batch_first", False) else shape[-2]
             zeros = like.new_zeros(n, units)
-            ways += [(x, (zeros[None], zeros[None]))] if not is_cell else []
-            ways.append((x, (zeros, zeros)))
+            states = [zeros] if is_cell else [zeros[None], zeros]
+            ways += [(x, (zero, zero)) for zero in states]
     problems = []
     for arguments in ways:
         try:
@@ -248,7 +240,6 @@ def _call(layer: nn.Module, shape: Sequence[int]) -> tuple[bool, tuple[Tensor, T
 
 
 @claim(RAW)
-@torch.no_grad()
 def _carried(probe: _Probe) -> Fault | str:
     n = 2 * probe.units[1]
     x, (h, c) = probe.draw(n, probe.sizes[2]), probe.states(n)
@@ -274,9 +265,13 @@ def _carried(probe: _Probe) -> Fault | str:
     return Fault(reason, "Normalize c only on its way to h, and carry c itself.")
 
 
-@torch.no_grad()
-def _gates(probe: _Probe) -> list[Finding]:
+def _gates(probe: _Probe, raw: Finding, others: Finding) -> list[Finding]:
     """Test what the forget gate tells, of a layer that carries c itself."""
+    if not (raw.passed and others.passed):
+        why = "the statistics are those of several examples"
+        if not raw.passed:
+            why = "only a state that is carried as it is shows the gates"
+        return [Finding(n, None, why) for n in (NORMED, TERMS, TOGETHER, OUTPUT)]
     n = 2 * max(probe.units) + 8
     x, (h, c) = probe.draw(n, probe.sizes[2]), probe.states(n)
     a = _logit(probe, 5 * x, 5 * h)
@@ -289,11 +284,9 @@ def _gates(probe: _Probe) -> list[Finding]:
         f"of h changes them by {by_h:.0%}, of both together changes them by "
         f"{by_both:.0%}"
     )
-    is_by_term = max(by_x, by_h) < INVARIANT
-    if is_by_term or by_both < INVARIANT:
-        normed = Finding(NORMED, True, f"{seen}.")
-        terms = Finding(TERMS, True, f"{seen}.")
-        if not is_by_term:
+    if min(max(by_x, by_h), by_both) < INVARIANT:
+        normed, terms = (Finding(name, True, f"{seen}.") for name in (NORMED, TERMS))
+        if max(by_x, by_h) >= INVARIANT:
             reason = (
                 f"{seen}: it is the sum W_h h + W_x x that is normalized. A cell of "
                 "its own right, but not that of Ba et al., equations 20 to 22: with "
@@ -303,10 +296,8 @@ def _gates(probe: _Probe) -> list[Finding]:
             terms = Finding(TERMS, False, reason, cure)
         together = _together(probe)
     else:
-        rest, why = (
-            "no normalization was found",
-            "nothing is normalized before the gates",
-        )
+        rest = "no normalization was found"
+        why = "nothing is normalized before the gates"
         for term, change in (("x", by_x), ("h", by_h)):
             if change < INVARIANT:
                 rest = why = f"only W_{term} {term} is normalized"
@@ -360,14 +351,11 @@ def _output(probe: _Probe, x: Tensor, h: Tensor, c: Tensor) -> Finding:
 
 
 @claim(LATER)
-@torch.no_grad()
 def _later_steps(probe: _Probe) -> Fault | None:
-    x, (h, c) = probe.draw(*probe.sizes), probe.states(probe.sizes[1])
+    x, states = probe.draw(*probe.sizes), probe.states(probe.sizes[1])
     moved = torch.cat([x[:-1], probe.draw(*x[-1:].shape)])
-    before, after = (probe.forward_in_time(probe.run(v, h, c)[0]) for v in (x, moved))
-    if before is None or after is None:
-        raise DoesNotApply("each step sees all others in two directions")
-    change = _change(before[:-1], after[:-1])
+    why = "each step sees all others in two directions"
+    change = probe.early_change(states, x, moved, why)
     if change < EXACT:
         return None
     return Fault(
@@ -378,22 +366,17 @@ def _later_steps(probe: _Probe) -> Fault | None:
 
 
 @claim(PADDING)
-@torch.no_grad()
 def _padding(probe: _Probe) -> Fault | None:
     if probe.is_cell:
         raise DoesNotApply("a cell sees one step")
-    x, (h, c) = probe.draw(*probe.sizes), probe.states(probe.sizes[1])
+    x, states = probe.draw(*probe.sizes), probe.states(probe.sizes[1])
     padded = torch.cat([x[:-1], 0 * x[-1:]])
-    alone, beside = (
-        probe.forward_in_time(probe.run(v, h, c)[0]) for v in (x[:-1], padded)
-    )
-    if alone is None or beside is None:
-        raise DoesNotApply("the other direction begins in the padding")
-    change = _change(alone, beside[:-1])
+    why = "the other direction begins in the padding"
+    change = probe.early_change(states, x[:-1], padded, why)
     if change < EXACT:
         return None
     return Fault(
-        f"One step of zeros behind {len(alone)} steps changes h before it by "
+        f"One step of zeros behind {len(x) - 1} steps changes h before it by "
         f"{change:.1%}; it must be 0. The padding has a part in the statistics: the "
         "answer for a sequence depends on the longest one in its batch.",
         INSIDE_THE_LOOP,
@@ -401,7 +384,6 @@ def _padding(probe: _Probe) -> Fault | None:
 
 
 @claim(OTHERS)
-@torch.no_grad()
 def _other_examples(probe: _Probe) -> Fault | None:
     def change() -> float:
         before, after = (probe.run(s * x, s * h, s * c)[0] for s in (1, signs))
@@ -434,7 +416,7 @@ def _other_examples(probe: _Probe) -> Fault | None:
 @claim(BIASES)
 def _redundant_biases(probe: _Probe) -> Fault | None:
     values = dict(probe.layer.named_parameters())
-    _, slopes = _loss_and_slopes(probe, *_inputs(probe), list(values.values()))
+    _, slopes = _loss_and_slopes(probe, *_inputs(probe), values.values())
     flat = {name: s.flatten() for name, s in zip(values, slopes, strict=True)}
     groups: list[list[str]] = []
     for name, slope in flat.items():
@@ -462,10 +444,9 @@ def _redundant_biases(probe: _Probe) -> Fault | None:
 def _gradients(probe: _Probe) -> Fault | str:
     inputs = _inputs(probe)
     by = dict(zip(("x", "h_0", "c_0"), inputs, strict=True))
-    by |= {k: p for k, p in probe.layer.named_parameters() if p.requires_grad}
-    _, slopes = _loss_and_slopes(probe, *inputs, list(by.values()))
-    wrong = []
-    worst = 0.0
+    by |= dict(probe.layer.named_parameters())
+    _, slopes = _loss_and_slopes(probe, *inputs, by.values())
+    wrong, worst = [], 0.0
     for (name, value), slope in zip(by.items(), slopes, strict=True):
         direction = probe.draw(*value.shape).sign()
         start, expected = value.detach().clone(), 0.0
@@ -500,8 +481,8 @@ def _zeros(probe: _Probe) -> Fault | str:
     with torch.no_grad():
         x[0] = 0
         c.zero_()
-    wanted = [zero, *probe.layer.parameters()]
-    value, slopes = _loss_and_slopes(probe, x, zero, c, wanted)
+    by = [zero, *probe.layer.parameters()]
+    value, slopes = _loss_and_slopes(probe, x, zero, c, by)
     if all(bool(v.isfinite().all()) for v in slopes):
         times = float(steep.norm() / usual.norm())
         scale = f" (1 / sqrt(eps) is {probe.eps**-0.5:.3g}.)" if probe.eps else ""
@@ -533,16 +514,14 @@ def _loss(probe: _Probe, x: Tensor, h: Tensor, c: Tensor) -> Tensor:
 
 
 def _loss_and_slopes(
-    probe: _Probe, x: Tensor, h: Tensor, c: Tensor, by: Sequence[Tensor]
-) -> tuple[Tensor, list[Tensor]]:
+    probe: _Probe, x: Tensor, h: Tensor, c: Tensor, by: Iterable[Tensor]
+) -> tuple[Tensor, tuple[Tensor, ...]]:
     value = _loss(probe, x, h, c)
-    wanted = [v for v in by if v.requires_grad]
     with of_the_layer():
         slopes = torch.autograd.grad(
-            value, wanted, allow_unused=True, materialize_grads=True
+            value, tuple(by), allow_unused=True, materialize_grads=True
         )
-    known = {id(v): slope for v, slope in zip(wanted, slopes, strict=True)}
-    return value.detach(), [known.get(id(v), torch.zeros_like(v)) for v in by]
+    return value.detach(), slopes
 
 
 def _forget(probe: _Probe, x: Tensor, h: Tensor) -> Tensor:

@@ -11,36 +11,20 @@ WIDTH, INDENT = 76, " " * 7
 
 
 class Finding(NamedTuple):
-    """The outcome of one test.
+    """The outcome of one test, named by the claim that was tested.
 
-    Attributes
-    ----------
-    name : str
-        The claim that was tested, such as ``"the running variance is unbiased"``.
-    passed : bool or None
-        ``None`` where the test does not apply.
-    reason : str
-        What was seen and what was expected, with numbers; where the numbers match
-        those of a known bug, its name. May stay empty for a test that passed.
-    cure : str
-        What to change.
+    ``passed`` is None where the test does not apply. ``reason`` says what was seen and
+    what was expected, and names a known bug; ``cure`` says what to change.
     """
 
     name: str
     passed: bool | None
-    reason: str = ""
+    reason: str = ""  # may stay empty where the test passed
     cure: str = ""
 
 
 class Report(NamedTuple):
-    """All findings on one object; ``str`` gives what is printed.
-
-    Attributes
-    ----------
-    kind : str
-        What was checked, such as ``"batch norm of (N, 8)"``.
-    findings : tuple of Finding
-        In the order of the tests.
+    """All findings on one object, in the order of the tests; ``print`` shows them.
 
     Examples
     --------
@@ -56,7 +40,7 @@ class Report(NamedTuple):
            Cure: Add it.
     """
 
-    kind: str
+    kind: str  # what was checked, such as "batch norm of (N, 8)"
     findings: tuple[Finding, ...]
 
     @property
@@ -76,13 +60,9 @@ class Report(NamedTuple):
             return f"{self.kind}: all {count} tests pass."
         verb = "fails" if len(self.failed) == 1 else "fail"
         lines = [f"{self.kind}: {len(self.failed)} of {count} tests {verb}."]
-        for finding in self.findings:
-            if finding.passed is False:
-                lines += _lines("FAILS  ", finding.name)
-                lines += _lines(INDENT, finding.reason)
-                lines += _lines(INDENT, f"Cure: {finding.cure}" if finding.cure else "")
+        for name, passed, reason, cure in self.findings:
+            if passed is False:
+                cure = f"{INDENT}Cure: {cure}" if cure else ""
+                for text in (f"FAILS  {name}", f"{INDENT}{reason}", cure):
+                    lines += textwrap.wrap(text, WIDTH, subsequent_indent=INDENT)
         return "\n".join(lines)
-
-
-def _lines(first: str, text: str) -> list[str]:
-    return textwrap.wrap(text, WIDTH, initial_indent=first, subsequent_indent=INDENT)

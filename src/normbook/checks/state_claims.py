@@ -1,8 +1,8 @@
 """Claims about running statistics, modes and copies of a batch norm layer.
 
 What a layer averaged is read from its evaluation, not from its buffers: there the
-output is a straight line in x, and its slope and height tell the mean and the variance
-that were used, whatever they are called and wherever they are kept.
+output is a straight line in x, whose slope and height tell the mean and the variance,
+whatever they are called and wherever they are kept.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ from torch import Tensor, nn
 from normbook.checks.calls import LayerError, call, of_the_layer
 from normbook.checks.claim import DoesNotApply, Fault, claim, named
 from normbook.checks.copies import copy_of, graph_nodes, tensors_of
-from normbook.checks.definitions import moments
 from normbook.checks.output_claims import eps_place, need_right_statistics, two_settings
 from normbook.checks.subject import TOLERANCE, Subject, draw, largest
 
@@ -40,8 +39,15 @@ def _need_statistics(subject: Subject) -> None:
         raise DoesNotApply("the layer keeps no running statistics")
 
 
-def _batch(subject: Subject, seed: int, scale: float = 1.0) -> Tensor:
-    return draw(subject.sized(EXAMPLES), seed, scale).to(subject.dtype)
+def _batch(
+    subject: Subject, seed: int, scale: float = 1.0, size: int = EXAMPLES
+) -> Tensor:
+    return draw(subject.sized(size), seed, scale).to(subject.dtype)
+
+
+def _by_channel(x: Tensor) -> Tensor:
+    """Return the mean of each channel."""
+    return x.movedim(1, -1).flatten(0, -2).mean(0)
 
 
 def _evaluate(layer: nn.Module, x: Tensor, *, is_recorded: bool = False) -> Tensor:
@@ -58,9 +64,7 @@ def _trained(subject: Subject, count: int = STEPS) -> nn.Module:
     return layer
 
 
-class _Averages(NamedTuple):
-    """Mean and variance of each channel."""
-
+class _Averages(NamedTuple):  # of each channel
     mean: Tensor
     var: Tensor
 
@@ -79,10 +83,7 @@ def _line(
 ) -> tuple[Tensor, Tensor]:
     """Return height at x = 0 and slope of the evaluation, for each channel."""
     zeros = torch.zeros(subject.sized(EXAMPLES), dtype=subject.dtype)
-    at_0, at_step = (
-        _evaluate(layer, x).movedim(1, -1).flatten(0, -2).mean(0)
-        for x in (zeros, zeros + step)
-    )
+    at_0, at_step = (_by_channel(_evaluate(layer, x)) for x in (zeros, zeros + step))
     return at_0, (at_step - at_0) / step
 
 
@@ -121,7 +122,7 @@ def _need_fixed_statistics(subject: Subject) -> None:
     _need_statistics(subject)
     need_right_statistics(subject)
     layer = _trained(subject).eval()
-    x = draw(subject.sized(2 * EXAMPLES), 9, 1.0).to(subject.dtype)
+    x = _batch(subject, 9, size=2 * EXAMPLES)
     with torch.no_grad():
         together = call(layer, x)[:EXAMPLES]
         if largest(together - call(layer, x[:EXAMPLES])) > 1e-4:
@@ -134,8 +135,7 @@ def _history(subject: Subject) -> list[_Step]:
     if acts_alike(subject).passed is False:
         raise DoesNotApply("gain, bias or eps act in another way in evaluation")
     layer = subject.fresh()
-    reset = getattr(layer, "reset_running_stats", None)
-    if callable(reset):
+    if callable(reset := getattr(layer, "reset_running_stats", None)):
         with of_the_layer():
             reset()
     try:
@@ -144,17 +144,13 @@ def _history(subject: Subject) -> list[_Step]:
         call(layer, _batch(subject, 19))
         before = _averages(subject, layer)
     steps = []
+    n = subject.definition.size(subject.sized(EXAMPLES))
     for k in range(STEPS):
         x = _batch(subject, 20 + k)
         call(layer, x)
-        after = _averages(subject, layer)
-        mean, var = moments(*subject.definition.view(x.double()))
-        if subject.kind == "instance":
-            mean, var = mean.mean(0), var.mean(0)
-        batch = _Averages(mean.flatten(), var.flatten())
-        n = subject.definition.size(tuple(x.shape))
-        steps.append(_Step(n, batch, before, after))
-        before = after
+        batch = _Averages(*map(_by_channel, subject.definition.moments(x.double())))
+        steps.append(_Step(n, batch, before, _averages(subject, layer)))
+        before = steps[-1].after
     return steps
 
 
@@ -162,8 +158,7 @@ def _history(subject: Subject) -> list[_Step]:
 def acts_alike(subject: Subject) -> Fault | None:
     """Evaluate one trained layer with two settings of gain and bias, then without var.
 
-    With the same statistics, whatever they are, a slope must be as the gain, and the
-    mean that a height tells must be one.
+    A slope must be as the gain, and the mean that a height tells must be one.
     """
     _need_fixed_statistics(subject)
     if subject.as_set is None:
@@ -242,18 +237,17 @@ def running_mean(subject: Subject) -> Fault | None:
             "Update the running statistics in training mode.",
         )
     if not all(step.is_average for step in steps):
-        last = steps[-1]
+        batch, before, after = (of.mean[0].item() for of in steps[-1][1:])
         return Fault(
-            "after a batch the running mean is no average of what it was, "
-            f"{last.before.mean[0]:.3g}, and the mean of the batch, "
-            f"{last.batch.mean[0]:.3g}: it is {last.after.mean[0]:.3g} (first "
+            f"after a batch the running mean is no average of what it was, {before:.3g}"
+            f", and the mean of the batch, {batch:.3g}: it is {after:.3g} (first "
             "channel).",
             f"{AVERAGE}.",
         )
     seen = ", ".join(f"{weight:.3g}" for weight in weights)
-    first = weights[0]
-    is_constant = abs(weights[-1] - first) < TOLERANCE
-    is_plain = abs(weights[-1] - first / (1 + (STEPS - 1) * first)) < TOLERANCE
+    first, *_, last = weights
+    is_constant = abs(last - first) < TOLERANCE
+    is_plain = abs(last - first / (1 + (STEPS - 1) * first)) < TOLERANCE
     if momentum is None and not is_plain:
         return Fault(
             "momentum=None means a plain average of all batches, weights 1, 1/2, "
@@ -266,7 +260,7 @@ def running_mean(subject: Subject) -> Fault | None:
         reason = f"momentum is {momentum:g}, and the weight of the new mean in four "
         reason += f"batches is {seen}"
         debiased = [momentum / (1 - (1 - momentum) ** k) for k in range(1, STEPS + 1)]
-        if max(map(abs, map(float.__sub__, weights, debiased))) < TOLERANCE:
+        if all(abs(w - d) < TOLERANCE for w, d in zip(weights, debiased, strict=True)):
             reason += (
                 ": the average is corrected for its start, as in Adam. This differs "
                 "from torch, which lets the start fade"
@@ -296,25 +290,20 @@ def running_variance(subject: Subject) -> Fault | None:
     bessel = n / (n - 1)
 
     def misfit(factor: float) -> float:
-        return max(
-            largest(step.taken / (factor * step.batch.var) - 1) for step in steps
-        )
+        return max(largest(s.taken / (factor * s.batch.var) - 1) for s in steps)
 
     if misfit(bessel) < max(TOLERANCE / steps[0].weight * 0.1, 1e-6):
         return None
+    reason = _variance_reason(steps[-1], bessel)
     if misfit(1.0) < TOLERANCE:
         reason = (
-            "the biased variance of the batch is averaged: with n = "
-            f"{n} values it takes in {(n - 1) / n:.3g} for 1, and evaluation "
-            f"gives standard deviation {bessel**0.5:.4g} for 1. This differs "
-            "from torch; Keras and Flax do it."
+            f"the biased variance of the batch is averaged: with n = {n} values it "
+            f"takes in {(n - 1) / n:.3g} for 1, and evaluation gives standard "
+            f"deviation {bessel**0.5:.4g} for 1. This differs from torch; Keras and "
+            "Flax do it."
         )
-    else:
-        reason = _variance_reason(steps[-1], bessel)
-    return Fault(
-        reason,
-        "running_var = (1 - momentum) * running_var + momentum * var * n / (n - 1).",
-    )
+    cure = "running_var = (1 - momentum) * running_var + momentum * var * n / (n - 1)."
+    return Fault(reason, cure)
 
 
 def _variance_reason(step: _Step, bessel: float) -> str:
@@ -353,28 +342,25 @@ def no_graph(subject: Subject) -> Fault | None:
     short, long = (_held(_trained(subject, count)) for count in (STEPS, 2 * STEPS))
     if not long:
         return None
-    name = next(iter(long))
-    first, last = short.get(name, 0), long[name]
+    name, last = next(iter(long.items()))
+    first = short.get(name, 0)
+    reason = (
+        f"the last batch until the next one: {last} operations, and all that they "
+        "hold. And"
+    )
     if last > first:
         reason = (
             f"every batch it has seen: {first} operations after {STEPS} batches, "
-            f"{last} after {2 * STEPS}. Memory grows with every step, and deepcopy "
-            "refuses."
-        )
-    else:
-        reason = (
-            f"the last batch until the next one: {last} operations, and all that they "
-            "hold. And deepcopy refuses."
+            f"{last} after {2 * STEPS}. Memory grows with every step, and"
         )
     return Fault(
-        f"{name} keeps the autograd graph of {reason}",
+        f"{name} keeps the autograd graph of {reason} deepcopy refuses.",
         "Update under torch.no_grad(), or from mean.detach() and var.detach().",
     )
 
 
 def _held(layer: nn.Module) -> dict[str, int]:
-    tensors = dict(tensors_of(layer)).items()
-    return {name: graph_nodes(t) for name, t in tensors if t.grad_fn is not None}
+    return {n: graph_nodes(t) for n, t in tensors_of(layer) if t.grad_fn is not None}
 
 
 @claim("deepcopy and pickle work after training, and copy the statistics")
@@ -394,7 +380,7 @@ def copies(subject: Subject) -> Fault | None:
     ways: dict[str, Callable[[nn.Module], nn.Module]] = {"copy.deepcopy": copy.deepcopy}
     with suppress(Exception):  # a class made in a function: no fault of its state
         pickle.dumps(subject.layer)
-        ways["pickle"] = _pickled
+        ways["pickle"] = lambda layer: pickle.loads(pickle.dumps(layer))  # noqa: S301
     for name, way in ways.items():
         try:
             again = way(layer)
@@ -408,35 +394,23 @@ def copies(subject: Subject) -> Fault | None:
     return None
 
 
-def _pickled(layer: nn.Module) -> nn.Module:
-    again: nn.Module = pickle.loads(pickle.dumps(layer))  # noqa: S301 - just written
-    return again
-
-
 @claim("state_dict carries the running statistics")
 def state_dict(subject: Subject) -> Fault | None:
     """Load the state of a trained layer into a fresh one; evaluate, train on."""
     _need_statistics(subject)
     layer, fresh = _trained(subject), subject.fresh()
     x = _batch(subject, 9)
-    keys = ", ".join(layer.state_dict()) or "nothing"
+    state, empty = layer.state_dict(), fresh.state_dict()
     cure = 'Use self.register_buffer("running_mean", ...), and write to it in place or '
     cure += "by assignment."
-    empty = fresh.state_dict()
-    is_carried = any(
-        isinstance(value, Tensor)
-        and key in empty
-        and not torch.equal(value, empty[key])
-        for key, value in layer.state_dict().items()
-    )
-    missing = f"the state_dict has {keys}: " + (
-        "something else that evaluation uses is no buffer"
-        if is_carried
-        else "the moving statistics are no buffers"
-    )
+    has = f"the state_dict has {', '.join(state) or 'nothing'}: "
+    missing = f"{has}the moving statistics are no buffers"
+    values = {key: v for key, v in state.items() if isinstance(v, Tensor)}
+    if any(k in empty and not torch.equal(v, empty[k]) for k, v in values.items()):
+        missing = f"{has}something else that evaluation uses is no buffer"
     other = "a fresh layer with the state_dict of a trained one"
     with of_the_layer():
-        fresh.load_state_dict(layer.state_dict())
+        fresh.load_state_dict(state)
     expected = _evaluate(layer, x)
     try:
         loaded = _evaluate(fresh, x)
@@ -449,9 +423,8 @@ def state_dict(subject: Subject) -> Fault | None:
     if _alike(_evaluate(layer, x), _evaluate(fresh, x)):
         return None
     return Fault(
-        f"{other} evaluates the same, but "
-        f"not after one more batch; the state_dict has {keys}: what weighs the new "
-        "batch, a count perhaps, is no buffer.",
+        f"{other} evaluates the same, but not after one more batch; {has}what weighs "
+        "the new batch, a count perhaps, is no buffer.",
         'Use self.register_buffer("num_batches_tracked", torch.tensor(0)).',
     )
 
@@ -465,7 +438,7 @@ def untrained(subject: Subject) -> Fault | None:
     """Evaluate a layer as it was given."""
     _need_statistics(subject)
     try:
-        _evaluate(subject.fresh(), draw(subject.sized(EXAMPLES), 9).to(subject.dtype))
+        _evaluate(subject.fresh(), _batch(subject, 9))
     except LayerError as error:
         return Fault(
             f"before the first batch in training mode, evaluation raises {error}.",
@@ -529,7 +502,7 @@ def neighbours(subject: Subject) -> Fault | None:
     """Evaluate examples alone, and beside others."""
     _need_statistics(subject)
     layer = _trained(subject)
-    x = draw(subject.sized(2 * EXAMPLES), 9, 1.0).to(subject.dtype)
+    x = _batch(subject, 9, size=2 * EXAMPLES)
     first = x[:EXAMPLES]
     together = _evaluate(layer, x, is_recorded=True)[:EXAMPLES]
     alone = _evaluate(layer, first, is_recorded=True)
@@ -537,11 +510,9 @@ def neighbours(subject: Subject) -> Fault | None:
     if change < 1e-4:
         return None
     by_batch = call(layer.train(), first).detach().double()
-    why = (
-        "evaluation normalizes by the batch, as training does"
-        if largest(alone - by_batch) < 1e-4
-        else "the batch gets into what evaluation normalizes by"
-    )
+    why = "the batch gets into what evaluation normalizes by"
+    if largest(alone - by_batch) < 1e-4:
+        why = "evaluation normalizes by the batch, as training does"
     return Fault(
         f"four examples evaluated beside four others change by up to {change:.2g}: "
         f"{why}.",
@@ -555,9 +526,8 @@ def single_value(subject: Subject) -> Fault | None:
     if subject.kind != "batch":
         raise DoesNotApply("only batch norm is meant to refuse")
     shape = (1, subject.shape[1], *(1 for _ in subject.shape[2:]))
-    x = torch.ones(shape, dtype=subject.dtype)
     try:
-        y = call(subject.fresh(), x)
+        y = call(subject.fresh(), torch.ones(shape, dtype=subject.dtype))
     except LayerError:  # the refusal, whatever its type
         return None
     what = "NaN" if y.isnan().any() else "the bias, whatever the input"

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import copy
+import functools
 import math
-from collections.abc import Callable, Iterator
-from typing import NoReturn
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
@@ -60,21 +60,18 @@ class Subject:
 
     ``definition`` is what the layer should compute, ``shape`` that of an input, with a
     number of examples that suits the tests. ``dtype`` is float64 where the layer can,
-    so that rounding hides nothing. ``copy_error`` is what ``copy.deepcopy`` raised.
-
-    Attributes
-    ----------
-    gain, bias : str or None
-        The names of the parameters, where they are known.
-    as_set : tuple of Tensor or None
-        Gain and bias as the tests set them, spread over an input; 1 and 0 where the
-        layer has none; None where it has others than those of a known name.
-    factor : float
-        What else multiplies gain * x_hat; 1 where that cannot be told.
-    affine : tuple of Tensor
-        The gain and bias that act on x_hat, spread over an input: as set, or as found
-        on one batch where they are not known or act in another way.
+    so that rounding hides nothing. ``gain`` and ``bias`` are the names of parameters.
     """
+
+    copy_error: Exception | None = None  # what copy.deepcopy raised
+    # Gain and bias as the tests set them, spread over an input; 1 and 0 where the layer
+    # has none; None where it has others than those of a known name.
+    as_set: tuple[Tensor, Tensor] | None
+    # What else multiplies gain * x_hat; 1 where that cannot be told.
+    factor = 1.0
+    # The gain and bias that act on x_hat, spread over an input: as set, or as found on
+    # one batch where they are not known or act in another way.
+    affine: tuple[Tensor, Tensor]
 
     def __init__(
         self,
@@ -83,12 +80,11 @@ class Subject:
         kind: str | None,
         eps: float | None,
     ) -> None:
-        self.copy_error: Exception | None = None
         try:
             copy.deepcopy(layer)
         except Exception as error:  # noqa: BLE001 - any refusal becomes a finding
             self.copy_error = error
-        self.layer = copy_of(layer)
+        self.layer, self.name = copy_of(layer), type(layer).__name__
         for parameter in self.layer.parameters():
             if parameter.is_floating_point():
                 parameter.requires_grad_()
@@ -101,14 +97,13 @@ class Subject:
         self.set_affine(seed=0)
         if torch.equal(self.output(self.draw(0)), self.output(self.draw(1))):
             raise ValueError(
-                "the output must depend on the input, got a "
-                f"{type(self.layer).__name__} that gives the same for any; if a gain "
-                "of 0 is the cause, give it other values, or a usual name."
+                f"the output must depend on the input, got a {self.name} that gives "
+                "the same for any; if a gain of 0 is the cause, give it other values, "
+                "or a usual name."
             )
         told = recognition.eps_of(self.layer, self.dtype) if eps is None else float(eps)
         self.eps = self._eps_by_behaviour() if told is None else told
         self.as_set = self._as_set()
-        self.factor = 1.0
         self.affine = self._find_affine()
 
     # What the layer holds.
@@ -119,12 +114,20 @@ class Subject:
         return self.definition.kind
 
     @property
+    def axes_cure(self) -> str:
+        """Return over which axes the statistics should run."""
+        return self.definition.axes_cure(len(self.shape))
+
+    @property
+    def names(self) -> list[str]:
+        """Return the names of gain and bias, of those that are known."""
+        return [name for name in (self.gain, self.bias) if name is not None]
+
+    @property
     def has_known_affine(self) -> bool:
         """Return whether every parameter is the gain or the bias, and no buffer is."""
-        names = {name for name, _ in self.layer.named_parameters()}
-        return names <= {self.gain, self.bias} and not recognition.has_fixed_affine(
-            self.layer
-        )
+        others = {name for name, _ in self.layer.named_parameters()} - {*self.names}
+        return not others and not recognition.has_fixed_affine(self.layer)
 
     @property
     def claims_no_statistics(self) -> bool:
@@ -133,12 +136,10 @@ class Subject:
             return True
         layer = self.fresh()
         call(layer, self.draw(0).to(self.dtype))  # some make them with the first batch
-        if getattr(layer, "track_running_stats", True) is False:
-            return True
-        names = [name for name in recognition.MEANS if hasattr(layer, name)]
-        if self.kind == "instance" and not names:
-            return True
-        return any(getattr(layer, name) is None for name in names)
+        means = [getattr(layer, n) for n in recognition.MEANS if hasattr(layer, n)]
+        says_so = getattr(layer, "track_running_stats", True) is False
+        is_without = self.kind == "instance" and not means
+        return says_so or is_without or any(mean is None for mean in means)
 
     def set_affine(self, seed: int, layer: nn.Module | None = None) -> None:
         """Set gain and bias to new values, no two alike, where their names are known.
@@ -147,30 +148,33 @@ class Subject:
         """
         layer = self.layer if layer is None else layer  # not "or": it may have a len
         generator = torch.Generator().manual_seed(seed)
-        for name, low in ((self.gain, 0.5), (self.bias, -1.0)):
-            if name is not None:
-                parameter = layer.get_parameter(name)
-                size = parameter.numel()
-                spread = torch.linspace(low, low + 1.5, size + 1)[1:]
-                order = torch.randperm(size, generator=generator)
-                values = (spread + 0.1 * seed)[order].reshape(parameter.shape)
-                if name == self.gain and seed == 2:
-                    values = -values
-                with torch.no_grad():
-                    parameter.copy_(values)
+        for name in self.names:
+            low = 0.5 if name == self.gain else -1.0
+            parameter = layer.get_parameter(name)
+            size = parameter.numel()
+            spread = torch.linspace(low, low + 1.5, size + 1)[1:]
+            order = torch.randperm(size, generator=generator)
+            values = (spread + 0.1 * seed)[order].reshape(parameter.shape)
+            sign = -1 if name == self.gain and seed == 2 else 1
+            with torch.no_grad():
+                parameter.copy_(sign * values)
+
+    @property
+    def _along(self) -> list[int]:
+        """Return the shape of gain and bias, with axes of length 1 between."""
+        axes = self.definition.parameter_axes(len(self.shape))
+        return [n if axis in axes else 1 for axis, n in enumerate(self.shape)]
 
     def spread(self, name: str | None) -> Tensor | None:
         """Return a parameter so that it broadcasts with an input; None if it cannot."""
         if name is None:
             return None
         value = self.layer.get_parameter(name).detach().double()
-        sizes = self.definition.parameter_shape(self.shape)
-        if value.numel() not in (1, math.prod(sizes)):
+        if value.numel() not in (1, math.prod(self._along)):
             return None
-        along = [1] * len(self.shape)
-        for axis in self.definition.parameter_axes(len(along)):
-            along[axis] = self.shape[axis] if value.numel() > 1 else 1
-        return value.reshape(along)
+        return value.reshape(
+            self._along if value.numel() > 1 else [1] * len(self.shape)
+        )
 
     # Running it.
 
@@ -196,11 +200,7 @@ class Subject:
         return call(layer, x.to(dtype or self.dtype)).detach().double()
 
     def gradient_size(self, x: Tensor, dl_dy: Tensor) -> float:
-        """Return the largest dl_dy * gain / sigma: what a gradient is a difference of.
-
-        With two values it is a difference of nearly equal ones, and rounding is all
-        that is left of it.
-        """
+        """Return the largest dl_dy * gain / sigma; a gradient is their difference."""
         _, var = self.definition.moments(x)
         return largest(self.affine[0] * dl_dy / (var + self.eps).sqrt())
 
@@ -254,12 +254,15 @@ class Subject:
         n = self.definition.size(self.shape)
         return n > 1 and abs(self.factor / math.sqrt((n - 1) / n) - 1) < 0.2 / n
 
+    @functools.cached_property
+    def misfit_of_definition(self) -> float:
+        """Return what the definition leaves of the output."""
+        return self.misfit(self.x_hat)
+
     @property
     def is_right_up_to_scale(self) -> bool:
         """Return whether the statistics are those of the definition."""
-        if not hasattr(self, "_misfit"):
-            self._misfit = self.misfit(self.x_hat)
-        return self._misfit < TOLERANCE
+        return self.misfit_of_definition < TOLERANCE
 
     def shrinkage(self, sigmas: list[float]) -> Tensor:
         """Return the output scale for inputs of each sigma, 1 for large sigma."""
@@ -274,25 +277,20 @@ class Subject:
         """Find the definition, and a shape that the layer takes."""
         said = kind or recognition.kind_of(self.layer)
         self.eps = 0.0
-        likely = (
-            recognition.shapes_like(shape)
-            if shape
-            else recognition.shapes_of(self.layer, said)
-        )
+        likely = recognition.shapes_of(self.layer, said)
+        likely = recognition.shapes_like(shape) if shape else likely
         shapes = [recognition.affordable(sizes) for sizes in likely]
         if not shapes:
             raise ValueError(
-                "the shape of an input must be given, got a "
-                f"{type(self.layer).__name__} with no parameter, buffer or attribute "
-                "that tells it; pass shape=(N, D), say."
+                f"the shape of an input must be given, got a {self.name} with no "
+                "parameter, buffer or attribute that tells it; pass shape=(N, D), say."
             )
         self.definition, self.shape = self._first_that_fits(shapes, said)
         if self.kind in ("layer", "rms") and shape is None:
             features = self.definition.parameter_shape(self.shape)
             longer = (self.shape[0], 5, *features)
-            is_small = math.prod(longer) <= 1e6
-            is_longer = len(longer) > len(self.shape)
-            if is_small and is_longer and self._error_on(longer) is None:
+            is_small = math.prod(longer) <= 1e6 and len(longer) > len(self.shape)
+            if is_small and self._error_on(longer) is None:
                 self.shape = longer
 
     def _first_that_fits(
@@ -300,73 +298,71 @@ class Subject:
     ) -> tuple[Definition, tuple[int, ...]]:
         """Find a shape that the layer takes, and the definition that fits there."""
         first: tuple[Definition, tuple[int, ...]] | None = None
-        for shape in self._those_that_run(shapes):
-            self.shape = shape
-            best = self._best(said)
-            if best is None:
+        runs, errors = [], []
+        for shape in shapes:
+            if error := self._error_on(shape):
+                errors.append(error)
                 continue
-            # Two values are 1 and -1 whatever they were: other shapes tell more.
-            if said not in (None, "group") or best.size(shape) > 2:
-                return best, shape
-            first = first or (best, shape)
-        if first is None:
-            self.shape = next(self._those_that_run(shapes))
-            self._refuse()
-        return first
+            runs.append(shape)
+            self.shape = shape
+            if best := self._best(said):
+                # Two values are 1 and -1 whatever they were: other shapes tell more.
+                if said not in (None, "group") or best.size(shape) > 2:
+                    return best, shape
+                first = first or (best, shape)
+        if first is not None:
+            return first
+        if not runs:
+            raise ValueError(
+                "the layer must map a tensor to one of the same shape, got from "
+                f"{self.name} on an input of shape {shapes[0]} {errors[0]}; pass the "
+                "shape of an input that it takes, or mend what it says."
+            ) from errors[0].__cause__
+        self.shape = runs[0]
+        self._check_that_it_normalizes()
+        if self.is_random:
+            raise ValueError(
+                f"the layer must give the same for the same input, got a {self.name} "
+                "that is random; take dropout and noise out of it."
+            )
+        raise ValueError(
+            f"the kind of norm must be known, got a {self.name} whose output on an "
+            f"input of shape {self.shape} is that of none; pass kind='batch', 'layer', "
+            "'group', 'instance', 'rms' or 'lstm', and the shape of an input."
+        )
 
     def _best(self, said: str | None) -> Definition | None:
         """Find the definition that fits best; what is said limits the choice."""
         fits: list[tuple[float, Definition]] = []
-        for definition, is_told in recognition.definitions_of(
-            self.layer, self.shape, said
-        ):
-            self.definition = definition
+        choices = recognition.definitions_of(self.layer, self.shape, said)
+        for self.definition, is_told in choices:
             error = self.misfit(self.x_hat)
             if is_told or error < TOLERANCE:
-                fits.append((error, definition))
-        if fits:
-            # Among those that fit alike, the first whose gain and bias fit, too.
-            enough = max(1.01 * min(error for error, _ in fits), TOLERANCE)
-            alike = [fit for fit in fits if fit[0] <= enough]
-            held = (fit for fit in alike if self._holds_as_many(fit[1]))
-            error, best = next(held, alike[0])
-            if said or error < 0.03:
-                if best.size(self.shape) == 1:
-                    raise ValueError(
-                        "a mean must be over two values or more, got "
-                        f"{type(self.layer).__name__} with input of shape "
-                        f"{self.shape}, where every value is its own mean; normalize "
-                        "over more features."
-                    )
-                return best
-        if said:
+                fits.append((error, self.definition))
+        if said and not fits:
             raise ValueError(
                 f"an input of a {said} norm must have an axis to normalize, got shape "
                 f"{self.shape}; pass another shape."
             )
-        return None
-
-    def _refuse(self) -> NoReturn:
-        """Say why no definition fits."""
-        self._check_that_it_normalizes()
-        if self.is_random:
+        # Among those that fit alike, the first whose gain and bias fit, too.
+        enough = max(1.01 * min((fit[0] for fit in fits), default=0.0), TOLERANCE)
+        alike = [fit for fit in fits if fit[0] <= enough]
+        held = [fit for fit in alike if self._holds_as_many(fit[1])]
+        error, best = next(iter(held + alike), (math.inf, None))
+        if best is None or not (said or error < 0.03):
+            return None
+        if best.size(self.shape) == 1:
             raise ValueError(
-                "the layer must give the same for the same input, got a "
-                f"{type(self.layer).__name__} that is random; take dropout and noise "
-                "out of it."
+                f"a mean must be over two values or more, got {self.name} with input "
+                f"of shape {self.shape}, where every value is its own mean; normalize "
+                "over more features."
             )
-        raise ValueError(
-            "the kind of norm must be known, got a "
-            f"{type(self.layer).__name__} whose output on an input of shape "
-            f"{self.shape} is that of none; pass kind='batch', 'layer', 'group', "
-            "'instance', 'rms' or 'lstm', and the shape of an input."
-        )
+        return best
 
     def _holds_as_many(self, definition: Definition) -> bool:
         """Return whether gain and bias have as many values as a definition wants."""
         count = math.prod(definition.parameter_shape(self.shape))
-        names = [name for name in (self.gain, self.bias) if name is not None]
-        return all(self.layer.get_parameter(name).numel() == count for name in names)
+        return all(self.layer.get_parameter(n).numel() == count for n in self.names)
 
     def _error_on(self, shape: tuple[int, ...]) -> LayerError | None:
         """Return what the layer raises on an input of the shape; None if nothing."""
@@ -378,24 +374,6 @@ class Subject:
             return error
         self.dtype = like.dtype
         return None
-
-    def _those_that_run(
-        self, shapes: list[tuple[int, ...]]
-    ) -> Iterator[tuple[int, ...]]:
-        errors = []
-        for shape in shapes:
-            error = self._error_on(shape)
-            if error is None:
-                yield shape
-            else:
-                errors.append(error)
-        if len(errors) == len(shapes):
-            raise ValueError(
-                "the layer must map a tensor to one of the same shape, got from "
-                f"{type(self.layer).__name__} on an input of shape {shapes[0]} "
-                f"{errors[0]}; pass the shape of an input that it takes, or mend what "
-                "it says."
-            ) from errors[0].__cause__
 
     def _compute_in_double_precision(self) -> None:
         """Take float64 if the layer can compute in it, else its own dtype."""
@@ -410,10 +388,9 @@ class Subject:
         ratio = self.output(50 * x).std() / self.output(x).std()
         if ratio > 10:
             raise ValueError(
-                "the layer must normalize in training, got a "
-                f"{type(self.layer).__name__} whose output grows by {ratio:.3g} when "
-                "the input grows by 50; pass a norm layer, in a mode in which it "
-                "normalizes by its input."
+                f"the layer must normalize in training, got a {self.name} whose output "
+                f"grows by {ratio:.3g} when the input grows by 50; pass a norm layer, "
+                "in a mode in which it normalizes by its input."
             )
 
     def _eps_by_behaviour(self) -> float:
@@ -435,9 +412,7 @@ class Subject:
         bias = self.spread(self.bias) if self.bias else torch.zeros(())
         if gain is None or bias is None or not self.has_known_affine:
             return None
-        axes = self.definition.parameter_axes(len(self.shape))
-        sizes = [n if axis in axes else 1 for axis, n in enumerate(self.shape)]
-        zeros = torch.zeros(sizes, dtype=torch.float64)
+        zeros = torch.zeros(self._along, dtype=torch.float64)
         return gain + zeros, bias + zeros
 
     def _find_affine(self) -> tuple[Tensor, Tensor]:

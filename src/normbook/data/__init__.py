@@ -30,15 +30,7 @@ if TYPE_CHECKING:  # the command lists data sets where NumPy is not installed
 
 
 class Dataset(NamedTuple):
-    """Examples and their labels, split for training and testing.
-
-    Attributes
-    ----------
-    x_train, x_test : ndarray, shape (N, ...)
-        One example per row.
-    y_train, y_test : ndarray of int64, shape (N,)
-        The class of each example, from 0.
-    """
+    """Examples (N, ...) and labels (N,), int64 from 0, to train and to test on."""
 
     x_train: NDArray[Any]
     y_train: NDArray[Any]

@@ -2,10 +2,9 @@ r"""bAbI: questions about short made stories, three tasks of Weston et al. (2015
 
 "Mary moved to the bathroom. John went to the hallway. Where is Mary?" A program drew
 such stories, with a question after every few sentences. Here are the tasks
-
-- ``qa1``: one sentence tells (10 000 questions for training, 1 000 for testing);
-- ``qa2``: two sentences together tell (as many): who carried the thing, and where;
-- ``qa5``: who gave what to whom (as many).
+``qa1``, in which one sentence tells, ``qa2``, in which two together tell who carried
+the thing, and where, and ``qa5``, who gave what to whom: 10 000 questions for training
+and 1 000 for testing each.
 
 The authors publish an archive. It has each task twice: the folder ``en-10k``, which is
 taken here, and ``en``, which has only 1 000 questions for training. Those are the first
@@ -42,10 +41,8 @@ def read(content: bytes, task: str) -> tuple[Story, ...]:
 
     Each line has a number, which begins at 1 with every new story. A question has
     three parts with tabs between them: its words, the answer, and the numbers of the
-    lines that it follows from. All other lines are facts.
-
-    The story of a question holds all facts of it up to there. Words are in small
-    letters, without ``.`` and ``?``.
+    lines that it follows from. All other lines are facts; a question has those of its
+    story up to there. Words become small letters, without ``.`` and ``?``.
 
     Examples
     --------

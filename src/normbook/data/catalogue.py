@@ -13,10 +13,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Archive:
-    """A zip or tar archive in which files are published.
-
-    Only the files in it have a known size and hash, so it may be packed anew.
-    """
+    """A zip or tar archive of files: only these have a known size and hash."""
 
     limit: int  # bytes that it may have at most
     folder: str = ""  # where the files are in it, with / at the end
@@ -40,10 +37,7 @@ class DataFile:
         return self.archive.limit if self.archive else self.size
 
     def fault(self, content: bytes) -> str:
-        """Return how `content` differs from the file as published, or an empty text.
-
-        A byte more than the size is enough to tell.
-        """
+        """Return how `content`, or a byte too much of it, differs; empty if not."""
         if len(content) > self.size:
             return f"it is larger than the {self.size} bytes it must have"
         if len(content) < self.size:
@@ -74,20 +68,16 @@ class Source:
 def _files(
     mirrors: tuple[str, ...], manifest: str, archive: Archive | None = None
 ) -> tuple[DataFile, ...]:
-    """Files of a manifest, which has name, size and SHA-256 of each.
-
-    Mirrors are folders of such files; addresses of the archive where there is one.
-    """
+    """Files of a manifest (names, sizes, hashes), in folders or in archives."""
     words = manifest.split()
+    rows = zip(words[::3], words[1::3], words[2::3], strict=True)
+
+    def urls(name: str) -> tuple[str, ...]:
+        return mirrors if archive else tuple(mirror + name for mirror in mirrors)
+
     return tuple(
-        DataFile(
-            name,
-            int(size),
-            sha256,
-            mirrors if archive else tuple(mirror + name for mirror in mirrors),
-            archive,
-        )
-        for name, size, sha256 in zip(words[::3], words[1::3], words[2::3], strict=True)
+        DataFile(name, int(size), sha256, urls(name), archive)
+        for name, size, sha256 in rows
     )
 
 

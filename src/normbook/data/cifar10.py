@@ -40,17 +40,12 @@ NAMES = {
 
 
 def load(is_scaled: bool = True) -> Dataset:
-    """Load CIFAR-10; `is_scaled` is that of :func:`normbook.data.mnist.load`.
+    """Load CIFAR-10: pictures ``(50000, 3, 32, 32)`` and ``(10000, 3, 32, 32)``.
 
-    The download is 170 MB, from one server, which can take an hour for it. In memory
-    the scaled pictures are 740 MB.
-
-    Returns
-    -------
-    Dataset
-        Pictures ``(50000, 3, 32, 32)`` and ``(10000, 3, 32, 32)``: the channels are
-        red, green and blue, the rows begin at the top; labels are indices into
-        ``CLASSES``.
+    Channels are red, green and blue, rows begin at the top, labels are indices into
+    ``CLASSES``; `is_scaled` is that of :func:`normbook.data.mnist.load`. The download
+    is 170 MB, from one server, which can take an hour for it. In memory the scaled
+    pictures are 740 MB.
     """
     (file,) = CIFAR_10.files
     content = gzip.decompress(files.read(CIFAR_10, file))

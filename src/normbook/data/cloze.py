@@ -2,14 +2,9 @@ r"""Short made texts with a gap to fill: drawn, so nothing is downloaded.
 
 "@entity3 met @entity0. today @entity5 called @entity3." Who fills the gap in
 "@placeholder called @entity3"? The texts are in the style of the news of Hermann et al.
-(2015), in which all names are anonymous: a name means one person in one text and
-another one in the next. Then nothing that is known of the persons helps, and only the
-text tells. Here the names of every text are drawn anew.
-
-References
-----------
-K. M. Hermann, T. Kocisky, E. Grefenstette, L. Espeholt, W. Kay, M. Suleyman and
-P. Blunsom (2015), Teaching machines to read and comprehend, arXiv:1506.03340.
+(2015, arXiv:1506.03340), in which all names are anonymous: a name means one person in
+one text and another one in the next. Then nothing that is known of the persons helps,
+and only the text tells. Here the names of every text are drawn anew.
 """
 
 from __future__ import annotations
@@ -38,23 +33,15 @@ def stories(
 ) -> Stories:
     """Draw texts, each with one question; their task is "cloze".
 
-    A text has a few sentences "A verb B" with two names A and B. No two of its
+    A text has a few sentences "A verb B", from ``shortest`` to ``longest``, with two of
+    the names "@entity0" and so on, at least two and as many as sentences. No two of its
     sentences have the same A, nor the same verb and B. A third of them begin with one
-    of two adverbs. The question is one of the sentences with a gap for A, and all
-    are equally likely.
+    of two adverbs. The question is one of the sentences with a gap for A, and all are
+    equally likely.
 
     Whoever has only the question knows that the answer is not B: chance is
     1 / (entities - 1). Whoever has only the text can name one of its A: chance is one
     by the number of its sentences.
-
-    Parameters
-    ----------
-    train, test : int
-        Texts for training and for testing.
-    entities : int
-        Different names, at least 2: "@entity0" and so on.
-    shortest, longest : int
-        Bounds of the number of sentences, inclusive; at most `entities`.
 
     Examples
     --------

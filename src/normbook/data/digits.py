@@ -17,17 +17,12 @@ MAX_SEED = 2**32 - 1  # of the generator in scikit-learn
 
 
 def load(seed: int = 0) -> Dataset:
-    """Load the digits, split into 1 437 for training and 360 for testing.
+    """Load the digits: images ``(1437, 64)`` and ``(360, 64)``, labels the digit.
 
-    The split is stratified: each class has the same share of both parts, up to
-    rounding. It is drawn by ``sklearn.model_selection.train_test_split`` and depends on
-    nothing but `seed`, from 0 to 2**32 - 1.
-
-    Returns
-    -------
-    Dataset
-        Images ``(1437, 64)`` and ``(360, 64)``, float64, pixels row by row, scaled from
-        0 .. 16 to [0, 1]; labels are the digit.
+    Pixels are float64, row by row, scaled from 0 .. 16 to [0, 1]. The split is
+    stratified: each class has the same share of both parts, up to rounding. It is drawn
+    by ``sklearn.model_selection.train_test_split`` and depends on nothing but `seed`,
+    from 0 to 2**32 - 1.
 
     Examples
     --------

@@ -9,13 +9,11 @@ A file is looked for in this order:
    folder of the operating system; as ``FOLDER/mnist/FILE``;
 3. the mirrors, one after the other; what comes is kept in the cache.
 
-Every file is checked against its known size and SHA-256 each time that it is
-read, and no byte of it is used before. A damaged file in ``NORMBOOK_DATA`` is an
-error: the reader chose that folder, so nothing else is taken instead of it. A
-damaged file in the cache is downloaded again, and replaced only by a good one.
-
-Where a mirror has the file in a zip or tar archive, the file is unpacked in memory,
-and it is the file that is checked and kept, with the others of the data set in there.
+Every file is checked against its known size and SHA-256 each time that it is read, and
+no byte of it is used before; one that a mirror has in an archive after it has been
+unpacked in memory, with the others of the data set in there. A damaged file in
+``NORMBOOK_DATA`` is an error: the reader chose that folder. One in the cache is
+downloaded again, and replaced only by a good one.
 
 A file that cannot be had, a setting that names no folder, or a cache that cannot be
 written to raises ``DataError``; the message lists each place and the cure.
@@ -117,12 +115,10 @@ def data_folder() -> Path | None:
 
 def cache_folder() -> Path:
     """Return the folder in which downloads are kept; it need not exist yet."""
-    folder = _setting(CACHE)
-    if folder is not None:
-        return folder
     import platformdirs
 
-    return Path(platformdirs.user_cache_dir("normbook", appauthor=False))
+    folder = _setting(CACHE)
+    return folder or Path(platformdirs.user_cache_dir("normbook", appauthor=False))
 
 
 def _setting(name: str) -> Path | None:
@@ -143,10 +139,7 @@ def _short(text: str) -> str:
 
 
 def copies(source: Source, file: DataFile) -> Iterator[Copy]:
-    """Look at each place on this machine that may hold a file, best first.
-
-    What is there has been read and checked.
-    """
+    """Read and check a file in each place on this machine, best first."""
     folder, archive = data_folder(), file.archive
     unpacked = archive.folder + file.name if archive else file.name
     if folder is not None:
@@ -171,12 +164,10 @@ def _inspect(
     is_shared: bool = False,
     archive: Archive | None = None,
 ) -> Copy:
-    """Read a file, perhaps from an archive, and compare it with what it must be.
-
-    MNIST and Fashion-MNIST have files of the same names. In a folder that all
-    data sets share there can be only one of the two, and for the other it is no
-    damaged file; in the folder of one data set it is.
-    """
+    """Read a file, perhaps from an archive, and compare it with what it must be."""
+    # MNIST and Fashion-MNIST have files of the same names. In a folder that all data
+    # sets share there can be only one of the two, and for the other it is no damaged
+    # file; in the folder of one data set it is.
     others = {
         same: other
         for other in SOURCES.values()
@@ -209,10 +200,7 @@ def _inspect(
 
 
 def whereabouts(source: Source) -> tuple[bool, str]:
-    """Return whether all of a data set is on this machine, as published, and where.
-
-    If it is not, the text says in one line what is the matter.
-    """
+    """Return whether all of a data set is here, and in one line where, or why not."""
     if source.package:
         try:
             return True, f"in {source.package} {metadata.version(source.package)}"
@@ -270,9 +258,7 @@ def _obtain(source: Source, file: DataFile) -> tuple[Path, bytes]:
         if not os.access(path.parent, os.W_OK | os.X_OK):
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
     # One download of an archive gives all files that are in it.
-    wanted = [
-        f for f in source.files if f == file or (f.archive and f.urls == file.urls)
-    ]
+    wanted = [f for f in source.files if file.archive and f.urls == file.urls] or [file]
     for url in file.urls:
         try:
             contents = _download(url, file, wanted)
@@ -344,18 +330,15 @@ def _download(
 
 
 def _transfer(url: str, file: DataFile) -> bytes:
-    """Return what one mirror sends, at most a piece more than it may.
-
-    A thread of its own talks to the server and this one waits for it: the
-    timeouts of sockets hold for one address and one packet, so that a host
-    with eight addresses behind a firewall, a name that is not resolved, or a
-    byte now and then would make the reader wait for minutes.
-    """
+    """Return what one mirror sends, at most a piece more than it may."""
     import requests  # noqa: F401  # here, not in the thread while the clock ticks
     from tqdm import tqdm
 
     pieces: queue.SimpleQueue[bytes | Exception] = queue.SimpleQueue()
     is_over = threading.Event()
+    # Timeouts of sockets hold for one address and one packet: a host with eight of them
+    # behind a firewall, a name that is not resolved, or a byte now and then would make
+    # the reader wait for minutes.
     arguments = (url, file, pieces, is_over)
     threading.Thread(target=_receive, args=arguments, daemon=True).start()
     received = bytearray()
@@ -486,8 +469,8 @@ def _unpack(
         raise _ArchiveError(f"it is no archive with {names} in it ({error})") from error
 
 
+# Each yields the beginnings, of these sizes, of files in an archive.
 def _from_zip(packed: bytes, sizes: dict[str, int]) -> Iterator[tuple[str, bytes]]:
-    """Yield the beginnings, of these sizes, of files in a zip archive."""
     with zipfile.ZipFile(io.BytesIO(packed)) as archive:
         for name, size in sizes.items():
             with archive.open(name) as handle:
@@ -495,7 +478,6 @@ def _from_zip(packed: bytes, sizes: dict[str, int]) -> Iterator[tuple[str, bytes
 
 
 def _from_tar(packed: bytes, sizes: dict[str, int]) -> Iterator[tuple[str, bytes]]:
-    """Yield the beginnings, of these sizes, of files in a tar archive."""
     unpack = lzma.open if packed.startswith(b"\xfd7zXZ") else gzip.open
     left = set(sizes)
     # As a stream, which is read once and no further than to the last of the files.

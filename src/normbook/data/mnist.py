@@ -29,19 +29,10 @@ FASHION_CLASSES = (
 
 
 def load(is_scaled: bool = True) -> Dataset:
-    """Load MNIST.
+    """Load MNIST: images ``(60000, 28, 28)`` and ``(10000, 28, 28)``, labels the digit.
 
-    Parameters
-    ----------
-    is_scaled : bool, optional
-        Whether pixels are scaled from 0 .. 255 to [0, 1], as float32. Without
-        scaling they are uint8, a quarter of the memory.
-
-    Returns
-    -------
-    Dataset
-        Images ``(60000, 28, 28)`` and ``(10000, 28, 28)``, 0 is the background; labels
-        are the digit.
+    0 is the background. Pixels are scaled from 0 .. 255 to [0, 1], as float32; without
+    scaling they are uint8, a quarter of the memory.
     """
     return _load(MNIST, is_scaled)
 
@@ -63,8 +54,6 @@ def _load(source: Source, is_scaled: bool) -> Dataset:
 def read(packed: bytes) -> NDArray[np.uint8]:
     """Return the numbers in a gzip-compressed idx file whose hash has matched.
 
-    Examples
-    --------
     Two dimensions of sizes 1 and 3, then three numbers:
 
     >>> content = bytes([0, 0, 8, 2, 0, 0, 0, 1, 0, 0, 0, 3, 7, 8, 9])

@@ -25,19 +25,11 @@ class Sequences(NamedTuple):
 
 
 def pad(sequences: Sequence[NDArray[Any]]) -> tuple[NDArray[Any], NDArray[np.int64]]:
-    """Put sequences of several lengths into one array, with zeros behind each.
+    """Put N sequences (T_i, D) into one array (N, T, D), with zeros behind each.
 
-    Parameters
-    ----------
-    sequences : sequence of arrays, each of shape (T_i, D)
-        N sequences of at least one step; D is the same for all. Else ``ValueError``.
-
-    Returns
-    -------
-    x : array, shape (N, T, D)
-        T is the length of the longest.
-    lengths : array of int64, shape (N,)
-        The T_i: without them a step of zeros and padding look the same.
+    T is the length of the longest. The lengths T_i come with it, shape (N,): without
+    them a step of zeros and padding look the same. No sequence, one without a step, or
+    other features in one of them are a ``ValueError``.
 
     Examples
     --------

@@ -8,27 +8,13 @@ __all__ = ["Stories", "Story"]
 
 
 class Story(NamedTuple):
-    """Facts, a question about them, and its answer.
+    """Facts, a question about them, and its answer, word by word."""
 
-    Attributes
-    ----------
-    task : str
-        Which kind of question it is.
-    facts : tuple of tuple of str
-        The sentences that come before the question, word by word.
-    question : tuple of str
-        Its words.
-    answer : str
-        A single word.
-    supporting : tuple of int
-        Places in `facts`, from 0, of those that the answer follows from.
-    """
-
-    task: str
-    facts: tuple[tuple[str, ...], ...]
+    task: str  # which kind of question it is
+    facts: tuple[tuple[str, ...], ...]  # the sentences that come before it
     question: tuple[str, ...]
     answer: str
-    supporting: tuple[int, ...]
+    supporting: tuple[int, ...]  # places in the facts of those that the answer needs
 
     @property
     def words(self) -> tuple[str, ...]:

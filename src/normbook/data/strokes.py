@@ -34,42 +34,27 @@ __all__ = ["Drawing", "Lines", "lines", "load", "read", "resample"]
 
 
 class Drawing(NamedTuple):
-    """One character as one person drew it.
-
-    Attributes
-    ----------
-    alphabet : str
-    character : int
-        Number in the alphabet, from 1.
-    drawer : int
-        Number of the person, from 1.
-    strokes : tuple of ndarray, float64, each of shape (K_i, 2)
-        The K_i points (x, y) of each stroke in the order in which they were drawn, at
-        least one; y grows upwards.
-    """
+    """One character as one person drew it."""
 
     alphabet: str
-    character: int
-    drawer: int
+    character: int  # its number in the alphabet, from 1
+    drawer: int  # number of the person, from 1
+    # The points (x, y) of each stroke, (K_i, 2), in the order in which they were drawn,
+    # at least one.
     strokes: tuple[NDArray[np.float64], ...]
 
 
 class Lines(NamedTuple):
-    """Lines of characters as steps of the pen.
+    """Lines of characters as steps of the pen, an array (T_i, 3) each.
 
-    Attributes
-    ----------
-    train, test : tuple of ndarray, float64, each of shape (T_i, 3)
-        A line each. Its steps are (dx, dy, lift): how far from the last point to the
-        next one, and 1 where the stroke ends there, else 0. The first step leads to
-        the first point, from nowhere: it has dx = dy = 0.
-    scale : float
-        Units of the box in one unit of dx and dy.
+    A step is (dx, dy, lift): how far from the last point to the next one, and 1 where
+    the stroke ends there, else 0. The first one leads to the first point, from nowhere:
+    it has dx = dy = 0.
     """
 
     train: tuple[NDArray[np.float64], ...]
     test: tuple[NDArray[np.float64], ...]
-    scale: float
+    scale: float  # units of the box in one unit of dx and dy
 
 
 def load() -> tuple[Drawing, ...]:
@@ -106,21 +91,12 @@ def _drawing(name: str, content: bytes) -> Drawing:
 
 
 def resample(stroke: NDArray[np.float64], length: float) -> NDArray[np.float64]:
-    """Place points on a stroke at equal distances along it.
+    """Place points on a stroke (K, 2) at equal distances along it.
 
-    Parameters
-    ----------
-    stroke : array, shape (K, 2)
-        Its points, at least one, all finite; between them the pen went straight.
-    length : float
-        Distance along the stroke (units of the points), above 0. It is changed a
-        little so that a whole number of pieces, at least one, makes up the stroke:
-        the ends stay where they are.
-
-    Returns
-    -------
-    array, shape (P, 2)
-        One point only where the pen did not move.
+    Between its points, at least one, all finite, the pen went straight. The distance,
+    ``length`` above 0, is changed a little so that a whole number of pieces, at least
+    one, makes up the stroke: the ends stay where they are. Where the pen did not move
+    it is one point.
 
     Examples
     --------
@@ -165,27 +141,17 @@ def lines(
     """Write lines: some characters of one alphabet beside each other, by one person.
 
     The characters that one person drew of one alphabet are shuffled and taken in
-    groups; what is left over at the end is dropped. For training this is repeated, so
-    that a character stands beside several others. Characters keep their height in the
-    box. The leftmost point of each stands `gap` to the right of the rightmost point of
-    the one before it. All offsets are divided by one number, the root mean square of
-    dx and dy over the steps for training, so that shapes stay as they are.
+    groups; what is left over at the end is dropped. The lines of the ``test_drawers``
+    are for testing, those of the others for training: of Omniglot, 112 and 448. For
+    training this is repeated, so that a character stands beside several others.
 
-    Parameters
-    ----------
-    characters, repeats : int
-        In one line; how often those for training are shuffled and written.
-    length, gap : float
-        Distance between points along a stroke, and between two characters (units of
-        the box).
-    test_drawers : collection of int
-        The people whose lines are for testing; those of the others are for training.
+    Along a stroke points have a distance of ``length`` (units of the box), see
+    :func:`resample`. Characters keep their height in the box. The leftmost point of
+    each stands ``gap`` to the right of the rightmost point of the one before it. All
+    offsets are divided by one number, the root mean square of dx and dy over the steps
+    for training, so that shapes stay as they are.
 
-    Returns
-    -------
-    Lines
-        Of Omniglot, 448 for training (times `repeats`) and 112 for testing. Without a
-        line for each, or where the pen never moves, ``ValueError``.
+    Without a line for each, or where the pen never moves, it is a ``ValueError``.
 
     Examples
     --------

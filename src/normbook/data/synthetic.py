@@ -38,22 +38,14 @@ def sequences(
     .. math::
         x_t = s_t \, (2 + 0.4\, m_c + e_t), \qquad s_t = 1 + t / T,
 
-    with T = `longest` and :math:`e_t` standard normal, new in each step and feature.
+    with T = `longest` and :math:`e_t` standard normal, new in each step and feature;
+    the length :math:`T_i` is uniform from `shortest` to T, whatever the class. Each
+    class has the same share, up to one, in random order.
+
     So mean and standard deviation of a step grow with its number and have nearly
     doubled at the last, and no mean is 0. A single step says little about the class:
     the noise is much larger than what sets the classes apart. The mean of
     :math:`x_t / s_t` over k steps has a noise that is smaller by :math:`\sqrt{k}`.
-
-    Parameters
-    ----------
-    train, test : int
-        Sequences for training and for testing. Each class has the same share of
-        both, up to one; the order is random.
-    classes, features : int
-        At least 2, at least 1.
-    shortest, longest : int
-        Bounds of the lengths T_i, inclusive, which are drawn uniformly and
-        independently of the class.
 
     Examples
     --------

@@ -4,12 +4,10 @@ Nine men say the vowels /ae/. A recording is a sequence of 7 to 29 steps (one ea
 6.4 ms), and a step 12 numbers (cepstrum coefficients from linear prediction). The
 task is to tell who speaks.
 
-The two files are text with a line for each step. Behind the last step of a sequence
-stands a line of twelve ones, which is no step. Who speaks is not in the files: the
-speakers follow each other, with as many sequences as the authors state.
-
-The authors publish the files in a zip archive. What is checked here are the files in
-it, which a folder of yours may hold as they are.
+The authors publish two files in a zip archive; a folder of yours may hold them as they
+are. They are text with a line for each step. Behind the last step of a sequence stands
+a line of twelve ones, which is no step. Who speaks is not in the files: the speakers
+follow each other, with as many sequences as the authors state.
 """
 
 from __future__ import annotations
@@ -29,13 +27,9 @@ TEST_COUNTS = (31, 35, 88, 44, 29, 24, 40, 50, 29)
 
 
 def load() -> Sequences:
-    """Load Japanese Vowels.
+    """Load Japanese Vowels: 270 and 370 arrays ``(T_i, 12)``, by speaker.
 
-    Returns
-    -------
-    Sequences
-        270 and 370 arrays of shape ``(T_i, 12)`` as in the files, by speaker; T_i is 7
-        to 26 for training, 7 to 29 for testing. Labels are the speaker, 0 to 8.
+    T_i is 7 to 26 for training, 7 to 29 for testing. Labels are the speaker, 0 to 8.
     """
     train, test = (
         read(files.read(JAPANESE_VOWELS, file)) for file in JAPANESE_VOWELS.files

@@ -15,16 +15,15 @@ from normbook.diagnostics.undisturbed import Loss, eager, undisturbed
 
 __all__ = ["LayerStatistics", "Moments", "layer_inputs", "layer_statistics"]
 
+Inputs = list[tuple[str, torch.Tensor]]
+
 
 class Moments(NamedTuple):
-    """Distribution of each unit over the examples (and positions).
+    """Distribution of each unit over the examples (and positions)."""
 
-    ``mean`` and ``std`` (biased) have shape (D,), ``quantiles`` (Q, D).
-    """
-
-    mean: NDArray[np.float64]
-    std: NDArray[np.float64]
-    quantiles: NDArray[np.float64]
+    mean: NDArray[np.float64]  # shape (D,)
+    std: NDArray[np.float64]  # biased, shape (D,)
+    quantiles: NDArray[np.float64]  # shape (Q, D)
 
 
 class LayerStatistics(NamedTuple):
@@ -38,16 +37,11 @@ class LayerStatistics(NamedTuple):
 def layer_inputs(
     model: nn.Module, loss: Loss, layers: Sequence[str]
 ) -> dict[str, torch.Tensor]:
-    """Return what enters some layers: one row for each value of a unit.
+    """Return what enters some layers, as tensors of shape (N, D).
 
-    Unlike the other measures it runs the model as it is: running statistics move
-    and random numbers are drawn, unless it is called inside
-    :func:`normbook.diagnostics.undisturbed.undisturbed`.
-
-    Returns
-    -------
-    dict from name to tensor, shape (N, D)
-        For images, each position of each image is a row.
+    For images, each position of each image is a row. Unlike the other measures it runs
+    the model as it is: running statistics move and random numbers are drawn, unless it
+    is called inside :func:`normbook.diagnostics.undisturbed.undisturbed`.
 
     Examples
     --------
@@ -56,7 +50,7 @@ def layer_inputs(
     >>> layer_inputs(model, lambda m: m(x).sum(), ["1"])["1"].shape
     torch.Size([45, 3])
     """
-    seen: list[tuple[str, torch.Tensor]] = []
+    seen: Inputs = []
 
     def keep(name: str, x: torch.Tensor) -> torch.Tensor:
         seen.append((name, _rows(x.detach().clone()).T))
@@ -77,20 +71,10 @@ def layer_statistics(
 ) -> list[LayerStatistics]:
     """Distribution of the inputs of layers and of the gradients that reach them.
 
-    Call it every few steps of training and stack the results.
-
-    Parameters
-    ----------
-    layers : sequence of str, optional
-        Left out: every module without children that the loss runs through once.
-    quantiles : sequence of float in [0, 1]
-        The default is that of Ioffe and Szegedy (2015), Fig. 1(b, c).
-
-    Returns
-    -------
-    list of LayerStatistics
-        In the order in which the layers are applied, of those whose input has shape
-        (N, D, ...) and a gradient. Units are axis 1; all other axes count as examples.
+    By default of every module without children that the loss runs through once, in the
+    order in which they are applied. Units are axis 1 of (N, D, ...), all other axes
+    count as examples; inputs of another shape or without gradient are left out. The
+    quantiles are those of Ioffe and Szegedy (2015), Fig. 1(b, c).
 
     Examples
     --------
@@ -103,7 +87,7 @@ def layer_statistics(
     model = eager(model)
     modules = model.named_modules()
     leaves = [name for name, m in modules if name and not any(m.children())]
-    seen: list[tuple[str, torch.Tensor]] = []
+    seen: Inputs = []
 
     def keep(name: str, x: torch.Tensor) -> torch.Tensor:
         if not x.requires_grad:  # the data, at the lowest layer

@@ -41,16 +41,9 @@ Step = Callable[[nn.Parameter, torch.Tensor], torch.Tensor]
 class GradientShift(NamedTuple):
     r"""Gradients :math:`G_i` before and :math:`G'_i` after an update of what is below.
 
-    Attributes
-    ----------
-    names : tuple of str
-        The K layers, lowest first.
-    l2 : array, shape (K,)
-        :math:`\lVert G_i - G'_i \rVert_2`.
-    cosine : array, shape (K,)
-        Of the angle between both; NaN where one of them is zero.
-    gradient_norm : array, shape (K,)
-        :math:`\lVert G_i \rVert_2`, to put ``l2`` in proportion.
+    For K layers, lowest first: ``l2`` is :math:`\lVert G_i - G'_i \rVert_2`, ``cosine``
+    that of the angle between both, NaN where one of them is zero, and ``gradient_norm``
+    :math:`\lVert G_i \rVert_2`.
     """
 
     names: tuple[str, ...]
@@ -62,10 +55,10 @@ class GradientShift(NamedTuple):
 def trained_layers(model: nn.Module) -> dict[str, list[nn.Parameter]]:
     """Group the trained parameters by layer, lowest first.
 
-    A module that owns a matrix or a filter bank begins a layer. Modules that own
-    vectors only, such as a normalization, belong to the layer before them. Modules must
-    be registered in the order in which they are applied; a model that trains nothing
-    is refused with a ``ValueError``.
+    A module that owns a matrix or a filter bank begins a layer; one that owns vectors
+    only, such as a normalization, belongs to the layer before it. Modules must be
+    registered in the order in which they are applied. A model that trains nothing is a
+    ``ValueError``.
 
     Examples
     --------
@@ -98,24 +91,11 @@ def gradient_shift(
         G'_i &= \nabla_{W_i} \ell(W_1', \dots, W_{i-1}', W_i, \dots, W_k)
 
     with :math:`W_j'` the value after the update, all on one batch; the paper uses
-    training mode. Costs one backward pass a layer.
-
-    Parameters
-    ----------
-    step : float or callable
-        The learning rate of plain gradient descent; or a function that takes a
-        parameter and its gradient and returns what will be *subtracted* from it.
-    layers : dict from name to parameters, optional
-        Lowest first; :func:`trained_layers` if left out.
-
-    Returns
-    -------
-    GradientShift
-        For the lowest layer, which has nothing below it, l2 is 0 and cosine 1.
-
-    Notes
-    -----
-    Source: Santurkar et al. (2018), Definition 2.1.
+    training mode. Costs one backward pass a layer. The ``step`` is the learning rate of
+    plain gradient descent, or a function that takes a parameter and its gradient and
+    returns what will be *subtracted* from it. The ``layers`` are those of
+    :func:`trained_layers` if left out; for the lowest, which has nothing below it, l2
+    is 0 and cosine 1. Source: Santurkar et al. (2018), Definition 2.1.
 
     Examples
     --------
@@ -142,8 +122,8 @@ def gradient_shift(
 
         def gradient(mixed: Sequence[Group], i: int) -> Group:
             reset()
+            below = zip(chain(*parameters[:i]), chain(*mixed[:i]), strict=True)
             with torch.no_grad():
-                below = zip(chain(*parameters[:i]), chain(*mixed[:i]), strict=True)
                 for p, value in below:
                     p.copy_(value)
             return gradients(model, loss, parameters[i])[1]
@@ -184,16 +164,9 @@ def input_shift(before: torch.Tensor, after: torch.Tensor) -> NDArray[np.float64
     and bias do, it is at most :math:`4 \phi^{-5/2} = 1.2011\ldots` with the golden
     ratio :math:`\phi`; the chapter on internal covariate shift proves it.
 
-    Parameters
-    ----------
-    before, after : tensors, shape (N, D), N >= 2
-        Inputs of one layer, before and after an update, for the same N examples; other
-        shapes are refused with a ``ValueError``.
-
-    Returns
-    -------
-    array, shape (D,)
-        NaN for a unit that was constant before.
+    ``before`` and ``after`` are inputs of one layer for the same N >= 2 examples, of
+    shape (N, D); other shapes are a ``ValueError``. Returns shape (D,), NaN for a unit
+    that was constant before.
 
     Examples
     --------
@@ -223,23 +196,10 @@ def input_shift_of_update(
 ) -> dict[str, NDArray[np.float64]]:
     """How far one update of the whole model moves what enters some layers.
 
-    Parameters
-    ----------
-    loss
-        It gives the update.
-    step : float or callable
-        As for :func:`gradient_shift`.
-    probe : callable, optional
-        Runs the model on the examples whose distribution is compared; ``loss`` if
-        left out.
+    The ``loss`` gives the update, by a ``step`` as for :func:`gradient_shift`; the
+    ``probe``, by default the loss, runs the model on the examples whose distribution is
+    compared by :func:`input_shift`.
 
-    Returns
-    -------
-    dict from name to array, shape (D,)
-        What :func:`input_shift` gives, for each unit.
-
-    Notes
-    -----
     Noise inside the model is drawn anew after the update, as at the next step of
     training: the result then counts what the noise moves, too. A probe that sets the
     generator of the noise avoids it.

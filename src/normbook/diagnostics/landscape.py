@@ -60,22 +60,13 @@ def landscape(
     directions: Sequence[Direction],
     steps: Sequence[float],
 ) -> NDArray[np.float64]:
-    r"""Loss on a line or a plane through the present weights.
+    r"""Loss on a line or a plane through the present weights, shape (S,) or (S, S).
 
     .. math:: \ell(w + a\,d_1 + b\,d_2)
 
-    Parameters
-    ----------
-    directions : one or two directions
-        From :func:`random_direction`, or the difference of two sets of weights. Others,
-        or more, are refused with a ``ValueError``.
-    steps : sequence of float
-        The values of a, and of b.
-
-    Returns
-    -------
-    array, shape (S,) or (S, S)
-        Nats; the first axis is a.
+    The one or two ``directions`` are from :func:`random_direction`, or differences of
+    two sets of weights; others, or more, are a ``ValueError``. The S ``steps`` are the
+    values of a, the first axis, and of b.
 
     Examples
     --------

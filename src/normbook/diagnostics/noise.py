@@ -17,8 +17,7 @@ __all__ = ["DistributionNoise"]
 class DistributionNoise(nn.Module):
     r"""Shift and scale each unit by random amounts that change at every step.
 
-    In training, for unit j and example i (for images, each position of each image is
-    an example):
+    In training, for unit j and example i (for images, each position is an example):
 
     .. math::
 
@@ -28,22 +27,16 @@ class DistributionNoise(nn.Module):
         s_{ij} &\sim N(\sigma_j, r_\sigma^2) &&\text{for each value} \\
         y_{ij} &= s_{ij} x_{ij} + m_{ij}
 
-    In evaluation mode it passes its input on.
-
-    Parameters
-    ----------
-    n_mu, n_sigma, r_mu, r_sigma : float
-        The paper's values are the defaults. Its text gives :math:`N(\sigma, r_\sigma)`
-        without saying whether that is a deviation or a variance; here it is the
-        standard deviation. Negative widths and ``n_sigma`` below 1 are refused with a
-        ``ValueError``.
-    generator : torch.Generator, optional
-        CPU generator; the global one if left out.
+    In evaluation mode it passes its input on. The defaults are the paper's; negative
+    widths and ``n_sigma`` below 1 are a ``ValueError``. The ``generator`` is one of the
+    CPU, by default the global one.
 
     Notes
     -----
     Source: Santurkar et al. (2018), Appendix A, Algorithm 1. The printed loop gives
-    :math:`\mu` and :math:`\sigma` no unit index; the text says that units differ.
+    :math:`\mu` and :math:`\sigma` no unit index; the text says that units differ. It
+    does not say whether :math:`r_\sigma` is a deviation or a variance; here it is the
+    standard deviation.
 
     Examples
     --------

@@ -24,17 +24,9 @@ __all__ = ["AlongGradient", "along_gradient"]
 class AlongGradient(NamedTuple):
     r"""Loss and gradient at K step lengths :math:`\eta_k` along the gradient.
 
-    Attributes
-    ----------
-    step_sizes : array, shape (K,)
-    losses : array, shape (K,)
-        :math:`\ell(w - \eta_k g)`, nats.
-    gradient_changes : array, shape (K,)
-        :math:`\lVert \nabla\ell(w - \eta_k g) - g \rVert_2`.
-    loss : float
-        :math:`\ell(w)`, nats.
-    gradient_norm : float
-        :math:`\lVert g \rVert_2`.
+    There are K ``step_sizes``, ``losses`` :math:`\ell(w - \eta_k g)` and
+    ``gradient_changes`` :math:`\lVert \nabla\ell(w - \eta_k g) - g \rVert_2`, one
+    ``loss`` :math:`\ell(w)` and one ``gradient_norm`` :math:`\lVert g \rVert_2`.
     """
 
     step_sizes: NDArray[np.float64]
@@ -88,26 +80,10 @@ def along_gradient(
 ) -> AlongGradient:
     r"""Walk along the gradient of one batch and look at loss and gradient.
 
-    Dropout draws the same mask at every step.
-
-    Parameters
-    ----------
-    step_sizes : sequence of float > 0
-        :math:`\eta_k`; the paper takes the learning rate times 1/2 to 4.
-
-    Returns
-    -------
-    AlongGradient
-
-    Raises
-    ------
-    ValueError
-        If ``step_sizes`` is empty or holds a number that is not positive and
-        finite, or the gradient is zero.
-
-    Notes
-    -----
-    Source: Santurkar et al. (2018), section 3.1 and Fig. 4; there in training mode.
+    For ``step_sizes`` the paper takes the learning rate times 1/2 to 4; none, or one
+    that is not positive and finite, is a ``ValueError``, as is a gradient of zero.
+    Dropout draws the same mask at every step. Source: Santurkar et al. (2018), section
+    3.1 and Fig. 4; there in training mode.
 
     Examples
     --------

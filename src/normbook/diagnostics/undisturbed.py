@@ -26,13 +26,8 @@ def undisturbed(model: nn.Module) -> Iterator[Callable[[], None]]:
     Parameters, buffers, ``.grad``, the training mode of every module and the states
     of the random number generators (CPU, every device of the model, and those that a
     module holds as an attribute) are, bit for bit, what they were before, also after
-    an error.
-
-    Yields
-    ------
-    reset : callable
-        Puts everything back at once, for another evaluation from the same state:
-        dropout, say, then draws the same mask.
+    an error. Yields a function that puts everything back at once, for another
+    evaluation from the same state: dropout, say, then draws the same mask.
     """
     tensors = [*model.parameters(), *model.buffers()]
     values = [t.detach().clone() for t in tensors]
@@ -72,8 +67,7 @@ def gradients(
 
     By default those are all that require a gradient. The gradients stand in the order
     of the parameters, and are zero where the loss does not depend on one. A loss that
-    is no scalar, and a model without such a parameter, are refused with a
-    ``ValueError``.
+    is no scalar, and a model without such a parameter, are a ``ValueError``.
     """
     if parameters is None:
         parameters = [p for p in model.parameters() if p.requires_grad]

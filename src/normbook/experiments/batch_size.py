@@ -13,6 +13,7 @@ or without the ten scores at the top, and with the biased or the unbiased varian
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
@@ -24,7 +25,7 @@ from normbook.errors import RecordError
 from normbook.experiments import measures
 from normbook.experiments.published import BATCH_SIZE_ERROR, BATCH_SIZE_LOSS, Points
 from normbook.lab import experiment as lab
-from normbook.lab.digits_mlp import build, evaluate
+from normbook.lab.digits_mlp import build, evaluate, split
 from normbook.lab.record import Record
 from normbook.layers.batch_norm import BatchNorm1d
 from normbook.layers.layer_norm import LayerNorm
@@ -33,16 +34,6 @@ from normbook.looks import STYLES, looks
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-__all__ = [
-    "BATCH_4",
-    "BATCH_4_CHOICES",
-    "BATCH_128",
-    "BATCH_128_CHOICES",
-    "Distance",
-    "distance",
-    "epochs",
-]
 
 SOURCE = "Ba et al. (2016), Fig. 6"
 # Training examples on which the loss is measured and the statistics are recalibrated.
@@ -60,12 +51,9 @@ def begin(
     settings: lab.Settings, seed: int, data: Dataset | None, device: torch.device
 ) -> lab.Run:
     """Make one network, its data and its measurements."""
-    data = lab.required(data)
+    x, y, x_test, y_test = split(lab.required(data), device)
     dtype = getattr(torch, settings["dtype"])
-    x, x_test = (
-        torch.as_tensor(x).flatten(1).to(device, dtype) for x in (data[0], data[2])
-    )
-    y, y_test = (torch.as_tensor(y).to(device) for y in (data[1], data[3]))
+    x, x_test = (images.flatten(1).to(dtype) for images in (x, x_test))
     x, y = x[: settings["examples"]], y[: settings["examples"]]
     norm = LAYERS.get(settings["norm"])
     model = build(
@@ -93,13 +81,11 @@ def begin(
             "error": 1 - accuracy,
         }
 
-    def recalibrated(run: lab.Run) -> lab.Values:
-        return measures.recalibrated(run, test, x_probe, size)
-
     every = settings["measure_every"]
     measurements = {"test": lab.Measurement(every, test)}
     if settings["norm"] in _BATCH:
-        measurements["recalibrated"] = lab.Measurement(every, recalibrated)
+        again = partial(measures.recalibrated, test=test, x=x_probe, size=size)
+        measurements["recalibrated"] = lab.Measurement(every, again)
     return lab.Run(
         model=model,
         optimizer=torch.optim.Adam(model.parameters(), lr=rate, fused=True),
@@ -121,19 +107,11 @@ PUBLISHED = {norm: norm for norm in LOOKS} | {"unbiased_batch_norm": "batch_norm
 
 
 class Distance(NamedTuple):
-    """How far a curve of a record lies from the published one.
+    """How far a curve of a record lies from the published one, at T points."""
 
-    Attributes
-    ----------
-    epochs : array, int, shape (T,)
-        Those of the published points that the record reaches; the first is 0.
-    published, ours : arrays, shape (T,)
-        ``ours`` is the median of the seeds.
-    """
-
-    epochs: NDArray[np.int64]
+    epochs: NDArray[np.int64]  # of the published points that it reaches; the first is 0
     published: NDArray[np.float64]
-    ours: NDArray[np.float64]
+    ours: NDArray[np.float64]  # median of the seeds
 
 
 def epochs(record: Record, variant: str) -> NDArray[np.int64]:

@@ -2,12 +2,10 @@ r"""A small convolutional network: each normalization, with small and large batc
 
 Batch norm takes its statistics from the batch, the others from one image. Wu and He
 compare them on ImageNet with ResNet-50; here it is a network of four convolutions on
-small images, trained for as many images whatever the batch size.
-
-Each normalization stands before each ReLU, with a gain and a bias for every channel:
-the number of parameters is the same. "Layer norm" on images is said of two things. One
-takes all channels and places of an image together, which is group norm with one
-group; the other takes the channels of each place by themselves.
+small images, trained for as many images whatever the batch size. Each normalization
+stands before each ReLU, with a gain and a bias for every channel. "Layer norm" is said
+of two things: of all channels and places of an image together, which is group norm with
+one group, and of the channels of each place by themselves.
 
 Instance norm sets mean and variance of each channel of each image to fixed values.
 Were the mean over all places taken right after it, every image would give the bias:
@@ -16,16 +14,17 @@ channel through, but not its mean and not its contrast.
 
 The learning rate is in proportion to the batch, as in the paper, and the same for all
 normalizations: 0.1 for a batch of 128. It rises during a ninth of the run and then
-falls to 0. What another rate would do for each of them is measured by
-``CONV_NORMS_RATES``, with batches of 32 (for all) and of 2 (for batch norm and group
-norm). Without the rise, rounding errors in the first steps of a large batch grow so
-fast that another machine does not repeat them.
+falls to 0; without the rise, rounding errors in the first steps of a large batch grow
+so fast that another machine does not repeat them. What another rate would do is
+measured by ``CONV_NORMS_RATES``, with batches of 32 (for all) and of 2 (for batch norm
+and group norm).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -38,6 +37,7 @@ from normbook.experiments import measures
 from normbook.experiments.published import GROUP_NORM_ERROR
 from normbook.experiments.vgg import CHUNK, images, tested
 from normbook.lab import experiment as lab
+from normbook.lab.digits_mlp import split
 from normbook.lab.record import Record
 from normbook.layers.batch_norm import BatchNorm2d
 from normbook.layers.group_norm import GroupNorm, InstanceNorm2d
@@ -49,29 +49,13 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = [
-    "CONV_NORMS",
-    "CONV_NORMS_RATES",
-    "ChannelLayerNorm",
-    "at_end",
-    "build",
-]
-
 SOURCE = "Wu and He (2018), Tables 1 and 2"
 # Training images whose statistics take the place of the running ones.
 PROBE = 10_000
 
 
 class ChannelLayerNorm(LayerNorm):
-    """Layer norm over the channels of each place of an image by itself.
-
-    Examples
-    --------
-    >>> x = torch.tensor([[1.0, 10.0], [3.0, 50.0]])  # two channels, two places
-    >>> y = ChannelLayerNorm(2)(x.reshape(1, 2, 1, 2))
-    >>> [[round(value, 3) for value in row] for row in y.reshape(2, 2).tolist()]
-    [[-1.0, -1.0], [1.0, 1.0]]
-    """
+    """Layer norm over the channels of each place of an image by itself."""
 
     def forward(self, input: Tensor) -> Tensor:
         """Normalize a tensor (N, C, H, W)."""
@@ -88,16 +72,10 @@ def build(
 ) -> nn.Sequential:
     """Stack convolutions, the mean over all places, and a linear read-out (float32).
 
-    Parameters
-    ----------
-    layers : sequence of (int, int)
-        Channels and stride of each 3 x 3 convolution of images (N, 1, H, W).
-    norm : str
-        What stands before each ReLU: a key of ``LOOKS``, else ValueError.
-    groups : int
-        Of channels, for group norm.
-    generator : torch.Generator
-        CPU generator. Weights are normal after He; biases begin at 0, gains at 1.
+    ``layers`` are channels and stride of each 3 x 3 convolution of images (N, 1, H, W).
+    Before each ReLU stands the norm, a key of ``LOOKS``, else ValueError; groups are of
+    group norm. Weights, from a CPU generator, are normal after He; biases begin at 0,
+    gains at 1.
     """
     makers: dict[str, Callable[[int], list[nn.Module]]] = {
         "none": lambda size: [],
@@ -155,15 +133,15 @@ def begin(
         means = tested(run.model, standardized.x_test, y_test)
         return {"loss": means["loss"], "error": 1 - means["accuracy"]}
 
-    def recalibrated(run: lab.Run) -> lab.Values:
-        return measures.recalibrated(run, test, x[:PROBE], CHUNK)
-
     def schedule(step: int) -> float:
         falling = (steps - step) / (steps - warm_up)
         return float(rate * min((step + 1) / warm_up, falling))
 
     measurements = {"test": lab.Measurement(settings["measure_every"], test)}
     if settings["norm"] == "batch_norm":
+        recalibrated = partial(
+            measures.recalibrated, test=test, x=x[:PROBE], size=CHUNK
+        )
         measurements["recalibrated"] = lab.Measurement(steps, recalibrated)
     sgd = torch.optim.SGD(model.parameters(), lr=rate, momentum=0.9, fused=True)
     return lab.Run(
@@ -187,7 +165,8 @@ class _Standardized:
     @staticmethod
     @lab.shared_by_runs
     def of(data: Dataset, device: torch.device, dtype: torch.dtype) -> _Standardized:
-        x, x_test = (images(x, device, dtype) for x in (data.x_train, data.x_test))
+        x, _, x_test, _ = split(data, device)
+        x, x_test = images(x, dtype), images(x_test, dtype)
         mean, std = x.mean(), x.std()
         return _Standardized((x - mean) / std, (x_test - mean) / std)
 
@@ -211,14 +190,8 @@ def at_end(
     """Return what was measured at the end of all runs with one normalization.
 
     The runs differ in the setting ``along``: "batch_size", or "learning_rate" at the
-    ``batch_size`` that is given.
-
-    Returns
-    -------
-    values : array, shape (B,)
-        Of the setting, growing.
-    ends : array, shape (S, B)
-        One row for each seed.
+    ``batch_size`` that is given. First come its values, growing, shape (B,), then what
+    was measured, (S, B), one row for each seed.
     """
     names = _with_norm(record, norm, along, batch_size)
     ends = [record.values(v, measurement, quantity)[:, -1] for v in names.values()]
@@ -230,11 +203,10 @@ def figures(record: Record) -> dict[str, Figure]:
 
     Of ``conv_norms_rates``: "error_2" and "error_32", the test error at the end with
     such batches against the learning rate, a panel for each normalization, with batch
-    norm in all of them. Of ``conv_norms``: "error", the same against the batch size;
-    "training", the loss of the smallest batches against steps; "recalibrated", batch
-    norm with running statistics and with those of many training images; and, unless the
-    scale is "live", "published", test errors (above) and published errors on ImageNet
-    (below).
+    norm in all. Of ``conv_norms``: "error", the same against the batch size;
+    "training", the loss of the smallest batches; "recalibrated", batch norm with
+    running statistics and with those of many training images; unless the scale is
+    "live", "published".
     """
     record.require(CONV_NORMS.name, CONV_NORMS_RATES.name)
     if record.name == CONV_NORMS_RATES.name:
@@ -402,20 +374,19 @@ AVERAGES = 36
 WARM_UP = 9
 # Images of one pass over Fashion-MNIST, less what fills no batch of 128.
 PASS = 468 * LARGE
-LIVE: dict[str, Any] = {"dtype": "float64", "layers": [[8, 1], [16, 2]], "groups": 4}
 LIVE_EXAMPLES = 72 * 32
-CPU: dict[str, Any] = {
-    "dtype": "float32", "layers": [[16, 2], [32, 2], [32, 1], [64, 2]], "groups": 4,
-}  # fmt: skip
 
 
 def _digits(variants: dict[str, lab.Settings]) -> lab.Scale:
+    layers = {"dtype": "float64", "layers": [[8, 1], [16, 2]], "groups": 4}
     about = "embedded digits, two convolutions"
-    return lab.Scale({**LIVE, "variants": variants}, (0, 1), "digits", about)
+    return lab.Scale({**layers, "variants": variants}, (0, 1), "digits", about)
 
 
 def _fashion(variants: dict[str, lab.Settings], seeds: int, about: str) -> lab.Scale:
-    settings = {**CPU, "variants": variants}
+    channels = [[16, 2], [32, 2], [32, 1], [64, 2]]
+    settings = {"dtype": "float32", "layers": channels, "groups": 4}
+    settings["variants"] = variants
     return lab.Scale(settings, tuple(range(seeds)), "fashion-mnist", about)
 
 

@@ -11,6 +11,7 @@ the mean. The paper does not give the scale of A and x; ours are unit Gaussians.
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -31,9 +32,6 @@ from normbook.looks import looks
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["EXPERIMENT", "build"]
-
-SOURCE = "Santurkar et al. (2018), Figs. 5 and 10"
 ORDERS = {"l1": 1.0, "l2": 2.0, "linf": math.inf}
 
 
@@ -68,13 +66,9 @@ def begin(
     weights = lab.generator(seed, "weights")
     model = build(settings["depth"], size, settings["norm"], weights, device)
     rate = settings["learning_rate"]
-
-    def landscape(run: lab.Run) -> lab.Values:
-        return measures.landscape(run, rate)
-
-    def shift(run: lab.Run) -> lab.Values:
-        return measures.shift(run, rate)
-
+    landscape, shift = (
+        partial(measure, rate=rate) for measure in (measures.landscape, measures.shift)
+    )
     return lab.Run(
         model=model,
         optimizer=torch.optim.SGD(model.parameters(), lr=rate),
@@ -108,12 +102,11 @@ PUBLISHED_RATE = 1e-6
 def figures(record: Record) -> dict[str, Figure]:
     r"""Draw a record of this experiment: rows for the rates, columns for the norms.
 
-    The network without normalization stands in every panel. "loss", divided by that at
-    the start, beside published points at the rate of the paper; "gradient_change" along
-    the gradient; "smoothness", with :math:`1 / \eta_{\min}`; "shift", the cosine of the
-    gradient of the layer at two thirds of the depth before and after the update of the
-    layers below. The range of the loss is not drawn: on a plateau it is below the last
-    digit that a record keeps of a loss.
+    "loss", divided by that at the start, with published points at the rate of the
+    paper; "gradient_change" along the gradient; "smoothness", with :math:`1 /
+    \eta_{\min}`; "shift", the cosine of the gradient of the layer at two thirds of the
+    depth before and after the update of the layers below. (The range of the loss, on a
+    plateau, is below the last digit that a record keeps.)
     """
     from normbook.figures import curve_grid, points
 
@@ -175,28 +168,21 @@ def _variants(*rates: float) -> dict[str, lab.Settings]:
     }
 
 
-COMMON: dict[str, Any] = {
-    "dtype": "float64", "depth": 25, "size": 10, "examples": 1000,
-    "variants": _variants(1e-6, 1e-7),
-}  # fmt: skip
-LIVE: dict[str, Any] = {
-    **COMMON, "steps": 200, "average_over": 10, "landscape_every": 20,
-    "shift_every": 100, "variants": _variants(1e-7),
-}  # fmt: skip
-PAPER: dict[str, Any] = {
-    **COMMON, "steps": 10_000, "average_over": 50, "landscape_every": 100,
-    "shift_every": 500,
-}  # fmt: skip
+COMMON: dict[str, Any] = {"dtype": "float64", "depth": 25, "size": 10, "examples": 1000}
 EXPERIMENT = lab.Experiment(
     name="deep_linear",
     title="Twenty-five linear layers with batch norm and with lp norms",
-    source=SOURCE,
+    source="Santurkar et al. (2018), Figs. 5 and 10",
     scales={
-        "live": lab.Scale(LIVE, (0, 1), "", "the first 200 steps at the rate 1e-7"),
-        "paper": lab.Scale(
-            PAPER, (0, 1, 2), "", "10 000 steps at two rates, as in the paper"
-        ),
+        "live": lab.Scale({
+            **COMMON, "steps": 200, "average_over": 10, "landscape_every": 20,
+            "shift_every": 100, "variants": _variants(1e-7),
+        }, (0, 1), "", "the first 200 steps at the rate 1e-7"),
+        "paper": lab.Scale({
+            **COMMON, "steps": 10_000, "average_over": 50, "landscape_every": 100,
+            "shift_every": 500, "variants": _variants(1e-6, 1e-7),
+        }, (0, 1, 2), "", "10 000 steps at two rates, as in the paper"),
     },
     begin=begin,
     figures=figures,
-)
+)  # fmt: skip

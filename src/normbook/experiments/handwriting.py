@@ -8,35 +8,22 @@ mixture of K bivariate normal densities for the offset and a probability for the
     \ell_t = -\log \sum_{k=1}^K \pi_k\,
         \mathcal N(dx, dy \mid \mu_k, \sigma_k, \rho_k) - \log p(\mathrm{lift}).
 
-These are equations 18 to 26 of Graves (2013). Two bounds are ours. A deviation is
-:math:`\log \sigma = 3 \tanh(a / 3)`: next to :math:`a = 0` the exponential of Graves,
-but no less than 0.05, a third of a unit of the box. So far are coordinates rounded,
-and one step in five has dx = 0 exactly: without a bound the density there would grow,
-and the loss would fall, for ever. And :math:`\rho = 0.99 \tanh(r)`, since :math:`1 -
-\rho^2` would be 0 after rounding.
+These are equations 18 to 26 of Graves (2013, arXiv:1308.0850), with two bounds of ours:
+:math:`\log \sigma = 3 \tanh(a / 3)` and :math:`\rho = 0.99 \tanh(r)`. So a deviation is
+no less than 0.05, a third of a unit of the box. So far are coordinates rounded, and one
+step in five has dx = 0 exactly: without a bound the density there would grow for ever.
 
-The variants:
-
-- ``none``: the plain LSTM;
-- ``layer_norm``: the LSTM with layer norm of Ba et al. (2016), equations 20 to 22;
-- ``none_fast`` and ``layer_norm_fast``: the same with a higher learning rate.
+The variants: ``none`` is the plain LSTM, ``layer_norm`` that with the layer norm of Ba
+et al. (2016, arXiv:1607.06450), equations 20 to 22, and ``none_fast`` and
+``layer_norm_fast`` are the same with a higher learning rate: the paper gives none, and
+which network is ahead by how much depends on it.
 
 Characters are not given to the network: it writes what looks like writing. In Ba et
-al. (2016) it is told the text, and the lines are of IAM-OnDB, which may not be passed
-on; here they are made of the characters of Omniglot. So our numbers are not theirs.
-Layers are stacked as they are, where Graves connects input and output with each.
-
-The paper gives no learning rate, and which network is ahead by how much depends on it:
-hence two. It falls to 0 in equal steps. Derivatives by the outputs of the network are
-clipped, as in Graves, though at 10 in place of 100; the paper says nothing of it. All
-but the scale ``paper`` is in float64: the first updates, at high rates, multiply a
-rounding error of float32 until it is seen in the loss.
-
-References
-----------
-A. Graves (2013), Generating sequences with recurrent neural networks,
-arXiv:1308.0850, section 4; J. L. Ba, J. R. Kiros and G. E. Hinton (2016), Layer
-normalization, arXiv:1607.06450, section 6.5 and Fig. 5.
+al. it is told the text, and the lines are of IAM-OnDB, which may not be passed on; here
+they are made of the characters of Omniglot. Layers are stacked as they are, where
+Graves connects input and output with each. Derivatives by the outputs are clipped, at
+10 where he has 100. All but the scale ``paper`` is in float64: the first updates, at
+high rates, multiply a rounding error of float32 until it is seen in the loss.
 """
 
 from __future__ import annotations
@@ -65,17 +52,6 @@ from normbook.looks import looks
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = [
-    "EXPERIMENT",
-    "Mixture",
-    "PenNetwork",
-    "log_density",
-    "mixture",
-    "sample",
-    "updates_to",
-]
-
-SOURCE = "Ba et al. (2016), Fig. 5; Graves (2013), section 4"
 # Steps of a line in the paper: the loss is given for so many.
 LINE = 500
 # Bounds of log sigma, both ways, and of the correlation.
@@ -85,40 +61,23 @@ BIASES = (0, 1, 3)
 
 
 class Mixture(NamedTuple):
-    """Densities of the next step: K normal ones, and a probability for the pen.
+    """Densities of the next step: K normal ones, and a probability for the pen."""
 
-    Attributes
-    ----------
-    log_weights : tensor, shape (..., K)
-        Logarithms of the weights, which sum to 1.
-    means : tensor, shape (..., K, 2)
-    log_sigmas : tensor, shape (..., K, 2)
-        Logarithms of the standard deviations.
-    rhos : tensor, shape (..., K)
-        Correlations of dx and dy.
-    lift : tensor, shape (...)
-        Log-odds that the pen is lifted.
-    """
-
-    log_weights: Tensor
-    means: Tensor
-    log_sigmas: Tensor
-    rhos: Tensor
-    lift: Tensor
+    log_weights: Tensor  # (..., K), of weights that sum to 1
+    means: Tensor  # (..., K, 2)
+    log_sigmas: Tensor  # (..., K, 2), of the standard deviations
+    rhos: Tensor  # (..., K), correlations of dx and dy
+    lift: Tensor  # (...), log-odds that the pen is lifted
 
 
 def mixture(outputs: Tensor, bias: float = 0.0) -> Mixture:
-    r"""Read the outputs of the network as a mixture.
+    r"""Read the outputs of the network, shape (..., 6K + 1), as a mixture.
 
-    Parameters
-    ----------
-    outputs : tensor, shape (..., 6K + 1)
-        For each of the K components a score of its weight, two means, two numbers for
-        the deviations and one for the correlation; at the end the log-odds of a lift.
-    bias : float
-        b of Graves (2013), equations 61 and 62, from 0 on: how much more likely than
-        learnt the likely shall be. Deviations are divided by :math:`e^b`, scores of
-        the weights multiplied by 1 + b.
+    For each of the K components: a score of its weight, two means, two numbers for the
+    deviations and one for the correlation; at the end the log-odds of a lift. The bias,
+    from 0 on, is b of Graves (2013), equations 61 and 62: how much more likely than
+    learnt the likely shall be. Deviations are divided by :math:`e^b`, scores of the
+    weights multiplied by 1 + b.
     """
     scores, mx, my, sx, sy, r = outputs[..., :-1].chunk(6, dim=-1)
     log_sigmas = LOG_SIGMA * torch.tanh(torch.stack([sx, sy], -1) / LOG_SIGMA)
@@ -168,15 +127,9 @@ def log_density(of: Mixture, steps: Tensor) -> Tensor:
 class PenNetwork(nn.Module):
     """An LSTM, normalized or not, that gives a mixture for the next step.
 
-    Parameters
-    ----------
-    norm : str
-        "none" or "layer_norm", else ValueError.
-    hidden, layers, components : int
-        Units of a layer, layers of the LSTM, and K.
-    generator : torch.Generator
-        CPU generator for the weights: uniform up to 1 over the root of the units of a
-        layer, as in PyTorch. Biases begin at 0, gains at 1.
+    The norm is "none" or "layer_norm", else ValueError. Weights, from a CPU generator,
+    are uniform up to 1 over the root of the units of a layer, as in PyTorch; biases
+    begin at 0, gains at 1. There are K ``components``.
 
     Examples
     --------
@@ -276,15 +229,10 @@ def objective(
 ) -> dict[str, Tensor]:
     """Mean negative log-likelihood of a step (nats).
 
-    Parameters
-    ----------
-    x : tensor, shape (N, T, 3)
-        Steps, zeros behind the end of a line.
-    y : tensor, shape (N, T, 4)
-        The step after each, and 1 where there is one, else 0.
-    clip : float
-        Bound, both ways, of the derivative of the loss of one step by each output of
-        the network. What is differentiated further is the bounded one.
+    x, shape (N, T, 3), are steps, zeros behind the end of a line; y, shape (N, T, 4),
+    the step after each, and 1 where there is one, else 0. ``clip`` bounds, both ways,
+    the derivative of the loss of one step by each output of the network; what is
+    differentiated further is the bounded one.
     """
     live = y[..., 3]
     outputs = model(x)
@@ -298,8 +246,6 @@ def objective(
 def falling(step: int, rate: float, steps: int) -> float:
     """Learning rate after so many updates: from `rate` to 0 in so many equal steps.
 
-    Examples
-    --------
     >>> [falling(step, rate=1.0, steps=4) for step in (0, 1, 2)]
     [1.0, 0.75, 0.5]
     """
@@ -318,9 +264,7 @@ def begin(
     written: _Written = _Written.of(data, *sizes, device, dtype)
     model = PenNetwork(
         settings["norm"],
-        hidden=settings["hidden"],
-        layers=settings["layers"],
-        components=settings["components"],
+        **{name: settings[name] for name in ("hidden", "layers", "components")},
         generator=lab.generator(seed, "weights"),
     ).to(device, dtype)
     rate, steps, size = (settings[k] for k in ("learning_rate", "steps", "batch_size"))
@@ -406,11 +350,10 @@ def _tensors(
 
 
 def updates_to(record: Record, variant: str, value: float) -> NDArray[np.float64]:
-    """Count the updates of each seed until the test loss first falls to a value.
+    """Count the updates of each seed until the test loss is not above a value, (S,).
 
-    The value is the negative log-likelihood of a line of 500 steps (nats). Shape (S,):
-    updates before the first measurement at which the loss is not above it; NaN where
-    there is none.
+    The value is the negative log-likelihood of a line of 500 steps (nats). Counted at
+    the measurements; NaN where it never falls so low.
     """
     record.require(EXPERIMENT.name)
     is_there = record.values(variant, "test", "line") <= value  # (S, T)
@@ -436,10 +379,9 @@ def figures(record: Record) -> dict[str, Figure]:
     """Draw a record of this experiment.
 
     "test": negative log-likelihood of a line of 500 steps against updates, a panel for
-    each learning rate; the published points have a panel of their own, since they are
-    of other lines. "updates": updates to the values of it that all runs at one rate
-    come to. "samples": lines that the networks of the first seed and rate wrote after
-    training.
+    each learning rate, and one for the published points, which are of other lines.
+    "updates": updates to the values of it that all runs at one rate come to. "samples":
+    lines that the networks of the first seed and rate wrote after training.
     """
     from normbook.figures import band, legend_above, panels, pen_lines, points
 
@@ -514,40 +456,28 @@ COMMON: dict[str, Any] = {
     "components": 20, "clip": 10.0, "batch_size": 8, "dtype": "float64", "samples": 2,
 }  # fmt: skip
 LINES = {"characters": 8, "repeats": 8, "length": 3.0, "cut": LINE, "sample_steps": 400}
-LIVE: dict[str, Any] = {
-    **COMMON, "variants": _variants(0.01), "characters": 4, "repeats": 4,
-    "length": 8.0, "cut": 80, "hidden": 32, "layers": 1, "steps": 100,
-    "average_over": 10, "test_every": 10, "sample_steps": 80,
-}  # fmt: skip
-CPU: dict[str, Any] = {
-    **COMMON, **LINES, "variants": _variants(0.003, 0.01), "hidden": 128, "layers": 1,
-    "steps": 1600, "average_over": 20, "test_every": 50,
-}  # fmt: skip
-PAPER: dict[str, Any] = {
-    **COMMON, **LINES, "variants": _variants(0.001), "dtype": "float32", "hidden": 400,
-    "layers": 3, "steps": 190_000, "average_over": 200, "test_every": 1000,
-}  # fmt: skip
 EXPERIMENT = lab.Experiment(
     name="handwriting",
     title="An LSTM that writes by hand, with and without layer norm",
-    source=SOURCE,
+    source="Ba et al. (2016), Fig. 5; Graves (2013), section 4",
     scales={
-        "live": lab.Scale(
-            LIVE, (0, 1), "", "synthetic lines of four characters, 32 units"
-        ),
-        "cpu": lab.Scale(
-            CPU,
-            seeds=(0, 1, 2),
-            data="omniglot-strokes",
-            about="lines of eight characters of Omniglot, 128 units",
-        ),
-        "paper": lab.Scale(
-            PAPER,
-            seeds=(0, 1, 2),
-            data="omniglot-strokes",
-            about="the same lines, three layers of 400 units as in the paper (GPU)",
-        ),
+        "live": lab.Scale({
+            **COMMON, "variants": _variants(0.01), "characters": 4, "repeats": 4,
+            "length": 8.0, "cut": 80, "hidden": 32, "layers": 1, "steps": 100,
+            "average_over": 10, "test_every": 10, "sample_steps": 80,
+        }, (0, 1), "", "synthetic lines of four characters, 32 units"),
+        "cpu": lab.Scale({
+            **COMMON, **LINES, "variants": _variants(0.003, 0.01), "hidden": 128,
+            "layers": 1, "steps": 1600, "average_over": 20, "test_every": 50,
+        }, (0, 1, 2), "omniglot-strokes",
+            "lines of eight characters of Omniglot, 128 units"),
+        "paper": lab.Scale({
+            **COMMON, **LINES, "variants": _variants(0.001), "dtype": "float32",
+            "hidden": 400, "layers": 3, "steps": 190_000, "average_over": 200,
+            "test_every": 1000,
+        }, (0, 1, 2), "omniglot-strokes",
+            "the same lines, three layers of 400 units as in the paper (GPU)"),
     },
     begin=begin,
     figures=figures,
-)
+)  # fmt: skip

@@ -19,21 +19,7 @@ from normbook.layers.recalibrate import recalibrate
 from normbook.looks import Kind
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-
     from normbook.figures import Line
-
-__all__ = [
-    "bands",
-    "errors",
-    "judge",
-    "landscape",
-    "lines",
-    "recalibrated",
-    "row",
-    "shift",
-    "step_sizes",
-]
 
 Looks = Mapping[str, tuple[Kind, str]]
 Curve = Callable[[str], NDArray[np.float64]]  # of a variant, shape (S, T)
@@ -124,11 +110,3 @@ def row(
         f"training steps\n\n{title}": lines(record, looks, measurement, curve)
         for title, looks in columns.items()
     }
-
-
-def bands(ax: Axes, lines: Mapping[str, Line]) -> None:
-    """Draw the lines of a panel."""
-    from normbook.figures import band
-
-    for label, (kind, x, runs) in lines.items():
-        band(ax, x, runs, kind=kind, label=label)

@@ -8,36 +8,11 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-__all__ = [
-    "BATCH_SIZE_ERROR",
-    "BATCH_SIZE_LAST_ERROR",
-    "BATCH_SIZE_LOSS",
-    "DEEP_LINEAR_LOSS",
-    "GROUP_NORM_ERROR",
-    "HANDWRITING_LOSS",
-    "READING_ERROR",
-    "READING_STEPS",
-    "SIGMOID_NET_ACCURACY",
-    "VGG_BETA",
-    "VGG_GRADIENT_CHANGE",
-    "VGG_LOSS_RANGE",
-    "VGG_TEST_ACCURACY",
-    "VGG_TRAIN_ACCURACY",
-    "Points",
-]
-
 
 class Points(NamedTuple):
-    """Points of one curve.
+    """Points of one curve."""
 
-    Attributes
-    ----------
-    source : str
-        Paper and figure.
-    x, y : tuple of float
-    """
-
-    source: str
+    source: str  # paper and figure
     x: tuple[float, ...]
     y: tuple[float, ...]
 
@@ -157,39 +132,29 @@ HANDWRITING_LOSS = {
     "layer_norm": Points(_BA_5, _UPDATES, (-553.0, -729.0, -796.0, -810.0, -822.0)),
 }
 
-_WU_1_AND_2 = "Wu and He (2018), Tables 1 and 2"
+_WU, _SIZES = "Wu and He (2018), Tables 1 and 2", (2, 4, 8, 16, 32)
 # Error on the validation set of ImageNet, ResNet-50, against the images of a batch on
 # each GPU. Layer norm and instance norm are given at 32 only.
 GROUP_NORM_ERROR = {
-    "batch_norm": Points(
-        _WU_1_AND_2, (2, 4, 8, 16, 32), (0.347, 0.273, 0.248, 0.237, 0.236)
-    ),
-    "layer_norm": Points(_WU_1_AND_2, (32,), (0.253,)),
-    "instance_norm": Points(_WU_1_AND_2, (32,), (0.284,)),
-    "group_norm": Points(
-        _WU_1_AND_2, (2, 4, 8, 16, 32), (0.241, 0.242, 0.240, 0.242, 0.241)
-    ),
+    "batch_norm": Points(_WU, _SIZES, (0.347, 0.273, 0.248, 0.237, 0.236)),
+    "layer_norm": Points(_WU, _SIZES[-1:], (0.253,)),
+    "instance_norm": Points(_WU, _SIZES[-1:], (0.284,)),
+    "group_norm": Points(_WU, _SIZES, (0.241, 0.242, 0.240, 0.242, 0.241)),
 }
 
 _BA_2 = "Ba et al. (2016), Fig. 2"
 _COOIJMANS = "Cooijmans et al. (2016), attentive reader"
-_READING_STEPS = (25_000, 50_000, 100_000, 200_000)
+_NEWS = (25_000, 50_000, 100_000, 200_000)
 # Error on the validation set of the attentive reader against steps. The curves but
 # that of layer norm were drawn by Cooijmans et al. first, who have two more than Ba et
 # al. show: batch norm everywhere with other settings, and that in both directions.
 READING_ERROR = {
-    "none": Points(_BA_2, _READING_STEPS, (1.00, 0.996, 0.993, 0.937)),
-    "batch_norm": Points(_BA_2, _READING_STEPS, (0.998, 0.992, 0.663, 0.508)),
-    "batch_norm_everywhere": Points(
-        _BA_2, _READING_STEPS, (0.936, 0.599, 0.503, 0.507)
-    ),
-    "layer_norm": Points(_BA_2, _READING_STEPS, (0.786, 0.501, 0.490, 0.493)),
-    "batch_norm_everywhere_2": Points(
-        _COOIJMANS, _READING_STEPS[1:], (0.520, 0.478, 0.482)
-    ),
-    "batch_norm_bidirectional": Points(
-        _COOIJMANS, _READING_STEPS[1:], (0.452, 0.458, 0.453)
-    ),
+    "none": Points(_BA_2, _NEWS, (1.00, 0.996, 0.993, 0.937)),
+    "batch_norm": Points(_BA_2, _NEWS, (0.998, 0.992, 0.663, 0.508)),
+    "batch_norm_everywhere": Points(_BA_2, _NEWS, (0.936, 0.599, 0.503, 0.507)),
+    "layer_norm": Points(_BA_2, _NEWS, (0.786, 0.501, 0.490, 0.493)),
+    "batch_norm_everywhere_2": Points(_COOIJMANS, _NEWS[1:], (0.520, 0.478, 0.482)),
+    "batch_norm_bidirectional": Points(_COOIJMANS, _NEWS[1:], (0.452, 0.458, 0.453)),
 }
 # Steps after which that error is at most 0.55 for the first time.
 READING_STEPS = {

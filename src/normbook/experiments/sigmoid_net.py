@@ -11,6 +11,7 @@ learning rate or the standard deviation of the first weights; the experiment
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +26,7 @@ from normbook.diagnostics.noise import DistributionNoise
 from normbook.experiments import measures
 from normbook.experiments.published import SIGMOID_NET_ACCURACY
 from normbook.lab import experiment as lab
-from normbook.lab.digits_mlp import build, evaluate
+from normbook.lab.digits_mlp import build, evaluate, split
 from normbook.lab.record import Record
 from normbook.layers.batch_norm import BatchNorm1d
 from normbook.looks import STYLES, looks
@@ -34,8 +35,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from normbook.figures import Line
-
-__all__ = ["CHOICES", "EXPERIMENT"]
 
 SOURCE = "Ioffe and Szegedy (2015), Fig. 1"
 # Units of the last hidden layer whose input is followed.
@@ -49,7 +48,6 @@ def begin(
     settings: lab.Settings, seed: int, data: Dataset | None, device: torch.device
 ) -> lab.Run:
     """Make one network, its data and its measurements."""
-    data = lab.required(data)
     noise = lab.generator(seed, "noise")
 
     def norm(size: int) -> nn.Module:
@@ -58,15 +56,15 @@ def begin(
             layers.append(DistributionNoise(generator=noise))
         return nn.Sequential(*layers)
 
-    x, x_test = (_pixels(x, settings, device) for x in (data[0], data[2]))
-    y, y_test = (torch.as_tensor(y).to(device) for y in (data[1], data[3]))
+    data = lab.required(data)
+    _, y, _, y_test = split(data, device)
+    pixels: _Pixels = _Pixels.of(data, settings["is_binary"], device)
+    x = pixels.x
     model = build(
         generator=lab.generator(seed, "weights"),
         norm=None if settings["norm"] == "none" else norm,
         activation="sigmoid",
-        depth=settings["depth"],
-        width=settings["width"],
-        std=settings["std"],
+        **{name: settings[name] for name in ("depth", "width", "std")},
         features=x.shape[1],
         device=device,
     )
@@ -77,7 +75,7 @@ def begin(
         return lab.classification(m, x[:PROBE], y[:PROBE])["loss"]
 
     def test(run: lab.Run) -> lab.Values:
-        loss, accuracy = evaluate(run.model, x_test, y_test)
+        loss, accuracy = evaluate(run.model, pixels.x_test, y_test)
         return {"loss": loss, "accuracy": accuracy}
 
     def inputs(run: lab.Run) -> lab.Values:
@@ -106,10 +104,19 @@ def begin(
     )
 
 
-def _pixels(x: Any, settings: lab.Settings, device: torch.device) -> torch.Tensor:
+@dataclass(frozen=True)
+class _Pixels:
     """Images as rows of 0 and 1, as in the paper, or of grey values in [0, 1]."""
-    rows = torch.as_tensor(x).flatten(1).to(device)
-    return (rows > 0.5 if settings["is_binary"] else rows).double()
+
+    x: torch.Tensor
+    x_test: torch.Tensor
+
+    @staticmethod
+    @lab.shared_by_runs
+    def of(data: Dataset, is_binary: bool, device: torch.device) -> _Pixels:
+        x, _, x_test, _ = split(data, device)
+        both = (images.flatten(1) for images in (x, x_test))
+        return _Pixels(*((x > 0.5 if is_binary else x).double() for x in both))
 
 
 LOOKS = looks("none", "batch_norm", "noisy_batch_norm")
@@ -122,12 +129,12 @@ THIN_LINE: dict[str, Any] = {"linewidth": 0.7, "linestyle": "-", "alpha": 0.6}
 def figures(record: Record) -> dict[str, Figure]:
     """Draw a record of ``sigmoid_net``.
 
-    "accuracy": test accuracy, whole and enlarged, at the scale of the paper with the
-    published one. "inputs": of the sigmoid of some units of the last hidden layer, with
-    the first seed: the 15th, 50th and 85th percentile of the first unit, the median of
-    the others. "input_shift": of one update, for each sigmoid, mean over its units.
-    "gradient_shift": l2 (above) and cosine (below), for each layer but the lowest. Both
-    shifts are medians over at most 20 stretches of training, for each seed.
+    "accuracy" on the test set, whole and enlarged. "inputs", with the first seed, of
+    the sigmoid of some units of the last hidden layer: the 15th, 50th and 85th
+    percentile of the first unit, the median of the others. "input_shift" of one update,
+    for each sigmoid, mean over its units. "gradient_shift": l2 (above) and cosine
+    (below), for each layer but the lowest. Both are medians over at most 20 stretches
+    of training.
     """
     record.require(EXPERIMENT.name)
     return {
@@ -139,13 +146,13 @@ def figures(record: Record) -> dict[str, Figure]:
 
 
 def _draw_accuracy(record: Record) -> Figure:
-    from normbook.figures import legend_above, panels, points
+    from normbook.figures import bands, legend_above, panels, points
 
     shown = {variant: LOOKS[variant] for variant in record.variants}
     lines = measures.lines(record, shown, "test", "accuracy")
     fig, axes = panels(2)
     for ax in axes:
-        measures.bands(ax, lines)
+        bands(ax, lines)
         if record.scale == "paper":
             for variant, published in SIGMOID_NET_ACCURACY.items():
                 said = "published" if variant == "none" else None
@@ -178,13 +185,13 @@ def _draw_inputs(record: Record) -> Figure:
 
 
 def _draw_input_shift(record: Record) -> Figure:
-    from normbook.figures import legend_above, panels
+    from normbook.figures import bands, legend_above, panels
 
     depth = record.settings["depth"]
     shifts = [_stretches(record, "inputs", layer) for layer in range(depth)]
     fig, axes = panels(depth, sharex=True, sharey=True)
     for layer, (ax, shift) in enumerate(zip(axes, shifts, strict=True), start=1):
-        measures.bands(ax, shift)
+        bands(ax, shift)
         ax.set(xlabel=f"training steps\n\nsigmoid {layer}", yscale="log")
     axes[0].set(ylabel="input shift (standard deviations)")
     legend_above(fig, axes[0])
@@ -192,14 +199,14 @@ def _draw_input_shift(record: Record) -> Figure:
 
 
 def _draw_gradient_shift(record: Record) -> Figure:
-    from normbook.figures import legend_above, panels
+    from normbook.figures import bands, legend_above, panels
 
     depth = record.settings["depth"]  # and a layer of scores; nothing below the lowest
     above = range(1, depth + 1)
     shifts = [_stretches(record, q, layer) for q in ("l2", "cosine") for layer in above]
     fig, axes = panels(2 * depth, rows=2, sharex=True, sharey="row")
     for ax, shift in zip(axes, shifts, strict=True):
-        measures.bands(ax, shift)
+        bands(ax, shift)
     for layer, ax in enumerate(axes[depth:], start=2):
         ax.set(xlabel=f"training steps\n\nlayer {layer}")
     axes[0].set(ylabel="$\\|G - G'\\|$", yscale="log")
@@ -225,9 +232,9 @@ def _stretches(record: Record, quantity: str, layer: int) -> dict[str, Line]:
 def choices_figures(record: Record) -> dict[str, Figure]:
     """Draw a record of ``sigmoid_net_choices``.
 
-    "choices": test accuracy, a column for each standard deviation of the first weights;
-    rows after a fifth, a half and all of the steps; the learning rate across. Dotted at
-    the scale of the paper: what was published at those steps.
+    "choices": test accuracy against the learning rate, a column for each standard
+    deviation of the first weights, rows after a fifth, a half and all of the steps.
+    Dotted at the scale of the paper: what was published at those steps.
     """
     from normbook.figures import band, legend_above, panels, tick
 
@@ -272,28 +279,24 @@ COMMON: dict[str, Any] = {
     "dtype": "float64", "batch_size": 60, "depth": 3, "width": 100,
     "is_diagnosed": True, "variants": {norm: {"norm": norm} for norm in LOOKS},
 }  # fmt: skip
-LIVE: dict[str, Any] = {
-    **COMMON, "steps": 1500, "measure_every": 50, "learning_rate": 0.3, "std": 0.1,
-    "is_binary": False,
-}  # fmt: skip
-PAPER: dict[str, Any] = {
-    **COMMON, "steps": 50_000, "measure_every": 500, "learning_rate": 0.3, "std": 0.03,
-    "is_binary": True,
-}  # fmt: skip
 DIGITS = "embedded digits of 8 x 8 pixels"
 EXPERIMENT = lab.Experiment(
     name="sigmoid_net",
     title="Three sigmoid layers with and without batch norm, and with noise after it",
     source=SOURCE,
     scales={
-        "live": lab.Scale(LIVE, (0, 1, 2), "digits", DIGITS),
-        "paper": lab.Scale(
-            PAPER, (0, 1, 2, 3, 4), "mnist", "binary MNIST as in the paper"
-        ),
+        "live": lab.Scale({
+            **COMMON, "steps": 1500, "measure_every": 50, "learning_rate": 0.3,
+            "std": 0.1, "is_binary": False,
+        }, (0, 1, 2), "digits", DIGITS),
+        "paper": lab.Scale({
+            **COMMON, "steps": 50_000, "measure_every": 500, "learning_rate": 0.3,
+            "std": 0.03, "is_binary": True,
+        }, (0, 1, 2, 3, 4), "mnist", "binary MNIST as in the paper"),
     },
     begin=begin,
     figures=figures,
-)
+)  # fmt: skip
 
 # What the paper leaves open, over a grid.
 GRID = {
@@ -302,29 +305,20 @@ GRID = {
     for rate in (0.1, 0.3, 1.0)
     for std in (0.01, 0.03, 0.1)
 }
-CHOICES_LIVE: dict[str, Any] = {
-    **COMMON, "steps": 500, "measure_every": 50, "is_binary": False,
-    "is_diagnosed": False, "variants": GRID,
-}  # fmt: skip
-CHOICES_PAPER = {
-    **CHOICES_LIVE,
-    "steps": 20_000,
-    "measure_every": 500,
-    "is_binary": True,
-}
 CHOICES = lab.Experiment(
     name="sigmoid_net_choices",
     title="The same networks with other learning rates and other first weights",
     source=SOURCE,
     scales={
-        "live": lab.Scale(CHOICES_LIVE, (0,), "digits", DIGITS),
-        "paper": lab.Scale(
-            CHOICES_PAPER,
-            seeds=(0,),
-            data="mnist",
-            about="binary MNIST, two fifths of the steps of the paper",
-        ),
+        "live": lab.Scale({
+            **COMMON, "steps": 500, "measure_every": 50, "is_binary": False,
+            "is_diagnosed": False, "variants": GRID,
+        }, (0,), "digits", DIGITS),
+        "paper": lab.Scale({
+            **COMMON, "steps": 20_000, "measure_every": 500, "is_binary": True,
+            "is_diagnosed": False, "variants": GRID,
+        }, (0,), "mnist", "binary MNIST, two fifths of the steps of the paper"),
     },
     begin=begin,
     figures=choices_figures,
-)
+)  # fmt: skip

@@ -3,26 +3,20 @@ r"""A transformer that adds numbers: where the normalization stands, and warm-up
 A *block* has two branches F, causal self-attention and a feed-forward net. With a
 normalization N there are two ways to add a branch:
 
-- post-LN (Vaswani et al. 2017): :math:`x \leftarrow N(x + F(x))`;
-- pre-LN (Xiong et al. 2020): :math:`x \leftarrow x + F(N(x))`, and one more
-  normalization before the read-out.
+- post-LN (Vaswani et al. 2017, arXiv:1706.03762): :math:`x \leftarrow N(x + F(x))`;
+- pre-LN (Xiong et al. 2020, arXiv:2002.04745): :math:`x \leftarrow x + F(N(x))`, and
+  one more normalization before the read-out.
 
-N is layer norm or root mean square norm. The task is the sum of two numbers, written
-digit by digit: "47+85=" goes on with "231", the least significant digit first, so that
-each digit needs the carry of the one before it. Only digits of the sum count. The
-hundred sums of one digit, scale "live", are too few to learn others from: there the
-training loss speaks, and the test does not.
+N is layer norm or root mean square norm (arXiv:1910.07467). The task is the sum of two
+numbers, written digit by digit: "47+85=" goes on with "231", the least significant
+digit first, so that each digit needs the carry of the one before it. Only digits of the
+sum count. The hundred sums of one digit, scale "live", are too few to learn others
+from: there the training loss speaks, and the test does not.
 
 Adam with beta of 0.9 and 0.999, at a constant learning rate, which is reached in equal
 steps over the *warm-up*, or at once. Xiong et al. let the rate fall afterwards; here it
 stays, so that the variants of a rate differ in their first updates only.
 
-References
-----------
-A. Vaswani et al. (2017), Attention is all you need, arXiv:1706.03762; R. Xiong et al.
-(2020), On layer normalization in the transformer architecture, arXiv:2002.04745;
-B. Zhang and R. Sennrich (2019), Root mean square layer normalization,
-arXiv:1910.07467.
 """
 
 from __future__ import annotations
@@ -49,17 +43,6 @@ if TYPE_CHECKING:
 
     from normbook.figures import Line
 
-__all__ = [
-    "EXPERIMENT",
-    "Additions",
-    "Block",
-    "Transformer",
-    "additions",
-    "gradient_norms",
-    "warmed_up",
-]
-
-SOURCE = "Xiong et al. (2020), Figs. 2-4; Vaswani et al. (2017)"
 # Two symbols beside the ten digits.
 PLUS, EQUALS = 10, 11
 EPS = 1e-5
@@ -75,16 +58,10 @@ NORMS: dict[str, Callable[[int], nn.Module]] = {
 class Block(nn.Module):
     """Self-attention and a feed-forward net, each beside the identity.
 
-    Parameters
-    ----------
-    norm : str
-        "post", "post_rms", "pre", "pre_rms" or "none", else ValueError.
-    width : int
-        D, a multiple of ``heads``, else ValueError. The feed-forward net has 4 D hidden
-        units (ReLU).
-    generator : torch.Generator
-        CPU generator for the matrices, which are uniform after Glorot; queries, keys
-        and values have one each. Biases begin at 0, gains at 1.
+    The norm is "post", "post_rms", "pre", "pre_rms" or "none", and the ``width`` D a
+    multiple of ``heads``, else ValueError. The feed-forward net has 4 D hidden units
+    (ReLU). Matrices, from a CPU generator, are uniform after Glorot; queries, keys and
+    values have one each. Biases begin at 0, gains at 1.
     """
 
     def __init__(
@@ -134,24 +111,8 @@ class Block(nn.Module):
 class Transformer(nn.Module):
     """Symbols and their positions, blocks, and scores for the digit that comes next.
 
-    Parameters
-    ----------
-    norm : str
-        As for :class:`Block`.
-    depth : int
-        L, blocks.
-    steps : int
-        Positions.
-    generator : torch.Generator
-        CPU generator for the weights. Symbols and positions are normal with variance
-        1; the rest is as in :class:`Block`.
-
-    Examples
-    --------
-    >>> drawn = torch.Generator().manual_seed(0)
-    >>> model = Transformer("pre", depth=2, width=6, heads=3, steps=4, generator=drawn)
-    >>> model(torch.tensor([[1, PLUS, 2, EQUALS]])).shape
-    torch.Size([1, 4, 10])
+    ``depth`` blocks, made as :class:`Block` is, and so many positions as ``steps``.
+    Symbols and positions are drawn normal with variance 1.
     """
 
     def __init__(
@@ -184,25 +145,19 @@ class Transformer(nn.Module):
 
 
 def _linear(inputs: int, outputs: int, generator: torch.Generator) -> nn.Linear:
-    layer = nn.Linear(inputs, outputs)
+    layer: nn.Linear = nn.utils.skip_init(nn.Linear, inputs, outputs)  # type: ignore[no-untyped-call]
     nn.init.xavier_uniform_(layer.weight, generator=generator)
     nn.init.zeros_(layer.bias)
     return layer
 
 
 class Additions(NamedTuple):
-    """Sums of two numbers of k digits.
+    """Sums of two numbers of k digits."""
 
-    Attributes
-    ----------
-    x : tensor of int64, shape (N, 3k + 2)
-        "a + b =" and the sum without its last digit, which nothing follows.
-    y : tensor of int64, shape (N, k + 1)
-        Digits of the sum, the least significant one first: what comes next at each
-        of the last k + 1 positions of x.
-    """
-
+    # "a + b =" and the sum without its last digit, which nothing follows; (N, 3k + 2)
     x: Tensor
+    # Digits of the sum, the least significant one first: what comes next at each of the
+    # last k + 1 positions of x; (N, k + 1)
     y: Tensor
 
 
@@ -229,11 +184,9 @@ def additions(a: Tensor, b: Tensor, digits: int) -> Additions:
 
 
 def warmed_up(step: int, rate: float, warmup: int) -> float:
-    r"""Learning rate after t updates: it grows in w equal steps, then stays.
+    r"""Learning rate after t updates: :math:`\eta \min(1, (t + 1) / w)`.
 
-    .. math:: \eta_t = \eta \min\left(1, \frac{t + 1}{w}\right)
-
-    With a warm-up of 0 it is :math:`\eta` at once.
+    With a warm-up w of 0 it is :math:`\eta`, the rate, at once.
 
     Examples
     --------
@@ -306,11 +259,10 @@ def begin(
 
 
 def objective(model: nn.Module, x: Tensor, y: Tensor) -> dict[str, Tensor]:
-    """Mean cross-entropy of a digit of the sum (nats), and how many sums are right.
+    """Mean cross-entropy of a digit of the sum (nats); x, y as in :class:`Additions`.
 
-    x and y are as in :class:`Additions`. "accuracy" is the part of the sums of which
-    all digits are right when those before it are given; "digits" the part of the
-    digits.
+    "accuracy" is the part of the sums of which all digits are right, when those before
+    it are given; "digits" the part of the digits.
     """
     scores = model(x)[:, -y.shape[1] :]  # (N, K, 10)
     is_right = scores.detach().argmax(2) == y
@@ -329,10 +281,9 @@ def figures(record: Record) -> dict[str, Figure]:
     """Draw a record of this experiment: columns for post-LN and pre-LN, and warm-up.
 
     "training": loss of a digit in training, a row for each learning rate. "accuracy",
-    if there are several rates: sums of the test that are right at the end, with layer
-    norm, against the rate. "blocks", at the rate in the middle: norm of the gradient of
-    each block at the start and after some updates, and how far these have moved its
-    weights.
+    if there are several: sums of the test that are right at the end, with layer norm,
+    against the rate. "blocks", at the rate in the middle: norm of the gradient of each
+    block at the start and after some updates, and how far these have moved its weights.
     """
     from normbook.figures import curve_grid
 
@@ -426,38 +377,30 @@ def _grid(
     }
 
 
-LIVE: dict[str, Any] = {
-    "dtype": "float64", "depth": 4, "width": 32, "heads": 4, "digits": 1,
-    "examples": 80, "tested": 20, "batch_size": 32, "steps": 300, "average_over": 10,
-    "test_every": 50, "variants": _grid([0.01], warmup=100, has_rms=False),
-}  # fmt: skip
-CPU: dict[str, Any] = {
-    "dtype": "float64", "depth": 6, "width": 64, "heads": 4, "digits": 2,
-    "examples": 9500, "tested": 500, "batch_size": 64, "steps": 1200,
-    "average_over": 20, "test_every": 100,
-    "variants": _grid([1e-3, 2e-3, 4e-3], warmup=400),
-}  # fmt: skip
-FULL: dict[str, Any] = {
-    "dtype": "float32", "depth": 12, "width": 256, "heads": 8, "digits": 3,
-    "examples": 900_000, "tested": 10_000, "batch_size": 256, "steps": 10_000,
-    "average_over": 100, "test_every": 500,
-    "variants": _grid([1e-4, 3e-4, 1e-3], warmup=2000),
-}  # fmt: skip
 EXPERIMENT = lab.Experiment(
     name="transformer",
     title="A transformer that adds: post-LN and pre-LN, with and without warm-up",
-    source=SOURCE,
+    source="Xiong et al. (2020), Figs. 2-4; Vaswani et al. (2017)",
     scales={
-        "live": lab.Scale(
-            LIVE, (0, 1), "", "numbers of one digit, 4 blocks of width 32"
-        ),
-        "cpu": lab.Scale(
-            CPU, (0, 1, 2), "", "numbers of two digits, 6 blocks of width 64"
-        ),
-        "full": lab.Scale(
-            FULL, (0, 1, 2), "", "numbers of three digits, 12 blocks of width 256 (GPU)"
-        ),
+        "live": lab.Scale({
+            "dtype": "float64", "depth": 4, "width": 32, "heads": 4, "digits": 1,
+            "examples": 80, "tested": 20, "batch_size": 32, "steps": 300,
+            "average_over": 10, "test_every": 50,
+            "variants": _grid([0.01], warmup=100, has_rms=False),
+        }, (0, 1), "", "numbers of one digit, 4 blocks of width 32"),
+        "cpu": lab.Scale({
+            "dtype": "float64", "depth": 6, "width": 64, "heads": 4, "digits": 2,
+            "examples": 9500, "tested": 500, "batch_size": 64, "steps": 1200,
+            "average_over": 20, "test_every": 100,
+            "variants": _grid([1e-3, 2e-3, 4e-3], warmup=400),
+        }, (0, 1, 2), "", "numbers of two digits, 6 blocks of width 64"),
+        "full": lab.Scale({
+            "dtype": "float32", "depth": 12, "width": 256, "heads": 8, "digits": 3,
+            "examples": 900_000, "tested": 10_000, "batch_size": 256, "steps": 10_000,
+            "average_over": 100, "test_every": 500,
+            "variants": _grid([1e-4, 3e-4, 1e-3], warmup=2000),
+        }, (0, 1, 2), "", "numbers of three digits, 12 blocks of width 256 (GPU)"),
     },
     begin=begin,
     figures=figures,
-)
+)  # fmt: skip

@@ -10,6 +10,7 @@ convolutions with max pooling between, and one hidden fully connected layer.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -24,7 +25,7 @@ from normbook.diagnostics.noise import DistributionNoise
 from normbook.experiments import measures
 from normbook.experiments.published import VGG_TRAIN_ACCURACY
 from normbook.lab import experiment as lab
-from normbook.lab.digits_mlp import evaluate
+from normbook.lab.digits_mlp import evaluate, split
 from normbook.lab.record import Record
 from normbook.layers.batch_norm import BatchNorm1d, BatchNorm2d
 from normbook.looks import Kind, looks
@@ -34,9 +35,6 @@ if TYPE_CHECKING:
 
     from normbook.figures import Line
 
-__all__ = ["EXPERIMENT", "build", "images", "tested"]
-
-SOURCE = "Santurkar et al. (2018), Figs. 1, 2 and 4"
 POOL = "pool"
 # Units of a layer whose input is followed.
 UNITS = 5
@@ -56,17 +54,10 @@ def build(
 ) -> nn.Sequential:
     """Stack convolutions, pooling, one hidden layer and a linear read-out (float32).
 
-    Parameters
-    ----------
-    layers : sequence of int or "pool"
-        Channels of each 3 x 3 convolution, and where the sides are halved.
-    hidden, classes : int
-        Units of the fully connected hidden layer, and scores.
-    images : tuple (C, H, W)
-    norm : "none", "batch_norm" or "noisy_batch_norm"
-        What stands before each ReLU.
-    weights, noise : torch.Generator
-        CPU generators. Weights are uniform after Glorot, biases 0.
+    ``layers`` are the channels of each 3 x 3 convolution of ``images`` (C, H, W), and
+    "pool" where the sides are halved; ``norm``, which stands before each ReLU, is
+    "none", "batch_norm" or "noisy_batch_norm". The generators are on the CPU. Weights
+    are uniform after Glorot, biases 0.
     """
 
     def normalization(layer: nn.Module) -> list[nn.Module]:
@@ -99,9 +90,8 @@ def begin(
     settings: lab.Settings, seed: int, data: Dataset | None, device: torch.device
 ) -> lab.Run:
     """Make one network, its data and its measurements."""
-    data = lab.required(data)
-    x, x_test = (images(x, device) for x in (data.x_train, data.x_test))
-    y, y_test = (torch.as_tensor(y).to(device) for y in (data.y_train, data.y_test))
+    x, y, x_test, y_test = split(lab.required(data), device)
+    x, x_test = images(x), images(x_test)
     noise = lab.generator(seed, "noise")
     model = build(
         settings["layers"],
@@ -127,9 +117,6 @@ def begin(
             "std": [layer.inputs.std[:UNITS].tolist() for layer in layers],
         }
 
-    def landscape(run: lab.Run) -> lab.Values:
-        return measures.landscape(run, rate)
-
     def shift(run: lab.Run) -> lab.Values:
         moved = input_shift_of_update(run.model, run.loss, rate, relus)
         inputs = [_mean(moved[name]) for name in relus]
@@ -143,7 +130,9 @@ def begin(
         measurements={
             "test": lab.Measurement(settings["test_every"], test),
             "inputs": lab.Measurement(settings["landscape_every"], inputs),
-            "landscape": lab.Measurement(settings["landscape_every"], landscape),
+            "landscape": lab.Measurement(
+                settings["landscape_every"], partial(measures.landscape, rate=rate)
+            ),
             "shift": lab.Measurement(settings["shift_every"], shift),
         },
         every=settings["average_over"],
@@ -168,14 +157,13 @@ def tested(model: nn.Module, x: Tensor, y: Tensor) -> dict[str, float]:
     return {"loss": loss, "accuracy": accuracy}
 
 
-def images(x: Any, device: torch.device, dtype: torch.dtype = torch.float32) -> Tensor:
+def images(x: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
     """Images as (N, C, H, W); digits come as rows of 64."""
-    pictures = torch.as_tensor(x).to(dtype)
-    if pictures.dim() == 2:
-        pictures = pictures.reshape(-1, 8, 8)
-    if pictures.dim() == 3:
-        pictures = pictures[:, None]
-    return pictures.to(device=device, memory_format=torch.channels_last)
+    if x.dim() == 2:
+        x = x.reshape(-1, 8, 8)
+    if x.dim() == 3:
+        x = x[:, None]
+    return x.to(dtype, memory_format=torch.channels_last)
 
 
 LOOKS = looks("none", "batch_norm", "noisy_batch_norm")
@@ -188,10 +176,10 @@ SHIFTS = ("moved inputs (σ)", "change / gradient", "cosine")
 def figures(record: Record) -> dict[str, Figure]:
     r"""Draw a record of this experiment.
 
-    "accuracy" in training, with the published one beside it unless the scale is "live";
-    the three measures along the gradient, "loss_range", "gradient_change" and "beta"
-    (with :math:`1 / \eta_{\min}`); "shift", layer by layer, and "inputs" of the
-    followed units, at the lowest learning rate.
+    "accuracy" in training, with published points unless the scale is "live"; the three
+    measures along the gradient, "loss_range", "gradient_change" and "beta" (with
+    :math:`1 / \eta_{\min}`); "shift", layer by layer, and "inputs" of the followed
+    units, at the lowest learning rate.
     """
     from normbook.figures import curve_grid, points
 
@@ -270,58 +258,44 @@ def _inputs(
 
 
 COMMON: dict[str, Any] = {
-    "dtype": "float32",
-    "batch_size": 128,
-    "variants": {
+    "dtype": "float32", "batch_size": 128, "variants": {
         "none": {"norm": "none", "learning_rate": 0.1},
         "batch_norm": {"norm": "batch_norm", "learning_rate": 0.1},
         "noisy_batch_norm": {"norm": "noisy_batch_norm", "learning_rate": 0.1},
         "none_fast": {"norm": "none", "learning_rate": 0.5},
         "batch_norm_fast": {"norm": "batch_norm", "learning_rate": 0.5},
     },
-}
-# The widths of VGG, with pooling as far as images of 28 x 28 allow it.
-PAPER_LAYERS = [64, 64, POOL, 128, 128, POOL, 256, 256, 256, POOL, 512, 512, 512]
-CPU_LAYERS = [8, 8, POOL, 16, 16, POOL, 32, 32, 32, POOL, 32, 32, 32]
-LIVE: dict[str, Any] = {
-    **COMMON, "steps": 150, "layers": [8, 8, POOL, 16, 16, 16, POOL, 16, 16, 16],
-    "hidden": 32, "followed": [2, 6], "average_over": 10, "landscape_every": 10,
-    "shift_every": 50, "test_every": 50,
 }  # fmt: skip
 LONG: dict[str, Any] = {
     **COMMON, "average_over": 50, "landscape_every": 50, "shift_every": 250,
     "test_every": 500, "followed": [2, 8],
 }  # fmt: skip
-CPU = {**LONG, "steps": 5000, "layers": CPU_LAYERS, "hidden": 64}
-PAPER = {**LONG, "steps": 15_000, "layers": PAPER_LAYERS, "hidden": 512}
+# The widths of VGG, with pooling as far as images of 28 x 28 allow it.
+PAPER: dict[str, Any] = {
+    **LONG, "steps": 15_000, "hidden": 512,
+    "layers": [64, 64, POOL, 128, 128, POOL, 256, 256, 256, POOL, 512, 512, 512],
+}  # fmt: skip
 EXPERIMENT = lab.Experiment(
     name="vgg",
     title="A VGG-like network: training, noise, and the loss along the gradient",
-    source=SOURCE,
+    source="Santurkar et al. (2018), Figs. 1, 2 and 4",
     scales={
-        "live": lab.Scale(
-            LIVE, (0, 1), "digits", "embedded digits, a network of 10 layers"
-        ),
-        "cpu": lab.Scale(
-            CPU,
-            seeds=(0, 1, 2),
-            data="fashion-mnist",
-            about="Fashion-MNIST, an eighth of the widths of VGG, a third of the steps",
-        ),
-        "paper": lab.Scale(
-            PAPER,
-            seeds=(0, 1, 2),
-            data="fashion-mnist",
-            about="Fashion-MNIST, the widths of VGG and the steps of the paper (GPU)",
-        ),
-        "cifar10": lab.Scale(
-            PAPER,
-            seeds=(0, 1, 2),
-            data="cifar-10",
-            about="CIFAR-10 as in the paper (GPU, 170 MB to download)",
-        ),
+        "live": lab.Scale({
+            **COMMON, "steps": 150, "followed": [2, 6], "average_over": 10,
+            "landscape_every": 10, "shift_every": 50, "test_every": 50, "hidden": 32,
+            "layers": [8, 8, POOL, 16, 16, 16, POOL, 16, 16, 16],
+        }, (0, 1), "digits", "embedded digits, a network of 10 layers"),
+        "cpu": lab.Scale({
+            **LONG, "steps": 5000, "hidden": 64,
+            "layers": [8, 8, POOL, 16, 16, POOL, 32, 32, 32, POOL, 32, 32, 32],
+        }, (0, 1, 2), "fashion-mnist",
+            "Fashion-MNIST, an eighth of the widths of VGG, a third of the steps"),
+        "paper": lab.Scale(PAPER, (0, 1, 2), "fashion-mnist",
+            "Fashion-MNIST, the widths of VGG and the steps of the paper (GPU)"),
+        "cifar10": lab.Scale(PAPER, (0, 1, 2), "cifar-10",
+            "CIFAR-10 as in the paper (GPU, 170 MB to download)"),
     },
     begin=begin,
     figures=figures,
     is_steady=False,
-)
+)  # fmt: skip

@@ -19,15 +19,8 @@ sequence. The normalization N differs between the variants:
 - ``sequence_wise``: batch norm of W_x x alone, over all live steps of the batch.
 
 A gain and a bias for each unit, shared by all steps, belong to every normalization.
-Gains begin at 1 where nothing else is said.
-Inputs are not standardized: they are as in the files.
-
-References
-----------
-J. L. Ba, J. R. Kiros and G. E. Hinton (2016), Layer normalization, arXiv:1607.06450,
-equation 4; T. Cooijmans et al. (2016), Recurrent batch normalization,
-arXiv:1603.09025; C. Laurent et al. (2016), Batch normalized recurrent neural networks,
-arXiv:1510.01378.
+Gains begin at 1 where nothing else is said. Inputs are not standardized: they are as in
+the files. Sources: arXiv:1607.06450, equation 4; arXiv:1603.09025; arXiv:1510.01378.
 """
 
 from __future__ import annotations
@@ -52,36 +45,16 @@ from normbook.looks import looks
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["LONGER", "VOWELS", "Recurrent"]
-
 SOURCE = "Ba et al. (2016), eq. 4; Cooijmans et al. (2016); Laurent et al. (2016)"
 
 
 class Recurrent(nn.Module):
     """A recurrent classifier of sequences, normalized or not; float64.
 
-    Parameters
-    ----------
-    norm : str
-        "none", "layer_norm", "per_step", "per_step_padded", "shared_statistics" or
-        "sequence_wise", see above.
-    max_steps : int
-        Steps of the longest sequence, of those for testing too.
-    generator : torch.Generator
-        CPU generator for the weights, which are normal with mean 0 and variance 1/n,
-        n the number of inputs. Biases begin at 0.
-    gain : float
-        Where the gains of the normalization begin.
-
-    Examples
-    --------
-    >>> drawn = torch.Generator().manual_seed(0)
-    >>> model = Recurrent(
-    ...     "layer_norm", features=3, hidden=5, classes=2, max_steps=4, generator=drawn
-    ... )
-    >>> x = torch.ones(6, 4, 3, dtype=torch.float64)
-    >>> model(x, torch.tensor([1, 2, 3, 4, 4, 4])).shape
-    torch.Size([6, 2])
+    The norm is one of the variants above, but for the small gain, else ValueError; its
+    gains begin at ``gain``. ``max_steps`` has the longest sequence, for testing too.
+    Weights, from a CPU generator, are normal with mean 0 and variance 1/n, n the number
+    of inputs; biases begin at 0.
     """
 
     def __init__(
@@ -127,12 +100,8 @@ class Recurrent(nn.Module):
     def forward(self, x: Tensor, lengths: Tensor) -> Tensor:
         """Return the scores of the classes, shape (N, classes).
 
-        Parameters
-        ----------
-        x : tensor, shape (N, T, D)
-            Sequences, with zeros behind the end of each.
-        lengths : tensor of int64, shape (N,)
-            From 1 to T. Steps behind the longest are not looked at.
+        Sequences x, shape (N, T, D), have zeros behind the end of each. Lengths, shape
+        (N,), are 1 to T; steps behind the longest are not looked at.
         """
         x = x[:, : int(lengths.max())]
         steps = torch.arange(x.shape[1], device=x.device)
@@ -224,7 +193,9 @@ def begin(
     every = settings["measure_every"]
     return lab.Run(
         model=model,
-        optimizer=torch.optim.Adam(model.parameters(), lr=settings["learning_rate"]),
+        optimizer=torch.optim.Adam(
+            model.parameters(), lr=settings["learning_rate"], fused=True
+        ),
         objective=_objective,
         batches=lab.Batches(x, y, size, lab.generator(seed, "batches")),
         measurements={
@@ -315,15 +286,20 @@ PAPER: dict[str, Any] = {
     "steps": 1500, "measure_every": 50,
 }  # fmt: skip
 DRAWN = "synthetic sequences of 4-12 steps"
+
+
+def _paper(about: str, **others: int) -> lab.Scale:
+    settings = {**PAPER, **others}
+    return lab.Scale(settings, (0, 1, 2, 3, 4), "japanese-vowels", about)
+
+
 VOWELS = lab.Experiment(
     name="vowels",
     title="A recurrent network on sequences of several lengths, normalized or not",
     source=SOURCE,
     scales={
         "live": lab.Scale(LIVE, (0, 1, 2), "", DRAWN),
-        "paper": lab.Scale(
-            PAPER, (0, 1, 2, 3, 4), "japanese-vowels", "Japanese Vowels, all sequences"
-        ),
+        "paper": _paper("Japanese Vowels, all sequences"),
     },
     begin=begin,
     figures=figures,
@@ -337,12 +313,7 @@ LONGER = lab.Experiment(
         "live": lab.Scale(
             {**LIVE, "cut": 6}, (0, 1, 2), "", f"{DRAWN}, at most 6 in training"
         ),
-        "paper": lab.Scale(
-            {**PAPER, "cut": 12},
-            seeds=(0, 1, 2, 3, 4),
-            data="japanese-vowels",
-            about="Japanese Vowels, training sequences cut to 12 steps",
-        ),
+        "paper": _paper("Japanese Vowels, training sequences cut to 12 steps", cut=12),
     },
     begin=begin,
     figures=figures,

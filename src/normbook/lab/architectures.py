@@ -26,10 +26,10 @@ class Architecture(NamedTuple):
 
 @torch.no_grad()
 def stir(model: nn.Module, generator: torch.Generator) -> nn.Module:
-    """Draw all that training changes, in place, from a generator on the CPU.
+    """Draw all that training changes, in place, statistics too; return the model.
 
-    Statistics too; the first gain of each batch norm is 0 and the second negative, as
-    training may leave them. Return the same model, in evaluation mode.
+    The first gain of each batch norm is 0 and the second negative, as training may
+    leave them. The generator is on the CPU, the model in evaluation mode then.
 
     Examples
     --------

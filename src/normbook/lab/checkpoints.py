@@ -45,10 +45,7 @@ class Checkpoints:
         self.plan = json.loads(json.dumps(plan))  # must be the same on --resume
 
     def check(self, *, is_resumed: bool) -> Record | None:
-        """Refuse to begin, or to go on, where that would lose or mix something.
-
-        Return the record if only :meth:`tidy` is left to do.
-        """
+        """Refuse what would lose or mix something; return the record if it is there."""
         with self._usable():
             if self.out.exists():
                 return self._finished(is_resumed)

@@ -6,9 +6,8 @@ Backward, each process follows its own scores, and the gradients are summed.
 
 Batch norm sends its statistics
 (:class:`~normbook.layers.sync_batch_norm.SyncBatchNorm`). Every other module that may
-mix examples, such as an lp norm, noise or a network of a class of its own, is given the
-whole batch in each process: that is right for any module, and saves no time.
-Measurements see the model itself, which is not changed.
+mix examples is given the whole batch in each process: that is right for any, and saves
+no time. Measurements see the model itself, which is not changed.
 """
 
 from __future__ import annotations

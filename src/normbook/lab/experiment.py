@@ -24,19 +24,6 @@ if TYPE_CHECKING:
 
     from normbook.lab.record import Record
 
-__all__ = [
-    "OPENING",
-    "Batches",
-    "Experiment",
-    "Measurement",
-    "Run",
-    "Scale",
-    "classification",
-    "generator",
-    "required",
-    "shared_by_runs",
-]
-
 Settings = Mapping[str, Any]
 Values = dict[str, Any]  # numbers, lists of numbers, or texts, by name
 Objective = Callable[..., dict[str, Tensor]]
@@ -55,11 +42,10 @@ def generator(seed: int, purpose: str) -> torch.Generator:
 
 
 class Batches:
-    """Mini-batches of a training set, shuffled anew in each pass over it.
+    """Mini-batches of inputs and targets (N, ...), shuffled anew in each pass.
 
-    Inputs ``x`` and targets ``y`` of shape (N, ...) are on the device of the model, the
-    generator is on the CPU. What is left over at the end of a pass is dropped. With
-    ``size`` N every batch is the whole set, in its order.
+    These are on the device of the model, the generator is on the CPU. What is left over
+    at the end of a pass is dropped. With ``size`` N every batch is all, in its order.
     """
 
     def __init__(
@@ -105,16 +91,12 @@ class Measurement(NamedTuple):
 
 @dataclass
 class Run:
-    """One network in training.
-
-    ``objective`` takes the model, inputs and targets of a batch; it returns scalars by
-    name: "loss" is differentiated, all are recorded, averaged over ``every`` steps.
-    ``schedule`` takes the number of updates done and returns the next learning rate.
-    ``batch`` is that of the next update: measurements on "the same batch" take it.
-    """
+    """One network in training; its ``batch`` is that of the next update."""
 
     model: nn.Module
     optimizer: torch.optim.Optimizer
+    # Takes the model, inputs and targets of a batch; returns scalars by name: "loss" is
+    # differentiated, all are recorded, averaged over ``every`` steps.
     objective: Objective
     batches: Batches
     measurements: Mapping[str, Measurement]
@@ -123,7 +105,7 @@ class Run:
     generators: Mapping[str, torch.Generator] = field(default_factory=dict)
     # Computes updates in place of the model, with its parameters: see data_parallel.
     stand_in: nn.Module | None = None
-    schedule: Callable[[int], float] | None = None
+    schedule: Callable[[int], float] | None = None  # learning rate after so many steps
     step: int = 0  # updates done
     opening: list[float] = field(default_factory=list)  # as in a RunRecord
     curves: dict[str, dict[str, list[Any]]] = field(default_factory=dict)
@@ -198,12 +180,10 @@ class Run:
 
 @dataclass(frozen=True)
 class Scale:
-    """An experiment in one size.
+    """An experiment in one size."""
 
-    ``settings`` are all that defines a run, in numbers, strings and lists: "steps" is
-    its length; "variants" maps each name to what differs, its own "steps" perhaps.
-    """
-
+    # All that defines a run, in numbers, strings and lists: "steps" is its length;
+    # "variants" maps each name to what differs, its own "steps" perhaps.
     settings: Settings
     seeds: tuple[int, ...]  # unless others are asked for
     data: str  # name of the data set; empty for numbers that the run draws itself
@@ -240,10 +220,9 @@ def required(data: Dataset | None) -> Dataset:
 
 
 def shared_by_runs(prepare: Callable[..., Any]) -> Callable[..., Any]:
-    """Let the runs of one data set share what is made of it; none may change it.
+    """Let runs share what is made of the very same data set with equal settings.
 
-    The last result is returned again for the very same data set with equal settings, as
-    long as a run holds it.
+    The last result is kept as long as a run holds it; none may change it.
     """
     last: dict[str, Any] = {}
 

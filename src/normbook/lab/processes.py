@@ -1,7 +1,6 @@
 """Several processes on this machine that compute together.
 
-What several devices do to a batch can be tried on one CPU. ``torchrun`` starts
-processes for programs, :func:`run` for a function, which a notebook may have defined.
+``torchrun`` starts them for programs, :func:`run` for a function of a notebook, say.
 """
 
 from __future__ import annotations
@@ -55,9 +54,8 @@ def run(
 
     Inside, ``torch.distributed`` is initialized with the backend gloo, and each process
     computes with one thread. The function, its arguments, the same in all, and its
-    result must be picklable. What it prints is printed here at the end, process by
-    process. It may take ``timeout`` seconds, and a collective operation may wait so
-    long; to start the processes takes some seconds more.
+    result must be picklable. What it prints is printed here at the end. It may take
+    ``timeout`` seconds, and a collective operation may wait so long.
 
     ProcessError if a process raises, dies or does not answer in time: all are ended
     then, and the message holds the traceback, or where the silent process was.

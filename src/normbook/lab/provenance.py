@@ -17,18 +17,7 @@ import normbook
 from normbook.data.catalogue import SOURCES
 
 if TYPE_CHECKING:
-    from normbook.lab.ranks import Sharing
-
-__all__ = [
-    "code",
-    "command",
-    "commit",
-    "data_hashes",
-    "device",
-    "now",
-    "origin",
-    "versions",
-]
+    from normbook.lab.ranks import Ranks, Sharing
 
 PACKAGES = ("normbook", "numpy", "scikit-learn", "torch")
 ROOT = Path(normbook.__file__).parent
@@ -44,26 +33,21 @@ def command(
     scale: str,
     seeds: Sequence[int],
     place: torch.device,
-    *,
-    processes: int = 1,
-    machines: int = 1,
+    ranks: Ranks,
     parallel: Sharing = "runs",
 ) -> str:
-    """Return the command that repeats a run on so many processes of all machines."""
+    """Return the command that repeats a run on as many processes."""
     start = ""
-    if processes > 1:
-        nodes = f"--nnodes {machines} " if machines > 1 else ""
-        start = f"torchrun {nodes}--nproc-per-node {processes // machines} -m "
+    if ranks.count > 1:
+        nodes = f"--nnodes {ranks.machines} " if ranks.machines > 1 else ""
+        start = f"torchrun {nodes}--nproc-per-node {ranks.local_count} -m "
     numbers = " ".join(map(str, seeds))
     options = f"--scale {scale} --seeds {numbers} --device {place.type}"
     return f"{start}normbook run {name} {options}{_OPTIONS[parallel]}"
 
 
 def data_hashes(name: str, data: tuple[Any, ...] | None) -> dict[str, dict[str, str]]:
-    """SHA-256 of the files of a data set, which were compared with it, by their names.
-
-    Of the arrays, if they are embedded in a package; empty where there are no data.
-    """
+    """SHA-256 of the files of a data set, or of its arrays if a package embeds them."""
     if data is None:
         return {}
     source = SOURCES[name]

@@ -22,6 +22,7 @@ Sharing = Literal["runs", "batches", "local batches"]
 """What the processes share: whole runs; or every batch of every run, with the
 statistics of the whole batch in each normalization, or with those of its part."""
 
+VARIABLES = "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"
 # Who is done first waits for the others, as long as their last runs take.
 PATIENCE = timedelta(days=30)
 
@@ -43,20 +44,28 @@ class Ranks:
     @classmethod
     def started(cls) -> Ranks:
         """Return which one ``torchrun`` started here, before they have joined."""
-        names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
-        if int(os.environ.get("WORLD_SIZE", "1")) == 1:
+        if os.environ.get("WORLD_SIZE", "1") == "1":
             return cls()
-        return cls(*(int(os.environ[name]) for name in names))
+        texts = {name: os.environ.get(name, "") for name in VARIABLES}
+        try:
+            ranks = cls(*map(int, texts.values()))
+            if 0 <= ranks.rank < ranks.count and 0 <= ranks.local < ranks.local_count:
+                return ranks
+        except ValueError:
+            pass  # told below
+        pairs = " ".join(f"{name}={text}" for name, text in texts.items())
+        raise RunError(
+            "what torchrun sets must be ranks from 0 on, each below the number of "
+            f"processes, got {pairs}; start the processes with torchrun, or unset "
+            "WORLD_SIZE for one alone."
+        )
 
     def share(self, work: Sequence[T]) -> list[T]:
         """Return the part of this process: 1, 4, 7, ... for the second one of three."""
         return list(work[self.rank :: self.count])
 
     def first(self, function: Callable[[], T]) -> T:
-        """Call a function in the first process; return in all what it returns.
-
-        If it raises, the others fail with an OtherProcessError.
-        """
+        """Call a function in the first process; return in all what it returns."""
         shared: list[Any] = [function() if self.rank == 0 else None]
         if self.count > 1:
             distributed.broadcast_object_list(shared)
@@ -80,15 +89,14 @@ class Ranks:
 
 def is_first() -> bool:
     """Whether this process is the one to speak: the first, or the only one."""
-    return os.environ.get("RANK", "0") == "0"
+    return Ranks.started().rank == 0
 
 
 @contextlib.contextmanager
 def join(*, tensors_on: str = "cpu", timeout: timedelta = PATIENCE) -> Iterator[Ranks]:
     """Join the processes of ``torchrun``, if it started this one.
 
-    Tensors that travel are on the CPU, or on "cuda". RunError where one process has
-    waited for the others so long; OtherProcessError if another one has ended early.
+    RunError where one has waited so long; OtherProcessError if another has ended early.
     """
     ranks = Ranks.started()
     if ranks.count == 1:

@@ -28,16 +28,14 @@ NUMBERS = re.compile(r"\[\n((?: *(?:null|[-\d]).*\n)+) *\]")
 
 @dataclass(frozen=True)
 class RunRecord:
-    """One variant with one seed.
-
-    ``curves`` maps each measurement, and "training" for the averages of the objective,
-    to lists by quantity; its "step" counts the updates before.
-    """
+    """One variant with one seed."""
 
     variant: str
     seed: int
     wall_seconds: float  # measurements included
     opening: list[float]  # the loss (nats) at each of the first updates
+    # Each measurement, and "training" for the averages of the objective, has a list by
+    # quantity; "step" counts the updates before.
     curves: Mapping[str, Mapping[str, list[Any]]]
 
 
@@ -45,10 +43,7 @@ class RunRecord:
 class Record:
     """An experiment that was run, with where it comes from.
 
-    Whoever asks for a variant, measurement or quantity that it lacks gets a
-    RecordError. ``device`` holds "type", "name", "threads" (of one process), "ranks"
-    (processes) and "parallel", what they shared, as in
-    :func:`~normbook.lab.runner.run`; older records lack it: "runs".
+    A variant, measurement or quantity that it lacks is a RecordError.
     """
 
     name: str
@@ -61,6 +56,8 @@ class Record:
     code: str  # SHA-256 over the sources of the package
     commit: str | None  # of the repository, if there is one
     is_modified: bool  # whether the sources differed from the commit
+    # "type", "name", "threads" of one process, "ranks" (processes) and "parallel", what
+    # these shared; older records lack it: "runs".
     device: Mapping[str, Any]
     started: str  # date and time (UTC)
     wall_seconds: float  # interruptions left out
@@ -87,10 +84,7 @@ class Record:
     def first_steps(
         self, variant: str, measurement: str, is_there: NDArray[np.bool_]
     ) -> NDArray[np.float64]:
-        """Return for each of S seeds the first step at which it holds, NaN if at none.
-
-        Whether it holds has the shape (S, T).
-        """
+        """Return for S seeds the first step at which (S, T) holds, NaN if at none."""
         steps = self.steps(measurement, variant).astype(np.float64)
         return np.where(is_there.any(1), steps[is_there.argmax(1)], np.nan)
 

@@ -1,9 +1,8 @@
 """Run an experiment: with progress and checkpoints, on one process or on many.
 
-Every variant with every seed is a run of its own. Processes that ``torchrun`` started
-share the runs among them, and each run gives the same numbers as it would alone. Or
-all take part in every run and share its batches, which gives the same up to rounding
-unless each is to normalize its own part of a batch.
+Processes that ``torchrun`` started share the runs, one for every variant and seed, and
+each gives the same numbers as it would alone. Or all take part in every run and share
+its batches, which gives the same up to rounding, unless each is to normalize its part.
 """
 
 from __future__ import annotations
@@ -87,9 +86,6 @@ def run(
 ) -> Record:
     """Run every variant of an experiment with every seed, by default of the scale.
 
-    Under ``torchrun`` each process returns the whole record, and on ``"cuda"`` takes a
-    GPU of its own.
-
     Parameters
     ----------
     out : Path, optional
@@ -97,7 +93,8 @@ def run(
         ``OUT.partial`` beside it; nothing is written without. Processes that share the
         runs need it on a disk that they share, too; else the first one writes alone.
     parallel : "runs", "batches" or "local batches"
-        What processes share. "batches": all take part in every update, with the
+        What processes of ``torchrun`` share; each returns the whole record, and takes a
+        GPU of its own on ``"cuda"``. "batches": all take part in every update, with the
         statistics of the whole batch. "local batches": with those of their part, so
         that the result is another one; the running statistics of the first count.
     timeout : float
@@ -107,8 +104,7 @@ def run(
     ------
     RunError
         If an option is wrong, the record is there already, the checkpoints do not fit
-        ``is_resumed`` or this run, or are damaged, there is no space, the processes
-        cannot share batches, or have other code or data than the first.
+        or are damaged, there is no space, or the processes cannot share the work.
     OtherProcessError, DataError, KeyboardInterrupt
         If another process has failed; if the data set is nowhere to be had; after
         Ctrl-C, once the update under way is saved.
@@ -148,13 +144,7 @@ def run(
         record = Record(
             **{**plan, "device": {**plan["device"], "ranks": ranks.count}},
             command=provenance.command(
-                experiment.name,
-                scale,
-                plan["seeds"],
-                task.place,
-                processes=ranks.count,
-                machines=ranks.machines,
-                parallel=parallel,
+                experiment.name, scale, plan["seeds"], task.place, ranks, parallel
             ),
             data=hashes,
             started=started,
@@ -188,8 +178,7 @@ def estimate(
     experiment: Experiment, scale: str, *, on: torch.device | str = "cpu"
 ) -> dict[str, float]:
     """Estimate the seconds a run of each variant takes; errors as in :func:`run`."""
-    chosen = _scale(experiment, scale)
-    place = _place(on)
+    chosen, place = _scale(experiment, scale), _place(on)
     data = load_data(chosen)
     seconds = {}
     for variant in chosen.settings["variants"]:
@@ -228,17 +217,13 @@ def replay(
     after the first may be off by 3e-4 (2e-3 where the experiment is not steady), and
     what comes after the first update by ten times what moving the start by 1e-6 (1e-7
     in float64) has made of it by that step; where it is not steady, this holds for
-    measurements alone, and from the start. RunError if the record is not of this
-    experiment, or keeps fewer ``steps``.
+    measurements alone, and from the start.
 
-    Parameters
-    ----------
-    steps : int, optional
-        Updates to repeat, at most the 20 that a record keeps one by one. Left out, as
-        many as another machine repeats, 20, or 2 where the experiment is not steady,
-        and not more than ``at_most``. On the machine of the record all agree.
-    is_measured : bool
-        Whether to repeat the measurements too that fall into these steps.
+    Of the 20 ``steps`` that a record keeps one by one, another machine repeats all, or
+    2 where the experiment is not steady: so many by default, and not more than
+    ``at_most``. On the machine of the record all agree. The measurements that fall into
+    these steps are repeated too, unless ``is_measured`` is false. A record of another
+    experiment, or of fewer ``steps``, is a RunError.
     """
     if record.name != experiment.name:
         raise RunError(
@@ -277,6 +262,11 @@ def replay(
         tries = MOVED_STARTS if steps is None and can_excuse else 0
         while (quantities := differ(moved)) and len(moved) < tries:
             start = _moved(begin(), precision.start, seed=len(moved))
+            # What agrees needs no excuse.
+            names = {quantity.partition(" / ")[0] for quantity in quantities}
+            start.measurements = {
+                k: m for k, m in start.measurements.items() if k in names
+            }
             moved.append(_repeat(start, len(losses), last))
         where = f"{kept.variant}, seed {kept.seed}"
         differences += [f"{where}: {quantity}" for quantity in quantities]
@@ -435,16 +425,22 @@ def _together(
     return place, joining
 
 
-def _place(on: torch.device | str) -> torch.device:
+def pick_device(on: torch.device | str | None) -> torch.device:
+    """Pick a device that has float64, by default the best; RunError without one."""
     try:
-        place = device.pick(str(on))
+        place = device.pick(None if on is None else str(on))
     except (ValueError, RuntimeError) as error:
         raise RunError(str(error)) from error
     if place.type == "mps":
         raise RunError(
             "the device must have float64, got mps, which has not; take --device cpu."
         )
-    ranks = Ranks.started()
+    return place
+
+
+def _place(on: torch.device | str) -> torch.device:
+    """Pick the device of this process."""
+    place, ranks = pick_device(on), Ranks.started()
     if place.type == "cuda" and place.index is None and ranks.count > 1:
         return _own_gpu(ranks)
     return place
@@ -514,7 +510,8 @@ def _differ(
     for name, curve in run.curves.items():
         for quantity, values in curve.items():
             stored = kept.curves.get(name, {}).get(quantity, [])
-            others = [other.curves[name][quantity] for other in moved]
+            measured = (other.curves for other in moved if name in other.curves)
+            others = [curves[name][quantity] for curves in measured]
             relative = [precision.measurements] * len(values)
             if not agree(stored, values, others, curve["step"], relative):
                 quantities.append(f"{name} / {quantity}")

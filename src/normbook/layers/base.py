@@ -15,7 +15,7 @@ momentum
     ``None`` they are the plain average of all batches so far.
 affine, bias
     Whether to learn :math:`\gamma` (``weight``, begins at 1) and :math:`\beta`
-    (``bias``, begins at 0); with ``bias=False`` only :math:`\gamma` is learned.
+    (``bias``, begins at 0), or with ``bias=False`` only :math:`\gamma`.
 track_running_stats
     Whether to keep ``running_mean``, ``running_var`` (of *unbiased* variances) and
     ``num_batches_tracked``. Without them the batch is used in both modes.
@@ -57,10 +57,9 @@ DTYPES = (*HALF, torch.float32, torch.float64)
 _AUTOCAST = ("cuda", "mps", "xpu")
 
 
-# The layers inherit the types of torch's drop-ins and none of their code: every method
-# of theirs stands here or below. So they are found by who asks for the type: filters
-# that keep weight decay from gains, torch.optim.swa_utils.update_bn, torch.func's
-# replace_all_batch_norm_modules_, the conversion to SyncBatchNorm.
+# The layers inherit the types of torch's drop-ins and none of their code. So they are
+# found by who asks for the type: filters that keep weight decay from gains, update_bn,
+# torch.func's replace_all_batch_norm_modules_, the conversion to SyncBatchNorm.
 class NormLayer(nn.Module):
     """A layer with eps, and with a gain and a bias that may be missing."""
 
@@ -199,14 +198,10 @@ class ChannelNorm(NormLayer):
         nn.Module.__init__(self)  # past torch's class, which the layers inherit, too
         about = "the number of channels, the length of their axis"
         self._check_length("num_features", num_features, about)
-        self.num_features = num_features
-        self.eps = eps
-        self.momentum = momentum
-        self.affine = affine
-        self.track_running_stats = track_running_stats
-        self._add_parameters(
-            num_features, device, dtype, weight=affine, bias=affine and bias
-        )
+        self.num_features, self.eps, self.momentum = num_features, eps, momentum
+        self.affine, self.track_running_stats = affine, track_running_stats
+        is_learned = {"weight": affine, "bias": affine and bias}
+        self._add_parameters(num_features, device, dtype, **is_learned)
         # Buffers, so that state_dict has them and .to() moves them.
         for name in ("running_mean", "running_var"):
             value = torch.empty(num_features, device=device, dtype=dtype)
@@ -250,8 +245,11 @@ class ChannelNorm(NormLayer):
         names = "weight", "bias", "running_mean", "running_var"
         return {name: getattr(self, name) for name in names}
 
-    def _updates(self, mean: Tensor, var: Tensor, count: int) -> Updates:
-        """Return what to write, by mean and biased variance of ``count`` values."""
+    def _updates(self, mean: Tensor, var: Tensor, count: int | None) -> Updates:
+        """Return what to write, by mean and biased variance of ``count`` values.
+
+        Without a count the variance is unbiased already.
+        """
         updates: Updates = []
         momentum = None if self.momentum is None else float(self.momentum)
         if momentum is not None and not 0 <= momentum <= 1:
@@ -261,10 +259,10 @@ class ChannelNorm(NormLayer):
             )
         if momentum == 0:  # torch's way to freeze the running statistics
             return updates
-        for running, new in (
-            (self.running_mean, mean),
-            (self.running_var, unbiased(var, count)),
-        ):
+        if count is not None:
+            var = unbiased(var, count)
+        pairs = (self.running_mean, mean), (self.running_var, var)
+        for running, new in pairs:
             if running is None:
                 continue
             old = running.to(new.dtype)  # half precision is rounded once, at the end

@@ -1,8 +1,7 @@
 """Batch normalization layers: drop-ins for ``torch.nn.BatchNorm1d``, ``2d``, ``3d``.
 
-The formulas are those of :mod:`normbook.batch_norm`, the averages those of
-:mod:`normbook.running_statistics`. What is left for a layer is book-keeping: which
-statistics to use in which mode, when to update them, what to save.
+What is left for a layer is book-keeping: which statistics to use in which mode, when
+to update them, what to save.
 """
 
 from __future__ import annotations
@@ -122,8 +121,6 @@ class BatchNorm1d(_BatchNorm):
     Source: Ioffe and Szegedy (2015), Algorithms 1 and 2; book, chapters *Batch
     normalization*, *The gradient of batch normalization* and *Moving averages*.
 
-    Examples
-    --------
     >>> import torch
     >>> layer = BatchNorm1d(1, eps=1e-12, momentum=0.5)
     >>> layer(torch.tensor([[1.0], [3.0]])).tolist()  # mean 2, variance 1, unbiased 2

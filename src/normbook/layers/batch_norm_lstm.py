@@ -11,12 +11,7 @@ from torch.nn.utils.rnn import PackedSequence
 from normbook.arrays import check_eps
 from normbook.layers.base import NormLayer, check_size
 from normbook.layers.function import Statistics, normalize
-from normbook.layers.lstm import (
-    States,
-    backwards,
-    check_switch,
-    first_states,
-)
+from normbook.layers.lstm import States, backwards, check_switch, first_states
 from normbook.layers.sequences import PerStepBatchNorm1d
 from normbook.normalize import METHODS
 
@@ -37,9 +32,13 @@ class BatchNormLSTM(NormLayer):
         h_t = o\,\tanh(\gamma_c\,\hat c_t + \beta_c)
 
     A hat is that of :class:`~normbook.layers.sequences.PerStepBatchNorm1d` with
-    ``max_steps``: in training by the sequences alive at step t, in evaluation by the
-    running statistics of step t. Gains are shared over time. The raw c goes on to the
-    next step.
+    ``max_steps``; the raw c goes on to the next step.
+
+    For the gates f, i, o, g in turn there are the rows of ``w_x_l0``, ``w_h_l0`` and
+    ``b_l0``, shapes (4H, D), (4H, H) and (4H,). ``norm_h_l0``, ``norm_x_l0`` and
+    ``norm_c_l0`` have as ``weight`` the gain, which begins at 0.1; ``norm_c_l0.bias``
+    is :math:`\beta_c`. The other direction, if there is one, has ``_l0_reverse`` for
+    ``_l0``; its step 0 is the last of each sequence.
 
     Call, ``batch_first`` and ``bidirectional`` are as in :class:`torch.nn.LSTM`, packed
     sequences too, but there is one layer, one bias, no projection and no single
@@ -47,25 +46,15 @@ class BatchNormLSTM(NormLayer):
     :mod:`normbook.layers.base`, but eps may not be 0, input and layer must have one
     dtype, and a size below 1 and a call without a step are a ValueError.
 
-    Steps are counted from the start of each call: states that are carried from one
-    call to the next meet the statistics of first steps. Where training began with
-    ``h_0`` = 0, the first :math:`W_h h` had no spread, and evaluation with another
-    ``h_0`` divides by :math:`\sqrt\epsilon`.
+    Steps are counted from the start of each call: carried states meet the statistics of
+    first steps. Where training began with ``h_0`` = 0, the first :math:`W_h h` had no
+    spread, and evaluation with another ``h_0`` divides by :math:`\sqrt\epsilon`.
 
     Source: Cooijmans et al. (2016), section 3; book, chapter *Reading*.
 
-    For the gates f, i, o, g in turn there are the rows of ``w_x_l0``, ``w_h_l0`` and
-    ``b_l0``, shapes (4H, D), (4H, H) and (4H,). The norms are ``norm_h_l0``,
-    ``norm_x_l0`` and ``norm_c_l0``. Their ``weight`` is the gain, which begins at 0.1,
-    and ``norm_c_l0.bias`` is :math:`\beta_c`. The other direction, if there is one, has
-    ``_l0_reverse`` for ``_l0``; its step 0 is the last of each sequence.
-
-    Examples
-    --------
     >>> layer = BatchNormLSTM(3, 2, max_steps=5)
-    >>> output, (h_n, c_n) = layer(torch.ones(5, 4, 3))
-    >>> output.shape, h_n.shape
-    (torch.Size([5, 4, 2]), torch.Size([1, 4, 2]))
+    >>> layer(torch.ones(5, 4, 3))[0].shape
+    torch.Size([5, 4, 2])
     >>> layer.eval()(torch.ones(9, 1, 3))[0].shape  # longer than max_steps, and alone
     torch.Size([9, 1, 2])
     """
@@ -90,10 +79,8 @@ class BatchNormLSTM(NormLayer):
         counts = "it is the number of"
         self.input_size = check_size("input_size", input_size, f"{counts} features, D")
         self.hidden_size = check_size("hidden_size", hidden_size, f"{counts} units, H")
-        self.batch_first = batch_first
-        self.bidirectional = bidirectional
-        check_switch("batch_first", batch_first)
-        check_switch("bidirectional", bidirectional)
+        self.batch_first = check_switch("batch_first", batch_first)
+        self.bidirectional = check_switch("bidirectional", bidirectional)
         if check_eps(eps) == 0:
             raise ValueError(
                 "eps must be positive, got 0; with h_0 = 0 the first W_h h has no "

@@ -1,9 +1,8 @@
 """Folding: batch norm layers disappear into the linear layers beside them.
 
-:mod:`normbook.folding` has the formulas; here whole models are folded. Which layer
-follows which is read from a trace (:mod:`torch.fx`). What is edited is a copy of the
-model, so its class, its attributes and its ``forward`` stay. What stands against it is
-in the tables of ``normbook.layers.folding_obstacles``.
+:mod:`normbook.folding` has the formulas. Which layer follows which is read from a trace
+(:mod:`torch.fx`). What is edited is a copy of the model, so its class, its attributes
+and its ``forward`` stay. What stands against it is in ``folding_obstacles``.
 """
 
 from __future__ import annotations
@@ -50,11 +49,7 @@ _TOLERANCE = torch.finfo(torch.float64).eps ** 0.5
 
 
 class FoldedBatchNorm(nn.Identity):
-    """What stays in the place of a folded batch norm: it checks the number of axes.
-
-    Another ``ndim`` than that for which it was folded is refused: 2 beside a
-    ``Linear``, 3 to 5 beside a convolution.
-    """
+    """What stays in the place of a folded batch norm: it refuses another ``ndim``."""
 
     def __init__(self, ndim: int) -> None:
         super().__init__()
@@ -108,44 +103,37 @@ def fold_batch_norm(
 ) -> nn.Module:
     r"""Return a copy of a trained model without batch norm that computes the same.
 
-    Each batch norm is folded into the linear layer whose output it normalizes
-    (:func:`~normbook.folding.fold_into_previous`) or, failing that, into the one that
-    takes its own output and nothing else (:func:`~normbook.folding.fold_into_next`), if
-    all of its outputs meet all of its weights: a convolution may not pad with zeros,
-    and a transposed one must have a stride of 1 and padding - output_padding >=
-    dilation (kernel - 1). In its place stays :class:`FoldedBatchNorm`, so the names in
-    a ``state_dict`` stay, too. Parameters keep dtype, device and ``requires_grad``. A
-    layer without a bias gets one.
-
-    Linear layers are ``Linear`` and all convolutions, transposed or not; identity and
-    dropout may stand between. Batch norm is that of ``torch.nn`` and of this package,
-    also synchronized, ghost, renormalized and unbiased. The folded model is for
-    inference: training goes other ways without batch norm.
+    Each batch norm, of ``torch.nn`` or of this package, is folded into the linear layer
+    whose output it normalizes (:func:`~normbook.folding.fold_into_previous`) or,
+    failing that, into the one that takes its own output and nothing else
+    (:func:`~normbook.folding.fold_into_next`), if all of its outputs meet all of its
+    weights: a convolution may not pad with zeros, and a transposed one must have a
+    stride of 1 and padding - output_padding >= dilation (kernel - 1). Linear layers are
+    ``Linear`` and all convolutions; identity and dropout may stand between. In place of
+    a batch norm stays :class:`FoldedBatchNorm`, so the names in a ``state_dict`` stay.
+    Parameters keep dtype, device and ``requires_grad``. A layer without a bias gets
+    one. The folded model is for inference.
 
     The model must be in evaluation mode. With ``example``, an input or a tuple of all
     positional arguments, both models are run in float64 on the CPU, which a model that
     casts to float32 does not allow, and outputs that differ by more than rounding are
-    refused. With ``strict=False``, what cannot be folded stays as it is, and
-    :func:`folding_plan` tells what that is.
-
-    A :class:`FoldingError` is raised if the model is in training mode, cannot be copied
-    or traced, is wrapped or scripted, looks at what folding changes, or the folded
-    weights do not fit their dtype; with ``strict``, also if some batch norm cannot be
-    folded. All of them are listed, with reasons.
+    refused. With ``strict=False``, what cannot be folded stays as it is; else a
+    :class:`FoldingError` lists it with reasons, as :func:`folding_plan` does. So is a
+    model refused that is in training mode, wrapped or scripted, cannot be copied or
+    traced, or looks at what folding changes, and weights that no longer fit their
+    dtype.
 
     A trace knows no shapes: a ``Linear`` before a ``BatchNorm1d`` is taken to give
     (N, D), and given (N, L, D), where they mean other axes by their channels, the
     folded model raises. Nor does it see whether the model asks for the mode of
-    autograd, or for attributes that are changed later.
-    Optional arguments of ``forward`` may have any values, ``None`` and booleans both;
-    where the model decides by others, such as ``mode="full"``, it is not folded. While
-    it is traced, an argument without default is neither a ``list`` nor ``True``.
+    autograd, or for attributes that are changed later. Optional arguments of
+    ``forward`` may have any values, ``None`` and booleans both; where the model decides
+    by others, such as ``mode="full"``, it is not folded. While it is traced, an
+    argument without default is neither a ``list`` nor ``True``.
 
     Source: Ioffe and Szegedy (2015), Algorithm 2, step 11; Jacob et al. (2018), section
     3.2; book, chapter *Folding*.
 
-    Examples
-    --------
     >>> model = nn.Sequential(nn.Linear(1, 1), nn.BatchNorm1d(1, eps=0.0)).eval()
     >>> values = {"0.weight": [[2.0]], "0.bias": [5.0], "1.running_mean": [3.0]}
     >>> values |= {"1.running_var": [4.0], "1.weight": [6.0], "1.bias": [1.0]}  # k = 3
@@ -174,18 +162,14 @@ def folding_plan(model: nn.Module) -> tuple[Folding, ...]:
     r"""Return where each batch norm of a model would go, or why it cannot be folded.
 
     They come in the order in which the model names them; then calls of
-    ``torch.nn.functional.batch_norm``, which are never folded. The model must be in
-    evaluation mode; errors are those of :func:`fold_batch_norm` with ``strict=False``.
+    ``torch.nn.functional.batch_norm``, which are never folded. Errors are those of
+    :func:`fold_batch_norm` with ``strict=False``.
 
-    Examples
-    --------
-    >>> model = nn.Sequential(
-    ...     nn.Conv2d(3, 5, 1), nn.BatchNorm2d(5), nn.ReLU(), nn.BatchNorm2d(5)
-    ... )
+    >>> norm = nn.BatchNorm1d(5)
+    >>> model = nn.Sequential(nn.Linear(3, 5), norm, nn.ReLU(), nn.BatchNorm1d(5))
     >>> print(*folding_plan(model.eval()), sep="\n")
     1: into 0, the previous layer
-    3: in front: ReLU '2', no linear layer; behind: the end of the model;
-    cure: keep it
+    3: in front: ReLU '2', no linear layer; behind: the end of the model; cure: keep it
     """
     return _fold(model)[1]
 

@@ -97,20 +97,6 @@ def _with_own_method(module: nn.Module) -> Any:
     return (not known or "forward" in vars(module)) and type(module).__name__
 
 
-def _is_meta(module: nn.Module) -> bool:
-    return any(v.is_meta for v in (*module.parameters(), *module.buffers()))
-
-
-def _other_dtype(layer: nn.Module) -> torch.dtype | None:
-    dtypes = (value.dtype for value in layer.parameters())
-    return next((dtype for dtype in dtypes if dtype not in DTYPES), None)
-
-
-def _is_infinite(norm: Any) -> bool:
-    # Where the scale is infinite, so is the shift, or it is NaN.
-    return not bool(scale_and_shift(*statistics(norm)).shift.isfinite().all())
-
-
 def _fits(beside: Beside) -> bool:
     """Return whether channels of the one are channels of the other."""
     layer, norm, side, _ = beside
@@ -192,7 +178,9 @@ ANY_LAYER: Rows = (
      KEEP),
 )
 NO_VALUES = (
-    _is_meta, "{it} is on the meta device and has no values", "load the weights first")
+    lambda layer: any(v.is_meta for v in (*layer.parameters(), *layer.buffers())),
+    "{it} is on the meta device and has no values",
+    "load the weights first")
 
 # Of a batch norm that is no constant scale and shift.
 NORM: Rows = (
@@ -205,7 +193,8 @@ NORM: Rows = (
      "batch",
      "train with track_running_stats=True"),
     NO_VALUES,
-    (_is_infinite,
+    # Where the scale is infinite, so is the shift, or it is NaN.
+    (lambda norm: not scale_and_shift(*statistics(norm)).shift.isfinite().all(),
      "its statistics, gain or bias are not finite, or its variance + eps is not "
      "positive",
      "train or recalibrate it before you fold"),
@@ -217,7 +206,8 @@ TAKING_IN: Rows = (
      "{it} shares its weights with another layer",
      "give it weights of its own, as in layer.weight = "
      "nn.Parameter(layer.weight.detach().clone())"),
-    (lambda beside: _other_dtype(beside.layer),
+    (lambda beside: next(
+        (v.dtype for v in beside.layer.parameters() if v.dtype not in DTYPES), None),
      "the weights of {it} have dtype {got}",
      "fold in floating point"),
     (lambda beside: not _fits(beside),

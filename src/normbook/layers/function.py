@@ -144,8 +144,13 @@ class _ByPosition(inspect.Signature):
         return SimpleNamespace(args=args, kwargs=kwargs, apply_defaults=lambda: None)
 
 
-for _function in (_Normalize, _NormalizeBy):
-    vars(_function.forward)["__signature__"] = _ByPosition()
+def bind_by_position(function: type[torch.autograd.Function]) -> None:
+    """Spare a Function what torch binds; its arguments must all come by position."""
+    vars(function.forward)["__signature__"] = _ByPosition()
+
+
+bind_by_position(_Normalize)
+bind_by_position(_NormalizeBy)
 
 
 def normalize(
@@ -161,11 +166,9 @@ def normalize(
     """Return y and the statistics that x has along some axes.
 
     Parameters are those of :func:`normbook.normalize.normalize_forward`, but the axes
-    are counted from 0, in order. A layer has checked its tensors: here only eps is.
-    Where ``x`` holds no value there are no statistics.
+    are counted from 0, in order. Only eps is checked. Where ``x`` holds no value there
+    are no statistics.
 
-    Examples
-    --------
     >>> x = torch.tensor([[1.0, 3.0], [10.0, 50.0]])
     >>> normalize(x, None, None, axes=(1,), parameter_axes=(1,), eps=1e-12)[1]
     Statistics(mean=tensor([ 2., 30.]), var=tensor([  1., 400.]))

@@ -28,17 +28,14 @@ __all__ = ["GroupNorm", "InstanceNorm1d", "InstanceNorm2d", "InstanceNorm3d"]
 class GroupNorm(NormLayer, nn.GroupNorm):
     """Group normalization of ``(N, C)`` or ``(N, C, ...)``.
 
-    :func:`normbook.group_norm.group_norm_forward` as a layer, the same in training and
-    in evaluation. A drop-in for :class:`torch.nn.GroupNorm`, with the options and
-    errors of :mod:`normbook.layers.base`. ``num_channels`` is C, the length of axis 1;
-    that ``num_groups`` does not divide it is a ValueError. Channels that follow each
-    other form a group.
+    A drop-in for :class:`torch.nn.GroupNorm`, the same in training and in evaluation.
+    ``num_channels`` is C; that ``num_groups`` does not divide it is a ValueError. Other
+    options and errors are those of :mod:`normbook.layers.base`. Channels that follow
+    each other form a group.
 
     Source: Wu and He (2018), equations 1, 2, 6 and 7; book, chapter *Choosing the
     axes*.
 
-    Examples
-    --------
     >>> layer = GroupNorm(2, 4, eps=1e-12)
     >>> layer(torch.tensor([[1.0, 3.0, 10.0, 50.0]])).tolist()
     [[-1.0, 1.0, -1.0, 1.0]]
@@ -67,13 +64,10 @@ class GroupNorm(NormLayer, nn.GroupNorm):
                 f"num_groups must be a divisor of num_channels = {num_channels}, got "
                 f"{num_groups}; groups have equally many channels."
             )
-        self.num_groups = num_groups
-        self.num_channels = num_channels
-        self.eps = eps
-        self.affine = affine
-        self._add_parameters(
-            num_channels, device, dtype, weight=affine, bias=affine and bias
-        )
+        self.num_groups, self.num_channels = num_groups, num_channels
+        self.eps, self.affine = eps, affine
+        is_learned = {"weight": affine, "bias": affine and bias}
+        self._add_parameters(num_channels, device, dtype, **is_learned)
         self.reset_parameters()
 
     def forward(self, input: Tensor) -> Tensor:
@@ -226,16 +220,14 @@ class _InstanceNorm(ChannelNorm, TorchInstanceNorm):
 class InstanceNorm1d(_InstanceNorm, nn.InstanceNorm1d):
     """Instance normalization of ``(N, C, L)``, or of one example ``(C, L)``.
 
-    :func:`normbook.group_norm.instance_norm_forward` as a layer. A drop-in for
-    :class:`torch.nn.InstanceNorm1d`, with the options and errors of
+    A drop-in for :class:`torch.nn.InstanceNorm1d`, with the options and errors of
     :mod:`normbook.layers.base`; as in torch, gain, bias and running statistics have to
     be asked for.
 
     Running statistics are averages over the examples, used in evaluation; without them
-    training and evaluation are one function. Other than in batch norm they stay as they
-    are with ``momentum=None``, and torch counts no batches: ``num_batches_tracked`` is
-    always 0. Another number of channels is a ValueError for an affine layer, and a
-    UserWarning for one that holds nothing that depends on it.
+    training and evaluation are one function. With ``momentum=None`` they stay as they
+    are, and ``num_batches_tracked`` is always 0. Another number of channels is a
+    ValueError for an affine layer, and a UserWarning where nothing depends on it.
 
     Source: Ulyanov, Vedaldi and Lempitsky (2016), equation 3; book, chapter *Choosing
     the axes*.

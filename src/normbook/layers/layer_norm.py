@@ -1,7 +1,4 @@
-"""Layer normalization layers: drop-ins for ``torch.nn.LayerNorm`` and ``RMSNorm``.
-
-There are no running statistics, so training and evaluation are one function.
-"""
+"""Layer normalization layers: drop-ins for ``torch.nn.LayerNorm`` and ``RMSNorm``."""
 
 from __future__ import annotations
 
@@ -62,17 +59,14 @@ class _LastAxes(NormLayer):
 class LayerNorm(_LastAxes, nn.LayerNorm):
     """Layer normalization over the last axes.
 
-    :func:`normbook.layer_norm.layer_norm_forward` as a layer. A drop-in for
-    :class:`torch.nn.LayerNorm`, with the options and errors of
-    :mod:`normbook.layers.base`. ``normalized_shape`` has the lengths of the last axes:
-    D for input of shape ``(..., D)``, ``(C, H, W)`` for images as a whole. Gain and
-    bias have this shape, too; ``elementwise_affine`` is ``affine`` of other layers.
+    A drop-in for :class:`torch.nn.LayerNorm`, with the options and errors of
+    :mod:`normbook.layers.base`. ``normalized_shape``, also that of gain and bias, has
+    the lengths of the last axes: D for input of shape ``(..., D)``, ``(C, H, W)`` for
+    images as a whole; ``elementwise_affine`` is ``affine`` of other layers.
 
     Source: Ba et al. (2016), section 3; book, chapters *Layer normalization* and *The
     gradient of layer normalization*.
 
-    Examples
-    --------
     >>> layer = LayerNorm(2, eps=1e-12)
     >>> layer(torch.tensor([[1.0, 3.0], [10.0, 50.0]])).tolist()
     [[-1.0, 1.0], [-1.0, 1.0]]
@@ -109,16 +103,14 @@ class LayerNorm(_LastAxes, nn.LayerNorm):
 class RMSNorm(_LastAxes, nn.RMSNorm):
     """Division by the root mean square over the last axes.
 
-    :func:`normbook.layer_norm.rms_norm_forward` as a layer. A drop-in for
-    :class:`torch.nn.RMSNorm`, with the options of :class:`LayerNorm`, but there is no
-    bias. ``eps=None`` stands for the smallest step from 1: 1.2e-7, and 2.2e-16 for
-    float64 input. The dtype of the layer may be any, and too few axes are a ValueError.
+    A drop-in for :class:`torch.nn.RMSNorm`, with the options of :class:`LayerNorm`, but
+    there is no bias. ``eps=None`` stands for the smallest step from 1: 1.2e-7, and
+    2.2e-16 for float64 input. The dtype of the layer may be any, and too few axes are a
+    ValueError.
 
     Source: Zhang and Sennrich (2019), equation 4, there without eps; book, chapter *The
     gradient of layer normalization*.
 
-    Examples
-    --------
     >>> layer = RMSNorm(2, eps=0.0)
     >>> layer(torch.tensor([[1.0, 7.0]]))  # the mean of 1 and 49 is 25
     tensor([[0.2000, 1.4000]], grad_fn=<_NormalizeWithTangentsBackward>)

@@ -1,8 +1,4 @@
-r"""Normalization by an :math:`\ell_p` norm, to ask what batch norm needs.
-
-It centres every unit but fixes neither its variance nor, since the norm is taken before
-the centring, any other measure of its spread.
-"""
+r"""Normalization by an :math:`\ell_p` norm, to ask what batch norm needs."""
 
 from __future__ import annotations
 
@@ -11,7 +7,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-from normbook.layers.base import NormLayer
+from normbook.layers.base import NormLayer, check_size
 
 __all__ = ["LpNorm1d"]
 
@@ -24,19 +20,16 @@ class LpNorm1d(NormLayer):
         y = \gamma\, \frac{x - \mu}{s + \epsilon} + \beta, \qquad
         s = \Big( \frac1N \sum_n \lvert x_n \rvert^p \Big)^{1/p}
 
-    for each unit over the N examples of the batch, with :math:`s = \max_n |x_n|` for
-    :math:`p = \infty`, in evaluation, too: there are no running statistics. ``p`` is 1,
-    2, ... or ``math.inf``, and ``eps``, added to s, has the unit of x; other options
-    are those of :mod:`normbook.layers.base`. A size or p below 1 and a negative eps are
-    a ValueError. The derivative is left to autograd.
+    for each unit over the N examples of the batch, in evaluation, too; for
+    :math:`p = \infty`, ``math.inf``, :math:`s = \max_n |x_n|`. The spread of a unit
+    stays free, since s is taken before the centring. ``eps`` has the unit of x; other
+    options are those of :mod:`normbook.layers.base`. A size or p below 1 and a negative
+    eps are a ValueError. The derivative is left to autograd.
 
     Source: Santurkar et al. (2018), section 3.3 and Appendix A.
 
-    Examples
-    --------
-    >>> x = torch.tensor([[1.0], [3.0]], dtype=torch.float64)
-    >>> LpNorm1d(1, p=1, eps=0.0, dtype=torch.float64)(x).detach().flatten().tolist()
-    [-0.5, 0.5]
+    >>> LpNorm1d(1, p=1, eps=0.0)(torch.tensor([[1.0], [3.0]])).tolist()
+    [[-0.5], [0.5]]
     """
 
     _sizes = ("num_features",)
@@ -54,10 +47,7 @@ class LpNorm1d(NormLayer):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        if num_features < 1:
-            raise ValueError(
-                f"num_features must be at least 1, got {num_features}; pass D."
-            )
+        check_size("num_features", num_features, "pass D")
         if not p >= 1:
             raise ValueError(f"p must be at least 1, got {p}; pass 1, 2 or math.inf.")
         if not 0 <= eps < math.inf:

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from numbers import Real
 from typing import Any, get_args
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.autograd import forward_ad
@@ -31,7 +32,7 @@ from normbook.layer_norm_lstm import (
     with_one_bias,
 )
 from normbook.layers.base import NormLayer, as_float32, check_size, other_device
-from normbook.layers.function import Slopes, as_needed
+from normbook.layers.function import Slopes, as_needed, bind_by_position
 from normbook.layers.native import NativeSequence, can_run
 from normbook.lstm import (
     LSTMCache,
@@ -51,6 +52,8 @@ FIELDS = LayerNormLSTMParameters._fields
 PLAIN = LSTMParameters._fields  # of which torch.nn.LSTM knows something
 # What nn.LSTM calls our fields; the values of one line are added.
 THEIRS = {"w_x": ("weight_ih",), "w_h": ("weight_hh",), "b": ("bias_ih", "bias_hh")}
+# Up to so many states NumPy is faster than torch: its calls cost less.
+SMALL = 1024
 # What nn.LSTM shows of itself only if it is something else.
 DEFAULTS = dict[str, Any](
     num_layers=1, bias=True, batch_first=False, dropout=0.0, bidirectional=False
@@ -68,7 +71,7 @@ class _Cell:
     is_native: bool  # by the compiled loop, where it can run
 
     def forward(
-        self, x: Tensor, h_0: Tensor, c_0: Tensor, parameters: Parameters
+        self, x: Any, h_0: Any, c_0: Any, *parameters: Any
     ) -> tuple[LSTMOutput, Any]:
         weights = self._named(parameters)
         options: dict[str, Any] = {"batch_sizes": self.batch_sizes}
@@ -77,7 +80,7 @@ class _Cell:
         options |= {"norm": self.norm, "carried": self.carried}
         return layer_norm_lstm_forward(x, weights, h_0, c_0, self.eps, **options)
 
-    def cache(self, arrays: Sequence[Tensor], parameters: Parameters) -> Any:
+    def cache(self, arrays: Sequence[Any], parameters: Sequence[Any]) -> Any:
         """Put together what was saved."""
         x, weights = arrays[0], self._named(parameters)
         sizes = self.batch_sizes or (x.shape[1],) * x.shape[0]
@@ -86,16 +89,16 @@ class _Cell:
         options = weights, self.norm, self.carried, sizes
         return LayerNormLSTMCache._make((*arrays, *options))
 
-    def backward(self, dl_dh: Tensor, cache: Any, *last: Tensor | None) -> Any:
+    def backward(self, dl_dh: Any, cache: Any, *last: Any) -> Any:
         backward = lstm_backward if self.norm is None else layer_norm_lstm_backward
         return backward(dl_dh, cache, *last)
 
-    def full(self, parameters: Parameters) -> Any:
+    def full(self, parameters: Sequence[Any]) -> Any:
         """Weights, gains and biases, with 1 and 0 where one was left out."""
         weights = self._named(parameters)
         return complete(weights) if self.norm is None else with_one_bias(weights)
 
-    def _named(self, parameters: Parameters) -> Any:
+    def _named(self, parameters: Sequence[Any]) -> Any:
         kind = LSTMParameters if self.norm is None else LayerNormLSTMParameters
         return kind(*parameters[: len(kind._fields)])
 
@@ -109,11 +112,12 @@ class _Sequence(torch.autograd.Function):
     def forward(
         cell: _Cell, x: Tensor, h_0: Tensor, c_0: Tensor, *parameters: Tensor | None
     ) -> Slopes:
-        with _no_autocast(x):
-            output, cache = cell.forward(x, h_0, c_0, parameters)
+        with _no_autocast(x), np.errstate(all="ignore"):
+            output, cache = cell.forward(*_lean(h_0, x, h_0, c_0, *parameters))
         # What backward needs is returned, too, without derivatives.
         first, end = map(cache._fields.index, ("c", "parameters"))
-        return *output, *cache[first:end]
+        h, *others = _as_tensors(*output, *cache[first:end])
+        return h[...], *others  # torch refuses to change a view of it in place
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
@@ -126,65 +130,64 @@ class _Sequence(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *arriving: Tensor | None) -> Slopes:
-        dl_dh, dl_dh_last, dl_dc_last, *_ = arriving
         # Unpacked once: torch.utils.checkpoint allows no more.
         saved = ctx.saved_tensors
-        arrays, parameters = saved[: -len(FIELDS)], saved[-len(FIELDS) :]
-        x, h_0, c_0, h = arrays[:4]
-        with _no_autocast(x):
+        x, h_0, c_0, h, *_ = saved
+        dl_dh, *last = arriving[:3]
+        values = torch.zeros_like(h) if dl_dh is None else dl_dh, *last, *saved
+        with _no_autocast(x), np.errstate(all="ignore"):
             if torch.is_grad_enabled():
                 # These gradients will be differentiated in turn. What was saved is
                 # constant for torch: only the run again follows x, h_0 and weights.
-                _, cache = ctx.cell.forward(x, h_0, c_0, parameters)
+                _, cache = ctx.cell.forward(x, h_0, c_0, *saved[-len(FIELDS) :])
             else:
-                cache = ctx.cell.cache(arrays, parameters)
+                values = _lean(h_0, *values)
+                cache = ctx.cell.cache(values[3 : -len(FIELDS)], values[-len(FIELDS) :])
             if not ctx.needs_input_grad[1]:
                 # The gradient of x takes a product with w_x, here one of no columns.
                 weights = cache.parameters
                 weights = weights._replace(w_x=weights.w_x[:, :0])
                 cache = cache._replace(parameters=weights)
-            dl_dh = torch.zeros_like(h) if dl_dh is None else dl_dh
-            gradients = ctx.cell.backward(dl_dh, cache, dl_dh_last, dl_dc_last)
-        dl_dx, by_weights, *by_states = gradients
-        return as_needed(ctx, None, dl_dx, *by_states, *by_weights)
+            dl_dh, *last = values[:3]
+            dl_dx, by_weights, *by_states = ctx.cell.backward(dl_dh, cache, *last)
+        return as_needed(ctx, None, *_as_tensors(dl_dx, *by_states, *by_weights))
+
+
+bind_by_position(_Sequence)
 
 
 class LayerNormLSTM(NormLayer):
     r"""The layer-normalized LSTM, in several layers and both directions.
 
-    The formulas are in :mod:`normbook.layer_norm_lstm`. ``norm`` and ``carried`` are
-    those of :func:`~normbook.layer_norm_lstm.layer_norm_lstm_forward`; ``norm=None`` is
-    the plain LSTM. Other arguments, call, outputs and shapes are those of
+    Formulas, ``norm``, ``carried`` and ``eps`` are those of
+    :func:`~normbook.layer_norm_lstm.layer_norm_lstm_forward`; ``norm=None`` is the
+    plain LSTM. Other arguments, call, outputs and shapes are those of
     :class:`torch.nn.LSTM`, packed sequences in any order of lengths, too; but
-    ``proj_size`` must be 0. eps is added to each variance, inside the root, and must
-    not be 0 where the states begin with 0. ``has_redundant_biases`` says whether to
-    learn ``beta_h`` and ``beta_x``, which are added where b is.
+    ``proj_size`` must be 0. eps must not be 0 where the states begin with 0.
+    ``has_redundant_biases`` says whether to learn ``beta_h`` and ``beta_x``, which are
+    added where b is.
 
     Parameters are those of :class:`~normbook.layer_norm_lstm.LayerNormLSTMParameters`
     with an ending: ``w_x_l0`` of the first layer, ``w_x_l1`` of the next, and
-    ``w_x_l0_reverse`` of the other direction. Those that an option leaves out are None;
-    the layers above see H features, or 2H. At the start weights and b are uniform in
-    :math:`\pm1/\sqrt H`, gains 1 and biases of layer norms 0.
+    ``w_x_l0_reverse`` of the other direction. Those that an option leaves out are None.
+    At the start weights and b are uniform in :math:`\pm1/\sqrt H`, gains 1 and biases
+    of layer norms 0.
 
     ``load_state_dict`` also takes the state of a :class:`torch.nn.LSTM`: it sorts the
-    rows and adds the two biases. Gains and biases of layer norms, which that layer has
-    not, stay as they are. :meth:`as_lstm` is the way back from ``norm=None``.
+    rows and adds the two biases; gains and biases of layer norms stay as they are.
+    :meth:`as_lstm` is the way back from ``norm=None``.
 
-    A size below 1, dropout outside of 0..1, an unknown option and a negative eps are a
-    ValueError; dropout with one layer is a UserWarning, since it does nothing. On a
-    call, a wrong number of axes and another dtype than that of the weights are a
-    ValueError; features, states and a device that do not fit, and no step, are a
-    RuntimeError.
+    A setting out of its range is a ValueError; dropout with one layer is a UserWarning,
+    since it does nothing. On a call, a wrong number of axes and another dtype than that
+    of the weights are a ValueError; features, states and a device that do not fit, and
+    no step, are a RuntimeError.
 
     Under ``torch.autocast`` it runs in float32. Derivatives may be taken as often as
-    one likes, by ``torch.autograd``, forward-mode included, and by ``torch.func``.
-    Refused are ``jacfwd`` of a ``jacrev``, so its ``hessian`` too, for which ``jacrev``
-    of ``jacrev`` does the same, and ``is_grads_batched``. ``torch.compile`` leaves the
-    layer out of its graph, as it leaves torch's. In-place changes of h are refused, as
-    the backward pass needs it.
+    one likes, by ``torch.autograd``, forward-mode included, and by ``torch.func``, but
+    for ``is_grads_batched`` and ``jacfwd`` of a ``jacrev``, so its ``hessian`` too:
+    take ``jacrev`` of ``jacrev``. ``torch.compile`` leaves the layer out of its graph,
+    as it leaves torch's. In-place changes of h are refused: backward needs it.
 
-    Examples
-    --------
     >>> layer = LayerNormLSTM(3, 5, num_layers=2, bidirectional=True)
     >>> h, (h_last, c_last) = layer(torch.zeros(7, 2, 3))
     >>> h.shape, c_last.shape
@@ -192,6 +195,8 @@ class LayerNormLSTM(NormLayer):
     >>> plain = LayerNormLSTM(3, 5, norm=None)
     >>> plain.load_state_dict(torch.nn.LSTM(3, 5).state_dict())
     <All keys matched successfully>
+    >>> plain.as_lstm()
+    LSTM(3, 5)
     """
 
     w_x_l0: Tensor
@@ -216,14 +221,10 @@ class LayerNormLSTM(NormLayer):
         native: bool = True,
     ) -> None:
         super().__init__()
-        self.input_size = input_size
-        self.hidden_size = hidden_size
-        self.num_layers = num_layers
-        self.bias = bias
-        self.batch_first = batch_first
-        self.bidirectional = bidirectional
-        self.norm = norm
-        self.carried = carried
+        self.input_size, self.hidden_size = input_size, hidden_size
+        self.num_layers, self.bias = num_layers, bias
+        self.batch_first, self.bidirectional = batch_first, bidirectional
+        self.norm, self.carried = norm, carried
         self.has_redundant_biases = has_redundant_biases
         self.native = native
         self._check_settings(dropout, proj_size)
@@ -349,9 +350,6 @@ class LayerNormLSTM(NormLayer):
 
         ``b`` becomes its ``bias_ih``; its ``bias_hh`` is 0. Layer norm, which torch's
         layer has not, is a ValueError.
-
-        >>> LayerNormLSTM(3, 5, norm=None).as_lstm()
-        LSTM(3, 5)
         """
         if self.norm is not None:
             raise ValueError(
@@ -418,11 +416,12 @@ class LayerNormLSTM(NormLayer):
         return (rows, *columns) if is_there else None
 
     def _check_settings(self, dropout: Any, proj_size: Any) -> None:
-        check_size(
-            "input_size", self.input_size, "it is the number of features at each step"
-        )
-        check_size("hidden_size", self.hidden_size, "it is the number of units")
-        check_size("num_layers", self.num_layers, "it is the number of layers")
+        for name, counted in (
+            ("input_size", "features at each step"),
+            ("hidden_size", "units"),
+            ("num_layers", "layers"),
+        ):
+            check_size(name, getattr(self, name), f"it is the number of {counted}")
         for name in (
             "bias",
             "batch_first",
@@ -488,10 +487,11 @@ class LayerNormLSTM(NormLayer):
         return [state[:, None] for state in states] if examples is None else states
 
 
-def check_switch(name: str, value: Any) -> None:
+def check_switch(name: str, value: Any) -> bool:
     """Refuse what is neither True nor False."""
     if not isinstance(value, bool):
         raise TypeError(f"{name} must be True or False, got {value!r}.")
+    return value
 
 
 def first_states(
@@ -539,13 +539,29 @@ def _layer(
     if any(forward_ad.unpack_dual(v).tangent is not None for v in tensors):  # type: ignore[no-untyped-call]
         # Forward-mode derivatives: torch follows the forward pass by itself.
         with _no_autocast(x):
-            return tuple(cell.forward(x, h_0, c_0, parameters)[0])
+            return tuple(cell.forward(x, h_0, c_0, *parameters)[0])
     if cell.is_native and can_run(cell, tensors):
         is_kept = torch.is_grad_enabled() and any(v.requires_grad for v in tensors)
         inputs = cell, is_kept, x, h_0, c_0, *parameters
         return NativeSequence.apply(*inputs)  # type: ignore[no-any-return, no-untyped-call]
     h, h_last, c_last, *_ = _Sequence.apply(cell, x, h_0, c_0, *parameters)  # type: ignore[no-untyped-call]
     return h, h_last, c_last
+
+
+def _lean(like: Tensor, *values: Tensor | None) -> tuple[Any, ...]:
+    """Return the values as arrays of NumPy where that is faster, else as they are."""
+    is_small = like.dtype == torch.float64 and like.numel() <= SMALL
+    if is_small and like.device.type == "cpu":
+        # Tensors of torch.func and of tracers have no memory of their own.
+        with contextlib.suppress(RuntimeError):
+            return tuple(None if v is None else v.detach().numpy() for v in values)
+    return values
+
+
+def _as_tensors(*values: Any) -> tuple[Any, ...]:
+    return tuple(
+        torch.from_numpy(v) if isinstance(v, np.ndarray) else v for v in values
+    )
 
 
 def _reversed(x: Tensor, order: Tensor | None) -> Tensor:

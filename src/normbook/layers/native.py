@@ -133,7 +133,7 @@ class NativeSequence(torch.autograd.Function):
         dl_dh = torch.zeros_like(h) if dl_dh is None else dl_dh
         if torch.is_grad_enabled() or torch._C._are_functorch_transforms_active():
             # Gradients that are differentiated in turn: those of the formulas.
-            _, cache = cell.forward(x, h_0, c_0, parameters)
+            _, cache = cell.forward(x, h_0, c_0, *parameters)
             gradients = cell.backward(dl_dh, cache, dl_dh_last, dl_dc_last)
             dl_dx, by_weights, *by_states = gradients
             return as_needed(ctx, None, None, dl_dx, *by_states, *by_weights)

@@ -15,37 +15,30 @@ __all__ = ["recalibrate"]
 
 
 def recalibrate(
-    model: nn.Module,
-    batches: Iterable[Any],
-    *,
-    device: torch.types.Device = None,
+    model: nn.Module, batches: Iterable[Any], *, device: torch.types.Device = None
 ) -> None:
     r"""Compute the running statistics of a model anew, with its weights as they are.
 
-    While a model is trained its weights move, and an average over batches mixes
-    statistics of many models. This runs the finished one over ``batches``: the running
-    statistics become the averages over them of mean and unbiased variance. Each counts
-    by its number of values in a channel, so a short last batch weighs less.
-    (``torch.optim.swa_utils.update_bn`` gives it full weight.) Batch norm layers
+    The running statistics become averages over the batches of mean and unbiased
+    variance, each counted by its number of values in a channel, so a short last batch
+    weighs less (in ``torch.optim.swa_utils.update_bn`` it does not). Batch norm layers
     normalize by the batch, all others are in evaluation mode, and no gradient is
     recorded. Afterwards every mode and momentum is as before, and after an error, the
     model's own included, so are the statistics.
 
     ``batches`` holds inputs of the model, or tuples or lists that begin with one, such
     as ``(x, target)``; ``device`` is where to send each input first. Use large batches,
-    shuffled: the inputs of the deeper layers are then nearly those of evaluation, and
-    little lies between the batches. A layer that the model does not call, or that does
-    not update itself (a frozen one, say), keeps its statistics.
+    shuffled: the inputs of the deeper layers are then nearly those of evaluation. A
+    layer that the model does not call, or that does not update itself (a frozen one,
+    say), keeps its statistics.
 
-    A layer with statistics for each time step is a TypeError. A ValueError is raised if
-    the model has no batch norm with running statistics, no layer took statistics from a
-    batch, or the statistics found are not finite.
+    A layer with statistics for each time step is a TypeError. A model without running
+    statistics, batches from which no layer took any, and some that are not finite are a
+    ValueError.
 
     Source: Ioffe and Szegedy (2015), Algorithm 2, steps 7-10; book, chapter *Moving
     averages*.
 
-    Examples
-    --------
     >>> layer = nn.BatchNorm1d(1)
     >>> recalibrate(layer, [torch.tensor([[1.0], [3.0]]), torch.tensor([[4.0], [8.0]])])
     >>> layer.running_mean, layer.running_var  # means 2 and 6, variances 2 and 8

@@ -1,8 +1,4 @@
-"""Batch norm of sequences: padding does not count, and each time step has its own.
-
-To batch norm, padding is data like any other: it moves mean and variance. And in a
-recurrent network one mean and variance for all steps would not fit the first ones.
-"""
+"""Batch norm of sequences: padding does not count, and each time step has its own."""
 
 from __future__ import annotations
 
@@ -16,6 +12,7 @@ from torch import Tensor
 from normbook.arguments import whole_number
 from normbook.layers.base import Updates, other_device, write
 from normbook.layers.batch_norm import BatchNorm1d
+from normbook.running_statistics import unbiased
 
 __all__ = ["MaskedBatchNorm1d", "PerStepBatchNorm1d"]
 
@@ -34,14 +31,11 @@ class MaskedBatchNorm1d(BatchNorm1d):
 
     Source: book, chapter *Variable length*.
 
-    Examples
-    --------
-    >>> x = torch.tensor([[[1.0, 3.0, 9.0]], [[5.0, 9.0, 9.0]]])  # the 9s are padding
-    >>> mask = torch.tensor([[True, True, False], [True, False, False]])
     >>> layer = MaskedBatchNorm1d(1, momentum=1.0)
+    >>> x, mask = torch.tensor([[[1.0, 9, 3]]]), torch.tensor([[True, False, True]])
     >>> y = layer(x, mask)
-    >>> layer.running_mean, layer.running_var  # of 1, 3 and 5
-    (tensor([3.]), tensor([4.]))
+    >>> layer.running_mean, layer.running_var  # of 1 and 3
+    (tensor([2.]), tensor([2.]))
     """
 
     def forward(self, input: Tensor, mask: Tensor) -> Tensor:  # type: ignore[override]
@@ -92,27 +86,20 @@ class PerStepBatchNorm1d(MaskedBatchNorm1d):
     The first ``max_steps`` steps, as many as the longest training sequence has, have
     running statistics of their own, in rows of shape (max_steps, num_features), and an
     entry of ``num_batches_tracked``. Training at a later step is a ValueError, as are
-    ``max_steps`` below 1 and a negative ``step``; what is no whole number is a
-    TypeError. In evaluation a step that was never trained takes those of the last
-    trained before it.
+    ``max_steps`` below 1 and a negative ``step``. In evaluation a step that was never
+    trained takes those of the last trained before it.
 
-    With sequences of several lengths, in the end one of them is alive alone. A single
-    value has no variance: batch norm would forget it and answer :math:`\beta`. Such a
-    step is normalized in training as in evaluation, by running statistics, which it
-    does not change; if neither it nor a step before it was ever trained, it is a
-    ValueError.
+    Where one example is alive alone, its value has no variance: batch norm would forget
+    it and answer :math:`\beta`. By a choice of this book such a step is normalized in
+    training as in evaluation, by running statistics, which it does not change; if
+    neither it nor a step before it was ever trained, it is a ValueError.
 
-    Source: Cooijmans et al. (2016), section 3; book, chapter *Variable length*. What
-    to do with one live example is a choice of this book.
+    Source: Cooijmans et al. (2016), section 3; book, chapter *Variable length*.
 
-    Examples
-    --------
     >>> layer = PerStepBatchNorm1d(1, max_steps=2, momentum=1.0)
     >>> for step, x in enumerate([[[1.0], [3.0]], [[10.0], [30.0]]]):
     ...     y = layer(torch.tensor(x), step)
-    >>> layer.running_mean.tolist()
-    [[2.0], [20.0]]
-    >>> layer.eval()(torch.tensor([[20.0]]), step=7).tolist()  # by those of step 1
+    >>> layer.eval()(torch.tensor([[20.0]]), step=7).tolist()  # by the mean of step 1
     [[0.0]]
     """
 
@@ -158,7 +145,7 @@ class PerStepBatchNorm1d(MaskedBatchNorm1d):
         alive = len(input) if mask is None else int(mask.sum())
         if self.running_mean is not None and (alive < 2 or not self.training):
             layer = self._by_last_trained(step, alive)
-        if mask is None:
+        if mask is None or alive == len(input):
             return BatchNorm1d.forward(layer, input)
         return MaskedBatchNorm1d.forward(layer, input, mask)
 
@@ -166,17 +153,22 @@ class PerStepBatchNorm1d(MaskedBatchNorm1d):
     def take_in(self, mean: Tensor, var: Tensor, counts: Sequence[int]) -> None:
         """Update the running statistics of the first T steps, all at once.
 
-        ``mean`` and biased ``var``, shape (T, num_features), are those of the examples
-        alive at each step, of which there are ``counts``, at least 2.
+        ``mean`` and biased ``var``, shape (T, num_features), are those of the
+        ``counts`` examples alive at each step, at least 2.
         """
+        pairs = zip(var, counts, strict=True)
+        var = torch.stack([unbiased(of_step, count) for of_step, count in pairs])
+        rows = [slice(len(counts))]
+        if self.momentum is None:  # each step says how many batches it holds
+            rows = [slice(step, step + 1) for step in range(len(counts))]
         updates: Updates = []
-        for step, moments in enumerate(zip(mean, var, counts, strict=True)):
-            updates += self._at(step)._updates(*moments)
+        for row in rows:
+            updates += self._at(row)._updates(mean[row], var[row], None)
         steps = self.get_buffer("num_batches_tracked")
         write(updates, steps[: len(counts)])
 
-    def _at(self, step: int) -> PerStepBatchNorm1d:
-        """Return one step as a layer of its own, on the same memory."""
+    def _at(self, step: int | slice) -> PerStepBatchNorm1d:
+        """Return one step, or more, as a layer of its own, on the same memory."""
         layer = copy.copy(self)
         rows = self._buffers.items()
         layer._buffers = {k: None if v is None else v[step] for k, v in rows}

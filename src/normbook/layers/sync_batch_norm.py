@@ -1,15 +1,9 @@
 r"""Batch norm over a batch that is split among processes.
 
-Each process holds a *shard* of the batch. To normalize all shards alike, processes
-exchange sums, once in each direction:
-
-- *Forward*, one all-gather: every process sends the mean, the variance and the number
-  of values of its shard, in float64, and all merge what arrives by Chan's rule
-  (:func:`normbook.running_statistics.merge`).
-- *Backward*, one all-reduce of two vectors: the sums of :math:`\partial\ell/\partial y`
-  and of :math:`\hat x\,\partial\ell/\partial y`.
-
-Why no sums in the forward pass, too: book, chapter *Split batches*.
+Each process holds a *shard* of the batch. Forward takes one all-gather: every process
+sends mean, variance and number of values of its shard, in float64, and all merge what
+arrives (:func:`normbook.running_statistics.merge`). Backward takes one all-reduce, of
+the sums of :math:`\partial\ell/\partial y` and :math:`\hat x\,\partial\ell/\partial y`.
 """
 
 from __future__ import annotations
@@ -30,8 +24,7 @@ from normbook.running_statistics import PopulationStatistics, merge
 
 __all__ = ["SyncBatchNorm"]
 
-# Numbers that all processes need to the last digit, few as they are.
-EXACT = torch.float64
+EXACT = torch.float64  # of what all processes need to the last digit
 
 
 class _Synchronized(torch.autograd.Function):
@@ -105,16 +98,16 @@ class SyncBatchNorm(_BatchNorm):
     """Batch normalization of a batch whose shards lie in several processes.
 
     A drop-in for :class:`torch.nn.SyncBatchNorm` that runs on CPUs (backend gloo) as
-    well as on GPUs (NCCL). Outputs, gradients, running statistics and ``state_dict``
-    are those of a :class:`~normbook.layers.batch_norm.BatchNorm1d` in one process that
-    holds the whole batch; so are options and errors, but that a single value in all
-    shards together is refused, then in every process. The processes are those of
-    ``process_group``, from ``torch.distributed.new_group``, by default all.
+    well as on GPUs (NCCL). Outputs, gradients, running statistics, ``state_dict``,
+    options and errors are those of a :class:`~normbook.layers.batch_norm.BatchNorm1d`
+    in one process that holds the whole batch; a single value in all shards together is
+    refused in every process. The processes are those of ``process_group``, from
+    ``torch.distributed.new_group``, by default all.
 
     Shards may differ in size, and some may be empty. In evaluation, or with a single
     process, nothing is sent. Every process of the group must call the layer, forward
-    and backward, in the same mode. Where one does not (it raised, say), the others end
-    with a ``RuntimeError`` after the timeout of the process group.
+    and backward, in the same mode; else the others end with a ``RuntimeError`` after
+    the timeout of the process group.
 
     The gradients of ``weight`` and ``bias`` are those of the own shard, as in torch:
     ``DistributedDataParallel`` averages them over the processes afterwards. Second
@@ -143,18 +136,14 @@ class SyncBatchNorm(_BatchNorm):
 
     @classmethod
     def convert_sync_batchnorm(
-        cls,
-        module: nn.Module,
-        process_group: distributed.ProcessGroup | None = None,
+        cls, module: nn.Module, process_group: distributed.ProcessGroup | None = None
     ) -> nn.Module:
         """Replace the batch norm layers of a model, in place, by layers of this class.
 
         Returned is ``module``, or the new layer if it was one itself. Parameters,
-        buffers and modes are those of the old layers, the very same objects.
-
-        Converted are the layers of :mod:`normbook.layers.batch_norm` and all that
-        torch converts. Layers that normalize by something else than the batch they
-        see (ghost batch norm, say) stay: to replace them would change the model.
+        buffers and modes are those of the old layers, the very same objects. Layers
+        that normalize by something else than the batch they see (ghost batch norm, say)
+        stay: to replace them would change the model.
 
         >>> model = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2))
         >>> type(SyncBatchNorm.convert_sync_batchnorm(model)[1]).__name__

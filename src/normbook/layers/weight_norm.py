@@ -1,8 +1,4 @@
-"""Weight normalization and weight standardization as parametrizations of torch.
-
-Register one on a layer, and its weight is computed from what is trained. The formulas
-are those of :mod:`normbook.weight_norm`, with their backward pass in closed form.
-"""
+"""Weight normalization and weight standardization as parametrizations of torch."""
 
 from __future__ import annotations
 
@@ -19,16 +15,13 @@ __all__ = ["WeightNorm", "WeightStandardization"]
 class WeightNorm(nn.Module):
     """Train the length and the direction of the weights of each output.
 
-    The layer then has two parameters in the place of its weight:
-    ``parametrizations.weight.original0``, the lengths g, of shape (D_out, 1, ...), and
-    ``original1``, the directions v. It begins with the weight it has: v is this weight,
-    g the length of its rows. A ``state_dict`` of
+    In the place of its weight a layer then has ``parametrizations.weight.original0``,
+    the lengths g, of shape (D_out, 1, ...), and ``original1``, the directions v, which
+    begin with the weight it has. A ``state_dict`` of
     ``torch.nn.utils.parametrizations.weight_norm`` with its usual ``dim=0`` fits.
 
     Source: Salimans and Kingma (2016), equation 2.
 
-    Examples
-    --------
     >>> layer = nn.Linear(2, 1, bias=False)
     >>> layer.weight.data = torch.tensor([[3.0, 4.0]])
     >>> _ = nn.utils.parametrize.register_parametrization(layer, "weight", WeightNorm())
@@ -51,15 +44,12 @@ class WeightNorm(nn.Module):
 class WeightStandardization(nn.Module):
     """Standardize the weights of each output before they are used.
 
-    The layer begins with its weight standardized; eps is added to the variance of the
-    weights, inside the root. A normalization should follow it, for its outputs are
-    large: n weights of variance 1 add up.
+    A normalization should follow the layer, for its outputs are large: n weights of
+    variance 1 add up.
 
     Source: Qiao et al. (2019); on eps see
     :func:`normbook.weight_norm.weight_standardization_forward`.
 
-    Examples
-    --------
     >>> WeightStandardization()(torch.tensor([[1.0, 3.0]]))
     tensor([[-1.,  1.]])
     """
