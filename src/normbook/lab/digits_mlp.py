@@ -52,10 +52,10 @@ class Split(NamedTuple):
 
 
 class History(NamedTuple):
-    """One run: each array has one value for each evaluation, shape (T,)."""
+    """One run: arrays (T,) with a value for each evaluation, losses in nats."""
 
     steps: NDArray[np.int64]  # updates done
-    train_loss: NDArray[np.float64]  # cross-entropy (nats) of the batch before it
+    train_loss: NDArray[np.float64]  # cross-entropy of the batch before it
     test_loss: NDArray[np.float64]  # of the whole test set, in evaluation mode
     test_accuracy: NDArray[np.float64]  # 0 to 1
 
