@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-__all__ = ["Stories", "Story"]
-
 
 class Story(NamedTuple):
     """Facts, a question about them, and its answer, word by word.

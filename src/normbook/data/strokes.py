@@ -30,8 +30,6 @@ from numpy.typing import NDArray
 from normbook.data import check_size, files
 from normbook.data.catalogue import OMNIGLOT_STROKES
 
-__all__ = ["Drawing", "Lines", "lines", "load", "read", "resample"]
-
 
 class Drawing(NamedTuple):
     """One character as one person drew it.
