@@ -140,11 +140,5 @@ def record(request: pytest.FixtureRequest) -> Any:
     return small.record("batch_4" if name == "batch_size" else name)
 
 
-@pytest.fixture
-def live(record: Any) -> Any:
-    """Return it under the name of its scale."""
-    return record
-
-
 nbval.kernel.KernelManager = UnixSocketKernel
 nbval.plugin.RunningKernel = WatchedKernel

@@ -336,12 +336,18 @@ def second_order(*way: Any) -> dict[str, Tensor]:
     return dict(zip(leaves, torch.autograd.grad(size, everything), strict=True))
 
 
+@pytest.mark.parametrize("small", [0, module.SMALL], ids=["torch", "NumPy"])
 @pytest.mark.parametrize("order", [first_order, second_order])
 @each_packing
 @each_cell
 def test_derivatives_are_those_of_the_forward_pass(
-    options: dict[str, Any], is_packed: bool, order: Callable[..., dict[str, Tensor]]
+    options: dict[str, Any],
+    is_packed: bool,
+    order: Callable[..., dict[str, Tensor]],
+    small: int,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(module, "SMALL", small)
     layer = make(eps=0.1, **options)
     found, expected = (order(f, layer, is_packed) for f in (by_layer, by_core))
     assert_same(found, expected)
