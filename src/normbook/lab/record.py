@@ -19,8 +19,6 @@ from numpy.typing import NDArray
 from normbook import atomic_file
 from normbook.errors import RecordError
 
-__all__ = ["Record", "RunRecord", "load", "save"]
-
 DIGITS = 7  # significant; more than a figure shows, enough to see a difference
 # A list of numbers, each on a line of its own.
 NUMBERS = re.compile(r"\[\n((?: *(?:null|[-\d]).*\n)+) *\]")
