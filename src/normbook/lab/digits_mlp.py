@@ -175,6 +175,12 @@ def train_side_by_side(
     Each has its own generator and learning rate. The results differ by rounding, and
     are stacked as by :func:`repeat`.
     """
+    numbers = len(models), len(generators), len(learning_rates)
+    if len({*numbers}) > 1 or not models:
+        raise ValueError(
+            "there must be as many models as generators and learning_rates, got "
+            f"{numbers[0]}, {numbers[1]} and {numbers[2]}; give each model its own."
+        )
     _check_plan(data, steps, batch_size, every, generators, learning_rates)
     rates = torch.as_tensor(learning_rates, dtype=torch.float64).to(data.x_train)
     state = stack_module_state([model.train() for model in models])
