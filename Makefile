@@ -30,8 +30,8 @@ book: setup ## build the site from nothing into _build/html and print where it i
 	$(BIN)/jupyter-book build . -W -n --keep-going -q
 	@$(BIN)/python -c 'import pathlib; print("The site:", pathlib.Path("_build/html/index.html").resolve().as_uri())'
 
-# Side by side, so that no core waits for another step. Types are known first, then the
-# pages, and the first that is red ends the others.
+# Side by side, so that no core waits for another step. Looked at are types, then pages,
+# then the other tests; one that is red ends those behind it.
 test: lint ## everything that CI checks
 	@trap 'kill $$(jobs -p) 2>/dev/null || true' EXIT; \
 	$(MAKE) --no-print-directory types & types=$$!; \

@@ -52,13 +52,26 @@ class WatchedKernel(nbval.kernel.RunningKernel):  # type: ignore[misc]
                     raise
 
 
-# The longest file by far: begun late, it would compute alone in the end.
-LONGEST = "tests/experiments/test_records.py"
+# The longest file is the first that a worker gets: begun late, it would compute alone
+# in the end. Next are those that wait for other processes, while others compute.
+EARLY = (
+    "tests/experiments/test_records.py",
+    "tests/lab/test_data_parallel.py",
+    "tests/test_make_steps.py",
+    "tests/lab/",
+    "tests/layers/test_sync_batch_norm.py",
+    "tests/data/test_files.py",
+)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Let the longest file be the first that a worker gets."""
-    items.sort(key=lambda item: not item.nodeid.startswith(LONGEST))
+    """Let some files be the first that workers get."""
+
+    def place(item: pytest.Item) -> int:
+        begins = [item.nodeid.startswith(name) for name in EARLY]
+        return begins.index(True) if any(begins) else len(EARLY)
+
+    items.sort(key=place)
 
 
 # Imported within functions: by ``torch.use_deterministic_algorithms``, and to read the
@@ -125,12 +138,6 @@ def record(request: pytest.FixtureRequest) -> Any:
     name = request.module.__name__.removeprefix("test_")
     small = importlib.import_module("small")  # beside the tests that ask for it
     return small.record("batch_4" if name == "batch_size" else name)
-
-
-@pytest.fixture
-def live(record: Any) -> Any:
-    """Return it under the name of its scale."""
-    return record
 
 
 nbval.kernel.KernelManager = UnixSocketKernel

@@ -324,7 +324,8 @@ STEPS = [
     "-m ruff format --check .",
     "-m mypy",
     "build .",
-    "-m pytest",
+    "-m pytest -q --nbval",
+    "-m pytest -q tests/test_pages.py",
 ]
 
 

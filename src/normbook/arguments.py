@@ -5,8 +5,6 @@ from __future__ import annotations
 import operator
 from typing import Any
 
-__all__ = ["check_index", "whole_number"]
-
 
 def whole_number(name: str, value: Any, cure: str) -> int:
     """Return an int; refuse what is none, and True."""

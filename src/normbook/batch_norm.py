@@ -49,10 +49,7 @@ def batch_axes(x: Array) -> tuple[int, ...]:
 
 
 def batch_norm_forward(
-    x: Array,
-    gamma: Array | None = None,
-    beta: Array | None = None,
-    eps: float = 1e-5,
+    x: Array, gamma: Array | None = None, beta: Array | None = None, eps: float = 1e-5
 ) -> tuple[Array, NormalizeCache]:
     """Normalize with the statistics of this batch, and keep them.
 

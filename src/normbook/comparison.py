@@ -8,8 +8,6 @@ import numpy as np
 
 from normbook.arrays import Array, check_same_shape
 
-__all__ = ["as_numpy", "detached", "relative_error"]
-
 
 def relative_error(a: Array, b: Array) -> float:
     r"""Return the largest difference, as a share of the largest value.

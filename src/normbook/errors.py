@@ -9,16 +9,6 @@ part, as between the checks of a layer, is no part of the tree.
 
 from __future__ import annotations
 
-__all__ = [
-    "DataError",
-    "GradientMismatchError",
-    "NormbookError",
-    "OtherProcessError",
-    "ProcessError",
-    "RecordError",
-    "RunError",
-]
-
 
 class NormbookError(Exception):
     """The root of them all; the message says the rule, what came, and the cure."""

@@ -111,10 +111,7 @@ def group_norm_backward(dl_dy: Array, cache: NormalizeCache) -> NormalizeGradien
 
 
 def instance_norm_forward(
-    x: Array,
-    gamma: Array | None = None,
-    beta: Array | None = None,
-    eps: float = 1e-5,
+    x: Array, gamma: Array | None = None, beta: Array | None = None, eps: float = 1e-5
 ) -> tuple[Array, NormalizeCache]:
     """Normalize each channel of each example over its places, and keep the statistics.
 

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-__all__ = ["LOOKS", "STYLES", "Kind", "looks"]
-
 Kind = Literal["batch", "layer", "other", "reference", "none"]
 
 STYLES: dict[Kind, dict[str, Any]] = {

@@ -18,9 +18,10 @@ shares is told in :func:`normalize_forward`.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from functools import wraps
-from typing import Any, NamedTuple, ParamSpec, TypeVar
+from typing import Any, NamedTuple, ParamSpec, TypeVar, get_args, get_type_hints
 
 from normbook.arrays import (
     Array,
@@ -236,6 +237,11 @@ def without_cache(
 
     plain.__name__ = plain.__qualname__ = name.removesuffix("_forward")
     plain.__doc__ = f"Return the first result of :func:`{name}`, without the cache."
+    # What help and editors show would else be the results of both.
+    y, _ = get_args(get_type_hints(function)["return"])
+    plain.__annotations__ = {**function.__annotations__, "return": y}
+    signature = inspect.signature(function).replace(return_annotation=y)
+    vars(plain)["__signature__"] = signature
     return plain
 
 

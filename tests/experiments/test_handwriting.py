@@ -279,37 +279,37 @@ def test_the_network_learns(variant: str) -> None:
     assert np.mean(losses[-5:]) < np.mean(losses[:5]) - 0.5
 
 
-def test_the_record_has_lines_written_before_and_after_training(live: Record) -> None:
-    for variant in live.variants:
+def test_the_record_has_lines_written_before_and_after_training(record: Record) -> None:
+    for variant in record.variants:
         for bias in (0, 1, 3):
-            found = handwriting.written(live, variant, bias)
+            found = handwriting.written(record, variant, bias)
             assert found.shape == (2, 2, 2, 7, 3)
             assert set(found[..., 2].flat) <= {0, 1}
             assert (found[:, 0] != found[:, 1]).any()
 
 
 def test_updates_to_a_loss_are_those_before_the_first_one_not_above_it(
-    live: Record,
+    record: Record,
 ) -> None:
-    variant = live.variants[0]
-    values = live.values(variant, "test", "line")
+    variant = record.variants[0]
+    values = record.values(variant, "test", "line")
     value = float(values[0, 1])
     expected = [
         next((s for s, v in zip((0, 2, 4), row, strict=True) if v <= value), np.nan)
         for row in values
     ]
-    np.testing.assert_array_equal(updates_to(live, variant, value), expected)
-    assert np.isnan(updates_to(live, variant, -1e9)).all()
+    np.testing.assert_array_equal(updates_to(record, variant, value), expected)
+    assert np.isnan(updates_to(record, variant, -1e9)).all()
 
 
 # --- the figures
 
 
-def test_the_curves_drawn_are_those_of_the_record(live: Record) -> None:
-    ours, theirs = handwriting.figures(live)["test"].axes  # one rate
+def test_the_curves_drawn_are_those_of_the_record(record: Record) -> None:
+    ours, theirs = handwriting.figures(record)["test"].axes  # one rate
     for variant, (kind, _) in handwriting.LOOKS.items():
-        steps = live.steps("test", variant)[1:]
-        check_median(ours, kind, steps, live.values(variant, "test", "line")[:, 1:])
+        steps = record.steps("test", variant)[1:]
+        check_median(ours, kind, steps, record.values(variant, "test", "line")[:, 1:])
         check_circles(theirs, kind, published.HANDWRITING_LOSS[variant])
 
 
@@ -325,13 +325,13 @@ def test_both_rates_are_drawn_on_one_scale_that_shows_all_of_each_curve() -> Non
         assert low < drawn.min() <= drawn.max() < high
 
 
-def test_every_panel_says_what_runs_along_it(live: Record) -> None:
-    for figure in handwriting.figures(live).values():
+def test_every_panel_says_what_runs_along_it(record: Record) -> None:
+    for figure in handwriting.figures(record).values():
         assert all(ax.get_xlabel() for ax in figure.axes)
 
 
-def test_a_record_of_another_experiment_is_refused(live: Record) -> None:
-    other = replace(live, name="vgg")
+def test_a_record_of_another_experiment_is_refused(record: Record) -> None:
+    other = replace(record, name="vgg")
     with pytest.raises(RecordError, match="must be of handwriting, got one of vgg"):
         updates_to(other, "none", 0.0)
     with pytest.raises(RecordError, match="must be of handwriting, got one of vgg"):

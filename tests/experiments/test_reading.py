@@ -211,10 +211,10 @@ def test_what_is_measured_are_the_errors_of_each_task(variant: str) -> None:
     assert found["loss"] == pytest.approx(-float(p.log().mean()), rel=EXACT)
 
 
-def test_a_text_and_its_attention_can_be_had_from_the_record(live: Record) -> None:
-    stories = reading._stories(live.settings, None)
-    expected = reading._shown(live.settings, stories)[1]
-    seen = reading.attention(live, "layer_norm", 1)
+def test_a_text_and_its_attention_can_be_had_from_the_record(record: Record) -> None:
+    stories = reading._stories(record.settings, None)
+    expected = reading._shown(record.settings, stories)[1]
+    seen = reading.attention(record, "layer_norm", 1)
     assert tuple(map(tuple, seen.facts)) == expected.facts
     assert tuple(seen.question) == expected.question
     assert seen.answer == expected.answer
@@ -223,12 +223,12 @@ def test_a_text_and_its_attention_can_be_had_from_the_record(live: Record) -> No
     assert seen.probability.shape == (2,)
 
 
-def test_first_steps_are_those_at_which_an_error_is_reached(live: Record) -> None:
-    errors = live.values("none", "test", "error_by_task")[:, :, 0]
+def test_first_steps_are_those_at_which_an_error_is_reached(record: Record) -> None:
+    errors = record.values("none", "test", "error_by_task")[:, :, 0]
     level = float(errors[0].min())
-    first = live.steps("test", "none")[int(errors[0].argmin())]
-    assert reading.first_steps(live, "none", "cloze", level)[0] == first
-    assert np.isnan(reading.first_steps(live, "none", "cloze", level=-1.0)).all()
+    first = record.steps("test", "none")[int(errors[0].argmin())]
+    assert reading.first_steps(record, "none", "cloze", level)[0] == first
+    assert np.isnan(reading.first_steps(record, "none", "cloze", level=-1.0)).all()
 
 
 @pytest.mark.parametrize("scale", ["live", "cpu", "full"])
@@ -242,22 +242,22 @@ def test_measurements_and_averages_fall_on_the_last_step(scale: str) -> None:
 
 
 def test_the_figure_of_errors_has_the_runs_and_the_published_points(
-    live: Record,
+    record: Record,
 ) -> None:
-    ours, theirs = reading.figures(live)["error"].axes
+    ours, theirs = reading.figures(record)["error"].axes
     for variant, (kind, _) in reading.LOOKS.items():
-        errors = live.values(variant, "test", "error_by_task")[:, :, 0]
-        check_median(ours, kind, live.steps("test", variant), errors)
+        errors = record.values(variant, "test", "error_by_task")[:, :, 0]
+        check_median(ours, kind, record.steps("test", variant), errors)
         points = published.READING_ERROR[variant]
         thousands = tuple(x / 1000 for x in points.x)
         check_circles(theirs, kind, points._replace(x=thousands))
 
 
-def test_the_figure_of_attention_has_all_words_in_reading_order(live: Record) -> None:
-    axes = reading.figures(live)["attention_0"].axes
+def test_the_figure_of_attention_has_all_words_in_reading_order(record: Record) -> None:
+    axes = reading.figures(record)["attention_0"].axes
     assert len(axes) == len(reading.LOOKS)
     for ax, variant in zip(axes, reading.LOOKS, strict=True):
-        seen = reading.attention(live, variant, 0)
+        seen = reading.attention(record, variant, 0)
         texts = [text.get_text() for text in ax.texts]
         words = [word for fact in seen.facts for word in fact]
         assert [text for text in texts if not text.isdigit()] == words
@@ -318,17 +318,17 @@ def test_weights_that_no_softmax_gives_are_refused(wrong: float) -> None:
     assert plt.get_fignums() == []
 
 
-def test_a_record_of_another_experiment_is_refused(live: Record) -> None:
-    other = replace(live, name="vgg")
+def test_a_record_of_another_experiment_is_refused(record: Record) -> None:
+    other = replace(record, name="vgg")
     with pytest.raises(RecordError, match="must be of reading, got one of vgg"):
         reading.attention(other, "none", 0)
     with pytest.raises(RecordError, match="must be of reading, got one of vgg"):
         reading.first_steps(other, "none", "cloze", 0.5)
 
 
-def test_a_task_that_a_record_has_not_is_refused(live: Record) -> None:
+def test_a_task_that_a_record_has_not_is_refused(record: Record) -> None:
     with pytest.raises(ValueError, match="task must be one of cloze, got 'qa1'; take"):
-        reading.first_steps(live, "none", "qa1", 0.5)
+        reading.first_steps(record, "none", "qa1", 0.5)
 
 
 # --- what was published

@@ -79,11 +79,11 @@ def shaded(ax: Any, x: ArrayLike, low: ArrayLike, high: ArrayLike) -> bool:
 # --- the runs
 
 
-def test_a_live_run_measures_what_the_figures_need(live: Record) -> None:
-    assert live.variants == list(VARIANTS)
+def test_a_live_run_measures_what_the_figures_need(record: Record) -> None:
+    assert record.variants == list(VARIANTS)
     for variant in VARIANTS:
         for name, shape in SHAPES.items():
-            values = live.values(variant, *name.split("/"))
+            values = record.values(variant, *name.split("/"))
             assert values.shape == (2, 3, *shape)
             assert np.isfinite(values).all()
 
@@ -96,16 +96,16 @@ def test_images_are_made_binary_where_the_paper_has_them_so() -> None:
         assert pixels.x.tolist() == pixels.x_test.tolist() == [expected]
 
 
-def test_the_noise_moves_the_inputs_more_than_batch_norm_alone(live: Record) -> None:
-    moved = {v: live.values(v, "shift", "inputs").min() for v in VARIANTS[1:]}
-    calm = live.values("batch_norm", "shift", "inputs").max()
+def test_the_noise_moves_the_inputs_more_than_batch_norm_alone(record: Record) -> None:
+    moved = {v: record.values(v, "shift", "inputs").min() for v in VARIANTS[1:]}
+    calm = record.values("batch_norm", "shift", "inputs").max()
     assert moved["noisy_batch_norm"] > 3 * calm
 
 
 # --- the figures
 
 
-@pytest.mark.parametrize("which", ["live", "paper"])
+@pytest.mark.parametrize("which", ["record", "paper"])
 def test_the_accuracies_drawn_are_those_of_the_record(
     which: str, request: pytest.FixtureRequest
 ) -> None:
@@ -120,13 +120,13 @@ def test_the_accuracies_drawn_are_those_of_the_record(
 
 
 def test_published_points_are_drawn_at_the_scale_of_the_paper_only(
-    live: Record, paper: Record
+    record: Record, paper: Record
 ) -> None:
     for ax in sigmoid_net.figures(paper)["accuracy"].axes:
         for variant, kind in (("none", "none"), ("batch_norm", "batch")):
             check_circles(ax, kind, SIGMOID_NET_ACCURACY[variant])
         assert circles(ax, "other") == []
-    for ax in sigmoid_net.figures(live)["accuracy"].axes:
+    for ax in sigmoid_net.figures(record)["accuracy"].axes:
         assert circles(ax) == []
 
 
@@ -174,9 +174,9 @@ def test_a_shift_is_drawn_in_medians_over_twenty_stretches(
             np.testing.assert_allclose(line[0, [0, -1]], [1250, 49_000])
 
 
-def test_a_short_record_is_drawn_measurement_by_measurement(live: Record) -> None:
-    axes = sigmoid_net.figures(live)["input_shift"].axes
-    shift = live.values("batch_norm", "shift", "inputs")[:, :, 1]
+def test_a_short_record_is_drawn_measurement_by_measurement(record: Record) -> None:
+    axes = sigmoid_net.figures(record)["input_shift"].axes
+    shift = record.values("batch_norm", "shift", "inputs")[:, :, 1]
     check_median(axes[1], "batch", [0, 4, 8], shift)
 
 

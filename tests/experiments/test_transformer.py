@@ -227,9 +227,9 @@ def test_each_update_takes_the_rate_of_its_step() -> None:
 # --- the runs
 
 
-def test_variants_differ_after_one_update(live: Record) -> None:
-    after = {tuple(run.opening[1:3]) for run in live.runs if run.seed == 0}
-    assert len(after) == len(live.variants) == 16
+def test_variants_differ_after_one_update(record: Record) -> None:
+    after = {tuple(run.opening[1:3]) for run in record.runs if run.seed == 0}
+    assert len(after) == len(record.variants) == 16
 
 
 def test_seeds_differ_in_weights_and_sums() -> None:
@@ -307,35 +307,35 @@ COLUMNS = [("post", 0), ("post", 4), ("pre", 0), ("pre", 4)]
 RATES = ("0.01", "0.02", "0.04")
 
 
-def test_training_has_a_row_for_each_rate(live: Record) -> None:
-    axes = transformer.figures(live)["training"].axes
+def test_training_has_a_row_for_each_rate(record: Record) -> None:
+    axes = transformer.figures(record)["training"].axes
     assert len(axes) == 12
     for k, ax in enumerate(axes):
         (place, warmup), rate = COLUMNS[k % 4], RATES[k // 4]
         variants = {"layer": f"{place}, rate={rate}, warmup={warmup}"}
         if rate == "0.02":
             variants["other"] = f"{place}_rms, rate={rate}, warmup={warmup}"
-        runs = {k: live.values(v, "training", "loss") for k, v in variants.items()}
+        runs = {k: record.values(v, "training", "loss") for k, v in variants.items()}
         assert curves(ax) == medians(runs)
 
 
-def test_accuracy_is_that_of_the_last_test_by_rate(live: Record) -> None:
+def test_accuracy_is_that_of_the_last_test_by_rate(record: Record) -> None:
     for (place, warmup), ax in zip(
-        COLUMNS, transformer.figures(live)["accuracy"].axes, strict=True
+        COLUMNS, transformer.figures(record)["accuracy"].axes, strict=True
     ):
         variants = [f"{place}, rate={rate}, warmup={warmup}" for rate in RATES]
-        last = [live.values(v, "test", "accuracy")[:, -1] for v in variants]
+        last = [record.values(v, "test", "accuracy")[:, -1] for v in variants]
         assert curves(ax) == medians({"layer": np.transpose(last)})
 
 
-def test_blocks_are_those_of_the_rate_in_the_middle(live: Record) -> None:
-    axes = transformer.figures(live)["blocks"].axes
+def test_blocks_are_those_of_the_rate_in_the_middle(record: Record) -> None:
+    axes = transformer.figures(record)["blocks"].axes
     rows = [("gradient_norm", 0), ("gradient_norm", 1), ("moved", 1)]
     assert len(axes) == 12
     for k, ax in enumerate(axes):
         (place, warmup), (quantity, when) = COLUMNS[k % 4], rows[k // 4]
         runs = {
-            kind: live.values(
+            kind: record.values(
                 f"{norm}, rate=0.02, warmup={warmup}", "blocks", quantity
             )[:, when]
             for kind, norm in (("layer", place), ("other", f"{place}_rms"))
@@ -344,10 +344,10 @@ def test_blocks_are_those_of_the_rate_in_the_middle(live: Record) -> None:
 
 
 def test_columns_say_where_the_norm_stands_and_whether_the_rate_grows(
-    live: Record,
+    record: Record,
 ) -> None:
     for name in ("training", "accuracy", "blocks"):
-        labels = [ax.get_xlabel() for ax in transformer.figures(live)[name].axes[-4:]]
+        labels = [ax.get_xlabel() for ax in transformer.figures(record)[name].axes[-4:]]
         assert [label.split("\n\n")[1] for label in labels] == [
             "post-LN,\nno warm-up", "post-LN,\nwarm-up 4",
             "pre-LN,\nno warm-up", "pre-LN,\nwarm-up 4",

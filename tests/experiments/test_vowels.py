@@ -274,15 +274,15 @@ def test_only_training_sequences_are_cut(data: Sequences) -> None:
     assert model.normalize.max_steps == max(len(x) for x in data.x_test)
 
 
-def test_a_live_run_needs_no_data_and_differs_between_seeds(live: Record) -> None:
-    assert live.variants == list(vowels.VARIANTS)
-    for variant in live.variants:
-        errors = live.values(variant, "test", "error_by_length")
+def test_a_live_run_needs_no_data_and_differs_between_seeds(record: Record) -> None:
+    assert record.variants == list(vowels.VARIANTS)
+    for variant in record.variants:
+        errors = record.values(variant, "test", "error_by_length")
         assert errors.shape == (2, 3, 3)
         assert ((errors >= 0) & (errors <= 1)).all()
-        loss = live.values(variant, "test", "train_loss")
+        loss = record.values(variant, "test", "train_loss")
         assert (loss[0] != loss[1]).all()
-        assert live.values(variant, "company", "by_class").shape == (2, 2)
+        assert record.values(variant, "company", "by_class").shape == (2, 2)
 
 
 @every_variant
@@ -307,28 +307,28 @@ def test_the_scale_of_the_paper_fits_the_real_data() -> None:
 KIND = {"none": "none", "layer_norm": "layer", **dict.fromkeys(BATCH, "batch")}
 
 
-def test_the_curves_drawn_are_those_of_the_record(live: Record) -> None:
-    axes = vowels.figures(live)["training"].axes
+def test_the_curves_drawn_are_those_of_the_record(record: Record) -> None:
+    axes = vowels.figures(record)["training"].axes
     assert len(axes) == 2 * len(BATCH)
     for row, quantity in enumerate(("error", "train_loss")):
         for ax, own in zip(axes[row * 5 : row * 5 + 5], BATCH, strict=True):
             shown = ("none", "layer_norm", own)
-            runs = {KIND[v]: live.values(v, "test", quantity) for v in shown}
+            runs = {KIND[v]: record.values(v, "test", quantity) for v in shown}
             assert curves(ax) == medians(runs)
 
 
-def test_each_panel_of_the_last_row_says_what_runs_along_it(live: Record) -> None:
-    for figure in vowels.figures(live).values():
+def test_each_panel_of_the_last_row_says_what_runs_along_it(record: Record) -> None:
+    for figure in vowels.figures(record).values():
         assert figure.axes[0].get_ylabel()
         assert all(ax.get_xlabel() for ax in figure.axes[-len(BATCH) :])
 
 
-def test_the_errors_drawn_by_length_are_those_at_the_end(live: Record) -> None:
-    axes = vowels.figures(live)["lengths"].axes
+def test_the_errors_drawn_by_length_are_those_at_the_end(record: Record) -> None:
+    axes = vowels.figures(record)["lengths"].axes
     for ax, own in zip(axes, BATCH, strict=True):
         shown = ("none", "layer_norm", own)
         ends = {
-            KIND[v]: live.values(v, "test", "error_by_length")[:, -1] for v in shown
+            KIND[v]: record.values(v, "test", "error_by_length")[:, -1] for v in shown
         }
         assert curves(ax) == medians(ends)
         names = [tick.get_text() for tick in ax.get_xticklabels()]

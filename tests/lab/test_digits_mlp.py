@@ -125,10 +125,16 @@ def test_models_side_by_side_train_as_each_alone(data: Split, norm: Any) -> None
         assert models[i].training
 
 
-def test_side_by_side_each_model_has_a_generator_and_a_rate(data: Split) -> None:
-    options: dict[str, Any] = {"generators": [seeded()] * 2, "learning_rates": [0.1]}
-    with pytest.raises(ValueError, match="zip"):
-        train_side_by_side([made(), made()], data, **options)
+@pytest.mark.parametrize("numbers", [(2, 2, 1), (2, 1, 2), (1, 2, 2), (0, 0, 0)])
+def test_side_by_side_each_model_has_a_generator_and_a_rate(
+    numbers: tuple[int, int, int], data: Split
+) -> None:
+    models, generators, rates = numbers
+    options: dict[str, Any] = {"generators": [seeded()] * generators}
+    options["learning_rates"] = [0.1] * rates
+    came = "{}, {} and {}".format(*numbers)
+    with pytest.raises(ValueError, match=f"as many models .* got {came}; give each"):
+        train_side_by_side([made() for _ in range(models)], data, **options)
 
 
 def test_evaluation_uses_the_running_statistics_and_changes_nothing(data: Any) -> None:

@@ -35,9 +35,9 @@ def test_it_is_the_formula_on_paper(p: float) -> None:
 
 
 def test_every_unit_has_its_own_mean_norm_gain_and_bias() -> None:
-    x = draw(7, 3)
+    x = draw(7, 3) - 2  # where the largest size is that of a negative number, too
     for p in ORDERS:
-        norm: Any = stirred(layer(3, p, eps=0.5))
+        norm: Any = stirred(layer(3, p, eps=0.5), -2, 1)
         columns = []
         for gain, bias, column in zip(norm.weight, norm.bias, x.T, strict=True):
             length = torch.linalg.vector_norm(column, p)

@@ -16,8 +16,10 @@ from torch import Tensor, nn
 from torch.autograd import forward_ad, gradcheck, gradgradcheck
 from torch.autograd.graph import saved_tensors_hooks
 from torch.func import functional_call, grad, jacfwd, jacrev, jvp, vmap
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn.utils.rnn import PackedSequence, pack_sequence, pad_packed_sequence
 from torch.utils.checkpoint import checkpoint
+from torch.utils.flop_counter import FlopCounterMode
 
 from normbook import layer_norm_lstm as core
 from normbook.layer_norm_lstm import LayerNormLSTMParameters, layer_norm_lstm
@@ -334,12 +336,18 @@ def second_order(*way: Any) -> dict[str, Tensor]:
     return dict(zip(leaves, torch.autograd.grad(size, everything), strict=True))
 
 
+@pytest.mark.parametrize("small", [0, module.SMALL], ids=["torch", "NumPy"])
 @pytest.mark.parametrize("order", [first_order, second_order])
 @each_packing
 @each_cell
 def test_derivatives_are_those_of_the_forward_pass(
-    options: dict[str, Any], is_packed: bool, order: Callable[..., dict[str, Tensor]]
+    options: dict[str, Any],
+    is_packed: bool,
+    order: Callable[..., dict[str, Tensor]],
+    small: int,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(module, "SMALL", small)
     layer = make(eps=0.1, **options)
     found, expected = (order(f, layer, is_packed) for f in (by_layer, by_core))
     assert_same(found, expected)
@@ -490,6 +498,22 @@ def test_a_loss_of_one_output_alone_has_its_gradient(which: int) -> None:
 # --- what torch does with layers
 
 
+@each_cell
+@pytest.mark.parametrize("steps", [1, T])
+def test_gradients_of_two_passes_add_up(options: dict[str, Any], steps: int) -> None:
+    layer, x = make(**options), draw(steps, N, D).requires_grad_()
+    h_0, c_0 = (draw(1, N, H, seed=k).requires_grad_() for k in (1, 2))
+    leaves = {"x": x, "h_0": h_0, "c_0": c_0, **dict(layer.named_parameters())}
+
+    def gradients() -> dict[str, Tensor]:
+        h, last = layer(x, (h_0, c_0))
+        (h.square().sum() + last[0].sum() + last[1].square().sum()).backward()
+        return {name: leaf.grad.clone() for name, leaf in leaves.items()}
+
+    once = gradients()
+    assert_same(gradients(), {name: 2 * slope for name, slope in once.items()})
+
+
 @pytest.mark.parametrize("use_reentrant", [True, False])
 def test_checkpointing_changes_no_gradient(use_reentrant: bool) -> None:
     layer, found = make(num_layers=2, bidirectional=True), []
@@ -623,6 +647,19 @@ def test_compiled_models_run_the_layer_outside_of_their_graph(
     assert_equal(found, expected, 0.0)
     assert distance(compiled(x)[0], layer(x)[0]) == 0
     assert not any(seen)
+
+
+def test_modes_of_torch_see_small_sequences_too() -> None:
+    layer, x = make().requires_grad_(False), draw(T, N, D)
+    counts = []
+    for small, steps in ((layer, x), (copy.deepcopy(layer).float(), x.float())):
+        with FlopCounterMode(display=False) as counter:
+            small(steps)
+        counts.append(counter.get_total_flops())
+    assert counts[0] == counts[1] > 0
+    traced = make_fx(lambda steps: layer(steps)[0])(x)
+    other = draw(T, N, D, seed=1)
+    assert distance(traced(other), layer(other)[0]) <= EXACT
 
 
 def test_inference_mode_and_flattening_give_the_same_numbers() -> None:

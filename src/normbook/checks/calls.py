@@ -8,8 +8,6 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-__all__ = ["LayerError", "backward", "call", "of_the_layer"]
-
 
 class LayerError(Exception):
     """What the user's layer raised; the error itself is the ``__cause__``."""

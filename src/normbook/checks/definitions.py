@@ -13,8 +13,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-__all__ = ["DIVISORS", "KINDS", "Definition"]
-
 KINDS = ("batch", "layer", "group", "instance", "rms")
 
 # What the deviation from the mean is divided by, given the biased variance and eps.

@@ -20,8 +20,6 @@ from normbook.checks.report import Finding, Report
 from normbook.checks.state_claims import COPY_CLAIMS, STATE_CLAIMS
 from normbook.checks.subject import Subject
 
-__all__ = ["check_norm_layer"]
-
 
 def check_norm_layer(
     layer: nn.Module,

@@ -5,8 +5,6 @@ from __future__ import annotations
 import textwrap
 from typing import NamedTuple
 
-__all__ = ["Finding", "Report"]
-
 WIDTH, INDENT = 76, " " * 7
 
 

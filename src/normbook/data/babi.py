@@ -20,8 +20,6 @@ from normbook.data import files
 from normbook.data.catalogue import BABI
 from normbook.data.stories import Stories, Story
 
-__all__ = ["load", "read"]
-
 
 def load() -> Stories:
     """Load three tasks of bAbI: 30 000 questions for training and 3 000 for testing.

@@ -33,11 +33,11 @@ def stories(
 ) -> Stories:
     """Draw texts, each with one question; their task is "cloze".
 
-    A text has a few sentences "A verb B", from ``shortest`` to ``longest``, with two of
-    the names "@entity0" and so on, at least two and as many as sentences. No two of its
-    sentences have the same A, nor the same verb and B. A third of them begin with one
-    of two adverbs. The question is one of the sentences with a gap for A, and all are
-    equally likely.
+    A text has ``shortest`` to ``longest`` sentences "A verb B" with two names A and B,
+    of as many different ``entities`` ("@entity0" and so on) as sentences, or more. No
+    two of its sentences have the same A, nor the same verb and B. A third of them begin
+    with one of two adverbs. The question is one of the sentences with a gap for A, and
+    all are equally likely.
 
     Whoever has only the question knows that the answer is not B: chance is
     1 / (entities - 1). Whoever has only the text can name one of its A: chance is one

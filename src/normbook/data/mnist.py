@@ -19,8 +19,6 @@ from numpy.typing import NDArray
 from normbook.data import Dataset, files
 from normbook.data.catalogue import FASHION_MNIST, MNIST, Source
 
-__all__ = ["FASHION_CLASSES", "load", "load_fashion", "read", "scaled"]
-
 # What the labels 0 to 9 of Fashion-MNIST mean, in the authors' words.
 FASHION_CLASSES = (
     "T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker",

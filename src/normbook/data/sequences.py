@@ -8,8 +8,6 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Sequences", "pad"]
-
 
 class Sequences(NamedTuple):
     """As :class:`normbook.data.Dataset`, of N sequences of several lengths.

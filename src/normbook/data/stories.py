@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-__all__ = ["Stories", "Story"]
-
 
 class Story(NamedTuple):
-    """Facts, a question about them, and its answer, word by word."""
+    """Facts, a question about them, and its answer, word by word.
 
-    task: str  # which kind of question it is
-    facts: tuple[tuple[str, ...], ...]  # the sentences that come before it
+    ``task`` is the kind of the question; ``facts`` are the sentences before it, and
+    ``supporting`` the places, from 0, of those that the answer follows from.
+    """
+
+    task: str
+    facts: tuple[tuple[str, ...], ...]
     question: tuple[str, ...]
     answer: str
-    supporting: tuple[int, ...]  # places in the facts of those that the answer needs
+    supporting: tuple[int, ...]
 
     @property
     def words(self) -> tuple[str, ...]:

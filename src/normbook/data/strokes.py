@@ -30,17 +30,18 @@ from numpy.typing import NDArray
 from normbook.data import check_size, files
 from normbook.data.catalogue import OMNIGLOT_STROKES
 
-__all__ = ["Drawing", "Lines", "lines", "load", "read", "resample"]
-
 
 class Drawing(NamedTuple):
-    """One character as one person drew it."""
+    """One character as one person drew it.
+
+    ``character``, the number in the alphabet, and ``drawer``, that of the person, count
+    from 1. ``strokes``, (K_i, 2), are the points (x, y) of each stroke in the order in
+    which they were drawn, at least one; y grows upwards.
+    """
 
     alphabet: str
-    character: int  # its number in the alphabet, from 1
-    drawer: int  # number of the person, from 1
-    # The points (x, y) of each stroke, (K_i, 2), in the order in which they were drawn,
-    # at least one.
+    character: int
+    drawer: int
     strokes: tuple[NDArray[np.float64], ...]
 
 
@@ -49,12 +50,12 @@ class Lines(NamedTuple):
 
     A step is (dx, dy, lift): how far from the last point to the next one, and 1 where
     the stroke ends there, else 0. The first one leads to the first point, from nowhere:
-    it has dx = dy = 0.
+    it has dx = dy = 0. ``scale`` counts the units of the box in one of dx and dy.
     """
 
     train: tuple[NDArray[np.float64], ...]
     test: tuple[NDArray[np.float64], ...]
-    scale: float  # units of the box in one unit of dx and dy
+    scale: float
 
 
 def load() -> tuple[Drawing, ...]:

@@ -19,11 +19,14 @@ Inputs = list[tuple[str, torch.Tensor]]
 
 
 class Moments(NamedTuple):
-    """Distribution of each unit over the examples (and positions)."""
+    """Distribution of each unit over the examples (and positions).
 
-    mean: NDArray[np.float64]  # shape (D,)
-    std: NDArray[np.float64]  # biased, shape (D,)
-    quantiles: NDArray[np.float64]  # shape (Q, D)
+    ``mean`` and ``std`` (biased) have shape (D,), ``quantiles`` (Q, D).
+    """
+
+    mean: NDArray[np.float64]
+    std: NDArray[np.float64]
+    quantiles: NDArray[np.float64]
 
 
 class LayerStatistics(NamedTuple):

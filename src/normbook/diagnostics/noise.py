@@ -11,8 +11,6 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-__all__ = ["DistributionNoise"]
-
 
 class DistributionNoise(nn.Module):
     r"""Shift and scale each unit by random amounts that change at every step.

@@ -24,7 +24,7 @@ __all__ = ["AlongGradient", "along_gradient"]
 class AlongGradient(NamedTuple):
     r"""Loss and gradient at K step lengths :math:`\eta_k` along the gradient.
 
-    There are K ``step_sizes``, ``losses`` :math:`\ell(w - \eta_k g)` and
+    There are K ``step_sizes``, ``losses`` :math:`\ell(w - \eta_k g)` (nats) and
     ``gradient_changes`` :math:`\lVert \nabla\ell(w - \eta_k g) - g \rVert_2`, one
     ``loss`` :math:`\ell(w)` and one ``gradient_norm`` :math:`\lVert g \rVert_2`.
     """

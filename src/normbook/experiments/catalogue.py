@@ -15,8 +15,6 @@ from normbook.experiments import (
 )
 from normbook.lab.experiment import Experiment
 
-__all__ = ["EXPERIMENTS"]
-
 EXPERIMENTS: dict[str, Experiment] = {
     experiment.name: experiment
     for experiment in (

@@ -61,13 +61,18 @@ BIASES = (0, 1, 3)
 
 
 class Mixture(NamedTuple):
-    """Densities of the next step: K normal ones, and a probability for the pen."""
+    """Densities of the next step: K normal ones, and a probability for the pen.
 
-    log_weights: Tensor  # (..., K), of weights that sum to 1
-    means: Tensor  # (..., K, 2)
-    log_sigmas: Tensor  # (..., K, 2), of the standard deviations
-    rhos: Tensor  # (..., K), correlations of dx and dy
-    lift: Tensor  # (...), log-odds that the pen is lifted
+    ``log_weights``, of weights that sum to 1, and ``rhos``, correlations of dx and dy,
+    have shape (..., K), ``means`` and ``log_sigmas``, of standard deviations, (..., K,
+    2); ``lift``, the log-odds that the pen is lifted, (...).
+    """
+
+    log_weights: Tensor
+    means: Tensor
+    log_sigmas: Tensor
+    rhos: Tensor
+    lift: Tensor
 
 
 def mixture(outputs: Tensor, bias: float = 0.0) -> Mixture:

@@ -16,7 +16,6 @@ from: there the training loss speaks, and the test does not.
 Adam with beta of 0.9 and 0.999, at a constant learning rate, which is reached in equal
 steps over the *warm-up*, or at once. Xiong et al. let the rate fall afterwards; here it
 stays, so that the variants of a rate differ in their first updates only.
-
 """
 
 from __future__ import annotations

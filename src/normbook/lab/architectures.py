@@ -1,8 +1,7 @@
 """Small networks with the structure of well-known large ones.
 
 What a tool does to a network depends on what stands beside what: branches, groups,
-transposed convolutions. Here are thirteen patterns with a few channels each, to try a
-tool on all of them.
+transposed convolutions. Here are thirteen patterns of a few channels to try it on.
 """
 
 from __future__ import annotations
@@ -13,8 +12,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm as TorchBatchNorm
-
-__all__ = ["ARCHITECTURES", "Architecture", "stir"]
 
 
 class Architecture(NamedTuple):

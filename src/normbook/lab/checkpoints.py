@@ -24,14 +24,9 @@ from normbook.lab.experiment import Run
 from normbook.lab.ranks import Ranks
 from normbook.lab.record import Record
 
-__all__ = ["Checkpoints"]
-
 PLAN = "plan.json"
-# The record until it gets its name: what is left of it after a kill lies here too.
-RECORD = "record.json"
-# A checkpoint holds a model, an order of the examples and the curves: some MB. This
-# much must be free before a run of hours is begun.
-FREE_BYTES = 200_000_000
+RECORD = "record.json"  # until it gets its name; what a kill leaves of it lies here too
+FREE_BYTES = 200_000_000  # before a run of hours; one checkpoint takes some MB
 # torch does not notice a changed bit in a file, so a SHA-256 follows the content.
 DIGEST_BYTES = hashlib.sha256().digest_size
 
@@ -68,8 +63,7 @@ class Checkpoints:
                 self.folder.mkdir(exist_ok=True)
                 content = {**self.plan, "started": provenance.now()}
                 atomic_file.write(path, json.dumps(content, indent=1).encode())
-        started: str = self._read_plan()["started"]
-        return started
+        return str(self._read_plan()["started"])
 
     def save(
         self, run: Run, variant: str, seed: int, seconds: float, *, is_finished: bool
@@ -160,9 +154,8 @@ class Checkpoints:
                 "add --resume, or delete that folder."
             )
         # A folder without a plan: the process was killed as it began.
-        if self.folder.exists() and not all(
-            map(atomic_file.is_temporary, self.folder.iterdir())
-        ):
+        files = self.folder.iterdir() if self.folder.exists() else ()
+        if not all(map(atomic_file.is_temporary, files)):
             raise RunError(
                 f"the folder of the checkpoints must be new, got {self.folder} with "
                 "other files; name another record with --out."

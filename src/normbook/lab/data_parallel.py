@@ -25,8 +25,6 @@ from normbook.layers.layer_norm import LayerNorm, RMSNorm
 from normbook.layers.lp_norm import LpNorm1d
 from normbook.layers.sync_batch_norm import SyncBatchNorm
 
-__all__ = ["DataParallel", "share_batches"]
-
 # Exactly these types: a subclass may compute something else.
 PER_EXAMPLE = {
     nn.Linear, nn.Conv2d, nn.MaxPool2d, nn.Flatten,
@@ -89,12 +87,8 @@ def share_batches(
 # objective for each shard, and orders them anew after its first step: with three
 # processes or more the sums, and the last bits after --resume, depend on the order.
 def _sum_gradients(optimizer: torch.optim.Optimizer, *_: Any) -> None:
-    gradients = [
-        parameter.grad
-        for group in optimizer.param_groups
-        for parameter in group["params"]
-        if parameter.grad is not None
-    ]
+    parameters = (p for group in optimizer.param_groups for p in group["params"])
+    gradients = [p.grad for p in parameters if p.grad is not None]
     flat = torch.cat([gradient.flatten() for gradient in gradients])
     distributed.all_reduce(flat)
     parts = torch.split(flat, [gradient.numel() for gradient in gradients])
@@ -153,10 +147,8 @@ class _Whole(nn.Module):
         self.module, self.shards = module, shards
 
     def forward(self, *inputs: Any) -> Tensor:
-        whole = (
-            self.shards.join(value) if isinstance(value, Tensor) else value
-            for value in inputs
-        )
+        join = self.shards.join
+        whole = (join(x) if isinstance(x, Tensor) else x for x in inputs)
         return self.shards.take(self.module(*whole))
 
 

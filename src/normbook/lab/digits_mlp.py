@@ -23,17 +23,6 @@ from normbook.arguments import whole_number
 from normbook.data import Dataset
 from normbook.layers.batch_norm import BatchNorm1d
 
-__all__ = [
-    "History",
-    "Split",
-    "build",
-    "evaluate",
-    "repeat",
-    "split",
-    "train",
-    "train_side_by_side",
-]
-
 ACTIVATIONS: dict[str, type[nn.Module]] = {
     "relu": nn.ReLU,
     "sigmoid": nn.Sigmoid,
@@ -52,10 +41,10 @@ class Split(NamedTuple):
 
 
 class History(NamedTuple):
-    """One run: each array has one value for each evaluation, shape (T,)."""
+    """One run: arrays (T,) with a value for each evaluation, losses in nats."""
 
     steps: NDArray[np.int64]  # updates done
-    train_loss: NDArray[np.float64]  # cross-entropy (nats) of the batch before it
+    train_loss: NDArray[np.float64]  # cross-entropy of the batch before it
     test_loss: NDArray[np.float64]  # of the whole test set, in evaluation mode
     test_accuracy: NDArray[np.float64]  # 0 to 1
 
@@ -152,9 +141,7 @@ def train(
     Data and model are on one device. A batch is drawn without replacement. A diverged
     run goes on and shows inf or nan.
     """
-    _check_plan(data, steps, batch_size, every)
-    _check_generator(generator)
-    _check_scale("learning_rate", learning_rate, "0.1 is usual")
+    _check_plan(data, steps, batch_size, every, [generator], [learning_rate])
     rows = []
     trained = [p for p in model.parameters() if p.requires_grad]
     model.train()
@@ -170,8 +157,7 @@ def train(
                 parameter.sub_(slope, alpha=learning_rate)
         if step % every == 0:
             rows.append((loss.item(), *evaluate(model, data.x_test, data.y_test)))
-    columns = np.array(rows).T
-    return History(np.arange(every, steps + 1, every), *columns)
+    return History(np.arange(every, steps + 1, every), *np.array(rows).T)
 
 
 def train_side_by_side(
@@ -189,10 +175,13 @@ def train_side_by_side(
     Each has its own generator and learning rate. The results differ by rounding, and
     are stacked as by :func:`repeat`.
     """
-    _check_plan(data, steps, batch_size, every)
-    for generator, rate in zip(generators, learning_rates, strict=True):
-        _check_generator(generator)
-        _check_scale("learning_rate", rate, "0.1 is usual")
+    numbers = len(models), len(generators), len(learning_rates)
+    if len({*numbers}) > 1 or not models:
+        raise ValueError(
+            "there must be as many models as generators and learning_rates, got "
+            f"{numbers[0]}, {numbers[1]} and {numbers[2]}; give each model its own."
+        )
+    _check_plan(data, steps, batch_size, every, generators, learning_rates)
     rates = torch.as_tensor(learning_rates, dtype=torch.float64).to(data.x_train)
     state = stack_module_state([model.train() for model in models])
     together = copy.deepcopy(models[0])
@@ -253,7 +242,9 @@ def _draw(data: Split, batch_size: int, generator: torch.Generator) -> torch.Ten
     return batch.to(data.x_train.device)
 
 
-def _check_plan(data: Any, steps: Any, batch_size: Any, every: Any) -> None:
+def _check_plan(
+    data: Any, steps: Any, batch_size: Any, every: Any, generators: Any, rates: Any
+) -> None:
     _check_type("data must be a Split", data, Split, "make one with split(data)")
     _check_examples(x_train=data.x_train, y_train=data.y_train)
     _check_examples(x_test=data.x_test, y_test=data.y_test)
@@ -270,6 +261,9 @@ def _check_plan(data: Any, steps: Any, batch_size: Any, every: Any) -> None:
             f"every must lie in 1..steps = {steps}, got {every}; steps itself gives "
             "one evaluation at the end."
         )
+    for generator, rate in zip(generators, rates, strict=True):
+        _check_generator(generator)
+        _check_scale("learning_rate", rate, "0.1 is usual")
 
 
 def _check_sizes(**sizes: Any) -> None:

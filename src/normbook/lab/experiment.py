@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
 Settings = Mapping[str, Any]
 Values = dict[str, Any]  # numbers, lists of numbers, or texts, by name
-Objective = Callable[..., dict[str, Tensor]]
 
 PROGRESS = "step", "opening", "curves", "sums"  # of a run
 OPENING = 20  # first updates whose losses are kept one by one, to check a record
@@ -97,7 +96,7 @@ class Run:
     optimizer: torch.optim.Optimizer
     # Takes the model, inputs and targets of a batch; returns scalars by name: "loss" is
     # differentiated, all are recorded, averaged over ``every`` steps.
-    objective: Objective
+    objective: Callable[..., dict[str, Tensor]]
     batches: Batches
     measurements: Mapping[str, Measurement]
     every: int
@@ -207,8 +206,7 @@ class Experiment:
     scales: Mapping[str, Scale]
     begin: Callable[[Settings, int, Any, torch.device], Run]
     figures: Callable[[Record], dict[str, Figure]]
-    # Whether in float32 another machine repeats its first losses. A deep network with
-    # batch norm, at a high rate, multiplies each rounding error.
+    # Whether in float32 another machine repeats its first losses: runner.PRECISIONS.
     is_steady: bool = True
 
 

@@ -31,8 +31,6 @@ from normbook import atomic_file
 from normbook.arguments import whole_number
 from normbook.errors import ProcessError
 
-__all__ = ["run"]
-
 # Seconds.
 START = 600.0  # to import torch takes long where many processes do so at once
 GLANCE = 0.01  # between two looks for an answer
@@ -71,9 +69,8 @@ def run(
     [21.0, 21.0]
     """
     _check(function, count, timeout)
-    work = cloudpickle.dumps((function, arguments))
     with TemporaryDirectory(prefix="normbook-") as name:
-        (Path(name) / "work").write_bytes(work)
+        (Path(name) / "work").write_bytes(cloudpickle.dumps((function, arguments)))
         processes: list[_Process] = []
         try:
             for rank in range(count):
@@ -83,8 +80,7 @@ def run(
             results = [process.result() for process in processes if not any(failures)]
         finally:
             _end(processes)
-        printed = [process.read("printed") for process in processes]
-    print("".join(printed), end="")
+        print(*(process.read("printed") for process in processes), sep="", end="")
     if any(failures):
         raise ProcessError("\n".join(filter(None, failures)))
     return results
@@ -126,12 +122,11 @@ class _Process:
             return None
         if self.has("error"):
             return f"{self.name} raised:\n{self.read('error')}"
-        code = self.popen.poll()
+        code, log = self.popen.poll(), self.read("log")
         if code is None:
-            log = self.read("log")
             return f"{self.name} had not answered when all were ended. {log}"
         how = f"by {signal.Signals(-code).name}" if code < 0 else f"with code {code}"
-        return f"{self.name} ended {how} before it answered. {self.read('log')}"
+        return f"{self.name} ended {how} before it answered. {log}"
 
     def result(self) -> Any:
         return pickle.loads(Path(f"{self.files}.result").read_bytes())  # noqa: S301 - ours
@@ -183,9 +178,7 @@ def _environment() -> dict[str, str]:
 def _work(folder: str, rank: str, count: str, timeout: str) -> None:
     """Compute in a new process, and answer."""
     has_answered = threading.Event()
-    parent = threading.Thread(
-        target=_end_with_parent, args=(has_answered,), daemon=True
-    )
+    parent = threading.Thread(target=_end_with_parent, args=[has_answered], daemon=True)
     parent.start()
     files = os.path.join(folder, rank)
     with (
@@ -210,20 +203,16 @@ def _call(folder: Path, rank: int, count: int, timeout: float) -> Any:
 
     torch.set_num_threads(1)
     function, arguments = pickle.loads((folder / "work").read_bytes())  # noqa: S301 - ours
-    place = str(folder / "store")
-    store = distributed.FileStore(place, count)  # type: ignore[attr-defined]
+    store = distributed.FileStore(str(folder / "store"), count)  # type: ignore[attr-defined]
     # The clock starts when all are there.
     store.set(f"here {rank}", "")
     store.wait([f"here {other}" for other in range(count)], timedelta(seconds=START))
     (folder / f"{rank}.joined").touch()
     # Where it is then goes to its log.
     faulthandler.dump_traceback_later(timeout, file=sys.__stderr__)  # type: ignore[arg-type]
+    longest = timedelta(seconds=timeout)
     distributed.init_process_group(
-        "gloo",
-        store=store,
-        rank=rank,
-        world_size=count,
-        timeout=timedelta(seconds=timeout),
+        "gloo", store=store, rank=rank, world_size=count, timeout=longest
     )
     return function(*arguments)
 

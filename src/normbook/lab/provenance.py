@@ -9,15 +9,13 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 import normbook
 from normbook.data.catalogue import SOURCES
-
-if TYPE_CHECKING:
-    from normbook.lab.ranks import Ranks, Sharing
+from normbook.lab.ranks import Ranks, Sharing
 
 PACKAGES = ("normbook", "numpy", "scikit-learn", "torch")
 ROOT = Path(normbook.__file__).parent

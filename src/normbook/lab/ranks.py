@@ -14,13 +14,9 @@ from torch import distributed
 
 from normbook.errors import OtherProcessError, RunError
 
-__all__ = ["Ranks", "Sharing", "is_first", "join"]
-
 T = TypeVar("T")
 
-Sharing = Literal["runs", "batches", "local batches"]
-"""What the processes share: whole runs; or every batch of every run, with the
-statistics of the whole batch in each normalization, or with those of its part."""
+Sharing = Literal["runs", "batches", "local batches"]  # as told in runner.run
 
 VARIABLES = "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"
 # Who is done first waits for the others, as long as their last runs take.
@@ -47,12 +43,10 @@ class Ranks:
         if os.environ.get("WORLD_SIZE", "1") == "1":
             return cls()
         texts = {name: os.environ.get(name, "") for name in VARIABLES}
-        try:
+        with contextlib.suppress(ValueError):  # told below
             ranks = cls(*map(int, texts.values()))
             if 0 <= ranks.rank < ranks.count and 0 <= ranks.local < ranks.local_count:
                 return ranks
-        except ValueError:
-            pass  # told below
         pairs = " ".join(f"{name}={text}" for name, text in texts.items())
         raise RunError(
             "what torchrun sets must be ranks from 0 on, each below the number of "
@@ -109,11 +103,10 @@ def join(*, tensors_on: str = "cpu", timeout: timedelta = PATIENCE) -> Iterator[
             yield ranks
         finally:
             distributed.destroy_process_group()
-    except RunError:
-        raise
     except RuntimeError as error:
         # gloo has no type of its own for what fails between processes.
-        if not isinstance(error, distributed.DistError) and "gloo" not in str(error):
+        is_between = isinstance(error, distributed.DistError) or "gloo" in str(error)
+        if isinstance(error, RunError) or not is_between:
             raise
         if "timed out" in str(error).lower():
             raise RunError(

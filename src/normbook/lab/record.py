@@ -19,8 +19,6 @@ from numpy.typing import NDArray
 from normbook import atomic_file
 from normbook.errors import RecordError
 
-__all__ = ["Record", "RunRecord", "load", "save"]
-
 DIGITS = 7  # significant; more than a figure shows, enough to see a difference
 # A list of numbers, each on a line of its own.
 NUMBERS = re.compile(r"\[\n((?: *(?:null|[-\d]).*\n)+) *\]")
@@ -84,7 +82,7 @@ class Record:
     def first_steps(
         self, variant: str, measurement: str, is_there: NDArray[np.bool_]
     ) -> NDArray[np.float64]:
-        """Return for S seeds the first step at which (S, T) holds, NaN if at none."""
+        """Return the first step of each seed where ``is_there``, (S, T), else NaN."""
         steps = self.steps(measurement, variant).astype(np.float64)
         return np.where(is_there.any(1), steps[is_there.argmax(1)], np.nan)
 

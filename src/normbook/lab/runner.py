@@ -1,9 +1,4 @@
-"""Run an experiment: with progress and checkpoints, on one process or on many.
-
-Processes that ``torchrun`` started share the runs, one for every variant and seed, and
-each gives the same numbers as it would alone. Or all take part in every run and share
-its batches, which gives the same up to rounding, unless each is to normalize its part.
-"""
+"""Run an experiment: with progress and checkpoints, on one process or on many."""
 
 from __future__ import annotations
 
@@ -31,8 +26,6 @@ from normbook.lab.data_parallel import share_batches
 from normbook.lab.experiment import OPENING, Experiment, Run, Scale
 from normbook.lab.ranks import PATIENCE, Ranks, Sharing, join
 from normbook.lab.record import Record, RunRecord
-
-__all__ = ["check", "estimate", "load_data", "replay", "run", "variant_settings"]
 
 CHECKPOINT_SECONDS = 20.0
 # So many starts are moved, one after the other, to see what rounding comes to. Where a
@@ -86,28 +79,21 @@ def run(
 ) -> Record:
     """Run every variant of an experiment with every seed, by default of the scale.
 
-    Parameters
-    ----------
-    out : Path, optional
-        Where the record goes, with the checkpoints of an unfinished run in
-        ``OUT.partial`` beside it; nothing is written without. Processes that share the
-        runs need it on a disk that they share, too; else the first one writes alone.
-    parallel : "runs", "batches" or "local batches"
-        What processes of ``torchrun`` share; each returns the whole record, and takes a
-        GPU of its own on ``"cuda"``. "batches": all take part in every update, with the
-        statistics of the whole batch. "local batches": with those of their part, so
-        that the result is another one; the running statistics of the first count.
-    timeout : float
-        Seconds that they wait for each other if they share the batches.
+    The record goes to ``out``, the checkpoints of an unfinished run to ``OUT.partial``
+    beside it; nothing is written without. Processes that share the runs need it on a
+    disk that they share, too; else the first one writes alone.
 
-    Raises
-    ------
-    RunError
-        If an option is wrong, the record is there already, the checkpoints do not fit
-        or are damaged, there is no space, or the processes cannot share the work.
-    OtherProcessError, DataError, KeyboardInterrupt
-        If another process has failed; if the data set is nowhere to be had; after
-        Ctrl-C, once the update under way is saved.
+    Processes of ``torchrun`` share the runs, with the numbers that each would give
+    alone. With "batches" all take part in every update, with the statistics of the
+    whole batch: the same up to rounding. With "local batches" these are of each part:
+    the result is another one, and the running statistics of the first count. Each
+    process returns the whole record, takes a GPU of its own on ``"cuda"``, and waits
+    ``timeout`` seconds for the others if they share the batches.
+
+    RunError if an option is wrong, the record is there already, the checkpoints do not
+    fit or are damaged, there is no space, or the processes cannot share the work;
+    OtherProcessError if another process has failed; DataError if the data set is
+    nowhere to be had; KeyboardInterrupt after Ctrl-C, with the update under way saved.
     """
     task = _Task(experiment, scale, seeds, on, out, parallel, timeout)
     chosen, plan, kept = task.scale, task.plan, task.kept
@@ -135,10 +121,7 @@ def run(
                 if team.any(is_wished()):
                     raise KeyboardInterrupt
                 finished.append(task.train(variant, seed, data, team, is_wished, bar))
-        if parallel == "runs":
-            everything = ranks.gather(finished)
-        else:
-            everything = [ranks.first(lambda: finished)]
+        everything = ranks.gather(team.first(lambda: finished))
         runs = {(run.variant, run.seed): run for part in everything for run in part}
         spent = max(sum(run.wall_seconds for run in part) for part in everything)
         record = Record(
@@ -195,8 +178,7 @@ def estimate(
         while time.perf_counter() - begun < 0.5:
             run.update()
             updates += 1
-        spent = time.perf_counter() - begun
-        seconds[variant] = steps * spent / updates + measuring
+        seconds[variant] = measuring + steps * (time.perf_counter() - begun) / updates
     return seconds
 
 
@@ -212,12 +194,10 @@ def replay(
 ) -> list[str]:
     """Repeat the first steps of each run of a record; list what differs.
 
-    That is what is off by more than a relative 1e-5; measurements in float32 by 1e-2 of
-    the largest that are taken together. Unless ``steps`` is given, losses in float32
-    after the first may be off by 3e-4 (2e-3 where the experiment is not steady), and
-    what comes after the first update by ten times what moving the start by 1e-6 (1e-7
-    in float64) has made of it by that step; where it is not steady, this holds for
-    measurements alone, and from the start.
+    What may be off is in ``PRECISIONS``; with ``steps`` all losses must be as close as
+    the first. Without, what comes after the first update may also be off by ten times
+    what moving the start has made of it by that step; where the experiment is not
+    steady, this holds for measurements alone, and from the start.
 
     Of the 20 ``steps`` that a record keeps one by one, another machine repeats all, or
     2 where the experiment is not steady: so many by default, and not more than
@@ -268,8 +248,7 @@ def replay(
                 k: m for k, m in start.measurements.items() if k in names
             }
             moved.append(_repeat(start, len(losses), last))
-        where = f"{kept.variant}, seed {kept.seed}"
-        differences += [f"{where}: {quantity}" for quantity in quantities]
+        differences += [f"{kept.variant}, seed {kept.seed}: {q}" for q in quantities]
     return differences
 
 
@@ -333,8 +312,7 @@ class _Task:
         kept, settings = self.kept, variant_settings(self.scale, variant)
         bar.set_description(f"{variant}, seed {seed}")
         run = self.experiment.begin(settings, seed, data, self.place)
-        is_local = self.parallel == "local batches"
-        share_batches(run, team, has_local_statistics=is_local)
+        share_batches(run, team, has_local_statistics=self.parallel == "local batches")
         spent, is_finished = 0.0, False
         if kept is not None:
             spent, is_finished = kept.restore(run, variant, seed, team)
@@ -421,8 +399,7 @@ def _together(
                 "fewer, with --device cuda."
             )
         torch.cuda.set_device(place)
-    joining = {"tensors_on": place.type, "timeout": timedelta(seconds=timeout)}
-    return place, joining
+    return place, {"tensors_on": place.type, "timeout": timedelta(seconds=timeout)}
 
 
 def pick_device(on: torch.device | str | None) -> torch.device:
@@ -510,8 +487,7 @@ def _differ(
     for name, curve in run.curves.items():
         for quantity, values in curve.items():
             stored = kept.curves.get(name, {}).get(quantity, [])
-            measured = (other.curves for other in moved if name in other.curves)
-            others = [curves[name][quantity] for curves in measured]
+            others = [m.curves[name][quantity] for m in moved if name in m.curves]
             relative = [precision.measurements] * len(values)
             if not agree(stored, values, others, curve["step"], relative):
                 quantities.append(f"{name} / {quantity}")

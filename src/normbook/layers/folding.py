@@ -27,14 +27,6 @@ from normbook.folding import fold_into_next, fold_into_previous
 from normbook.layers import folding_obstacles as against
 from normbook.layers.folding_obstacles import LINEAR, Obstacle, first
 
-__all__ = [
-    "FoldedBatchNorm",
-    "Folding",
-    "FoldingError",
-    "fold_batch_norm",
-    "folding_plan",
-]
-
 _KNOWN: tuple[type[Any], ...] = (TorchBatchNorm, *LINEAR)  # they call no others
 _DROPOUT: tuple[type[Any], ...] = (
     *(nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d),

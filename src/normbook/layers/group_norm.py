@@ -22,8 +22,6 @@ from normbook.layers.base import (
 from normbook.layers.function import normalize, normalize_by
 from normbook.normalize import METHODS
 
-__all__ = ["GroupNorm", "InstanceNorm1d", "InstanceNorm2d", "InstanceNorm3d"]
-
 
 class GroupNorm(NormLayer, nn.GroupNorm):
     """Group normalization of ``(N, C)`` or ``(N, C, ...)``.

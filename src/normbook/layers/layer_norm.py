@@ -11,8 +11,6 @@ from torch import Tensor, nn
 from normbook.layers.base import NormLayer, as_autocast, laid_out
 from normbook.layers.function import normalize
 
-__all__ = ["LayerNorm", "RMSNorm"]
-
 
 class _LastAxes(NormLayer):
     """A layer with statistics, gain and bias over the last axes."""

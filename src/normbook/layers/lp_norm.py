@@ -9,8 +9,6 @@ from torch import Tensor, nn
 
 from normbook.layers.base import NormLayer, check_size
 
-__all__ = ["LpNorm1d"]
-
 
 class LpNorm1d(NormLayer):
     r"""Subtract the mean of the batch, divide by the batch's average ℓp norm.

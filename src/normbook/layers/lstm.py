@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd import forward_ad
 from torch.nn.utils.rnn import PackedSequence
+from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
 from normbook.arrays import check_eps
 from normbook.layer_norm_lstm import (
@@ -551,17 +552,19 @@ def _layer(
 def _lean(like: Tensor, *values: Tensor | None) -> tuple[Any, ...]:
     """Return the values as arrays of NumPy where that is faster, else as they are."""
     is_small = like.dtype == torch.float64 and like.numel() <= SMALL
-    if is_small and like.device.type == "cpu":
-        # Tensors of torch.func and of tracers have no memory of their own.
+    # Modes of torch, which trace or count, would see nothing of NumPy.
+    if is_small and like.device.type == "cpu" and not is_in_torch_dispatch_mode():
+        # Tensors of torch.func have no memory of their own.
         with contextlib.suppress(RuntimeError):
             return tuple(None if v is None else v.detach().numpy() for v in values)
     return values
 
 
 def _as_tensors(*values: Any) -> tuple[Any, ...]:
-    return tuple(
-        torch.from_numpy(v) if isinstance(v, np.ndarray) else v for v in values
-    )
+    # One for an array that comes twice: autograd adds in place to what is there once.
+    arrays = {id(v): v for v in values if isinstance(v, np.ndarray)}
+    tensors = {key: torch.from_numpy(array) for key, array in arrays.items()}
+    return tuple(tensors.get(id(v), v) for v in values)
 
 
 def _reversed(x: Tensor, order: Tensor | None) -> Tensor:

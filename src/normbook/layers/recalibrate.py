@@ -11,8 +11,6 @@ from torch.nn.modules.batchnorm import _BatchNorm as TorchBatchNorm
 
 from normbook.layers.batch_norm import _BatchNorm, _count
 
-__all__ = ["recalibrate"]
-
 
 def recalibrate(
     model: nn.Module, batches: Iterable[Any], *, device: torch.types.Device = None

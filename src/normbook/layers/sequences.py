@@ -14,8 +14,6 @@ from normbook.layers.base import Updates, other_device, write
 from normbook.layers.batch_norm import BatchNorm1d
 from normbook.running_statistics import unbiased
 
-__all__ = ["MaskedBatchNorm1d", "PerStepBatchNorm1d"]
-
 
 class MaskedBatchNorm1d(BatchNorm1d):
     r"""Batch normalization of the live entries of ``(N, C, T)`` or ``(N, D)``.

@@ -27,16 +27,6 @@ from normbook.layers.batch_norm import (
 from normbook.normalize import moments
 from normbook.running_statistics import unbiased
 
-__all__ = [
-    "BatchRenorm1d",
-    "BatchRenorm2d",
-    "BatchRenorm3d",
-    "GhostBatchNorm1d",
-    "GhostBatchNorm2d",
-    "GhostBatchNorm3d",
-    "UnbiasedBatchNorm1d",
-]
-
 
 class _GhostBatchNorm(_BatchNorm):
     """What the three layers share: the ghosts."""

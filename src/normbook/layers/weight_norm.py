@@ -9,8 +9,6 @@ from normbook.layers.function import normalize
 from normbook.normalize import METHODS, layout
 from normbook.weight_norm import gain_of_rows, row_axes
 
-__all__ = ["WeightNorm", "WeightStandardization"]
-
 
 class WeightNorm(nn.Module):
     """Train the length and the direction of the weights of each output.
