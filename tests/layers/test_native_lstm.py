@@ -32,6 +32,7 @@ from normbook.layers import compiled_lstm as compiled  # noqa: E402
 
 NORMS = "terms", None
 each_norm = pytest.mark.parametrize("norm", NORMS)
+each_dtype = pytest.mark.parametrize("dtype", [np.float32, np.float64])
 
 
 @pytest.fixture(autouse=True)
@@ -80,6 +81,7 @@ def results(layer: LayerNormLSTM, x: Any, hx: Any = None) -> list[Tensor]:
 def errors(layer: LayerNormLSTM, x: Any, hx: Any = None) -> list[float]:
     """Return the largest errors against float64, as shares of the largest value."""
     exact = copy.deepcopy(layer).double()
+    exact.native = False
     wide = x.to(torch.float64)
     expected = results(exact, wide, None if hx is None else [v.double() for v in hx])
     pairs = zip(results(layer, x, hx), expected, strict=True)
@@ -112,7 +114,7 @@ def test_whole_runs_with_small_gains_are_those_of_the_formulas(
 def test_steps_with_given_states_are_those_of_the_formulas() -> None:
     """At gain 1 the cell is chaotic: all its steps are one call of one step."""
     layer = make(3, 40)
-    exact = copy.deepcopy(layer).double()
+    exact = make(3, 40, native=False).double()
     x = draw(60, 4, 3)
     with torch.no_grad():
         h = exact(x.double())[0]
@@ -131,6 +133,16 @@ def test_packed_directions_and_layers(norm: Any, calls: list[int]) -> None:
     assert len(calls) == 8
     batched = make(3, 6, num_layers=2, bidirectional=True, batch_first=True, norm=norm)
     assert max(errors(batched, draw(5, 4, 3))) <= 1e-5
+
+
+@pytest.mark.parametrize("options", [{}, {"num_layers": 2, "bidirectional": True}])
+@each_norm
+def test_in_float64(norm: Any, options: Any, calls: list[int]) -> None:
+    sequences = [draw(n, 3, seed=n).double() for n in (3, 6, 1, 5, 3)]
+    packed = pack_sequence(sequences, enforce_sorted=False)
+    layer = make(3, 33, norm=norm, **options).double()
+    assert max(errors(layer, packed)) <= 1e-13
+    assert len(calls) == 2 * len(layer._endings())
 
 
 @each_norm
@@ -177,7 +189,7 @@ def test_what_it_leaves_to_the_formulas(
     make(3, 8, norm="sum")(x)
     make(3, 8, norm="gates")(x)
     make(3, 8, carried="normalized")(x)
-    make(3, 8).double()(x.double())
+    make(3, 8).half()(x.half())
     vmap(lambda v: layer(v)[0])(x[None])
     jvp(lambda v: functional_call(layer, weights, v)[0], (x,), (x,))
     with FlopCounterMode(display=False) as flops:
@@ -265,33 +277,36 @@ def test_nan_and_large_numbers_go_through() -> None:
     assert layer(1e30 * draw(4, 2, 3))[0].isfinite().all()
 
 
-def test_functions_of_the_gates_over_all_sizes() -> None:
-    a = np.linspace(-30, 30, 100_001, dtype=np.float32)
-    a = np.concatenate([a, a * 1e-4, [1e30, -1e30, 0]]).astype(np.float32)
-    exact = a.astype(np.float64)
+@each_dtype
+def test_functions_of_the_gates_over_all_sizes(dtype: Any) -> None:
+    a = np.linspace(-30, 30, 100_001)
+    a = np.concatenate([a, a * 1e-4, [1e30, -1e30, 0]]).astype(dtype)
+    exact = a.astype(np.longdouble)
     s, t = a.copy(), a.copy()
     compiled.sigmoid(s)
     compiled.tanh(t)
-    expected = 1 / (1 + np.exp(-np.clip(exact, -80, 80)))
-    assert np.abs(s / expected - 1).max() <= 3e-7
+    largest, few = (80, 3e-7) if dtype == np.float32 else (700, 6e-16)
+    expected = 1 / (1 + np.exp(-np.clip(exact, -largest, largest)))
+    assert np.abs(s / expected - 1).max() <= few
     is_zero = exact == 0
     assert (t[is_zero] == 0).all()
     expected = np.tanh(exact[~is_zero])
-    assert np.abs(t[~is_zero] / expected - 1).max() <= 3e-7
+    assert np.abs(t[~is_zero] / expected - 1).max() <= few
 
 
+@each_dtype
 @pytest.mark.parametrize("rows", range(1, 20))
-def test_tiles_of_all_sizes(rows: int) -> None:
+def test_tiles_of_all_sizes(rows: int, dtype: Any) -> None:
     rng = np.random.default_rng(rows)
     for depth, columns in ((1, 1), (7, 33), (33, 132), (5, 64)):
         x, w = (
-            rng.standard_normal(shape).astype(np.float32)
+            rng.standard_normal(shape).astype(dtype)
             for shape in ((rows + 2, depth + 3), (depth, columns))
         )
-        to = np.full((rows + 3, compiled.padded(columns)), 7, np.float32)
+        to = np.full((rows + 3, compiled.padded(columns, x.dtype)), 7, dtype)
         compiled.product(x, 2, rows, compiled.pack(w), depth, to, 1)
-        exact = x[2:, :depth].astype(np.float64) @ w
-        assert np.abs(to[1:-2, :columns] - exact).max() <= 1e-5
+        exact = x[2:, :depth].astype(np.longdouble) @ w
+        assert np.abs(to[1:-2, :columns] - exact).max() <= 100 * np.finfo(dtype).eps
         assert (to[0] == 7).all()
         assert (to[-2:] == 7).all()
 

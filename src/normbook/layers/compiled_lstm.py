@@ -1,8 +1,8 @@
 r"""The loop of the LSTM over its steps, with layer norm or without, compiled by numba.
 
-These are the formulas of :mod:`normbook.layer_norm_lstm` and :mod:`normbook.lstm`, in
-float32 on a CPU: at each step one product with :math:`W_h`, then each row by itself
-while it lies in the cache. What makes it fast:
+These are the formulas of :mod:`normbook.layer_norm_lstm` and :mod:`normbook.lstm` on a
+CPU: at each step one product with :math:`W_h`, then each row by itself while it lies in
+the cache. What makes it fast:
 
 - ``W_h`` lies in *panels*, columns that fill two vector registers. A *tile*, some rows
   times one panel, stays in registers for the whole sum.
@@ -10,14 +10,15 @@ while it lies in the cache. What makes it fast:
 - A loop has one target and few sources: numba cannot promise that arrays do not
   overlap, and compiled code that looks whether they do costs more with each.
 
-Arrays are NumPy's, of float32 and C-contiguous. ``starts`` and ``sizes`` tell the rows
-of each step, as in :mod:`normbook.through_time`. Of each row, ``moments`` has mean and
-1 / s of p, q and c in turn. Nothing is checked: :mod:`normbook.layers.native` is the
+Arrays are NumPy's, C-contiguous and of one dtype, float32 or float64. ``starts`` and
+``sizes`` tell the rows of each step, as in :mod:`normbook.through_time`. Of each row,
+``moments`` has mean and 1 / s of p, q and c in turn. Nothing is checked: :mod:`normbook.layers.native` is the
 door. All of it is one file, since numba's cache looks at no other when it is changed.
 """
 
 from __future__ import annotations
 
+import math
 from functools import partial
 from typing import Any
 
@@ -25,9 +26,8 @@ import llvmlite.ir as ir
 import numpy as np
 from llvmlite.binding import get_host_cpu_features
 from numba import config, njit, types
-from numba import float32 as number
 from numba.core.cgutils import get_or_insert_function, unpack_tuple
-from numba.extending import intrinsic
+from numba.extending import intrinsic, overload
 
 __all__ = ["backward", "forward", "pack", "padded"]
 
@@ -40,10 +40,9 @@ def _has(feature: str) -> bool:
 
 
 HAS_AVX512, HAS_AVX2 = _has("avx512f"), _has("avx2")
-LANES = 16 if HAS_AVX512 else 8 if HAS_AVX2 else 4  # numbers in a vector register
-WIDTH = 2 * LANES  # columns of a panel
+VECTOR = 64 if HAS_AVX512 else 32 if HAS_AVX2 else 16  # bytes of a vector register
 ROWS = 8 if HAS_AVX512 else 6 if HAS_AVX2 else 4  # of the largest tile
-BLOCK = 64  # rows whose gradients are added in float32
+BLOCK = 64  # rows whose gradients are added in the dtype of the arrays, not float64
 
 # Division by 0 gives infinity, as everywhere in torch.
 compiled: Any = partial(njit, error_model="numpy", cache=True, nogil=True)
@@ -55,17 +54,19 @@ fused = compiled(fastmath={"contract"})
 # --- the product ----------------------------------------------------------------------
 
 
-def padded(columns: int) -> int:
+def padded(columns: int, dtype: np.dtype) -> int:
     """Columns of as many whole panels as it takes."""
-    return -(-columns // WIDTH) * WIDTH
+    width = 2 * VECTOR // dtype.itemsize
+    return -(-columns // width) * width
 
 
 def pack(w: np.ndarray) -> np.ndarray:
     """Lay w, of shape (K, columns), out in panels, the last one filled with zeros."""
     depth, columns = w.shape
-    full = np.zeros((depth, padded(columns)), w.dtype)
+    full = np.zeros((depth, padded(columns, w.dtype)), w.dtype)
     full[:, :columns] = w
-    panels = full.reshape(depth, -1, WIDTH).transpose(1, 0, 2)
+    width = 2 * VECTOR // w.itemsize
+    panels = full.reshape(depth, -1, width).transpose(1, 0, 2)
     return np.ascontiguousarray(panels).ravel()
 
 
@@ -98,22 +99,24 @@ def tile(rows: int) -> Any:
 
             def place(array: Any, row: Any, column: Any) -> Any:
                 stride = unpack_tuple(builder, array.strides)[0]
-                stride = builder.sdiv(stride, whole(4))
+                stride = builder.sdiv(stride, whole(size))
                 flat = builder.add(builder.mul(row, stride), column)
                 return builder.gep(array.data, [flat])
 
             _, row, _, at, depth, _, i, j = arguments
             whole, integer = partial(ir.Constant, depth.type), ir.IntType(32)
-            vector = ir.VectorType(ir.FloatType(), LANES)
+            size = x.dtype.bitwidth // 8
+            lanes = VECTOR // size
+            vector = ir.VectorType(context.get_value_type(x.dtype), lanes)
             nothing = ir.Constant(vector, ir.Undefined)
-            same = ir.Constant(ir.VectorType(integer, LANES), [0] * LANES)
+            same = ir.Constant(ir.VectorType(integer, lanes), [0] * lanes)
             kind = ir.FunctionType(vector, [vector] * 3)
             multiply_add = get_or_insert_function(
-                builder.module, kind, f"llvm.fmuladd.v{LANES}f32"
+                builder.module, kind, f"llvm.fmuladd.v{lanes}f{8 * size}"
             )
-            x, to = array(0), array(5)
+            source, to = array(0), array(5)
             starts = [
-                place(x, builder.add(row, whole(r)), whole(0)) for r in range(rows)
+                place(source, builder.add(row, whole(r)), whole(0)) for r in range(rows)
             ]
             panel = builder.gep(array(2).data, [at])
             before = builder.block
@@ -124,12 +127,12 @@ def tile(rows: int) -> Any:
             k = builder.phi(depth.type)
             k.add_incoming(whole(0), before)
             sums = [builder.phi(vector) for _ in range(2 * rows)]
-            columns = builder.gep(panel, [builder.mul(k, whole(WIDTH))])
+            columns = builder.gep(panel, [builder.mul(k, whole(2 * lanes))])
             pair = []
             for v in range(2):
-                pointer = builder.gep(columns, [whole(v * LANES)])
+                pointer = builder.gep(columns, [whole(v * lanes)])
                 pointer = builder.bitcast(pointer, vector.as_pointer())
-                pair.append(builder.load(pointer, align=4))
+                pair.append(builder.load(pointer, align=size))
             results = []
             for r in range(rows):
                 value = builder.load(builder.gep(starts[r], [k]))
@@ -141,17 +144,17 @@ def tile(rows: int) -> Any:
             following = builder.add(k, whole(1))
             k.add_incoming(following, loop)
             for total, result in zip(sums, results, strict=True):
-                total.add_incoming(ir.Constant(vector, [0.0] * LANES), before)
+                total.add_incoming(ir.Constant(vector, [0.0] * lanes), before)
                 total.add_incoming(result, loop)
             is_more = builder.icmp_signed("<", following, depth)
             builder.cbranch(is_more, loop, after)
             builder.position_at_end(after)
             for r in range(rows):
                 for v in range(2):
-                    column = builder.add(j, whole(v * LANES))
+                    column = builder.add(j, whole(v * lanes))
                     pointer = place(to, builder.add(i, whole(r)), column)
                     pointer = builder.bitcast(pointer, vector.as_pointer())
-                    builder.store(results[2 * r + v], pointer, align=4)
+                    builder.store(results[2 * r + v], pointer, align=size)
             return context.get_dummy_value()
 
         return signature, generate
@@ -165,7 +168,7 @@ largest_tile, tile_of_2, tile_of_1 = tile(ROWS), tile(2), tile(1)
 @compiled()  # type: ignore[untyped-decorator]
 def product(x, row, rows, panels, depth, to, i):  # type: ignore[no-untyped-def]
     """Multiply rows of x with all panels, and put the result in rows of ``to``."""
-    for j in range(0, panels.size // depth, WIDTH):
+    for j in range(0, panels.size // depth, 2 * VECTOR // panels.itemsize):
         at = j * depth
         r = 0
         while r + ROWS <= rows:
@@ -181,56 +184,75 @@ def product(x, row, rows, panels, depth, to, i):  # type: ignore[no-untyped-def]
 # --- the functions of the gates -------------------------------------------------------
 
 
-@intrinsic  # type: ignore[untyped-decorator]
-def bits(_: Any, x: Any) -> Any:
-    """The number as what its bits mean as a whole number."""
+def cast(theirs: Any) -> Any:
+    """Make what reads the bits of a number as one of another type."""
 
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        return builder.bitcast(arguments[0], ir.IntType(32))
+    @intrinsic  # type: ignore[untyped-decorator]
+    def read(_: Any, x: Any) -> Any:
+        result = theirs[x]
 
-    return types.uint32(types.float32), generate
+        def generate(context: Any, builder: Any, _: Any, arguments: Any) -> Any:
+            return builder.bitcast(arguments[0], context.get_value_type(result))
 
+        return result(x), generate
 
-@intrinsic  # type: ignore[untyped-decorator]
-def of_bits(_: Any, x: Any) -> Any:
-    """The way back."""
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        return builder.bitcast(arguments[0], ir.FloatType())
-
-    return types.float32(types.uint32), generate
+    return read
 
 
-@compiled()  # type: ignore[untyped-decorator]
-def expm1(x):  # type: ignore[no-untyped-def]
+WHOLE = {types.float32: types.uint32, types.float64: types.uint64}
+bits, of_bits = cast(WHOLE), cast({whole: x for x, whole in WHOLE.items()})
+
+
+def expm1(x: Any) -> Any:
     """exp(x) - 1 = 2^n (exp(r) - 1) + 2^n - 1, with x = n log 2 + r; NaN stays NaN."""
-    x = number(80) if x > number(80) else x
-    x = number(-80) if x < number(-80) else x
-    # Beside 1.5 * 2^23 a float32 has no digits behind the point: it rounds to n, and
-    # its last bits are those of n.
-    shifted = x * number(1.4426950408889634) + number(12582912)
-    n = shifted - number(12582912)
-    r = (x - n * number(0.693359375)) - n * number(-2.12194440e-4)  # log 2 in two parts
-    q = number(1 / 5040) * r + number(1 / 720)
-    q = ((q * r + number(1 / 120)) * r + number(1 / 24)) * r + number(1 / 6)
-    q = (q * r + number(0.5)) * (r * r) + r
-    power = of_bits((bits(shifted) + np.uint32(127)) << np.uint32(23))  # 2^n
-    return power * q + (power - number(1))
+
+
+@overload(expm1)
+def _expm1(x: Any) -> Any:
+    is_32 = x == types.float32
+    digits, bias, largest, terms = (23, 127, 80, 7) if is_32 else (52, 1023, 700, 13)
+    number, whole = (np.float32, np.uint32) if is_32 else (np.float64, np.uint64)
+    # log 2 in two parts: a whole n times the first is exact.
+    first = number(0.693359375)
+    second = number(-2.121944400546905827679e-4)
+    # Beside 1.5 * 2^digits a number has no digits behind the point: it rounds to n,
+    # and its last bits are those of n.
+    shift, per_log_2 = number(1.5 * 2.0**digits), number(1.4426950408889634)
+    digits, bias, largest = whole(digits), whole(bias), number(largest)
+    one = number(1)
+    taylor = tuple(number(1 / math.factorial(k)) for k in range(terms, 1, -1))
+
+    def run(x: Any) -> Any:
+        x = largest if x > largest else x
+        x = -largest if x < -largest else x
+        shifted = x * per_log_2 + shift
+        n = shifted - shift
+        r = (x - n * first) - n * second
+        q = taylor[0]
+        for k in range(1, len(taylor)):
+            q = q * r + taylor[k]
+        q = q * (r * r) + r
+        power = of_bits(whole((bits(shifted) + bias) << digits))  # 2^n
+        return power * q + (power - one)
+
+    return run
 
 
 @compiled()  # type: ignore[untyped-decorator]
 def sigmoid(a):  # type: ignore[no-untyped-def]
     """Put in the logistic function of each."""
+    one, two = a.dtype.type(1), a.dtype.type(2)
     for j in range(a.size):
-        a[j] = number(1) / (number(2) + expm1(-a[j]))
+        a[j] = one / (two + expm1(-a[j]))
 
 
 @compiled()  # type: ignore[untyped-decorator]
 def tanh(a):  # type: ignore[no-untyped-def]
     """Put in the hyperbolic tangent of each."""
+    two = a.dtype.type(2)
     for j in range(a.size):
-        e = expm1(number(-2) * a[j])
-        a[j] = -e / (e + number(2))
+        e = expm1(-two * a[j])
+        a[j] = -e / (e + two)
 
 
 # --- loops over a row -----------------------------------------------------------------
@@ -239,31 +261,32 @@ def tanh(a):  # type: ignore[no-untyped-def]
 @summed  # type: ignore[untyped-decorator]
 def mean(v):  # type: ignore[no-untyped-def]
     """Mean of v."""
-    total = number(0)
+    total = v.dtype.type(0)
     for j in range(v.size):
         total += v[j]
-    return total / number(v.size)
+    return total / v.dtype.type(v.size)
 
 
 @summed  # type: ignore[untyped-decorator]
 def mean_product(v, w):  # type: ignore[no-untyped-def]
     """Mean of v times w."""
-    total = number(0)
+    total = v.dtype.type(0)
     for j in range(v.size):
         total += v[j] * w[j]
-    return total / number(v.size)
+    return total / v.dtype.type(v.size)
 
 
 @summed  # type: ignore[untyped-decorator]
 def put_moments(moments, v, eps):  # type: ignore[no-untyped-def]
     """Put in the mean of v, corrected by what it left, and 1 / s."""
     first = mean(v)
+    number = v.dtype.type
     total, squares = number(0), number(0)
     for j in range(v.size):
         d = v[j] - first
         total += d
         squares += d * d
-    left = total / number(v.size)
+    left = total / v.dtype.type(v.size)
     var = max(squares / number(v.size) - left * left, number(0))
     moments[0] = first + left
     moments[1] = number(1) / np.sqrt(var + eps)
@@ -347,22 +370,25 @@ def put_c(to, f, c_prev, i, g):  # type: ignore[no-untyped-def]
 @fused  # type: ignore[untyped-decorator]
 def put_slope_of_u(to, dl_dh, o, tanh_u):  # type: ignore[no-untyped-def]
     """Put in what arrives at u."""
+    one = to.dtype.type(1)
     for j in range(to.size):
-        to[j] = dl_dh[j] * o[j] * (number(1) - tanh_u[j] * tanh_u[j])
+        to[j] = dl_dh[j] * o[j] * (one - tanh_u[j] * tanh_u[j])
 
 
 @fused  # type: ignore[untyped-decorator]
 def put_slope_of_gate(to, arriving, factor, gate):  # type: ignore[no-untyped-def]
     """Put in what arrives at a, before a sigmoid that multiplies ``factor``."""
+    one = to.dtype.type(1)
     for j in range(to.size):
-        to[j] = arriving[j] * factor[j] * (gate[j] * (number(1) - gate[j]))
+        to[j] = arriving[j] * factor[j] * (gate[j] * (one - gate[j]))
 
 
 @fused  # type: ignore[untyped-decorator]
 def put_slope_of_g(to, arriving, i, g):  # type: ignore[no-untyped-def]
     """Put in what arrives at a, before the tanh."""
+    one = to.dtype.type(1)
     for j in range(to.size):
-        to[j] = arriving[j] * i[j] * (number(1) - g[j] * g[j])
+        to[j] = arriving[j] * i[j] * (one - g[j] * g[j])
 
 
 # --- the loop over the steps ----------------------------------------------------------
@@ -458,10 +484,10 @@ def backward(  # type: ignore[no-untyped-def]
     """
     gamma_h, gamma_x, _, gamma_c, _ = gains
     units = c.shape[1]
-    w, v_hat = np.empty((2, 4 * units), np.float32)
-    dl_da, c_hat = np.empty(4 * units, np.float32), np.empty(units, np.float32)
-    part_4h = np.zeros((3, 4 * units), np.float32)
-    part_h = np.zeros((2, units), np.float32)
+    w, v_hat = np.empty((2, 4 * units), q.dtype)
+    dl_da, c_hat = np.empty(4 * units, q.dtype), np.empty(units, q.dtype)
+    part_4h = np.zeros((3, 4 * units), q.dtype)
+    part_h = np.zeros((2, units), q.dtype)
     waiting = 0
     for t in range(sizes.size - 1, -1, -1):
         start = starts[t]

@@ -58,10 +58,11 @@ def can_run(cell: Any, tensors: Sequence[Tensor]) -> bool:
         (cell.norm is None or (cell.norm, cell.carried) == ("terms", "raw"))
         and all(
             type(v) in (Tensor, torch.nn.Parameter)
-            and v.dtype == torch.float32
+            and v.dtype == tensors[0].dtype
             and v.device.type == "cpu"
             for v in tensors
         )
+        and tensors[0].dtype in (torch.float32, torch.float64)
         and tensors[0].numel() > 0
         and os.environ.get(NATIVE, "1") != "0"
         # Transforms and what looks at operators would see none.
@@ -106,7 +107,7 @@ class NativeSequence(torch.autograd.Function):
             run.gains,
             *_numpy(h_0, c_0),
             *run.steps,
-            np.float32(cell.eps),
+            h_rows.numpy().dtype.type(cell.eps),
             cell.norm is not None,
             is_kept,
             *arrays,
@@ -141,7 +142,7 @@ class NativeSequence(torch.autograd.Function):
         has_norm, n, units = cell.norm is not None, run.sizes[0], run.units
         dl_dp = q.new_empty(q.shape)
         dl_dq = q.new_empty(q.shape) if has_norm else dl_dp
-        at_h, at_c = q.new_zeros(n, run.loop.padded(units)), q.new_zeros(n, units)
+        at_h, at_c = q.new_zeros(n, run.padded_units), q.new_zeros(n, units)
         for at, last in (at_h[:, :units], dl_dh_last), (at_c, dl_dc_last):
             if last is not None:
                 at.copy_(last)
@@ -183,12 +184,15 @@ class _Run:
         self.loop = compiled
         self.weights = weights = cell.full(parameters)
         self.units = units = h_0.shape[1]
-        self.width = compiled.padded(4 * units)
         self.sizes = cell.batch_sizes or (x.shape[1],) * x.shape[0]
         sizes = np.array(self.sizes)
         self.steps = np.cumsum(sizes) - sizes, sizes
         names = "gamma_h", "gamma_x", "b", "gamma_c", "beta_c"
         self.gains = tuple(_numpy(*(getattr(weights, n, weights.b) for n in names)))
+        dtype = self.gains[0].dtype
+        self.padded_units, self.width = (
+            compiled.padded(size, dtype) for size in (units, 4 * units)
+        )
 
     def transposed_panels(self, is_training: bool) -> Any:
         """Lay out the transposed W_h; kept for the next call where nothing is learned.
