@@ -6,6 +6,7 @@ import importlib
 import os
 import subprocess
 from collections.abc import Iterator
+from importlib.util import find_spec
 from queue import Empty
 from typing import Any
 
@@ -19,6 +20,11 @@ from jupyter_client.provisioning import local_provisioner
 from kernels import Watch, prepare_environment, unix_socket
 
 prepare_environment()
+
+# What numba compiles cannot be imported without it.
+collect_ignore = (
+    [] if find_spec("numba") else ["src/normbook/layers/compiled_lstm.py"]
+)
 
 
 class UnixSocketKernel(KernelManager):  # type: ignore[misc]

@@ -66,4 +66,12 @@ echo "setup: installing into $venv (a few minutes the first time)"
   fail "the install failed, see above; run the same command again when the cause is gone"
 "$venv/bin/python" -m pip --disable-pip-version-check check ||
   fail "the installed packages do not fit together, see above; remove $venv and try again"
+# The compiled loop of the LSTM layers: some 20 s once, kept beside its source.
+"$venv/bin/python" - <<'END' || fail "the LSTM layers could not run, see above"
+import torch
+from normbook.layers import LayerNormLSTM
+
+for dtype in torch.float32, torch.float64:
+    LayerNormLSTM(1, 1, dtype=dtype)(torch.zeros(1, 1, 1, dtype=dtype))[0].sum().backward()
+END
 printf '%s\n' "$key" >"$stamp"

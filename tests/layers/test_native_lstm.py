@@ -1,4 +1,4 @@
-"""The compiled loop of the LSTM: the same numbers as the formulas, and only where it can."""
+"""The compiled loop of the LSTM: the numbers of the formulas, and only where it can."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import copy
 import importlib.util
 import pickle
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -50,8 +50,8 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return counted
 
 
-def make(*sizes: int, gain: float = 1.0, **options: Any) -> LayerNormLSTM:
-    layer = stirred(LayerNormLSTM(*sizes, **options), -0.3, 0.3)
+def make(features: int, units: int, gain: float = 1.0, **options: Any) -> Any:
+    layer = stirred(LayerNormLSTM(features, units, **options), -0.3, 0.3)
     with torch.no_grad():
         for name, value in layer.named_parameters():
             if name.startswith("gamma"):
@@ -64,7 +64,7 @@ def draw(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
-def results(layer: LayerNormLSTM, x: Any, hx: Any = None) -> list[Tensor]:
+def results(layer: Any, x: Any, hx: Any = None) -> list[Tensor]:
     """Return outputs and all gradients of a loss that draws on every output."""
     rows = x.data if isinstance(x, PackedSequence) else x
     leaf = rows.detach().clone().requires_grad_()
@@ -78,7 +78,7 @@ def results(layer: LayerNormLSTM, x: Any, hx: Any = None) -> list[Tensor]:
     return [*outputs, *torch.autograd.grad(outputs, leaves, slopes)]
 
 
-def errors(layer: LayerNormLSTM, x: Any, hx: Any = None) -> list[float]:
+def errors(layer: Any, x: Any, hx: Any = None) -> list[float]:
     """Return the largest errors against float64, as shares of the largest value."""
     exact = copy.deepcopy(layer).double()
     exact.native = False
@@ -224,7 +224,8 @@ def test_autocast_and_checkpoint_change_nothing() -> None:
     for a, b in zip(found, expected, strict=True):
         assert torch.equal(a, b)
     layer.zero_grad()
-    checkpoint(lambda v: layer(v)[0], x, use_reentrant=False).sum().backward()
+    h: Any = checkpoint(lambda v: layer(v)[0], x, use_reentrant=False)
+    h.sum().backward()
     grad = layer.w_h_l0.grad
     layer.zero_grad()
     layer(x)[0].sum().backward()
@@ -245,8 +246,13 @@ def test_changes_before_backward_are_refused() -> None:
 
 def test_saved_tensors_hooks_see_all() -> None:
     layer, x = make(3, 8), draw(4, 2, 3)
-    kept = []
-    with saved_tensors_hooks(lambda v: (kept.append(v), v)[1], lambda v: v):
+    kept: list[Tensor] = []
+
+    def keep(value: Tensor) -> Tensor:
+        kept.append(value)
+        return value
+
+    with saved_tensors_hooks(keep, lambda value: value):
         h = layer(x)[0]
     h.sum().backward()
     assert len(kept) >= 10
@@ -254,13 +260,14 @@ def test_saved_tensors_hooks_see_all() -> None:
 
 def test_weights_that_change_are_seen_without_gradients() -> None:
     layer, x = make(3, 8), draw(4, 2, 3)
+    changes: list[Callable[[Any], Any]] = [
+        lambda w: w.mul_(2),
+        lambda w: w.data.mul_(2),
+        lambda w: w.data.numpy().__imul__(np.float32(2)),
+    ]
     with torch.no_grad():
         layer(x)
-        for change in (
-            lambda w: w.mul_(2),
-            lambda w: w.data.mul_(2),
-            lambda w: w.data.numpy().__imul__(np.float32(2)),
-        ):
+        for change in changes:
             change(layer.w_h_l0)
             fresh = copy.deepcopy(layer)
             assert torch.equal(layer(x)[0], fresh(x)[0])

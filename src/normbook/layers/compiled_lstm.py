@@ -12,8 +12,9 @@ the cache. What makes it fast:
 
 Arrays are NumPy's, C-contiguous and of one dtype, float32 or float64. ``starts`` and
 ``sizes`` tell the rows of each step, as in :mod:`normbook.through_time`. Of each row,
-``moments`` has mean and 1 / s of p, q and c in turn. Nothing is checked: :mod:`normbook.layers.native` is the
-door. All of it is one file, since numba's cache looks at no other when it is changed.
+``moments`` has mean and 1 / s of p, q and c in turn. Nothing is checked:
+:mod:`normbook.layers.native` is the door. All of it is one file, since numba's cache
+looks at no other when it is changed.
 """
 
 from __future__ import annotations
@@ -77,7 +78,7 @@ def tile(rows: int) -> Any:
     the columns of x that count, and where the result goes: array, row and column.
     """
 
-    @intrinsic  # type: ignore[untyped-decorator]
+    @intrinsic
     def product_of_tile(
         _: Any,
         x: Any,
@@ -165,8 +166,8 @@ def tile(rows: int) -> Any:
 largest_tile, tile_of_2, tile_of_1 = tile(ROWS), tile(2), tile(1)
 
 
-@compiled()  # type: ignore[untyped-decorator]
-def product(x, row, rows, panels, depth, to, i):  # type: ignore[no-untyped-def]
+@compiled()
+def product(x, row, rows, panels, depth, to, i):
     """Multiply rows of x with all panels, and put the result in rows of ``to``."""
     for j in range(0, panels.size // depth, 2 * VECTOR // panels.itemsize):
         at = j * depth
@@ -187,7 +188,7 @@ def product(x, row, rows, panels, depth, to, i):  # type: ignore[no-untyped-def]
 def cast(theirs: Any) -> Any:
     """Make what reads the bits of a number as one of another type."""
 
-    @intrinsic  # type: ignore[untyped-decorator]
+    @intrinsic
     def read(_: Any, x: Any) -> Any:
         result = theirs[x]
 
@@ -210,15 +211,16 @@ def expm1(x: Any) -> Any:
 @overload(expm1)
 def _expm1(x: Any) -> Any:
     is_32 = x == types.float32
-    digits, bias, largest, terms = (23, 127, 80, 7) if is_32 else (52, 1023, 700, 13)
     number, whole = (np.float32, np.uint32) if is_32 else (np.float64, np.uint64)
+    size, terms = (23, 7) if is_32 else (52, 13)  # of the digits; of the series
+    digits, bias = whole(size), whole(127 if is_32 else 1023)
+    largest = number(80 if is_32 else 700)
     # log 2 in two parts: a whole n times the first is exact.
     first = number(0.693359375)
     second = number(-2.121944400546905827679e-4)
-    # Beside 1.5 * 2^digits a number has no digits behind the point: it rounds to n,
+    # Beside 1.5 * 2^size a number has no digits behind the point: it rounds to n,
     # and its last bits are those of n.
-    shift, per_log_2 = number(1.5 * 2.0**digits), number(1.4426950408889634)
-    digits, bias, largest = whole(digits), whole(bias), number(largest)
+    shift, per_log_2 = number(1.5 * 2.0**size), number(1.4426950408889634)
     one = number(1)
     taylor = tuple(number(1 / math.factorial(k)) for k in range(terms, 1, -1))
 
@@ -238,16 +240,16 @@ def _expm1(x: Any) -> Any:
     return run
 
 
-@compiled()  # type: ignore[untyped-decorator]
-def sigmoid(a):  # type: ignore[no-untyped-def]
+@compiled()
+def sigmoid(a):
     """Put in the logistic function of each."""
     one, two = a.dtype.type(1), a.dtype.type(2)
     for j in range(a.size):
         a[j] = one / (two + expm1(-a[j]))
 
 
-@compiled()  # type: ignore[untyped-decorator]
-def tanh(a):  # type: ignore[no-untyped-def]
+@compiled()
+def tanh(a):
     """Put in the hyperbolic tangent of each."""
     two = a.dtype.type(2)
     for j in range(a.size):
@@ -258,8 +260,8 @@ def tanh(a):  # type: ignore[no-untyped-def]
 # --- loops over a row -----------------------------------------------------------------
 
 
-@summed  # type: ignore[untyped-decorator]
-def mean(v):  # type: ignore[no-untyped-def]
+@summed
+def mean(v):
     """Mean of v."""
     total = v.dtype.type(0)
     for j in range(v.size):
@@ -267,8 +269,8 @@ def mean(v):  # type: ignore[no-untyped-def]
     return total / v.dtype.type(v.size)
 
 
-@summed  # type: ignore[untyped-decorator]
-def mean_product(v, w):  # type: ignore[no-untyped-def]
+@summed
+def mean_product(v, w):
     """Mean of v times w."""
     total = v.dtype.type(0)
     for j in range(v.size):
@@ -276,8 +278,8 @@ def mean_product(v, w):  # type: ignore[no-untyped-def]
     return total / v.dtype.type(v.size)
 
 
-@summed  # type: ignore[untyped-decorator]
-def put_moments(moments, v, eps):  # type: ignore[no-untyped-def]
+@summed
+def put_moments(moments, v, eps):
     """Put in the mean of v, corrected by what it left, and 1 / s."""
     first = mean(v)
     number = v.dtype.type
@@ -292,99 +294,99 @@ def put_moments(moments, v, eps):  # type: ignore[no-untyped-def]
     moments[1] = number(1) / np.sqrt(var + eps)
 
 
-@fused  # type: ignore[untyped-decorator]
-def put_hat(to, v, moments):  # type: ignore[no-untyped-def]
+@fused
+def put_hat(to, v, moments):
     """Put in v standardized."""
     mu, inv_std = moments[0], moments[1]
     for j in range(to.size):
         to[j] = (v[j] - mu) * inv_std
 
 
-@fused  # type: ignore[untyped-decorator]
-def put_affine_hat(to, v, moments, gamma, beta):  # type: ignore[no-untyped-def]
+@fused
+def put_affine_hat(to, v, moments, gamma, beta):
     """Put in gamma times v standardized, plus beta."""
     mu, inv_std = moments[0], moments[1]
     for j in range(to.size):
         to[j] = gamma[j] * ((v[j] - mu) * inv_std) + beta[j]
 
 
-@fused  # type: ignore[untyped-decorator]
-def add_affine_hat(to, v, moments, gamma):  # type: ignore[no-untyped-def]
+@fused
+def add_affine_hat(to, v, moments, gamma):
     """Add gamma times v standardized."""
     mu, inv_std = moments[0], moments[1]
     for j in range(to.size):
         to[j] += gamma[j] * ((v[j] - mu) * inv_std)
 
 
-@fused  # type: ignore[untyped-decorator]
-def put_through(to, w, v_hat, inv_std):  # type: ignore[no-untyped-def]
+@fused
+def put_through(to, w, v_hat, inv_std):
     """Put in w taken back through a hat."""
     first, second = mean(w), mean_product(w, v_hat)
     for j in range(to.size):
         to[j] = inv_std * ((w[j] - first) - v_hat[j] * second)
 
 
-@fused  # type: ignore[untyped-decorator]
-def add_through(to, w, v_hat, inv_std):  # type: ignore[no-untyped-def]
+@fused
+def add_through(to, w, v_hat, inv_std):
     """Add w taken back through a hat."""
     first, second = mean(w), mean_product(w, v_hat)
     for j in range(to.size):
         to[j] += inv_std * ((w[j] - first) - v_hat[j] * second)
 
 
-@fused  # type: ignore[untyped-decorator]
-def put_product(to, v, w):  # type: ignore[no-untyped-def]
+@fused
+def put_product(to, v, w):
     """Put in v times w."""
     for j in range(to.size):
         to[j] = v[j] * w[j]
 
 
-@fused  # type: ignore[untyped-decorator]
-def put_sum(to, v, w):  # type: ignore[no-untyped-def]
+@fused
+def put_sum(to, v, w):
     """Put in v plus w."""
     for j in range(to.size):
         to[j] = v[j] + w[j]
 
 
-@fused  # type: ignore[untyped-decorator]
-def add(to, v):  # type: ignore[no-untyped-def]
+@fused
+def add(to, v):
     """Add v."""
     for j in range(to.size):
         to[j] += v[j]
 
 
-@fused  # type: ignore[untyped-decorator]
-def add_product(to, v, w):  # type: ignore[no-untyped-def]
+@fused
+def add_product(to, v, w):
     """Add v times w."""
     for j in range(to.size):
         to[j] += v[j] * w[j]
 
 
-@fused  # type: ignore[untyped-decorator]
-def put_c(to, f, c_prev, i, g):  # type: ignore[no-untyped-def]
+@fused
+def put_c(to, f, c_prev, i, g):
     """Put in the next c."""
     for j in range(to.size):
         to[j] = f[j] * c_prev[j] + i[j] * g[j]
 
 
-@fused  # type: ignore[untyped-decorator]
-def put_slope_of_u(to, dl_dh, o, tanh_u):  # type: ignore[no-untyped-def]
+@fused
+def put_slope_of_u(to, dl_dh, o, tanh_u):
     """Put in what arrives at u."""
     one = to.dtype.type(1)
     for j in range(to.size):
         to[j] = dl_dh[j] * o[j] * (one - tanh_u[j] * tanh_u[j])
 
 
-@fused  # type: ignore[untyped-decorator]
-def put_slope_of_gate(to, arriving, factor, gate):  # type: ignore[no-untyped-def]
+@fused
+def put_slope_of_gate(to, arriving, factor, gate):
     """Put in what arrives at a, before a sigmoid that multiplies ``factor``."""
     one = to.dtype.type(1)
     for j in range(to.size):
         to[j] = arriving[j] * factor[j] * (gate[j] * (one - gate[j]))
 
 
-@fused  # type: ignore[untyped-decorator]
-def put_slope_of_g(to, arriving, i, g):  # type: ignore[no-untyped-def]
+@fused
+def put_slope_of_g(to, arriving, i, g):
     """Put in what arrives at a, before the tanh."""
     one = to.dtype.type(1)
     for j in range(to.size):
@@ -394,8 +396,8 @@ def put_slope_of_g(to, arriving, i, g):  # type: ignore[no-untyped-def]
 # --- the loop over the steps ----------------------------------------------------------
 
 
-@compiled()  # type: ignore[untyped-decorator]
-def forward(  # type: ignore[no-untyped-def]
+@compiled()
+def forward(
     q,
     w_h,
     gains,
@@ -453,8 +455,8 @@ def forward(  # type: ignore[no-untyped-def]
         last_h, last_c, before = h, c, start
 
 
-@compiled()  # type: ignore[untyped-decorator]
-def backward(  # type: ignore[no-untyped-def]
+@compiled()
+def backward(
     dl_dh,
     q,
     w_h,

@@ -32,7 +32,7 @@ NATIVE = "NORMBOOK_NATIVE"  # environment variable; 0 turns the loop off
 # Half of a step in bfloat16 fits nothing.
 no_autocast = torch.autocast("cpu", enabled=False)
 
-_PANELS = WeakTensorKeyDictionary()  # of weights that were used for inference
+_PANELS: Any = WeakTensorKeyDictionary()  # of weights that were used for inference
 
 
 @functools.cache
@@ -68,7 +68,7 @@ def can_run(cell: Any, tensors: Sequence[Tensor]) -> bool:
         # Transforms and what looks at operators would see none.
         and not torch._C._are_functorch_transforms_active()
         and not torch._C._len_torch_dispatch_stack()
-        and not torch.jit.is_tracing()  # type: ignore[no-untyped-call]
+        and not torch.jit.is_tracing()  # type: ignore[attr-defined, no-untyped-call]
         and loop() is not None
     )
 
@@ -80,7 +80,7 @@ class NativeSequence(torch.autograd.Function):
     """
 
     @staticmethod
-    @no_autocast
+    @no_autocast  # type: ignore[untyped-decorator]
     def forward(  # noqa: D102
         ctx: Any,
         cell: Any,
@@ -123,7 +123,7 @@ class NativeSequence(torch.autograd.Function):
         return h, *last
 
     @staticmethod
-    @no_autocast
+    @no_autocast  # type: ignore[untyped-decorator]
     def backward(  # noqa: D102
         ctx: Any, *arriving: Tensor | None
     ) -> Slopes:
