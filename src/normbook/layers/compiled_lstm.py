@@ -11,8 +11,9 @@ the cache. What makes it fast:
   overlap, and compiled code that looks whether they do costs more with each.
 
 Arrays are NumPy's, C-contiguous and of one dtype, float32 or float64. ``starts`` and
-``sizes`` tell the rows of each step, as in :mod:`normbook.through_time`. Of each row,
-``moments`` has mean and 1 / s of p, q and c in turn. Nothing is checked:
+``sizes`` tell the rows of each step, as in :mod:`normbook.through_time`. ``moments`` and
+``eps`` are those of p, q and c: mean and 1 / s of each row, or with batch norm mean,
+variance and 1 / s of each step, of shape (T, 3, columns). Nothing is checked:
 :mod:`normbook.layers.native` is the door. All of it is one file, since numba's cache
 looks at no other when it is changed.
 """
@@ -30,7 +31,14 @@ from numba import config, njit, types
 from numba.core.cgutils import get_or_insert_function, unpack_tuple
 from numba.extending import intrinsic, overload
 
-__all__ = ["backward", "forward", "pack", "padded"]
+__all__ = [
+    "backward",
+    "batch_norm_backward",
+    "batch_norm_forward",
+    "forward",
+    "pack",
+    "padded",
+]
 
 
 def _has(feature: str) -> bool:
@@ -393,6 +401,93 @@ def put_slope_of_g(to, arriving, i, g):
         to[j] = arriving[j] * i[j] * (one - g[j] * g[j])
 
 
+# --- batch norm over the rows of a step -----------------------------------------------
+
+
+@fused
+def add_deviation(to, v, mean):
+    """Add v less the mean."""
+    for j in range(to.size):
+        to[j] += v[j] - mean[j]
+
+
+@fused
+def add_square(to, v, mean):
+    """Add the square of v less the mean."""
+    for j in range(to.size):
+        d = v[j] - mean[j]
+        to[j] += d * d
+
+
+@fused
+def add_times_hat(to, w, v, mean, inv_std):
+    """Add w times v standardized."""
+    for j in range(to.size):
+        to[j] += w[j] * ((v[j] - mean[j]) * inv_std[j])
+
+
+@fused
+def put_affine_hats(to, v, mean, inv_std, gamma, beta):
+    """Put in gamma times v standardized by columns, plus beta."""
+    for j in range(to.size):
+        to[j] = gamma[j] * ((v[j] - mean[j]) * inv_std[j]) + beta[j]
+
+
+@fused
+def add_affine_hats(to, v, mean, inv_std, gamma):
+    """Add gamma times v standardized by columns."""
+    for j in range(to.size):
+        to[j] += gamma[j] * ((v[j] - mean[j]) * inv_std[j])
+
+
+@fused
+def put_slopes(to, w, v, mean, inv_std, gain, of_mean, of_std):
+    """Put in w taken back through a hat and its gain."""
+    for j in range(to.size):
+        v_hat = (v[j] - mean[j]) * inv_std[j]
+        to[j] = gain[j] * ((w[j] - of_mean[j]) - v_hat * of_std[j])
+
+
+@fused
+def put_column_moments(moments, v, first, rows, eps, uses_batch):
+    """Put in mean, variance and 1 / s of rows of v, or 1 / s by what is given."""
+    mean, var, inv_std = moments[0], moments[1], moments[2]
+    count = var.dtype.type(rows)
+    if uses_batch:
+        moments[:] = 0
+        for n in range(rows):
+            add(mean, v[first + n, : mean.size])
+        for j in range(mean.size):
+            mean[j] /= count
+        left = inv_std
+        for n in range(rows):
+            add_deviation(left, v[first + n, : mean.size], mean)
+            add_square(var, v[first + n, : mean.size], mean)
+        for j in range(mean.size):
+            left[j] /= count
+            var[j] = max(var[j] / count - left[j] * left[j], var.dtype.type(0))
+            mean[j] += left[j]
+    for j in range(mean.size):
+        inv_std[j] = var.dtype.type(1) / np.sqrt(var[j] + eps)
+
+
+@fused
+def put_column_slopes(to, row, w, v, first, rows, moments, gamma, uses_batch, sums):
+    """Put in rows of w taken back, and the sums of w and of w times the hat."""
+    mean, inv_std = moments[0], moments[2]
+    sums[:] = 0
+    for n in range(rows):
+        add(sums[0], w[n])
+        add_times_hat(sums[1], w[n], v[first + n, : mean.size], mean, inv_std)
+    share = np.zeros_like(sums)  # by the statistics, where they are of these rows
+    if uses_batch:
+        share[:] = sums / sums.dtype.type(rows)
+    gain = gamma * inv_std
+    for n in range(rows):
+        v_n = v[first + n, : mean.size]
+        put_slopes(to[row + n], w[n], v_n, mean, inv_std, gain, share[0], share[1])
+
+
 # --- the loop over the steps ----------------------------------------------------------
 
 
@@ -408,12 +503,12 @@ def forward(
     eps,
     has_norm,
     is_kept,
+    moments,
     p,
     gates,
     c,
     tanh_u,
     h,
-    moments,
 ):
     """Run over all steps; c, h and, if kept, p, gates, tanh_u and moments are filled.
 
@@ -422,6 +517,7 @@ def forward(
     What is not kept needs rows for one step.
     """
     gamma_h, gamma_x, b, gamma_c, beta_c = gains
+    of_p, of_q, of_c = moments
     units = h.shape[1]
     last_h, last_c, before = h_0, c_0, 0
     for t in range(sizes.size):
@@ -431,12 +527,12 @@ def forward(
         for n in range(sizes[t]):
             row, kept = start + n, first + n
             a, p_t, q_t, u = gates[kept], p[kept, : 4 * units], q[row], tanh_u[kept]
-            m, c_t = moments[kept], c[row]
+            c_t = c[row]
             if has_norm:
-                put_moments(m, p_t, eps)
-                put_moments(m[2:], q_t, eps)
-                put_affine_hat(a, p_t, m, gamma_h, b)
-                add_affine_hat(a, q_t, m[2:], gamma_x)
+                put_moments(of_p[kept], p_t, eps[0])
+                put_moments(of_q[kept], q_t, eps[1])
+                put_affine_hat(a, p_t, of_p[kept], gamma_h, b)
+                add_affine_hat(a, q_t, of_q[kept], gamma_x)
             else:
                 put_sum(a, p_t, q_t)
                 add(a, b)
@@ -446,8 +542,8 @@ def forward(
                 c_t, a[:units], last_c[before + n], a[units : 2 * units], a[3 * units :]
             )
             if has_norm:
-                put_moments(m[4:], c_t, eps)
-                put_affine_hat(u, c_t, m[4:], gamma_c, beta_c)
+                put_moments(of_c[kept], c_t, eps[2])
+                put_affine_hat(u, c_t, of_c[kept], gamma_c, beta_c)
             else:
                 u[:] = c_t
             tanh(u)
@@ -465,11 +561,11 @@ def backward(
     starts,
     sizes,
     has_norm,
+    moments,
     p,
     gates,
     c,
     tanh_u,
-    moments,
     dl_dp,
     dl_dq,
     at_h,
@@ -485,6 +581,7 @@ def backward(
     b, gamma_h and gamma_x, ``of_4h``, and of beta_c and gamma_c, ``of_h``.
     """
     gamma_h, gamma_x, _, gamma_c, _ = gains
+    of_p, of_q, of_c = moments
     units = c.shape[1]
     w, v_hat = np.empty((2, 4 * units), q.dtype)
     dl_da, c_hat = np.empty(4 * units, q.dtype), np.empty(units, q.dtype)
@@ -496,18 +593,18 @@ def backward(
         last_c, before = (c_0, 0) if t == 0 else (c, starts[t - 1])
         for n in range(sizes[t]):
             row = start + n
-            a, u, m = gates[row], tanh_u[row], moments[row]
+            a, u = gates[row], tanh_u[row]
             f, i, o = a[:units], a[units : 2 * units], a[2 * units : 3 * units]
             g, dl_dh_t, dl_dc = a[3 * units :], at_h[n, :units], at_c[n]
-            dl_du, of_c = dl_da[:units], w[:units]
+            dl_du, of_u = dl_da[:units], w[:units]
             add(dl_dh_t, dl_dh[row])
             put_slope_of_u(dl_du, dl_dh_t, o, u)
             if has_norm:
-                put_hat(c_hat, c[row], m[4:])
+                put_hat(c_hat, c[row], of_c[row])
                 add(part_h[0], dl_du)
                 add_product(part_h[1], dl_du, c_hat)
-                put_product(of_c, gamma_c, dl_du)
-                add_through(dl_dc, of_c, c_hat, m[5])
+                put_product(of_u, gamma_c, dl_du)
+                add_through(dl_dc, of_u, c_hat, of_c[row, 1])
             else:
                 add(dl_dc, dl_du)
             put_slope_of_gate(dl_da[:units], dl_dc, last_c[before + n], f)
@@ -517,14 +614,14 @@ def backward(
             add(part_4h[0], dl_da)
             put_product(dl_dc, dl_dc, f)
             if has_norm:
-                put_hat(v_hat, p[row, : 4 * units], m)
+                put_hat(v_hat, p[row, : 4 * units], of_p[row])
                 add_product(part_4h[1], dl_da, v_hat)
                 put_product(w, gamma_h, dl_da)
-                put_through(dl_dp[row], w, v_hat, m[1])
-                put_hat(v_hat, q[row], m[2:])
+                put_through(dl_dp[row], w, v_hat, of_p[row, 1])
+                put_hat(v_hat, q[row], of_q[row])
                 add_product(part_4h[2], dl_da, v_hat)
                 put_product(w, gamma_x, dl_da)
-                put_through(dl_dq[row], w, v_hat, m[3])
+                put_through(dl_dq[row], w, v_hat, of_q[row, 1])
             else:
                 dl_dp[row] = dl_da
         product(dl_dp, start, sizes[t], w_h, 4 * units, at_h, 0)
@@ -535,3 +632,118 @@ def backward(
             part_4h[:] = 0
             part_h[:] = 0
             waiting = 0
+
+
+@compiled()
+def batch_norm_forward(
+    q,
+    w_h,
+    gains,
+    h_0,
+    c_0,
+    starts,
+    sizes,
+    eps,
+    uses_batch,
+    is_kept,
+    moments,
+    p,
+    gates,
+    c,
+    tanh_u,
+    h,
+):
+    """Run over all steps with batch norm; all else is as in `forward`.
+
+    ``uses_batch`` says of p, q and c whether their mean and variance are those of the
+    step; else they are given.
+    """
+    gamma_h, gamma_x, b, gamma_c, beta_c = gains
+    of_p, of_q, of_c = moments
+    units = h.shape[1]
+    last_h, last_c, before = h_0, c_0, 0
+    for t in range(sizes.size):
+        start, n = starts[t], sizes[t]
+        first = start if is_kept else 0
+        product(last_h, before, n, w_h, units, p, first)
+        put_column_moments(of_p[t], p, first, n, eps[0], uses_batch[0])
+        put_column_moments(of_q[t], q, start, n, eps[1], uses_batch[1])
+        for k in range(n):
+            a, p_k, q_k = gates[first + k], p[first + k, : 4 * units], q[start + k]
+            put_affine_hats(a, p_k, of_p[t, 0], of_p[t, 2], gamma_h, b)
+            add_affine_hats(a, q_k, of_q[t, 0], of_q[t, 2], gamma_x)
+            sigmoid(a[: 3 * units])
+            tanh(a[3 * units :])
+            f, i, g = a[:units], a[units : 2 * units], a[3 * units :]
+            put_c(c[start + k], f, last_c[before + k], i, g)
+        put_column_moments(of_c[t], c, start, n, eps[2], uses_batch[2])
+        for k in range(n):
+            u, c_k = tanh_u[first + k], c[start + k]
+            put_affine_hats(u, c_k, of_c[t, 0], of_c[t, 2], gamma_c, beta_c)
+            tanh(u)
+            put_product(h[start + k], gates[first + k, 2 * units : 3 * units], u)
+        last_h, last_c, before = h, c, start
+
+
+@compiled()
+def batch_norm_backward(
+    dl_dh,
+    q,
+    w_h,
+    gains,
+    c_0,
+    starts,
+    sizes,
+    uses_batch,
+    moments,
+    p,
+    gates,
+    c,
+    tanh_u,
+    dl_dp,
+    dl_dq,
+    at_h,
+    at_c,
+    of_4h,
+    of_h,
+):
+    """Go back over all steps with batch norm; all else is as in `backward`."""
+    gamma_h, gamma_x, _, gamma_c, _ = gains
+    of_p, of_q, of_c = moments
+    units, rows = c.shape[1], sizes[0]
+    dl_da, dl_du = (
+        np.empty((rows, 4 * units), q.dtype),
+        np.empty((rows, units), q.dtype),
+    )
+    through_c = np.empty((rows, units), q.dtype)
+    sums_4h, sums_h = np.empty((2, 4 * units), q.dtype), np.empty((2, units), q.dtype)
+    for t in range(sizes.size - 1, -1, -1):
+        start, n = starts[t], sizes[t]
+        last_c, before = (c_0, 0) if t == 0 else (c, starts[t - 1])
+        for k in range(n):
+            add(at_h[k, :units], dl_dh[start + k])
+            o = gates[start + k, 2 * units : 3 * units]
+            put_slope_of_u(dl_du[k], at_h[k, :units], o, tanh_u[start + k])
+        put_column_slopes(
+            through_c, 0, dl_du, c, start, n, of_c[t], gamma_c, uses_batch[2], sums_h
+        )
+        of_h += sums_h
+        for k in range(n):
+            a, u, dl_dc = gates[start + k], tanh_u[start + k], at_c[k]
+            f, i, g = a[:units], a[units : 2 * units], a[3 * units :]
+            add(dl_dc, through_c[k])
+            put_slope_of_gate(dl_da[k, :units], dl_dc, last_c[before + k], f)
+            put_slope_of_gate(dl_da[k, units : 2 * units], dl_dc, g, i)
+            o, of_o = a[2 * units : 3 * units], dl_da[k, 2 * units : 3 * units]
+            put_slope_of_gate(of_o, at_h[k, :units], u, o)
+            put_slope_of_g(dl_da[k, 3 * units :], dl_dc, i, g)
+            put_product(dl_dc, dl_dc, f)
+        put_column_slopes(
+            dl_dp, start, dl_da, p, start, n, of_p[t], gamma_h, uses_batch[0], sums_4h
+        )
+        of_4h[:2] += sums_4h
+        put_column_slopes(
+            dl_dq, start, dl_da, q, start, n, of_q[t], gamma_x, uses_batch[1], sums_4h
+        )
+        of_4h[2] += sums_4h[1]
+        product(dl_dp, start, n, w_h, 4 * units, at_h, 0)

@@ -94,6 +94,28 @@ class _Cell:
         backward = lstm_backward if self.norm is None else layer_norm_lstm_backward
         return backward(dl_dh, cache, *last)
 
+    @property
+    def has_norm(self) -> bool:
+        return self.norm is not None
+
+    @property
+    def can_be_native(self) -> bool:
+        """Whether there is a compiled loop of this cell."""
+        is_paper = (self.norm, self.carried) == ("terms", "raw")
+        return self.is_native and (is_paper or self.norm is None)
+
+    def moments(self, q: Tensor, rows: int) -> list[Tensor]:
+        """Memory for mean and 1 / s of each row of p, q and c."""
+        return [q.new_empty(rows, 2) for _ in "pqc"]
+
+    def gradients(
+        self, arriving: Any, x: Any, h_0: Any, c_0: Any, parameters: Sequence[Any]
+    ) -> tuple[Any, ...]:
+        dl_dh, *last = arriving
+        _, cache = self.forward(x, h_0, c_0, *parameters)
+        dl_dx, by_weights, *by_states = self.backward(dl_dh, cache, *last)
+        return dl_dx, *by_states, *by_weights
+
     def full(self, parameters: Sequence[Any]) -> Any:
         """Weights, gains and biases, with 1 and 0 where one was left out."""
         weights = self._named(parameters)
@@ -541,11 +563,13 @@ def _layer(
         # Forward-mode derivatives: torch follows the forward pass by itself.
         with _no_autocast(x):
             return tuple(cell.forward(x, h_0, c_0, *parameters)[0])
-    if cell.is_native and can_run(cell, tensors):
+    inputs = x, h_0, c_0, *parameters
+    if cell.can_be_native and can_run(tensors):
         is_kept = torch.is_grad_enabled() and any(v.requires_grad for v in tensors)
-        inputs = cell, is_kept, x, h_0, c_0, *parameters
-        return NativeSequence.apply(*inputs)  # type: ignore[no-any-return, no-untyped-call]
-    h, h_last, c_last, *_ = _Sequence.apply(cell, x, h_0, c_0, *parameters)  # type: ignore[no-untyped-call]
+        outputs = NativeSequence.apply(cell, is_kept, *inputs)  # type: ignore[no-untyped-call]
+    else:
+        outputs = _Sequence.apply(cell, *inputs)  # type: ignore[no-untyped-call]
+    h, h_last, c_last, *_ = outputs
     return h, h_last, c_last
 
 
