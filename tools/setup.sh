@@ -69,7 +69,7 @@ echo "setup: installing into $venv (a few minutes the first time)"
 # The compiled loop of the LSTM layers: some 20 s once, kept beside its source.
 "$venv/bin/python" - <<'END' || fail "the LSTM layers could not run, see above"
 import torch
-from normbook.layers import LayerNormLSTM
+from normbook.layers.lstm import LayerNormLSTM
 
 for dtype in torch.float32, torch.float64:
     LayerNormLSTM(1, 1, dtype=dtype)(torch.zeros(1, 1, 1, dtype=dtype))[0].sum().backward()

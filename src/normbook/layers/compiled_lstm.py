@@ -11,9 +11,9 @@ the cache. What makes it fast:
   overlap, and compiled code that looks whether they do costs more with each.
 
 Arrays are NumPy's, C-contiguous and of one dtype, float32 or float64. ``starts`` and
-``sizes`` tell the rows of each step, as in :mod:`normbook.through_time`. ``moments`` and
-``eps`` are those of p, q and c: mean and 1 / s of each row, or with batch norm mean,
-variance and 1 / s of each step, of shape (T, 3, columns). Nothing is checked:
+``sizes`` tell the rows of each step, as in :mod:`normbook.through_time`. ``eps`` and
+``moments`` are those of p, q and c: mean and 1 / s of each row, or with batch norm
+mean, variance and 1 / s of each step, of shape (T, 3, columns). Nothing is checked:
 :mod:`normbook.layers.native` is the door. All of it is one file, since numba's cache
 looks at no other when it is changed.
 """

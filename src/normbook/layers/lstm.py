@@ -71,6 +71,8 @@ class _Cell:
     batch_sizes: tuple[int, ...] | None  # None: all sequences have one length
     is_native: bool  # by the compiled loop, where it can run
 
+    uses_batch = None  # no batch norm
+
     def forward(
         self, x: Any, h_0: Any, c_0: Any, *parameters: Any
     ) -> tuple[LSTMOutput, Any]:
@@ -341,8 +343,8 @@ class LayerNormLSTM(NormLayer):
         self, x: Tensor, states: Sequence[Tensor], sizes: tuple[int, ...] | None
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Run all layers over steps that lie on the first axis."""
-        is_autocast = _is_autocast(x)
-        if is_autocast:
+        is_cast = is_autocast(x)
+        if is_cast:
             x, *states = as_float32(x, *states)
         cell = _Cell(self.norm, self.carried, self.eps, sizes, self.native)
         order = None
@@ -357,7 +359,7 @@ class LayerNormLSTM(NormLayer):
             outputs = []
             for ending in endings[k : k + directions]:
                 weights = [getattr(self, field + ending) for field in FIELDS]
-                weights = as_float32(*weights) if is_autocast else weights
+                weights = as_float32(*weights) if is_cast else weights
                 is_reverse = ending.endswith("_reverse")
                 y = _reversed(x, order) if is_reverse else x
                 h_0, c_0 = next(first)
@@ -487,7 +489,7 @@ class LayerNormLSTM(NormLayer):
                 "holds D features."
             )
         w_x = self.w_x_l0
-        if input.dtype != w_x.dtype and not _is_autocast(input):
+        if input.dtype != w_x.dtype and not is_autocast(input):
             raise ValueError(
                 f"input of {name} must have the dtype of the weights, {w_x.dtype}, got "
                 f"{input.dtype}; convert one of them with .to(...)."
@@ -506,7 +508,7 @@ class LayerNormLSTM(NormLayer):
         lengths = {"layers": len(self._endings()), "N": examples, "H": self.hidden_size}
         if examples is None:
             del lengths["N"]
-        states = first_states(x, hx, lengths, _is_autocast(x))
+        states = first_states(x, hx, lengths, is_autocast(x))
         return [state[:, None] for state in states] if examples is None else states
 
 
@@ -607,13 +609,14 @@ def backwards(sizes: Sequence[int], device: torch.device) -> Tensor:
     return order.to(device)
 
 
-def _is_autocast(x: Tensor) -> bool:
+def is_autocast(x: Tensor) -> bool:
+    """Whether autocast is on where x is."""
     kind = x.device.type
     return torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
 
 
 def _no_autocast(x: Tensor) -> contextlib.AbstractContextManager[Any]:
     """Let the products be what they are: half of a step in bfloat16 fits nothing."""
-    if _is_autocast(x):
+    if is_autocast(x):
         return torch.autocast(x.device.type, enabled=False)
     return contextlib.nullcontext()

@@ -78,9 +78,9 @@ class NativeSequence(torch.autograd.Function):
 
     A cell has
 
-    - ``full(parameters)``: weights, one bias, and gains and ``beta_c`` if it has norms;
+    - ``full(parameters)``: weights, one bias and, with norms, gains and ``beta_c``;
     - ``batch_sizes``: None if all sequences have one length;
-    - ``eps``; ``has_norm``, or with batch norm whether p, q and c go by the batch;
+    - ``eps``, ``has_norm``, and ``uses_batch`` of p, q and c, None without batch norm;
     - ``moments(q, rows)``: memory for the statistics of p, q and c;
     - ``gradients(arriving, x, h_0, c_0, parameters)`` by the formulas, as autograd can
       differentiate them in turn.
@@ -115,7 +115,7 @@ class NativeSequence(torch.autograd.Function):
             *_numpy(h_0, c_0),
             *run.steps,
             run.eps,
-            cell.has_norm,
+            run.mode,
             is_kept,
             tuple(_numpy(*moments)),
             *_numpy(p, gates, c, tanh_u, h_rows),
@@ -161,7 +161,7 @@ class NativeSequence(torch.autograd.Function):
             run.gains,
             *_numpy(c_0),
             *run.steps,
-            cell.has_norm,
+            run.mode,
             tuple(_numpy(*moments)),
             *_numpy(p, gates, c, tanh_u, dl_dp, dl_dq, at_h, at_c),
             of_4h,
@@ -189,8 +189,11 @@ class _Run:
         compiled = loop()
         assert compiled is not None  # noqa: S101, can_run has told
         self.loop = compiled
-        self.forward, self.backward = compiled.forward, compiled.backward
-        if isinstance(cell.has_norm, tuple):  # one for each batch norm
+        if cell.uses_batch is None:
+            self.mode = cell.has_norm
+            self.forward, self.backward = compiled.forward, compiled.backward
+        else:
+            self.mode = cell.uses_batch
             self.forward = compiled.batch_norm_forward
             self.backward = compiled.batch_norm_backward
         self.weights = weights = cell.full(parameters)
