@@ -21,6 +21,7 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
 from normbook.layers import native
+from normbook.layers.batch_norm_lstm import BatchNormLSTM
 from normbook.layers.lstm import LayerNormLSTM
 
 # torch's forward mode loads functions that torch itself still scripts.
@@ -143,6 +144,61 @@ def test_in_float64(norm: Any, options: Any, calls: list[int]) -> None:
     layer = make(3, 33, norm=norm, **options).double()
     assert max(errors(layer, packed)) <= 1e-13
     assert len(calls) == 2 * len(layer._endings())
+
+
+LENGTHS = (6, 6, 3, 6, 6)  # two examples alone would have hardly any gradient
+
+
+@pytest.mark.parametrize("mode", ["train", "eval", "one norm frozen", "one alone"])
+@each_dtype
+def test_batch_norm(mode: str, dtype: Any, calls: list[int]) -> None:
+    lengths = (*LENGTHS, 9) if mode == "one alone" else LENGTHS
+    layer = batch_norm_layer(dtype).train(mode != "eval")
+    if mode == "one norm frozen":
+        layer.norm_c_l0.eval()
+    sequences = [draw(n, 3, seed=n).to(layer.b_l0) for n in lengths]
+    packed = pack_sequence(sequences, enforce_sorted=False)
+    hx = [draw(2, len(lengths), 33, seed=k).to(layer.b_l0) for k in (8, 9)]
+    least = 5e-13 if dtype == np.float64 else 1e-4
+    assert max(errors(layer, packed, hx)) <= least
+    parts = 2 if mode == "one alone" else 1
+    assert len(calls) == 4 * parts  # two directions, forward and backward
+    exact = batch_norm_layer(np.float64, native=False).train(mode != "eval")
+    exact.norm_c_l0.train(mode not in ("eval", "one norm frozen"))
+    exact(packed._replace(data=packed.data.double()), [v.double() for v in hx])
+    for a, b in zip(layer.buffers(), exact.buffers(), strict=True):
+        torch.testing.assert_close(a, b.to(a.dtype), rtol=least, atol=least)
+
+
+def batch_norm_layer(dtype: Any, **options: Any) -> Any:
+    """Return a layer whose statistics are drawn."""
+    torch.manual_seed(3)
+    layer = BatchNormLSTM(3, 33, 9, bidirectional=True, **options)
+    with torch.no_grad():
+        for name, value in layer.state_dict().items():
+            if value.is_floating_point():
+                low = 0.5 if "norm" in name else -0.3
+                value.uniform_(low, low + 0.6)
+    return layer.double() if dtype == np.float64 else layer
+
+
+def test_batch_norm_twice_differentiated_and_far_from_0(calls: list[int]) -> None:
+    slopes = []
+    for is_native in (True, False):
+        layer = batch_norm_layer(np.float64, native=is_native)
+        x = draw(4, 5, 3).double().requires_grad_()
+        (slope,) = torch.autograd.grad(layer(x)[0].sum(), x, create_graph=True)
+        slopes.append(torch.autograd.grad(slope.square().sum(), [x, layer.w_h_l0]))
+    assert len(calls) == 2  # forward, in both directions
+    for a, b in zip(*slopes, strict=True):
+        torch.testing.assert_close(a, b)
+    # W_x x lies 1 000 times its spread from 0.
+    layer = batch_norm_layer(np.float32)
+    with torch.no_grad():
+        far = draw(4, 50, 3) + 1000
+        exact = batch_norm_layer(np.float64, native=False)
+        found, expected = layer(far)[0], exact(far.double())[0]
+    assert (found - expected).abs().max() <= 2e-3
 
 
 @each_norm
