@@ -54,7 +54,7 @@ ROWS = 8 if HAS_AVX512 else 6 if HAS_AVX2 else 4  # of the largest tile
 BLOCK = 64  # rows whose gradients are added in the dtype of the arrays, not float64
 
 # Division by 0 gives infinity, as everywhere in torch.
-compiled: Any = partial(njit, error_model="numpy", cache=True, nogil=True)
+compiled: Any = partial(njit, error_model="numpy", nogil=True)
 # Sums may be taken in any order, so in vectors; and a product and a sum rounded once.
 summed = compiled(fastmath={"reassoc", "nsz", "contract"})
 fused = compiled(fastmath={"contract"})
@@ -357,6 +357,27 @@ def put_sum(to, v, w):
 
 
 @fused
+def clear(to):
+    """Put in 0."""
+    for j in range(to.size):
+        to[j] = 0
+
+
+@fused
+def put(to, v):
+    """Put in v."""
+    for j in range(to.size):
+        to[j] = v[j]
+
+
+@fused
+def scale(to, factor):
+    """Multiply by one number."""
+    for j in range(to.size):
+        to[j] *= factor
+
+
+@fused
 def add(to, v):
     """Add v."""
     for j in range(to.size):
@@ -454,7 +475,8 @@ def put_column_moments(moments, v, first, rows, eps, uses_batch):
     mean, var, inv_std = moments[0], moments[1], moments[2]
     count = var.dtype.type(rows)
     if uses_batch:
-        moments[:] = 0
+        for k in range(3):
+            clear(moments[k])
         for n in range(rows):
             add(mean, v[first + n, : mean.size])
         for j in range(mean.size):
@@ -475,14 +497,19 @@ def put_column_moments(moments, v, first, rows, eps, uses_batch):
 def put_column_slopes(to, row, w, v, first, rows, moments, gamma, uses_batch, sums):
     """Put in rows of w taken back, and the sums of w and of w times the hat."""
     mean, inv_std = moments[0], moments[2]
-    sums[:] = 0
+    clear(sums[0])
+    clear(sums[1])
     for n in range(rows):
         add(sums[0], w[n])
         add_times_hat(sums[1], w[n], v[first + n, : mean.size], mean, inv_std)
-    share = np.zeros_like(sums)  # by the statistics, where they are of these rows
-    if uses_batch:
-        share[:] = sums / sums.dtype.type(rows)
-    gain = gamma * inv_std
+    # What goes through the statistics, where they are those of these rows.
+    share, gain = sums.copy(), gamma.copy()
+    for k in range(2):
+        if uses_batch:
+            scale(share[k], sums.dtype.type(1 / rows))
+        else:
+            clear(share[k])
+    put_product(gain, gamma, inv_std)
     for n in range(rows):
         v_n = v[first + n, : mean.size]
         put_slopes(to[row + n], w[n], v_n, mean, inv_std, gain, share[0], share[1])
@@ -491,7 +518,7 @@ def put_column_slopes(to, row, w, v, first, rows, moments, gamma, uses_batch, su
 # --- the loop over the steps ----------------------------------------------------------
 
 
-@compiled()
+@compiled(cache=True)
 def forward(
     q,
     w_h,
@@ -545,13 +572,13 @@ def forward(
                 put_moments(of_c[kept], c_t, eps[2])
                 put_affine_hat(u, c_t, of_c[kept], gamma_c, beta_c)
             else:
-                u[:] = c_t
+                put(u, c_t)
             tanh(u)
             put_product(h[row], a[2 * units : 3 * units], u)
         last_h, last_c, before = h, c, start
 
 
-@compiled()
+@compiled(cache=True)
 def backward(
     dl_dh,
     q,
@@ -623,18 +650,20 @@ def backward(
                 put_product(w, gamma_x, dl_da)
                 put_through(dl_dq[row], w, v_hat, of_q[row, 1])
             else:
-                dl_dp[row] = dl_da
+                put(dl_dp[row], dl_da)
         product(dl_dp, start, sizes[t], w_h, 4 * units, at_h, 0)
         waiting += sizes[t]
         if waiting >= BLOCK or t == 0:
-            of_4h += part_4h
-            of_h += part_h
-            part_4h[:] = 0
-            part_h[:] = 0
+            for k in range(3):
+                add(of_4h[k], part_4h[k])
+                clear(part_4h[k])
+            for k in range(2):
+                add(of_h[k], part_h[k])
+                clear(part_h[k])
             waiting = 0
 
 
-@compiled()
+@compiled(cache=True)
 def batch_norm_forward(
     q,
     w_h,
@@ -685,7 +714,7 @@ def batch_norm_forward(
         last_h, last_c, before = h, c, start
 
 
-@compiled()
+@compiled(cache=True)
 def batch_norm_backward(
     dl_dh,
     q,
@@ -727,7 +756,8 @@ def batch_norm_backward(
         put_column_slopes(
             through_c, 0, dl_du, c, start, n, of_c[t], gamma_c, uses_batch[2], sums_h
         )
-        of_h += sums_h
+        add(of_h[0], sums_h[0])
+        add(of_h[1], sums_h[1])
         for k in range(n):
             a, u, dl_dc = gates[start + k], tanh_u[start + k], at_c[k]
             f, i, g = a[:units], a[units : 2 * units], a[3 * units :]
@@ -741,9 +771,10 @@ def batch_norm_backward(
         put_column_slopes(
             dl_dp, start, dl_da, p, start, n, of_p[t], gamma_h, uses_batch[0], sums_4h
         )
-        of_4h[:2] += sums_4h
+        add(of_4h[0], sums_4h[0])
+        add(of_4h[1], sums_4h[1])
         put_column_slopes(
             dl_dq, start, dl_da, q, start, n, of_q[t], gamma_x, uses_batch[1], sums_4h
         )
-        of_4h[2] += sums_4h[1]
+        add(of_4h[2], sums_4h[1])
         product(dl_dp, start, n, w_h, 4 * units, at_h, 0)
