@@ -66,12 +66,9 @@ echo "setup: installing into $venv (a few minutes the first time)"
   fail "the install failed, see above; run the same command again when the cause is gone"
 "$venv/bin/python" -m pip --disable-pip-version-check check ||
   fail "the installed packages do not fit together, see above; remove $venv and try again"
-# The compiled loop of the LSTM layers: some 20 s once, kept beside its source.
-"$venv/bin/python" - <<'END' || fail "the LSTM layers could not run, see above"
-import torch
-from normbook.layers.lstm import LayerNormLSTM
-
-for dtype in torch.float32, torch.float64:
-    LayerNormLSTM(1, 1, dtype=dtype)(torch.zeros(1, 1, 1, dtype=dtype))[0].sum().backward()
-END
+# Loops of the LSTM layers: compiled once, in half a minute, and kept beside their source.
+if [ -e src/normbook/layers/compiled_lstm.py ]; then
+  "$venv/bin/python" tools/compile_loops.py ||
+    fail "the LSTM layers could not be compiled, see above; NORMBOOK_NATIVE=0 does without"
+fi
 printf '%s\n' "$key" >"$stamp"
