@@ -278,15 +278,6 @@ def mean(v):
 
 
 @summed
-def mean_product(v, w):
-    """Mean of v times w."""
-    total = v.dtype.type(0)
-    for j in range(v.size):
-        total += v[j] * w[j]
-    return total / v.dtype.type(v.size)
-
-
-@summed
 def put_moments(moments, v, eps):
     """Put in the mean of v, corrected by what it left, and 1 / s."""
     first = mean(v)
@@ -300,14 +291,6 @@ def put_moments(moments, v, eps):
     var = max(squares / number(v.size) - left * left, number(0))
     moments[0] = first + left
     moments[1] = number(1) / np.sqrt(var + eps)
-
-
-@fused
-def put_hat(to, v, moments):
-    """Put in v standardized."""
-    mu, inv_std = moments[0], moments[1]
-    for j in range(to.size):
-        to[j] = (v[j] - mu) * inv_std
 
 
 @fused
@@ -327,19 +310,44 @@ def add_affine_hat(to, v, moments, gamma):
 
 
 @fused
-def put_through(to, w, v_hat, inv_std):
-    """Put in w taken back through a hat."""
-    first, second = mean(w), mean_product(w, v_hat)
+def add_product_with_hat(to, w, v, moments):
+    """Add w times v standardized."""
+    mu, inv_std = moments[0], moments[1]
     for j in range(to.size):
-        to[j] = inv_std * ((w[j] - first) - v_hat[j] * second)
+        to[j] += w[j] * ((v[j] - mu) * inv_std)
+
+
+@summed
+def means_through(w, gamma, v, moments):
+    """Means of gamma times w, and of that times v standardized."""
+    mu, inv_std = moments[0], moments[1]
+    number = w.dtype.type
+    first, second = number(0), number(0)
+    for j in range(w.size):
+        of_hat = gamma[j] * w[j]
+        first += of_hat
+        second += of_hat * ((v[j] - mu) * inv_std)
+    return first / number(w.size), second / number(w.size)
 
 
 @fused
-def add_through(to, w, v_hat, inv_std):
-    """Add w taken back through a hat."""
-    first, second = mean(w), mean_product(w, v_hat)
+def put_through(to, w, gamma, v, moments):
+    """Put in w taken back through gamma times a hat."""
+    mu, inv_std = moments[0], moments[1]
+    first, second = means_through(w, gamma, v, moments)
     for j in range(to.size):
-        to[j] += inv_std * ((w[j] - first) - v_hat[j] * second)
+        v_hat = (v[j] - mu) * inv_std
+        to[j] = inv_std * ((gamma[j] * w[j] - first) - v_hat * second)
+
+
+@fused
+def add_through(to, w, gamma, v, moments):
+    """Add w taken back through gamma times a hat."""
+    mu, inv_std = moments[0], moments[1]
+    first, second = means_through(w, gamma, v, moments)
+    for j in range(to.size):
+        v_hat = (v[j] - mu) * inv_std
+        to[j] += inv_std * ((gamma[j] * w[j] - first) - v_hat * second)
 
 
 @fused
@@ -587,6 +595,8 @@ def backward(
     c_0,
     starts,
     sizes,
+    first,
+    end,
     has_norm,
     moments,
     p,
@@ -600,22 +610,23 @@ def backward(
     of_4h,
     of_h,
 ):
-    """Go back over all steps.
+    """Go back over the steps from ``end``, which is left out, to ``first``.
 
-    ``at_h`` and ``at_c`` come with what arrives behind the last steps, and leave with
-    what arrives at h_0 and c_0; ``at_h`` is as wide as ``w_h``, the panels of W_h.
-    Filled are ``dl_dp`` and, with norm, ``dl_dq``; and, in float64, the gradients of
-    b, gamma_h and gamma_x, ``of_4h``, and of beta_c and gamma_c, ``of_h``.
+    ``at_h`` and ``at_c`` come with what arrives behind these steps, and leave with what
+    arrives before them; ``at_h`` is as wide as ``w_h``, the panels of W_h. Filled are,
+    for the rows of these steps, ``dl_dp`` and, with norm, ``dl_dq``. Added, in float64,
+    are the gradients of b, gamma_h and gamma_x, ``of_4h``, and of beta_c and gamma_c,
+    ``of_h``.
     """
     gamma_h, gamma_x, _, gamma_c, _ = gains
     of_p, of_q, of_c = moments
     units = c.shape[1]
-    w, v_hat = np.empty((2, 4 * units), q.dtype)
-    dl_da, c_hat = np.empty(4 * units, q.dtype), np.empty(units, q.dtype)
+    dl_da = np.empty(4 * units, q.dtype)
     part_4h = np.zeros((3, 4 * units), q.dtype)
     part_h = np.zeros((2, units), q.dtype)
     waiting = 0
-    for t in range(sizes.size - 1, -1, -1):
+    away = starts[first]  # rows before those of dl_dp
+    for t in range(end - 1, first - 1, -1):
         start = starts[t]
         last_c, before = (c_0, 0) if t == 0 else (c, starts[t - 1])
         for n in range(sizes[t]):
@@ -623,15 +634,13 @@ def backward(
             a, u = gates[row], tanh_u[row]
             f, i, o = a[:units], a[units : 2 * units], a[2 * units : 3 * units]
             g, dl_dh_t, dl_dc = a[3 * units :], at_h[n, :units], at_c[n]
-            dl_du, of_u = dl_da[:units], w[:units]
+            dl_du = dl_da[:units]
             add(dl_dh_t, dl_dh[row])
             put_slope_of_u(dl_du, dl_dh_t, o, u)
             if has_norm:
-                put_hat(c_hat, c[row], of_c[row])
                 add(part_h[0], dl_du)
-                add_product(part_h[1], dl_du, c_hat)
-                put_product(of_u, gamma_c, dl_du)
-                add_through(dl_dc, of_u, c_hat, of_c[row, 1])
+                add_product_with_hat(part_h[1], dl_du, c[row], of_c[row])
+                add_through(dl_dc, dl_du, gamma_c, c[row], of_c[row])
             else:
                 add(dl_dc, dl_du)
             put_slope_of_gate(dl_da[:units], dl_dc, last_c[before + n], f)
@@ -641,19 +650,16 @@ def backward(
             add(part_4h[0], dl_da)
             put_product(dl_dc, dl_dc, f)
             if has_norm:
-                put_hat(v_hat, p[row, : 4 * units], of_p[row])
-                add_product(part_4h[1], dl_da, v_hat)
-                put_product(w, gamma_h, dl_da)
-                put_through(dl_dp[row], w, v_hat, of_p[row, 1])
-                put_hat(v_hat, q[row], of_q[row])
-                add_product(part_4h[2], dl_da, v_hat)
-                put_product(w, gamma_x, dl_da)
-                put_through(dl_dq[row], w, v_hat, of_q[row, 1])
+                p_t = p[row, : 4 * units]
+                add_product_with_hat(part_4h[1], dl_da, p_t, of_p[row])
+                put_through(dl_dp[row - away], dl_da, gamma_h, p_t, of_p[row])
+                add_product_with_hat(part_4h[2], dl_da, q[row], of_q[row])
+                put_through(dl_dq[row - away], dl_da, gamma_x, q[row], of_q[row])
             else:
-                put(dl_dp[row], dl_da)
-        product(dl_dp, start, sizes[t], w_h, 4 * units, at_h, 0)
+                put(dl_dp[row - away], dl_da)
+        product(dl_dp, start - away, sizes[t], w_h, 4 * units, at_h, 0)
         waiting += sizes[t]
-        if waiting >= BLOCK or t == 0:
+        if waiting >= BLOCK or t == first:
             for k in range(3):
                 add(of_4h[k], part_4h[k])
                 clear(part_4h[k])
@@ -723,6 +729,8 @@ def batch_norm_backward(
     c_0,
     starts,
     sizes,
+    first,
+    end,
     uses_batch,
     moments,
     p,
@@ -746,7 +754,8 @@ def batch_norm_backward(
     )
     through_c = np.empty((rows, units), q.dtype)
     sums_4h, sums_h = np.empty((2, 4 * units), q.dtype), np.empty((2, units), q.dtype)
-    for t in range(sizes.size - 1, -1, -1):
+    away = starts[first]  # rows before those of dl_dp
+    for t in range(end - 1, first - 1, -1):
         start, n = starts[t], sizes[t]
         last_c, before = (c_0, 0) if t == 0 else (c, starts[t - 1])
         for k in range(n):
@@ -769,12 +778,30 @@ def batch_norm_backward(
             put_slope_of_g(dl_da[k, 3 * units :], dl_dc, i, g)
             put_product(dl_dc, dl_dc, f)
         put_column_slopes(
-            dl_dp, start, dl_da, p, start, n, of_p[t], gamma_h, uses_batch[0], sums_4h
+            dl_dp,
+            start - away,
+            dl_da,
+            p,
+            start,
+            n,
+            of_p[t],
+            gamma_h,
+            uses_batch[0],
+            sums_4h,
         )
         add(of_4h[0], sums_4h[0])
         add(of_4h[1], sums_4h[1])
         put_column_slopes(
-            dl_dq, start, dl_da, q, start, n, of_q[t], gamma_x, uses_batch[1], sums_4h
+            dl_dq,
+            start - away,
+            dl_da,
+            q,
+            start,
+            n,
+            of_q[t],
+            gamma_x,
+            uses_batch[1],
+            sums_4h,
         )
         add(of_4h[2], sums_4h[1])
-        product(dl_dp, start, n, w_h, 4 * units, at_h, 0)
+        product(dl_dp, start - away, n, w_h, 4 * units, at_h, 0)

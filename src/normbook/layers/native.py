@@ -13,7 +13,7 @@ import functools
 import importlib.util
 import os
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from types import ModuleType
 from typing import Any
 
@@ -28,6 +28,8 @@ from normbook.layers.function import Slopes, as_needed
 __all__ = ["NATIVE", "NativeSequence", "can_run", "loop"]
 
 NATIVE = "NORMBOOK_NATIVE"  # environment variable; 0 turns the loop off
+
+ROWS = 256  # at a time, on the way back
 
 # Half of a step in bfloat16 fits nothing.
 no_autocast = torch.autocast("cpu", enabled=False)
@@ -147,35 +149,47 @@ class NativeSequence(torch.autograd.Function):
             return as_needed(ctx, None, None, *slopes)
         run = _Run(cell, x, h_0, parameters)
         n, units = run.sizes[0], run.units
-        dl_dp = q.new_empty(q.shape)
-        dl_dq = q.new_empty(q.shape) if cell.has_norm else dl_dp
         at_h, at_c = q.new_zeros(n, run.padded_units), q.new_zeros(n, units)
         for at, last in (at_h[:, :units], dl_dh_last), (at_c, dl_dc_last):
             if last is not None:
                 at.copy_(last)
         of_4h, of_h = np.zeros((3, 4 * units)), np.zeros((2, units))
         rows, dl_dh, h = through_time.as_rows(x, x, dl_dh, h)
-        run.backward(
-            *_numpy(dl_dh, q),
-            run.loop.pack(*_numpy(run.weights.w_h)),
-            run.gains,
-            *_numpy(c_0),
-            *run.steps,
-            run.mode,
-            tuple(_numpy(*moments)),
-            *_numpy(p, gates, c, tanh_u, dl_dp, dl_dq, at_h, at_c),
-            of_4h,
-            of_h,
-        )
         h_prev = through_time.before(h, h_0, run.sizes)
-        dl_dx = None
-        if ctx.needs_input_grad[2]:
-            (dl_dx,) = through_time.like_steps(x, dl_dq @ run.weights.w_x)
+        w_x, w_h = run.weights.w_x, run.weights.w_h
+        dl_dx = torch.empty_like(rows) if ctx.needs_input_grad[2] else None
+        dl_dw_x, dl_dw_h = torch.zeros_like(w_x), torch.zeros_like(w_h)
+        arrays = _numpy(dl_dh, q), run.loop.pack(*_numpy(w_h)), _numpy(c_0)
+        kept = tuple(_numpy(*moments)), *_numpy(p, gates, c, tanh_u)
+        # As many steps at a time as leave their slopes in the cache.
+        for first, end, part in run.parts():
+            dl_dp = q.new_empty(part.stop - part.start, 4 * units)
+            dl_dq = torch.empty_like(dl_dp) if cell.has_norm else dl_dp
+            run.backward(
+                *arrays[0],
+                arrays[1],
+                run.gains,
+                *arrays[2],
+                *run.steps,
+                first,
+                end,
+                run.mode,
+                *kept,
+                *_numpy(dl_dp, dl_dq, at_h, at_c),
+                of_4h,
+                of_h,
+            )
+            dl_dw_x.addmm_(dl_dq.T, rows[part])
+            dl_dw_h.addmm_(dl_dp.T, h_prev[part])
+            if dl_dx is not None:
+                torch.mm(dl_dq, w_x, out=dl_dx[part])
         b, gamma_h, gamma_x = torch.from_numpy(of_4h).to(q.dtype)
         beta_c, gamma_c = torch.from_numpy(of_h).to(q.dtype)
-        by_weights = [dl_dq.T @ rows, dl_dp.T @ h_prev, b]
+        by_weights = [dl_dw_x, dl_dw_h, b]
         if cell.has_norm:
             by_weights += [gamma_h, b, gamma_x, b, gamma_c, beta_c]
+        if dl_dx is not None:
+            (dl_dx,) = through_time.like_steps(x, dl_dx)
         by_states = at_h[:, :units].contiguous(), at_c
         return as_needed(ctx, None, None, dl_dx, *by_states, *by_weights)
 
@@ -209,6 +223,17 @@ class _Run:
         self.padded_units, self.width = (
             compiled.padded(size, dtype) for size in (units, 4 * units)
         )
+
+    def parts(self) -> Iterator[tuple[int, int, slice]]:
+        """First and last steps, and rows, of some steps at a time, from the end."""
+        starts, sizes = self.steps
+        end = len(sizes)
+        while end:
+            last_row = starts[end - 1] + sizes[end - 1]
+            first = int(np.searchsorted(starts, max(last_row - ROWS, 0)))
+            first = min(first, end - 1)
+            yield first, end, slice(starts[first], last_row)
+            end = first
 
     def transposed_panels(self, is_training: bool) -> Any:
         """Lay out the transposed W_h; kept for the next call where nothing is learned.
