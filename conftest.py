@@ -22,9 +22,7 @@ from kernels import Watch, prepare_environment, unix_socket
 prepare_environment()
 
 # What numba compiles cannot be imported without it.
-collect_ignore = (
-    [] if find_spec("numba") else ["src/normbook/layers/compiled_lstm.py"]
-)
+collect_ignore = [] if find_spec("numba") else ["src/normbook/layers/compiled_lstm.py"]
 
 
 class UnixSocketKernel(KernelManager):  # type: ignore[misc]

@@ -367,7 +367,8 @@ def test_tiles_of_all_sizes(rows: int, dtype: Any) -> None:
             for shape in ((rows + 2, depth + 3), (depth, columns))
         )
         to = np.full((rows + 3, compiled.padded(columns, x.dtype)), 7, dtype)
-        compiled.product(x, 2, rows, compiled.pack(w), depth, to, 1)
+        compiled.product(x, 2, rows, compiled.pack(w, False), depth, to, 1)
+        assert (compiled.pack(w, False) == compiled.pack(w.T.copy(), True)).all()
         exact = x[2:, :depth].astype(np.longdouble) @ w
         assert np.abs(to[1:-2, :columns] - exact).max() <= 100 * np.finfo(dtype).eps
         assert (to[0] == 7).all()

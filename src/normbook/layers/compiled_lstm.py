@@ -69,14 +69,18 @@ def padded(columns: int, dtype: np.dtype) -> int:
     return -(-columns // width) * width
 
 
-def pack(w: np.ndarray) -> np.ndarray:
-    """Lay w, of shape (K, columns), out in panels, the last one filled with zeros."""
-    depth, columns = w.shape
-    full = np.zeros((depth, padded(columns, w.dtype)), w.dtype)
-    full[:, :columns] = w
+@compiled(cache=True)
+def pack(w, is_transposed):
+    """Lay w or its transpose, (K, columns), out in panels, the last filled with 0."""
+    depth, columns = w.shape[::-1] if is_transposed else w.shape
     width = 2 * VECTOR // w.itemsize
-    panels = full.reshape(depth, -1, width).transpose(1, 0, 2)
-    return np.ascontiguousarray(panels).ravel()
+    panels = np.zeros((-(-columns // width), depth, width), w.dtype)
+    for first in range(0, columns, width):
+        panel = panels[first // width]
+        for k in range(depth):
+            for j in range(first, min(first + width, columns)):
+                panel[k, j - first] = w[j, k] if is_transposed else w[k, j]
+    return panels.ravel()
 
 
 def tile(rows: int) -> Any:

@@ -159,7 +159,7 @@ class NativeSequence(torch.autograd.Function):
         w_x, w_h = run.weights.w_x, run.weights.w_h
         dl_dx = torch.empty_like(rows) if ctx.needs_input_grad[2] else None
         dl_dw_x, dl_dw_h = torch.zeros_like(w_x), torch.zeros_like(w_h)
-        arrays = _numpy(dl_dh, q), run.loop.pack(*_numpy(w_h)), _numpy(c_0)
+        arrays = _numpy(dl_dh, q), run.loop.pack(*_numpy(w_h), False), _numpy(c_0)
         kept = tuple(_numpy(*moments)), *_numpy(p, gates, c, tanh_u)
         # As many steps at a time as leave their slopes in the cache.
         for first, end, part in run.parts():
@@ -243,10 +243,10 @@ class _Run:
         """
         w_h = self.weights.w_h.detach()
         if is_training:
-            return self.loop.pack(w_h.T.numpy())
+            return self.loop.pack(*_numpy(w_h), True)
         known, panels = _PANELS.get(self.weights.w_h, (None, None))
         if known is None or not torch.equal(known, w_h):
-            known, panels = w_h.clone(), self.loop.pack(w_h.T.numpy())
+            known, panels = w_h.clone(), self.loop.pack(*_numpy(w_h), True)
             _PANELS[self.weights.w_h] = known, panels
         return panels
 
