@@ -158,7 +158,7 @@ class NativeSequence(torch.autograd.Function):
         h_prev = through_time.before(h, h_0, run.sizes)
         w_x, w_h = run.weights.w_x, run.weights.w_h
         dl_dx = torch.empty_like(rows) if ctx.needs_input_grad[2] else None
-        dl_dw_x, dl_dw_h = torch.zeros_like(w_x), torch.zeros_like(w_h)
+        dl_dw_x, dl_dw_h = torch.empty_like(w_x), torch.empty_like(w_h)
         arrays = _numpy(dl_dh, q), run.loop.pack(*_numpy(w_h), False), _numpy(c_0)
         kept = tuple(_numpy(*moments)), *_numpy(p, gates, c, tanh_u)
         # As many steps at a time as leave their slopes in the cache.
@@ -179,8 +179,9 @@ class NativeSequence(torch.autograd.Function):
                 of_4h,
                 of_h,
             )
-            dl_dw_x.addmm_(dl_dq.T, rows[part])
-            dl_dw_h.addmm_(dl_dp.T, h_prev[part])
+            others = float(end < len(run.sizes))  # of the parts before
+            dl_dw_x.addmm_(dl_dq.T, rows[part], beta=others)
+            dl_dw_h.addmm_(dl_dp.T, h_prev[part], beta=others)
             if dl_dx is not None:
                 torch.mm(dl_dq, w_x, out=dl_dx[part])
         b, gamma_h, gamma_x = torch.from_numpy(of_4h).to(q.dtype)
