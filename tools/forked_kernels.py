@@ -172,7 +172,7 @@ class Template:
 
     def can_run(self, command: Any, environment: Mapping[str, str] | None) -> bool:
         """Whether a command is a program that a copy of the template can be."""
-        if isinstance(command, str) or command[0] != sys.executable:
+        if isinstance(command, str) or len(command) < 2 or command[0] != sys.executable:
             return False
         is_program = command[1:2] == ["-c"] or str(command[1]).endswith(".py")
         wished = start_of_interpreter(

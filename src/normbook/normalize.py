@@ -21,6 +21,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from functools import wraps
+from types import FunctionType
 from typing import Any, NamedTuple, ParamSpec, TypeVar, get_args, get_type_hints
 
 from normbook.arrays import (
@@ -229,14 +230,19 @@ def without_cache(
     function: Callable[Arguments, tuple[Y, Any]],
 ) -> Callable[Arguments, Y]:
     """Return the plain form of a function ``..._forward``, named without the ending."""
-    name = function.__name__
+    forward: Any = function
+    name = forward.__name__.removesuffix("_forward")
+    # The same code under the name that was called, for errors to tell.
+    parts = forward.__code__, forward.__globals__, name, forward.__defaults__
+    called = FunctionType(*parts, forward.__closure__)
+    called.__kwdefaults__, called.__qualname__ = forward.__kwdefaults__, name
 
     @wraps(function)
-    def plain(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Y:
-        return function(*args, **kwargs)[0]
+    def plain(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Any:
+        return called(*args, **kwargs)[0]
 
-    plain.__name__ = plain.__qualname__ = name.removesuffix("_forward")
-    plain.__doc__ = f"Return the first result of :func:`{name}`, without the cache."
+    plain.__name__ = plain.__qualname__ = name
+    plain.__doc__ = f"Return the first result of :func:`{name}_forward`, uncached."
     # What help and editors show would else be the results of both.
     y, _ = get_args(get_type_hints(function)["return"])
     plain.__annotations__ = {**function.__annotations__, "return": y}
