@@ -98,7 +98,7 @@ _BY_ROW = Method(
     cure="weights[None]",
 )
 
-#: The methods by name. Group norm takes x with its channels split into G groups.
+#: The methods by name. The axes of group norm are those of x split into G groups.
 METHODS = {
     "batch norm": Method(
         (0, 2, ...), (1,), shapes="(N, D) or (N, C, ...)", least=2, cure="x[:, None]"
@@ -106,7 +106,7 @@ METHODS = {
     "layer norm": Method((-1,), (-1,)),
     "RMSNorm": Method((-1,), (-1,), is_centred=False),
     "instance norm": Method((2, ...), (1,), shapes="(N, C, L) or more axes", least=3),
-    "group norm": Method((2, ...), (1, 2)),
+    "group norm": Method((2, ...), (1, 2), shapes="(N, C) or (N, C, ...)", least=2),
     "weight norm": _BY_ROW._replace(parameter_axes=(0,), is_centred=False),
     "weight standardization": _BY_ROW,
 }
@@ -207,6 +207,11 @@ def backward(dl_dy: Array, cache: NormalizeCache) -> NormalizeGradients:
 
 def layout(method: str, x: Array, name: str = "x") -> dict[str, Any]:
     """Return the axes of a method for x; refuse x where one is missing."""
+    return method_for(method, x, name).of(x.ndim)
+
+
+def method_for(method: str, x: Array, name: str = "x") -> Method:
+    """Return the row of a method; refuse x where one of its axes is missing."""
     check_float_array(name, x)
     row = METHODS[method]
     if x.ndim < row.least:
@@ -214,7 +219,7 @@ def layout(method: str, x: Array, name: str = "x") -> dict[str, Any]:
             f"{name} must have shape {row.shapes}, got {tuple(x.shape)}; add the "
             f"missing axis, e.g. {row.cure}."
         )
-    return row.of(x.ndim)
+    return row
 
 
 def checked_forward(
