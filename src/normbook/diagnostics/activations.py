@@ -14,8 +14,6 @@ from torch import nn
 
 from normbook.diagnostics.undisturbed import Loss, eager, undisturbed
 
-__all__ = ["LayerStatistics", "Moments", "layer_inputs", "layer_statistics"]
-
 Inputs = list[tuple[str, torch.Tensor]]
 
 
