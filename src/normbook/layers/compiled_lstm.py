@@ -21,6 +21,7 @@ looks at no other when it is changed.
 from __future__ import annotations
 
 import math
+import os
 from functools import partial
 from typing import Any
 
@@ -58,6 +59,54 @@ compiled: Any = partial(njit, error_model="numpy", nogil=True)
 # Sums may be taken in any order, so in vectors; and a product and a sum rounded once.
 summed = compiled(fastmath={"reassoc", "nsz", "contract"})
 fused = compiled(fastmath={"contract"})
+
+
+# --- threads that compute together ----------------------------------------------------
+
+
+@compiled()
+def share(count, me, members):
+    """First and end of my part of so many."""
+    return count * me // members, count * (me + 1) // members
+
+
+@intrinsic
+def arrive(_: Any, arrived: Any) -> Any:
+    """Add 1 to the first number, as no other thread can meanwhile."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        array = context.make_array(signature.args[0])(context, builder, arguments[0])
+        one = ir.Constant(ir.IntType(64), 1)
+        return builder.atomic_rmw("add", array.data, one, "seq_cst")
+
+    return types.int64(arrived), generate
+
+
+@intrinsic
+def count_arrived(_: Any, arrived: Any) -> Any:
+    """Read the first number as it is now."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        array = context.make_array(signature.args[0])(context, builder, arguments[0])
+        return builder.load_atomic(array.data, "seq_cst", 8)
+
+    return types.int64(arrived), generate
+
+
+YIELD = "SwitchToThread" if os.name == "nt" else "sched_yield"
+let_others_run = types.ExternalFunction(YIELD, types.int32())
+
+
+@compiled()
+def wait(arrived, members, times):
+    """Go on when all have come here so many times."""
+    if members > 1:
+        arrive(arrived)
+        looks = 0
+        while count_arrived(arrived) < members * times:
+            looks += 1
+            if looks % 1024 == 0:  # a machine with other work
+                let_others_run()
 
 
 # --- the product ----------------------------------------------------------------------
@@ -179,9 +228,11 @@ largest_tile, tile_of_2, tile_of_1 = tile(ROWS), tile(2), tile(1)
 
 
 @compiled()
-def product(x, row, rows, panels, depth, to, i):
-    """Multiply rows of x with all panels, and put the result in rows of ``to``."""
-    for j in range(0, panels.size // depth, 2 * VECTOR // panels.itemsize):
+def product(x, row, rows, panels, depth, to, i, me, members):
+    """Multiply rows of x with my panels, and put the result in rows of ``to``."""
+    width = 2 * VECTOR // panels.itemsize
+    first, end = share(panels.size // (depth * width), me, members)
+    for j in range(first * width, end * width, width):
         at = j * depth
         r = 0
         while r + ROWS <= rows:
@@ -548,12 +599,17 @@ def forward(
     c,
     tanh_u,
     h,
+    me,
+    members,
+    arrived,
 ):
     """Run over all steps; c, h and, if kept, p, gates, tanh_u and moments are filled.
 
     q is W_x x, ``w_h`` are the panels of the transposed W_h, ``gains`` are gamma_h,
     gamma_x, b, gamma_c and beta_c, with the biases in b; without norm only b counts.
-    What is not kept needs rows for one step.
+    What is not kept needs rows for one step. As many threads as there are ``members``
+    call it at the same time; ``me`` counts them from 0, ``arrived`` is a 0 of theirs.
+    Each has its columns of p, and its rows of all else.
     """
     gamma_h, gamma_x, b, gamma_c, beta_c = gains
     of_p, of_q, of_c = moments
@@ -562,8 +618,10 @@ def forward(
     for t in range(sizes.size):
         start = starts[t]
         first = start if is_kept else 0
-        product(last_h, before, sizes[t], w_h, units, p, first)
-        for n in range(sizes[t]):
+        product(last_h, before, sizes[t], w_h, units, p, first, me, members)
+        wait(arrived, members, 2 * t + 1)
+        mine, end = share(sizes[t], me, members)
+        for n in range(mine, end):
             row, kept = start + n, first + n
             a, p_t, q_t, u = gates[kept], p[kept, : 4 * units], q[row], tanh_u[kept]
             c_t = c[row]
@@ -588,6 +646,7 @@ def forward(
             tanh(u)
             put_product(h[row], a[2 * units : 3 * units], u)
         last_h, last_c, before = h, c, start
+        wait(arrived, members, 2 * t + 2)
 
 
 @compiled(cache=True)
@@ -613,6 +672,9 @@ def backward(
     at_c,
     of_4h,
     of_h,
+    me,
+    members,
+    arrived,
 ):
     """Go back over the steps from ``end``, which is left out, to ``first``.
 
@@ -620,7 +682,7 @@ def backward(
     arrives before them; ``at_h`` is as wide as ``w_h``, the panels of W_h. Filled are,
     for the rows of these steps, ``dl_dp`` and, with norm, ``dl_dq``. Added, in float64,
     are the gradients of b, gamma_h and gamma_x, ``of_4h``, and of beta_c and gamma_c,
-    ``of_h``.
+    ``of_h``, in rows of each member.
     """
     gamma_h, gamma_x, _, gamma_c, _ = gains
     of_p, of_q, of_c = moments
@@ -633,7 +695,8 @@ def backward(
     for t in range(end - 1, first - 1, -1):
         start = starts[t]
         last_c, before = (c_0, 0) if t == 0 else (c, starts[t - 1])
-        for n in range(sizes[t]):
+        mine, last = share(sizes[t], me, members)
+        for n in range(mine, last):
             row = start + n
             a, u = gates[row], tanh_u[row]
             f, i, o = a[:units], a[units : 2 * units], a[2 * units : 3 * units]
@@ -661,14 +724,18 @@ def backward(
                 put_through(dl_dq[row - away], dl_da, gamma_x, q[row], of_q[row])
             else:
                 put(dl_dp[row - away], dl_da)
-        product(dl_dp, start - away, sizes[t], w_h, 4 * units, at_h, 0)
+        times = 2 * (end - t)
+        wait(arrived, members, times - 1)
+        rows = sizes[t]
+        product(dl_dp, start - away, rows, w_h, 4 * units, at_h, 0, me, members)
+        wait(arrived, members, times)
         waiting += sizes[t]
         if waiting >= BLOCK or t == first:
             for k in range(3):
-                add(of_4h[k], part_4h[k])
+                add(of_4h[me, k], part_4h[k])
                 clear(part_4h[k])
             for k in range(2):
-                add(of_h[k], part_h[k])
+                add(of_h[me, k], part_h[k])
                 clear(part_h[k])
             waiting = 0
 
@@ -691,6 +758,7 @@ def batch_norm_forward(
     c,
     tanh_u,
     h,
+    *_,
 ):
     """Run over all steps with batch norm; all else is as in `forward`.
 
@@ -704,7 +772,7 @@ def batch_norm_forward(
     for t in range(sizes.size):
         start, n = starts[t], sizes[t]
         first = start if is_kept else 0
-        product(last_h, before, n, w_h, units, p, first)
+        product(last_h, before, n, w_h, units, p, first, 0, 1)
         put_column_moments(of_p[t], p, first, n, eps[0], uses_batch[0])
         put_column_moments(of_q[t], q, start, n, eps[1], uses_batch[1])
         for k in range(n):
@@ -747,6 +815,7 @@ def batch_norm_backward(
     at_c,
     of_4h,
     of_h,
+    *_,
 ):
     """Go back over all steps with batch norm; all else is as in `backward`."""
     gamma_h, gamma_x, _, gamma_c, _ = gains
@@ -769,8 +838,8 @@ def batch_norm_backward(
         put_column_slopes(
             through_c, 0, dl_du, c, start, n, of_c[t], gamma_c, uses_batch[2], sums_h
         )
-        add(of_h[0], sums_h[0])
-        add(of_h[1], sums_h[1])
+        add(of_h[0, 0], sums_h[0])
+        add(of_h[0, 1], sums_h[1])
         for k in range(n):
             a, u, dl_dc = gates[start + k], tanh_u[start + k], at_c[k]
             f, i, g = a[:units], a[units : 2 * units], a[3 * units :]
@@ -793,8 +862,8 @@ def batch_norm_backward(
             uses_batch[0],
             sums_4h,
         )
-        add(of_4h[0], sums_4h[0])
-        add(of_4h[1], sums_4h[1])
+        add(of_4h[0, 0], sums_4h[0])
+        add(of_4h[0, 1], sums_4h[1])
         put_column_slopes(
             dl_dq,
             start - away,
@@ -807,5 +876,5 @@ def batch_norm_backward(
             uses_batch[1],
             sums_4h,
         )
-        add(of_4h[2], sums_4h[1])
-        product(dl_dp, start - away, n, w_h, 4 * units, at_h, 0)
+        add(of_4h[0, 2], sums_4h[1])
+        product(dl_dp, start - away, n, w_h, 4 * units, at_h, 0, 0, 1)

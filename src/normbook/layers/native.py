@@ -12,6 +12,7 @@ from __future__ import annotations
 import functools
 import importlib.util
 import os
+import threading
 import warnings
 from collections.abc import Iterator, Sequence
 from types import ModuleType
@@ -30,6 +31,7 @@ __all__ = ["NATIVE", "NativeSequence", "can_run", "loop"]
 NATIVE = "NORMBOOK_NATIVE"  # environment variable; 0 turns the loop off
 
 ROWS = 256  # at a time, on the way back
+LEAST = 2**17  # numbers in the product of a step, for each thread
 
 # Half of a step in bfloat16 fits nothing.
 no_autocast = torch.autocast("cpu", enabled=False)
@@ -110,7 +112,8 @@ class NativeSequence(torch.autograd.Function):
         c, h = q.new_empty(len(rows), run.units), q.new_empty(*x.shape[:-1], run.units)
         moments = cell.moments(q, m)
         (h_rows,) = through_time.as_rows(x, h)
-        run.forward(
+        run.together(
+            run.forward,
             *_numpy(q),
             run.transposed_panels(is_kept),
             run.gains,
@@ -153,7 +156,10 @@ class NativeSequence(torch.autograd.Function):
         for at, last in (at_h[:, :units], dl_dh_last), (at_c, dl_dc_last):
             if last is not None:
                 at.copy_(last)
-        of_4h, of_h = np.zeros((3, 4 * units)), np.zeros((2, units))
+        of_4h, of_h = (
+            np.zeros((run.members, 3, 4 * units)),
+            np.zeros((run.members, 2, units)),
+        )
         rows, dl_dh, h = through_time.as_rows(x, x, dl_dh, h)
         h_prev = through_time.before(h, h_0, run.sizes)
         w_x, w_h = run.weights.w_x, run.weights.w_h
@@ -165,7 +171,8 @@ class NativeSequence(torch.autograd.Function):
         for first, end, part in run.parts():
             dl_dp = q.new_empty(part.stop - part.start, 4 * units)
             dl_dq = torch.empty_like(dl_dp) if cell.has_norm else dl_dp
-            run.backward(
+            run.together(
+                run.backward,
                 *arrays[0],
                 arrays[1],
                 run.gains,
@@ -184,8 +191,8 @@ class NativeSequence(torch.autograd.Function):
             dl_dw_h.addmm_(dl_dp.T, h_prev[part], beta=others)
             if dl_dx is not None:
                 torch.mm(dl_dq, w_x, out=dl_dx[part])
-        b, gamma_h, gamma_x = torch.from_numpy(of_4h).to(q.dtype)
-        beta_c, gamma_c = torch.from_numpy(of_h).to(q.dtype)
+        b, gamma_h, gamma_x = torch.from_numpy(of_4h.sum(0)).to(q.dtype)
+        beta_c, gamma_c = torch.from_numpy(of_h.sum(0)).to(q.dtype)
         by_weights = [dl_dw_x, dl_dw_h, b]
         if cell.has_norm:
             by_weights += [gamma_h, b, gamma_x, b, gamma_c, beta_c]
@@ -204,18 +211,21 @@ class _Run:
         compiled = loop()
         assert compiled is not None  # noqa: S101, can_run has told
         self.loop = compiled
-        if cell.uses_batch is None:
-            self.mode = cell.has_norm
-            self.forward, self.backward = compiled.forward, compiled.backward
-        else:
-            self.mode = cell.uses_batch
-            self.forward = compiled.batch_norm_forward
-            self.backward = compiled.batch_norm_backward
         self.weights = weights = cell.full(parameters)
         self.units = units = h_0.shape[1]
         self.sizes = cell.batch_sizes or (x.shape[1],) * x.shape[0]
         sizes = np.array(self.sizes)
         self.steps = np.cumsum(sizes) - sizes, sizes
+        if cell.uses_batch is None:
+            self.mode = cell.has_norm
+            self.forward, self.backward = compiled.forward, compiled.backward
+            # A smaller product is done before another thread has begun.
+            most = 4 * units**2 * min(self.sizes[0], 8) // LEAST
+            self.members = max(1, min(torch.get_num_threads(), most))
+        else:
+            self.mode, self.members = cell.uses_batch, 1
+            self.forward = compiled.batch_norm_forward
+            self.backward = compiled.batch_norm_backward
         names = "gamma_h", "gamma_x", "b", "gamma_c", "beta_c"
         self.gains = tuple(_numpy(*(getattr(weights, n, weights.b) for n in names)))
         dtype = self.gains[0].dtype
@@ -224,6 +234,21 @@ class _Run:
         self.padded_units, self.width = (
             compiled.padded(size, dtype) for size in (units, 4 * units)
         )
+
+    def together(self, function: Any, *arguments: Any) -> None:
+        """Call it in several threads at a time."""
+        arrived = np.zeros(1, np.int64)
+        others = [
+            threading.Thread(
+                target=function, args=(*arguments, k, self.members, arrived)
+            )
+            for k in range(1, self.members)
+        ]
+        for thread in others:
+            thread.start()
+        function(*arguments, 0, self.members, arrived)
+        for thread in others:
+            thread.join()
 
     def parts(self) -> Iterator[tuple[int, int, slice]]:
         """First and last steps, and rows, of some steps at a time, from the end."""
