@@ -97,13 +97,17 @@ def sequences(kind: str, x: Tensor) -> Tensor | PackedSequence:
 
 def first_states(layer: Any, kind: str) -> tuple[Tensor, Tensor]:
     layers = layer.num_layers * (2 if layer.bidirectional else 1)
-    shape = (layers, H) if kind.startswith("one") else (layers, N, H)
-    return draw(*shape, seed=5).requires_grad_(), draw(*shape, seed=6).requires_grad_()
+    shape = (layers,) if kind.startswith("one") else (layers, N)
+    sizes = layer.proj_size or H, H
+    h_0, c_0 = (draw(*shape, size, seed=size) for size in sizes)
+    return h_0.requires_grad_(), c_0.requires_grad_()
 
 
 def as_ours(name: str, value: Tensor) -> tuple[str, Tensor]:
     """Return the name and the order of the gates that we use for a value of nn.LSTM."""
     kind, _, ending = name.partition("_l")
+    if kind == "weight_hr":
+        return f"w_r_l{ending}", value
     if kind not in ("weight_ih", "weight_hh", "bias_ih"):
         return name, value
     i, f, g, o = value.chunk(4)
@@ -149,6 +153,36 @@ def test_without_layer_norm_outputs_and_gradients_are_those_of_torch(
     assert_same(ours, theirs)
 
 
+@pytest.mark.parametrize("has_states", [False, True], ids=["", "states"])
+@pytest.mark.parametrize("both_ways", [False, True], ids=["", "both ways"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_with_a_projection_too(kind: str, both_ways: bool, has_states: bool) -> None:
+    options = {"num_layers": 2, "bidirectional": both_ways, "proj_size": 3}
+    layers = twins(batch_first=is_batch_first(kind), **options)
+    ours, theirs = (run(layer, kind, has_states) for layer in layers)
+    assert_same(ours, theirs)
+    assert repr(layers[0].as_lstm()) == repr(layers[1])
+    assert_same(run(layers[0].as_lstm(), kind, has_states), theirs)
+
+
+@each_cell
+def test_what_is_projected_is_what_the_next_step_takes(options: dict[str, Any]) -> None:
+    layer = make(proj_size=2, **options)
+    whole = LayerNormLSTM(D, H, dtype=torch.float64, **options)
+    for name, value in layer.named_parameters():
+        if name not in ("w_h_l0", "w_r_l0"):
+            getattr(whole, name).data = value.data
+    x, h, c = draw(T, N, D), draw(1, N, 2, seed=8), draw(1, N, H, seed=9)
+    found, (h_last, c_last) = layer(x, (h, c))
+    for t in range(T):  # W_h v for v of four numbers, the last two of which are 0
+        whole.w_h_l0.data = nn.functional.pad(layer.w_h_l0.data, (0, 2))
+        _, (h, c) = whole(x[t : t + 1], (nn.functional.pad(h, (0, 2)), c))
+        h = h @ layer.w_r_l0.T
+        assert distance(found[t], h[0]) < EXACT
+    assert distance(h_last, h) < EXACT
+    assert distance(c_last, c) < EXACT
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_dropout_sets_the_values_to_0_that_torch_does(kind: str) -> None:
     layers = twins(num_layers=3, dropout=0.4, batch_first=is_batch_first(kind))
@@ -187,7 +221,7 @@ def test_no_sequences_and_those_on_the_meta_device_give_shapes(
 
 
 def test_the_constructor_takes_torch_s_arguments_in_torch_s_order() -> None:
-    args = (7, 5, 3, False, True, 0.5, True, 0, "meta", torch.float64)
+    args = (7, 5, 3, False, True, 0.5, True, 2, "meta", torch.float64)
     ours, theirs = LayerNormLSTM(*args, norm=None), nn.LSTM(*args)
     expected = repr(theirs).replace("LSTM", "LayerNormLSTM")
     assert repr(ours) == f"{expected[:-1]}, norm=None)"
@@ -247,6 +281,7 @@ def state(**options: Any) -> dict[str, Any]:
         (state(hidden_size=6), True, "size mismatch for w_x_l0"),
         (state(num_layers=2), True, 'Unexpected key.*"weight_ih_l1"'),
         (state(proj_size=2), True, 'Unexpected key.*"weight_hr_l0"'),
+        (state(proj_size=2), True, "size mismatch for w_h_l0"),
         *(
             (state() | {name: zeros(*shape)}, True, f"mismatch for {ours}: .*{match}")
             for name, shape, ours, match in (

@@ -52,12 +52,22 @@ Parameters = Sequence[Tensor | None]  # in the order of FIELDS
 FIELDS = LayerNormLSTMParameters._fields
 PLAIN = LSTMParameters._fields  # of which torch.nn.LSTM knows something
 # What nn.LSTM calls our fields; the values of one line are added.
-THEIRS = {"w_x": ("weight_ih",), "w_h": ("weight_hh",), "b": ("bias_ih", "bias_hh")}
+THEIRS = {
+    "w_x": ("weight_ih",),
+    "w_h": ("weight_hh",),
+    "w_r": ("weight_hr",),
+    "b": ("bias_ih", "bias_hh"),
+}
 # Up to so many states NumPy is faster than torch: its calls cost less.
 SMALL = 1024
 # What nn.LSTM shows of itself only if it is something else.
 DEFAULTS = dict[str, Any](
-    num_layers=1, bias=True, batch_first=False, dropout=0.0, bidirectional=False
+    proj_size=0,
+    num_layers=1,
+    bias=True,
+    batch_first=False,
+    dropout=0.0,
+    bidirectional=False,
 )
 
 
@@ -187,8 +197,9 @@ class LayerNormLSTM(NormLayer):
     Formulas, ``norm``, ``carried`` and ``eps`` are those of
     :func:`~normbook.layer_norm_lstm.layer_norm_lstm_forward`; ``norm=None`` is the
     plain LSTM. Other arguments, call, outputs and shapes are those of
-    :class:`torch.nn.LSTM`, packed sequences in any order of lengths, too; but
-    ``proj_size`` must be 0. eps must not be 0 where the states begin with 0.
+    :class:`torch.nn.LSTM`, packed sequences in any order of lengths, too. eps must not
+    be 0 where the states begin with 0. With ``proj_size`` P, W_r h takes the place of
+    h, for the next step, too: ``w_r_l0`` has shape (P, H), ``w_h_l0`` then (4H, P).
     ``has_redundant_biases`` says whether to learn ``beta_h`` and ``beta_x``, which are
     added where b is.
 
@@ -251,14 +262,14 @@ class LayerNormLSTM(NormLayer):
         self.batch_first, self.bidirectional = batch_first, bidirectional
         self.norm, self.carried = norm, carried
         self.has_redundant_biases = has_redundant_biases
-        self.native = native
-        self._check_settings(dropout, proj_size)
+        self.native, self.proj_size = native, proj_size
+        self._check_settings(dropout)
         self.dropout = float(dropout)
         self.eps = check_eps(eps)
         directions = 1 + bidirectional
         for k, ending in enumerate(self._endings()):
-            features = input_size if k < directions else directions * hidden_size
-            for field in FIELDS:
+            features = input_size if k < directions else directions * self._outputs
+            for field in (*FIELDS, "w_r"):
                 shape = self._shape(field, features)
                 is_learned = {field + ending: shape is not None}
                 self._add_parameters(shape or (), device, dtype, **is_learned)
@@ -358,12 +369,12 @@ class LayerNormLSTM(NormLayer):
                 x = nn.functional.dropout(x, self.dropout, self.training)
             outputs = []
             for ending in endings[k : k + directions]:
-                weights = [getattr(self, field + ending) for field in FIELDS]
-                weights = as_float32(*weights) if is_cast else weights
+                weights = [getattr(self, f + ending) for f in (*FIELDS, "w_r")]
+                *weights, w_r = as_float32(*weights) if is_cast else weights
                 is_reverse = ending.endswith("_reverse")
                 y = _reversed(x, order) if is_reverse else x
                 h_0, c_0 = next(first)
-                h, h_last, c_last = _layer(cell, y, h_0, c_0, weights)
+                h, h_last, c_last = _projected(cell, y, h_0, c_0, weights, w_r)
                 outputs.append(_reversed(h, order) if is_reverse else h)
                 last.append((h_last, c_last))
             x = torch.cat(outputs, dim=-1) if len(outputs) > 1 else outputs[0]
@@ -392,7 +403,7 @@ class LayerNormLSTM(NormLayer):
             for field, (first, *others) in THEIRS.items():
                 value = getattr(self, field + ending)
                 if value is not None:
-                    state[first + ending] = self._other_order(value.detach())
+                    state[first + ending] = self._other_order(field, value.detach())
                     state |= {k + ending: torch.zeros_like(value) for k in others}
         twin.load_state_dict(state)
         return twin.train(self.training)
@@ -410,7 +421,7 @@ class LayerNormLSTM(NormLayer):
                 if is_there and ours is not None:
                     values = [state_dict.pop(name) for name in names]
                     odd = [v for v in values if getattr(v, "shape", None) != ours.shape]
-                    value = odd[0] if odd else self._other_order(sum(values))
+                    value = odd[0] if odd else self._other_order(field, sum(values))
                     state_dict[prefix + field + ending] = value
             for field in FIELDS[len(PLAIN) :]:
                 value = getattr(self, field + ending)
@@ -418,8 +429,15 @@ class LayerNormLSTM(NormLayer):
                     state_dict.setdefault(prefix + field + ending, value.detach())
         super()._load_from_state_dict(state_dict, prefix, *args)
 
-    def _other_order(self, value: Tensor) -> Tensor:
+    @property
+    def _outputs(self) -> int:
+        """Numbers of h."""
+        return self.proj_size or self.hidden_size
+
+    def _other_order(self, field: str, value: Tensor) -> Tensor:
         """Swap the gates between ours and those of nn.LSTM: the same both ways."""
+        if field == "w_r":
+            return value
         f, i, o, g = value.chunk(4)
         return torch.cat([i, f, g, o])
 
@@ -435,12 +453,17 @@ class LayerNormLSTM(NormLayer):
             "beta_h": self.norm is not None and self.has_redundant_biases,
             "gamma_x": self.norm == "terms",
             "beta_x": self.norm == "terms" and self.has_redundant_biases,
+            "w_r": self.proj_size > 0,
         }.get(field, field in PLAIN or self.norm is not None)
         rows = self.hidden_size * (1 if field in ("gamma_c", "beta_c") else 4)
-        columns = {"w_x": (features,), "w_h": (self.hidden_size,)}.get(field, ())
-        return (rows, *columns) if is_there else None
+        shapes = {
+            "w_x": (rows, features),
+            "w_h": (rows, self._outputs),
+            "w_r": (self.proj_size, self.hidden_size),
+        }
+        return shapes.get(field, (rows,)) if is_there else None
 
-    def _check_settings(self, dropout: Any, proj_size: Any) -> None:
+    def _check_settings(self, dropout: Any) -> None:
         for name, counted in (
             ("input_size", "features at each step"),
             ("hidden_size", "units"),
@@ -457,10 +480,13 @@ class LayerNormLSTM(NormLayer):
             check_switch(name, getattr(self, name))
         check_option("norm", self.norm, (*get_args(Normed), None))
         check_option("carried", self.carried, get_args(Carried))
-        if proj_size != 0:
+        size = self.proj_size
+        if size != 0:
+            check_size("proj_size", size, "it is the number of outputs, 0 for H")
+        if size >= self.hidden_size:
             raise ValueError(
-                "proj_size must be 0: this layer has no projection of h, got "
-                f"{proj_size!r}; put torch.nn.Linear behind it."
+                f"proj_size must be smaller than hidden_size = {self.hidden_size}, got "
+                f"{size}; leave it out to keep all of h."
             )
         is_number = isinstance(dropout, Real) and not isinstance(dropout, bool)
         if not (is_number and 0 <= dropout <= 1):
@@ -505,10 +531,12 @@ class LayerNormLSTM(NormLayer):
 
     def _first_states(self, x: Tensor, hx: Any, examples: int | None) -> list[Tensor]:
         """Return h_0 and c_0 of all layers; those of a single sequence have no N."""
-        lengths = {"layers": len(self._endings()), "N": examples, "H": self.hidden_size}
+        shape = {"layers": len(self._endings()), "N": examples}
         if examples is None:
-            del lengths["N"]
-        states = first_states(x, hx, lengths, is_autocast(x))
+            del shape["N"]
+        of_h = shape | {"P" if self.proj_size else "H": self._outputs}
+        of_c = shape | {"H": self.hidden_size}
+        states = first_states(x, hx, of_h, of_c, is_autocast(x))
         return [state[:, None] for state in states] if examples is None else states
 
 
@@ -520,13 +548,16 @@ def check_switch(name: str, value: Any) -> bool:
 
 
 def first_states(
-    x: Tensor, hx: Any, lengths: dict[str, Any], is_cast: bool = False
+    x: Tensor,
+    hx: Any,
+    of_h: dict[str, Any],
+    of_c: dict[str, Any] | None = None,
+    is_cast: bool = False,
 ) -> list[Tensor]:
     """Return h_0 and c_0, checked for this input; zeros where none are given."""
-    shape = tuple(lengths.values())
+    both = of_h, of_c or of_h
     if hx is None:
-        zeros = x.new_zeros(shape)
-        return [zeros, zeros]
+        return [x.new_zeros(tuple(lengths.values())) for lengths in both]
     is_pair = isinstance(hx, (tuple, list))
     if not is_pair or len(hx) != 2:
         came = f"{len(hx)} values" if is_pair else type(hx).__name__
@@ -534,7 +565,8 @@ def first_states(
             f"hx must be a pair of tensors (h_0, c_0), got {came}; leave it out to "
             "begin with 0."
         )
-    for name, state in zip(("h_0", "c_0"), hx, strict=True):
+    for name, state, lengths in zip(("h_0", "c_0"), hx, both, strict=True):
+        shape = tuple(lengths.values())
         if not isinstance(state, Tensor):
             raise TypeError(
                 f"{name} must be a torch tensor, got {type(state).__name__}; leave "
@@ -554,6 +586,40 @@ def first_states(
                 ".to(...)."
             )
     return list(hx)
+
+
+def _projected(
+    cell: _Cell,
+    x: Tensor,
+    h_0: Tensor,
+    c_0: Tensor,
+    parameters: Parameters,
+    w_r: Tensor | None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Run one layer in one direction, with its projection if it has one."""
+    if w_r is None:
+        return _layer(cell, x, h_0, c_0, parameters)
+    # A step takes W_h (W_r h), which is (W_h W_r) h. Only the first step is given W_r h
+    # itself: to have H numbers it takes zeros behind.
+    weights = LayerNormLSTMParameters(*parameters)
+    sizes, missing = cell.batch_sizes, [0, w_r.shape[1] - w_r.shape[0]]
+    rows = sizes[0] if sizes else 1  # of the first step
+    with _no_autocast(x):
+        first = weights._replace(w_h=nn.functional.pad(weights.w_h, missing))
+        of_first = dataclasses.replace(cell, batch_sizes=sizes and sizes[:1])
+        h_0 = nn.functional.pad(h_0, missing)
+        h, h_last, c_last = _layer(of_first, x[:rows], h_0, c_0, first)
+        if len(x) > rows:
+            alive = sizes[1] if sizes else len(c_0)
+            others = weights._replace(w_h=weights.w_h @ w_r)
+            of_others = dataclasses.replace(cell, batch_sizes=sizes and sizes[1:])
+            states = h_last[:alive], c_last[:alive]
+            behind, *last = _layer(of_others, x[rows:], *states, others)
+            h, h_last, c_last = map(
+                torch.cat,
+                ((h, behind), (last[0], h_last[alive:]), (last[1], c_last[alive:])),
+            )
+        return h @ w_r.T, h_last @ w_r.T, c_last
 
 
 def _layer(
