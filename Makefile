@@ -9,13 +9,14 @@ PYTHON ?= python3
 VENV ?= .venv
 VERSIONS ?= pinned
 PORT ?= 8000
+OUT ?= benchmarks/recorded
 PAGES = tests/test_pages.py tests/test_solutions.py
 DATA ?= mnist fashion-mnist japanese-vowels omniglot-strokes babi
 export PYTHON VENV VERSIONS
 BIN := $(VENV)/bin
 ELSEWHERE = KERAS_BACKEND=jax TF_USE_LEGACY_KERAS=1 PYTHONPATH=src $(VENV)-elsewhere/bin/python
 
-.PHONY: help setup book test quick lint types check pages cpus data elsewhere lab execute serve format coverage clean
+.PHONY: help setup book test quick lint types check pages cpus data elsewhere lab execute bench serve format coverage clean
 
 help: ## list these steps
 	@echo 'usage: make STEP, where STEP is one of'
@@ -76,6 +77,12 @@ lab: setup ## open the notebooks in JupyterLab (ARGS=--allow-root in a container
 
 execute: setup ## re-run notebooks and store their outputs; NOTEBOOK=book/x.ipynb for one
 	$(BIN)/python tools/execute.py $(if $(NOTEBOOK),"$(NOTEBOOK)")
+
+bench: setup ## time LSTMs and layers, on a machine that does nothing else (OUT=folder for the records)
+	$(BIN)/python benchmarks/lstm.py --out $(OUT)/lstm.json
+	$(BIN)/python benchmarks/lstm.py --threads 2 --sizes s1 s2 s3 s4 --out $(OUT)/lstm_2_threads.json
+	$(BIN)/python benchmarks/small_inputs.py --out $(OUT)/small_inputs.json
+	$(BIN)/python benchmarks/folding.py --out $(OUT)/folding.json
 
 serve: ## show the built site on http://127.0.0.1:8000 (PORT=8000)
 	@test -f _build/html/index.html || { echo 'serve: no site in _build/html; run make book first' >&2; exit 1; }

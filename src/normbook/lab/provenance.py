@@ -17,7 +17,7 @@ import normbook
 from normbook.data.catalogue import SOURCES
 from normbook.lab.ranks import Ranks, Sharing
 
-PACKAGES = ("normbook", "numpy", "scikit-learn", "torch")
+PACKAGES = ("normbook", "numba", "numpy", "scikit-learn", "torch")
 ROOT = Path(normbook.__file__).parent
 _OPTIONS: dict[Sharing, str] = {
     "runs": "",
