@@ -85,7 +85,8 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     files = [p for p in parents if isinstance(p, nbval.plugin.IPyNbFile)]
     if len(files) > 1 and hasattr(os, "pidfd_open"):
         modules = imported_by(file.nb for file in files)
-        template = Template(["ipykernel.kernelapp", *SLOW, *modules])  # every kernel's
+        slow = SLOW if "torch" in modules else ()
+        template = Template(["ipykernel.kernelapp", *slow, *modules])  # every kernel's
         local_provisioner.launch_kernel = template.launch
         session.config.add_cleanup(template.close)
 
