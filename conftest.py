@@ -81,17 +81,29 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 # Imported within functions: by ``torch.use_deterministic_algorithms``, and to read the
 # digits. Each takes a second and a half of a processor.
 SLOW = ("torch._inductor.config", "sklearn.datasets", "sklearn.model_selection")
+# What programs import that compute together.
+TOGETHER = (
+    "cloudpickle",
+    "fastjsonschema",
+    "matplotlib.figure",
+    "torch",
+    "torch.distributed",
+)
+TEMPLATE = pytest.StashKey[Template]()
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Let kernels be copies of one process where there are several notebooks."""
     parents = {item.parent for item in session.items}
     files = [p for p in parents if isinstance(p, nbval.plugin.IPyNbFile)]
+    modules = imported_by(file.nb for file in files)
+    if len(files) < 2 or "torch" in modules:
+        modules += [*SLOW, *TOGETHER]
+    template = Template(["ipykernel.kernelapp", *modules])  # begun for the first copy
+    session.config.stash[TEMPLATE] = template
+    session.config.add_cleanup(template.close)
     if len(files) > 1 and hasattr(os, "pidfd_open"):
-        modules = imported_by(file.nb for file in files)
-        template = Template(["ipykernel.kernelapp", *SLOW, *modules])  # every kernel's
         local_provisioner.launch_kernel = template.launch
-        session.config.add_cleanup(template.close)
 
 
 @pytest.fixture(autouse=True)
@@ -105,21 +117,12 @@ def _numpy_in_examples(doctest_namespace: dict[str, Any]) -> None:
 FORKED = ("tests/lab/", "tests/layers/test_sync_batch_norm.py")
 
 
-@pytest.fixture(scope="session")
-def template() -> Iterator[Template]:
-    """A process with the imports of programs that compute together."""
-    template = Template([*SLOW, "cloudpickle", "torch", "torch.distributed"])
-    yield template
-    template.close()
-
-
 @pytest.fixture(scope="module", autouse=True)
 def _forked_programs(request: pytest.FixtureRequest) -> Iterator[None]:
     """Let the Python programs that some modules start be copies of one process."""
     with pytest.MonkeyPatch.context() as patch:
         if request.node.nodeid.startswith(FORKED) and hasattr(os, "pidfd_open"):
-            template = request.getfixturevalue("template")
-            patch.setattr(subprocess, "Popen", template.popen)
+            patch.setattr(subprocess, "Popen", request.config.stash[TEMPLATE].popen)
         yield
 
 

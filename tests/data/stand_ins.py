@@ -9,7 +9,10 @@ import io
 import struct
 import tarfile
 import zipfile
+from collections.abc import Callable
+from functools import wraps
 from pathlib import Path
+from typing import Any, TypeVar, cast
 
 import numpy as np
 import pytest
@@ -18,6 +21,8 @@ from numpy.typing import NDArray
 from normbook.data.catalogue import BABI, SOURCES, DataFile, Source
 from normbook.data.files import CACHE, DATA, whereabouts
 from normbook.lab.runner import LOADERS
+
+Test = TypeVar("Test", bound=Callable[..., None])
 
 # --- MNIST and Fashion-MNIST
 
@@ -211,7 +216,17 @@ def put(
     return source
 
 
-def needs(source: Source) -> pytest.MarkDecorator:
+def needs(source: Source) -> Callable[[Test], Test]:
     """Skip where the real files are not on this machine: tests download nothing."""
-    is_here, where = whereabouts(source)
-    return pytest.mark.skipif(not is_here, reason=f"{source.title} is {where}")
+
+    def decorate(test: Test) -> Test:
+        @wraps(test)
+        def skip_or_test(*arguments: Any, **fixtures: Any) -> None:
+            is_here, where = whereabouts(source)  # reads them: not for each collection
+            if not is_here:
+                pytest.skip(f"{source.title} is {where}")
+            test(*arguments, **fixtures)
+
+        return cast(Test, skip_or_test)
+
+    return decorate

@@ -21,6 +21,8 @@ def noisy(x: torch.Tensor, **widths: float) -> Any:
 
 def check_widths(forward: Any) -> None:
     """Shift and scale of each unit, told apart by inputs 0 and 1."""
+    # First, for a wrong shape grows with the input.
+    assert forward(DistributionNoise(), torch.ones(4, 3)).shape == (4, 3)
     noise = DistributionNoise(0.5, 1.25, 0.1, 0.2, torch.Generator().manual_seed(0))
     m = forward(noise, torch.zeros(N, D, dtype=torch.float64)).numpy()
     mu = m.mean(0)

@@ -15,7 +15,7 @@ import torch
 from small import check_circles, check_median, same
 from torch import nn
 
-from normbook.experiments import conv_norms, vgg
+from normbook.experiments import conv_norms
 from normbook.experiments.conv_norms import CONV_NORMS, CONV_NORMS_RATES, LOOKS
 from normbook.experiments.published import GROUP_NORM_ERROR
 from normbook.lab import runner
@@ -210,7 +210,7 @@ def test_recalibration_takes_statistics_of_the_training_set() -> None:
         run.update()
     found = run.measurements["recalibrated"].measure(run)
     assert found["loss"] != run.measurements["test"].measure(run)["loss"]
-    parts = torch.split(run.batches.x, vgg.CHUNK)
+    parts = torch.split(run.batches.x, conv_norms.PROBE_BATCH)
     recalibrate(run.model, parts)
     assert run.measurements["test"].measure(run) == pytest.approx(found, rel=1e-9)
 

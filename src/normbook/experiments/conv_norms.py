@@ -35,7 +35,7 @@ from torch import Tensor, nn
 from normbook.data import Dataset
 from normbook.experiments import measures
 from normbook.experiments.published import GROUP_NORM_ERROR
-from normbook.experiments.vgg import CHUNK, images, tested
+from normbook.experiments.vgg import images, tested
 from normbook.lab import experiment as lab
 from normbook.lab.digits_mlp import split
 from normbook.lab.record import Record
@@ -50,8 +50,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 SOURCE = "Wu and He (2018), Tables 1 and 2"
-# Training images whose statistics take the place of the running ones.
-PROBE = 10_000
+# Training images whose statistics take the place of the running ones, in batches.
+PROBE, PROBE_BATCH = 10_000, 1000
 
 
 class ChannelLayerNorm(LayerNorm):
@@ -140,7 +140,7 @@ def begin(
     measurements = {"test": lab.Measurement(settings["measure_every"], test)}
     if settings["norm"] == "batch_norm":
         recalibrated = partial(
-            measures.recalibrated, test=test, x=x[:PROBE], size=CHUNK
+            measures.recalibrated, test=test, x=x[:PROBE], size=PROBE_BATCH
         )
         measurements["recalibrated"] = lab.Measurement(steps, recalibrated)
     sgd = torch.optim.SGD(model.parameters(), lr=rate, momentum=0.9, fused=True)

@@ -38,8 +38,9 @@ if TYPE_CHECKING:
 POOL = "pool"
 # Units of a layer whose input is followed.
 UNITS = 5
-# Examples that go through the network at once in a test: a matter of memory only.
-CHUNK = 1000
+# Examples that go through the network at once in a test: a matter of memory only, of
+# which more would be taken and given back for each layer.
+CHUNK = 500
 
 
 def build(

@@ -31,6 +31,10 @@ ACTIVATIONS: dict[str, type[nn.Module]] = {
 }
 
 
+# Examples that are evaluated at once: more take new memory at each layer.
+CHUNK = 2000
+
+
 class Split(NamedTuple):
     """Tensors on one device: images ``(N, D)`` float64 and labels ``(N,)`` int64."""
 
@@ -120,7 +124,7 @@ def evaluate(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> tuple[float,
     model.eval()
     try:
         with torch.no_grad():
-            scores = model(x)
+            scores = torch.cat([model(part) for part in torch.split(x, CHUNK)])
     finally:
         for module, mode in modes.items():
             module.training = mode
