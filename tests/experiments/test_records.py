@@ -1,10 +1,10 @@
 """The recorded results: complete, of this code, and repeated in their first steps.
 
-Of each record every variant is repeated with its first seed for five losses, and of the
-runs with other seeds every third for three. The measurements that fall into the first
-steps, at least those before them, are repeated for one variant of each kind (one norm,
-one activation: variants of a kind differ in numbers) that no record before has, and at
-least for one. How exactly is said at ``runner.PRECISIONS``.
+Of each record every variant is repeated with its first seed: the first five losses and
+the measurements that fall into these steps, at least those before the first; these once
+for all variants, of all records, in which they begin alike. Of the runs with other
+seeds every third is repeated, for three losses. How exactly is said at
+``runner.PRECISIONS``.
 """
 
 from __future__ import annotations
@@ -166,7 +166,8 @@ def test_a_record_goes_to_the_last_step(path: Path) -> None:
 def test_the_first_steps_of_a_record_repeat(path: Path, experiment: Experiment) -> None:
     of, examples = read(path), data(read(path))
     first = with_first_seed(of)
-    measured = measured_here(path)
+    here = {at_the_start(kept): kept for kept in reversed(first)}
+    measured = [kept for start, kept in here.items() if start not in before(path)]
     others = [kept for kept in first if kept not in measured]
     seeds = [kept for kept in of.runs if kept not in first][::3]
 
@@ -185,41 +186,23 @@ def with_first_seed(of: Record) -> list[RunRecord]:
     return [kept for kept in of.runs if kept.seed == of.seeds[0]]
 
 
-def measured_here(path: Path) -> list[RunRecord]:
-    """Return the runs of a record whose measurements are repeated."""
-    earlier = [read(p) for p in sorted(RECORDED.glob("*.json")) if p < path]
-    runs_before = [(of, kept) for of in earlier for kept in with_first_seed(of)]
-    starts = {at_the_start(kept) for _, kept in runs_before}
-    kinds = {kind(of, kept) for of, kept in runs_before}
-    of = read(path)
-    new = [run for run in with_first_seed(of) if at_the_start(run) not in starts]
-    of_each_kind = {kind(of, run): run for run in new}
-    chosen = [run for name, run in of_each_kind.items() if name not in kinds]
-    return chosen or new[:1]
+def before(path: Path) -> set[str]:
+    """What the records before this one measured first, and is repeated there."""
+    earlier = [other for other in sorted(RECORDED.glob("*.json")) if other < path]
+    return {at_the_start(kept) for p in earlier for kept in with_first_seed(read(p))}
+
+
+def test_what_another_record_measured_first_is_repeated_there() -> None:
+    path = RECORDED / "batch_4_choices.json"
+    starts = {at_the_start(kept) for kept in with_first_seed(read(path))}
+    assert starts <= before(path)
+    assert before(RECORDED / "batch_128.json") == set()
 
 
 def at_the_start(kept: RunRecord) -> str:
     """What was measured first; networks that differ in the rate alone share it."""
     measured = {n: c for n, c in kept.curves.items() if c["step"][0] == 0}
     return json.dumps({n: [v[0] for v in c.values()] for n, c in measured.items()})
-
-
-def kind(of: Record, kept: RunRecord) -> str:
-    """Return the code of a run and the words of its variant, without the numbers."""
-    settings = of.settings["variants"][kept.variant].items()
-    words = {name: value for name, value in settings if isinstance(value, str)}
-    return json.dumps([EXPERIMENTS[of.name].begin.__module__, words], sort_keys=True)
-
-
-def test_each_run_begins_as_one_of_a_kind_that_is_measured() -> None:
-    paths = sorted(RECORDED.glob("*.json"))
-    measured = {kind(read(p), kept) for p in paths for kept in measured_here(p)}
-    runs = [(read(p), kept) for p in paths for kept in with_first_seed(read(p))]
-    starts = {at_the_start(kept) for of, kept in runs if kind(of, kept) in measured}
-    assert {at_the_start(kept) for _, kept in runs} == starts
-    # The networks of these begin, all of them, as those of other records do.
-    alike = {p.stem for p in paths if not measured_here(p)}
-    assert alike == {"batch_4_choices", "conv_norms_rates"}
 
 
 # --- a false record is found out
