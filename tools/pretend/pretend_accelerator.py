@@ -210,27 +210,17 @@ def load(storage: torch.UntypedStorage, place: str) -> torch.UntypedStorage | No
 
 
 class Module:
-    """What torch asks a module named after the device."""
+    """What torch asks of the module that has the device's name: ``torch.pretend``."""
 
-    def is_available(self) -> bool:
-        return True
-
-    is_initialized = is_available
-
-    def device_count(self) -> int:
-        return 1
-
-    def device(self, number: Any) -> Any:
-        return contextlib.nullcontext()
-
-    def current_device(self) -> int:
-        return 0
-
-    def _is_in_bad_fork(self) -> bool:
-        return False
-
-    def manual_seed_all(self, seed: int) -> None:
-        numbers.manual_seed(seed + 1)
+    device = contextlib.nullcontext
+    is_available = is_initialized = staticmethod(lambda: True)
+    _is_in_bad_fork = staticmethod(lambda: False)
+    device_count = staticmethod(lambda: 1)
+    current_device = staticmethod(lambda: 0)
+    get_amp_supported_dtype = staticmethod(lambda: [torch.float16, torch.bfloat16])
+    manual_seed_all = staticmethod(lambda seed: numbers.manual_seed(seed + 1))
+    get_rng_state = staticmethod(lambda device=0: numbers.get_state())
+    set_rng_state = staticmethod(lambda state, device=0: numbers.set_state(state))
 
 
 @cache
@@ -265,4 +255,4 @@ def register() -> None:
 def resolve(name: str) -> Any:
     """Return an operator of torch by its name."""
     op = reduce(getattr, name.split("."), aten)
-    return getattr(op, "default") if "." not in name else op
+    return op if "." in name else op.default
