@@ -42,8 +42,8 @@ def pick(asked: str | None = None) -> torch.device:
     if not name and asked is None:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if not re.fullmatch(r"cpu|mps|cuda(:\d+)?", name):
-        other = torch.accelerator.current_accelerator()
-        if other is not None and name == other.type and torch.accelerator.is_available():
+        other = torch.accelerator
+        if other.is_available() and str(other.current_accelerator()) == name:
             return torch.device(name)
         raise ValueError(
             f"{setting} must be cpu, cuda, cuda:NUMBER or mps, got {name!r}; correct "

@@ -26,7 +26,7 @@ KEY = "PrivateUse1"  # torch's spare device
 CPU, SPARE = 1, 12  # as DLPack numbers devices
 PLACE = 8  # of that number in what a capsule of DLPack points to, in bytes
 
-# Arguments that CUDA takes from the CPU, by operator: indices, and tensors without axes.
+# Operators that on CUDA take indices, and numbers (tensors without axes), of the CPU.
 INDICES = {"index", "index_put", "index_put_", "_index_put_impl_", "_unsafe_index"}
 SCALARS = {"index_put", "index_put_", "_index_put_impl_", "fill", "fill_"}
 # These look at the same memory in another way, whatever its device.
@@ -38,7 +38,7 @@ pointer = ctypes.pythonapi.PyCapsule_GetPointer
 pointer.restype = ctypes.c_void_p
 pointer.argtypes = [ctypes.py_object, ctypes.c_char_p]
 numbers = torch.Generator()  # the device's
-libraries = []  # the kernels; torch forgets those of a library that goes
+libraries: list[Any] = []  # the kernels; torch forgets those of a library that goes
 
 
 def label(tensor: Tensor, device: int) -> Tensor:
@@ -95,8 +95,8 @@ class Operator:
         named = {name: on_cpu(value, strangers) for name, value in kwargs.items()}
         if strangers or self.draws:
             self.check(dict(zip(self.names, args, strict=False)) | kwargs)
-        for name in self.outputs:  # what is empty may grow, which labelled memory cannot
-            if not named[name].numel():
+        for name in self.outputs:
+            if not named[name].numel():  # it may grow, which labelled memory cannot
                 named[name] = torch.empty(0, dtype=named[name].dtype)
         if self.draws:
             with torch.random.fork_rng(devices=()):
@@ -204,7 +204,7 @@ def clone(storage: torch.UntypedStorage) -> torch.UntypedStorage:
     return moved(storage, storage.device.type)
 
 
-def load(storage: torch.UntypedStorage, place: str) -> torch.UntypedStorage | None:
+def load(storage: Any, place: str) -> torch.UntypedStorage | None:
     """Move what `torch.load` read from a file to where it was saved from."""
     return moved(storage, NAME) if place.startswith(NAME) else None
 
@@ -243,12 +243,13 @@ def register() -> None:
         if has(name, "CompositeExplicitAutogradNonFunctional") and has(name, "CPU"):
             name = name.removeprefix("aten::")
             kernels.setdefault(name, operator(resolve(name)))
-    ours, others = (torch.library.Library(n, "IMPL") for n in ("aten", "_"))
+    library: Any = torch.library.Library
+    ours, others = library("aten", "IMPL"), library("_", "IMPL")
     for name, kernel in kernels.items():
         ours.impl(name, kernel, KEY)
     others.fallback(compute, KEY)
     libraries.extend([ours, others])
-    torch.UntypedStorage.clone = clone  # type: ignore[method-assign]
+    torch.UntypedStorage.clone = clone  # type: ignore[assignment,method-assign]
     torch.serialization.register_package(0, lambda storage: None, load)
 
 
