@@ -82,7 +82,9 @@ def test_layers_for_sequences() -> None:
 
 
 CELLS: dict[str, Any] = {
-    f"{norm} {carried}": lambda n=norm, c=carried: LayerNormLSTM(3, 4, norm=n, carried=c)
+    f"{norm} {carried}": lambda n=norm, c=carried: LayerNormLSTM(
+        3, 4, norm=n, carried=c
+    )
     for norm in ("terms", "sum", "gates")
     for carried in ("raw", "normalized")
 }

@@ -29,6 +29,7 @@ PLACE = 8  # of that number in what a capsule of DLPack points to, in bytes
 # Operators that on CUDA take indices, and numbers (tensors without axes), of the CPU.
 INDICES = {"index", "index_put", "index_put_", "_index_put_impl_", "_unsafe_index"}
 SCALARS = {"index_put", "index_put_", "_index_put_impl_", "fill", "fill_"}
+SCALARS |= {"masked_fill", "masked_fill_"}
 # These look at the same memory in another way, whatever its device.
 VIEWS = ["as_strided", "view", "_reshape_alias", "unfold", "set_.source_Tensor"]
 VIEWS += ["set_.source_Storage", "set_.source_Storage_storage_offset"]
