@@ -71,6 +71,7 @@ def test_numbers_and_indices_of_the_cpu_are_taken() -> None:
     number, rows = torch.tensor(2.0), torch.tensor([2, 0])
     assert equal(x_there * number, x * number)
     assert equal(number - x_there, number - x)
+    assert equal((x_there > 0) & True, x > 0)
     assert equal(x_there[rows], x[rows])
     assert equal(x_there[x[:, 0] > 0], x[x[:, 0] > 0])
     assert equal(x_there.masked_fill(x_there > 0, number), x.masked_fill(x > 0, number))

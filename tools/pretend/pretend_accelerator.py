@@ -81,6 +81,7 @@ class Operator:
         self.names = [argument.name for argument in arguments]
         is_written = [a.alias_info and a.alias_info.is_write for a in arguments]
         self.written = [n for n, w in zip(self.names, is_written, strict=True) if w]
+        self.of_tensors = [str(argument.type) == "Tensor" for argument in arguments]
         self.outputs = [argument.name for argument in arguments if argument.is_out]
         self.returns_written = bool(op._schema.returns) and all(
             one.alias_info and one.alias_info.is_write for one in op._schema.returns
@@ -93,6 +94,9 @@ class Operator:
         """Compute on the CPU."""
         strangers: list[Tensor] = []
         on_host = [on_cpu(value, strangers) for value in args]
+        for place, value in enumerate(args):
+            if isinstance(value, bool) and self.of_tensors[place]:
+                on_host[place] = torch.tensor(value)  # torch takes no other bool
         named = {name: on_cpu(value, strangers) for name, value in kwargs.items()}
         if strangers or self.draws:
             self.check(dict(zip(self.names, args, strict=False)) | kwargs)
