@@ -125,7 +125,7 @@ def test_folding_and_recalibration() -> None:
     net, x = stirred(net.double()), draw(5, 3, 6, 6)
     there = copy.deepcopy(net).to(dev)
     for model, images in ((net, x), (there, x.to(dev))):
-        recalibrate(model, images.split(2))
+        recalibrate(model, [images[:2], images[2:]])
     folded = fold_batch_norm(there.eval())
     assert relative_error(folded(x.to(dev)), net.eval()(x)) < EXACT
 
