@@ -16,7 +16,7 @@ export PYTHON VENV VERSIONS
 BIN := $(VENV)/bin
 ELSEWHERE = KERAS_BACKEND=jax TF_USE_LEGACY_KERAS=1 PYTHONPATH=src $(VENV)-elsewhere/bin/python
 
-.PHONY: help setup book test quick lint types check pages cpus data elsewhere lab execute bench serve format coverage clean
+.PHONY: help setup book test quick lint types check pages cpus pretend data elsewhere lab execute bench serve format coverage clean
 
 help: ## list these steps
 	@echo 'usage: make STEP, where STEP is one of'
@@ -59,6 +59,9 @@ pages: book ## build the site and check its pages
 
 cpus: setup ## recompute stored outputs as other CPUs would; NOTEBOOK=book/x.ipynb, CPU=sse4 for one
 	tools/cpus.sh $(BIN)/python $(if $(NOTEBOOK),"$(NOTEBOOK)",book)
+
+pretend: setup ## notebooks and layers on a pretend GPU: is everything moved there? NOTEBOOK=book/x.ipynb for one
+	tools/pretend.sh $(BIN)/python $(if $(NOTEBOOK),"$(NOTEBOOK)",book tests/pretend)
 
 # The one server of CIFAR-10 can take an hour: DATA=all waits for it.
 data: setup ## download data sets (51 MB; DATA=all: 230 MB) and run the tests that are skipped without

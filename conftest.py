@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
+import importlib.util
 import os
 import subprocess
 from collections.abc import Iterator
@@ -20,6 +20,9 @@ from jupyter_client.provisioning import local_provisioner
 from kernels import Watch, prepare_environment, unix_socket
 
 prepare_environment()
+# They run where the pretend accelerator is: see `tests/test_pretend_accelerator.py`.
+is_there = importlib.util.find_spec("pretend_accelerator")
+collect_ignore_glob = [] if is_there else ["tests/pretend/*"]
 
 # What numba compiles cannot be imported without it.
 collect_ignore = [] if find_spec("numba") else ["src/normbook/layers/compiled_lstm.py"]
@@ -62,6 +65,7 @@ EARLY = (
     "tests/experiments/test_records.py",
     "tests/lab/test_data_parallel.py",
     "tests/test_make_steps.py",
+    "tests/test_pretend_accelerator.py",
     "tests/lab/",
     "tests/layers/test_sync_batch_norm.py",
     "tests/data/test_files.py",

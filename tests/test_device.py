@@ -59,6 +59,21 @@ def test_the_setting_or_what_is_asked_for_overrides_the_choice(
 
 
 @either_way
+@pytest.mark.parametrize("is_there", [True, False])
+def test_the_device_of_another_backend_is_picked_where_it_is_there(
+    is_there: bool, way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found(monkeypatch)
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: is_there)
+    other = torch.device("xpu")
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: other)
+    if is_there:
+        assert pick("XPU", way, monkeypatch) == other
+    with pytest.raises(ValueError, match="got 'xpu:0'" if is_there else "got 'xpu'"):
+        pick("xpu:0" if is_there else "xpu", way, monkeypatch)
+
+
+@either_way
 @pytest.mark.parametrize(
     "name", ["gpu", "cuda:", "cuda:-1", "cuda:a", "cuda1", "cpu:0"]
 )

@@ -21,8 +21,9 @@ def pick(asked: str | None = None) -> torch.device:
     The environment variable ``NORMBOOK_DEVICE``, or ``asked`` in its place, overrides
     the choice: ``cpu``, ``cuda``, ``cuda:1`` (a GPU by its number, from 0) or ``mps``
     (the GPU of an Apple computer, taken only when it is asked for, since it has no
-    float64, in which the checks of the book compute). What is no such name is a
-    ``ValueError``, what this machine, or this torch, does not have a ``RuntimeError``.
+    float64, in which the checks of the book compute), or the name of another device
+    that is registered with torch. What is no such name is a ``ValueError``, what this
+    machine, or this torch, does not have a ``RuntimeError``.
 
     Examples
     --------
@@ -41,6 +42,9 @@ def pick(asked: str | None = None) -> torch.device:
     if not name and asked is None:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if not re.fullmatch(r"cpu|mps|cuda(:\d+)?", name):
+        other = torch.accelerator
+        if other.is_available() and str(other.current_accelerator()) == name:
+            return torch.device(name)
         raise ValueError(
             f"{setting} must be cpu, cuda, cuda:NUMBER or mps, got {name!r}; correct "
             f"it, or {drop} to take CUDA where there is one."
