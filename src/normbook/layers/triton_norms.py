@@ -51,7 +51,7 @@ kernel: Any = triton.jit
 
 
 @kernel
-def rows_of_tile(number, m, D: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+def rows_of_tile(number, m, D: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr):
     """Rows of a tile, its columns, their places in x, and what lies within x."""
     row = number * ROWS + tl.arange(0, ROWS)
     column = tl.arange(0, BLOCK)
@@ -60,7 +60,7 @@ def rows_of_tile(number, m, D: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.const
 
 
 @kernel
-def rows_forward(  # type: ignore[no-untyped-def]
+def rows_forward(
     x,
     gamma,  # or None, as beta
     beta,
@@ -93,7 +93,7 @@ def rows_forward(  # type: ignore[no-untyped-def]
 
 
 @kernel
-def rows_backward(  # type: ignore[no-untyped-def]
+def rows_backward(
     dl_dy,
     x,
     gamma,
@@ -176,7 +176,7 @@ def normalize_rows_backward(
     """
     m, tile = len(x), row_tile(x.shape[1])
     dl_dx = torch.empty_like(x) if needs_dx else None
-    programs = min(triton.cdiv(m, tile["ROWS"]), 2 * _processors(x))
+    programs = min(triton.cdiv(m, tile["ROWS"]), _programs(x))
     sums = _statistic(x, 2, programs, x.shape[1])
     arrays = dl_dy, x, gamma, mean, inv_std, dl_dx, *sums
     launch(rows_backward, (programs,), *arrays, m, **tile)
@@ -187,7 +187,7 @@ def normalize_rows_backward(
 
 
 @kernel
-def columns_of_tile(first, m, d, ROWS: tl.constexpr, COLUMNS: tl.constexpr):  # type: ignore[no-untyped-def]
+def columns_of_tile(first, m, d, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
     """Columns of a tile, their places in x, and what lies within x."""
     row = first + tl.arange(0, ROWS)
     column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
@@ -196,7 +196,7 @@ def columns_of_tile(first, m, d, ROWS: tl.constexpr, COLUMNS: tl.constexpr):  # 
 
 
 @kernel
-def moments_of_parts(  # type: ignore[no-untyped-def]
+def moments_of_parts(
     x,
     means,  # (programs, D)
     squares,  # of the distances from the mean, added
@@ -228,7 +228,7 @@ def moments_of_parts(  # type: ignore[no-untyped-def]
 
 
 @kernel
-def moments_of_columns(  # type: ignore[no-untyped-def]
+def moments_of_columns(
     means,
     squares,
     counts,
@@ -257,7 +257,7 @@ def moments_of_columns(  # type: ignore[no-untyped-def]
 
 
 @kernel
-def columns_forward(  # type: ignore[no-untyped-def]
+def columns_forward(
     x,
     gamma,
     beta,
@@ -283,7 +283,7 @@ def columns_forward(  # type: ignore[no-untyped-def]
 
 
 @kernel
-def sums_of_parts(  # type: ignore[no-untyped-def]
+def sums_of_parts(
     dl_dy,
     x,
     mean,
@@ -313,7 +313,7 @@ def sums_of_parts(  # type: ignore[no-untyped-def]
 
 
 @kernel
-def columns_backward(  # type: ignore[no-untyped-def]
+def columns_backward(
     dl_dy,
     x,
     gamma,
@@ -363,9 +363,9 @@ def normalize_columns(
     counts, (mean, var, inv_std) = _statistic(x, parts), _statistic(x, 3, d)
     y = torch.empty_like(x)
     launch(moments_of_parts, (blocks, parts), x, means, squares, counts, m, d, **tile)
-    arrays = means, squares, counts, mean, var, inv_std
+    moments = means, squares, counts, mean, var, inv_std
     of_parts = tile | {"ROWS": triton.next_power_of_2(parts)}
-    launch(moments_of_columns, (blocks,), *arrays, eps, m, d, parts, **of_parts)
+    launch(moments_of_columns, (blocks,), *moments, eps, m, d, parts, **of_parts)
     arrays = x, gamma, beta, y, mean, inv_std
     launch(columns_forward, (blocks, tiles), *arrays, m, d, **tile)
     return y, mean, var, inv_std
@@ -392,7 +392,9 @@ def normalize_columns_backward(
 # --- both -----------------------------------------------------------------------------
 
 
-def launch(kernel: Any, programs: tuple[int, ...], *values: Any, **options: Any) -> None:
+def launch(
+    kernel: Any, programs: tuple[int, ...], *values: Any, **options: Any
+) -> None:
     """Run a kernel where its tensors are: on their GPU, or under the interpreter."""
     device = next(v.device for v in values if isinstance(v, Tensor))
     is_gpu = device.type == "cuda"
@@ -404,17 +406,17 @@ def _statistic(x: Tensor, *shape: int) -> Tensor:
     return torch.empty(shape, dtype=torch.float32, device=x.device)
 
 
-def _processors(x: Tensor) -> int:
-    """Streaming multiprocessors of the GPU; few under the interpreter, to see loops."""
+def _programs(x: Tensor) -> int:
+    """Return how many keep a GPU busy; few where none is, so that each loops."""
     if x.device.type != "cuda":
-        return 2
-    count: int = torch.cuda.get_device_properties(x.device).multi_processor_count
-    return count
+        return 4
+    properties = torch.cuda.get_device_properties(x.device)
+    return 4 * int(properties.multi_processor_count)
 
 
 def _grid(x: Tensor, tile: dict[str, int]) -> tuple[int, int, int]:
     """Tiles across and down, and how many programs share those of a column."""
     blocks = triton.cdiv(x.shape[1], tile["COLUMNS"])
     tiles = triton.cdiv(len(x), tile["ROWS"])
-    parts = max(2 * _processors(x) // blocks, 1)
+    parts = max(_programs(x) // blocks, 1)
     return blocks, tiles, min(tiles, parts, PARTS)
