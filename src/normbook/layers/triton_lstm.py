@@ -175,7 +175,7 @@ class TritonSequence(torch.autograd.Function):
 
 
 def steps_forward(
-    options: tuple[tuple[int, ...], float, bool],
+    options: Any,
     y: Tensor,
     h_0: Tensor,
     c_0: Tensor,
@@ -184,17 +184,15 @@ def steps_forward(
     gamma_c: Tensor,
     beta_c: Tensor,
 ) -> Sequence[Tensor]:
-    """Go from the first step to the last; return h, c, p and moments of all rows."""
-    sizes: Any  # torch knows lists alone
+    """Go from the first step to the last; return h, c, p and moments of all rows.
+
+    ``options`` are batch sizes, eps, and whether p is kept of more than one step.
+    """
     sizes, eps, is_kept = options
     cell, norms = _needed()
     m, (n, units) = len(y), h_0.shape
-    h, c, moments = (
-        h_0.new_empty(m, units),
-        c_0.new_empty(m, units),
-        c_0.new_empty(4, m),
-    )
-    p = torch.empty_like(y) if is_kept else torch.empty_like(y[:n])  # of one step
+    h, c = h_0.new_empty(m, units), c_0.new_empty(m, units)
+    p, moments = torch.empty_like(y if is_kept else y[:n]), c_0.new_empty(4, m)
     p_of_steps = torch.split(p, sizes) if is_kept else [p[:size] for size in sizes]
     arrays = *(torch.split(v, sizes) for v in (y, h, c)), torch.split(moments, sizes, 1)
     h_prev, c_prev = h_0, c_0
@@ -208,7 +206,7 @@ def steps_forward(
 
 
 def steps_backward(
-    options: tuple[tuple[int, ...]],
+    options: Any,
     dl_dh: Tensor,
     at_h: Tensor,
     at_c: Tensor,
@@ -235,10 +233,8 @@ def steps_backward(
     steps = zip(*arrays, c_before, torch.split(moments, sizes, 1), strict=True)
     for dl_dh_t, p_t, y_t, c_t, *slopes_t, c_prev, moments_t in reversed([*steps]):
         of_step = dl_dh_t, at_h, at_c, p_t, y_t, c_t, c_prev, moments_t
-        programs = (len(p_t),)
-        norms.launch(
-            cell.step_backward, programs, *of_step, *gains, *slopes_t, m, **tile
-        )
+        arrays_t = *of_step, *gains, *slopes_t
+        norms.launch(cell.step_backward, (len(p_t),), *arrays_t, m, **tile)
         torch.mm(slopes_t[1], w_h, out=at_h[: len(p_t)])
     return *slopes, at_h, at_c
 

@@ -1,0 +1,133 @@
+"""The kernels of rows and columns: the numbers of the formulas in float64."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from triton_cases import HAS_GPU, WITHOUT, draw, error, marks, quicken
+
+from normbook import normalize as formulas
+
+pytest.importorskip("triton", reason=WITHOUT)
+from normbook.layers import triton_norms as norms  # noqa: E402
+
+pytestmark = marks
+# Largest error of y and dl_dx; the interpreter cuts bfloat16 off where a GPU rounds.
+TOLERANCES = {torch.float32: 5e-7, torch.bfloat16: 8e-3, torch.float16: 5e-4}
+each_dtype = pytest.mark.parametrize("dtype", TOLERANCES)
+# Less than a tile; several programs that take several tiles; rows of one tile.
+SHAPES = [(3, 5), (11, 33), (130, 100), (9, 1100), (1030, 3)]
+if HAS_GPU:
+    SHAPES += [(4096, 1024), (100_000, 64), (513, 8192)]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _quick() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        quicken(patch)
+        yield
+
+
+def expected(
+    x: Tensor, dl_dy: Tensor, gamma: Any, beta: Any, axis: int, is_centred: bool = True
+) -> tuple[Any, ...]:
+    """Return y, statistics and gradients by the formulas in float64."""
+    x, dl_dy, gamma, beta = (
+        None if v is None else v.cpu().double() for v in (x, dl_dy, gamma, beta)
+    )
+    options = (axis,), (1,), 1e-5, is_centred
+    y, cache = formulas.forward(x, gamma, beta, *options)
+    return y, cache, formulas.backward(dl_dy, cache)
+
+
+def values(shape: tuple[int, int], dtype: torch.dtype) -> tuple[Tensor, ...]:
+    x, dl_dy = draw(*shape, dtype=dtype), draw(*shape, seed=1, dtype=dtype)
+    return 3 * x + 1, dl_dy, draw(shape[1], seed=2), draw(shape[1], seed=3)
+
+
+@each_dtype
+@pytest.mark.parametrize("shape", [(1, 33), *SHAPES])
+@pytest.mark.parametrize("is_centred", [True, False])
+def test_rows_are_those_of_the_formulas(
+    shape: tuple[int, int], dtype: torch.dtype, is_centred: bool
+) -> None:
+    x, dl_dy, gamma, beta = values(shape, dtype)
+    y, mean, inv_std = norms.normalize_rows(x, gamma, beta, is_centred=is_centred)
+    slopes = norms.normalize_rows_backward(dl_dy, x, gamma, mean, inv_std)
+    exact, cache, gradients = expected(x, dl_dy, gamma, beta, 1, is_centred)
+    assert (mean is None) == (not is_centred)
+    assert y.dtype == slopes[0].dtype == dtype
+    worst = max(map(error, (y, slopes[0]), (exact, gradients.dl_dx)))
+    assert worst <= TOLERANCES[dtype]
+    assert error(inv_std, cache.inv_std[:, 0]) <= 5e-7
+    assert max(map(error, slopes[1:], gradients[1:])) <= 2e-6
+
+
+@each_dtype
+@pytest.mark.parametrize("shape", SHAPES)
+def test_columns_are_those_of_the_formulas(
+    shape: tuple[int, int], dtype: torch.dtype
+) -> None:
+    x, dl_dy, gamma, beta = values(shape, dtype)
+    x = x + draw(shape[1], seed=4).to(dtype)  # each column has a mean of its own
+    y, mean, var, inv_std = norms.normalize_columns(x, gamma, beta)
+    slopes = norms.normalize_columns_backward(dl_dy, x, gamma, mean, inv_std)
+    exact, cache, gradients = expected(x, dl_dy, gamma, beta, 0)
+    assert y.dtype == slopes[0].dtype == dtype
+    worst = max(map(error, (y, slopes[0]), (exact, gradients.dl_dx)))
+    assert worst <= TOLERANCES[dtype]
+    statistics = cache.mu[0], cache.var[0], cache.inv_std[0]
+    assert max(map(error, (mean, var, inv_std), statistics)) <= 5e-7
+    assert max(map(error, slopes[1:], gradients[1:])) <= 2e-6
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+def test_without_gain_and_bias(axis: int) -> None:
+    x, dl_dy, _, _ = values((11, 33), torch.float32)
+    forward = norms.normalize_rows if axis else norms.normalize_columns
+    back = norms.normalize_rows_backward if axis else norms.normalize_columns_backward
+    y, mean, *_, inv_std = forward(x)
+    slopes = back(dl_dy, x, None, mean, inv_std)
+    exact, _, gradients = expected(x, dl_dy, None, None, axis)
+    ones = expected(x, dl_dy, torch.ones(33), torch.zeros(33), axis)[2]
+    assert error(y, exact) <= 5e-7
+    assert error(slopes[0], gradients.dl_dx) <= 5e-7
+    assert max(map(error, slopes[1:], ones[1:])) <= 1e-6
+
+
+def test_sums_alone_are_those_beside_dx() -> None:
+    x, dl_dy, gamma, beta = values((70, 33), torch.float32)
+    _, mean, inv_std = norms.normalize_rows(x, gamma, beta)
+    both = [
+        norms.normalize_rows_backward(dl_dy, x, v, mean, inv_std, needs_dx=needs_dx)
+        for v, needs_dx in ((gamma, True), (None, False))
+    ]
+    assert both[1][0] is None
+    assert all(map(torch.equal, both[0][1:], both[1][1:]))
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+def test_a_mean_of_ten_thousand_deviations(axis: int) -> None:
+    """No worse than torch: x itself has four digits of each deviation left."""
+    x, dl_dy, gamma, beta = values((256, 256), torch.float32)
+    x = x + 3e4
+    forward = norms.normalize_rows if axis else norms.normalize_columns
+    y, *_ = forward(x, gamma, beta)
+    exact, *_ = expected(x, dl_dy, gamma, beta, axis)
+    if axis:
+        theirs = torch.nn.functional.layer_norm(x, (256,), gamma, beta)
+    else:
+        theirs = torch.nn.functional.batch_norm(x, None, None, gamma, beta, True)
+    assert error(y, exact) <= max(1.1 * error(theirs, exact), 1e-6)
+
+
+def test_eps_stands_inside_of_the_root() -> None:
+    x, _, _, _ = values((5, 33), torch.float32)
+    for forward, axis in ((norms.normalize_rows, 1), (norms.normalize_columns, 0)):
+        *_, inv_std = forward(x, eps=2.0)
+        exact = (x.double().var(axis, correction=0) + 2).rsqrt()
+        assert error(inv_std, exact) <= 5e-7
