@@ -13,7 +13,7 @@ from triton_cases import HAS_GPU, WITHOUT, draw, error, marks, quicken
 from normbook import normalize as formulas
 
 pytest.importorskip("triton", reason=WITHOUT)
-from normbook.layers import triton_norms as norms  # noqa: E402
+from normbook.layers import triton_norms as norms
 
 pytestmark = marks
 # Largest error of y and dl_dx; the interpreter cuts bfloat16 off where a GPU rounds.

@@ -36,7 +36,7 @@ def error(value: Tensor, expected: Tensor) -> float:
 
 
 def quicken(patch: pytest.MonkeyPatch) -> None:
-    """Let the interpreter prepare a module once a launch, not at each call of a helper."""
+    """Let the interpreter prepare a module once a launch, not at each call."""
     from triton.runtime import interpreter
 
     prepare: Any = interpreter._patch_lang

@@ -112,7 +112,7 @@ class TritonSequence(torch.autograd.Function):
             results = replay(steps_forward, options, y, *states, *_of_steps(weights))
         h, c, p, moments = results
         last = _last(h, sizes), _last(c, sizes).to(x.dtype)
-        (h,) = through_time.like_steps(x, h)
+        h.resize_(*x.shape[:-1], h.shape[1])  # a view could not be changed in place
         if is_kept:
             ctx.cell = cell
             ctx.set_materialize_grads(False)
@@ -318,8 +318,7 @@ class _Graph:
     ) -> None:
         self.inputs = [v.clone() for v in tensors]
         graph = torch.cuda.CUDAGraph()
-        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        # that of torch.cuda.graph is of the first GPU
+        stream = _stream(self.inputs[0].device)
         recording = torch.cuda.graph(
             graph, stream=stream, capture_error_mode="thread_local"
         )
@@ -342,6 +341,12 @@ def _calls(key: Any) -> Iterator[int]:
 def _graph(key: Any) -> _Graph:
     """Keep the graphs that were used last."""
     return _Graph()
+
+
+@functools.cache
+def _stream(device: torch.device) -> Any:
+    """Record on one stream of each GPU: torch keeps memory of cuBLAS for each stream."""
+    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
 
 def _settings() -> tuple[Any, ...]:

@@ -1,0 +1,396 @@
+"""The layer-normalized LSTM by kernels of Triton: the numbers of the formulas."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from layer_pairs import stirred
+from torch import Tensor
+from torch.func import functional_call, jvp, vmap
+from torch.nn.utils.rnn import PackedSequence, pack_sequence
+from torch.utils.checkpoint import checkpoint
+from torch.utils.flop_counter import FlopCounterMode
+from triton_cases import (
+    DEVICE,
+    HAS_GPU,
+    WITHOUT,
+    draw,
+    error,
+    marks,
+    needs_gpu,
+    quicken,
+)
+
+from normbook.layers import lstm, native
+from normbook.layers import triton_lstm as on_gpu
+from normbook.layers.lstm import LayerNormLSTM
+
+pytest.importorskip("triton", reason=WITHOUT)
+pytestmark = [
+    *marks,
+    # torch's forward mode loads functions that torch itself still scripts.
+    pytest.mark.filterwarnings(
+        "ignore:.torch.jit.script. is deprecated:DeprecationWarning"
+    ),
+]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _quick() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        quicken(patch)
+        yield
+
+
+@pytest.fixture(autouse=True)
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Let the layer take the kernels; count the passes over all steps."""
+    monkeypatch.delenv(native.NATIVE, raising=False)
+    monkeypatch.setattr(lstm, "can_run", on_gpu.can_run)
+    monkeypatch.setattr(lstm, "NativeSequence", on_gpu.TritonSequence)
+    counted: list[int] = []
+    replay = on_gpu.replay
+
+    def count(*arguments: Any) -> Any:
+        counted.append(1)
+        return replay(*arguments)
+
+    monkeypatch.setattr(on_gpu, "replay", count)
+    return counted
+
+
+def make(*sizes: int, gain: float = 1.0, **options: Any) -> LayerNormLSTM:
+    layer = stirred(LayerNormLSTM(*sizes, **options), -0.3, 0.3)
+    with torch.no_grad():
+        for name, value in layer.named_parameters():
+            if name.startswith("gamma"):
+                value.add_(1).mul_(1.0 if name.startswith("gamma_c") else gain)
+    return layer.to(DEVICE)
+
+
+def results(layer: LayerNormLSTM, x: Any, hx: Any = None) -> list[Tensor]:
+    """Return outputs and all gradients of a loss that draws on every output."""
+    rows = x.data if isinstance(x, PackedSequence) else x
+    leaf = rows.detach().clone().requires_grad_()
+    asked = x._replace(data=leaf) if isinstance(x, PackedSequence) else leaf
+    states = None if hx is None else [v.detach().clone().requires_grad_() for v in hx]
+    h, last = layer(asked, states)
+    h = h.data if isinstance(h, PackedSequence) else h
+    outputs = h, *last
+    leaves = [leaf, *(states or []), *layer.parameters()]
+    slopes = [draw(*v.shape, seed=k + 1).to(v) for k, v in enumerate(outputs)]
+    return [*outputs, *torch.autograd.grad(outputs, leaves, slopes)]
+
+
+def exact(layer: LayerNormLSTM) -> LayerNormLSTM:
+    """Return the layer that computes by the formulas, in float64 on a CPU."""
+    twin = copy.deepcopy(layer).cpu().double()
+    twin.native = False
+    return twin
+
+
+def worst(layer: LayerNormLSTM, x: Any, hx: Any = None) -> float:
+    wide = x.to("cpu", torch.float64)
+    states = None if hx is None else [v.cpu().double() for v in hx]
+    expected = results(exact(layer), wide, states)
+    return max(map(error, results(layer, x, hx), expected))
+
+
+# --- numbers: the three ways of judging a chaotic cell
+
+
+@pytest.mark.parametrize(
+    ("examples", "features", "units"), [(11, 5, 33), (1, 3, 33), (3, 4, 65), (4, 2, 8)]
+)
+def test_few_steps_with_gain_1_are_those_of_the_formulas(
+    examples: int, features: int, units: int, calls: list[int]
+) -> None:
+    layer = make(features, units)
+    hx = draw(1, examples, units, seed=8), draw(1, examples, units, seed=9)
+    assert worst(layer, draw(7, examples, features), hx) <= 1.3e-5
+    assert len(calls) == 2  # forward and backward
+
+
+@pytest.mark.parametrize("gain", [0.25, 0.1])
+def test_whole_runs_with_small_gains_are_those_of_the_formulas(gain: float) -> None:
+    x = draw(100, 9, 3) if HAS_GPU else draw(40, 2, 3)
+    assert worst(make(3, 40, gain=gain), x) <= 3.2e-6
+
+
+def test_steps_with_given_states_are_those_of_the_formulas() -> None:
+    """At gain 1 the cell is chaotic: all its steps are one call of one step."""
+    layer, x = make(3, 40), draw(31, 4, 3)
+    twin = exact(layer)
+    wide = x.cpu().double()
+    with torch.no_grad():
+        h = twin(wide)[0]
+        c = torch.stack([twin(wide[: t + 1])[1][1][0] for t in range(30)])
+    hx = [v.reshape(1, -1, 40).to(x) for v in (h[:30], c)]
+    assert worst(layer, x[1:].reshape(1, -1, 3), hx) <= 4e-6
+
+
+def test_packed_directions_and_layers(calls: list[int]) -> None:
+    sequences = [draw(n, 3, seed=n) for n in (2, 4, 1, 4, 2)]
+    packed = pack_sequence(sequences, enforce_sorted=False)
+    layer = make(3, 6, num_layers=2, bidirectional=True, gain=0.5)
+    hx = draw(4, 5, 6, seed=8), draw(4, 5, 6, seed=9)
+    assert worst(layer, packed, hx) <= 1e-5
+    assert len(calls) == 8
+
+
+def test_bfloat16_is_near_the_formulas() -> None:
+    """Rounded are weights, products, h and gradients; not statistics, nor c."""
+    layer = make(3, 33, gain=0.5).bfloat16()
+    x = draw(5, 4, 3, dtype=torch.bfloat16)
+    hx = [draw(1, 4, 33, seed=k, dtype=torch.bfloat16) for k in (8, 9)]
+    assert worst(layer, x, hx) <= 0.04
+    assert all(v.dtype == torch.bfloat16 for v in results(layer, x, hx))
+
+
+def test_without_gradients_the_same_bits() -> None:
+    layer, x = make(3, 20), draw(5, 3, 3)
+    packed = pack_sequence([x[:, 0], x[:3, 1]])
+    for inputs in (x, packed):
+        h, last = layer(inputs)
+        with torch.no_grad():
+            again, last_again = layer(inputs)
+        h, again = (getattr(v, "data", v) for v in (h, again))
+        assert all(map(torch.equal, (h, *last), (again, *last_again)))
+
+
+# --- the layer around it
+
+
+def test_missing_parameters() -> None:
+    layer = make(3, 8, bias=False, has_redundant_biases=False)
+    assert worst(layer, draw(3, 2, 3)) <= 1e-5
+
+
+def test_frozen_parameters_and_inputs_get_no_gradients() -> None:
+    layer, x = make(3, 8), draw(2, 2, 3)
+    layer.w_h_l0.requires_grad_(False)
+    layer(x)[0].sum().backward()
+    assert layer.w_h_l0.grad is None
+    assert layer.w_x_l0.grad is not None
+    layer(x)[1][1].sum().backward()  # only c_last is used
+
+
+def test_layouts_do_not_matter() -> None:
+    layer, x = make(3, 8), draw(3, 2, 3)
+    strange = draw(2, 3, 3).transpose(0, 1).copy_(x)
+    assert torch.equal(layer(x)[0], layer(strange)[0])
+    h_0 = draw(1, 8, 2, seed=3).transpose(1, 2)
+    assert torch.equal(*(layer(x, (v, v))[0] for v in (h_0, h_0.contiguous())))
+    before = layer(x)[0]
+    layer.gamma_c_l0 = torch.nn.Parameter(layer.gamma_c_l0.repeat(2, 1).T[:, 0])
+    assert torch.equal(layer(x)[0], before)
+
+
+def test_what_it_leaves_to_others(
+    calls: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    layer, x = make(3, 8), draw(2, 2, 3)
+    weights = {k: v.detach() for k, v in layer.named_parameters()}
+    make(3, 8, native=False)(x)
+    for options in ({"norm": "sum"}, {"norm": None}, {"carried": "normalized"}):
+        make(3, 8, **options)(x)  # type: ignore[arg-type]
+    make(3, 8).double()(x.double())
+    make(3, 8).half()(x.half())
+    vmap(lambda v: layer(v)[0])(x[None])
+    jvp(lambda v: functional_call(layer, weights, v)[0], (x,), (x,))
+    with FlopCounterMode(display=False):
+        layer(x)
+    monkeypatch.setenv(native.NATIVE, "0")
+    layer(x)
+    monkeypatch.delenv(native.NATIVE)
+    monkeypatch.setattr(on_gpu, "kernels", lambda: None)
+    layer(x)
+    assert not calls
+    monkeypatch.undo()
+
+
+def test_what_is_too_wide_for_one_program_is_left_to_others() -> None:
+    cell = lstm._Cell("terms", "raw", 1e-5, None, True)
+    for units, is_able in ((2048, True), (2049, False)):
+        tensors = [draw(1, 1, 1), draw(1, units), draw(1, units)]
+        assert on_gpu.can_run(cell, tensors) == is_able
+
+
+def test_second_derivatives_are_those_of_the_formulas() -> None:
+    layer = make(3, 5)
+    both = []
+    for is_native in (True, False):
+        layer.native = is_native
+        x = draw(3, 2, 3).requires_grad_()
+        (slope,) = torch.autograd.grad(layer(x)[0].sum(), x, create_graph=True)
+        both.append(torch.autograd.grad((slope**2).sum(), [x, *layer.parameters()]))
+    for a, b in zip(*both, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+
+
+def test_autocast_and_checkpoint_change_nothing() -> None:
+    layer, x = make(3, 8), draw(3, 2, 3)
+    expected = results(layer, x)
+    with torch.autocast(DEVICE, dtype=torch.bfloat16):
+        assert all(map(torch.equal, results(layer, x), expected))
+    gradients = []
+    for run in (layer, lambda v: checkpoint(layer, v, use_reentrant=False)):
+        layer.zero_grad()
+        run(x)[0].sum().backward()
+        gradients.append([v.grad for v in layer.parameters()])
+    assert all(map(torch.equal, *gradients))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("changed", ["h", "w_h_l0", "gamma_c_l0"])
+def test_changes_before_backward_are_refused(changed: str) -> None:
+    layer, x = make(3, 8), draw(2, 2, 3)
+    h = layer(x)[0]
+    with torch.no_grad():
+        (h if changed == "h" else getattr(layer, changed)).add_(1)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        h.sum().backward()
+
+
+def test_backward_twice_gives_the_same() -> None:
+    """What was saved is not written to."""
+    layer, x = make(3, 8), draw(3, 2, 3).requires_grad_()
+    hx = [draw(1, 2, 8, seed=k).requires_grad_() for k in (8, 9)]
+    outputs = layer(x, hx)
+    slopes = [draw(*v.shape, seed=7) for v in (outputs[0], *outputs[1])]
+    leaves = x, *hx, *layer.parameters()
+    arguments = (outputs[0], *outputs[1]), leaves, slopes
+    first = torch.autograd.grad(*arguments, retain_graph=True)
+    assert all(map(torch.equal, first, torch.autograd.grad(*arguments)))
+
+
+# --- graphs
+
+
+class Pretended:
+    """A graph without a GPU: to replay it is to run the steps again, in place."""
+
+    def __init__(self, graph: Any, run: Any) -> None:
+        self.graph, self.run = graph, run
+
+    def replay(self) -> None:
+        fresh = self.run(*self.graph.inputs)
+        for old, new in zip(self.graph.outputs, fresh, strict=True):
+            old.copy_(new)
+
+
+def test_a_graph_reads_the_inputs_of_the_call_and_returns_memory_of_its_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def steps(scale: float, a: Tensor, b: Tensor) -> list[Tensor]:
+        b.add_(1)
+        return [scale * a, b]
+
+    graph = on_gpu._Graph()
+    monkeypatch.setattr(on_gpu, "_stream", lambda _: None)
+    monkeypatch.setattr(
+        torch.cuda, "CUDAGraph", lambda: Pretended(graph, lambda *v: steps(2.0, *v))
+    )
+    monkeypatch.setattr(torch.cuda, "graph", lambda *_, **__: contextlib.nullcontext())
+    first, second = (
+        graph.run(steps, 2.0, (torch.full((2,), k), torch.zeros(2))) for k in (1.0, 5.0)
+    )
+    assert first[0].tolist() == [2, 2]
+    assert second[0].tolist() == [10, 10]
+    assert first[1].tolist() == second[1].tolist() == [1, 1]
+
+
+def test_what_cannot_be_recorded_is_launched(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried: list[int] = []
+
+    @contextlib.contextmanager
+    def refuse(*_: Any, **__: Any) -> Iterator[None]:
+        tried.append(1)
+        yield
+        raise RuntimeError("operation not permitted when stream is capturing")
+
+    monkeypatch.setattr(on_gpu, "_stream", lambda _: None)
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", object)
+    monkeypatch.setattr(torch.cuda, "graph", refuse)
+    graph = on_gpu._Graph()
+    for k in (1.0, 5.0):
+        (result,) = graph.run(lambda scale, a: [scale * a], 2.0, (torch.tensor(k),))
+        assert result == 2 * k
+    assert len(tried) == 1
+    assert not graph.inputs
+
+
+@needs_gpu
+def test_graphs_compute_the_same_bits() -> None:
+    on_gpu._calls.cache_clear()
+    on_gpu._graph.cache_clear()
+    layer, x = make(3, 40), draw(20, 4, 3)
+    first = results(layer, x)
+    assert on_gpu._graph.cache_info().currsize == 0
+    for _ in range(3):
+        assert all(map(torch.equal, results(layer, x), first))
+    assert on_gpu._graph.cache_info().currsize == 2  # forward and backward
+    assert all(v.graph is not None for v in recorded())
+    other = draw(20, 4, 3, seed=5)
+    assert worst(make(3, 40, gain=0.1), other) <= 3.2e-6
+    with torch.no_grad():
+        layer.w_h_l0.mul_(0.5)
+    fresh = copy.deepcopy(layer)
+    assert torch.equal(layer(x)[0], fresh(x)[0])
+
+
+def recorded() -> list[Any]:
+    import gc
+
+    return [v for v in gc.get_objects() if isinstance(v, on_gpu._Graph)]
+
+
+@needs_gpu
+def test_graphs_are_bounded_and_of_their_stream() -> None:
+    on_gpu._calls.cache_clear()
+    on_gpu._graph.cache_clear()
+    layer = make(3, 40)
+    with torch.no_grad():
+        for steps in range(2, 8 + on_gpu.MOST):
+            x = draw(steps, 2, 3)
+            h = [layer(x)[0] for _ in range(3)]
+            assert torch.equal(h[0], h[2])
+    assert len(recorded()) <= on_gpu.MOST
+    expected = layer(x)[0]
+    stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        h = [layer(x)[0] for _ in range(3)]
+    stream.synchronize()
+    assert all(torch.equal(v, expected) for v in h)
+
+
+@needs_gpu
+def test_a_graph_of_the_user_records_the_steps() -> None:
+    layer, x = make(3, 40), draw(6, 2, 3)
+    with torch.no_grad():
+        expected = layer(x)[0]
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            h = layer(x)[0]
+        h.zero_()
+        graph.replay()
+    assert torch.equal(h, expected)
+
+
+@needs_gpu
+def test_settings_of_products_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    layer, x = make(64, 256, gain=0.1), draw(10, 32, 64)
+    with torch.no_grad():
+        h = []
+        for precision in ("highest", "high", "highest", "high"):
+            torch.set_float32_matmul_precision(precision)
+            h.append([layer(x)[0] for _ in range(3)][-1])
+    torch.set_float32_matmul_precision("highest")
+    assert torch.equal(h[0], h[2])
+    assert torch.equal(h[1], h[3])
+    assert not torch.equal(h[0], h[1])
