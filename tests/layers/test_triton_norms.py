@@ -33,14 +33,12 @@ def _quick() -> Iterator[None]:
 
 
 def expected(
-    x: Tensor, dl_dy: Tensor, gamma: Any, beta: Any, axis: int, is_centred: bool = True
+    x: Any, dl_dy: Any, gamma: Any, beta: Any, axis: int, is_centred: bool = True
 ) -> tuple[Any, ...]:
     """Return y, statistics and gradients by the formulas in float64."""
-    x, dl_dy, gamma, beta = (
-        None if v is None else v.cpu().double() for v in (x, dl_dy, gamma, beta)
-    )
-    options = (axis,), (1,), 1e-5, is_centred
-    y, cache = formulas.forward(x, gamma, beta, *options)
+    values = x, dl_dy, gamma, beta
+    x, dl_dy, gamma, beta = (v if v is None else v.cpu().double() for v in values)
+    y, cache = formulas.forward(x, gamma, beta, (axis,), (1,), 1e-5, is_centred)
     return y, cache, formulas.backward(dl_dy, cache)
 
 
@@ -57,7 +55,7 @@ def test_rows_are_those_of_the_formulas(
 ) -> None:
     x, dl_dy, gamma, beta = values(shape, dtype)
     y, mean, inv_std = norms.normalize_rows(x, gamma, beta, is_centred=is_centred)
-    slopes = norms.normalize_rows_backward(dl_dy, x, gamma, mean, inv_std)
+    slopes: Any = norms.normalize_rows_backward(dl_dy, x, gamma, mean, inv_std)
     exact, cache, gradients = expected(x, dl_dy, gamma, beta, 1, is_centred)
     assert (mean is None) == (not is_centred)
     assert y.dtype == slopes[0].dtype == dtype
@@ -88,8 +86,10 @@ def test_columns_are_those_of_the_formulas(
 @pytest.mark.parametrize("axis", [0, 1])
 def test_without_gain_and_bias(axis: int) -> None:
     x, dl_dy, _, _ = values((11, 33), torch.float32)
-    forward = norms.normalize_rows if axis else norms.normalize_columns
-    back = norms.normalize_rows_backward if axis else norms.normalize_columns_backward
+    forward: Any = norms.normalize_rows if axis else norms.normalize_columns
+    back: Any = (
+        norms.normalize_rows_backward if axis else norms.normalize_columns_backward
+    )
     y, mean, *_, inv_std = forward(x)
     slopes = back(dl_dy, x, None, mean, inv_std)
     exact, _, gradients = expected(x, dl_dy, None, None, axis)
@@ -115,7 +115,7 @@ def test_a_mean_of_ten_thousand_deviations(axis: int) -> None:
     """No worse than torch: x itself has four digits of each deviation left."""
     x, dl_dy, gamma, beta = values((256, 256), torch.float32)
     x = x + 3e4
-    forward = norms.normalize_rows if axis else norms.normalize_columns
+    forward: Any = norms.normalize_rows if axis else norms.normalize_columns
     y, *_ = forward(x, gamma, beta)
     exact, *_ = expected(x, dl_dy, gamma, beta, axis)
     if axis:

@@ -48,9 +48,14 @@ def quicken(patch: pytest.MonkeyPatch) -> None:
         is_launch = not prepared
         prepared.add(function.__module__)
         scope = prepare(function)
+        restore = scope.restore
+
+        def end() -> None:
+            prepared.clear()
+            restore()
+
         if is_launch:
-            restore = scope.restore
-            scope.restore = lambda: (prepared.clear(), restore())
+            scope.restore = end
         return scope
 
     patch.setattr(interpreter, "_patch_lang", once)

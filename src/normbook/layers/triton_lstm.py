@@ -268,10 +268,10 @@ def replay(
 ) -> Sequence[Tensor]:
     """Return ``steps(options, *tensors)``, from the second time on by a CUDA graph.
 
-    A graph belongs to shapes, options, settings and stream. The first time is plain:
-    lengths that never come again are not worth a graph, and a kernel must have been
-    compiled before it is recorded. Plain it is too under the interpreter, where others
-    record, and where inputs have more than :data:`LARGEST` bytes.
+    A graph belongs to shapes, options, settings and stream. The first time is plain,
+    since lengths that never come again are not worth a graph. Plain it is too under the
+    interpreter, where others record, where inputs have more than :data:`LARGEST` bytes,
+    and where it cannot be recorded.
     """
     tensors = tuple(v.detach().contiguous() for v in tensors)
     device = tensors[0].device
@@ -323,6 +323,7 @@ class _Graph:
             graph, stream=stream, capture_error_mode="thread_local"
         )
         try:
+            steps(options, *self.inputs)  # compiles what memory laid out so needs
             with recording:
                 self.outputs = [*steps(options, *self.inputs)]
         except RuntimeError:  # no memory, or something that cannot be recorded
@@ -345,7 +346,7 @@ def _graph(key: Any) -> _Graph:
 
 @functools.cache
 def _stream(device: torch.device) -> Any:
-    """Record on one stream of each GPU: torch keeps memory of cuBLAS for each stream."""
+    """Record on one stream of a GPU: torch keeps memory of cuBLAS for each stream."""
     return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
 

@@ -364,8 +364,9 @@ def normalize_columns(
     y = torch.empty_like(x)
     launch(moments_of_parts, (blocks, parts), x, means, squares, counts, m, d, **tile)
     moments = means, squares, counts, mean, var, inv_std
-    of_parts = tile | {"ROWS": triton.next_power_of_2(parts)}
-    launch(moments_of_columns, (blocks,), *moments, eps, m, d, parts, **of_parts)
+    of_parts = tile | {"ROWS": triton.next_power_of_2(parts), "COLUMNS": 16}
+    merges = (triton.cdiv(d, 16),)
+    launch(moments_of_columns, merges, *moments, eps, m, d, parts, **of_parts)
     arrays = x, gamma, beta, y, mean, inv_std
     launch(columns_forward, (blocks, tiles), *arrays, m, d, **tile)
     return y, mean, var, inv_std
