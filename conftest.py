@@ -6,6 +6,7 @@ import importlib
 import os
 import subprocess
 from collections.abc import Iterator
+from importlib.util import find_spec
 from queue import Empty
 from typing import Any
 
@@ -19,6 +20,18 @@ from jupyter_client.provisioning import local_provisioner
 from kernels import Watch, prepare_environment, unix_socket
 
 prepare_environment()
+
+# What these compile cannot be imported without them.
+COMPILED = {
+    "numba": ("compiled_lstm",),
+    "triton": ("triton_cell", "triton_norms"),
+}
+collect_ignore = [
+    f"src/normbook/layers/{module}.py"
+    for name, modules in COMPILED.items()
+    if find_spec(name) is None
+    for module in modules
+]
 
 
 class UnixSocketKernel(KernelManager):  # type: ignore[misc]

@@ -66,4 +66,9 @@ echo "setup: installing into $venv (a few minutes the first time)"
   fail "the install failed, see above; run the same command again when the cause is gone"
 "$venv/bin/python" -m pip --disable-pip-version-check check ||
   fail "the installed packages do not fit together, see above; remove $venv and try again"
+# Loops of the LSTM layers: compiled once, in half a minute, and kept beside their source.
+if [ -e src/normbook/layers/compiled_lstm.py ]; then
+  "$venv/bin/python" tools/compile_loops.py ||
+    fail "the LSTM layers could not be compiled, see above; NORMBOOK_NATIVE=0 does without"
+fi
 printf '%s\n' "$key" >"$stamp"

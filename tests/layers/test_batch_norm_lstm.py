@@ -20,10 +20,21 @@ from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
 from normbook.layers.batch_norm_lstm import BatchNormLSTM
+from normbook.layers.native import NATIVE
 
 T, N, D, H = 6, 5, 3, 2
 LENGTHS = [3, 6, 2, 5, 6]  # at the last step two are alive
 LONG = [3, 6, 2, 4, 5]  # from step 5 on one
+
+
+@pytest.fixture(autouse=True, params=["0", "1"], ids=["formulas", "compiled"])
+def both(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run by the formulas and, where numba is installed, in the compiled loop."""
+    if request.param == "1":
+        pytest.importorskip("numba")
+    monkeypatch.setenv(NATIVE, request.param)
+
+
 each_way = pytest.mark.parametrize("both_ways", [False, True], ids=["one", "both"])
 
 

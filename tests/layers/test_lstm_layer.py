@@ -25,6 +25,7 @@ from normbook import layer_norm_lstm as core
 from normbook.layer_norm_lstm import LayerNormLSTMParameters, layer_norm_lstm
 from normbook.layers import lstm as module
 from normbook.layers.lstm import LayerNormLSTM
+from normbook.layers.native import NATIVE
 from normbook.lstm import LSTMParameters, lstm
 
 # float64, the same sums in another order, over 6 steps and 3 layers.
@@ -49,6 +50,12 @@ each_packing = pytest.mark.parametrize("is_packed", [False, True], ids=["", "pac
 pytestmark = pytest.mark.filterwarnings(
     "ignore:.torch.jit.script. is deprecated:DeprecationWarning"
 )
+
+
+@pytest.fixture(autouse=True)
+def by_the_formulas(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leave the compiled loop to test_native_lstm."""
+    monkeypatch.setenv(NATIVE, "0")
 
 
 def draw(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> Tensor:

@@ -1,4 +1,4 @@
-"""The compiled loop of the LSTM: the same numbers as the formulas, and only where it can."""
+"""The compiled loop of the LSTM: the numbers of the formulas, and only where it can."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import copy
 import importlib.util
 import pickle
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -21,6 +21,7 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
 from normbook.layers import native
+from normbook.layers.batch_norm_lstm import BatchNormLSTM
 from normbook.layers.lstm import LayerNormLSTM
 
 # torch's forward mode loads functions that torch itself still scripts.
@@ -32,6 +33,7 @@ from normbook.layers import compiled_lstm as compiled  # noqa: E402
 
 NORMS = "terms", None
 each_norm = pytest.mark.parametrize("norm", NORMS)
+each_dtype = pytest.mark.parametrize("dtype", [np.float32, np.float64])
 
 
 @pytest.fixture(autouse=True)
@@ -49,8 +51,8 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return counted
 
 
-def make(*sizes: int, gain: float = 1.0, **options: Any) -> LayerNormLSTM:
-    layer = stirred(LayerNormLSTM(*sizes, **options), -0.3, 0.3)
+def make(features: int, units: int, gain: float = 1.0, **options: Any) -> Any:
+    layer = stirred(LayerNormLSTM(features, units, **options), -0.3, 0.3)
     with torch.no_grad():
         for name, value in layer.named_parameters():
             if name.startswith("gamma"):
@@ -63,7 +65,7 @@ def draw(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
-def results(layer: LayerNormLSTM, x: Any, hx: Any = None) -> list[Tensor]:
+def results(layer: Any, x: Any, hx: Any = None) -> list[Tensor]:
     """Return outputs and all gradients of a loss that draws on every output."""
     rows = x.data if isinstance(x, PackedSequence) else x
     leaf = rows.detach().clone().requires_grad_()
@@ -77,9 +79,10 @@ def results(layer: LayerNormLSTM, x: Any, hx: Any = None) -> list[Tensor]:
     return [*outputs, *torch.autograd.grad(outputs, leaves, slopes)]
 
 
-def errors(layer: LayerNormLSTM, x: Any, hx: Any = None) -> list[float]:
+def errors(layer: Any, x: Any, hx: Any = None) -> list[float]:
     """Return the largest errors against float64, as shares of the largest value."""
     exact = copy.deepcopy(layer).double()
+    exact.native = False
     wide = x.to(torch.float64)
     expected = results(exact, wide, None if hx is None else [v.double() for v in hx])
     pairs = zip(results(layer, x, hx), expected, strict=True)
@@ -112,7 +115,7 @@ def test_whole_runs_with_small_gains_are_those_of_the_formulas(
 def test_steps_with_given_states_are_those_of_the_formulas() -> None:
     """At gain 1 the cell is chaotic: all its steps are one call of one step."""
     layer = make(3, 40)
-    exact = copy.deepcopy(layer).double()
+    exact = make(3, 40, native=False).double()
     x = draw(60, 4, 3)
     with torch.no_grad():
         h = exact(x.double())[0]
@@ -131,6 +134,71 @@ def test_packed_directions_and_layers(norm: Any, calls: list[int]) -> None:
     assert len(calls) == 8
     batched = make(3, 6, num_layers=2, bidirectional=True, batch_first=True, norm=norm)
     assert max(errors(batched, draw(5, 4, 3))) <= 1e-5
+
+
+@pytest.mark.parametrize("options", [{}, {"num_layers": 2, "bidirectional": True}])
+@each_norm
+def test_in_float64(norm: Any, options: Any, calls: list[int]) -> None:
+    sequences = [draw(n, 3, seed=n).double() for n in (3, 6, 1, 5, 3)]
+    packed = pack_sequence(sequences, enforce_sorted=False)
+    layer = make(3, 33, norm=norm, **options).double()
+    assert max(errors(layer, packed)) <= 1e-13
+    assert len(calls) == 2 * len(layer._endings())
+
+
+LENGTHS = (6, 6, 3, 6, 6)  # two examples alone would have hardly any gradient
+
+
+@pytest.mark.parametrize("mode", ["train", "eval", "one norm frozen", "one alone"])
+@each_dtype
+def test_batch_norm(mode: str, dtype: Any, calls: list[int]) -> None:
+    lengths = (*LENGTHS, 9) if mode == "one alone" else LENGTHS
+    layer = batch_norm_layer(dtype).train(mode != "eval")
+    if mode == "one norm frozen":
+        layer.norm_c_l0.eval()
+    sequences = [draw(n, 3, seed=n).to(layer.b_l0) for n in lengths]
+    packed = pack_sequence(sequences, enforce_sorted=False)
+    hx = [draw(2, len(lengths), 33, seed=k).to(layer.b_l0) for k in (8, 9)]
+    least = 5e-13 if dtype == np.float64 else 1e-4
+    assert max(errors(layer, packed, hx)) <= least
+    parts = 2 if mode == "one alone" else 1
+    assert len(calls) == 4 * parts  # two directions, forward and backward
+    exact = batch_norm_layer(np.float64, native=False).train(mode != "eval")
+    exact.norm_c_l0.train(mode not in ("eval", "one norm frozen"))
+    exact(packed._replace(data=packed.data.double()), [v.double() for v in hx])
+    for a, b in zip(layer.buffers(), exact.buffers(), strict=True):
+        torch.testing.assert_close(a, b.to(a.dtype), rtol=least, atol=least)
+
+
+def batch_norm_layer(dtype: Any, **options: Any) -> Any:
+    """Return a layer whose statistics are drawn."""
+    torch.manual_seed(3)
+    layer = BatchNormLSTM(3, 33, 9, bidirectional=True, **options)
+    with torch.no_grad():
+        for name, value in layer.state_dict().items():
+            if value.is_floating_point():
+                low = 0.5 if "norm" in name else -0.3
+                value.uniform_(low, low + 0.6)
+    return layer.double() if dtype == np.float64 else layer
+
+
+def test_batch_norm_twice_differentiated_and_far_from_0(calls: list[int]) -> None:
+    slopes = []
+    for is_native in (True, False):
+        layer = batch_norm_layer(np.float64, native=is_native)
+        x = draw(4, 5, 3).double().requires_grad_()
+        (slope,) = torch.autograd.grad(layer(x)[0].sum(), x, create_graph=True)
+        slopes.append(torch.autograd.grad(slope.square().sum(), [x, layer.w_h_l0]))
+    assert len(calls) == 2  # forward, in both directions
+    for a, b in zip(*slopes, strict=True):
+        torch.testing.assert_close(a, b)
+    # W_x x lies 1 000 times its spread from 0.
+    layer = batch_norm_layer(np.float32)
+    with torch.no_grad():
+        far = draw(4, 50, 3) + 1000
+        exact = batch_norm_layer(np.float64, native=False)
+        found, expected = layer(far)[0], exact(far.double())[0]
+    assert (found - expected).abs().max() <= 2e-3
 
 
 @each_norm
@@ -177,7 +245,7 @@ def test_what_it_leaves_to_the_formulas(
     make(3, 8, norm="sum")(x)
     make(3, 8, norm="gates")(x)
     make(3, 8, carried="normalized")(x)
-    make(3, 8).double()(x.double())
+    make(3, 8).half()(x.half())
     vmap(lambda v: layer(v)[0])(x[None])
     jvp(lambda v: functional_call(layer, weights, v)[0], (x,), (x,))
     with FlopCounterMode(display=False) as flops:
@@ -212,7 +280,8 @@ def test_autocast_and_checkpoint_change_nothing() -> None:
     for a, b in zip(found, expected, strict=True):
         assert torch.equal(a, b)
     layer.zero_grad()
-    checkpoint(lambda v: layer(v)[0], x, use_reentrant=False).sum().backward()
+    h: Any = checkpoint(lambda v: layer(v)[0], x, use_reentrant=False)
+    h.sum().backward()
     grad = layer.w_h_l0.grad
     layer.zero_grad()
     layer(x)[0].sum().backward()
@@ -233,8 +302,13 @@ def test_changes_before_backward_are_refused() -> None:
 
 def test_saved_tensors_hooks_see_all() -> None:
     layer, x = make(3, 8), draw(4, 2, 3)
-    kept = []
-    with saved_tensors_hooks(lambda v: (kept.append(v), v)[1], lambda v: v):
+    kept: list[Tensor] = []
+
+    def keep(value: Tensor) -> Tensor:
+        kept.append(value)
+        return value
+
+    with saved_tensors_hooks(keep, lambda value: value):
         h = layer(x)[0]
     h.sum().backward()
     assert len(kept) >= 10
@@ -242,13 +316,14 @@ def test_saved_tensors_hooks_see_all() -> None:
 
 def test_weights_that_change_are_seen_without_gradients() -> None:
     layer, x = make(3, 8), draw(4, 2, 3)
+    changes: list[Callable[[Any], Any]] = [
+        lambda w: w.mul_(2),
+        lambda w: w.data.mul_(2),
+        lambda w: w.data.numpy().__imul__(np.float32(2)),
+    ]
     with torch.no_grad():
         layer(x)
-        for change in (
-            lambda w: w.mul_(2),
-            lambda w: w.data.mul_(2),
-            lambda w: w.data.numpy().__imul__(np.float32(2)),
-        ):
+        for change in changes:
             change(layer.w_h_l0)
             fresh = copy.deepcopy(layer)
             assert torch.equal(layer(x)[0], fresh(x)[0])
@@ -265,33 +340,36 @@ def test_nan_and_large_numbers_go_through() -> None:
     assert layer(1e30 * draw(4, 2, 3))[0].isfinite().all()
 
 
-def test_functions_of_the_gates_over_all_sizes() -> None:
-    a = np.linspace(-30, 30, 100_001, dtype=np.float32)
-    a = np.concatenate([a, a * 1e-4, [1e30, -1e30, 0]]).astype(np.float32)
-    exact = a.astype(np.float64)
+@each_dtype
+def test_functions_of_the_gates_over_all_sizes(dtype: Any) -> None:
+    a = np.linspace(-30, 30, 100_001)
+    a = np.concatenate([a, a * 1e-4, [1e30, -1e30, 0]]).astype(dtype)
+    exact = a.astype(np.longdouble)
     s, t = a.copy(), a.copy()
     compiled.sigmoid(s)
     compiled.tanh(t)
-    expected = 1 / (1 + np.exp(-np.clip(exact, -80, 80)))
-    assert np.abs(s / expected - 1).max() <= 3e-7
+    largest, few = (80, 3e-7) if dtype == np.float32 else (700, 6e-16)
+    expected = 1 / (1 + np.exp(-np.clip(exact, -largest, largest)))
+    assert np.abs(s / expected - 1).max() <= few
     is_zero = exact == 0
     assert (t[is_zero] == 0).all()
     expected = np.tanh(exact[~is_zero])
-    assert np.abs(t[~is_zero] / expected - 1).max() <= 3e-7
+    assert np.abs(t[~is_zero] / expected - 1).max() <= few
 
 
+@each_dtype
 @pytest.mark.parametrize("rows", range(1, 20))
-def test_tiles_of_all_sizes(rows: int) -> None:
+def test_tiles_of_all_sizes(rows: int, dtype: Any) -> None:
     rng = np.random.default_rng(rows)
     for depth, columns in ((1, 1), (7, 33), (33, 132), (5, 64)):
         x, w = (
-            rng.standard_normal(shape).astype(np.float32)
+            rng.standard_normal(shape).astype(dtype)
             for shape in ((rows + 2, depth + 3), (depth, columns))
         )
-        to = np.full((rows + 3, compiled.padded(columns)), 7, np.float32)
+        to = np.full((rows + 3, compiled.padded(columns, x.dtype)), 7, dtype)
         compiled.product(x, 2, rows, compiled.pack(w), depth, to, 1)
-        exact = x[2:, :depth].astype(np.float64) @ w
-        assert np.abs(to[1:-2, :columns] - exact).max() <= 1e-5
+        exact = x[2:, :depth].astype(np.longdouble) @ w
+        assert np.abs(to[1:-2, :columns] - exact).max() <= 100 * np.finfo(dtype).eps
         assert (to[0] == 7).all()
         assert (to[-2:] == 7).all()
 

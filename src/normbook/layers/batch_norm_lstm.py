@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -9,9 +11,17 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
 from normbook.arrays import check_eps
+from normbook.layer_norm_lstm import LayerNormLSTMParameters
 from normbook.layers.base import NormLayer, check_size
-from normbook.layers.function import Statistics, normalize
-from normbook.layers.lstm import States, backwards, check_switch, first_states
+from normbook.layers.function import Statistics, normalize, normalize_by
+from normbook.layers.lstm import (
+    States,
+    backwards,
+    check_switch,
+    first_states,
+    is_autocast,
+)
+from normbook.layers.native import NativeSequence, can_run
 from normbook.layers.sequences import PerStepBatchNorm1d
 from normbook.normalize import METHODS
 
@@ -72,6 +82,7 @@ class BatchNormLSTM(NormLayer):
         bidirectional: bool = False,
         eps: float = 1e-5,
         momentum: float | None = 0.1,
+        native: bool = True,
         device: torch.types.Device = None,
         dtype: torch.dtype | None = None,
     ) -> None:
@@ -81,6 +92,7 @@ class BatchNormLSTM(NormLayer):
         self.hidden_size = check_size("hidden_size", hidden_size, f"{counts} units, H")
         self.batch_first = check_switch("batch_first", batch_first)
         self.bidirectional = check_switch("bidirectional", bidirectional)
+        self.native = check_switch("native", native)
         if check_eps(eps) == 0:
             raise ValueError(
                 "eps must be positive, got 0; with h_0 = 0 the first W_h h has no "
@@ -159,28 +171,37 @@ class BatchNormLSTM(NormLayer):
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Run over packed steps; return h of each, and the last h and c."""
         w_x, w_h, b = (getattr(self, name + suffix) for name in ("w_x", "w_h", "b"))
-        norms = [
-            _InOneCall(getattr(self, name + suffix), batch_sizes)
-            for name in ("norm_h", "norm_x", "norm_c")
-        ]
-        norm_h, norm_x, norm_c = norms
-        units = self.hidden_size
-        hs, h_last, c_last = [], [], []
-        # W_x x waits for no h: all steps at once.
-        for t, q in enumerate((x @ w_x.T).split(batch_sizes)):
-            alive = len(q)
-            if alive < len(h):  # those behind have ended
-                h_last.append(h[alive:])
-                c_last.append(c[alive:])
-                h, c = h[:alive], c[:alive]
-            a = norm_h(h @ w_h.T, t) + norm_x(q, t) + b
-            fio, g = a.split([3 * units, units], 1)
-            f, i, o = fio.sigmoid().chunk(3, 1)
-            c = f * c + i * g.tanh()
-            h = o * norm_c(c, t).tanh()
-            hs.append(h)
+        names = "norm_h", "norm_x", "norm_c"
+        norms: list[Any] = [getattr(self, name + suffix) for name in names]
+        gamma_h, gamma_x, gamma_c = (norm.weight for norm in norms)
+        weights = w_x, w_h, b, gamma_h, None, gamma_x, None, gamma_c, norms[2].bias
         for norm in norms:
-            norm.write()
+            norm._check_numbers()
+        eps = tuple(float(norm.eps) for norm in norms)
+        learning = [norm.training or norm.running_mean is None for norm in norms]
+        # One live example has no variance; it comes last, as sizes never grow.
+        together = sum(size > 1 for size in batch_sizes) if any(learning) else 0
+        hs, h_last, c_last = [], [], []
+        for first, sizes in (
+            (0, batch_sizes[:together]),
+            (together, batch_sizes[together:]),
+        ):
+            if not sizes:
+                continue
+            alive = sizes[0]
+            h_last.append(h[alive:])
+            c_last.append(c[alive:])
+            given = [
+                None if learns and first < together else norm.known(first, len(sizes))
+                for learns, norm in zip(learning, norms, strict=True)
+            ]
+            cell = _Cell(eps, tuple(sizes), given, self.native)
+            rows, x = x[: sum(sizes)], x[sum(sizes) :]
+            h_rows, h, c, *moments = cell.run(rows, h[:alive], c[:alive], *weights)
+            for norm, known, of_steps in zip(norms, given, moments, strict=True):
+                if known is None:
+                    norm.take_in(*of_steps.unbind(1)[:2], sizes)
+            hs.append(h_rows)
         h_last, c_last = [h, *h_last[::-1]], [c, *c_last[::-1]]
         return torch.cat(hs), torch.cat(h_last), torch.cat(c_last)
 
@@ -232,30 +253,88 @@ class BatchNormLSTM(NormLayer):
             )
 
 
-class _InOneCall:
-    """A norm at each step of one call, with checks and statistics done once."""
+@dataclasses.dataclass(frozen=True)
+class _Cell:
+    """Some steps, each with statistics of its own."""
 
-    def __init__(self, layer: PerStepBatchNorm1d, batch_sizes: list[int]) -> None:
-        layer._check_numbers()
-        self.layer = layer
-        # One live example has no variance; it comes last, as sizes never grow.
-        self.sizes = [size for size in batch_sizes if size > 1 and layer.training]
-        self.moments: list[Statistics] = []
+    eps: tuple[float, ...]  # of the norms of p, q and c
+    batch_sizes: tuple[int, ...]
+    # Mean and variance at each step of p, q and c, or None: those of the batch.
+    given: Sequence[tuple[Tensor, Tensor] | None]
+    is_native: bool  # by the compiled loop, where it can run
 
-    def __call__(self, x: Tensor, step: int) -> Tensor:
-        if step >= len(self.sizes):
-            self.write()
-            y: Tensor = self.layer(x, step)
+    has_norm = True
+
+    @property
+    def uses_batch(self) -> tuple[bool, ...]:
+        return tuple(known is None for known in self.given)
+
+    def run(self, x: Tensor, *others: Tensor | None) -> tuple[Tensor, ...]:
+        """Return h of all steps, the last h and c, and the statistics of p, q and c."""
+        inputs = x, *others
+        tensors = [v for v in inputs if v is not None]
+        statistics = [v for known in self.given for v in known or ()]
+        if self.is_native and can_run(tensors + statistics) and not is_autocast(x):
+            is_kept = torch.is_grad_enabled() and any(v.requires_grad for v in tensors)
+            return NativeSequence.apply(self, is_kept, *inputs)  # type: ignore[no-any-return, no-untyped-call]
+        return self.forward(*inputs)
+
+    def forward(self, x: Any, h: Any, c: Any, *parameters: Any) -> tuple[Tensor, ...]:
+        """Do so by the formulas."""
+        w_x, w_h, b, gamma_h, _, gamma_x, _, gamma_c, beta_c = parameters
+        of_norms: list[list[Statistics]] = [[], [], []]
+
+        def norm(k: int, x: Tensor, t: int, gamma: Tensor, beta: Any) -> Tensor:
+            known = self.given[k]
+            if known is None:
+                y, moments = normalize(x, gamma, beta, **ROWS, eps=self.eps[k])
+            else:
+                mean, var = (v[t] for v in known)
+                moments = Statistics(mean, var)
+                y = normalize_by(x, mean, var, gamma, beta, self.eps[k])
+            of_norms[k].append(moments)
             return y
-        weight, bias, eps = self.layer.weight, self.layer.bias, self.layer.eps
-        y, moments = normalize(x, weight, bias, **ROWS, eps=eps)
-        self.moments.append(moments)
-        return y
 
-    def write(self) -> None:
-        """Write the running statistics of all steps so far, once."""
-        if self.moments:
-            with torch.no_grad():
-                mean, var = map(torch.stack, zip(*self.moments, strict=True))
-            self.layer.take_in(mean, var, self.sizes)
-            self.moments = []
+        hs, h_last, c_last = [], [], []
+        # W_x x waits for no h: all steps at once.
+        for t, q in enumerate((x @ w_x.T).split(self.batch_sizes)):
+            alive = len(q)
+            if alive < len(h):  # those behind have ended
+                h_last.append(h[alive:])
+                c_last.append(c[alive:])
+                h, c = h[:alive], c[:alive]
+            a = norm(0, h @ w_h.T, t, gamma_h, None) + norm(1, q, t, gamma_x, None) + b
+            fio, g = a.split([3 * h.shape[1], h.shape[1]], 1)
+            f, i, o = fio.sigmoid().chunk(3, 1)
+            c = f * c + i * g.tanh()
+            h = o * norm(2, c, t, gamma_c, beta_c).tanh()
+            hs.append(h)
+        moments = (torch.stack([torch.stack(pair) for pair in m]) for m in of_norms)
+        last = ([h, *h_last[::-1]], [c, *c_last[::-1]])
+        return torch.cat(hs), *map(torch.cat, last), *moments
+
+    def full(self, parameters: Sequence[Any]) -> Any:
+        """Name the parameters."""
+        return LayerNormLSTMParameters(*parameters)
+
+    def moments(self, q: Tensor, _: int) -> list[Tensor]:
+        """Memory for mean, variance and 1 / s of each step, with what is given."""
+        rows, steps = q.shape[1], len(self.batch_sizes)
+        moments = [q.new_empty(steps, 3, size) for size in (rows, rows, rows // 4)]
+        for of_norm, known in zip(moments, self.given, strict=True):
+            if known is not None:
+                of_norm[:, 0], of_norm[:, 1] = known
+        return moments
+
+    def gradients(self, arriving: Sequence[Any], *inputs: Any) -> list[Tensor | None]:
+        """Differentiate the formulas, so that it can be done again."""
+        x, h_0, c_0, parameters = inputs
+        leaves = [x, h_0, c_0, *parameters]
+        asked = [v for v in leaves if v is not None and v.requires_grad]
+        outputs = self.forward(*leaves)[:3]
+        pairs = [p for p in zip(outputs, arriving, strict=True) if p[1] is not None]
+        values, slopes = zip(*pairs, strict=True)
+        options = {"create_graph": True, "allow_unused": True}
+        found = iter(torch.autograd.grad(values, asked, slopes, **options))
+        is_asked = (v is not None and v.requires_grad for v in leaves)
+        return [next(found) if is_one else None for is_one in is_asked]

@@ -1,8 +1,8 @@
 r"""The loop of the LSTM over its steps, with layer norm or without, compiled by numba.
 
-These are the formulas of :mod:`normbook.layer_norm_lstm` and :mod:`normbook.lstm`, in
-float32 on a CPU: at each step one product with :math:`W_h`, then each row by itself
-while it lies in the cache. What makes it fast:
+These are the formulas of :mod:`normbook.layer_norm_lstm` and :mod:`normbook.lstm` on a
+CPU: at each step one product with :math:`W_h`, then each row by itself while it lies in
+the cache. What makes it fast:
 
 - ``W_h`` lies in *panels*, columns that fill two vector registers. A *tile*, some rows
   times one panel, stays in registers for the whole sum.
@@ -10,14 +10,17 @@ while it lies in the cache. What makes it fast:
 - A loop has one target and few sources: numba cannot promise that arrays do not
   overlap, and compiled code that looks whether they do costs more with each.
 
-Arrays are NumPy's, of float32 and C-contiguous. ``starts`` and ``sizes`` tell the rows
-of each step, as in :mod:`normbook.through_time`. Of each row, ``moments`` has mean and
-1 / s of p, q and c in turn. Nothing is checked: :mod:`normbook.layers.native` is the
-door. All of it is one file, since numba's cache looks at no other when it is changed.
+Arrays are NumPy's, C-contiguous and of one dtype, float32 or float64. ``starts`` and
+``sizes`` tell the rows of each step, as in :mod:`normbook.through_time`. ``eps`` and
+``moments`` are those of p, q and c: mean and 1 / s of each row, or with batch norm
+mean, variance and 1 / s of each step, of shape (T, 3, columns). Nothing is checked:
+:mod:`normbook.layers.native` is the door. All of it is one file, since numba's cache
+looks at no other when it is changed.
 """
 
 from __future__ import annotations
 
+import math
 from functools import partial
 from typing import Any
 
@@ -25,11 +28,17 @@ import llvmlite.ir as ir
 import numpy as np
 from llvmlite.binding import get_host_cpu_features
 from numba import config, njit, types
-from numba import float32 as number
 from numba.core.cgutils import get_or_insert_function, unpack_tuple
-from numba.extending import intrinsic
+from numba.extending import intrinsic, overload
 
-__all__ = ["backward", "forward", "pack", "padded"]
+__all__ = [
+    "backward",
+    "batch_norm_backward",
+    "batch_norm_forward",
+    "forward",
+    "pack",
+    "padded",
+]
 
 
 def _has(feature: str) -> bool:
@@ -40,13 +49,12 @@ def _has(feature: str) -> bool:
 
 
 HAS_AVX512, HAS_AVX2 = _has("avx512f"), _has("avx2")
-LANES = 16 if HAS_AVX512 else 8 if HAS_AVX2 else 4  # numbers in a vector register
-WIDTH = 2 * LANES  # columns of a panel
+VECTOR = 64 if HAS_AVX512 else 32 if HAS_AVX2 else 16  # bytes of a vector register
 ROWS = 8 if HAS_AVX512 else 6 if HAS_AVX2 else 4  # of the largest tile
-BLOCK = 64  # rows whose gradients are added in float32
+BLOCK = 64  # rows whose gradients are added in the dtype of the arrays, not float64
 
 # Division by 0 gives infinity, as everywhere in torch.
-compiled: Any = partial(njit, error_model="numpy", cache=True, nogil=True)
+compiled: Any = partial(njit, error_model="numpy", nogil=True)
 # Sums may be taken in any order, so in vectors; and a product and a sum rounded once.
 summed = compiled(fastmath={"reassoc", "nsz", "contract"})
 fused = compiled(fastmath={"contract"})
@@ -55,17 +63,19 @@ fused = compiled(fastmath={"contract"})
 # --- the product ----------------------------------------------------------------------
 
 
-def padded(columns: int) -> int:
+def padded(columns: int, dtype: np.dtype) -> int:
     """Columns of as many whole panels as it takes."""
-    return -(-columns // WIDTH) * WIDTH
+    width = 2 * VECTOR // dtype.itemsize
+    return -(-columns // width) * width
 
 
 def pack(w: np.ndarray) -> np.ndarray:
     """Lay w, of shape (K, columns), out in panels, the last one filled with zeros."""
     depth, columns = w.shape
-    full = np.zeros((depth, padded(columns)), w.dtype)
+    full = np.zeros((depth, padded(columns, w.dtype)), w.dtype)
     full[:, :columns] = w
-    panels = full.reshape(depth, -1, WIDTH).transpose(1, 0, 2)
+    width = 2 * VECTOR // w.itemsize
+    panels = full.reshape(depth, -1, width).transpose(1, 0, 2)
     return np.ascontiguousarray(panels).ravel()
 
 
@@ -76,7 +86,7 @@ def tile(rows: int) -> Any:
     the columns of x that count, and where the result goes: array, row and column.
     """
 
-    @intrinsic  # type: ignore[untyped-decorator]
+    @intrinsic
     def product_of_tile(
         _: Any,
         x: Any,
@@ -98,22 +108,24 @@ def tile(rows: int) -> Any:
 
             def place(array: Any, row: Any, column: Any) -> Any:
                 stride = unpack_tuple(builder, array.strides)[0]
-                stride = builder.sdiv(stride, whole(4))
+                stride = builder.sdiv(stride, whole(size))
                 flat = builder.add(builder.mul(row, stride), column)
                 return builder.gep(array.data, [flat])
 
             _, row, _, at, depth, _, i, j = arguments
             whole, integer = partial(ir.Constant, depth.type), ir.IntType(32)
-            vector = ir.VectorType(ir.FloatType(), LANES)
+            size = x.dtype.bitwidth // 8
+            lanes = VECTOR // size
+            vector = ir.VectorType(context.get_value_type(x.dtype), lanes)
             nothing = ir.Constant(vector, ir.Undefined)
-            same = ir.Constant(ir.VectorType(integer, LANES), [0] * LANES)
+            same = ir.Constant(ir.VectorType(integer, lanes), [0] * lanes)
             kind = ir.FunctionType(vector, [vector] * 3)
             multiply_add = get_or_insert_function(
-                builder.module, kind, f"llvm.fmuladd.v{LANES}f32"
+                builder.module, kind, f"llvm.fmuladd.v{lanes}f{8 * size}"
             )
-            x, to = array(0), array(5)
+            source, to = array(0), array(5)
             starts = [
-                place(x, builder.add(row, whole(r)), whole(0)) for r in range(rows)
+                place(source, builder.add(row, whole(r)), whole(0)) for r in range(rows)
             ]
             panel = builder.gep(array(2).data, [at])
             before = builder.block
@@ -124,12 +136,12 @@ def tile(rows: int) -> Any:
             k = builder.phi(depth.type)
             k.add_incoming(whole(0), before)
             sums = [builder.phi(vector) for _ in range(2 * rows)]
-            columns = builder.gep(panel, [builder.mul(k, whole(WIDTH))])
+            columns = builder.gep(panel, [builder.mul(k, whole(2 * lanes))])
             pair = []
             for v in range(2):
-                pointer = builder.gep(columns, [whole(v * LANES)])
+                pointer = builder.gep(columns, [whole(v * lanes)])
                 pointer = builder.bitcast(pointer, vector.as_pointer())
-                pair.append(builder.load(pointer, align=4))
+                pair.append(builder.load(pointer, align=size))
             results = []
             for r in range(rows):
                 value = builder.load(builder.gep(starts[r], [k]))
@@ -141,17 +153,17 @@ def tile(rows: int) -> Any:
             following = builder.add(k, whole(1))
             k.add_incoming(following, loop)
             for total, result in zip(sums, results, strict=True):
-                total.add_incoming(ir.Constant(vector, [0.0] * LANES), before)
+                total.add_incoming(ir.Constant(vector, [0.0] * lanes), before)
                 total.add_incoming(result, loop)
             is_more = builder.icmp_signed("<", following, depth)
             builder.cbranch(is_more, loop, after)
             builder.position_at_end(after)
             for r in range(rows):
                 for v in range(2):
-                    column = builder.add(j, whole(v * LANES))
+                    column = builder.add(j, whole(v * lanes))
                     pointer = place(to, builder.add(i, whole(r)), column)
                     pointer = builder.bitcast(pointer, vector.as_pointer())
-                    builder.store(results[2 * r + v], pointer, align=4)
+                    builder.store(results[2 * r + v], pointer, align=size)
             return context.get_dummy_value()
 
         return signature, generate
@@ -162,10 +174,10 @@ def tile(rows: int) -> Any:
 largest_tile, tile_of_2, tile_of_1 = tile(ROWS), tile(2), tile(1)
 
 
-@compiled()  # type: ignore[untyped-decorator]
-def product(x, row, rows, panels, depth, to, i):  # type: ignore[no-untyped-def]
+@compiled()
+def product(x, row, rows, panels, depth, to, i):
     """Multiply rows of x with all panels, and put the result in rows of ``to``."""
-    for j in range(0, panels.size // depth, WIDTH):
+    for j in range(0, panels.size // depth, 2 * VECTOR // panels.itemsize):
         at = j * depth
         r = 0
         while r + ROWS <= rows:
@@ -181,195 +193,333 @@ def product(x, row, rows, panels, depth, to, i):  # type: ignore[no-untyped-def]
 # --- the functions of the gates -------------------------------------------------------
 
 
-@intrinsic  # type: ignore[untyped-decorator]
-def bits(_: Any, x: Any) -> Any:
-    """The number as what its bits mean as a whole number."""
+def cast(theirs: Any) -> Any:
+    """Make what reads the bits of a number as one of another type."""
 
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        return builder.bitcast(arguments[0], ir.IntType(32))
+    @intrinsic
+    def read(_: Any, x: Any) -> Any:
+        result = theirs[x]
 
-    return types.uint32(types.float32), generate
+        def generate(context: Any, builder: Any, _: Any, arguments: Any) -> Any:
+            return builder.bitcast(arguments[0], context.get_value_type(result))
 
+        return result(x), generate
 
-@intrinsic  # type: ignore[untyped-decorator]
-def of_bits(_: Any, x: Any) -> Any:
-    """The way back."""
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        return builder.bitcast(arguments[0], ir.FloatType())
-
-    return types.float32(types.uint32), generate
+    return read
 
 
-@compiled()  # type: ignore[untyped-decorator]
-def expm1(x):  # type: ignore[no-untyped-def]
+WHOLE = {types.float32: types.uint32, types.float64: types.uint64}
+bits, of_bits = cast(WHOLE), cast({whole: x for x, whole in WHOLE.items()})
+
+
+def expm1(x: Any) -> Any:
     """exp(x) - 1 = 2^n (exp(r) - 1) + 2^n - 1, with x = n log 2 + r; NaN stays NaN."""
-    x = number(80) if x > number(80) else x
-    x = number(-80) if x < number(-80) else x
-    # Beside 1.5 * 2^23 a float32 has no digits behind the point: it rounds to n, and
-    # its last bits are those of n.
-    shifted = x * number(1.4426950408889634) + number(12582912)
-    n = shifted - number(12582912)
-    r = (x - n * number(0.693359375)) - n * number(-2.12194440e-4)  # log 2 in two parts
-    q = number(1 / 5040) * r + number(1 / 720)
-    q = ((q * r + number(1 / 120)) * r + number(1 / 24)) * r + number(1 / 6)
-    q = (q * r + number(0.5)) * (r * r) + r
-    power = of_bits((bits(shifted) + np.uint32(127)) << np.uint32(23))  # 2^n
-    return power * q + (power - number(1))
 
 
-@compiled()  # type: ignore[untyped-decorator]
-def sigmoid(a):  # type: ignore[no-untyped-def]
+@overload(expm1)
+def _expm1(x: Any) -> Any:
+    is_32 = x == types.float32
+    number, whole = (np.float32, np.uint32) if is_32 else (np.float64, np.uint64)
+    size, terms = (23, 7) if is_32 else (52, 13)  # of the digits; of the series
+    digits, bias = whole(size), whole(127 if is_32 else 1023)
+    largest = number(80 if is_32 else 700)
+    # log 2 in two parts: a whole n times the first is exact.
+    first = number(0.693359375)
+    second = number(-2.121944400546905827679e-4)
+    # Beside 1.5 * 2^size a number has no digits behind the point: it rounds to n,
+    # and its last bits are those of n.
+    shift, per_log_2 = number(1.5 * 2.0**size), number(1.4426950408889634)
+    one = number(1)
+    taylor = tuple(number(1 / math.factorial(k)) for k in range(terms, 1, -1))
+
+    def run(x: Any) -> Any:
+        x = largest if x > largest else x
+        x = -largest if x < -largest else x
+        shifted = x * per_log_2 + shift
+        n = shifted - shift
+        r = (x - n * first) - n * second
+        q = taylor[0]
+        for k in range(1, len(taylor)):
+            q = q * r + taylor[k]
+        q = q * (r * r) + r
+        power = of_bits(whole((bits(shifted) + bias) << digits))  # 2^n
+        return power * q + (power - one)
+
+    return run
+
+
+@compiled()
+def sigmoid(a):
     """Put in the logistic function of each."""
+    one, two = a.dtype.type(1), a.dtype.type(2)
     for j in range(a.size):
-        a[j] = number(1) / (number(2) + expm1(-a[j]))
+        a[j] = one / (two + expm1(-a[j]))
 
 
-@compiled()  # type: ignore[untyped-decorator]
-def tanh(a):  # type: ignore[no-untyped-def]
+@compiled()
+def tanh(a):
     """Put in the hyperbolic tangent of each."""
+    two = a.dtype.type(2)
     for j in range(a.size):
-        e = expm1(number(-2) * a[j])
-        a[j] = -e / (e + number(2))
+        e = expm1(-two * a[j])
+        a[j] = -e / (e + two)
 
 
 # --- loops over a row -----------------------------------------------------------------
 
 
-@summed  # type: ignore[untyped-decorator]
-def mean(v):  # type: ignore[no-untyped-def]
+@summed
+def mean(v):
     """Mean of v."""
-    total = number(0)
+    total = v.dtype.type(0)
     for j in range(v.size):
         total += v[j]
-    return total / number(v.size)
+    return total / v.dtype.type(v.size)
 
 
-@summed  # type: ignore[untyped-decorator]
-def mean_product(v, w):  # type: ignore[no-untyped-def]
+@summed
+def mean_product(v, w):
     """Mean of v times w."""
-    total = number(0)
+    total = v.dtype.type(0)
     for j in range(v.size):
         total += v[j] * w[j]
-    return total / number(v.size)
+    return total / v.dtype.type(v.size)
 
 
-@summed  # type: ignore[untyped-decorator]
-def put_moments(moments, v, eps):  # type: ignore[no-untyped-def]
+@summed
+def put_moments(moments, v, eps):
     """Put in the mean of v, corrected by what it left, and 1 / s."""
     first = mean(v)
+    number = v.dtype.type
     total, squares = number(0), number(0)
     for j in range(v.size):
         d = v[j] - first
         total += d
         squares += d * d
-    left = total / number(v.size)
+    left = total / v.dtype.type(v.size)
     var = max(squares / number(v.size) - left * left, number(0))
     moments[0] = first + left
     moments[1] = number(1) / np.sqrt(var + eps)
 
 
-@fused  # type: ignore[untyped-decorator]
-def put_hat(to, v, moments):  # type: ignore[no-untyped-def]
+@fused
+def put_hat(to, v, moments):
     """Put in v standardized."""
     mu, inv_std = moments[0], moments[1]
     for j in range(to.size):
         to[j] = (v[j] - mu) * inv_std
 
 
-@fused  # type: ignore[untyped-decorator]
-def put_affine_hat(to, v, moments, gamma, beta):  # type: ignore[no-untyped-def]
+@fused
+def put_affine_hat(to, v, moments, gamma, beta):
     """Put in gamma times v standardized, plus beta."""
     mu, inv_std = moments[0], moments[1]
     for j in range(to.size):
         to[j] = gamma[j] * ((v[j] - mu) * inv_std) + beta[j]
 
 
-@fused  # type: ignore[untyped-decorator]
-def add_affine_hat(to, v, moments, gamma):  # type: ignore[no-untyped-def]
+@fused
+def add_affine_hat(to, v, moments, gamma):
     """Add gamma times v standardized."""
     mu, inv_std = moments[0], moments[1]
     for j in range(to.size):
         to[j] += gamma[j] * ((v[j] - mu) * inv_std)
 
 
-@fused  # type: ignore[untyped-decorator]
-def put_through(to, w, v_hat, inv_std):  # type: ignore[no-untyped-def]
+@fused
+def put_through(to, w, v_hat, inv_std):
     """Put in w taken back through a hat."""
     first, second = mean(w), mean_product(w, v_hat)
     for j in range(to.size):
         to[j] = inv_std * ((w[j] - first) - v_hat[j] * second)
 
 
-@fused  # type: ignore[untyped-decorator]
-def add_through(to, w, v_hat, inv_std):  # type: ignore[no-untyped-def]
+@fused
+def add_through(to, w, v_hat, inv_std):
     """Add w taken back through a hat."""
     first, second = mean(w), mean_product(w, v_hat)
     for j in range(to.size):
         to[j] += inv_std * ((w[j] - first) - v_hat[j] * second)
 
 
-@fused  # type: ignore[untyped-decorator]
-def put_product(to, v, w):  # type: ignore[no-untyped-def]
+@fused
+def put_product(to, v, w):
     """Put in v times w."""
     for j in range(to.size):
         to[j] = v[j] * w[j]
 
 
-@fused  # type: ignore[untyped-decorator]
-def put_sum(to, v, w):  # type: ignore[no-untyped-def]
+@fused
+def put_sum(to, v, w):
     """Put in v plus w."""
     for j in range(to.size):
         to[j] = v[j] + w[j]
 
 
-@fused  # type: ignore[untyped-decorator]
-def add(to, v):  # type: ignore[no-untyped-def]
+@fused
+def clear(to):
+    """Put in 0."""
+    for j in range(to.size):
+        to[j] = 0
+
+
+@fused
+def put(to, v):
+    """Put in v."""
+    for j in range(to.size):
+        to[j] = v[j]
+
+
+@fused
+def scale(to, factor):
+    """Multiply by one number."""
+    for j in range(to.size):
+        to[j] *= factor
+
+
+@fused
+def add(to, v):
     """Add v."""
     for j in range(to.size):
         to[j] += v[j]
 
 
-@fused  # type: ignore[untyped-decorator]
-def add_product(to, v, w):  # type: ignore[no-untyped-def]
+@fused
+def add_product(to, v, w):
     """Add v times w."""
     for j in range(to.size):
         to[j] += v[j] * w[j]
 
 
-@fused  # type: ignore[untyped-decorator]
-def put_c(to, f, c_prev, i, g):  # type: ignore[no-untyped-def]
+@fused
+def put_c(to, f, c_prev, i, g):
     """Put in the next c."""
     for j in range(to.size):
         to[j] = f[j] * c_prev[j] + i[j] * g[j]
 
 
-@fused  # type: ignore[untyped-decorator]
-def put_slope_of_u(to, dl_dh, o, tanh_u):  # type: ignore[no-untyped-def]
+@fused
+def put_slope_of_u(to, dl_dh, o, tanh_u):
     """Put in what arrives at u."""
+    one = to.dtype.type(1)
     for j in range(to.size):
-        to[j] = dl_dh[j] * o[j] * (number(1) - tanh_u[j] * tanh_u[j])
+        to[j] = dl_dh[j] * o[j] * (one - tanh_u[j] * tanh_u[j])
 
 
-@fused  # type: ignore[untyped-decorator]
-def put_slope_of_gate(to, arriving, factor, gate):  # type: ignore[no-untyped-def]
+@fused
+def put_slope_of_gate(to, arriving, factor, gate):
     """Put in what arrives at a, before a sigmoid that multiplies ``factor``."""
+    one = to.dtype.type(1)
     for j in range(to.size):
-        to[j] = arriving[j] * factor[j] * (gate[j] * (number(1) - gate[j]))
+        to[j] = arriving[j] * factor[j] * (gate[j] * (one - gate[j]))
 
 
-@fused  # type: ignore[untyped-decorator]
-def put_slope_of_g(to, arriving, i, g):  # type: ignore[no-untyped-def]
+@fused
+def put_slope_of_g(to, arriving, i, g):
     """Put in what arrives at a, before the tanh."""
+    one = to.dtype.type(1)
     for j in range(to.size):
-        to[j] = arriving[j] * i[j] * (number(1) - g[j] * g[j])
+        to[j] = arriving[j] * i[j] * (one - g[j] * g[j])
+
+
+# --- batch norm over the rows of a step -----------------------------------------------
+
+
+@fused
+def add_deviation(to, v, mean):
+    """Add v less the mean."""
+    for j in range(to.size):
+        to[j] += v[j] - mean[j]
+
+
+@fused
+def add_square(to, v, mean):
+    """Add the square of v less the mean."""
+    for j in range(to.size):
+        d = v[j] - mean[j]
+        to[j] += d * d
+
+
+@fused
+def add_times_hat(to, w, v, mean, inv_std):
+    """Add w times v standardized."""
+    for j in range(to.size):
+        to[j] += w[j] * ((v[j] - mean[j]) * inv_std[j])
+
+
+@fused
+def put_affine_hats(to, v, mean, inv_std, gamma, beta):
+    """Put in gamma times v standardized by columns, plus beta."""
+    for j in range(to.size):
+        to[j] = gamma[j] * ((v[j] - mean[j]) * inv_std[j]) + beta[j]
+
+
+@fused
+def add_affine_hats(to, v, mean, inv_std, gamma):
+    """Add gamma times v standardized by columns."""
+    for j in range(to.size):
+        to[j] += gamma[j] * ((v[j] - mean[j]) * inv_std[j])
+
+
+@fused
+def put_slopes(to, w, v, mean, inv_std, gain, of_mean, of_std):
+    """Put in w taken back through a hat and its gain."""
+    for j in range(to.size):
+        v_hat = (v[j] - mean[j]) * inv_std[j]
+        to[j] = gain[j] * ((w[j] - of_mean[j]) - v_hat * of_std[j])
+
+
+@fused
+def put_column_moments(moments, v, first, rows, eps, uses_batch):
+    """Put in mean, variance and 1 / s of rows of v, or 1 / s by what is given."""
+    mean, var, inv_std = moments[0], moments[1], moments[2]
+    count = var.dtype.type(rows)
+    if uses_batch:
+        for k in range(3):
+            clear(moments[k])
+        for n in range(rows):
+            add(mean, v[first + n, : mean.size])
+        for j in range(mean.size):
+            mean[j] /= count
+        left = inv_std
+        for n in range(rows):
+            add_deviation(left, v[first + n, : mean.size], mean)
+            add_square(var, v[first + n, : mean.size], mean)
+        for j in range(mean.size):
+            left[j] /= count
+            var[j] = max(var[j] / count - left[j] * left[j], var.dtype.type(0))
+            mean[j] += left[j]
+    for j in range(mean.size):
+        inv_std[j] = var.dtype.type(1) / np.sqrt(var[j] + eps)
+
+
+@fused
+def put_column_slopes(to, row, w, v, first, rows, moments, gamma, uses_batch, sums):
+    """Put in rows of w taken back, and the sums of w and of w times the hat."""
+    mean, inv_std = moments[0], moments[2]
+    clear(sums[0])
+    clear(sums[1])
+    for n in range(rows):
+        add(sums[0], w[n])
+        add_times_hat(sums[1], w[n], v[first + n, : mean.size], mean, inv_std)
+    # What goes through the statistics, where they are those of these rows.
+    share, gain = sums.copy(), gamma.copy()
+    for k in range(2):
+        if uses_batch:
+            scale(share[k], sums.dtype.type(1 / rows))
+        else:
+            clear(share[k])
+    put_product(gain, gamma, inv_std)
+    for n in range(rows):
+        v_n = v[first + n, : mean.size]
+        put_slopes(to[row + n], w[n], v_n, mean, inv_std, gain, share[0], share[1])
 
 
 # --- the loop over the steps ----------------------------------------------------------
 
 
-@compiled()  # type: ignore[untyped-decorator]
-def forward(  # type: ignore[no-untyped-def]
+@compiled(cache=True)
+def forward(
     q,
     w_h,
     gains,
@@ -380,12 +530,12 @@ def forward(  # type: ignore[no-untyped-def]
     eps,
     has_norm,
     is_kept,
+    moments,
     p,
     gates,
     c,
     tanh_u,
     h,
-    moments,
 ):
     """Run over all steps; c, h and, if kept, p, gates, tanh_u and moments are filled.
 
@@ -394,6 +544,7 @@ def forward(  # type: ignore[no-untyped-def]
     What is not kept needs rows for one step.
     """
     gamma_h, gamma_x, b, gamma_c, beta_c = gains
+    of_p, of_q, of_c = moments
     units = h.shape[1]
     last_h, last_c, before = h_0, c_0, 0
     for t in range(sizes.size):
@@ -403,12 +554,12 @@ def forward(  # type: ignore[no-untyped-def]
         for n in range(sizes[t]):
             row, kept = start + n, first + n
             a, p_t, q_t, u = gates[kept], p[kept, : 4 * units], q[row], tanh_u[kept]
-            m, c_t = moments[kept], c[row]
+            c_t = c[row]
             if has_norm:
-                put_moments(m, p_t, eps)
-                put_moments(m[2:], q_t, eps)
-                put_affine_hat(a, p_t, m, gamma_h, b)
-                add_affine_hat(a, q_t, m[2:], gamma_x)
+                put_moments(of_p[kept], p_t, eps[0])
+                put_moments(of_q[kept], q_t, eps[1])
+                put_affine_hat(a, p_t, of_p[kept], gamma_h, b)
+                add_affine_hat(a, q_t, of_q[kept], gamma_x)
             else:
                 put_sum(a, p_t, q_t)
                 add(a, b)
@@ -418,17 +569,17 @@ def forward(  # type: ignore[no-untyped-def]
                 c_t, a[:units], last_c[before + n], a[units : 2 * units], a[3 * units :]
             )
             if has_norm:
-                put_moments(m[4:], c_t, eps)
-                put_affine_hat(u, c_t, m[4:], gamma_c, beta_c)
+                put_moments(of_c[kept], c_t, eps[2])
+                put_affine_hat(u, c_t, of_c[kept], gamma_c, beta_c)
             else:
-                u[:] = c_t
+                put(u, c_t)
             tanh(u)
             put_product(h[row], a[2 * units : 3 * units], u)
         last_h, last_c, before = h, c, start
 
 
-@compiled()  # type: ignore[untyped-decorator]
-def backward(  # type: ignore[no-untyped-def]
+@compiled(cache=True)
+def backward(
     dl_dh,
     q,
     w_h,
@@ -437,11 +588,11 @@ def backward(  # type: ignore[no-untyped-def]
     starts,
     sizes,
     has_norm,
+    moments,
     p,
     gates,
     c,
     tanh_u,
-    moments,
     dl_dp,
     dl_dq,
     at_h,
@@ -457,29 +608,30 @@ def backward(  # type: ignore[no-untyped-def]
     b, gamma_h and gamma_x, ``of_4h``, and of beta_c and gamma_c, ``of_h``.
     """
     gamma_h, gamma_x, _, gamma_c, _ = gains
+    of_p, of_q, of_c = moments
     units = c.shape[1]
-    w, v_hat = np.empty((2, 4 * units), np.float32)
-    dl_da, c_hat = np.empty(4 * units, np.float32), np.empty(units, np.float32)
-    part_4h = np.zeros((3, 4 * units), np.float32)
-    part_h = np.zeros((2, units), np.float32)
+    w, v_hat = np.empty((2, 4 * units), q.dtype)
+    dl_da, c_hat = np.empty(4 * units, q.dtype), np.empty(units, q.dtype)
+    part_4h = np.zeros((3, 4 * units), q.dtype)
+    part_h = np.zeros((2, units), q.dtype)
     waiting = 0
     for t in range(sizes.size - 1, -1, -1):
         start = starts[t]
         last_c, before = (c_0, 0) if t == 0 else (c, starts[t - 1])
         for n in range(sizes[t]):
             row = start + n
-            a, u, m = gates[row], tanh_u[row], moments[row]
+            a, u = gates[row], tanh_u[row]
             f, i, o = a[:units], a[units : 2 * units], a[2 * units : 3 * units]
             g, dl_dh_t, dl_dc = a[3 * units :], at_h[n, :units], at_c[n]
-            dl_du, of_c = dl_da[:units], w[:units]
+            dl_du, of_u = dl_da[:units], w[:units]
             add(dl_dh_t, dl_dh[row])
             put_slope_of_u(dl_du, dl_dh_t, o, u)
             if has_norm:
-                put_hat(c_hat, c[row], m[4:])
+                put_hat(c_hat, c[row], of_c[row])
                 add(part_h[0], dl_du)
                 add_product(part_h[1], dl_du, c_hat)
-                put_product(of_c, gamma_c, dl_du)
-                add_through(dl_dc, of_c, c_hat, m[5])
+                put_product(of_u, gamma_c, dl_du)
+                add_through(dl_dc, of_u, c_hat, of_c[row, 1])
             else:
                 add(dl_dc, dl_du)
             put_slope_of_gate(dl_da[:units], dl_dc, last_c[before + n], f)
@@ -489,21 +641,140 @@ def backward(  # type: ignore[no-untyped-def]
             add(part_4h[0], dl_da)
             put_product(dl_dc, dl_dc, f)
             if has_norm:
-                put_hat(v_hat, p[row, : 4 * units], m)
+                put_hat(v_hat, p[row, : 4 * units], of_p[row])
                 add_product(part_4h[1], dl_da, v_hat)
                 put_product(w, gamma_h, dl_da)
-                put_through(dl_dp[row], w, v_hat, m[1])
-                put_hat(v_hat, q[row], m[2:])
+                put_through(dl_dp[row], w, v_hat, of_p[row, 1])
+                put_hat(v_hat, q[row], of_q[row])
                 add_product(part_4h[2], dl_da, v_hat)
                 put_product(w, gamma_x, dl_da)
-                put_through(dl_dq[row], w, v_hat, m[3])
+                put_through(dl_dq[row], w, v_hat, of_q[row, 1])
             else:
-                dl_dp[row] = dl_da
+                put(dl_dp[row], dl_da)
         product(dl_dp, start, sizes[t], w_h, 4 * units, at_h, 0)
         waiting += sizes[t]
         if waiting >= BLOCK or t == 0:
-            of_4h += part_4h
-            of_h += part_h
-            part_4h[:] = 0
-            part_h[:] = 0
+            for k in range(3):
+                add(of_4h[k], part_4h[k])
+                clear(part_4h[k])
+            for k in range(2):
+                add(of_h[k], part_h[k])
+                clear(part_h[k])
             waiting = 0
+
+
+@compiled(cache=True)
+def batch_norm_forward(
+    q,
+    w_h,
+    gains,
+    h_0,
+    c_0,
+    starts,
+    sizes,
+    eps,
+    uses_batch,
+    is_kept,
+    moments,
+    p,
+    gates,
+    c,
+    tanh_u,
+    h,
+):
+    """Run over all steps with batch norm; all else is as in `forward`.
+
+    ``uses_batch`` says of p, q and c whether their mean and variance are those of the
+    step; else they are given.
+    """
+    gamma_h, gamma_x, b, gamma_c, beta_c = gains
+    of_p, of_q, of_c = moments
+    units = h.shape[1]
+    last_h, last_c, before = h_0, c_0, 0
+    for t in range(sizes.size):
+        start, n = starts[t], sizes[t]
+        first = start if is_kept else 0
+        product(last_h, before, n, w_h, units, p, first)
+        put_column_moments(of_p[t], p, first, n, eps[0], uses_batch[0])
+        put_column_moments(of_q[t], q, start, n, eps[1], uses_batch[1])
+        for k in range(n):
+            a, p_k, q_k = gates[first + k], p[first + k, : 4 * units], q[start + k]
+            put_affine_hats(a, p_k, of_p[t, 0], of_p[t, 2], gamma_h, b)
+            add_affine_hats(a, q_k, of_q[t, 0], of_q[t, 2], gamma_x)
+            sigmoid(a[: 3 * units])
+            tanh(a[3 * units :])
+            f, i, g = a[:units], a[units : 2 * units], a[3 * units :]
+            put_c(c[start + k], f, last_c[before + k], i, g)
+        put_column_moments(of_c[t], c, start, n, eps[2], uses_batch[2])
+        for k in range(n):
+            u, c_k = tanh_u[first + k], c[start + k]
+            put_affine_hats(u, c_k, of_c[t, 0], of_c[t, 2], gamma_c, beta_c)
+            tanh(u)
+            put_product(h[start + k], gates[first + k, 2 * units : 3 * units], u)
+        last_h, last_c, before = h, c, start
+
+
+@compiled(cache=True)
+def batch_norm_backward(
+    dl_dh,
+    q,
+    w_h,
+    gains,
+    c_0,
+    starts,
+    sizes,
+    uses_batch,
+    moments,
+    p,
+    gates,
+    c,
+    tanh_u,
+    dl_dp,
+    dl_dq,
+    at_h,
+    at_c,
+    of_4h,
+    of_h,
+):
+    """Go back over all steps with batch norm; all else is as in `backward`."""
+    gamma_h, gamma_x, _, gamma_c, _ = gains
+    of_p, of_q, of_c = moments
+    units, rows = c.shape[1], sizes[0]
+    dl_da, dl_du = (
+        np.empty((rows, 4 * units), q.dtype),
+        np.empty((rows, units), q.dtype),
+    )
+    through_c = np.empty((rows, units), q.dtype)
+    sums_4h, sums_h = np.empty((2, 4 * units), q.dtype), np.empty((2, units), q.dtype)
+    for t in range(sizes.size - 1, -1, -1):
+        start, n = starts[t], sizes[t]
+        last_c, before = (c_0, 0) if t == 0 else (c, starts[t - 1])
+        for k in range(n):
+            add(at_h[k, :units], dl_dh[start + k])
+            o = gates[start + k, 2 * units : 3 * units]
+            put_slope_of_u(dl_du[k], at_h[k, :units], o, tanh_u[start + k])
+        put_column_slopes(
+            through_c, 0, dl_du, c, start, n, of_c[t], gamma_c, uses_batch[2], sums_h
+        )
+        add(of_h[0], sums_h[0])
+        add(of_h[1], sums_h[1])
+        for k in range(n):
+            a, u, dl_dc = gates[start + k], tanh_u[start + k], at_c[k]
+            f, i, g = a[:units], a[units : 2 * units], a[3 * units :]
+            add(dl_dc, through_c[k])
+            put_slope_of_gate(dl_da[k, :units], dl_dc, last_c[before + k], f)
+            put_slope_of_gate(dl_da[k, units : 2 * units], dl_dc, g, i)
+            o, of_o = a[2 * units : 3 * units], dl_da[k, 2 * units : 3 * units]
+            put_slope_of_gate(of_o, at_h[k, :units], u, o)
+            put_slope_of_g(dl_da[k, 3 * units :], dl_dc, i, g)
+            put_product(dl_dc, dl_dc, f)
+        put_column_slopes(
+            dl_dp, start, dl_da, p, start, n, of_p[t], gamma_h, uses_batch[0], sums_4h
+        )
+        add(of_4h[0], sums_4h[0])
+        add(of_4h[1], sums_4h[1])
+        put_column_slopes(
+            dl_dq, start, dl_da, q, start, n, of_q[t], gamma_x, uses_batch[1], sums_4h
+        )
+        add(of_4h[2], sums_4h[1])
+        product(dl_dp, start, n, w_h, 4 * units, at_h, 0)

@@ -71,6 +71,8 @@ class _Cell:
     batch_sizes: tuple[int, ...] | None  # None: all sequences have one length
     is_native: bool  # by the compiled loop, where it can run
 
+    uses_batch = None  # no batch norm
+
     def forward(
         self, x: Any, h_0: Any, c_0: Any, *parameters: Any
     ) -> tuple[LSTMOutput, Any]:
@@ -93,6 +95,28 @@ class _Cell:
     def backward(self, dl_dh: Any, cache: Any, *last: Any) -> Any:
         backward = lstm_backward if self.norm is None else layer_norm_lstm_backward
         return backward(dl_dh, cache, *last)
+
+    @property
+    def has_norm(self) -> bool:
+        return self.norm is not None
+
+    @property
+    def can_be_native(self) -> bool:
+        """Whether there is a compiled loop of this cell."""
+        is_paper = (self.norm, self.carried) == ("terms", "raw")
+        return self.is_native and (is_paper or self.norm is None)
+
+    def moments(self, q: Tensor, rows: int) -> list[Tensor]:
+        """Memory for mean and 1 / s of each row of p, q and c."""
+        return [q.new_empty(rows, 2) for _ in "pqc"]
+
+    def gradients(
+        self, arriving: Any, x: Any, h_0: Any, c_0: Any, parameters: Sequence[Any]
+    ) -> tuple[Any, ...]:
+        dl_dh, *last = arriving
+        _, cache = self.forward(x, h_0, c_0, *parameters)
+        dl_dx, by_weights, *by_states = self.backward(dl_dh, cache, *last)
+        return dl_dx, *by_states, *by_weights
 
     def full(self, parameters: Sequence[Any]) -> Any:
         """Weights, gains and biases, with 1 and 0 where one was left out."""
@@ -319,8 +343,8 @@ class LayerNormLSTM(NormLayer):
         self, x: Tensor, states: Sequence[Tensor], sizes: tuple[int, ...] | None
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Run all layers over steps that lie on the first axis."""
-        is_autocast = _is_autocast(x)
-        if is_autocast:
+        is_cast = is_autocast(x)
+        if is_cast:
             x, *states = as_float32(x, *states)
         cell = _Cell(self.norm, self.carried, self.eps, sizes, self.native)
         order = None
@@ -335,7 +359,7 @@ class LayerNormLSTM(NormLayer):
             outputs = []
             for ending in endings[k : k + directions]:
                 weights = [getattr(self, field + ending) for field in FIELDS]
-                weights = as_float32(*weights) if is_autocast else weights
+                weights = as_float32(*weights) if is_cast else weights
                 is_reverse = ending.endswith("_reverse")
                 y = _reversed(x, order) if is_reverse else x
                 h_0, c_0 = next(first)
@@ -465,7 +489,7 @@ class LayerNormLSTM(NormLayer):
                 "holds D features."
             )
         w_x = self.w_x_l0
-        if input.dtype != w_x.dtype and not _is_autocast(input):
+        if input.dtype != w_x.dtype and not is_autocast(input):
             raise ValueError(
                 f"input of {name} must have the dtype of the weights, {w_x.dtype}, got "
                 f"{input.dtype}; convert one of them with .to(...)."
@@ -484,7 +508,7 @@ class LayerNormLSTM(NormLayer):
         lengths = {"layers": len(self._endings()), "N": examples, "H": self.hidden_size}
         if examples is None:
             del lengths["N"]
-        states = first_states(x, hx, lengths, _is_autocast(x))
+        states = first_states(x, hx, lengths, is_autocast(x))
         return [state[:, None] for state in states] if examples is None else states
 
 
@@ -541,11 +565,13 @@ def _layer(
         # Forward-mode derivatives: torch follows the forward pass by itself.
         with _no_autocast(x):
             return tuple(cell.forward(x, h_0, c_0, *parameters)[0])
-    if cell.is_native and can_run(cell, tensors):
+    inputs = x, h_0, c_0, *parameters
+    if cell.can_be_native and can_run(tensors):
         is_kept = torch.is_grad_enabled() and any(v.requires_grad for v in tensors)
-        inputs = cell, is_kept, x, h_0, c_0, *parameters
-        return NativeSequence.apply(*inputs)  # type: ignore[no-any-return, no-untyped-call]
-    h, h_last, c_last, *_ = _Sequence.apply(cell, x, h_0, c_0, *parameters)  # type: ignore[no-untyped-call]
+        outputs = NativeSequence.apply(cell, is_kept, *inputs)  # type: ignore[no-untyped-call]
+    else:
+        outputs = _Sequence.apply(cell, *inputs)  # type: ignore[no-untyped-call]
+    h, h_last, c_last, *_ = outputs
     return h, h_last, c_last
 
 
@@ -583,13 +609,14 @@ def backwards(sizes: Sequence[int], device: torch.device) -> Tensor:
     return order.to(device)
 
 
-def _is_autocast(x: Tensor) -> bool:
+def is_autocast(x: Tensor) -> bool:
+    """Whether autocast is on where x is."""
     kind = x.device.type
     return torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
 
 
 def _no_autocast(x: Tensor) -> contextlib.AbstractContextManager[Any]:
     """Let the products be what they are: half of a step in bfloat16 fits nothing."""
-    if _is_autocast(x):
+    if is_autocast(x):
         return torch.autocast(x.device.type, enabled=False)
     return contextlib.nullcontext()

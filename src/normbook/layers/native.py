@@ -32,7 +32,7 @@ NATIVE = "NORMBOOK_NATIVE"  # environment variable; 0 turns the loop off
 # Half of a step in bfloat16 fits nothing.
 no_autocast = torch.autocast("cpu", enabled=False)
 
-_PANELS = WeakTensorKeyDictionary()  # of weights that were used for inference
+_PANELS: Any = WeakTensorKeyDictionary()  # of weights that were used for inference
 
 
 @functools.cache
@@ -52,22 +52,23 @@ def loop() -> ModuleType | None:
     return compiled_lstm
 
 
-def can_run(cell: Any, tensors: Sequence[Tensor]) -> bool:
-    """Whether the loop computes this cell on these tensors."""
+def can_run(tensors: Sequence[Tensor]) -> bool:
+    """Whether the loop computes a cell on these tensors."""
     return (
-        (cell.norm is None or (cell.norm, cell.carried) == ("terms", "raw"))
-        and all(
+        all(
             type(v) in (Tensor, torch.nn.Parameter)
-            and v.dtype == torch.float32
+            and v.dtype == tensors[0].dtype
             and v.device.type == "cpu"
             for v in tensors
         )
+        and tensors[0].dtype in (torch.float32, torch.float64)
         and tensors[0].numel() > 0
         and os.environ.get(NATIVE, "1") != "0"
         # Transforms and what looks at operators would see none.
         and not torch._C._are_functorch_transforms_active()
         and not torch._C._len_torch_dispatch_stack()
-        and not torch.jit.is_tracing()  # type: ignore[no-untyped-call]
+        and not torch.compiler.is_compiling()
+        and not torch.jit.is_tracing()  # type: ignore[attr-defined, no-untyped-call]
         and loop() is not None
     )
 
@@ -75,11 +76,20 @@ def can_run(cell: Any, tensors: Sequence[Tensor]) -> bool:
 class NativeSequence(torch.autograd.Function):
     """One layer in one direction over all steps, in the compiled loop.
 
-    Returned are h, and h and c behind the last step of each sequence.
+    A cell has
+
+    - ``full(parameters)``: weights, one bias and, with norms, gains and ``beta_c``;
+    - ``batch_sizes``: None if all sequences have one length;
+    - ``eps``, ``has_norm``, and ``uses_batch`` of p, q and c, None without batch norm;
+    - ``moments(q, rows)``: memory for the statistics of p, q and c;
+    - ``gradients(arriving, x, h_0, c_0, parameters)`` by the formulas, as autograd can
+      differentiate them in turn.
+
+    Returned are h, h and c behind the last step of each sequence, and the moments.
     """
 
     @staticmethod
-    @no_autocast
+    @no_autocast  # type: ignore[untyped-decorator]
     def forward(  # noqa: D102
         ctx: Any,
         cell: Any,
@@ -93,80 +103,78 @@ class NativeSequence(torch.autograd.Function):
         (rows,) = through_time.as_rows(x, x)
         q = rows @ run.weights.w_x.T
         m = len(rows) if is_kept else run.sizes[0]  # of one step, else
-        kept = [
-            q.new_empty(m, size) for size in (run.width, 4 * run.units, run.units, 6)
-        ]
+        sizes = run.width, 4 * run.units, run.units
+        p, gates, tanh_u = (q.new_empty(m, size) for size in sizes)
         c, h = q.new_empty(len(rows), run.units), q.new_empty(*x.shape[:-1], run.units)
-        p, gates, tanh_u, moments = kept
+        moments = cell.moments(q, m)
         (h_rows,) = through_time.as_rows(x, h)
-        arrays = _numpy(p, gates, c, tanh_u, h_rows, moments)
-        run.loop.forward(
+        run.forward(
             *_numpy(q),
             run.transposed_panels(is_kept),
             run.gains,
             *_numpy(h_0, c_0),
             *run.steps,
-            np.float32(cell.eps),
-            cell.norm is not None,
+            run.eps,
+            run.mode,
             is_kept,
-            *arrays,
+            tuple(_numpy(*moments)),
+            *_numpy(p, gates, c, tanh_u, h_rows),
         )
         last = [_last(v, run.sizes) for v in (h_rows, c)]
+        ctx.mark_non_differentiable(*moments)
         if is_kept:
             ctx.cell = cell
             ctx.set_materialize_grads(False)
             # h with its graph would hold itself under torch's saved_tensors_hooks.
-            ctx.save_for_backward(
-                x, h_0, c_0, h.detach(), q, p, gates, c, tanh_u, moments, *parameters
-            )
-        return h, *last
+            kept = h.detach(), q, p, gates, c, tanh_u, *moments
+            ctx.save_for_backward(x, h_0, c_0, *kept, *parameters)
+        return h, *last, *moments
 
     @staticmethod
-    @no_autocast
+    @no_autocast  # type: ignore[untyped-decorator]
     def backward(  # noqa: D102
         ctx: Any, *arriving: Tensor | None
     ) -> Slopes:
         # Unpacked once: torch.utils.checkpoint allows no more.
-        x, h_0, c_0, h, q, p, gates, c, tanh_u, moments, *parameters = ctx.saved_tensors
-        cell = ctx.cell
-        dl_dh, dl_dh_last, dl_dc_last = arriving
+        x, h_0, c_0, h, q, p, gates, c, tanh_u, *others = ctx.saved_tensors
+        cell, moments, parameters = ctx.cell, others[:3], others[3:]
+        dl_dh, dl_dh_last, dl_dc_last = arriving[:3]
         dl_dh = torch.zeros_like(h) if dl_dh is None else dl_dh
         if torch.is_grad_enabled() or torch._C._are_functorch_transforms_active():
             # Gradients that are differentiated in turn: those of the formulas.
-            _, cache = cell.forward(x, h_0, c_0, *parameters)
-            gradients = cell.backward(dl_dh, cache, dl_dh_last, dl_dc_last)
-            dl_dx, by_weights, *by_states = gradients
-            return as_needed(ctx, None, None, dl_dx, *by_states, *by_weights)
+            arriving = dl_dh, dl_dh_last, dl_dc_last
+            slopes = cell.gradients(arriving, x, h_0, c_0, parameters)
+            return as_needed(ctx, None, None, *slopes)
         run = _Run(cell, x, h_0, parameters)
-        has_norm, n, units = cell.norm is not None, run.sizes[0], run.units
+        n, units = run.sizes[0], run.units
         dl_dp = q.new_empty(q.shape)
-        dl_dq = q.new_empty(q.shape) if has_norm else dl_dp
-        at_h, at_c = q.new_zeros(n, run.loop.padded(units)), q.new_zeros(n, units)
+        dl_dq = q.new_empty(q.shape) if cell.has_norm else dl_dp
+        at_h, at_c = q.new_zeros(n, run.padded_units), q.new_zeros(n, units)
         for at, last in (at_h[:, :units], dl_dh_last), (at_c, dl_dc_last):
             if last is not None:
                 at.copy_(last)
         of_4h, of_h = np.zeros((3, 4 * units)), np.zeros((2, units))
-        rows, dl_dh = through_time.as_rows(x, x, dl_dh)
-        run.loop.backward(
+        rows, dl_dh, h = through_time.as_rows(x, x, dl_dh, h)
+        run.backward(
             *_numpy(dl_dh, q),
             run.loop.pack(*_numpy(run.weights.w_h)),
             run.gains,
             *_numpy(c_0),
             *run.steps,
-            has_norm,
-            *_numpy(p, gates, c, tanh_u, moments, dl_dp, dl_dq, at_h, at_c),
+            run.mode,
+            tuple(_numpy(*moments)),
+            *_numpy(p, gates, c, tanh_u, dl_dp, dl_dq, at_h, at_c),
             of_4h,
             of_h,
         )
-        (of_h_rows,) = through_time.as_rows(x, h)
-        h_prev = through_time.before(of_h_rows, h_0, run.sizes)
+        h_prev = through_time.before(h, h_0, run.sizes)
         dl_dx = None
         if ctx.needs_input_grad[2]:
             (dl_dx,) = through_time.like_steps(x, dl_dq @ run.weights.w_x)
         b, gamma_h, gamma_x = torch.from_numpy(of_4h).to(q.dtype)
         beta_c, gamma_c = torch.from_numpy(of_h).to(q.dtype)
         by_weights = [dl_dq.T @ rows, dl_dp.T @ h_prev, b]
-        if has_norm:
+        if cell.has_norm:
             by_weights += [gamma_h, b, gamma_x, b, gamma_c, beta_c]
         by_states = at_h[:, :units].contiguous(), at_c
         return as_needed(ctx, None, None, dl_dx, *by_states, *by_weights)
@@ -181,14 +189,26 @@ class _Run:
         compiled = loop()
         assert compiled is not None  # noqa: S101, can_run has told
         self.loop = compiled
+        if cell.uses_batch is None:
+            self.mode = cell.has_norm
+            self.forward, self.backward = compiled.forward, compiled.backward
+        else:
+            self.mode = cell.uses_batch
+            self.forward = compiled.batch_norm_forward
+            self.backward = compiled.batch_norm_backward
         self.weights = weights = cell.full(parameters)
         self.units = units = h_0.shape[1]
-        self.width = compiled.padded(4 * units)
         self.sizes = cell.batch_sizes or (x.shape[1],) * x.shape[0]
         sizes = np.array(self.sizes)
         self.steps = np.cumsum(sizes) - sizes, sizes
         names = "gamma_h", "gamma_x", "b", "gamma_c", "beta_c"
         self.gains = tuple(_numpy(*(getattr(weights, n, weights.b) for n in names)))
+        dtype = self.gains[0].dtype
+        eps = cell.eps if isinstance(cell.eps, tuple) else (cell.eps,) * 3
+        self.eps = tuple(map(dtype.type, eps))
+        self.padded_units, self.width = (
+            compiled.padded(size, dtype) for size in (units, 4 * units)
+        )
 
     def transposed_panels(self, is_training: bool) -> Any:
         """Lay out the transposed W_h; kept for the next call where nothing is learned.

@@ -165,6 +165,12 @@ class PerStepBatchNorm1d(MaskedBatchNorm1d):
         steps = self.get_buffer("num_batches_tracked")
         write(updates, steps[: len(counts)])
 
+    def known(self, first: int, steps: int) -> tuple[Tensor, Tensor]:
+        """Return mean and variance by which evaluation goes at some steps."""
+        rows = self._last_trained(first, steps, self.training)
+        mean, var = self.get_buffer("running_mean"), self.get_buffer("running_var")
+        return mean[rows], var[rows]
+
     def _at(self, step: int | slice) -> PerStepBatchNorm1d:
         """Return one step, or more, as a layer of its own, on the same memory."""
         layer = copy.copy(self)
@@ -174,16 +180,27 @@ class PerStepBatchNorm1d(MaskedBatchNorm1d):
 
     def _by_last_trained(self, step: int, alive: int) -> PerStepBatchNorm1d:
         """Return the last trained step up to this one, to be used as in evaluation."""
-        trained = self.get_buffer("num_batches_tracked")[: step + 1].nonzero()
-        if self.training and alive == 1 and len(trained) == 0:
-            raise ValueError(
-                f"{type(self).__name__} needs more than 1 live example at step {step}, "
-                "got 1, and no step up to it was trained; make the batch larger."
-            )
-        # With none trained yet, every row is as at the start.
-        layer = self._at(int(trained[-1]) if len(trained) else 0)
+        is_needed = self.training and alive == 1
+        layer = self._at(int(self._last_trained(step, 1, is_needed)))
         layer.training = False
         return layer
+
+    def _last_trained(self, first: int, steps: int, is_needed: bool) -> Tensor:
+        """Return the last step trained up to each; if there is none, the first."""
+        counts = self.num_batches_tracked
+        if counts is None:
+            counts = torch.zeros(self.max_steps)
+        every = torch.arange(self.max_steps, device=counts.device)
+        asked = torch.arange(first, first + steps, device=counts.device)
+        trained = every.where(counts > 0, -1).cummax(0).values
+        rows = trained[asked.clamp(max=self.max_steps - 1)]
+        if is_needed and bool((rows < 0).any()):
+            raise ValueError(
+                f"{type(self).__name__} needs more than 1 live example at step "
+                f"{first}, got 1, and no step up to it was trained; make the batch "
+                "larger."
+            )
+        return rows.clamp(min=0)  # with none trained yet, all are as at the start
 
 
 def _whole(name: str, value: Any, least: int) -> int:

@@ -55,12 +55,11 @@ def kernels() -> tuple[ModuleType, ModuleType] | None:
     return triton_cell, triton_norms
 
 
-def can_run(cell: Any, tensors: Sequence[Tensor]) -> bool:
-    """Whether the kernels compute this cell on these tensors: x, h_0, c_0, weights."""
+def can_run(tensors: Sequence[Tensor]) -> bool:
+    """Whether the kernels compute the cell on x, h_0, c_0 and parameters."""
     x, h_0, *_ = tensors
     return (
-        (cell.norm, cell.carried) == ("terms", "raw")
-        and x.dtype in DTYPES
+        x.dtype in DTYPES
         and all(
             type(v) in (Tensor, torch.nn.Parameter)
             and v.dtype == x.dtype
@@ -73,6 +72,7 @@ def can_run(cell: Any, tensors: Sequence[Tensor]) -> bool:
         # Transforms and what looks at operators would see none.
         and not torch._C._are_functorch_transforms_active()
         and not torch._C._len_torch_dispatch_stack()
+        and not torch.compiler.is_compiling()
         and not torch.jit.is_tracing()  # type: ignore[attr-defined, no-untyped-call]
         and (modules := kernels()) is not None
         and h_0.shape[-1] <= modules[0].WIDEST
@@ -86,7 +86,8 @@ def _is_interpreted(x: Tensor) -> bool:
 class TritonSequence(torch.autograd.Function):
     """One layer in one direction over all steps, by kernels of Triton.
 
-    Arguments and results are those of :class:`normbook.layers.native.NativeSequence`.
+    Arguments are those of :class:`normbook.layers.native.NativeSequence`. Returned are
+    h, and h and c behind the last step of each sequence.
     """
 
     @staticmethod
@@ -135,9 +136,8 @@ class TritonSequence(torch.autograd.Function):
         with torch.autocast(x.device.type, enabled=False):
             if torch.is_grad_enabled() or torch._C._are_functorch_transforms_active():
                 # Gradients that are differentiated in turn: those of the formulas.
-                _, cache = cell.forward(x, h_0, c_0, *parameters)
-                dl_dx, by_weights, *by_states = cell.backward(dl_dh, cache, *last)
-                return as_needed(ctx, None, None, dl_dx, *by_states, *by_weights)
+                slopes = cell.gradients((dl_dh, *last), x, h_0, c_0, parameters)
+                return as_needed(ctx, None, None, *slopes)
             _, norms = _needed()
             sizes, weights = _sizes(cell, x), cell.full(parameters)
             rows, h, dl_dh = through_time.as_rows(x, x, h, dl_dh)
@@ -166,9 +166,8 @@ class TritonSequence(torch.autograd.Function):
                 gamma_c=gamma_c,
                 beta_c=beta_c,
             )
-            slopes: Any = dl_dh_0, dl_dc_0, *by_weights
-            slopes = (v.to(x.dtype) for v in slopes)
-            return as_needed(ctx, None, None, dl_dx, *slopes)
+            others: Any = dl_dh_0, dl_dc_0, *by_weights
+            return as_needed(ctx, None, None, dl_dx, *(v.to(x.dtype) for v in others))
 
 
 # --- the steps ------------------------------------------------------------------------
