@@ -1,9 +1,9 @@
 """The layer-normalized LSTM on a GPU: when its kernels run, how, and the way back.
 
 They run where Triton 3.6 or later is installed, as it is beside torch for CUDA, on a
-GPU in float32 or bfloat16, unless the layer or the environment variable
-``NORMBOOK_NATIVE=0`` says no, for the cell of the paper. Products follow the settings
-of ``torch.backends.cuda.matmul``; statistics and c are float32 always.
+GPU of NVIDIA from sm_80 on, in float32 or bfloat16, for the cell of the paper, unless
+the layer or the environment variable ``NORMBOOK_NATIVE=0`` says no. Products follow the
+settings of ``torch.backends.cuda.matmul``; statistics and c are float32 always.
 
 Of each step remain one product with W_h and one kernel of
 :mod:`normbook.layers.triton_cell`. W_x x with its layer norm is computed before, and
@@ -67,7 +67,7 @@ def can_run(tensors: Sequence[Tensor]) -> bool:
             for v in tensors
         )
         and x.numel() > 0
-        and (x.device.type == "cuda" or _is_interpreted(x))
+        and _has_kernels(x.device)
         and os.environ.get(NATIVE, "1") != "0"
         # Transforms and what looks at operators would see none.
         and not torch._C._are_functorch_transforms_active()
@@ -79,8 +79,12 @@ def can_run(tensors: Sequence[Tensor]) -> bool:
     )
 
 
-def _is_interpreted(x: Tensor) -> bool:
-    return x.device.type == "cpu" and os.environ.get("TRITON_INTERPRET") == "1"
+@functools.cache
+def _has_kernels(device: torch.device) -> bool:
+    """Whether they are tested for this device: as compiled code, or interpreted."""
+    if device.type == "cuda" and torch.version.hip is None:
+        return torch.cuda.get_device_capability(device) >= (8, 0)
+    return device.type == "cpu" and os.environ.get("TRITON_INTERPRET") == "1"
 
 
 class TritonSequence(torch.autograd.Function):
@@ -106,8 +110,8 @@ class TritonSequence(torch.autograd.Function):
             weights = cell.full(parameters)
             (rows,) = through_time.as_rows(x, x)
             q = rows @ weights.w_x.T
-            gain_and_bias = weights.gamma_x.contiguous(), weights.b.contiguous()
-            y, mean_q, r_q = norms.normalize_rows(q, *gain_and_bias, cell.eps)
+            gain, bias = weights.gamma_x.contiguous(), weights.b.contiguous()
+            y, mean_q, r_q = norms.normalize_rows(q, gain, bias, cell.eps)
             options = sizes, cell.eps, is_kept
             states = h_0, c_0.to(r_q.dtype)
             results = replay(steps_forward, options, y, *states, *_of_steps(weights))
@@ -149,7 +153,8 @@ class TritonSequence(torch.autograd.Function):
             dl_da, dl_dp, dl_du, dl_dh_0, dl_dc_0 = results
             mean_p, r_p, mean_c, r_c = moments
             back = norms.normalize_rows_backward
-            dl_dq, gamma_x, b = back(dl_da, q, weights.gamma_x, mean_q, r_q)
+            gain = weights.gamma_x.contiguous()
+            dl_dq, gamma_x, b = back(dl_da, q, gain, mean_q, r_q)
             _, gamma_h, _ = back(dl_da, p, None, mean_p, r_p, needs_dx=False)
             _, gamma_c, beta_c = back(dl_du, c, None, mean_c, r_c, needs_dx=False)
             dl_dx = None
