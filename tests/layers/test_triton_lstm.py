@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -284,41 +285,128 @@ def test_backward_twice_gives_the_same() -> None:
 # --- graphs
 
 
+class OnGPU(Tensor):
+    """A tensor that says it were on a GPU."""
+
+    device = torch.device("cuda", 0)
+
+
 class Pretended:
-    """A graph without a GPU: to replay it is to run the steps again, in place."""
+    """GPU and graph of steps that double a and add 1 to b in place."""
 
-    def __init__(self, graph: Any, run: Any) -> None:
-        self.graph, self.run = graph, run
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self.runs: list[Any] = []
+        self.replays = 0
+        self.streams = [7]
+        for cache in (on_gpu._calls, on_gpu._graph):
+            cache.cache_clear()
+        patch.setattr(on_gpu, "_stream", lambda _: None)
+        cuda = {
+            "device": contextlib.nullcontext,
+            "graph": lambda *_, **__: contextlib.nullcontext(),
+            "is_current_stream_capturing": lambda: False,
+            "current_stream": lambda: SimpleNamespace(cuda_stream=self.streams[0]),
+            "CUDAGraph": lambda: SimpleNamespace(replay=self.replayer()),
+        }
+        for name, value in cuda.items():
+            patch.setattr(torch.cuda, name, value)
 
-    def replay(self) -> None:
-        fresh = self.run(*self.graph.inputs)
-        for old, new in zip(self.graph.outputs, fresh, strict=True):
-            old.copy_(new)
-
-
-def test_a_graph_reads_the_inputs_of_the_call_and_returns_memory_of_its_own(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def steps(options: Any, a: Tensor, b: Tensor) -> list[Tensor]:
+    def steps(self, options: Any, a: Tensor, b: Tensor) -> list[Tensor]:
         b.add_(1)
-        return [options[0] * a, b]
+        self.runs.append([a, b, 2 * a])
+        return [self.runs[-1][2], b]
 
-    graph = on_gpu._Graph()
-    monkeypatch.setattr(on_gpu, "_stream", lambda _: None)
-    monkeypatch.setattr(
-        torch.cuda, "CUDAGraph", lambda: Pretended(graph, lambda *v: steps((2.0,), *v))
-    )
-    monkeypatch.setattr(torch.cuda, "graph", lambda *_, **__: contextlib.nullcontext())
-    first, second = (
-        graph.run(steps, (2.0,), (torch.full((2,), k), torch.zeros(2)))
-        for k in (1.0, 5.0)
-    )
-    assert first[0].tolist() == [2, 2]
-    assert second[0].tolist() == [10, 10]
-    assert first[1].tolist() == second[1].tolist() == [1, 1]
+    def replayer(self) -> Any:
+        place = len(self.runs) + 1  # behind one run that compiles
+
+        def replay() -> None:
+            self.replays += 1
+            a, b, doubled = self.runs[place]
+            b.add_(1)
+            doubled.copy_(2 * a)
+
+        return replay
+
+    def call(self, value: float, size: int = 2, option: Any = 1) -> list[Any]:
+        a, b = (torch.full((size,), v).as_subclass(OnGPU) for v in (value, 0.0))
+        return [v.tolist() for v in on_gpu.replay(self.steps, (option,), a, b)]
 
 
-def test_what_cannot_be_recorded_is_launched(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def pretended(monkeypatch: pytest.MonkeyPatch) -> Iterator[Pretended]:
+    yield Pretended(monkeypatch)
+    on_gpu._calls.cache_clear()
+    on_gpu._graph.cache_clear()
+
+
+def test_what_comes_again_is_recorded_and_reads_the_new_inputs(
+    pretended: Pretended,
+) -> None:
+    for k, (runs, replays) in enumerate([(1, 0), (3, 1), (3, 2), (3, 3)]):
+        assert pretended.call(k) == [[2 * k] * 2, [1, 1]]
+        assert (len(pretended.runs), pretended.replays) == (runs, replays)
+
+
+def test_results_of_a_graph_are_not_overwritten(pretended: Pretended) -> None:
+    a, b = (torch.full((2,), v).as_subclass(OnGPU) for v in (3.0, 0.0))
+    first = [on_gpu.replay(pretended.steps, (), a, b.clone()) for _ in range(3)][-1]
+    on_gpu.replay(pretended.steps, (), a + 1, b)
+    assert first[0].tolist() == [6, 6]
+    assert first[1].tolist() == [1, 1]
+
+
+def test_a_graph_belongs_to_shapes_options_settings_and_stream(
+    pretended: Pretended, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for _ in range(2):
+        pretended.call(1.0)
+    assert pretended.replays == 1
+    pretended.call(1.0, size=3)
+    pretended.call(1.0, option=2)
+    pretended.streams[0] = 8
+    pretended.call(1.0)
+    pretended.streams[0] = 7
+    monkeypatch.setattr(on_gpu, "_settings", lambda: ("tf32", True))
+    pretended.call(1.0)
+    assert pretended.replays == 1
+    monkeypatch.undo()
+
+
+def test_settings_name_the_precision_of_products() -> None:
+    before = on_gpu._settings()
+    torch.set_float32_matmul_precision("high")
+    try:
+        assert on_gpu._settings() != before
+    finally:
+        torch.set_float32_matmul_precision("highest")
+
+
+def test_graphs_are_few_and_small(
+    pretended: Pretended, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for size in range(1, on_gpu.MOST + 4):
+        for _ in range(2):
+            pretended.call(1.0, size)
+    assert on_gpu._graph.cache_info().currsize == on_gpu.MOST
+    replays = pretended.replays
+    monkeypatch.setattr(on_gpu, "LARGEST", 8)
+    for _ in range(3):
+        assert pretended.call(1.0, 2) == [[2, 2], [1, 1]]
+    assert pretended.replays == replays
+
+
+def test_others_that_record_get_launches(
+    pretended: Pretended, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    for _ in range(3):
+        pretended.call(1.0)
+    assert pretended.replays == 0
+
+
+def test_what_cannot_be_recorded_is_launched(
+    pretended: Pretended, monkeypatch: pytest.MonkeyPatch
+) -> None:
     tried: list[int] = []
 
     @contextlib.contextmanager
@@ -327,15 +415,11 @@ def test_what_cannot_be_recorded_is_launched(monkeypatch: pytest.MonkeyPatch) ->
         yield
         raise RuntimeError("operation not permitted when stream is capturing")
 
-    monkeypatch.setattr(on_gpu, "_stream", lambda _: None)
-    monkeypatch.setattr(torch.cuda, "CUDAGraph", object)
     monkeypatch.setattr(torch.cuda, "graph", refuse)
-    graph = on_gpu._Graph()
-    for k in (1.0, 5.0):
-        (result,) = graph.run(lambda _, a: [2 * a], (), (torch.tensor(k),))
-        assert result == 2 * k
+    for k in range(4):
+        assert pretended.call(k) == [[2 * k] * 2, [1, 1]]
     assert len(tried) == 1
-    assert not graph.inputs
+    assert pretended.replays == 0
 
 
 @needs_gpu

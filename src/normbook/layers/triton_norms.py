@@ -119,10 +119,9 @@ def rows_backward(
         g = tl.load(dl_dy + place, mask, other=0.0).to(tl.float32)
         hat = tl.load(x + place, mask, other=0.0).to(tl.float32)
         if mean is not None:
-            mu = tl.load(mean + row, row < m, other=0.0)
-            hat = tl.where(mask, hat - mu[:, None], 0.0)
+            hat -= tl.load(mean + row, row < m, other=0.0)[:, None]
         r = tl.load(inv_std + row, row < m, other=0.0)[:, None]
-        hat *= r
+        hat *= r  # beyond x it is not 0, but g is
         of_gamma += g * hat
         of_beta += g
         if dl_dx is not None:
