@@ -124,6 +124,12 @@ def test_few_steps_with_gain_1_are_those_of_the_formulas(
     assert len(calls) == 2  # forward and backward
 
 
+@pytest.mark.parametrize("units", [256, 400, 1024, 2048])
+def test_rows_of_all_widths(units: int) -> None:
+    hx = draw(1, 2, units, seed=8), draw(1, 2, units, seed=9)
+    assert worst(make(3, units), draw(2, 2, 3), hx) <= 1.3e-5
+
+
 @pytest.mark.parametrize("gain", [0.25, 0.1])
 def test_whole_runs_with_small_gains_are_those_of_the_formulas(gain: float) -> None:
     x = draw(100, 9, 3) if HAS_GPU else draw(40, 2, 3)
