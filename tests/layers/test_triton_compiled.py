@@ -40,6 +40,7 @@ def resources(
             signature[name] = NUMBERS[name]
         else:
             signature[name] = "*fp32" if name in STATISTICS else f"*{dtype}"
+        if name == "d" or signature[name].startswith("*"):  # as a call finds out
             attributes[(place,)] = [["tt.divisibility", 16]]
     compiled = triton.compile(
         ASTSource(kernel, signature, constants, attributes),
