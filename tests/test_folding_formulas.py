@@ -151,7 +151,7 @@ def test_every_mutant_of_a_formula_is_caught() -> None:
     assert survivors(fold_into_next, lambda f: check_all(fold_into_previous, f)) == []
 
 
-@pytest.mark.parametrize("name", ["scale_and_shift", "_across_rows"])
+@pytest.mark.parametrize("name", ["scale_and_shift", "_by_groups", "_as_before"])
 def test_every_mutant_of_a_helper_is_caught(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -163,6 +163,13 @@ def test_a_program_in_another_environment_is_started_anew(template: Template) ->
         assert process.wait(60) == (not variable)
 
 
+def test_an_interpreter_without_a_program_is_none_that_a_copy_can_be(
+    template: Template,
+) -> None:
+    for command in ([], [sys.executable], sys.executable, Path(sys.executable)):
+        assert not template.can_run(command, None)
+
+
 @pytest.mark.parametrize(
     "option",
     [

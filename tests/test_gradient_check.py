@@ -19,6 +19,7 @@ from normbook.gradient_check import (
     relative_error,
     survivors,
 )
+from normbook.normalize import without_cache
 
 X = np.array([[0.3, -1.2, 4.0], [2.0, 0.1, -0.5]])
 G = np.array([[1.0, 0.5, -2.0], [0.2, 0.0, 3.0]])
@@ -256,6 +257,21 @@ def test_a_static_method_is_a_plain_function() -> None:
         assert f(3.0) == -6
 
     assert survivors(Formula.static, check) == []
+
+
+def doubled_forward(x: float) -> tuple[float, str]:
+    return x + x, "cache"
+
+
+def test_mutants_of_a_plain_form_are_those_of_the_function_behind_it() -> None:
+    def check(f: Any) -> None:
+        assert f(3.0) == 6
+
+    doubled = without_cache(doubled_forward)
+    descriptions = [mutant.description for mutant in mutants(doubled_forward)]
+    assert [mutant.description for mutant in mutants(doubled)] == descriptions
+    assert [m.function(3.0) for m in mutants(doubled)] == [0, 3, 3]
+    assert survivors(doubled, check) == []
 
 
 def test_a_function_without_anything_to_change_is_refused() -> None:

@@ -156,6 +156,8 @@ def test_a_plain_form_is_the_forward_function_of_its_name(
     form, forward = functions[name], functions[f"{name}_forward"]
     assert (form.__wrapped__, form.__name__, form.__qualname__) == (forward, name, name)
     assert form.__module__ == f"normbook.{module}"
+    with pytest.raises(TypeError, match=rf"^{name}\(\) missing .* required pos"):
+        form()
 
 
 def test_a_form_without_cache_passes_all_on_and_gives_the_first_result() -> None:

@@ -230,6 +230,11 @@ def test_macros_are_the_same_on_the_site_and_in_print() -> None:
     assert printed == settings["mathjax3_config"]["tex"]["macros"]
 
 
+def test_nothing_is_set_that_only_an_execution_would_read() -> None:
+    config = yaml.safe_load((ROOT / "_config.yml").read_text(encoding="utf-8"))
+    assert config["execute"] == {"execute_notebooks": "off", "stderr_output": "warn"}
+
+
 def test_nothing_of_this_machine_stands_in_a_page(pages: Pages) -> None:
     home, folder = str(Path.home()), str(ROOT)
     for path in pages:

@@ -172,9 +172,10 @@ class Template:
 
     def can_run(self, command: Any, environment: Mapping[str, str] | None) -> bool:
         """Whether a command is a program that a copy of the template can be."""
-        if isinstance(command, str) or command[0] != sys.executable:
+        words = [] if isinstance(command, str | os.PathLike) else [*command]
+        if len(words) < 2 or words[0] != sys.executable:
             return False
-        is_program = command[1:2] == ["-c"] or str(command[1]).endswith(".py")
+        is_program = words[1] == "-c" or str(words[1]).endswith(".py")
         wished = start_of_interpreter(
             os.environ if environment is None else environment
         )

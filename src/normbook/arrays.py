@@ -82,11 +82,12 @@ def check_same_kind(name: str, a: Array, other: str, b: Array) -> None:
 
 
 def check_same_shape(name: str, a: Array, other: str, b: Array) -> None:
-    """Refuse two arrays of different shape, before broadcasting hides it."""
-    if tuple(a.shape) != tuple(b.shape):
+    """Refuse two arrays, or numbers, of different shape: broadcasting hides it."""
+    shape, wished = (tuple(getattr(value, "shape", ())) for value in (a, b))
+    if shape != wished:
         raise ValueError(
-            f"{name} must have the shape of {other}, {tuple(b.shape)}, got "
-            f"{tuple(a.shape)}; pass one value for each value of {other}."
+            f"{name} must have the shape of {other}, {wished}, got {shape}; pass one "
+            f"value for each value of {other}."
         )
 
 

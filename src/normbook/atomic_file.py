@@ -9,8 +9,6 @@ import time
 import uuid
 from pathlib import Path
 
-__all__ = ["is_temporary", "remove_abandoned", "write"]
-
 # No writing takes as long; what is older belongs to a process that was killed.
 ABANDONED_AFTER = 3600.0
 # Other programs, browsers for one, end the names of their temporary files in .part too.

@@ -94,8 +94,8 @@ def batch_norm_inference(
     >>> batch_norm_inference(np.array([[7.0]]), mean, var, eps=0.0)
     array([[2.]])
     """
-    eps = _checked_inference(x, running_mean, running_var, gamma, beta, eps)
-    return inference(x, running_mean, running_var, gamma, beta, eps)
+    _check(x, running_mean, running_var, gamma, beta)
+    return inference(x, running_mean, running_var, gamma, beta, check_eps(eps))
 
 
 def batch_norm_inference_backward(
@@ -121,8 +121,9 @@ def batch_norm_inference_backward(
     >>> [*batch_norm_inference_backward(dl_dy, x, mean, var, eps=0.0)]
     [array([[0.5]]), array([2.]), array([1.])]
     """
-    eps = _checked_inference(x, running_mean, running_var, gamma, None, eps)
+    _check(x, running_mean, running_var, gamma)
     check_like("dl_dy", dl_dy, "y", x)
+    eps = check_eps(eps)
     return inference_backward(dl_dy, x, running_mean, running_var, gamma, eps)
 
 
@@ -161,18 +162,10 @@ def _standardized(x: Array, mean: Array, var: Array, eps: float) -> tuple[Array,
     return (as_float32(x) - mean) * inv_std, inv_std
 
 
-def _checked_inference(
-    x: Array,
-    mean: Array,
-    var: Array,
-    gamma: Array | None,
-    beta: Array | None,
-    eps: float,
-) -> float:
+def _check(x: Array, mean: Array, var: Array, *parameters: Array | None) -> None:
     batch_axes(x)
-    # A gain may be None, a statistic may not.
-    check_float_array("running_mean", mean)
-    check_float_array("running_var", var)
     statistics = {"running_mean": mean, "running_var": var}
-    check_parameters(x, CHANNEL, **statistics, gamma=gamma, beta=beta)
-    return check_eps(eps)
+    for name, value in statistics.items():  # a gain may be None, a statistic may not
+        check_float_array(name, value)
+    named = zip(("gamma", "beta"), parameters, strict=False)
+    check_parameters(x, CHANNEL, **statistics, **dict(named))

@@ -136,7 +136,7 @@ def batch_norm_from_convention(
         for field, name in names.items()
     }
     shapes = {names[f]: a.shape for f, a in arrays.items() if a is not None}
-    if any(len(shape) != 1 for shape in shapes.values()) or len({*shapes.values()}) > 1:
+    if arrays["running_var"].ndim != 1 or len({*shapes.values()}) > 1:
         raise ValueError(
             f"the variables must have shape (C,), all the same, got {shapes}; pass "
             "those of one layer, flattened."
@@ -394,7 +394,8 @@ def lstm_from_convention(
     array([[2., 1., 4., 3.]])
     """
     row = _row(LSTM, framework)
-    return LSTMParameters(**_read(row, framework, variables, forget_bias))
+    added = _forget_bias(row, framework, forget_bias)
+    return LSTMParameters(**_read(row, variables, added))
 
 
 def lstm_to_convention(
@@ -419,7 +420,7 @@ def lstm_to_convention(
         )
     added = _forget_bias(row, framework, forget_bias)
     present = {k: v for k, v in parameters._asdict().items() if v is not None}
-    fields = _read(LSTM["book"], "book", present, None)
+    fields = _read(LSTM["book"], present)
     lengths = _lengths(fields["w_h"].shape[1], fields["w_x"].shape[1])
     fields.setdefault("b", np.zeros_like(fields["w_h"][:, 0]))
     fields["b"][: lengths["H"]] -= added
@@ -462,7 +463,8 @@ def normalized_lstm_from_convention(
     array([4., 5., 0., 1., 6., 7., 2., 3.])
     """
     row = _row(NORMALIZED_LSTM, framework)
-    fields = _read(row, framework, variables, forget_bias)
+    added = _forget_bias(row, framework, forget_bias)
+    fields = _read(row, variables, added)
     b = fields.get("b", np.zeros(1))
     if framework == "kiros" and np.any(b != b[0]):
         raise ValueError(
@@ -475,13 +477,9 @@ def normalized_lstm_from_convention(
 
 
 def _read(
-    row: LSTMConvention,
-    framework: str,
-    variables: Mapping[str, Any],
-    forget_bias: float | None,
+    row: LSTMConvention, variables: Mapping[str, Any], added: float = 0.0
 ) -> dict[str, Floats]:
-    """Return our fields, in our order, of all that is there."""
-    added = _forget_bias(row, framework, forget_bias)
+    """Return our fields, in our order, of all that is there and of a forget bias."""
     flat = _flat("variables", variables)
     has_bias = any(part.variable in flat for part in row.parts.get("b", ()))
     fields = [field for field in row.parts if field != "b" or has_bias]
@@ -495,7 +493,6 @@ def _read(
             "astype."
         )
     lengths = _solved(row, shapes, arrays)
-
     blocks: dict[str, dict[str, Floats]] = {field: {} for field in fields}
     for field, gate, block in _blocks_of(row, arrays, lengths):
         of_field = blocks[field]

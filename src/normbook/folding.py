@@ -8,9 +8,8 @@ stand for 1 and 0; what no function of the family takes is told in
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
-
-from array_api_compat import array_namespace
 
 from normbook.arrays import (
     Array,
@@ -21,7 +20,6 @@ from normbook.arrays import (
     check_like,
     check_same_kind,
 )
-from normbook.normalize import broadcast_along
 
 
 class ScaleAndShift(NamedTuple):
@@ -118,11 +116,10 @@ def fold_into_previous(
     channels = _check_map(w, b, groups, is_transposed)
     scale, shift = scale_and_shift(running_mean, running_var, gamma, beta, eps)
     _check_channels(w, running_mean, channels, "output")
-    if is_transposed:
-        new_w = _across_rows(scale, w, groups) * w
-    else:
-        new_w = broadcast_along(scale, (0,), w.ndim) * w
-    return _rounded(w, new_w, shift if b is None else scale * b + shift)
+    grouped = _by_groups(w, groups, is_transposed)
+    grouped = grouped * scale.reshape((*grouped.shape[:2], 1, 1))
+    new_b = shift if b is None else scale * b + shift
+    return _as_before(w, grouped, new_b, is_transposed)
 
 
 def fold_into_next(
@@ -162,30 +159,27 @@ def fold_into_next(
     scale, shift = scale_and_shift(running_mean, running_var, gamma, beta, eps)
     channels = w.shape[0] if is_transposed else w.shape[1] * groups
     _check_channels(w, running_mean, channels, "input")
-    xp = array_namespace(w)
-    if is_transposed:
-        new_w = broadcast_along(scale, (0,), w.ndim) * w
-        shifts = broadcast_along(shift, (0,), w.ndim) * w
-        shifts = xp.reshape(shifts, (groups, w.shape[0] // groups, w.shape[1], -1))
-        new_b = xp.reshape(xp.sum(shifts, axis=(1, 3)), (-1,))
-    else:
-        new_w = _across_rows(scale, w, groups) * w
-        shifts = _across_rows(shift, w, groups) * w
-        new_b = xp.sum(shifts, axis=tuple(range(1, w.ndim)))
-    return _rounded(w, new_w, new_b if b is None else b + new_b)
+    grouped = _by_groups(w, groups, is_transposed)
+    scale, shift = (
+        value.reshape((groups, 1, grouped.shape[2], 1)) for value in (scale, shift)
+    )
+    new_b = (grouped * shift).sum((2, 3)).reshape((-1,))
+    if b is not None:
+        new_b = b + new_b
+    return _as_before(w, grouped * scale, new_b, is_transposed)
 
 
-def _across_rows(value: Array, w: Array, groups: int) -> Array:
-    """Lay one value per channel along axis 1 of w: each group of rows has its own."""
-    xp = array_namespace(value, w)
-    rows, columns = w.shape[0], w.shape[1]
-    parts = xp.reshape(value, (groups, 1, columns))
-    parts = xp.broadcast_to(parts, (groups, rows // groups, columns))
-    return broadcast_along(xp.reshape(parts, (rows, columns)), (0, 1), w.ndim)
+def _by_groups(w: Array, groups: int, is_transposed: bool) -> Array:
+    """Return any w as (groups, outputs and inputs of one group, places)."""
+    size = w.shape[0] // groups
+    grouped = w.reshape((groups, size, w.shape[1], math.prod(w.shape[2:])))
+    return grouped.swapaxes(1, 2) if is_transposed else grouped
 
 
-def _rounded(w: Array, new_w: Array, new_b: Array) -> LinearMap:
-    return LinearMap(as_dtype(new_w, w.dtype), as_dtype(new_b, w.dtype))
+def _as_before(w: Array, grouped: Array, b: Array, is_transposed: bool) -> LinearMap:
+    """Return weights in shape and dtype of w, with their bias."""
+    new_w = grouped.swapaxes(1, 2) if is_transposed else grouped
+    return LinearMap(as_dtype(new_w.reshape(w.shape), w.dtype), as_dtype(b, w.dtype))
 
 
 def _check_map(w: Array, b: Array | None, groups: int, is_transposed: bool) -> int:

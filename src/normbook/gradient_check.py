@@ -16,7 +16,7 @@ import itertools
 import math
 import textwrap
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import numpy as np
 from array_api_compat import array_namespace, device
@@ -24,6 +24,7 @@ from array_api_compat import array_namespace, device
 from normbook.arrays import Array, check_float_array, check_like, check_same_shape
 from normbook.comparison import as_numpy, detached, relative_error
 from normbook.errors import GradientMismatchError
+from normbook.normalize import without_cache
 
 __all__ = [
     "Mutant",
@@ -148,7 +149,8 @@ def mutants(function: Callable[..., Any]) -> list[Mutant]:
     sum, difference, product or quotient left out, a minus sign dropped, a number
     doubled (0 becomes 1, an exponent grows by 1), ``mean`` and ``sum`` swapped.
     Docstrings, default values and guards (an ``if`` that only raises) are left alone.
-    A mutant of a loop may never end; prefer formulas without loops.
+    A mutant of a loop may never end; prefer formulas without loops. Of a plain form,
+    ``lstm`` say, the body is that of ``lstm_forward``.
 
     What is no function written with ``def`` in a file or a notebook is a ``TypeError``,
     as is one that is bound, decorated, or uses ``super`` or ``nonlocal``: compiled
@@ -221,6 +223,7 @@ _REDUCTIONS = {"mean": "sum", "sum": "mean"}
 
 def _definition(function: Any) -> tuple[ast.FunctionDef, list[str]]:
     """Parse the source of a function; give it in lines too."""
+    function = _with_cache(function)
     source, definition = "", None
     with contextlib.suppress(OSError, TypeError, SyntaxError):
         source = textwrap.dedent(inspect.getsource(function))
@@ -288,12 +291,22 @@ def _changes(node: ast.expr) -> Iterator[ast.expr]:
 
 def _compiled(definition: ast.FunctionDef, function: Any) -> Callable[..., Any]:
     module = ast.fix_missing_locations(ast.Module([definition], type_ignores=[]))
+    forward = _with_cache(function)
     # The source is that of a function already loaded, with one expression changed.
-    space = function.__globals__ | inspect.getclosurevars(function).nonlocals
+    space = forward.__globals__ | inspect.getclosurevars(forward).nonlocals
     flags = __future__.annotations.compiler_flag  # leave annotations unevaluated
     name = f"<mutant of {function.__name__}>"
     exec(compile(module, name, "exec", flags, dont_inherit=True), space)  # noqa: S102
     mutant = space[definition.name]
-    mutant.__defaults__ = function.__defaults__
-    mutant.__kwdefaults__ = function.__kwdefaults__
-    return cast(Callable[..., Any], mutant)
+    mutant.__defaults__ = forward.__defaults__
+    mutant.__kwdefaults__ = forward.__kwdefaults__
+    changed: Callable[..., Any] = mutant
+    return changed if forward is function else without_cache(changed)
+
+
+def _with_cache(function: Any) -> Any:
+    """Return what a plain form runs, any other function itself."""
+    name = getattr(function, "__name__", "")
+    forward = getattr(function, "__wrapped__", None)
+    is_plain = getattr(forward, "__name__", "") == f"{name}_forward"
+    return forward if is_plain else function

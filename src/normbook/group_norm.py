@@ -12,21 +12,15 @@ from __future__ import annotations
 import math
 
 from normbook.arguments import whole_number
-from normbook.arrays import (
-    Array,
-    check_eps,
-    check_float_array,
-    check_like,
-    check_parameters,
-)
+from normbook.arrays import Array, check_eps, check_like, check_parameters
 from normbook.normalize import (
-    METHODS,
     NormalizeCache,
     NormalizeGradients,
     backward,
     checked_forward,
     forward,
     layout,
+    method_for,
     normalize_backward,
     without_cache,
 )
@@ -68,16 +62,16 @@ def group_norm_forward(
     >>> cache.mu.ravel(), cache.var.ravel()
     (array([ 2., 30.]), array([  1., 400.]))
     """
-    check_float_array("x", x)
     # Before the channels are split, or an error would tell of shapes nobody gave.
+    method = method_for("group norm", x)
     groups = _groups(x, num_groups)
     check_parameters(x, (1,), gamma=gamma, beta=beta)
     grouped = split_channels(x, groups[0])
     gamma, beta = (
         None if value is None else value.reshape(groups) for value in (gamma, beta)
     )
-    layout_of_groups = METHODS["group norm"].of(grouped.ndim)
-    y, cache = forward(grouped, gamma, beta, eps=check_eps(eps), **layout_of_groups)
+    of_groups = method.of(grouped.ndim)
+    y, cache = forward(grouped, gamma, beta, eps=check_eps(eps), **of_groups)
     return y.reshape(x.shape), cache
 
 
@@ -135,11 +129,6 @@ instance_norm_backward = normalize_backward
 
 def _groups(x: Array, num_groups: int) -> tuple[int, int]:
     """Return the number of groups, a divisor of the channels, and the size of each."""
-    if x.ndim < 2:
-        raise ValueError(
-            f"x must have shape (N, C) or (N, C, ...), got {tuple(x.shape)}; add the "
-            "missing axis, e.g. x[None] for a single example."
-        )
     channels = int(x.shape[1])
     cure = f"pass a divisor of the number of channels, {channels}"
     groups = whole_number("num_groups", num_groups, cure)

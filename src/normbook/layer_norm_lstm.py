@@ -306,9 +306,9 @@ def layer_norm_lstm_step(
     carried: Carried = "raw",
 ) -> tuple[Array, Array]:
     """Run it one step on, from x_t of shape (N, D); return h and what is carried on."""
-    through_time.check_step(x_t)
+    x = through_time.as_step(x_t)
     _, h_t, c_t = layer_norm_lstm(
-        x_t[None, ...], parameters, h_prev, c_prev, eps, norm=norm, carried=carried
+        x, parameters, h_prev, c_prev, eps, norm=norm, carried=carried
     )
     return h_t, c_t
 

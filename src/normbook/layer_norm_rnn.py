@@ -107,8 +107,7 @@ def layer_norm_rnn_step(
     x_t: Array, parameters: LayerNormRNNParameters, h_prev: Array, eps: float = 1e-5
 ) -> Array:
     """Run the network one step on, from x_t of shape (N, D); return h."""
-    through_time.check_step(x_t)
-    return layer_norm_rnn(x_t[None, ...], parameters, h_prev, eps).h_last
+    return layer_norm_rnn(through_time.as_step(x_t), parameters, h_prev, eps).h_last
 
 
 def layer_norm_rnn_backward(

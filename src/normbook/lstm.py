@@ -192,8 +192,7 @@ def lstm_step(
     x_t: Array, parameters: LSTMParameters, h_prev: Array, c_prev: Array
 ) -> tuple[Array, Array]:
     """Run the plain LSTM one step on, from x_t of shape (N, D); return h and c."""
-    through_time.check_step(x_t)
-    _, h_t, c_t = lstm(x_t[None, ...], parameters, h_prev, c_prev)
+    _, h_t, c_t = lstm(through_time.as_step(x_t), parameters, h_prev, c_prev)
     return h_t, c_t
 
 

@@ -21,6 +21,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from functools import wraps
+from types import FunctionType
 from typing import Any, NamedTuple, ParamSpec, TypeVar, get_args, get_type_hints
 
 from normbook.arrays import (
@@ -97,7 +98,7 @@ _BY_ROW = Method(
     cure="weights[None]",
 )
 
-#: The methods by name. Group norm takes x with its channels split into G groups.
+#: The methods by name. The axes of group norm are those of x split into G groups.
 METHODS = {
     "batch norm": Method(
         (0, 2, ...), (1,), shapes="(N, D) or (N, C, ...)", least=2, cure="x[:, None]"
@@ -105,7 +106,7 @@ METHODS = {
     "layer norm": Method((-1,), (-1,)),
     "RMSNorm": Method((-1,), (-1,), is_centred=False),
     "instance norm": Method((2, ...), (1,), shapes="(N, C, L) or more axes", least=3),
-    "group norm": Method((2, ...), (1, 2)),
+    "group norm": Method((2, ...), (1, 2), shapes="(N, C) or (N, C, ...)", least=2),
     "weight norm": _BY_ROW._replace(parameter_axes=(0,), is_centred=False),
     "weight standardization": _BY_ROW,
 }
@@ -206,6 +207,11 @@ def backward(dl_dy: Array, cache: NormalizeCache) -> NormalizeGradients:
 
 def layout(method: str, x: Array, name: str = "x") -> dict[str, Any]:
     """Return the axes of a method for x; refuse x where one is missing."""
+    return method_for(method, x, name).of(x.ndim)
+
+
+def method_for(method: str, x: Array, name: str = "x") -> Method:
+    """Return the row of a method; refuse x where one of its axes is missing."""
     check_float_array(name, x)
     row = METHODS[method]
     if x.ndim < row.least:
@@ -213,7 +219,7 @@ def layout(method: str, x: Array, name: str = "x") -> dict[str, Any]:
             f"{name} must have shape {row.shapes}, got {tuple(x.shape)}; add the "
             f"missing axis, e.g. {row.cure}."
         )
-    return row.of(x.ndim)
+    return row
 
 
 def checked_forward(
@@ -229,14 +235,19 @@ def without_cache(
     function: Callable[Arguments, tuple[Y, Any]],
 ) -> Callable[Arguments, Y]:
     """Return the plain form of a function ``..._forward``, named without the ending."""
-    name = function.__name__
+    forward: Any = function
+    name = forward.__name__.removesuffix("_forward")
+    # The same code under the name that was called, for errors to tell.
+    parts = forward.__code__, forward.__globals__, name, forward.__defaults__
+    called = FunctionType(*parts, forward.__closure__)
+    called.__kwdefaults__, called.__qualname__ = forward.__kwdefaults__, name
 
     @wraps(function)
-    def plain(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Y:
-        return function(*args, **kwargs)[0]
+    def plain(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Any:
+        return called(*args, **kwargs)[0]
 
-    plain.__name__ = plain.__qualname__ = name.removesuffix("_forward")
-    plain.__doc__ = f"Return the first result of :func:`{name}`, without the cache."
+    plain.__name__ = plain.__qualname__ = name
+    plain.__doc__ = f"Return the first result of :func:`{name}_forward`, uncached."
     # What help and editors show would else be the results of both.
     y, _ = get_args(get_type_hints(function)["return"])
     plain.__annotations__ = {**function.__annotations__, "return": y}

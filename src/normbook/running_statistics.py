@@ -78,7 +78,7 @@ def exponential_average(
     7.5
     """
     alpha = _decay(momentum, decay)
-    _check_same_shape_or_number(running, new)
+    check_same_shape("new", new, "running", running)
     return averaged(running, new, alpha)
 
 
@@ -93,7 +93,7 @@ def cumulative_average(running: Array, new: Array, steps: int) -> Array:
     4.0
     """
     _check_number("steps", steps, 0, "count the values that the average holds")
-    _check_same_shape_or_number(running, new)
+    check_same_shape("new", new, "running", running)
     if steps == 0:
         return new
     return running + (new - running) / (steps + 1)
@@ -228,13 +228,7 @@ class RunningStatistics:
         the number of values in each group.
         """
         for name, value in (("mean", mean), ("var", var)):
-            check_float_array(name, value)
-            check_same_kind(name, value, "the first one", self.averaged_mean)
-            if tuple(value.shape) != tuple(self.averaged_mean.shape):
-                raise ValueError(
-                    f"{name} must have shape {tuple(self.averaged_mean.shape)}, as at "
-                    f"the start, got {tuple(value.shape)}; pass one value per channel."
-                )
+            check_like(name, value, "those at the start", self.averaged_mean)
         spread = unbiased(var, count) if self.is_unbiased else var
         if self.averages == "std":
             spread = array_namespace(var).sqrt(spread)
@@ -404,15 +398,6 @@ def _check_number(name: str, value: int, least: int, cure: str) -> None:
     if isinstance(value, bool) or not isinstance(value, Integral) or value < least:
         raise ValueError(
             f"{name} must be a whole number >= {least}, got {value!r}; {cure}."
-        )
-
-
-def _check_same_shape_or_number(running: Array, new: Array) -> None:
-    a, b = tuple(getattr(running, "shape", ())), tuple(getattr(new, "shape", ()))
-    if a != b:
-        raise ValueError(
-            f"new must have the shape of running, {a}, got {b}; pass one value for "
-            "each average, since broadcasting would change their number."
         )
 
 

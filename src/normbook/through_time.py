@@ -196,14 +196,15 @@ def checked_sizes(x: Array, batch_sizes: Sequence[int] | None) -> Sizes:
     return sizes
 
 
-def check_step(x_t: Array) -> None:
-    """Refuse what does not have one row for each example."""
+def as_step(x_t: Array) -> Array:
+    """Return one step as a sequence; refuse what has no row for each example."""
     check_float_array("x_t", x_t)
     if x_t.ndim != 2:
         raise ValueError(
             f"x_t must have shape (N, D), got {tuple(x_t.shape)}; a single example is "
             "x_t[None, :]."
         )
+    return x_t[None, ...]
 
 
 def check_gradients(

@@ -318,6 +318,14 @@ def test_weights_that_no_softmax_gives_are_refused(wrong: float) -> None:
     assert plt.get_fignums() == []
 
 
+@pytest.mark.parametrize("weights", [WEIGHTS[1:], [*WEIGHTS, 0.0], [WEIGHTS]])
+def test_another_number_of_weights_than_words_is_refused(weights: Any) -> None:
+    message = r"one weight for each of 5 words, got shape \(.*\) for 'a text'; give"
+    with pytest.raises(ValueError, match=message):
+        reading.shaded_words({"a text": ("layer", SENTENCES, weights)})
+    assert plt.get_fignums() == []
+
+
 def test_a_record_of_another_experiment_is_refused(record: Record) -> None:
     other = replace(record, name="vgg")
     with pytest.raises(RecordError, match="must be of reading, got one of vgg"):

@@ -382,7 +382,7 @@ def full_disk(*_: object) -> None:
 
 
 def test_a_disk_that_fills_up_keeps_the_last_checkpoint(out: Path) -> None:
-    message = r"plain-0.pt cannot \(No space left on device\); make room, .*--resume"
+    message = r"plain-0.pt cannot: No space left on device; make room, .*--resume"
     with (
         pytest.MonkeyPatch.context() as patch,
         at_update(3, lambda: patch.setattr("os.fsync", full_disk)),
@@ -405,7 +405,7 @@ def check_rest(out: Path, updates: int) -> None:
 
 
 def test_a_disk_that_is_full_at_the_end_loses_nothing(out: Path) -> None:
-    message = r"the record must be written, .*\(No space left on device\).*--resume"
+    message = r"the record must be written, .*: No space left on device.*--resume"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(record, "save", full_disk)
         with pytest.raises(RunError, match=message):
@@ -421,7 +421,9 @@ def test_a_folder_that_may_not_be_written_to_is_told(
         raise PermissionError(13, "Permission denied")
 
     monkeypatch.setattr(Path, "mkdir", mkdir)
-    with pytest.raises(RunError, match=r"can be written to, got .*\(Permission denied"):
+    with pytest.raises(
+        RunError, match=r"can be written to, got .*: Permission denied; take"
+    ):
         run(FEW, out=out)
 
 

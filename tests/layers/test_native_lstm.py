@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import importlib.util
 import pickle
+import threading
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -202,6 +203,37 @@ def test_batch_norm_twice_differentiated_and_far_from_0(calls: list[int]) -> Non
 
 
 @each_norm
+@pytest.mark.parametrize("threads", [2, 3])
+@pytest.mark.parametrize("examples", [1, 2, 7])
+def test_threads_share_the_work(
+    norm: Any, threads: int, examples: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    began = []
+
+    class Thread(threading.Thread):
+        def start(self) -> None:
+            began.append(self)
+            super().start()
+
+    monkeypatch.setattr(threading, "Thread", Thread)
+    layer, x = make(3, 320, norm=norm, gain=0.25), draw(40, examples, 3)
+    sequences = [draw(n, 3) for n in range(examples, 41, 7)]
+    packed = pack_sequence(sequences, enforce_sorted=False)
+    before = torch.get_num_threads()
+    by_threads = []
+    try:
+        for count in (1, threads):
+            torch.set_num_threads(count)
+            by_threads.append([*results(layer, x), *results(layer, packed)])
+    finally:
+        torch.set_num_threads(before)
+    for one, several in zip(*by_threads, strict=True):
+        torch.testing.assert_close(one, several, rtol=1e-5, atol=1e-5)
+    assert torch.equal(by_threads[0][0], by_threads[1][0])
+    assert len(began) >= 4 * (threads - 1)  # forward and backward, twice
+
+
+@each_norm
 def test_without_gradients_the_same_bits(norm: Any) -> None:
     layer, x = make(3, 20, norm=norm), draw(30, 5, 3)
     h, (h_last, c_last) = layer(x)
@@ -367,7 +399,8 @@ def test_tiles_of_all_sizes(rows: int, dtype: Any) -> None:
             for shape in ((rows + 2, depth + 3), (depth, columns))
         )
         to = np.full((rows + 3, compiled.padded(columns, x.dtype)), 7, dtype)
-        compiled.product(x, 2, rows, compiled.pack(w), depth, to, 1)
+        compiled.product(x, 2, rows, compiled.pack(w, False), depth, to, 1, 0, 1)
+        assert (compiled.pack(w, False) == compiled.pack(w.T.copy(), True)).all()
         exact = x[2:, :depth].astype(np.longdouble) @ w
         assert np.abs(to[1:-2, :columns] - exact).max() <= 100 * np.finfo(dtype).eps
         assert (to[0] == 7).all()

@@ -327,8 +327,9 @@ def test_without_running_statistics_both_modes_go_by_the_batch() -> None:
     layer, x = make_steps(track_running_stats=False), draw(7, 3)
     y = layer(x, 0, MASK)
     assert torch.equal(layer.eval()(x, 50, MASK), y)
-    with pytest.raises(ValueError, match="more than 1 live entry"):
-        layer(x, 0, ALONE)
+    for alone, mask in ((x, ALONE), (x[ALONE], ALONE[ALONE])):
+        with pytest.raises(ValueError, match="more than 1 live entry"):
+            layer(alone, 0, mask)
 
 
 @each_check

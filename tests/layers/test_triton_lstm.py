@@ -177,6 +177,34 @@ def test_without_gradients_the_same_bits() -> None:
         assert all(map(torch.equal, (h, *last), (again, *last_again)))
 
 
+def test_a_program_writes_to_its_own_row() -> None:
+    cell, norms = on_gpu.kernels() or (None, None)
+    assert cell is not None
+    assert norms is not None
+    tile = cell.cell_tile(33)
+    p, y, gamma_h = (draw(n, 132, seed=n) for n in (3, 4, 1))
+    c_prev, dl_dh, at_h, gamma_c = (draw(n, 33, seed=n) for n in (3, 4, 5, 1))
+
+    def untouched(width: int) -> Tensor:
+        return torch.full((3, width), 7.0, device=DEVICE)
+
+    def has_one_row(array: Tensor) -> bool:
+        return bool((array[0] != 7).all() and (array[1:] == 7).all())
+
+    h, c, moments = untouched(33), untouched(33), untouched(4).T.contiguous()
+    outputs = h, c, moments
+    inputs: Any = p, y, c_prev, gamma_h, gamma_c, gamma_c
+    norms.launch(cell.step_forward, (1,), *inputs, *outputs, 3, 1e-5, **tile)
+    assert has_one_row(h)
+    assert has_one_row(c)
+    assert has_one_row(moments.T)
+    at_c, dl_da, dl_dp, dl_du = (untouched(n) for n in (33, 132, 132, 33))
+    inputs = dl_dh, at_h, at_c, p, y, c, c_prev, moments, gamma_h, gamma_c, gamma_c
+    slopes = dl_da, dl_dp, dl_du
+    norms.launch(cell.step_backward, (1,), *inputs, *slopes, 3, **tile)
+    assert all(map(has_one_row, (at_c, *slopes)))
+
+
 # --- the layer around it
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from triton_cases import HAS_GPU, WITHOUT, draw, error, marks, quicken
+from triton_cases import DEVICE, HAS_GPU, WITHOUT, draw, error, marks, quicken
 
 from normbook import normalize as formulas
 
@@ -131,3 +131,53 @@ def test_eps_stands_inside_of_the_root() -> None:
         *_, inv_std = forward(x, eps=2.0)
         exact = (x.double().var(axis, correction=0) + 2).rsqrt()
         assert error(inv_std, exact) <= 5e-7
+
+
+def untouched(*lengths: int) -> list[Tensor]:
+    return [torch.full((length,), 7.0, device=DEVICE) for length in lengths]
+
+
+def is_untouched(array: Tensor, start: int) -> bool:
+    """Whether nothing but the first numbers was written, and all of these."""
+    return bool((array[start:] == 7).all() and (array[:start] != 7).all())
+
+
+def test_nothing_is_written_beyond_the_rows() -> None:
+    x, dl_dy, gamma, beta = values((16, 33), torch.float32)
+    tile = norms.row_tile(33)
+    y, mean, inv_std = untouched(16 * 64, 16, 16)
+    arrays: Any = x, gamma, beta, y, mean, inv_std
+    norms.launch(norms.rows_forward, (1,), *arrays, 1e-5, 5, **tile)
+    assert is_untouched(y, 5 * 33)
+    assert is_untouched(mean, 5)
+    assert is_untouched(inv_std, 5)
+    dl_dx, *sums = untouched(16 * 64, 64, 64)
+    arrays = dl_dy, x, gamma, mean, inv_std, dl_dx, *sums
+    norms.launch(norms.rows_backward, (1,), *arrays, 5, **tile)
+    assert is_untouched(dl_dx, 5 * 33)
+    assert all(is_untouched(v, 33) for v in sums)
+
+
+def test_nothing_is_written_beyond_the_columns() -> None:
+    x, dl_dy, gamma, beta = values((32, 33), torch.float32)
+    tile, sizes = norms.column_tile(33), (5, 33)
+    means, squares, counts = parts = untouched(64, 64, 2)
+    norms.launch(norms.moments_of_parts, (1, 1), x, *parts, *sizes, **tile)
+    assert is_untouched(means, 33)
+    assert is_untouched(squares, 33)
+    assert is_untouched(counts, 1)
+    mean, _, inv_std = moments = untouched(64, 64, 64)
+    whole = tile | {"ROWS": 1}
+    values_of_parts = *parts, *moments, 1e-5, *sizes, 1
+    norms.launch(norms.moments_of_columns, (1,), *values_of_parts, **whole)
+    assert all(is_untouched(v, 33) for v in moments)
+    y, dl_dx, *sums = untouched(32 * 64, 32 * 64, 64, 64)
+    arrays: Any = x, gamma, beta, y, mean, inv_std
+    norms.launch(norms.columns_forward, (1, 1), *arrays, *sizes, **tile)
+    assert is_untouched(y, 5 * 33)
+    arrays = dl_dy, x, mean, inv_std, *sums
+    norms.launch(norms.sums_of_parts, (1, 1), *arrays, *sizes, **tile)
+    assert all(is_untouched(v, 33) for v in sums)
+    arrays = dl_dy, x, gamma, mean, inv_std, *sums, dl_dx
+    norms.launch(norms.columns_backward, (1, 1), *arrays, *sizes, **tile)
+    assert is_untouched(dl_dx, 5 * 33)

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from normbook.checks.calls import LayerError
 from normbook.checks.report import Finding
-
-__all__ = ["Claim", "DoesNotApply", "Fault", "claim", "named"]
 
 Subject = TypeVar("Subject")
 Bug = TypeVar("Bug")
@@ -51,10 +49,17 @@ class Claim(NamedTuple, Generic[Subject]):
 
 
 def claim(
-    name: str,
+    name: str, among: list[Any] | None = None
 ) -> Callable[[Callable[[Subject], Fault | str | None]], Claim[Subject]]:
-    """Make a claim of a function that looks for a fault."""
-    return lambda fault: Claim(name, fault)
+    """Make a claim of a function that looks for a fault; put it among others."""
+
+    def made(fault: Callable[[Subject], Fault | str | None]) -> Claim[Subject]:
+        new = Claim(name, fault)
+        if among is not None:
+            among.append(new)
+        return new
+
+    return made
 
 
 def named(known: Mapping[str, Bug], fits: Callable[[Bug], bool]) -> str:

@@ -9,8 +9,6 @@ from typing import Any, TypeVar
 
 from torch import Tensor, nn
 
-__all__ = ["copy_of", "graph_nodes", "tensors_of"]
-
 Layer = TypeVar("Layer", bound=nn.Module)
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import torch
 
 from normbook.checks.calls import call
-from normbook.checks.claim import DoesNotApply, Fault, claim
+from normbook.checks.claim import Claim, DoesNotApply, Fault, claim
 from normbook.checks.output_claims import POSITIVE_SIGMA
 from normbook.checks.subject import TOLERANCE, Subject, largest
 
-__all__ = ["EXAMPLE_CLAIMS"]
+EXAMPLE_CLAIMS: list[Claim[Subject]] = []
 
 
 def _fault(change: torch.Tensor, reason: str, cure: str) -> Fault | None:
@@ -18,7 +18,7 @@ def _fault(change: torch.Tensor, reason: str, cure: str) -> Fault | None:
     return None if size < TOLERANCE else Fault(reason.format(f"{size:.2g}"), cure)
 
 
-@claim("training and evaluation give the same")
+@claim("training and evaluation give the same", EXAMPLE_CLAIMS)
 def same_in_both_modes(subject: Subject) -> Fault | None:
     """Run one input in both modes."""
     if not subject.claims_no_statistics:
@@ -33,13 +33,13 @@ def same_in_both_modes(subject: Subject) -> Fault | None:
     )
 
 
-@claim("an example does not depend on the others in the batch")
+@claim("an example does not depend on the others in the batch", EXAMPLE_CLAIMS)
 def examples_apart(subject: Subject) -> Fault | None:
     """Change every example but the first."""
     return _dependence(subject, (0,), "the other examples")
 
 
-@claim("a position does not depend on the other positions")
+@claim("a position does not depend on the other positions", EXAMPLE_CLAIMS)
 def positions_apart(subject: Subject) -> Fault | None:
     """Change every position but the first."""
     last = subject.definition.last
@@ -64,7 +64,7 @@ def _dependence(
     )
 
 
-@claim("the sign of the input is the sign of x_hat: f(-x) = -f(x)")
+@claim("the sign of the input is the sign of x_hat: f(-x) = -f(x)", EXAMPLE_CLAIMS)
 def sign(subject: Subject) -> Fault | None:
     """Add the outputs of x and -x: twice the bias is left, whatever x is."""
     (y, opposite), (other, its_opposite) = (
@@ -85,7 +85,7 @@ def sign(subject: Subject) -> Fault | None:
     )
 
 
-@claim("a batch of one works, and gives the same")
+@claim("a batch of one works, and gives the same", EXAMPLE_CLAIMS)
 def batch_of_one(subject: Subject) -> Fault | None:
     """Feed the first example alone."""
     x = subject.draw(16)
@@ -94,12 +94,3 @@ def batch_of_one(subject: Subject) -> Fault | None:
         "the first example of a batch, given alone, changes by up to {}.",
         "Take no statistics over the batch.",
     )
-
-
-EXAMPLE_CLAIMS = (
-    same_in_both_modes,
-    examples_apart,
-    positions_apart,
-    sign,
-    batch_of_one,
-)

@@ -8,12 +8,12 @@ import torch
 from torch import Tensor
 
 from normbook.checks.calls import backward, call
-from normbook.checks.claim import DoesNotApply, Fault, claim
+from normbook.checks.claim import Claim, DoesNotApply, Fault, claim
 from normbook.checks.output_claims import NO_AFFINE, affine
 from normbook.checks.subject import TOLERANCE, Subject, draw, largest, normal
 from normbook.comparison import relative_error
 
-__all__ = ["GRADIENT_CLAIMS"]
+GRADIENT_CLAIMS: list[Claim[Subject]] = []
 
 # Of central differences in float64: truncation costs STEP**2, and arithmetic in
 # single precision inside the layer 1e-7 / STEP; both stay below TOLERANCE.
@@ -27,7 +27,7 @@ ROUNDING = 1e-6
 DETACHED = "Compute mean and variance with gradient: no no_grad, no detach, no .data."
 
 
-@claim("the gradient by x is that of the output")
+@claim("the gradient by x is that of the output", GRADIENT_CLAIMS)
 def by_x(subject: Subject) -> Fault | None:
     """Compare, for a generic upstream gradient, with the output's own derivative."""
     x, dl_dy = _point(subject)
@@ -147,7 +147,7 @@ def _wrong_gradients(
     }
 
 
-@claim("the gradients by gain and bias are those of the output")
+@claim("the gradients by gain and bias are those of the output", GRADIENT_CLAIMS)
 def by_parameters(subject: Subject) -> Fault | None:
     """Compare with the sums of dl_dy x_hat and of dl_dy, by the layer's own x_hat."""
     if not subject.names or not subject.has_known_affine:
@@ -197,6 +197,3 @@ def _sum_fault(
     return Fault(
         f"{reason}.", "Sum dl_dy * x_hat (gain) and dl_dy (bias) over all examples."
     )
-
-
-GRADIENT_CLAIMS = (by_x, by_parameters)

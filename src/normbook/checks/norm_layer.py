@@ -17,7 +17,7 @@ from normbook.checks.gradient_claims import GRADIENT_CLAIMS
 from normbook.checks.output_claims import OUTPUT_CLAIMS
 from normbook.checks.recurrent import recurrent_findings
 from normbook.checks.report import Finding, Report
-from normbook.checks.state_claims import COPY_CLAIMS, STATE_CLAIMS
+from normbook.checks.state_claims import STATE_CLAIMS, copies
 from normbook.checks.subject import Subject
 
 
@@ -90,9 +90,9 @@ def check_norm_layer(
 
 def _report(subject: Subject) -> Report:
     claims = [*OUTPUT_CLAIMS, *GRADIENT_CLAIMS]
-    claims += EXAMPLE_CLAIMS if subject.kind != "batch" else ()
-    claims += STATE_CLAIMS if subject.kind in ("batch", "instance") else ()
-    first, *others = *claims, *COPY_CLAIMS
+    claims += EXAMPLE_CLAIMS if subject.kind != "batch" else []
+    claims += STATE_CLAIMS if subject.kind in ("batch", "instance") else []
+    first, *others = [*claims, copies]
     findings = [first(subject)]
     if subject.is_random or not subject.is_finite:  # no other test tells anything
         why = "the output is random or not finite"

@@ -9,17 +9,17 @@ import torch
 from torch import Tensor
 
 from normbook.checks.calls import LayerError, backward, call, of_the_layer
-from normbook.checks.claim import DoesNotApply, Fault, claim, named
+from normbook.checks.claim import Claim, DoesNotApply, Fault, claim, named
 from normbook.checks.definitions import DIVISORS
 from normbook.checks.recognition import affordable
 from normbook.checks.subject import TOLERANCE, Subject, draw, largest, normal
-
-__all__ = ["OUTPUT_CLAIMS", "eps_place", "need_right_statistics", "two_settings"]
 
 Formula = Callable[[Tensor], Tensor]
 
 # Of float32, in the gradient at worst; the bugs cost 1e-3 and more.
 ROUNDING = 1e-4
+
+OUTPUT_CLAIMS: list[Claim[Subject]] = []
 
 NO_AFFINE = "no parameter with the name of a gain or a bias"
 POSITIVE_SIGMA = "Divide by sigma, which is positive, and by nothing that has a sign."
@@ -39,7 +39,7 @@ def need_right_statistics(subject: Subject) -> None:
         raise DoesNotApply("the statistics are not those of the definition")
 
 
-@claim("the output is (x - mean) / sigma, over the right axes")
+@claim("the output is (x - mean) / sigma, over the right axes", OUTPUT_CLAIMS)
 def statistics(subject: Subject) -> Fault | None:
     """Compare up to a fixed gain and bias, found on one batch, with other batches."""
     if subject.is_random:
@@ -170,7 +170,7 @@ def _wrong_axes(subject: Subject) -> dict[str, Formula]:
     return wrong
 
 
-@claim("gain and bias act on the output as they are")
+@claim("gain and bias act on the output as they are", OUTPUT_CLAIMS)
 def affine(subject: Subject) -> Fault | None:
     """Set both to other values twice and find them again in the output."""
     need_right_statistics(subject)
@@ -253,7 +253,7 @@ def _few(expected: Tensor, seen: Tensor) -> Iterator[str]:
         yield ", ".join(shown) + (" and more" if values.numel() > 3 else "")
 
 
-@claim("there is one gain and one bias for each channel")
+@claim("there is one gain and one bias for each channel", OUTPUT_CLAIMS)
 def parameter_shapes(subject: Subject) -> Fault | None:
     """Look at the shapes of the parameters."""
     if not subject.names:
@@ -270,7 +270,7 @@ def parameter_shapes(subject: Subject) -> Fault | None:
     return None
 
 
-@claim("the variance divides by n, not by n - 1")
+@claim("the variance divides by n, not by n - 1", OUTPUT_CLAIMS)
 def biased(subject: Subject) -> Fault | None:
     """Compare the scale of the output at few values with sigma of n values."""
     need_right_statistics(subject)
@@ -297,7 +297,7 @@ def biased(subject: Subject) -> Fault | None:
     return Fault(f"{seen}.", "Divide by sqrt(mean((x - mean) ** 2) + eps).")
 
 
-@claim("eps is added to the variance, inside the root")
+@claim("eps is added to the variance, inside the root", OUTPUT_CLAIMS)
 def eps_place(subject: Subject) -> Fault | None:
     """Feed inputs with sigma near sqrt(eps), where the place of eps decides."""
     need_right_statistics(subject)
@@ -328,7 +328,7 @@ def eps_place(subject: Subject) -> Fault | None:
     return Fault(f"{reason}.", "Divide by (var + eps).sqrt().")
 
 
-@claim("a mean far from 0 costs no precision in float32")
+@claim("a mean far from 0 costs no precision in float32", OUTPUT_CLAIMS)
 def two_passes(subject: Subject) -> Fault | None:
     """Compare float32 with float64 on the same numbers, mean / sigma 1e3 and 1e4."""
     need_right_statistics(subject)
@@ -365,7 +365,7 @@ def _one_pass(subject: Subject, x: Tensor) -> Tensor:
     return ((x - mean_of(x)) / (var + subject.eps).sqrt()).double()
 
 
-@claim("a constant channel stays finite, output and gradient")
+@claim("a constant channel stays finite, output and gradient", OUTPUT_CLAIMS)
 def constant_channel(subject: Subject) -> Fault | None:
     """Let one set of statistics see a single value."""
     if subject.eps <= 0:
@@ -392,7 +392,7 @@ def constant_channel(subject: Subject) -> Fault | None:
     return None
 
 
-@claim("the output has the dtype of the input")
+@claim("the output has the dtype of the input", OUTPUT_CLAIMS)
 def dtype_is_kept(subject: Subject) -> Fault | None:
     """Run in every precision that the layer can take."""
     for dtype in (torch.float32, torch.float64, torch.float16, torch.bfloat16):
@@ -412,7 +412,7 @@ def dtype_is_kept(subject: Subject) -> Fault | None:
     return None
 
 
-@claim("float32 gives what float64 gives, up to rounding")
+@claim("float32 gives what float64 gives, up to rounding", OUTPUT_CLAIMS)
 def precisions(subject: Subject) -> Fault | None:
     """Compare outputs, gradients and evaluations on inputs of usual and small size."""
     if subject.dtype != torch.float64:
@@ -456,7 +456,7 @@ def _in_precision(
     }
 
 
-@claim("the input is left as it is")
+@claim("the input is left as it is", OUTPUT_CLAIMS)
 def input_is_kept(subject: Subject) -> Fault | None:
     """Compare the input before and after."""
     x = subject.draw(0).to(subject.dtype)
@@ -469,17 +469,3 @@ def input_is_kept(subject: Subject) -> Fault | None:
         "the layer writes into its input, which others may still need.",
         "Use x = x - mean in place of x -= mean.",
     )
-
-
-OUTPUT_CLAIMS = (
-    statistics,
-    affine,
-    parameter_shapes,
-    biased,
-    eps_place,
-    two_passes,
-    constant_channel,
-    dtype_is_kept,
-    precisions,
-    input_is_kept,
-)

@@ -16,20 +16,6 @@ from torch import Tensor, nn
 from normbook.checks.copies import tensors_of
 from normbook.checks.definitions import KINDS, Definition
 
-__all__ = [
-    "BIASES",
-    "GAINS",
-    "MEANS",
-    "affordable",
-    "definitions_of",
-    "eps_of",
-    "has_fixed_affine",
-    "kind_of",
-    "only_parameter",
-    "shapes_like",
-    "shapes_of",
-]
-
 GAINS = ("weight", "gamma", "gain", "scale", "g", "w", "a", "a_2", "alpha")
 BIASES = ("bias", "beta", "shift", "offset", "b", "b_2")
 EPSILONS = ("eps", "epsilon", "variance_epsilon")

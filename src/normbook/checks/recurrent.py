@@ -26,8 +26,6 @@ from normbook.checks.claim import DoesNotApply, Fault, claim
 from normbook.checks.copies import copy_of
 from normbook.checks.report import Finding
 
-__all__ = ["recurrent_findings"]
-
 STEPS, EXAMPLES = 6, 5
 RAW = "the carried state is c, not its normalized form"
 NORMED = "what enters the gates is normalized"

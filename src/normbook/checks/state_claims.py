@@ -18,12 +18,12 @@ import torch
 from torch import Tensor, nn
 
 from normbook.checks.calls import LayerError, call, of_the_layer
-from normbook.checks.claim import DoesNotApply, Fault, claim, named
+from normbook.checks.claim import Claim, DoesNotApply, Fault, claim, named
 from normbook.checks.copies import copy_of, graph_nodes, tensors_of
 from normbook.checks.output_claims import eps_place, need_right_statistics, two_settings
 from normbook.checks.subject import TOLERANCE, Subject, draw, largest
 
-__all__ = ["COPY_CLAIMS", "STATE_CLAIMS"]
+STATE_CLAIMS: list[Claim[Subject]] = []
 
 # Batches of 4: there the biased variance is three quarters of the unbiased one.
 EXAMPLES = 4
@@ -154,7 +154,7 @@ def _history(subject: Subject) -> list[_Step]:
     return steps
 
 
-@claim("gain, bias and eps act in evaluation as in training")
+@claim("gain, bias and eps act in evaluation as in training", STATE_CLAIMS)
 def acts_alike(subject: Subject) -> Fault | None:
     """Evaluate one trained layer with two settings of gain and bias, then without var.
 
@@ -223,7 +223,7 @@ def _eps_fault(subject: Subject) -> Fault | None:
     )
 
 
-@claim("the running mean averages the means of the batches")
+@claim("the running mean averages the means of the batches", STATE_CLAIMS)
 def running_mean(subject: Subject) -> Fault | None:
     """Measure the weight of the new value in each step; compare it with momentum."""
     steps = _history(subject)
@@ -280,7 +280,7 @@ def running_mean(subject: Subject) -> Fault | None:
     return None
 
 
-@claim("the running variance averages the unbiased variances")
+@claim("the running variance averages the unbiased variances", STATE_CLAIMS)
 def running_variance(subject: Subject) -> Fault | None:
     """Work out which variance each batch added."""
     steps = _history(subject)
@@ -335,7 +335,7 @@ def _variance_reason(step: _Step, bessel: float) -> str:
     )
 
 
-@claim("the running statistics hold no graph")
+@claim("the running statistics hold no graph", STATE_CLAIMS)
 def no_graph(subject: Subject) -> Fault | None:
     """Look for tensors with a grad_fn after training, and count what hangs on them."""
     _need_statistics(subject)
@@ -394,7 +394,7 @@ def copies(subject: Subject) -> Fault | None:
     return None
 
 
-@claim("state_dict carries the running statistics")
+@claim("state_dict carries the running statistics", STATE_CLAIMS)
 def state_dict(subject: Subject) -> Fault | None:
     """Load the state of a trained layer into a fresh one; evaluate, train on."""
     _need_statistics(subject)
@@ -433,7 +433,7 @@ def _alike(first: Tensor, second: Tensor) -> bool:
     return torch.allclose(first, second, rtol=1e-4, atol=1e-5)
 
 
-@claim("evaluation works before any training")
+@claim("evaluation works before any training", STATE_CLAIMS)
 def untrained(subject: Subject) -> Fault | None:
     """Evaluate a layer as it was given."""
     _need_statistics(subject)
@@ -447,14 +447,14 @@ def untrained(subject: Subject) -> Fault | None:
     return None
 
 
-@claim("eval() means the same with gradients on and off")
+@claim("eval() means the same with gradients on and off", STATE_CLAIMS)
 def evaluation_mode(subject: Subject) -> Fault | None:
     """Evaluate one trained layer with grad enabled and disabled."""
     layer = _trained(subject) if subject.kind == "batch" else subject.fresh()
     return _grad_fault(subject, layer.eval(), "after eval()")
 
 
-@claim("train() uses the batch, with gradients on and off")
+@claim("train() uses the batch, with gradients on and off", STATE_CLAIMS)
 def training_mode(subject: Subject) -> Fault | None:
     """Run in training mode with grad enabled and disabled."""
     return _grad_fault(subject, subject.layer, "in training mode")
@@ -475,7 +475,7 @@ def _grad_fault(subject: Subject, layer: nn.Module, when: str) -> Fault | None:
     )
 
 
-@claim("evaluation leaves the running statistics as they are")
+@claim("evaluation leaves the running statistics as they are", STATE_CLAIMS)
 def evaluation_keeps(subject: Subject) -> Fault | None:
     """Evaluate other data; compare the state of the layer, and what it evaluates."""
     _need_statistics(subject)
@@ -497,7 +497,7 @@ def evaluation_keeps(subject: Subject) -> Fault | None:
     return None
 
 
-@claim("evaluation of an example does not depend on the others")
+@claim("evaluation of an example does not depend on the others", STATE_CLAIMS)
 def neighbours(subject: Subject) -> Fault | None:
     """Evaluate examples alone, and beside others."""
     _need_statistics(subject)
@@ -520,7 +520,7 @@ def neighbours(subject: Subject) -> Fault | None:
     )
 
 
-@claim("a batch with one value for each channel is refused in training")
+@claim("a batch with one value for each channel is refused in training", STATE_CLAIMS)
 def single_value(subject: Subject) -> Fault | None:
     """Feed one example with one position: its deviation from its mean is 0."""
     if subject.kind != "batch":
@@ -536,19 +536,3 @@ def single_value(subject: Subject) -> Fault | None:
         "one value the deviation from the mean is 0.",
         "Raise a ValueError if a channel has a single value and self.training.",
     )
-
-
-STATE_CLAIMS = (
-    acts_alike,
-    running_mean,
-    running_variance,
-    no_graph,
-    state_dict,
-    untrained,
-    evaluation_mode,
-    training_mode,
-    evaluation_keeps,
-    neighbours,
-    single_value,
-)
-COPY_CLAIMS = (copies,)

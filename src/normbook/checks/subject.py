@@ -15,8 +15,6 @@ from normbook.checks.calls import LayerError, call
 from normbook.checks.copies import copy_of, tensors_of
 from normbook.checks.definitions import DIVISORS, Definition
 
-__all__ = ["Subject", "draw", "fit", "largest", "normal"]
-
 USUAL_EPS = (1e-5, 1e-3, 1e-6, 1e-8, 1e-4, 1e-7, 1e-2, 1e-12)
 # The statistics of an input of this scale do not feel eps.
 LARGE = 30.0

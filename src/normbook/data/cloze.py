@@ -14,8 +14,6 @@ import numpy as np
 from normbook.data import check_size
 from normbook.data.stories import Stories, Story
 
-__all__ = ["PLACEHOLDER", "stories"]
-
 PLACEHOLDER = "@placeholder"
 VERBS = ("called", "met", "thanked")
 # What a sentence may begin with, so that not all have the same length.

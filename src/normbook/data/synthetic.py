@@ -12,8 +12,6 @@ from normbook.data import check_size
 from normbook.data.sequences import Sequences
 from normbook.data.strokes import Drawing
 
-__all__ = ["drawings", "sequences"]
-
 # How far the classes lie apart, in standard deviations of the noise of one step.
 SIGNAL = 0.4
 # Mean of every feature at the first step, in standard deviations of the noise there.

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,8 +13,6 @@ from numpy.typing import NDArray
 from torch import nn
 
 from normbook.diagnostics.undisturbed import Loss, eager, undisturbed
-
-__all__ = ["LayerStatistics", "Moments", "layer_inputs", "layer_statistics"]
 
 Inputs = list[tuple[str, torch.Tensor]]
 
@@ -130,20 +129,16 @@ def _watched(
             f"known are {[name for name in known if name]}."
         )
 
-    def hook(name: str) -> Any:
-        def take(_: nn.Module, arguments: tuple[Any, ...]) -> Any:
-            if arguments and isinstance(arguments[0], torch.Tensor):
-                return (keep(name, arguments[0]), *arguments[1:])
-            return None
+    def take(name: str, _: nn.Module, arguments: tuple[Any, ...]) -> Any:
+        if arguments and isinstance(arguments[0], torch.Tensor):
+            return (keep(name, arguments[0]), *arguments[1:])
+        return None
 
-        return known[name].register_forward_pre_hook(take)
-
-    handles = [hook(name) for name in layers]
-    try:
+    with ExitStack() as hooks:
+        for name in layers:
+            handle = known[name].register_forward_pre_hook(partial(take, name))
+            hooks.enter_context(handle)
         yield
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 def _check_once(names: Sequence[str], wanted: Sequence[str]) -> None:

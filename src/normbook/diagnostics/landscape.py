@@ -17,8 +17,6 @@ from torch import nn
 
 from normbook.diagnostics.undisturbed import Loss, undisturbed
 
-__all__ = ["landscape", "random_direction"]
-
 Direction = list[torch.Tensor]
 
 

@@ -426,7 +426,13 @@ def shaded_words(
     """
     from normbook.figures import panels
 
-    for _, _, weights in texts.values():
+    for title, (_, sentences, weights) in texts.items():
+        words = sum(map(len, sentences))
+        if np.shape(weights) != (words,):
+            raise ValueError(
+                f"weights must be one weight for each of {words} words, got shape "
+                f"{np.shape(weights)} for {title!r}; give those of all sentences."
+            )
         least, most = np.min(weights), np.max(weights)
         if not 0 <= least <= most <= 1:
             raise ValueError(

@@ -74,7 +74,7 @@ class Checkpoints:
         saved = io.BytesIO()
         torch.save({**kept, "seconds": seconds, "is_finished": is_finished}, saved)
         content = saved.getvalue()
-        with _on_disk(
+        with _told(
             f"a checkpoint must be written every few seconds, but {path} cannot",
             "make room, then go on with --resume: the checkpoint before it is whole",
         ):
@@ -100,7 +100,7 @@ class Checkpoints:
     def close(self, finished: Record) -> None:
         """Write the record, then remove the folder."""
         rule = f"the record must be written, but {self.out} cannot"
-        with _on_disk(rule, "make room, then go on with --resume"):
+        with _told(rule, "make room, then go on with --resume"):
             record.save(finished, self.folder / RECORD)
             (self.folder / RECORD).replace(self.out)
         self.tidy()
@@ -169,39 +169,32 @@ class Checkpoints:
 
     def _read_plan(self) -> dict[str, Any]:
         path = self.folder / PLAN
-        try:
+        rule = f"the plan of a run must be readable, got {path}"
+        cure = f"delete {self.folder} to begin again"
+        with _told(rule, cure, (ValueError, TypeError)):
             plan = json.loads(path.read_bytes())
             if missing := {*self.plan, "started"} - {*plan}:
                 raise ValueError(f"it lacks {', '.join(sorted(missing))}")
             return dict(plan)
-        except (ValueError, TypeError) as error:
-            raise RunError(
-                f"the plan of a run must be readable, got {path}: {_short(error)}; "
-                f"delete {self.folder} to begin again."
-            ) from error
 
     def _usable(self) -> contextlib.AbstractContextManager[None]:
         rule = f"--out must be in a folder that can be written to, got {self.out}"
-        return _on_disk(rule, "take another one")
+        return _told(rule, "take another one")
 
 
 @contextlib.contextmanager
-def _on_disk(rule: str, cure: str) -> Iterator[None]:
+def _told(rule: str, cure: str, kind: Any = OSError) -> Iterator[None]:
+    """Make a RunError of one of this kind, by default of the disk."""
     try:
         yield
-    except OSError as error:
-        raise RunError(f"{rule} ({error.strerror}); {cure}.") from error
+    except kind as error:
+        reason = getattr(error, "strerror", None) or _short(error)
+        raise RunError(f"{rule}: {reason}; {cure}.") from error
 
 
-@contextlib.contextmanager
-def _readable(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except Exception as error:
-        raise RunError(
-            f"a checkpoint must be readable, got {path}: {_short(error)}; delete "
-            "this file, then --resume begins that one run again."
-        ) from error
+def _readable(path: Path) -> contextlib.AbstractContextManager[None]:
+    cure = "delete this file, then --resume begins that one run again"
+    return _told(f"a checkpoint must be readable, got {path}", cure, Exception)
 
 
 def _content(path: Path) -> bytes | None:

@@ -77,7 +77,9 @@ def build(
     layers keep them before a normalization, too.
     """
     _check_generator(generator)
-    _check_sizes(depth=depth, width=width, features=features, classes=classes)
+    sizes = {"depth": depth, "width": width, "features": features, "classes": classes}
+    for name, size in sizes.items():
+        _check_size(name, size)
     _check_scale("gain", gain, "1 is usual")
     if std is not None:
         _check_scale("std", std, "0.1 is small")
@@ -93,14 +95,14 @@ def build(
             f"activation must be one of {', '.join(ACTIVATIONS)}, got {activation!r}."
         )
     layers: list[nn.Module] = []
-    for size in [features, *[width] * (depth - 1)]:
+    for inputs in [features, *[width] * (depth - 1)]:
         block: list[nn.Module] = [ACTIVATIONS[activation]()]
         if norm is not None:
             layer = norm(width)
             rule = "norm must return a torch.nn.Module"
             _check_type(rule, layer, nn.Module, "pass e.g. BatchNorm1d")
             block.insert(0 if placement == "before" else 1, layer)
-        layers += [nn.Linear(size, width), *block]
+        layers += [nn.Linear(inputs, width), *block]
     model = nn.Sequential(*layers, nn.Linear(width, classes)).to(torch.float64)
     with torch.no_grad():
         for layer in model:
@@ -248,30 +250,21 @@ def _check_plan(
     _check_type("data must be a Split", data, Split, "make one with split(data)")
     _check_examples(x_train=data.x_train, y_train=data.y_train)
     _check_examples(x_test=data.x_test, y_test=data.y_test)
-    _check_sizes(steps=steps)
-    for name, value in (("batch_size", batch_size), ("every", every)):
-        whole_number(name, value, "convert it with int()")
-    n = len(data.x_train)
-    if not 1 <= batch_size <= n:
-        raise ValueError(
-            f"batch_size must lie in 1..{n}, got {batch_size}; 60 is usual."
-        )
-    if not 1 <= every <= steps:
-        raise ValueError(
-            f"every must lie in 1..steps = {steps}, got {every}; steps itself gives "
-            "one evaluation at the end."
-        )
+    _check_size("steps", steps)
+    _check_size("batch_size", batch_size, len(data.x_train), "60 is usual")
+    _check_size("every", every, steps, "steps itself gives one evaluation at the end")
     for generator, rate in zip(generators, rates, strict=True):
         _check_generator(generator)
         _check_scale("learning_rate", rate, "0.1 is usual")
 
 
-def _check_sizes(**sizes: Any) -> None:
-    for name, value in sizes.items():
-        if whole_number(name, value, "convert it with int()") < 1:
-            raise ValueError(
-                f"{name} must be at least 1, got {value}; give a larger number."
-            )
+def _check_size(
+    name: str, value: Any, most: int | None = None, cure: str = "give a larger number"
+) -> None:
+    size = whole_number(name, value, "convert it with int()")
+    if size < 1 or (most is not None and size > most):
+        bounds = "be at least 1" if most is None else f"lie in 1..{most}"
+        raise ValueError(f"{name} must {bounds}, got {value}; {cure}.")
 
 
 def _check_scale(name: str, value: Any, usual: str) -> None:

@@ -90,21 +90,24 @@ class Measurement(NamedTuple):
 
 @dataclass
 class Run:
-    """One network in training; its ``batch`` is that of the next update."""
+    """One network in training; its ``batch`` is that of the next update.
+
+    The ``objective`` takes the model, inputs and targets of a batch, and returns
+    scalars by name: "loss" is differentiated, all are recorded, averaged over ``every``
+    steps. The ``generators`` are those that model or measurements draw from in
+    training, the ``stand_in`` computes updates in place of the model, with its
+    parameters, and the ``schedule`` gives the learning rate after so many steps.
+    """
 
     model: nn.Module
     optimizer: torch.optim.Optimizer
-    # Takes the model, inputs and targets of a batch; returns scalars by name: "loss" is
-    # differentiated, all are recorded, averaged over ``every`` steps.
     objective: Callable[..., dict[str, Tensor]]
     batches: Batches
     measurements: Mapping[str, Measurement]
     every: int
-    # What the model or the measurements draw from in training.
     generators: Mapping[str, torch.Generator] = field(default_factory=dict)
-    # Computes updates in place of the model, with its parameters: see data_parallel.
-    stand_in: nn.Module | None = None
-    schedule: Callable[[int], float] | None = None  # learning rate after so many steps
+    stand_in: nn.Module | None = None  # see data_parallel
+    schedule: Callable[[int], float] | None = None
     step: int = 0  # updates done
     opening: list[float] = field(default_factory=list)  # as in a RunRecord
     curves: dict[str, dict[str, list[Any]]] = field(default_factory=dict)
@@ -179,13 +182,16 @@ class Run:
 
 @dataclass(frozen=True)
 class Scale:
-    """An experiment in one size."""
+    """An experiment in one size.
 
-    # All that defines a run, in numbers, strings and lists: "steps" is its length;
-    # "variants" maps each name to what differs, its own "steps" perhaps.
+    ``settings`` are all that defines a run, in numbers, strings and lists: "steps" is
+    its length; "variants" maps each name to what differs, its own "steps" perhaps.
+    ``data`` names the data set; it is empty for numbers that the run draws itself.
+    """
+
     settings: Settings
     seeds: tuple[int, ...]  # unless others are asked for
-    data: str  # name of the data set; empty for numbers that the run draws itself
+    data: str
     about: str  # one line for ``normbook experiments``
 
 
@@ -197,7 +203,8 @@ class Experiment:
     ``begin`` takes the settings of one variant, a seed, what
     :func:`~normbook.lab.runner.load_data` returns, and the device; it returns the
     :class:`Run` at step 0. ``figures`` draws a record of this experiment, RecordError
-    if it is of another one.
+    if it is of another one. With ``is_steady`` another machine repeats the first losses
+    in float32, too.
     """
 
     name: str
@@ -206,8 +213,7 @@ class Experiment:
     scales: Mapping[str, Scale]
     begin: Callable[[Settings, int, Any, torch.device], Run]
     figures: Callable[[Record], dict[str, Figure]]
-    # Whether in float32 another machine repeats its first losses: runner.PRECISIONS.
-    is_steady: bool = True
+    is_steady: bool = True  # see runner.PRECISIONS
 
 
 def required(data: Dataset | None) -> Dataset:

@@ -26,14 +26,17 @@ NUMBERS = re.compile(r"\[\n((?: *(?:null|[-\d]).*\n)+) *\]")
 
 @dataclass(frozen=True)
 class RunRecord:
-    """One variant with one seed."""
+    """One variant with one seed.
+
+    ``opening`` is the loss (nats) at each of the first updates. In ``curves`` each
+    measurement, and "training" for the averages of the objective, has a list by
+    quantity; "step" counts the updates before.
+    """
 
     variant: str
     seed: int
     wall_seconds: float  # measurements included
-    opening: list[float]  # the loss (nats) at each of the first updates
-    # Each measurement, and "training" for the averages of the objective, has a list by
-    # quantity; "step" counts the updates before.
+    opening: list[float]
     curves: Mapping[str, Mapping[str, list[Any]]]
 
 
@@ -41,21 +44,23 @@ class RunRecord:
 class Record:
     """An experiment that was run, with where it comes from.
 
-    A variant, measurement or quantity that it lacks is a RecordError.
+    The ``command`` repeats it. ``data`` has the SHA-256 of each file of a data set,
+    ``code`` is that over the sources of the package; ``is_modified`` says whether they
+    differed from the ``commit``. The ``device`` has "type", "name", "threads" of one
+    process, "ranks" (processes) and "parallel", what these shared; older records lack
+    it: "runs". A variant, measurement or quantity that it lacks is a RecordError.
     """
 
     name: str
     scale: str
-    command: str  # repeats it
+    command: str
     settings: Mapping[str, Any]  # the whole configuration
     seeds: list[int]
-    data: Mapping[str, Mapping[str, str]]  # data set, file name, SHA-256
+    data: Mapping[str, Mapping[str, str]]
     versions: Mapping[str, str]  # of packages
-    code: str  # SHA-256 over the sources of the package
+    code: str
     commit: str | None  # of the repository, if there is one
-    is_modified: bool  # whether the sources differed from the commit
-    # "type", "name", "threads" of one process, "ranks" (processes) and "parallel", what
-    # these shared; older records lack it: "runs".
+    is_modified: bool
     device: Mapping[str, Any]
     started: str  # date and time (UTC)
     wall_seconds: float  # interruptions left out

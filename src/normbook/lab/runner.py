@@ -143,15 +143,11 @@ def check(
     experiment: Experiment,
     scale: str = "live",
     *,
-    seeds: Sequence[int] | None = None,
-    on: torch.device | str = "cpu",
-    out: Path | None = None,
     is_resumed: bool = False,
-    parallel: Sharing = "runs",
-    timeout: float = TIMEOUT_SECONDS,
+    **options: Any,
 ) -> list[int]:
     """Refuse what :func:`run` would, without a download or a file; return the seeds."""
-    task = _Task(experiment, scale, seeds, on, out, parallel, timeout)
+    task = _Task(experiment, scale, **options)
     if task.kept is not None:
         task.kept.check(is_resumed=is_resumed)
     return list(task.plan["seeds"])
@@ -270,11 +266,11 @@ class _Task:
         self,
         experiment: Experiment,
         scale: str,
-        seeds: Sequence[int] | None,
-        on: torch.device | str,
-        out: Path | None,
-        parallel: Sharing,
-        timeout: float,
+        seeds: Sequence[int] | None = None,
+        on: torch.device | str = "cpu",
+        out: Path | None = None,
+        parallel: Sharing = "runs",
+        timeout: float = TIMEOUT_SECONDS,
     ) -> None:
         self.experiment, self.parallel = experiment, parallel
         self.scale = _scale(experiment, scale)

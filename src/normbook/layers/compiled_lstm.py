@@ -21,6 +21,7 @@ looks at no other when it is changed.
 from __future__ import annotations
 
 import math
+import os
 from functools import partial
 from typing import Any
 
@@ -60,6 +61,54 @@ summed = compiled(fastmath={"reassoc", "nsz", "contract"})
 fused = compiled(fastmath={"contract"})
 
 
+# --- threads that compute together ----------------------------------------------------
+
+
+@compiled()
+def share(count, me, members):
+    """First and end of my part of so many."""
+    return count * me // members, count * (me + 1) // members
+
+
+@intrinsic
+def arrive(_: Any, arrived: Any) -> Any:
+    """Add 1 to the first number, as no other thread can meanwhile."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        array = context.make_array(signature.args[0])(context, builder, arguments[0])
+        one = ir.Constant(ir.IntType(64), 1)
+        return builder.atomic_rmw("add", array.data, one, "seq_cst")
+
+    return types.int64(arrived), generate
+
+
+@intrinsic
+def count_arrived(_: Any, arrived: Any) -> Any:
+    """Read the first number as it is now."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        array = context.make_array(signature.args[0])(context, builder, arguments[0])
+        return builder.load_atomic(array.data, "seq_cst", 8)
+
+    return types.int64(arrived), generate
+
+
+YIELD = "SwitchToThread" if os.name == "nt" else "sched_yield"
+let_others_run = types.ExternalFunction(YIELD, types.int32())
+
+
+@compiled()
+def wait(arrived, members, times):
+    """Go on when all have come here so many times."""
+    if members > 1:
+        arrive(arrived)
+        looks = 0
+        while count_arrived(arrived) < members * times:
+            looks += 1
+            if looks % 1024 == 0:  # a machine with other work
+                let_others_run()
+
+
 # --- the product ----------------------------------------------------------------------
 
 
@@ -69,14 +118,18 @@ def padded(columns: int, dtype: np.dtype) -> int:
     return -(-columns // width) * width
 
 
-def pack(w: np.ndarray) -> np.ndarray:
-    """Lay w, of shape (K, columns), out in panels, the last one filled with zeros."""
-    depth, columns = w.shape
-    full = np.zeros((depth, padded(columns, w.dtype)), w.dtype)
-    full[:, :columns] = w
+@compiled(cache=True)
+def pack(w, is_transposed):
+    """Lay w or its transpose, (K, columns), out in panels, the last filled with 0."""
+    depth, columns = w.shape[::-1] if is_transposed else w.shape
     width = 2 * VECTOR // w.itemsize
-    panels = full.reshape(depth, -1, width).transpose(1, 0, 2)
-    return np.ascontiguousarray(panels).ravel()
+    panels = np.zeros((-(-columns // width), depth, width), w.dtype)
+    for first in range(0, columns, width):
+        panel = panels[first // width]
+        for k in range(depth):
+            for j in range(first, min(first + width, columns)):
+                panel[k, j - first] = w[j, k] if is_transposed else w[k, j]
+    return panels.ravel()
 
 
 def tile(rows: int) -> Any:
@@ -175,9 +228,11 @@ largest_tile, tile_of_2, tile_of_1 = tile(ROWS), tile(2), tile(1)
 
 
 @compiled()
-def product(x, row, rows, panels, depth, to, i):
-    """Multiply rows of x with all panels, and put the result in rows of ``to``."""
-    for j in range(0, panels.size // depth, 2 * VECTOR // panels.itemsize):
+def product(x, row, rows, panels, depth, to, i, me, members):
+    """Multiply rows of x with my panels, and put the result in rows of ``to``."""
+    width = 2 * VECTOR // panels.itemsize
+    first, end = share(panels.size // (depth * width), me, members)
+    for j in range(first * width, end * width, width):
         at = j * depth
         r = 0
         while r + ROWS <= rows:
@@ -278,15 +333,6 @@ def mean(v):
 
 
 @summed
-def mean_product(v, w):
-    """Mean of v times w."""
-    total = v.dtype.type(0)
-    for j in range(v.size):
-        total += v[j] * w[j]
-    return total / v.dtype.type(v.size)
-
-
-@summed
 def put_moments(moments, v, eps):
     """Put in the mean of v, corrected by what it left, and 1 / s."""
     first = mean(v)
@@ -300,14 +346,6 @@ def put_moments(moments, v, eps):
     var = max(squares / number(v.size) - left * left, number(0))
     moments[0] = first + left
     moments[1] = number(1) / np.sqrt(var + eps)
-
-
-@fused
-def put_hat(to, v, moments):
-    """Put in v standardized."""
-    mu, inv_std = moments[0], moments[1]
-    for j in range(to.size):
-        to[j] = (v[j] - mu) * inv_std
 
 
 @fused
@@ -327,19 +365,44 @@ def add_affine_hat(to, v, moments, gamma):
 
 
 @fused
-def put_through(to, w, v_hat, inv_std):
-    """Put in w taken back through a hat."""
-    first, second = mean(w), mean_product(w, v_hat)
+def add_product_with_hat(to, w, v, moments):
+    """Add w times v standardized."""
+    mu, inv_std = moments[0], moments[1]
     for j in range(to.size):
-        to[j] = inv_std * ((w[j] - first) - v_hat[j] * second)
+        to[j] += w[j] * ((v[j] - mu) * inv_std)
+
+
+@summed
+def means_through(w, gamma, v, moments):
+    """Means of gamma times w, and of that times v standardized."""
+    mu, inv_std = moments[0], moments[1]
+    number = w.dtype.type
+    first, second = number(0), number(0)
+    for j in range(w.size):
+        of_hat = gamma[j] * w[j]
+        first += of_hat
+        second += of_hat * ((v[j] - mu) * inv_std)
+    return first / number(w.size), second / number(w.size)
 
 
 @fused
-def add_through(to, w, v_hat, inv_std):
-    """Add w taken back through a hat."""
-    first, second = mean(w), mean_product(w, v_hat)
+def put_through(to, w, gamma, v, moments):
+    """Put in w taken back through gamma times a hat."""
+    mu, inv_std = moments[0], moments[1]
+    first, second = means_through(w, gamma, v, moments)
     for j in range(to.size):
-        to[j] += inv_std * ((w[j] - first) - v_hat[j] * second)
+        v_hat = (v[j] - mu) * inv_std
+        to[j] = inv_std * ((gamma[j] * w[j] - first) - v_hat * second)
+
+
+@fused
+def add_through(to, w, gamma, v, moments):
+    """Add w taken back through gamma times a hat."""
+    mu, inv_std = moments[0], moments[1]
+    first, second = means_through(w, gamma, v, moments)
+    for j in range(to.size):
+        v_hat = (v[j] - mu) * inv_std
+        to[j] += inv_std * ((gamma[j] * w[j] - first) - v_hat * second)
 
 
 @fused
@@ -536,12 +599,17 @@ def forward(
     c,
     tanh_u,
     h,
+    me,
+    members,
+    arrived,
 ):
     """Run over all steps; c, h and, if kept, p, gates, tanh_u and moments are filled.
 
     q is W_x x, ``w_h`` are the panels of the transposed W_h, ``gains`` are gamma_h,
     gamma_x, b, gamma_c and beta_c, with the biases in b; without norm only b counts.
-    What is not kept needs rows for one step.
+    What is not kept needs rows for one step. As many threads as there are ``members``
+    call it at the same time; ``me`` counts them from 0, ``arrived`` is a 0 of theirs.
+    Each has its columns of p, and its rows of all else.
     """
     gamma_h, gamma_x, b, gamma_c, beta_c = gains
     of_p, of_q, of_c = moments
@@ -550,8 +618,10 @@ def forward(
     for t in range(sizes.size):
         start = starts[t]
         first = start if is_kept else 0
-        product(last_h, before, sizes[t], w_h, units, p, first)
-        for n in range(sizes[t]):
+        product(last_h, before, sizes[t], w_h, units, p, first, me, members)
+        wait(arrived, members, 2 * t + 1)
+        mine, end = share(sizes[t], me, members)
+        for n in range(mine, end):
             row, kept = start + n, first + n
             a, p_t, q_t, u = gates[kept], p[kept, : 4 * units], q[row], tanh_u[kept]
             c_t = c[row]
@@ -576,6 +646,7 @@ def forward(
             tanh(u)
             put_product(h[row], a[2 * units : 3 * units], u)
         last_h, last_c, before = h, c, start
+        wait(arrived, members, 2 * t + 2)
 
 
 @compiled(cache=True)
@@ -587,6 +658,8 @@ def backward(
     c_0,
     starts,
     sizes,
+    first,
+    end,
     has_norm,
     moments,
     p,
@@ -599,39 +672,42 @@ def backward(
     at_c,
     of_4h,
     of_h,
+    me,
+    members,
+    arrived,
 ):
-    """Go back over all steps.
+    """Go back over the steps from ``end``, which is left out, to ``first``.
 
-    ``at_h`` and ``at_c`` come with what arrives behind the last steps, and leave with
-    what arrives at h_0 and c_0; ``at_h`` is as wide as ``w_h``, the panels of W_h.
-    Filled are ``dl_dp`` and, with norm, ``dl_dq``; and, in float64, the gradients of
-    b, gamma_h and gamma_x, ``of_4h``, and of beta_c and gamma_c, ``of_h``.
+    ``at_h`` and ``at_c`` come with what arrives behind these steps, and leave with what
+    arrives before them; ``at_h`` is as wide as ``w_h``, the panels of W_h. Filled are,
+    for the rows of these steps, ``dl_dp`` and, with norm, ``dl_dq``. Added, in float64,
+    are the gradients of b, gamma_h and gamma_x, ``of_4h``, and of beta_c and gamma_c,
+    ``of_h``, in rows of each member.
     """
     gamma_h, gamma_x, _, gamma_c, _ = gains
     of_p, of_q, of_c = moments
     units = c.shape[1]
-    w, v_hat = np.empty((2, 4 * units), q.dtype)
-    dl_da, c_hat = np.empty(4 * units, q.dtype), np.empty(units, q.dtype)
+    dl_da = np.empty(4 * units, q.dtype)
     part_4h = np.zeros((3, 4 * units), q.dtype)
     part_h = np.zeros((2, units), q.dtype)
     waiting = 0
-    for t in range(sizes.size - 1, -1, -1):
+    away = starts[first]  # rows before those of dl_dp
+    for t in range(end - 1, first - 1, -1):
         start = starts[t]
         last_c, before = (c_0, 0) if t == 0 else (c, starts[t - 1])
-        for n in range(sizes[t]):
+        mine, last = share(sizes[t], me, members)
+        for n in range(mine, last):
             row = start + n
             a, u = gates[row], tanh_u[row]
             f, i, o = a[:units], a[units : 2 * units], a[2 * units : 3 * units]
             g, dl_dh_t, dl_dc = a[3 * units :], at_h[n, :units], at_c[n]
-            dl_du, of_u = dl_da[:units], w[:units]
+            dl_du = dl_da[:units]
             add(dl_dh_t, dl_dh[row])
             put_slope_of_u(dl_du, dl_dh_t, o, u)
             if has_norm:
-                put_hat(c_hat, c[row], of_c[row])
                 add(part_h[0], dl_du)
-                add_product(part_h[1], dl_du, c_hat)
-                put_product(of_u, gamma_c, dl_du)
-                add_through(dl_dc, of_u, c_hat, of_c[row, 1])
+                add_product_with_hat(part_h[1], dl_du, c[row], of_c[row])
+                add_through(dl_dc, dl_du, gamma_c, c[row], of_c[row])
             else:
                 add(dl_dc, dl_du)
             put_slope_of_gate(dl_da[:units], dl_dc, last_c[before + n], f)
@@ -641,24 +717,25 @@ def backward(
             add(part_4h[0], dl_da)
             put_product(dl_dc, dl_dc, f)
             if has_norm:
-                put_hat(v_hat, p[row, : 4 * units], of_p[row])
-                add_product(part_4h[1], dl_da, v_hat)
-                put_product(w, gamma_h, dl_da)
-                put_through(dl_dp[row], w, v_hat, of_p[row, 1])
-                put_hat(v_hat, q[row], of_q[row])
-                add_product(part_4h[2], dl_da, v_hat)
-                put_product(w, gamma_x, dl_da)
-                put_through(dl_dq[row], w, v_hat, of_q[row, 1])
+                p_t = p[row, : 4 * units]
+                add_product_with_hat(part_4h[1], dl_da, p_t, of_p[row])
+                put_through(dl_dp[row - away], dl_da, gamma_h, p_t, of_p[row])
+                add_product_with_hat(part_4h[2], dl_da, q[row], of_q[row])
+                put_through(dl_dq[row - away], dl_da, gamma_x, q[row], of_q[row])
             else:
-                put(dl_dp[row], dl_da)
-        product(dl_dp, start, sizes[t], w_h, 4 * units, at_h, 0)
+                put(dl_dp[row - away], dl_da)
+        times = 2 * (end - t)
+        wait(arrived, members, times - 1)
+        rows = sizes[t]
+        product(dl_dp, start - away, rows, w_h, 4 * units, at_h, 0, me, members)
+        wait(arrived, members, times)
         waiting += sizes[t]
-        if waiting >= BLOCK or t == 0:
+        if waiting >= BLOCK or t == first:
             for k in range(3):
-                add(of_4h[k], part_4h[k])
+                add(of_4h[me, k], part_4h[k])
                 clear(part_4h[k])
             for k in range(2):
-                add(of_h[k], part_h[k])
+                add(of_h[me, k], part_h[k])
                 clear(part_h[k])
             waiting = 0
 
@@ -681,6 +758,7 @@ def batch_norm_forward(
     c,
     tanh_u,
     h,
+    *_,
 ):
     """Run over all steps with batch norm; all else is as in `forward`.
 
@@ -694,7 +772,7 @@ def batch_norm_forward(
     for t in range(sizes.size):
         start, n = starts[t], sizes[t]
         first = start if is_kept else 0
-        product(last_h, before, n, w_h, units, p, first)
+        product(last_h, before, n, w_h, units, p, first, 0, 1)
         put_column_moments(of_p[t], p, first, n, eps[0], uses_batch[0])
         put_column_moments(of_q[t], q, start, n, eps[1], uses_batch[1])
         for k in range(n):
@@ -723,6 +801,8 @@ def batch_norm_backward(
     c_0,
     starts,
     sizes,
+    first,
+    end,
     uses_batch,
     moments,
     p,
@@ -735,6 +815,7 @@ def batch_norm_backward(
     at_c,
     of_4h,
     of_h,
+    *_,
 ):
     """Go back over all steps with batch norm; all else is as in `backward`."""
     gamma_h, gamma_x, _, gamma_c, _ = gains
@@ -746,7 +827,8 @@ def batch_norm_backward(
     )
     through_c = np.empty((rows, units), q.dtype)
     sums_4h, sums_h = np.empty((2, 4 * units), q.dtype), np.empty((2, units), q.dtype)
-    for t in range(sizes.size - 1, -1, -1):
+    away = starts[first]  # rows before those of dl_dp
+    for t in range(end - 1, first - 1, -1):
         start, n = starts[t], sizes[t]
         last_c, before = (c_0, 0) if t == 0 else (c, starts[t - 1])
         for k in range(n):
@@ -756,8 +838,8 @@ def batch_norm_backward(
         put_column_slopes(
             through_c, 0, dl_du, c, start, n, of_c[t], gamma_c, uses_batch[2], sums_h
         )
-        add(of_h[0], sums_h[0])
-        add(of_h[1], sums_h[1])
+        add(of_h[0, 0], sums_h[0])
+        add(of_h[0, 1], sums_h[1])
         for k in range(n):
             a, u, dl_dc = gates[start + k], tanh_u[start + k], at_c[k]
             f, i, g = a[:units], a[units : 2 * units], a[3 * units :]
@@ -769,12 +851,30 @@ def batch_norm_backward(
             put_slope_of_g(dl_da[k, 3 * units :], dl_dc, i, g)
             put_product(dl_dc, dl_dc, f)
         put_column_slopes(
-            dl_dp, start, dl_da, p, start, n, of_p[t], gamma_h, uses_batch[0], sums_4h
+            dl_dp,
+            start - away,
+            dl_da,
+            p,
+            start,
+            n,
+            of_p[t],
+            gamma_h,
+            uses_batch[0],
+            sums_4h,
         )
-        add(of_4h[0], sums_4h[0])
-        add(of_4h[1], sums_4h[1])
+        add(of_4h[0, 0], sums_4h[0])
+        add(of_4h[0, 1], sums_4h[1])
         put_column_slopes(
-            dl_dq, start, dl_da, q, start, n, of_q[t], gamma_x, uses_batch[1], sums_4h
+            dl_dq,
+            start - away,
+            dl_da,
+            q,
+            start,
+            n,
+            of_q[t],
+            gamma_x,
+            uses_batch[1],
+            sums_4h,
         )
-        add(of_4h[2], sums_4h[1])
-        product(dl_dp, start, n, w_h, 4 * units, at_h, 0)
+        add(of_4h[0, 2], sums_4h[1])
+        product(dl_dp, start - away, n, w_h, 4 * units, at_h, 0, 0, 1)

@@ -12,8 +12,9 @@ from __future__ import annotations
 import functools
 import importlib.util
 import os
+import threading
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from types import ModuleType
 from typing import Any
 
@@ -28,6 +29,9 @@ from normbook.layers.function import Slopes, as_needed
 __all__ = ["NATIVE", "NativeSequence", "can_run", "loop"]
 
 NATIVE = "NORMBOOK_NATIVE"  # environment variable; 0 turns the loop off
+
+ROWS = 256  # at a time, on the way back
+LEAST = 2**17  # numbers in the product of a step, for each thread
 
 # Half of a step in bfloat16 fits nothing.
 no_autocast = torch.autocast("cpu", enabled=False)
@@ -108,7 +112,8 @@ class NativeSequence(torch.autograd.Function):
         c, h = q.new_empty(len(rows), run.units), q.new_empty(*x.shape[:-1], run.units)
         moments = cell.moments(q, m)
         (h_rows,) = through_time.as_rows(x, h)
-        run.forward(
+        run.together(
+            run.forward,
             *_numpy(q),
             run.transposed_panels(is_kept),
             run.gains,
@@ -147,35 +152,52 @@ class NativeSequence(torch.autograd.Function):
             return as_needed(ctx, None, None, *slopes)
         run = _Run(cell, x, h_0, parameters)
         n, units = run.sizes[0], run.units
-        dl_dp = q.new_empty(q.shape)
-        dl_dq = q.new_empty(q.shape) if cell.has_norm else dl_dp
         at_h, at_c = q.new_zeros(n, run.padded_units), q.new_zeros(n, units)
         for at, last in (at_h[:, :units], dl_dh_last), (at_c, dl_dc_last):
             if last is not None:
                 at.copy_(last)
-        of_4h, of_h = np.zeros((3, 4 * units)), np.zeros((2, units))
-        rows, dl_dh, h = through_time.as_rows(x, x, dl_dh, h)
-        run.backward(
-            *_numpy(dl_dh, q),
-            run.loop.pack(*_numpy(run.weights.w_h)),
-            run.gains,
-            *_numpy(c_0),
-            *run.steps,
-            run.mode,
-            tuple(_numpy(*moments)),
-            *_numpy(p, gates, c, tanh_u, dl_dp, dl_dq, at_h, at_c),
-            of_4h,
-            of_h,
+        of_4h, of_h = (
+            np.zeros((run.members, 3, 4 * units)),
+            np.zeros((run.members, 2, units)),
         )
+        rows, dl_dh, h = through_time.as_rows(x, x, dl_dh, h)
         h_prev = through_time.before(h, h_0, run.sizes)
-        dl_dx = None
-        if ctx.needs_input_grad[2]:
-            (dl_dx,) = through_time.like_steps(x, dl_dq @ run.weights.w_x)
-        b, gamma_h, gamma_x = torch.from_numpy(of_4h).to(q.dtype)
-        beta_c, gamma_c = torch.from_numpy(of_h).to(q.dtype)
-        by_weights = [dl_dq.T @ rows, dl_dp.T @ h_prev, b]
+        w_x, w_h = run.weights.w_x, run.weights.w_h
+        dl_dx = torch.empty_like(rows) if ctx.needs_input_grad[2] else None
+        dl_dw_x, dl_dw_h = torch.empty_like(w_x), torch.empty_like(w_h)
+        arrays = _numpy(dl_dh, q), run.loop.pack(*_numpy(w_h), False), _numpy(c_0)
+        kept = tuple(_numpy(*moments)), *_numpy(p, gates, c, tanh_u)
+        # As many steps at a time as leave their slopes in the cache.
+        for first, end, part in run.parts():
+            dl_dp = q.new_empty(part.stop - part.start, 4 * units)
+            dl_dq = torch.empty_like(dl_dp) if cell.has_norm else dl_dp
+            run.together(
+                run.backward,
+                *arrays[0],
+                arrays[1],
+                run.gains,
+                *arrays[2],
+                *run.steps,
+                first,
+                end,
+                run.mode,
+                *kept,
+                *_numpy(dl_dp, dl_dq, at_h, at_c),
+                of_4h,
+                of_h,
+            )
+            others = float(end < len(run.sizes))  # of the parts before
+            dl_dw_x.addmm_(dl_dq.T, rows[part], beta=others)
+            dl_dw_h.addmm_(dl_dp.T, h_prev[part], beta=others)
+            if dl_dx is not None:
+                torch.mm(dl_dq, w_x, out=dl_dx[part])
+        b, gamma_h, gamma_x = torch.from_numpy(of_4h.sum(0)).to(q.dtype)
+        beta_c, gamma_c = torch.from_numpy(of_h.sum(0)).to(q.dtype)
+        by_weights = [dl_dw_x, dl_dw_h, b]
         if cell.has_norm:
             by_weights += [gamma_h, b, gamma_x, b, gamma_c, beta_c]
+        if dl_dx is not None:
+            (dl_dx,) = through_time.like_steps(x, dl_dx)
         by_states = at_h[:, :units].contiguous(), at_c
         return as_needed(ctx, None, None, dl_dx, *by_states, *by_weights)
 
@@ -189,18 +211,21 @@ class _Run:
         compiled = loop()
         assert compiled is not None  # noqa: S101, can_run has told
         self.loop = compiled
-        if cell.uses_batch is None:
-            self.mode = cell.has_norm
-            self.forward, self.backward = compiled.forward, compiled.backward
-        else:
-            self.mode = cell.uses_batch
-            self.forward = compiled.batch_norm_forward
-            self.backward = compiled.batch_norm_backward
         self.weights = weights = cell.full(parameters)
         self.units = units = h_0.shape[1]
         self.sizes = cell.batch_sizes or (x.shape[1],) * x.shape[0]
         sizes = np.array(self.sizes)
         self.steps = np.cumsum(sizes) - sizes, sizes
+        if cell.uses_batch is None:
+            self.mode = cell.has_norm
+            self.forward, self.backward = compiled.forward, compiled.backward
+            # A smaller product is done before another thread has begun.
+            most = 4 * units**2 * min(self.sizes[0], 8) // LEAST
+            self.members = max(1, min(torch.get_num_threads(), most))
+        else:
+            self.mode, self.members = cell.uses_batch, 1
+            self.forward = compiled.batch_norm_forward
+            self.backward = compiled.batch_norm_backward
         names = "gamma_h", "gamma_x", "b", "gamma_c", "beta_c"
         self.gains = tuple(_numpy(*(getattr(weights, n, weights.b) for n in names)))
         dtype = self.gains[0].dtype
@@ -210,6 +235,32 @@ class _Run:
             compiled.padded(size, dtype) for size in (units, 4 * units)
         )
 
+    def together(self, function: Any, *arguments: Any) -> None:
+        """Call it in several threads at a time."""
+        arrived = np.zeros(1, np.int64)
+        others = [
+            threading.Thread(
+                target=function, args=(*arguments, k, self.members, arrived)
+            )
+            for k in range(1, self.members)
+        ]
+        for thread in others:
+            thread.start()
+        function(*arguments, 0, self.members, arrived)
+        for thread in others:
+            thread.join()
+
+    def parts(self) -> Iterator[tuple[int, int, slice]]:
+        """First and last steps, and rows, of some steps at a time, from the end."""
+        starts, sizes = self.steps
+        end = len(sizes)
+        while end:
+            last_row = starts[end - 1] + sizes[end - 1]
+            first = int(np.searchsorted(starts, max(last_row - ROWS, 0)))
+            first = min(first, end - 1)
+            yield first, end, slice(starts[first], last_row)
+            end = first
+
     def transposed_panels(self, is_training: bool) -> Any:
         """Lay out the transposed W_h; kept for the next call where nothing is learned.
 
@@ -218,10 +269,10 @@ class _Run:
         """
         w_h = self.weights.w_h.detach()
         if is_training:
-            return self.loop.pack(w_h.T.numpy())
+            return self.loop.pack(*_numpy(w_h), True)
         known, panels = _PANELS.get(self.weights.w_h, (None, None))
         if known is None or not torch.equal(known, w_h):
-            known, panels = w_h.clone(), self.loop.pack(w_h.T.numpy())
+            known, panels = w_h.clone(), self.loop.pack(*_numpy(w_h), True)
             _PANELS[self.weights.w_h] = known, panels
         return panels
 

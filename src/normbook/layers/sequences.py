@@ -143,7 +143,7 @@ class PerStepBatchNorm1d(MaskedBatchNorm1d):
         alive = len(input) if mask is None else int(mask.sum())
         if self.running_mean is not None and (alive < 2 or not self.training):
             layer = self._by_last_trained(step, alive)
-        if mask is None or alive == len(input):
+        if mask is None or alive == len(input) != 1:
             return BatchNorm1d.forward(layer, input)
         return MaskedBatchNorm1d.forward(layer, input, mask)
 

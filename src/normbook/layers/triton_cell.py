@@ -160,10 +160,11 @@ def store_4(v, row, unit, mask, H: tl.constexpr, f, i, o, g):
     """Write the parts of a row that belong to f, i, o and g."""
     dtype = v.dtype.element_ty
     v += row * 4 * H + unit
-    tl.store(v, f.to(dtype), mask)
-    tl.store(v + H, i.to(dtype), mask)
-    tl.store(v + 2 * H, o.to(dtype), mask)
+    # The last first: a store that went too far would spoil what stands there already.
     tl.store(v + 3 * H, g.to(dtype), mask)
+    tl.store(v + 2 * H, o.to(dtype), mask)
+    tl.store(v + H, i.to(dtype), mask)
+    tl.store(v, f.to(dtype), mask)
 
 
 @kernel
