@@ -15,8 +15,9 @@ DATA ?= mnist fashion-mnist japanese-vowels omniglot-strokes babi
 export PYTHON VENV VERSIONS
 BIN := $(VENV)/bin
 ELSEWHERE = KERAS_BACKEND=jax TF_USE_LEGACY_KERAS=1 PYTHONPATH=src $(VENV)-elsewhere/bin/python
+TRITON = PYTHONPATH=src:tests/layers $(VENV)-triton/bin/python
 
-.PHONY: help setup book test quick lint types check pages cpus pretend data elsewhere lab execute bench serve format coverage clean
+.PHONY: help setup book test quick lint types check pages cpus pretend data elsewhere triton lab execute bench serve format coverage clean
 
 help: ## list these steps
 	@echo 'usage: make STEP, where STEP is one of'
@@ -74,6 +75,15 @@ elsewhere: ## compare the converters with Keras, TensorFlow, Flax and ONNX, in a
 	$(VENV)-elsewhere/bin/python -m pip --disable-pip-version-check install -q -r tests/elsewhere.txt
 	$(ELSEWHERE) -c 'import flax.linen, flax.nnx, jax, keras, onnx.reference, onnxruntime, tensorflow, tf_keras'
 	$(ELSEWHERE) -m pytest -q -rs --noconftest -c /dev/null -p no:cacheprovider tests/test_conventions_elsewhere.py
+
+# Interpreted, then compiled: a kernel is one or the other from its import on.
+triton: ## test the kernels for a GPU without one: interpreted, and compiled; in an environment of its own
+	$(PYTHON) -m venv $(VENV)-triton
+	$(VENV)-triton/bin/python -m pip --disable-pip-version-check install -q -r tests/triton.txt
+	$(TRITON) -c 'import torch, triton'
+	TRITON_INTERPRET=1 $(TRITON) -m pytest -q -rs --noconftest -c /dev/null --rootdir=. -p no:cacheprovider tests/layers/test_triton_norms.py tests/layers/test_triton_lstm.py tests/layers/test_triton_benchmark.py
+	$(TRITON) -m pytest -q -rs --noconftest -c /dev/null --rootdir=. -p no:cacheprovider tests/layers/test_triton_compiled.py
+	TRITON_INTERPRET=1 $(TRITON) benchmarks/gpu.py --check-only
 
 lab: setup ## open the notebooks in JupyterLab (ARGS=--allow-root in a container)
 	$(BIN)/python -m jupyter lab --notebook-dir=book $(ARGS)

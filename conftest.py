@@ -24,8 +24,17 @@ prepare_environment()
 is_there = importlib.util.find_spec("pretend_accelerator")
 collect_ignore_glob = [] if is_there else ["tests/pretend/*"]
 
-# What numba compiles cannot be imported without it.
-collect_ignore = [] if find_spec("numba") else ["src/normbook/layers/compiled_lstm.py"]
+# What these compile cannot be imported without them.
+COMPILED = {
+    "numba": ("compiled_lstm",),
+    "triton": ("triton_cell", "triton_norms"),
+}
+collect_ignore = [
+    f"src/normbook/layers/{module}.py"
+    for name, modules in COMPILED.items()
+    if find_spec(name) is None
+    for module in modules
+]
 
 
 class UnixSocketKernel(KernelManager):  # type: ignore[misc]
