@@ -34,6 +34,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+import os
 import statistics
 import warnings
 from collections.abc import Callable, Iterator
@@ -55,6 +56,7 @@ from normbook.layer_norm_lstm import (
 from normbook.layers import lstm as layers
 from normbook.layers import triton_norms as norms
 from normbook.layers.lstm import LayerNormLSTM
+from normbook.layers.native import NATIVE
 from normbook.layers.triton_lstm import TritonSequence, can_run
 
 ROUNDS = 15
@@ -457,6 +459,7 @@ def checked(
 
 def main() -> None:
     """Check, time, print a table, write JSON."""
+    os.environ[NATIVE] = "triton"
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, help="JSON file to write")
     parser.add_argument("--check-only", action="store_true", help="time nothing")

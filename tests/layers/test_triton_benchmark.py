@@ -26,6 +26,7 @@ PLACE: dict[str, Any] = {"device": torch.device(DEVICE), "dtype": torch.float32}
 def gpu() -> Iterator[Any]:
     with pytest.MonkeyPatch.context() as patch:
         quicken(patch)
+        patch.setenv("NORMBOOK_NATIVE", "triton")
         patch.syspath_prepend(str(Path(__file__).parents[2] / "benchmarks"))
         yield importlib.import_module("gpu")
 

@@ -51,7 +51,7 @@ def _quick() -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Let the layer take the kernels; count the passes over all steps."""
-    monkeypatch.delenv(native.NATIVE, raising=False)
+    monkeypatch.setenv(native.NATIVE, "triton")
     # The cell of the paper.
     is_able = property(
         lambda cell: cell.is_native and (cell.norm, cell.carried) == ("terms", "raw")
@@ -253,9 +253,9 @@ def test_what_it_leaves_to_others(
     jvp(lambda v: functional_call(layer, weights, v)[0], (x,), (x,))
     with FlopCounterMode(display=False):
         layer(x)
-    monkeypatch.setenv(native.NATIVE, "0")
+    monkeypatch.setenv(native.NATIVE, "1")
     layer(x)
-    monkeypatch.delenv(native.NATIVE)
+    monkeypatch.setenv(native.NATIVE, "triton")
     monkeypatch.setattr(on_gpu, "kernels", lambda: None)
     layer(x)
     assert not calls

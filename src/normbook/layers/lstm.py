@@ -32,6 +32,7 @@ from normbook.layer_norm_lstm import (
     layer_norm_lstm_forward,
     with_one_bias,
 )
+from normbook.layers import triton_lstm
 from normbook.layers.base import NormLayer, as_float32, check_size, other_device
 from normbook.layers.function import Slopes, as_needed, bind_by_position
 from normbook.layers.native import NativeSequence, can_run
@@ -632,9 +633,14 @@ def _layer(
         with _no_autocast(x):
             return tuple(cell.forward(x, h_0, c_0, *parameters)[0])
     inputs = x, h_0, c_0, *parameters
+    function: Any = None
     if cell.can_be_native and can_run(tensors):
+        function = NativeSequence
+    elif cell.can_be_native and cell.has_norm and triton_lstm.can_run(tensors):
+        function = triton_lstm.TritonSequence
+    if function is not None:
         is_kept = torch.is_grad_enabled() and any(v.requires_grad for v in tensors)
-        outputs = NativeSequence.apply(cell, is_kept, *inputs)  # type: ignore[no-untyped-call]
+        outputs = function.apply(cell, is_kept, *inputs)  # type: ignore[no-untyped-call]
     else:
         outputs = _Sequence.apply(cell, *inputs)  # type: ignore[no-untyped-call]
     h, h_last, c_last, *_ = outputs

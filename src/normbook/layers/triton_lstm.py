@@ -1,8 +1,9 @@
 """The layer-normalized LSTM on a GPU: when its kernels run, how, and the way back.
 
-They run where Triton 3.6 or later is installed, as it is beside torch for CUDA, on a
-GPU of NVIDIA from sm_80 on, in float32 or bfloat16, for the cell of the paper, unless
-the layer or the environment variable ``NORMBOOK_NATIVE=0`` says no. Products follow the
+They run where the environment variable ``NORMBOOK_NATIVE=triton`` asks for them, since
+no GPU has run them yet, and Triton 3.6 or later is installed, as it is beside torch for
+CUDA: on a GPU of NVIDIA from sm_80 on, in float32 or bfloat16, for the cell of the
+paper, unless the layer says no. Products follow the
 settings of ``torch.backends.cuda.matmul``; statistics and c are float32 always.
 
 Of each step remain one product with W_h and one kernel of
@@ -68,7 +69,7 @@ def can_run(tensors: Sequence[Tensor]) -> bool:
         )
         and x.numel() > 0
         and _has_kernels(x.device)
-        and os.environ.get(NATIVE, "1") != "0"
+        and os.environ.get(NATIVE) == "triton"
         # Transforms and what looks at operators would see none.
         and not torch._C._are_functorch_transforms_active()
         and not torch._C._len_torch_dispatch_stack()
