@@ -640,7 +640,7 @@ def _layer(
         function = triton_lstm.TritonSequence
     if function is not None:
         is_kept = torch.is_grad_enabled() and any(v.requires_grad for v in tensors)
-        outputs = function.apply(cell, is_kept, *inputs)  # type: ignore[no-untyped-call]
+        outputs = function.apply(cell, is_kept, *inputs)
     else:
         outputs = _Sequence.apply(cell, *inputs)  # type: ignore[no-untyped-call]
     h, h_last, c_last, *_ = outputs
