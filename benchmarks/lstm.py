@@ -116,6 +116,7 @@ def cells(
 
 def variants(size: Size, gain: float = 1.0) -> dict[str, Variant]:
     """Make all variants with fresh weights."""
+    torch.manual_seed(0)
     features, units = size.features, size.units
     ours = LayerNormLSTM(features, units, bias=False, eps=EPS)
     plain = LayerNormLSTM(features, units, norm=None)

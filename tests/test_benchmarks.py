@@ -30,7 +30,7 @@ def load(name: str) -> ModuleType:
 
 benchmark, folding = load("sync_batch_norm"), load("folding")
 lstm, small = load("lstm"), load("small_inputs")
-SIZE = lstm.Size(steps=4, examples=3, features=2, units=5)
+SIZE = lstm.Size(steps=4, examples=8, features=2, units=5)
 
 
 def test_a_summary_takes_the_slower_process_of_each_round() -> None:

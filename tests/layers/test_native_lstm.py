@@ -362,6 +362,15 @@ def test_weights_that_change_are_seen_without_gradients() -> None:
     assert torch.equal(pickle.loads(pickle.dumps(layer))(x)[0], layer(x)[0])  # noqa: S301
 
 
+def test_a_layer_may_change_its_dtype_between_calls_without_gradients() -> None:
+    layer, x = make(3, 8), draw(4, 2, 3)
+    with torch.no_grad():
+        expected = layer(x)[0]
+        found = layer.double()(x.double())[0]
+        assert (found - expected).abs().max() <= 1e-5
+        assert torch.equal(layer.float()(x)[0], expected)
+
+
 def test_nan_and_large_numbers_go_through() -> None:
     layer, x = make(3, 8, norm=None), draw(4, 2, 3)
     x[2, 1, 0] = float("nan")

@@ -271,7 +271,8 @@ class _Run:
         if is_training:
             return self.loop.pack(*_numpy(w_h), True)
         known, panels = _PANELS.get(self.weights.w_h, (None, None))
-        if known is None or not torch.equal(known, w_h):
+        # Numbers may be equal in two dtypes.
+        if known is None or known.dtype != w_h.dtype or not torch.equal(known, w_h):
             known, panels = w_h.clone(), self.loop.pack(*_numpy(w_h), True)
             _PANELS[self.weights.w_h] = known, panels
         return panels
