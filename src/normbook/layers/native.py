@@ -219,8 +219,12 @@ class _Run:
         if cell.uses_batch is None:
             self.mode = cell.has_norm
             self.forward, self.backward = compiled.forward, compiled.backward
-            # A smaller product is done before another thread has begun.
+            # A smaller product is done before another thread has begun. And torch's
+            # threads, once they had a large product with W_x, wait busily for more:
+            # they leave no core to others.
             most = 4 * units**2 * min(self.sizes[0], 8) // LEAST
+            if 4 * x.shape[-1] > units:
+                most = 1
             self.members = max(1, min(torch.get_num_threads(), most))
         else:
             self.mode, self.members = cell.uses_batch, 1
