@@ -14,9 +14,15 @@ import torch
 FOLDER = Path(__file__).parents[1] / "benchmarks"
 RECORDS = {
     name: json.loads((FOLDER / f"recorded/{name}.json").read_text())
-    for name in ("sync_batch_norm", "folding", "small_inputs")
+    for name in (
+        "sync_batch_norm",
+        "folding",
+        "small_inputs",
+        "lstm",
+        "lstm_2_threads",
+    )
 }
-RECORD, FOLDING, SMALL = RECORDS.values()
+RECORD, FOLDING, SMALL, *LSTMS = RECORDS.values()
 
 
 def load(name: str) -> ModuleType:
@@ -108,6 +114,19 @@ def test_speeds_of_the_lstm_are_medians_over_rounds_beside_the_yardstick() -> No
     assert row["plain"]["median"] == 8
     assert row["plain"]["speed_over_nn_lstm"] == 0.5
     assert row["nn_lstm"]["speed_over_nn_lstm"] == 1
+
+
+@pytest.mark.parametrize("of", LSTMS, ids=["1", "2"])
+def test_the_records_of_the_lstm_have_its_sizes_and_variants(of: Any) -> None:
+    names = [row["size"] for row in of["rows"]]
+    assert names == list(lstm.SIZES)[: 4 if of["threads"] == 2 else None]
+    assert of["rounds"] >= 15
+    for row in of["rows"]:
+        size = lstm.Size(*(row[name] for name in lstm.Size._fields))
+        assert size == lstm.SIZES[row["size"]]
+        small_one = lstm.Size(2, size.examples, 2, 2)
+        for kind in ("forward", "both"):
+            assert row[kind].keys() == lstm.variants(small_one).keys()
 
 
 # --- folding
