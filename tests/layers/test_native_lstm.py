@@ -13,17 +13,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from layer_pairs import stirred
+from lstm_cases import draw, errors, make, results
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 from torch.func import functional_call, jvp, vmap
-from torch.nn.utils.rnn import PackedSequence, pack_sequence
+from torch.nn.utils.rnn import pack_sequence
 from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
 from normbook.layers import native
 from normbook.layers.batch_norm_lstm import BatchNormLSTM
-from normbook.layers.lstm import LayerNormLSTM
 
 # torch's forward mode loads functions that torch itself still scripts.
 pytestmark = pytest.mark.filterwarnings(
@@ -50,44 +49,6 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
     monkeypatch.setattr(native._Run, "__init__", count)
     return counted
-
-
-def make(features: int, units: int, gain: float = 1.0, **options: Any) -> Any:
-    layer = stirred(LayerNormLSTM(features, units, **options), -0.3, 0.3)
-    with torch.no_grad():
-        for name, value in layer.named_parameters():
-            if name.startswith("gamma"):
-                scale = 1.0 if name.startswith("gamma_c") else gain
-                value.add_(1).mul_(scale)
-    return layer
-
-
-def draw(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
-
-
-def results(layer: Any, x: Any, hx: Any = None) -> list[Tensor]:
-    """Return outputs and all gradients of a loss that draws on every output."""
-    rows = x.data if isinstance(x, PackedSequence) else x
-    leaf = rows.detach().clone().requires_grad_()
-    asked = x._replace(data=leaf) if isinstance(x, PackedSequence) else leaf
-    states = None if hx is None else [v.detach().clone().requires_grad_() for v in hx]
-    h, last = layer(asked, states)
-    h = h.data if isinstance(h, PackedSequence) else h
-    outputs = h, *last
-    leaves = [leaf, *(states or []), *layer.parameters()]
-    slopes = [draw(*v.shape, seed=k + 1).to(v.dtype) for k, v in enumerate(outputs)]
-    return [*outputs, *torch.autograd.grad(outputs, leaves, slopes)]
-
-
-def errors(layer: Any, x: Any, hx: Any = None) -> list[float]:
-    """Return the largest errors against float64, as shares of the largest value."""
-    exact = copy.deepcopy(layer).double()
-    exact.native = False
-    wide = x.to(torch.float64)
-    expected = results(exact, wide, None if hx is None else [v.double() for v in hx])
-    pairs = zip(results(layer, x, hx), expected, strict=True)
-    return [float(((a - b).abs().max() / b.abs().max()).detach()) for a, b in pairs]
 
 
 @each_norm

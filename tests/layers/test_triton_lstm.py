@@ -8,12 +8,13 @@ from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
+import lstm_cases
 import pytest
 import torch
-from layer_pairs import stirred
+from lstm_cases import errors, exact, results
 from torch import Tensor
 from torch.func import functional_call, jvp, vmap
-from torch.nn.utils.rnn import PackedSequence, pack_sequence
+from torch.nn.utils.rnn import pack_sequence
 from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 from triton_cases import (
@@ -21,7 +22,6 @@ from triton_cases import (
     HAS_GPU,
     WITHOUT,
     draw,
-    error,
     marks,
     needs_gpu,
     quicken,
@@ -29,7 +29,6 @@ from triton_cases import (
 
 from normbook.layers import lstm, native
 from normbook.layers import triton_lstm as on_gpu
-from normbook.layers.lstm import LayerNormLSTM
 
 pytest.importorskip("triton", reason=WITHOUT)
 pytestmark = [
@@ -70,43 +69,12 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return counted
 
 
-def make(features: int, units: int, gain: float = 1.0, **options: Any) -> LayerNormLSTM:
-    layer: LayerNormLSTM = LayerNormLSTM(features, units, **options)
-    stirred(layer, -0.3, 0.3)
-    with torch.no_grad():
-        for name, value in layer.named_parameters():
-            if name.startswith("gamma"):
-                value.add_(1).mul_(1.0 if name.startswith("gamma_c") else gain)
-    layer.to(DEVICE)
-    return layer
+def make(*sizes: int, **options: Any) -> Any:
+    return lstm_cases.make(*sizes, **options).to(DEVICE)
 
 
-def results(layer: LayerNormLSTM, x: Any, hx: Any = None) -> list[Tensor]:
-    """Return outputs and all gradients of a loss that draws on every output."""
-    rows = x.data if isinstance(x, PackedSequence) else x
-    leaf = rows.detach().clone().requires_grad_()
-    asked = x._replace(data=leaf) if isinstance(x, PackedSequence) else leaf
-    states = None if hx is None else [v.detach().clone().requires_grad_() for v in hx]
-    h, last = layer(asked, states)
-    h = h.data if isinstance(h, PackedSequence) else h
-    outputs = h, *last
-    leaves = [leaf, *(states or []), *layer.parameters()]
-    slopes = [draw(*v.shape, seed=k + 1).to(v) for k, v in enumerate(outputs)]
-    return [*outputs, *torch.autograd.grad(outputs, leaves, slopes)]
-
-
-def exact(layer: LayerNormLSTM) -> LayerNormLSTM:
-    """Return the layer that computes by the formulas, in float64 on a CPU."""
-    twin = copy.deepcopy(layer).cpu().double()
-    twin.native = False
-    return twin
-
-
-def worst(layer: LayerNormLSTM, x: Any, hx: Any = None) -> float:
-    wide = x.to("cpu", torch.float64)
-    states = None if hx is None else [v.cpu().double() for v in hx]
-    expected = results(exact(layer), wide, states)
-    return max(map(error, results(layer, x, hx), expected))
+def worst(*inputs: Any) -> float:
+    return max(errors(*inputs))
 
 
 # --- numbers: the three ways of judging a chaotic cell

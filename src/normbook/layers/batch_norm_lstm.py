@@ -52,7 +52,8 @@ class BatchNormLSTM(NormLayer):
 
     Call, ``batch_first`` and ``bidirectional`` are as in :class:`torch.nn.LSTM`, packed
     sequences too, but there is one layer, one bias, no projection and no single
-    sequence without the axis N. Other options and errors are those of
+    sequence without the axis N. ``native`` is that of
+    :class:`~normbook.layers.lstm.LayerNormLSTM`. Other options and errors are those of
     :mod:`normbook.layers.base`, but eps may not be 0, input and layer must have one
     dtype, and a size below 1 and a call without a step are a ValueError.
 

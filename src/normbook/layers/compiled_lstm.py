@@ -448,13 +448,6 @@ def add(to, v):
 
 
 @fused
-def add_product(to, v, w):
-    """Add v times w."""
-    for j in range(to.size):
-        to[j] += v[j] * w[j]
-
-
-@fused
 def put_c(to, f, c_prev, i, g):
     """Put in the next c."""
     for j in range(to.size):

@@ -202,7 +202,8 @@ class LayerNormLSTM(NormLayer):
     be 0 where the states begin with 0. With ``proj_size`` P, W_r h takes the place of
     h, for the next step, too: ``w_r_l0`` has shape (P, H), ``w_h_l0`` then (4H, P).
     ``has_redundant_biases`` says whether to learn ``beta_h`` and ``beta_x``, which are
-    added where b is.
+    added where b is. With ``native=False`` the formulas run even where numba is
+    installed, which compiles the loop over the steps.
 
     Parameters are those of :class:`~normbook.layer_norm_lstm.LayerNormLSTMParameters`
     with an ending: ``w_x_l0`` of the first layer, ``w_x_l1`` of the next, and

@@ -1,10 +1,10 @@
-"""The compiled loop of the LSTM behind the layer: when it runs, and its backward pass.
+"""The compiled loops of the LSTMs behind the layers: when they run, and the way back.
 
-It runs where numba is installed, on a CPU in float32, unless the layer or the
-environment variable ``NORMBOOK_NATIVE=0`` says no, for the cell of the paper and the
-plain one. Everything else (float64, GPUs, other cells, ``torch.func``, forward-mode
-derivatives, whatever looks at single operators) takes the formulas, with the same
-results but for rounding.
+They run where numba is installed, on a CPU in float32 or float64, unless the layer or
+the environment variable ``NORMBOOK_NATIVE=0`` says no: for the layer-normalized cell of
+the paper, the plain one and the one with batch norm. Everything else (GPUs, half
+precision, other cells, ``torch.func``, forward-mode derivatives, whatever looks at
+single operators) takes the formulas, with the same results but for rounding.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from normbook import through_time
 from normbook.layers.function import Slopes, as_needed
 
-__all__ = ["NATIVE", "NativeSequence", "can_run", "loop"]
+__all__ = ["NATIVE", "NativeSequence", "can_run", "is_watched", "loop"]
 
 NATIVE = "NORMBOOK_NATIVE"  # environment variable; 0 turns the loop off
 
@@ -68,12 +68,18 @@ def can_run(tensors: Sequence[Tensor]) -> bool:
         and tensors[0].dtype in (torch.float32, torch.float64)
         and tensors[0].numel() > 0
         and os.environ.get(NATIVE, "1") != "0"
-        # Transforms and what looks at operators would see none.
-        and not torch._C._are_functorch_transforms_active()
-        and not torch._C._len_torch_dispatch_stack()
-        and not torch.compiler.is_compiling()
-        and not torch.jit.is_tracing()  # type: ignore[attr-defined, no-untyped-call]
+        and not is_watched()
         and loop() is not None
+    )
+
+
+def is_watched() -> bool:
+    """Whether a transform, or what looks at operators, would see none."""
+    return bool(
+        torch._C._are_functorch_transforms_active()
+        or torch._C._len_torch_dispatch_stack()
+        or torch.compiler.is_compiling()
+        or torch.jit.is_tracing()  # type: ignore[attr-defined, no-untyped-call]
     )
 
 
@@ -156,16 +162,15 @@ class NativeSequence(torch.autograd.Function):
         for at, last in (at_h[:, :units], dl_dh_last), (at_c, dl_dc_last):
             if last is not None:
                 at.copy_(last)
-        of_4h, of_h = (
-            np.zeros((run.members, 3, 4 * units)),
-            np.zeros((run.members, 2, units)),
-        )
+        shapes = (run.members, 3, 4 * units), (run.members, 2, units)
+        of_4h, of_h = map(np.zeros, shapes)
         rows, dl_dh, h = through_time.as_rows(x, x, dl_dh, h)
         h_prev = through_time.before(h, h_0, run.sizes)
         w_x, w_h = run.weights.w_x, run.weights.w_h
         dl_dx = torch.empty_like(rows) if ctx.needs_input_grad[2] else None
         dl_dw_x, dl_dw_h = torch.empty_like(w_x), torch.empty_like(w_h)
-        arrays = _numpy(dl_dh, q), run.loop.pack(*_numpy(w_h), False), _numpy(c_0)
+        panels = run.loop.pack(*_numpy(w_h), False)
+        arrays = (*_numpy(dl_dh, q), panels, run.gains, *_numpy(c_0), *run.steps)
         kept = tuple(_numpy(*moments)), *_numpy(p, gates, c, tanh_u)
         # As many steps at a time as leave their slopes in the cache.
         for first, end, part in run.parts():
@@ -173,11 +178,7 @@ class NativeSequence(torch.autograd.Function):
             dl_dq = torch.empty_like(dl_dp) if cell.has_norm else dl_dp
             run.together(
                 run.backward,
-                *arrays[0],
-                arrays[1],
-                run.gains,
-                *arrays[2],
-                *run.steps,
+                *arrays,
                 first,
                 end,
                 run.mode,

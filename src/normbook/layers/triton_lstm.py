@@ -30,7 +30,7 @@ from torch import Tensor
 from normbook import through_time
 from normbook.layer_norm_lstm import LayerNormLSTMParameters
 from normbook.layers.function import Slopes, as_needed
-from normbook.layers.native import NATIVE
+from normbook.layers.native import NATIVE, is_watched
 
 __all__ = ["TritonSequence", "can_run", "kernels", "replay"]
 
@@ -70,11 +70,7 @@ def can_run(tensors: Sequence[Tensor]) -> bool:
         and x.numel() > 0
         and _has_kernels(x.device)
         and os.environ.get(NATIVE) == "triton"
-        # Transforms and what looks at operators would see none.
-        and not torch._C._are_functorch_transforms_active()
-        and not torch._C._len_torch_dispatch_stack()
-        and not torch.compiler.is_compiling()
-        and not torch.jit.is_tracing()  # type: ignore[attr-defined, no-untyped-call]
+        and not is_watched()
         and (modules := kernels()) is not None
         and h_0.shape[-1] <= modules[0].WIDEST
     )
