@@ -163,6 +163,26 @@ def test_batch_norm_twice_differentiated_and_far_from_0(calls: list[int]) -> Non
     assert (found - expected).abs().max() <= 2e-3
 
 
+def test_a_nan_stays_with_its_example_where_statistics_are_given() -> None:
+    layer, x = batch_norm_layer(np.float32).eval(), draw(4, 3, 3)
+    x[2, 1] = float("nan")
+    x.requires_grad_()
+    (slope,) = torch.autograd.grad(layer(x)[0].sum(), x)
+    assert slope[:, [0, 2]].isfinite().all()
+    assert slope[:, 1].isnan().any()
+
+
+@each_norm
+def test_slopes_of_two_ways_back_are_added(norm: Any) -> None:
+    layer, x = make(3, 8, norm=norm), draw(4, 2, 3)
+    once = torch.autograd.grad(layer(x)[0].sum(), list(layer.parameters()))
+    loss = layer(x)[0].sum()
+    loss.backward(retain_graph=True)
+    loss.backward()
+    for value, slope in zip(layer.parameters(), once, strict=True):
+        torch.testing.assert_close(value.grad, 2 * slope)
+
+
 @each_norm
 @pytest.mark.parametrize("threads", [2, 3])
 @pytest.mark.parametrize("examples", [1, 2, 7])
