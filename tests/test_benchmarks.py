@@ -89,7 +89,9 @@ def test_each_variant_of_the_lstm_computes_its_formula() -> None:
         lstm.check(name, variant, SIZE)
 
 
-@pytest.mark.parametrize("name", ["nn_lstm", "layer_norm", "batch_norm", "scripted"])
+@pytest.mark.parametrize(
+    "name", ["nn_lstm", "layer_norm", "batch_norm", "scripted", "hoisted", "packed"]
+)
 def test_a_variant_of_the_lstm_that_computes_something_else_is_not_timed(
     name: str,
 ) -> None:
