@@ -63,11 +63,10 @@ def eager(model: nn.Module) -> nn.Module:
 def gradients(
     model: nn.Module, loss: Loss, parameters: Sequence[nn.Parameter] | None = None
 ) -> tuple[float, list[torch.Tensor]]:
-    """Loss (nats) and its gradient by some of the parameters.
+    """Loss (nats) and its gradient by some parameters, by default all that are trained.
 
-    By default those are all that require a gradient. The gradients stand in the order
-    of the parameters, and are zero where the loss does not depend on one. A loss that
-    is no scalar, and a model without such a parameter, are a ``ValueError``.
+    It is zero by a parameter on which the loss does not depend. A loss that is no
+    scalar, and a model that trains nothing, are a ``ValueError``.
     """
     if parameters is None:
         parameters = [p for p in model.parameters() if p.requires_grad]
