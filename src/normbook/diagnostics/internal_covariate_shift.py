@@ -109,7 +109,8 @@ def gradient_shift(
     with undisturbed(model) as reset:
         W = [[p.detach().clone() for p in group] for group in parameters]
         _, slopes = gradients(model, loss, [p for group in parameters for p in group])
-        G = _split(slopes, parameters)
+        rest = iter(slopes)
+        G = [[next(rest) for _ in group] for group in parameters]
         W_new = [
             [p - _change(step, p, g) for p, g in zip(*both, strict=True)]
             for both in zip(parameters, G, strict=True)
@@ -226,11 +227,6 @@ def _change(
         if callable(step):
             return step(parameter, gradient).detach().clone()
         return step * gradient
-
-
-def _split(slopes: Group, parameters: Sequence[Group]) -> list[Group]:
-    rest = iter(slopes)
-    return [[next(rest) for _ in group] for group in parameters]
 
 
 def _flat(tensors: Sequence[torch.Tensor]) -> torch.Tensor:

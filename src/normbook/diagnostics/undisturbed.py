@@ -29,9 +29,10 @@ def undisturbed(model: nn.Module) -> Iterator[Callable[[], None]]:
     an error. Yields a function that puts everything back at once, for another
     evaluation from the same state: dropout, say, then draws the same mask.
     """
+    gradients = [(p, p.grad) for p in model.parameters()]
     tensors = [*model.parameters(), *model.buffers()]
+    tensors += [gradient for _, gradient in gradients if gradient is not None]
     values = [t.detach().clone() for t in tensors]
-    gradients = [(p, p.grad, _copy(p.grad)) for p in model.parameters()]
     modes = [(m, m.training) for m in model.modules()]
     states = [(g, g.get_state()) for g in _generators(model, tensors)]
 
@@ -39,10 +40,8 @@ def undisturbed(model: nn.Module) -> Iterator[Callable[[], None]]:
         with torch.no_grad():
             for tensor, value in zip(tensors, values, strict=True):
                 tensor.copy_(value)
-            for parameter, gradient, kept in gradients:
-                parameter.grad = gradient
-                if gradient is not None and kept is not None:
-                    gradient.copy_(kept)
+        for parameter, gradient in gradients:
+            parameter.grad = gradient
         for module, mode in modes:
             module.training = mode
         for generator, state in states:
@@ -101,7 +100,3 @@ def _generators(
         yield torch.cuda.default_generators[index]
     held = (v for m in model.modules() for v in vars(m).values())
     yield from {id(v): v for v in held if isinstance(v, torch.Generator)}.values()
-
-
-def _copy(tensor: torch.Tensor | None) -> torch.Tensor | None:
-    return None if tensor is None else tensor.detach().clone()
