@@ -259,17 +259,13 @@ Parts = Mapping[str, tuple[Part, ...]]
 
 
 class LSTMConvention(NamedTuple):
-    """Order of the gates and places of the weights.
-
-    The last three are those of cells with normalization, as in
-    :func:`normbook.layer_norm_lstm.layer_norm_lstm_forward`.
-    """
+    """Order of the gates and places of the weights."""
 
     gates: str  # their order, with g for the candidate, which others call c or j
     parts: Parts  # of each field of ours
     has_gates_last: bool = False  # as columns, of a matrix (D, 4H), in place of rows
     forget_bias: float = 0.0  # that the cell adds at run time and does not store
-    norm: Normed | None = None
+    norm: Normed | None = None  # from here on as in layer_norm_lstm_forward
     carried: Carried | None = None
     eps: float | None = None
 
