@@ -112,7 +112,9 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     modules = imported_by(file.nb for file in files)
     if len(files) < 2 or "torch" in modules:
         modules += [*SLOW, *TOGETHER]
-    template = Template(["ipykernel.kernelapp", *modules])  # begun for the first copy
+    # Begun for the first copy, and shared by all workers.
+    run = getattr(session.config, "workerinput", {}).get("testrunuid")
+    template = Template(["ipykernel.kernelapp", *modules], run)
     session.config.stash[TEMPLATE] = template
     session.config.add_cleanup(template.close)
     if len(files) > 1 and hasattr(os, "pidfd_open"):
