@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import gc
 import importlib
 import json
 import os
@@ -245,6 +246,7 @@ def serve(number: str, *modules: str) -> None:
             importlib.import_module(name)
     if "torch" in modules:
         importlib.import_module("torch._dynamo")  # the first optimizer imports it
+    gc.freeze()  # no copy looks for garbage here, which would copy all pages
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for them here
     with contextlib.ExitStack() as ends:
         order = next_copy(socket.socket(fileno=int(number)), ends)
