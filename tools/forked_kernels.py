@@ -240,13 +240,18 @@ def start_of_interpreter(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def serve(number: str, *modules: str) -> None:
-    """Import modules, then fork a process for each order that comes."""
+    """Import modules, then fork a process for each order that comes.
+
+    Nobody looks for garbage in what was imported: a copy that did would copy all of it.
+    """
+    gc.disable()
     for name in modules:
         with contextlib.suppress(ImportError):  # the notebook will say so
             importlib.import_module(name)
     if "torch" in modules:
         importlib.import_module("torch._dynamo")  # the first optimizer imports it
-    gc.freeze()  # no copy looks for garbage here, which would copy all pages
+    gc.freeze()
+    gc.enable()
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for them here
     with contextlib.ExitStack() as ends:
         order = next_copy(socket.socket(fileno=int(number)), ends)
