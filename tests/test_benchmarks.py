@@ -126,7 +126,8 @@ def test_the_records_of_the_lstm_have_its_sizes_and_variants(of: Any) -> None:
         assert size == lstm.SIZES[row["size"]]
         small_one = lstm.Size(2, size.examples, 2, 2)
         for kind in ("forward", "both"):
-            assert row[kind].keys() == lstm.variants(small_one).keys()
+            found, known = row[kind].keys(), lstm.variants(small_one).keys()
+            assert found - {"jax_scan"} == known - {"jax_scan"}
 
 
 # --- folding
