@@ -102,6 +102,7 @@ execute: setup ## re-run notebooks and store their outputs; NOTEBOOK=book/x.ipyn
 bench: setup ## time LSTMs and layers, on a machine that does nothing else (OUT=folder for the records)
 	$(BIN)/python benchmarks/lstm.py --out $(OUT)/lstm.json
 	$(BIN)/python benchmarks/lstm.py --threads 2 --sizes s1 s2 s3 s4 --out $(OUT)/lstm_2_threads.json
+	$(BIN)/python benchmarks/first_call.py --out $(OUT)/first_call.json
 	$(BIN)/python benchmarks/small_inputs.py --out $(OUT)/small_inputs.json
 	$(BIN)/python benchmarks/folding.py --out $(OUT)/folding.json
 

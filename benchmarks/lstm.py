@@ -40,6 +40,7 @@ import statistics
 import time
 import warnings
 from collections.abc import Callable
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -372,6 +373,8 @@ def main() -> None:
         **provenance.origin(torch.device("cpu")),
         "rows": rows,
     }
+    if importlib.util.find_spec("jax") is not None:
+        record["versions"]["jax"] = version("jax")
     options.out.parent.mkdir(parents=True, exist_ok=True)
     options.out.write_text(json.dumps(record, indent=1) + "\n")
 
