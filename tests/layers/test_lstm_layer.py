@@ -22,6 +22,7 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
 from normbook.layer_norm_lstm import LayerNormLSTMParameters, layer_norm_lstm
+from normbook.layers import torch_lstm
 from normbook.layers.lstm import LayerNormLSTM
 from normbook.layers.native import NATIVE
 from normbook.layers.torch_lstm import TorchSequence
@@ -377,6 +378,7 @@ def second_order(*way: Any) -> dict[str, Tensor]:
     return dict(zip(leaves, torch.autograd.grad(size, everything), strict=True))
 
 
+@pytest.mark.parametrize("few", [100, 4], ids=["at once", "in parts"])
 @pytest.mark.parametrize("order", [first_order, second_order])
 @each_packing
 @each_cell
@@ -384,7 +386,11 @@ def test_derivatives_are_those_of_the_forward_pass(
     options: dict[str, Any],
     is_packed: bool,
     order: Callable[..., dict[str, Tensor]],
+    few: int,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    for name in ("ROWS", "FEW"):
+        monkeypatch.setattr(torch_lstm, name, few)
     layer = make(eps=0.1, **options)
     found, expected = (order(f, layer, is_packed) for f in (by_layer, by_core))
     assert_same(found, expected)
@@ -675,6 +681,14 @@ def test_compiled_models_run_the_layer_outside_of_their_graph(
     assert_equal(found, expected, 0.0)
     assert distance(compiled(x)[0], layer(x)[0]) == 0
     assert not any(seen)
+
+
+@each_cell
+def test_which_cells_are_one_function(options: dict[str, Any]) -> None:
+    """The others are differentiated operator by operator."""
+    h, _ = make(**options)(draw(T, N, D))
+    is_usual = options["norm"] is None or options == {"norm": "terms", "carried": "raw"}
+    assert (type(h.grad_fn).__name__ == "TorchSequenceBackward") == is_usual
 
 
 def test_modes_of_torch_see_small_sequences_too() -> None:
