@@ -112,7 +112,8 @@ class TorchSequence(torch.autograd.Function):
         # Unpacked once: torch.utils.checkpoint allows no more.
         x, h_0, c_0, h, *others = ctx.saved_tensors
         first_parameter = len(_Kept._fields)
-        kept, parameters = others[:first_parameter], others[first_parameter:]
+        kept = _Kept._make(others[:first_parameter])
+        parameters = others[first_parameter:]
         cell, sizes = ctx.cell, ctx.sizes
         dl_dh, *last = arriving
         dl_dh = torch.zeros_like(h) if dl_dh is None else dl_dh
@@ -123,11 +124,10 @@ class TorchSequence(torch.autograd.Function):
                 slopes = cell.gradients(arriving, x, h_0, c_0, parameters)
                 return as_needed(ctx, None, None, *slopes)
             rows, h, dl_dh = through_time.as_rows(x, x, h, dl_dh)
-            at_h, at_c = (
-                torch.cat([torch.zeros_like(h_0), dl_dh]),
-                torch.zeros_like(c_0),
-            )
             n = len(h_0)
+            # What arrives at all states, the first ones included.
+            at_h = torch.cat([torch.zeros_like(h_0), dl_dh])
+            at_c = torch.zeros_like(c_0)
             dl_dh_last, dl_dc_last = last
             if dl_dh_last is not None:
                 at_h[n:][through_time.ends(sizes)] += dl_dh_last
@@ -135,29 +135,21 @@ class TorchSequence(torch.autograd.Function):
                 at_c += dl_dc_last
             weights = cell.full(parameters)
             h_prev = through_time.before(h, h_0, sizes)
-            c_prev = through_time.before(kept[1], c_0, sizes)
+            c_prev = through_time.before(kept.c, c_0, sizes)
             dl_dx = torch.empty_like(rows) if ctx.needs_input_grad[2] else None
             dl_dw_x, dl_dw_h = map(torch.zeros_like, (weights.w_x, weights.w_h))
             at_steps = through_time.split(at_h, (n, *sizes))
             sums: Sequence[Tensor] = ()
             for first, end, part in through_time.parts(sizes, ROWS):
-                s = _Kept(*kept).rows(part)
-                of_steps = sizes[first:end]
-                dl_dp, dl_dq, of_part = _part(
-                    cell,
-                    weights,
-                    of_steps,
-                    s,
-                    c_prev[part],
-                    at_steps[first : end + 1],
-                    at_c,
-                )
+                of_part = sizes[first:end], kept.rows(part), c_prev[part]
+                at = at_steps[first : end + 1], at_c
+                dl_dp, dl_dq, found = _part(cell, weights, *of_part, *at)
                 dl_dw_x.addmm_(dl_dq.T, rows[part])
                 dl_dw_h.addmm_(dl_dp.T, h_prev[part])
                 if dl_dx is not None:
                     torch.mm(dl_dq, weights.w_x, out=dl_dx[part])
-                both = zip(sums, of_part, strict=True)
-                sums = [a + b for a, b in both] if sums else of_part
+                both = zip(sums, found, strict=True)
+                sums = [a + b for a, b in both] if sums else found
         if dl_dx is not None:
             (dl_dx,) = through_time.like_steps(x, dl_dx)
         b, *others = sums
