@@ -23,6 +23,8 @@ gradients of x and of all weights, in rounds in which the variants take turns:
 - ``products``: what is left of an LSTM without gates: products of the same sizes, h
   the first quarter of each. No LSTM that takes them from torch can need less time.
 - ``packed``: the same with the product of our compiled loop, if numba is installed.
+- ``jax_scan``: the layer as one writes it in JAX, compiled by XLA, with all that waits
+  for no state in front of ``lax.scan``; left out, with a word, where JAX is missing.
 
 With one thread the time is that of the processor, with several that of the clock.
 Before anything is timed, the output and every gradient of each variant are compared
@@ -35,11 +37,16 @@ from __future__ import annotations
 
 import argparse
 import copy
+import functools
+import importlib
+import importlib.util
 import json
+import os
 import statistics
 import time
 import warnings
 from collections.abc import Callable
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -251,6 +258,7 @@ def variants(size: Size, gain: float = 1.0) -> dict[str, Variant]:
         h: Tensor = torch.func.functional_call(twin, parameters, x)[0]
         return h
 
+    values = own.values()
     found = {
         "nn_lstm": Variant(
             lambda x: theirs(x)[0], _plain, dict(theirs.named_parameters())
@@ -278,6 +286,10 @@ def variants(size: Size, gain: float = 1.0) -> dict[str, Variant]:
         del found["packed"]
     if size.examples == 1:  # alone, an example has no variance
         del found["batch_norm"]
+    if importlib.util.find_spec("jax") is not None:
+        found["jax_scan"] = found["layer_norm"]._replace(
+            run=lambda x: _Scan.apply(torch.is_grad_enabled(), tuple(own), x, *values)
+        )
     return found
 
 
@@ -288,6 +300,64 @@ def linear(x: Tensor, w_x: Tensor, w_h: Tensor) -> Tensor:
     for x_t in x.unbind(0):
         states.append((x_t @ w_x.t() + states[-1] @ w_h.t())[:, :units])
     return torch.stack(states[1:])
+
+
+class _Scan(torch.autograd.Function):
+    """The layer in JAX, on memory of torch."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, is_kept: bool, names: tuple[str, ...], *values: Tensor
+    ) -> Tensor:
+        """Return h; keep what the way back needs if there is one."""
+        jax, run, run_and_keep, _ = scan(names)
+        arrays = [jax.dlpack.from_dlpack(v.detach()) for v in values]
+        if is_kept:
+            h, ctx.kept = run_and_keep(*arrays)
+        else:
+            h = run(*arrays)
+        ctx.names = names
+        return torch.from_dlpack(h.block_until_ready())
+
+    @staticmethod
+    def backward(ctx: Any, *arriving: Any) -> Any:
+        """Return the gradients of x and of the parameters."""
+        jax, _, _, back = scan(ctx.names)
+        slopes = back(ctx.kept, jax.dlpack.from_dlpack(arriving[0].contiguous()))
+        slopes = jax.block_until_ready(slopes)
+        return None, None, *map(torch.from_dlpack, slopes)
+
+
+@functools.cache
+def scan(names: tuple[str, ...]) -> tuple[Any, ...]:
+    """Return JAX and, compiled: forward, forward with what is kept, and backward."""
+    if torch.get_num_threads() == 1:
+        one = "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1"
+        os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {one}"
+    jax = importlib.import_module("jax")
+    numpy, nn = jax.numpy, jax.nn
+
+    def hat(v: Any) -> Any:
+        centred = v - v.mean(-1, keepdims=True)
+        return centred / numpy.sqrt((centred**2).mean(-1, keepdims=True) + EPS)
+
+    def run(x: Any, *values: Any) -> Any:
+        p = dict(zip(names, values, strict=True))
+        q = p["gamma_x"] * hat(x @ p["w_x"].T) + p["beta_x"] + p["beta_h"]
+
+        def step(states: Any, q_t: Any) -> Any:
+            h, c = states
+            a = p["gamma_h"] * hat(h @ p["w_h"].T) + q_t
+            f, i, o, g = numpy.split(a, 4, -1)
+            c = nn.sigmoid(f) * c + nn.sigmoid(i) * numpy.tanh(g)
+            h = nn.sigmoid(o) * numpy.tanh(p["gamma_c"] * hat(c) + p["beta_c"])
+            return (h, c), h
+
+        zeros = numpy.zeros((x.shape[1], p["w_h"].shape[1]), x.dtype)
+        return jax.lax.scan(step, (zeros, zeros), q)[1]
+
+    forth = jax.jit(lambda *values: jax.vjp(run, *values))
+    return jax, jax.jit(run), forth, jax.jit(lambda kept, dl_dh: kept(dl_dh))
 
 
 def _named(layer: LayerNormLSTM) -> dict[str, Tensor]:
@@ -397,6 +467,8 @@ def main() -> None:
         parser.error(f"--rounds must be at least 15, got {options.rounds}")
     torch.set_num_threads(options.threads)
     started = provenance.now()
+    if importlib.util.find_spec("jax") is None:
+        print("jax_scan is left out: JAX is not installed")
     rows = []
     for name in options.sizes:
         size = SIZES[name]
@@ -419,6 +491,8 @@ def main() -> None:
         **provenance.origin(torch.device("cpu")),
         "rows": rows,
     }
+    if importlib.util.find_spec("jax") is not None:
+        record["versions"]["jax"] = version("jax")
     options.out.parent.mkdir(parents=True, exist_ok=True)
     options.out.write_text(json.dumps(record, indent=1) + "\n")
 
