@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch._C._functorch import is_legacy_batchedtensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from normbook import through_time
@@ -31,6 +32,7 @@ __all__ = ["NATIVE", "NativeSequence", "can_run", "is_watched", "loop"]
 NATIVE = "NORMBOOK_NATIVE"  # environment variable; 0 turns the loop off
 
 ROWS = 256  # at a time, on the way back
+KINDS = (Tensor, torch.nn.Parameter)
 LEAST = 2**17  # numbers in the product of a step, for each thread
 
 # Half of a step in bfloat16 fits nothing.
@@ -40,36 +42,36 @@ _PANELS: Any = WeakTensorKeyDictionary()  # of weights that were used for infere
 
 
 @functools.cache
-def loop() -> ModuleType | None:
-    """Import the compiled loop; None where numba is missing or cannot be used."""
+def loop(name: str = "compiled_lstm") -> ModuleType | None:
+    """Import compiled loops; None where numba is missing or cannot be used."""
     if importlib.util.find_spec("numba") is None:
         return None
     try:
-        from normbook.layers import compiled_lstm
+        return importlib.import_module(f"normbook.layers.{name}")
     except Exception as error:  # noqa: BLE001, numba refuses some versions of NumPy so
         warnings.warn(
-            f"the compiled loop of the LSTM must import numba, got {error!r}; the "
-            f"layer is slower without. Install a fitting numba, or set {NATIVE}=0.",
+            f"the compiled loops of the layers must import numba, got {error!r}; they "
+            f"are slower without. Install a fitting numba, or set {NATIVE}=0.",
             stacklevel=2,
         )
         return None
-    return compiled_lstm
 
 
-def can_run(tensors: Sequence[Tensor]) -> bool:
-    """Whether the loop computes a cell on these tensors."""
+def can_run(tensors: Sequence[Tensor], name: str = "compiled_lstm") -> bool:
+    """Whether compiled loops compute on these tensors."""
+    dtype = tensors[0].dtype
+    for v in tensors:
+        if type(v) not in KINDS or v.dtype != dtype or not v.is_cpu:
+            return False
+        # What lies in memory is something else, or nothing.
+        if v.is_neg() or v._is_zerotensor() or is_legacy_batchedtensor(v):
+            return False
     return (
-        all(
-            type(v) in (Tensor, torch.nn.Parameter)
-            and v.dtype == tensors[0].dtype
-            and v.device.type == "cpu"
-            for v in tensors
-        )
-        and tensors[0].dtype in (torch.float32, torch.float64)
+        dtype in (torch.float32, torch.float64)
         and tensors[0].numel() > 0
         and os.environ.get(NATIVE, "1") != "0"
         and not is_watched()
-        and loop() is not None
+        and loop(name) is not None
     )
 
 
