@@ -33,7 +33,7 @@ def by_batch(
 
 def _count(x: Tensor) -> int:
     """Count the values of one channel; 0 where there is no channel."""
-    return x[:, :1].numel()
+    return x.numel() // max(x.shape[1], 1)
 
 
 class _BatchNorm(ChannelNorm, TorchBatchNorm):

@@ -4,7 +4,8 @@ They run where numba is installed, on a CPU in float32 or float64, unless the la
 the environment variable ``NORMBOOK_NATIVE=0`` says no: for the layer-normalized cell of
 the paper, the plain one and the one with batch norm. Everything else (GPUs, half
 precision, other cells, ``torch.func``, forward-mode derivatives, whatever looks at
-single operators) takes the formulas, with the same results but for rounding.
+single operators) takes the formulas, with the same results but for rounding. The same
+holds for the loops of :mod:`normbook.layers.native_norms`.
 """
 
 from __future__ import annotations
