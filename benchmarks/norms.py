@@ -54,7 +54,7 @@ EPS = 1e-5
 # float32 against float64, as a share of the largest value.
 TOLERANCE = 1e-5
 GROUPS = 32
-LEAST = 2**17  # numbers in a round: one call on few is too short for a clock
+LEAST = 2**20  # numbers in a round: one call on few is too short for a clock
 SIDE = 512  # of the matrices of the product
 
 IMAGES = (32, 64, 28, 28)
