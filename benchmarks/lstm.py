@@ -20,8 +20,8 @@ gradients of x and of all weights, in rounds in which the variants take turns:
 - ``indexed``: the same with ``x[t]`` in place of one ``x.unbind(0)``.
 - ``scripted``: ``eager`` in TorchScript.
 - ``hoisted``: ``scripted`` with all that waits for no state in front of the loop.
-- ``products``: what is left of an LSTM without gates: products of the same sizes, h
-  the first quarter of each. No LSTM that takes them from torch can need less time.
+- ``products``: what is left of an LSTM without gates: products of the same sizes by
+  ``torch.mm``, h the first quarter of each.
 - ``packed``: the same with the product of our compiled loop, if numba is installed.
 - ``jax_scan``: the layer as one writes it in JAX, compiled by XLA, with all that waits
   for no state in front of ``lax.scan``; left out, with a word, where JAX is missing.
