@@ -11,7 +11,7 @@ VERSIONS ?= pinned
 PORT ?= 8000
 OUT ?= benchmarks/recorded
 PAGES = tests/test_pages.py tests/test_solutions.py
-LSTMS = lstm layer_norm_lstm handwriting reading
+LSTMS = lstm layer_norm_lstm handwriting reading fast_normalization
 DATA ?= mnist fashion-mnist japanese-vowels omniglot-strokes babi
 export PYTHON VENV VERSIONS
 BIN := $(VENV)/bin
