@@ -144,8 +144,10 @@ def through_scale(g: Array, x_hat: Array, inv_std: Array, axes: Axes) -> Array:
 
 def broadcast_along(value: Array, axes: tuple[int, ...], ndim: int) -> Array:
     """Return an array with these axes with length 1 along all others."""
-    lengths = dict(zip(axes, value.shape, strict=True))
-    return value.reshape(tuple(lengths.get(axis, 1) for axis in range(ndim)))
+    shape = [1] * ndim
+    for axis, length in zip(axes, value.shape, strict=True):
+        shape[axis] = length
+    return value.reshape(shape)
 
 
 def affine(
