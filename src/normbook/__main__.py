@@ -350,7 +350,7 @@ def _show_plan(
 ) -> None:
     from normbook.data.catalogue import SOURCES
     from normbook.data.files import whereabouts
-    from normbook.lab import ranks, runner
+    from normbook.lab import ranks, runner, tuning
 
     experiment = options.name
     scale = experiment.scales[options.scale]
@@ -375,12 +375,17 @@ def _show_plan(
         pairs = ", ".join(f"{k} = {v}" for k, v in settings.items())
         time = f"; about {_duration(seconds[variant])} a run" if is_here else ""
         print(f"  {variant}: {pairs}{time}")
-    runs = len(scale.settings["variants"]) * len(seeds)
-    steps = sum(_lengths(scale)) * len(seeds)
-    time = f"about {_duration(sum(seconds.values()) * len(seeds))} with one process"
+    # Before a grid is extended, if there is one.
+    planned = tuning.at_least(scale.settings, seeds)
+    runs = sum(planned.values())
+    lengths = dict(zip(planned, _lengths(scale), strict=True))
+    steps = sum(planned[v] * lengths[v] for v in planned)
+    spent = sum(planned[v] * seconds.get(v, 0.0) for v in planned)
+    time = f"about {_duration(spent)} with one process"
     if not is_here:
         time = f"time unknown without the data set {scale.data} ({where})"
-    print(f"{runs} runs, {steps} steps, {time}")
+    least = "at least " if runs > len(planned) * len(seeds) else ""
+    print(f"{least}{runs} runs, {steps} steps, {time}")
 
 
 def _plot(options: argparse.Namespace) -> int:

@@ -24,13 +24,15 @@ from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 from normbook.arrays import check_eps
 from normbook.layer_norm_lstm import (
     Carried,
+    Hats,
     LayerNormLSTMCache,
     LayerNormLSTMParameters,
     Normed,
-    check_option,
+    check_hats,
     layer_norm_lstm_backward,
     layer_norm_lstm_forward,
     with_one_bias,
+    without_hat,
 )
 from normbook.layers import triton_lstm
 from normbook.layers.base import NormLayer, as_float32, check_size, other_device
@@ -78,6 +80,7 @@ class _Cell:
 
     norm: Normed | None
     carried: Carried
+    hats: Hats
     eps: float
     batch_sizes: tuple[int, ...] | None  # None: all sequences have one length
     is_native: bool  # by the compiled loop, where it can run
@@ -91,7 +94,7 @@ class _Cell:
         options: dict[str, Any] = {"batch_sizes": self.batch_sizes}
         if self.norm is None:
             return lstm_forward(x, weights, h_0, c_0, **options)
-        options |= {"norm": self.norm, "carried": self.carried}
+        options |= {"norm": self.norm, "carried": self.carried, "hats": self.hats}
         return layer_norm_lstm_forward(x, weights, h_0, c_0, self.eps, **options)
 
     def cache(self, arrays: Sequence[Any], parameters: Sequence[Any]) -> Any:
@@ -100,7 +103,7 @@ class _Cell:
         sizes = self.batch_sizes or (x.shape[1],) * x.shape[0]
         if self.norm is None:
             return LSTMCache._make((*arrays, weights, sizes))
-        options = weights, self.norm, self.carried, sizes
+        options = weights, self.norm, self.carried, self.hats, sizes
         return LayerNormLSTMCache._make((*arrays, *options))
 
     def backward(self, dl_dh: Any, cache: Any, *last: Any) -> Any:
@@ -112,10 +115,27 @@ class _Cell:
         return self.norm is not None
 
     @property
+    def mode(self) -> tuple[bool, ...]:
+        """Whether p (or the sum), q and c have a hat, p is the sum, u is carried."""
+        hats = self.hats if self.has_norm else ""
+        is_sum, is_carried = self.norm == "sum", self.carried == "normalized"
+        return "p" in hats, "q" in hats and not is_sum, "c" in hats, is_sum, is_carried
+
+    @property
+    def has_one_slope(self) -> bool:
+        """Whether the same arrives at p and q."""
+        has_p, has_q, _, is_sum, _ = self.mode
+        return is_sum or not (has_p or has_q)
+
+    @property
+    def is_paper(self) -> bool:
+        """Whether it is the cell of the paper, which has kernels for a GPU, too."""
+        return (self.norm, self.carried, self.hats) == ("terms", "raw", "pqc")
+
+    @property
     def can_be_native(self) -> bool:
         """Whether there is a compiled loop of this cell."""
-        is_paper = (self.norm, self.carried) == ("terms", "raw")
-        return self.is_native and (is_paper or self.norm is None)
+        return self.is_native and self.norm != "gates"
 
     def moments(self, q: Tensor, rows: int) -> list[Tensor]:
         """Memory for mean and 1 / s of each row of p, q and c."""
@@ -195,7 +215,7 @@ bind_by_position(_Sequence)
 class LayerNormLSTM(NormLayer):
     r"""The layer-normalized LSTM, in several layers and both directions.
 
-    Formulas, ``norm``, ``carried`` and ``eps`` are those of
+    Formulas, ``norm``, ``carried``, ``hats`` and ``eps`` are those of
     :func:`~normbook.layer_norm_lstm.layer_norm_lstm_forward`; ``norm=None`` is the
     plain LSTM. Other arguments, call, outputs and shapes are those of
     :class:`torch.nn.LSTM`, packed sequences in any order of lengths, too. eps must not
@@ -255,6 +275,7 @@ class LayerNormLSTM(NormLayer):
         norm: Normed | None = "terms",
         eps: float = 1e-5,
         carried: Carried = "raw",
+        hats: Hats = "pqc",
         has_redundant_biases: bool = True,
         native: bool = True,
     ) -> None:
@@ -262,7 +283,7 @@ class LayerNormLSTM(NormLayer):
         self.input_size, self.hidden_size = input_size, hidden_size
         self.num_layers, self.bias = num_layers, bias
         self.batch_first, self.bidirectional = batch_first, bidirectional
-        self.norm, self.carried = norm, carried
+        self.norm, self.carried, self.hats = norm, carried, hats
         self.has_redundant_biases = has_redundant_biases
         self.native, self.proj_size = native, proj_size
         self._check_settings(dropout)
@@ -299,6 +320,8 @@ class LayerNormLSTM(NormLayer):
         shown += f", norm={self.norm!r}"
         if self.norm is not None:
             shown += f", eps={self.eps}, carried={self.carried!r}"
+            if self.hats != "pqc":
+                shown += f", hats={self.hats!r}"
             shown += f", has_redundant_biases={self.has_redundant_biases}"
         return shown
 
@@ -359,7 +382,7 @@ class LayerNormLSTM(NormLayer):
         is_cast = is_autocast(x)
         if is_cast:
             x, *states = as_float32(x, *states)
-        cell = _Cell(self.norm, self.carried, self.eps, sizes, self.native)
+        cell = _Cell(self.norm, self.carried, self.hats, self.eps, sizes, self.native)
         order = None
         if sizes is not None and self.bidirectional:
             order = backwards(sizes, x.device)
@@ -450,13 +473,15 @@ class LayerNormLSTM(NormLayer):
 
     def _shape(self, field: str, features: int) -> tuple[int, ...] | None:
         """Shape of a parameter, or None if the layer has none such."""
+        has_norm = self.norm is not None and field not in without_hat(self.hats)
+        has_terms = has_norm and self.norm == "terms"
         is_there = {
             "b": self.bias,
-            "beta_h": self.norm is not None and self.has_redundant_biases,
-            "gamma_x": self.norm == "terms",
-            "beta_x": self.norm == "terms" and self.has_redundant_biases,
+            "beta_h": has_norm and self.has_redundant_biases,
+            "gamma_x": has_terms,
+            "beta_x": has_terms and self.has_redundant_biases,
             "w_r": self.proj_size > 0,
-        }.get(field, field in PLAIN or self.norm is not None)
+        }.get(field, field in PLAIN or has_norm)
         rows = self.hidden_size * (1 if field in ("gamma_c", "beta_c") else 4)
         shapes = {
             "w_x": (rows, features),
@@ -480,8 +505,7 @@ class LayerNormLSTM(NormLayer):
             "native",
         ):
             check_switch(name, getattr(self, name))
-        check_option("norm", self.norm, (*get_args(Normed), None))
-        check_option("carried", self.carried, get_args(Carried))
+        check_hats(self.norm, self.carried, self.hats, (*get_args(Normed), None))
         size = self.proj_size
         if size != 0:
             check_size("proj_size", size, "it is the number of outputs, 0 for H")
@@ -637,7 +661,7 @@ def _layer(
     function: Any = None
     if cell.can_be_native and can_run(tensors):
         function = NativeSequence
-    elif cell.can_be_native and cell.has_norm and triton_lstm.can_run(tensors):
+    elif cell.is_native and cell.is_paper and triton_lstm.can_run(tensors):
         function = triton_lstm.TritonSequence
     if function is not None:
         is_kept = torch.is_grad_enabled() and any(v.requires_grad for v in tensors)
