@@ -279,13 +279,14 @@ def _experiment(name: str) -> Experiment:
 
 def _experiments(_: argparse.Namespace) -> int:
     from normbook.experiments.catalogue import EXPERIMENTS
+    from normbook.lab import tuning
 
     for experiment in EXPERIMENTS.values():
         print(f"{experiment.name}: {experiment.title}")
         print(f"  after {experiment.source}")
         for name, scale in experiment.scales.items():
             lengths = _lengths(scale)
-            runs = len(lengths) * len(scale.seeds)
+            runs = sum(tuning.at_least(scale.settings, scale.seeds).values())
             steps = " to ".join(map(str, sorted({min(lengths), max(lengths)})))
             print(f"  --scale {name:7}  {runs} runs of {steps} steps; {scale.about}")
     return 0

@@ -1,6 +1,7 @@
 """Sequences that are drawn, not measured: embedded, and their law is known.
 
-Numbers in steps, whose class is to be told, and characters of a pen.
+Numbers in steps, whose class is to be told, marks to be counted, and characters of a
+pen.
 """
 
 from __future__ import annotations
@@ -99,9 +100,9 @@ def marked(
     >>> drawn = np.random.default_rng(0)
     >>> x, y = marked(drawn, count=2, steps=5, least=1, most=3)
     >>> x.tolist()
-    [[1, 0, 1, 0, 0, 4, 4, 4], [0, 2, 2, 3, 3, 4, 4, 4]]
+    [[0, 2, 3, 0, 0, 4, 4, 4], [2, 0, 3, 0, 3, 4, 4, 4]]
     >>> y[:, 5:].tolist()
-    [[1, 1, 1], [1, 0, 0]]
+    [[1, 1, 1], [1, 1, 0]]
     """
     check_size("count", count, 1)
     check_size("least", least, 0)

@@ -262,7 +262,7 @@ def spreads(lstm: LayerNormLSTM, x: Tensor | PackedSequence) -> lab.Values:
         "sigma_p": _deviation(h_prev @ weights.w_h.T),
         "sigma_q": _deviation((rows @ weights.w_x.T)[later]),
         "sigma_c": sigma_c[later],
-        "gain": torch.linalg.matrix_norm(slopes, 2),
+        "gain": _spectral_norms(slopes),
         "h": h_prev.square().mean(1).sqrt(),
     }
     return {name: float(values.median()) for name, values in quantities.items()}
@@ -270,6 +270,12 @@ def spreads(lstm: LayerNormLSTM, x: Tensor | PackedSequence) -> lab.Values:
 
 def _deviation(rows: Tensor) -> Tensor:
     return rows.std(1, correction=0)
+
+
+def _spectral_norms(slopes: Tensor) -> Tensor:
+    if not slopes.isfinite().all():  # after a run that diverged
+        return slopes.new_tensor(torch.nan)
+    return torch.linalg.matrix_norm(slopes, 2)
 
 
 def _through_hat(w: Tensor, v_hat: Tensor, inv_std: Tensor) -> Tensor:
@@ -314,7 +320,7 @@ def _cells(record: Record) -> dict[str, dict[float, str]]:
     """Variants by their cell and gain."""
     cells: dict[str, dict[float, str]] = {}
     for variant, own in record.settings["variants"].items():
-        cells.setdefault(own["name"], {})[own["gain"]] = variant
+        cells.setdefault(own["label"], {})[own["gain"]] = variant
     return cells
 
 
@@ -392,12 +398,11 @@ QUANTITIES = {
 def _draw_cell(record: Record) -> Figure:
     from normbook.figures import band, legend_above, panels
 
-    variants = record.settings["variants"]
     kinds: dict[str, tuple[Kind, str]] = {
         "none": ("none", "no hat"), "pqc": ("layer", "p, q, c"),
         "c": ("other", "c alone"),
     }  # fmt: skip
-    shown = {k: look for k, look in kinds.items() if k in variants}
+    shown = {k: look for k, look in kinds.items() if k in record.variants}
     fig, axes = panels(len(QUANTITIES), sharex=True)
     fig.set_size_inches(8.4, 3)
     for ax, (quantity, label) in zip(axes, QUANTITIES.items(), strict=True):
@@ -416,7 +421,7 @@ def _draw_cell(record: Record) -> Figure:
 SUBSETS = ("", "p", "q", "c", "pq", "pc", "qc", "pqc")
 
 
-def _variants(
+def variants(
     hats: Iterable[str] = SUBSETS,
     sums: Sequence[str] = ("pq", "pqc"),
     carrying: Sequence[str] = ("c", "pc", "qc", "pqc"),
@@ -428,12 +433,12 @@ def _variants(
         **{f"sum{of[2:]}": {"hats": of, "norm": "sum"} for of in sums},
         **{f"{of}, carried": {"hats": of, "carried": "normalized"} for of in carrying},
     }
-    variants: dict[str, lab.Settings] = {}
+    named: dict[str, lab.Settings] = {}
     for (name, cell), gain in product(cells.items(), gains):
         if gain == gains[0] or cell["hats"]:  # without a hat there is no gain
             ending = "" if gain == gains[0] else f" gain={gain:g}"
-            variants[name + ending] = {"name": name, "cell": cell, "gain": gain}
-    return variants
+            named[name + ending] = {"label": name, "cell": cell, "gain": gain}
+    return named
 
 
 CHOICE: lab.Settings = {}  # a choice of the values, with nothing beyond
@@ -456,10 +461,10 @@ def _tuning(
 
 RATES = (0.001, 0.003, 0.009)
 BIASES: dict[str, Any] = {"step": 2.0, "limits": [-10.0, 10.0]}
-FEW = _variants(("", "pqc"), (), (), (1.0,))
+FEW = variants(("", "pqc"), (), (), (1.0,))
 FEW_POINTS = {"tuning": _tuning((0.003, 0.009))}
 READING: dict[str, Any] = {
-    "task": "reading", "shown": "error", "dtype": "float64", "variants": _variants(),
+    "task": "reading", "shown": "error", "dtype": "float64", "variants": variants(),
     "tuning": _tuning(RATES, bias=BIASES), "longest": 60, "validated": 1000,
     "batch_size": 32,
 }  # fmt: skip
@@ -504,7 +509,7 @@ PEN: dict[str, Any] = {
     "task": "strokes", "shown": "per_step", "dtype": "float64", "components": 20,
     "clip": 10.0, "batch_size": 8, "samples": 1, "layers": 1,
     "validated": [13, 14, 15, 16], "tuning": _tuning(RATES, "per_step", BIASES),
-    "variants": _variants(),
+    "variants": variants(),
 }  # fmt: skip
 STROKES = lab.Experiment(
     name="which_hat_strokes",
@@ -533,7 +538,7 @@ STROKES = lab.Experiment(
 )  # fmt: skip
 COUNTS: dict[str, Any] = {
     "task": "counting", "shown": "error", "dtype": "float64", "alphabet": 4,
-    "batch_size": 32, "tuning": _tuning(RATES, bias=BIASES), "variants": _variants(),
+    "batch_size": 32, "tuning": _tuning(RATES, bias=BIASES), "variants": variants(),
 }  # fmt: skip
 COUNTING = lab.Experiment(
     name="which_hat_counting",

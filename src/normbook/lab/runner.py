@@ -84,6 +84,9 @@ def run(
     beside it; nothing is written without. Processes that share the runs need it on a
     disk that they share, too; else the first one writes alone.
 
+    Where settings are tuned, the runs of the grid come first, and those with the seeds
+    at the points that were chosen.
+
     Processes of ``torchrun`` share the runs, with the numbers that each would give
     alone. With "batches" all take part in every update, with the statistics of the
     whole batch: the same up to rounding. With "local batches" these are of each part:
@@ -92,7 +95,8 @@ def run(
     ``timeout`` seconds for the others if they share the batches.
 
     RunError if an option is wrong, the record is there already, the checkpoints do not
-    fit or are damaged, there is no space, or the processes cannot share the work;
+    fit or are damaged, there is no space, a best point lies at the limit of its grid,
+    or the processes cannot share the work;
     OtherProcessError if another process has failed; DataError if the data set is
     nowhere to be had; KeyboardInterrupt after Ctrl-C, with the update under way saved.
     """
@@ -166,7 +170,10 @@ def check(
 def estimate(
     experiment: Experiment, scale: str, *, on: torch.device | str = "cpu"
 ) -> dict[str, float]:
-    """Estimate the seconds a run of each variant takes; errors as in :func:`run`."""
+    """Estimate the seconds a run of each variant takes; errors as in :func:`run`.
+
+    Of what is tuned, at the first point of its grid.
+    """
     chosen, place = _scale(experiment, scale), _place(on)
     data = load_data(chosen)
     seconds = {}

@@ -76,7 +76,7 @@ class Planned(NamedTuple):
     @property
     def title(self) -> str:
         """Variant and point."""
-        return " ".join([self.variant, *(f"{k}={v:g}" for k, v in self.tuned.items())])
+        return " ".join([self.variant, *(f"{k}={v}" for k, v in self.tuned.items())])
 
 
 class Search(NamedTuple):
