@@ -15,8 +15,10 @@ from torch import Tensor
 from torch.nn.utils.rnn import pack_sequence
 
 from normbook.data.strokes import Drawing
+from normbook.data.synthetic import marked
 from normbook.errors import RecordError
 from normbook.experiments import handwriting, reading, which_hat
+from normbook.experiments.catalogue import EXPERIMENTS
 from normbook.experiments.which_hat import Counter, counted, spreads
 from normbook.lab import experiment as lab
 from normbook.lab import tuning
@@ -131,7 +133,7 @@ def test_gains_and_forget_biases_begin_as_told(name: str) -> None:
 # --- deviations, and the gain of the step
 
 
-def network(**options: Any) -> LayerNormLSTM:
+def network(**options: Any) -> Any:
     lstm = LayerNormLSTM(3, 5, eps=1e-12, dtype=torch.float64, **options)
     with torch.no_grad():
         for k, (name, value) in enumerate(lstm.named_parameters()):
@@ -147,13 +149,13 @@ def test_the_gain_of_the_step_is_the_norm_of_its_derivative(options: Any) -> Non
     h = lstm(x[:1])[0][0, 0].detach()
     p, q = (lstm.w_h_l0 @ h).detach(), (lstm.w_x_l0 @ x[1, 0]).detach()
 
-    def a(h: Tensor) -> Tensor:
+    def a(h: Tensor) -> Any:
         p = lstm.w_h_l0 @ h
         if lstm.norm == "sum":
             return lstm.gamma_h_l0 * standardized(p + q)
         return lstm.gamma_h_l0 * standardized(p) if "p" in lstm.hats else p
 
-    jacobian = torch.autograd.functional.jacobian(a, h).detach()
+    jacobian: Tensor = torch.func.jacrev(a)(h).detach()
     found = spreads(lstm, x)
     assert found["gain"] == pytest.approx(float(torch.linalg.svdvals(jacobian)[0]))
     assert found["sigma_p"] == pytest.approx(float(p.std(correction=0)))
@@ -239,9 +241,7 @@ def test_a_counter_of_one_unit_that_counts_is_right() -> None:
         lstm.w_x_l0[3, 0], lstm.w_x_l0[3, 4] = 99.0, -99.0
         model.score.weight.fill_(99.0)
         model.score.bias.fill_(99 * np.tanh(0.5))  # c is n - k at the k-th answer
-    x, y = which_hat.marked(
-        np.random.default_rng(0), count=50, steps=40, least=0, most=20
-    )
+    x, y = marked(np.random.default_rng(0), count=50, steps=40, least=0, most=20)
     assert counted(model, torch.tensor(x), torch.tensor(y))["error"].item() == 0
 
 
@@ -325,7 +325,7 @@ def test_each_cell_is_tuned_by_validation_on_other_seeds() -> None:
 
 def test_the_scales_of_a_record_take_seeds_of_their_own_and_three_or_more() -> None:
     for name in which_hat.NAMES:
-        for scale, of in small.EXPERIMENTS[name].scales.items():
+        for scale, of in EXPERIMENTS[name].scales.items():
             assert len(of.seeds) >= (2 if scale == "live" else 3)
             assert not {*of.seeds} & {*of.settings["tuning"]["seeds"]}
             if scale != "live":

@@ -226,6 +226,7 @@ def first_input(model: nn.Module, layer: nn.Module, *inputs: Tensor) -> Any:
     return seen[0]
 
 
+@torch.no_grad()
 def spreads(lstm: LayerNormLSTM, x: Tensor | PackedSequence) -> lab.Values:
     r"""Measure the first layer of an LSTM on some sequences, from the second step on.
 
@@ -275,7 +276,8 @@ def _deviation(rows: Tensor) -> Tensor:
 def _spectral_norms(slopes: Tensor) -> Tensor:
     if not slopes.isfinite().all():  # after a run that diverged
         return slopes.new_tensor(torch.nan)
-    return torch.linalg.matrix_norm(slopes, 2)
+    norms: Tensor = torch.linalg.matrix_norm(slopes, 2)
+    return norms
 
 
 def _through_hat(w: Tensor, v_hat: Tensor, inv_std: Tensor) -> Tensor:
