@@ -110,7 +110,7 @@ def test_there_are_all_subsets_the_sums_and_those_that_carry_each_with_two_gains
     None
 ):
     names = {own["label"] for own in VARIANTS.values()}
-    assert len(names) == 8 + 2 + 4
+    assert len(names) == 8 + 2 + 5
     assert len(VARIANTS) == 2 * len(names) - 1  # without a hat there is no gain
     cells = [str(sorted(own["cell"].items())) for own in VARIANTS.values()]
     assert len(set(cells)) == len(names)

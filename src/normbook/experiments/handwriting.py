@@ -136,7 +136,8 @@ class PenNetwork(nn.Module):
     The norm is "none" or "layer_norm", else ValueError. Weights, from a CPU generator,
     are uniform up to 1 over the root of the units of a layer, as in PyTorch; biases
     begin at 0, gains at 1. There are K ``components``. The ``cell`` has options of
-    :class:`LayerNormLSTM` that take the place of those of layer norm.
+    :class:`~normbook.layers.lstm.LayerNormLSTM` that take the place of those of layer
+    norm.
 
     Examples
     --------

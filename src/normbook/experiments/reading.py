@@ -76,8 +76,9 @@ class AttentiveReader(nn.Module):
     different ``words``, whose numbers count from 1, and so many ``answers``. A word has
     ``embedding`` numbers; each LSTM, m and g have ``hidden`` units; a longest text in
     training ``max_steps`` words. If it is bidirectional, each LSTM is a pair, one for
-    each direction. The ``cell`` has options of :class:`LayerNormLSTM` that take the
-    place of those of layer norm.
+    each direction. The ``cell`` has options of
+    :class:`~normbook.layers.lstm.LayerNormLSTM` that take the place of those of layer
+    norm.
 
     From a CPU generator words are drawn normal with variance 1, all matrices uniform in
     :math:`\pm 1/\sqrt{n}`, n the number of inputs (of units of the LSTM for both of its

@@ -51,6 +51,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
@@ -80,7 +81,7 @@ class Counter(nn.Module):
 
     Letters 0 to ``letters`` come as rows of the unit matrix. Weights, from a CPU
     generator, are uniform up to 1 over the root of the units; the ``cell`` has options
-    of :class:`LayerNormLSTM`.
+    of :class:`~normbook.layers.lstm.LayerNormLSTM`.
     """
 
     def __init__(
@@ -291,7 +292,7 @@ def _through_hat(w: Tensor, v_hat: Tensor, inv_std: Tensor) -> Tensor:
 
 def at_end(
     record: Record, variant: str, measurement: str = "test", quantity: str = "loss"
-) -> np.ndarray[Any, np.dtype[np.float64]]:
+) -> NDArray[np.float64]:
     """Return what was measured at the end of the runs of a variant, (S,)."""
     record.require(*NAMES)
     return record.values(variant, measurement, quantity)[:, -1]
@@ -387,7 +388,7 @@ def _draw_grid(record: Record) -> Figure:
         ax.set(xscale="log", xlabel=name)
     for ax in axes[::columns]:
         ax.set(ylabel="validation loss")
-    legend_above(fig, axes[0])
+    legend_above(fig, axes[len(cells) - 1])  # the first has no gain
     return fig
 
 
@@ -430,10 +431,16 @@ def variants(
     gains: Sequence[float] = tuple(GAINS),
 ) -> dict[str, lab.Settings]:
     """Name cells with hats, with a hat of the sum, and carrying the normalized c."""
+    carried = {"carried": "normalized"}
     cells: dict[str, dict[str, str]] = {
         **{of or "none": {"hats": of} for of in hats},
         **{f"sum{of[2:]}": {"hats": of, "norm": "sum"} for of in sums},
-        **{f"{of}, carried": {"hats": of, "carried": "normalized"} for of in carrying},
+        **{f"{of}, carried": {"hats": of, **carried} for of in carrying},
+        **{
+            f"sum{of[2:]}, carried": {"hats": of, "norm": "sum", **carried}
+            for of in sums
+            if of in carrying
+        },
     }
     named: dict[str, lab.Settings] = {}
     for (name, cell), gain in product(cells.items(), gains):
@@ -477,8 +484,8 @@ CLOZE: dict[str, Any] = {
     "variants": FEW, **FEW_POINTS,
 }  # fmt: skip
 READING_CPU = READING | {
-    "embedding": 32, "hidden": 64, "steps": 2400, "average_over": 120,
-    "test_every": 240,
+    "embedding": 32, "hidden": 64, "steps": 2400, "average_over": 300,
+    "test_every": 300,
 }  # fmt: skip
 READING_PAPER = READING | {
     "dtype": "float32",
@@ -526,7 +533,7 @@ STROKES = lab.Experiment(
         }, (0, 1), "", "synthetic lines of four characters, two cells"),
         "cpu": lab.Scale({
             **PEN, "characters": 4, "repeats": 8, "length": 3.0, "cut": 200,
-            "hidden": 64, "steps": 1200, "average_over": 60, "test_every": 120,
+            "hidden": 64, "steps": 1200, "average_over": 150, "test_every": 150,
             "sample_steps": 1,
         }, SEEDS, "omniglot-strokes", "four characters of Omniglot, 64 units"),
         "paper": lab.Scale({
@@ -554,7 +561,7 @@ COUNTING = lab.Experiment(
         }, (0, 1), "", "at most 4 marks in 8 letters, two cells"),
         "cpu": lab.Scale({
             **COUNTS, "letters": 30, "most": 15, "train": 10_000, "tested": 500,
-            "hidden": 32, "steps": 4000, "average_over": 200, "test_every": 400,
+            "hidden": 32, "steps": 4000, "average_over": 500, "test_every": 500,
         }, (0, 1, 2, 3, 4), "", "at most 15 marks in 30 letters, then 16 to 30 in 60"),
         "paper": lab.Scale({
             **COUNTS, "letters": 100, "most": 50, "train": 50_000, "tested": 1000,

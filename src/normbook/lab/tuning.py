@@ -6,7 +6,7 @@ Where the settings of a variant have "tuning", its runs take two parts. First, w
 the others being equal, the next value is tried too, further by a "factor" or by a
 "step": so long as until the best one lies *inside*. A setting without either is a
 choice, with nothing beyond. Then come the runs that are reported: at this point, with
-the seeds of the scale. So nothing is told of the seeds by which something was chosen.
+the seeds of the scale. So nothing is told of the seeds by which something was chosen::
 
     "tuning": {
         "seeds": [100],
