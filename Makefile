@@ -11,13 +11,14 @@ VERSIONS ?= pinned
 PORT ?= 8000
 OUT ?= benchmarks/recorded
 PAGES = tests/test_pages.py tests/test_solutions.py
+LSTMS = lstm layer_norm_lstm handwriting reading
 DATA ?= mnist fashion-mnist japanese-vowels omniglot-strokes babi
 export PYTHON VENV VERSIONS
 BIN := $(VENV)/bin
 ELSEWHERE = KERAS_BACKEND=jax TF_USE_LEGACY_KERAS=1 PYTHONPATH=src $(VENV)-elsewhere/bin/python
 TRITON = PYTHONPATH=src:tests/layers $(VENV)-triton/bin/python
 
-.PHONY: help setup book test quick lint types check pages cpus pretend data elsewhere triton lab execute bench serve format coverage clean
+.PHONY: help setup book test quick lint types check pages cpus pretend data elsewhere triton bare lab execute bench serve format coverage clean
 
 help: ## list these steps
 	@echo 'usage: make STEP, where STEP is one of'
@@ -85,6 +86,13 @@ triton: ## test the kernels for a GPU without one: interpreted, and compiled; in
 	$(TRITON) -m pytest -q -rs --noconftest -c /dev/null --rootdir=. -p no:cacheprovider tests/layers/test_triton_compiled.py
 	TRITON_INTERPRET=1 $(TRITON) benchmarks/gpu.py --check-only
 
+# A numba that can still be imported is an error.
+bare: ## test the LSTM layers and their chapters without numba, in an environment of its own
+	$(MAKE) --no-print-directory setup VENV=$(VENV)-bare
+	$(VENV)-bare/bin/python -m pip --disable-pip-version-check uninstall -q -y numba llvmlite
+	! $(VENV)-bare/bin/python -c 'import numba' 2>/dev/null
+	$(VENV)-bare/bin/python -m pytest -q --nbval -n 3 --dist loadfile tests/layers tests/test_package.py tests/experiments/test_handwriting.py tests/experiments/test_reading.py src/normbook/layers $(LSTMS:%=book/%.ipynb)
+
 lab: setup ## open the notebooks in JupyterLab (ARGS=--allow-root in a container)
 	$(BIN)/python -m jupyter lab --notebook-dir=book $(ARGS)
 
@@ -94,6 +102,7 @@ execute: setup ## re-run notebooks and store their outputs; NOTEBOOK=book/x.ipyn
 bench: setup ## time LSTMs and layers, on a machine that does nothing else (OUT=folder for the records)
 	$(BIN)/python benchmarks/lstm.py --out $(OUT)/lstm.json
 	$(BIN)/python benchmarks/lstm.py --threads 2 --sizes s1 s2 s3 s4 --out $(OUT)/lstm_2_threads.json
+	$(BIN)/python benchmarks/first_call.py --out $(OUT)/first_call.json
 	$(BIN)/python benchmarks/small_inputs.py --out $(OUT)/small_inputs.json
 	$(BIN)/python benchmarks/folding.py --out $(OUT)/folding.json
 

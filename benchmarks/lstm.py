@@ -17,6 +17,8 @@ gradients of x and of all weights, in rounds in which the variants take turns:
   TorchScript around torch's layer norm. It has the structure of the cell in PyTorch's
   own LSTM benchmark. Like that one it carries the normalized c to the next step: for
   about the same arithmetic it computes another function than ``layer_norm``.
+- ``jax_scan``: the layer as one writes it in JAX, compiled by XLA, with all that waits
+  for no state in front of ``lax.scan``; left out, with a word, where JAX is missing.
 
 With one thread the time is that of the processor, with several that of the clock.
 Before anything is timed, the output and every gradient of each variant are compared
@@ -29,11 +31,16 @@ from __future__ import annotations
 
 import argparse
 import copy
+import functools
+import importlib
+import importlib.util
 import json
+import os
 import statistics
 import time
 import warnings
 from collections.abc import Callable
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -145,6 +152,7 @@ def variants(size: Size, gain: float = 1.0) -> dict[str, Variant]:
         h: Tensor = torch.func.functional_call(twin, parameters, x)[0]
         return h
 
+    values = own.values()
     found = {
         "nn_lstm": Variant(
             lambda x: theirs(x)[0], _plain, dict(theirs.named_parameters())
@@ -169,7 +177,69 @@ def variants(size: Size, gain: float = 1.0) -> dict[str, Variant]:
     }
     if size.examples == 1:  # alone, an example has no variance
         del found["batch_norm"]
+    if importlib.util.find_spec("jax") is not None:
+        found["jax_scan"] = found["layer_norm"]._replace(
+            run=lambda x: _Scan.apply(torch.is_grad_enabled(), tuple(own), x, *values)
+        )
     return found
+
+
+class _Scan(torch.autograd.Function):
+    """The layer in JAX, on memory of torch."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, is_kept: bool, names: tuple[str, ...], *values: Tensor
+    ) -> Tensor:
+        """Return h; keep what the way back needs if there is one."""
+        jax, run, run_and_keep, _ = scan(names)
+        arrays = [jax.dlpack.from_dlpack(v.detach()) for v in values]
+        if is_kept:
+            h, ctx.kept = run_and_keep(*arrays)
+        else:
+            h = run(*arrays)
+        ctx.names = names
+        return torch.from_dlpack(h.block_until_ready())
+
+    @staticmethod
+    def backward(ctx: Any, *arriving: Any) -> Any:
+        """Return the gradients of x and of the parameters."""
+        jax, _, _, back = scan(ctx.names)
+        slopes = back(ctx.kept, jax.dlpack.from_dlpack(arriving[0].contiguous()))
+        slopes = jax.block_until_ready(slopes)
+        return None, None, *map(torch.from_dlpack, slopes)
+
+
+@functools.cache
+def scan(names: tuple[str, ...]) -> tuple[Any, ...]:
+    """Return JAX and, compiled: forward, forward with what is kept, and backward."""
+    if torch.get_num_threads() == 1:
+        one = "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1"
+        os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {one}"
+    jax = importlib.import_module("jax")
+    numpy, nn = jax.numpy, jax.nn
+
+    def hat(v: Any) -> Any:
+        centred = v - v.mean(-1, keepdims=True)
+        return centred / numpy.sqrt((centred**2).mean(-1, keepdims=True) + EPS)
+
+    def run(x: Any, *values: Any) -> Any:
+        p = dict(zip(names, values, strict=True))
+        q = p["gamma_x"] * hat(x @ p["w_x"].T) + p["beta_x"] + p["beta_h"]
+
+        def step(states: Any, q_t: Any) -> Any:
+            h, c = states
+            a = p["gamma_h"] * hat(h @ p["w_h"].T) + q_t
+            f, i, o, g = numpy.split(a, 4, -1)
+            c = nn.sigmoid(f) * c + nn.sigmoid(i) * numpy.tanh(g)
+            h = nn.sigmoid(o) * numpy.tanh(p["gamma_c"] * hat(c) + p["beta_c"])
+            return (h, c), h
+
+        zeros = numpy.zeros((x.shape[1], p["w_h"].shape[1]), x.dtype)
+        return jax.lax.scan(step, (zeros, zeros), q)[1]
+
+    forth = jax.jit(lambda *values: jax.vjp(run, *values))
+    return jax, jax.jit(run), forth, jax.jit(lambda kept, dl_dh: kept(dl_dh))
 
 
 def _named(layer: LayerNormLSTM) -> dict[str, Tensor]:
@@ -279,6 +349,8 @@ def main() -> None:
         parser.error(f"--rounds must be at least 15, got {options.rounds}")
     torch.set_num_threads(options.threads)
     started = provenance.now()
+    if importlib.util.find_spec("jax") is None:
+        print("jax_scan is left out: JAX is not installed")
     rows = []
     for name in options.sizes:
         size = SIZES[name]
@@ -301,6 +373,8 @@ def main() -> None:
         **provenance.origin(torch.device("cpu")),
         "rows": rows,
     }
+    if importlib.util.find_spec("jax") is not None:
+        record["versions"]["jax"] = version("jax")
     options.out.parent.mkdir(parents=True, exist_ok=True)
     options.out.write_text(json.dumps(record, indent=1) + "\n")
 

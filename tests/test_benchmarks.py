@@ -18,11 +18,12 @@ RECORDS = {
         "sync_batch_norm",
         "folding",
         "small_inputs",
+        "first_call",
         "lstm",
         "lstm_2_threads",
     )
 }
-RECORD, FOLDING, SMALL, *LSTMS = RECORDS.values()
+RECORD, FOLDING, SMALL, FIRST, *LSTMS = RECORDS.values()
 
 
 def load(name: str) -> ModuleType:
@@ -35,7 +36,7 @@ def load(name: str) -> ModuleType:
 
 
 benchmark, folding = load("sync_batch_norm"), load("folding")
-lstm, small = load("lstm"), load("small_inputs")
+lstm, small, first_call = map(load, ("lstm", "small_inputs", "first_call"))
 SIZE = lstm.Size(steps=4, examples=8, features=2, units=5)
 
 
@@ -126,7 +127,8 @@ def test_the_records_of_the_lstm_have_its_sizes_and_variants(of: Any) -> None:
         assert size == lstm.SIZES[row["size"]]
         small_one = lstm.Size(2, size.examples, 2, 2)
         for kind in ("forward", "both"):
-            assert row[kind].keys() == lstm.variants(small_one).keys()
+            found, known = row[kind].keys(), lstm.variants(small_one).keys()
+            assert found - {"jax_scan"} == known - {"jax_scan"}
 
 
 # --- folding
@@ -205,3 +207,34 @@ def test_the_record_of_small_inputs_has_every_pair() -> None:
     rows = [(tuple(row["shape"]), row["name"]) for row in SMALL["rows"]]
     assert rows == [(shape, name) for shape in small.SHAPES for name in names]
     assert SMALL["rounds"] >= 15
+
+
+# --- the first call
+
+
+def test_each_case_of_the_first_call_runs_what_it_says(tmp_path: Path) -> None:
+    pytest.importorskip("numba")
+    size = dict(zip(first_call.SIZE, (3, 2, 2, 4), strict=True))
+    first_call.check(
+        {
+            case: first_call.run(case, tmp_path, size)["found"]
+            for case in ("empty", "filled")
+        }
+    )
+    with pytest.raises(ValueError, match="must run the case 'empty', got 'filled'"):
+        first_call.run("empty", tmp_path, size)
+
+
+def test_cases_of_the_first_call_that_compute_something_else_are_not_timed() -> None:
+    with pytest.raises(ValueError, match="must compute the same"):
+        first_call.check({"empty": 1.0, "filled": 1.001})
+
+
+def test_the_record_of_the_first_call_has_every_case() -> None:
+    assert list(FIRST["cases"]) == list(first_call.CASES)
+    assert FIRST["rounds"] >= 5
+    for parts in FIRST["cases"].values():
+        assert list(parts) == list(first_call.PARTS)
+        for part in parts.values():
+            low, median, high = part.values()
+            assert 0 < low <= median <= high

@@ -107,6 +107,20 @@ def test_a_template_that_has_ended_is_told(template: Template, tmp_path: Path) -
         template.launch(command)
 
 
+def test_one_name_is_one_process_that_ends_with_the_last_who_gave_it() -> None:
+    one, other = (Template(["wave"], f"shared {os.getpid()}") for _ in range(2))
+    program = "import sys; sys.exit('wave' in sys.modules)"
+    for template in (one, other):
+        assert template.popen([sys.executable, "-c", program]).wait(60) == 1
+    assert "process" not in vars(other)
+    one._socket.close()
+    assert other.popen([sys.executable, "-c", program]).wait(60) == 1
+    assert one.process.poll() is None
+    other.close()
+    one.close()
+    assert one.process.returncode == 0
+
+
 CODE = """
 import json, os, sys
 def annotated(x: int): pass

@@ -19,9 +19,17 @@ from normbook.errors import NormbookError
 
 ROOT = Path(normbook.__file__).parent
 MODULES = sorted(m.name for m in pkgutil.walk_packages([str(ROOT)], "normbook."))
-# Kernels cannot be imported without Triton, which is no requirement.
-KERNELS = {"normbook.layers.triton_cell", "normbook.layers.triton_norms"}
-LEFT_OUT = {"normbook.__main__"} | (set() if find_spec("triton") else KERNELS)
+# What these compile cannot be imported without them.
+COMPILED = {
+    "numba": ("compiled_lstm",),
+    "triton": ("triton_cell", "triton_norms"),
+}
+LEFT_OUT = {"normbook.__main__"} | {
+    f"normbook.layers.{module}"
+    for name, modules in COMPILED.items()
+    if find_spec(name) is None
+    for module in modules
+}
 LIBRARY = [m for m in MODULES if m not in LEFT_OUT]
 
 # Lower layers never import higher ones.

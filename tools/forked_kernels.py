@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import gc
 import importlib
 import json
 import os
@@ -22,6 +23,7 @@ import signal
 import socket
 import sys
 import types
+import uuid
 import weakref
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -34,6 +36,7 @@ PROGRAM = (
     "import sys; sys.path.insert(0, sys.argv[1]); import forked_kernels; "
     "del sys.path[0]; forked_kernels.serve(*sys.argv[2:])"
 )
+SOCKET = socket.AF_UNIX, socket.SOCK_SEQPACKET
 LONGEST = 150_000  # bytes of an order; a socket takes 200 000
 # Options of ``subprocess.Popen`` that a copy can have, too.
 STREAMS = {"stdin", "stdout", "stderr", "bufsize"}
@@ -142,23 +145,43 @@ class Program(Popen[Any]):
 
 
 class Template:
-    """The process that others are copies of: begun for the first, it ends with us."""
+    """The process that others are copies of: begun for the first, it ends with us.
 
-    def __init__(self, modules: list[str]) -> None:
+    Those who give it the same name, here or elsewhere, share one.
+    """
+
+    def __init__(self, modules: list[str], name: str | None = None) -> None:
         self.modules = modules
+        self._place = f"\0normbook {name or uuid.uuid4()}"  # no file, and ends with it
 
     @cached_property
     def _socket(self) -> socket.socket:
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        tools, number = str(Path(__file__).parent), str(theirs.fileno())
         self._environment = start_of_interpreter(os.environ)
-        with theirs:
-            self.process = Popen(
-                [sys.executable, "-c", PROGRAM, tools, number, *self.modules],
-                stdin=DEVNULL,
-                pass_fds=[theirs.fileno()],
-            )
-        return ours
+        while True:
+            with socket.socket(*SOCKET) as door:
+                if self._has_claimed(door):
+                    tools, number = str(Path(__file__).parent), str(door.fileno())
+                    self.process = Popen(
+                        [sys.executable, "-c", PROGRAM, tools, number, *self.modules],
+                        stdin=DEVNULL,
+                        pass_fds=[door.fileno()],
+                    )
+            ours = socket.socket(*SOCKET)
+            is_there = False
+            with contextlib.suppress(OSError):  # it is about to begin, or to end
+                ours.connect(self._place)
+                is_there = bool(ours.recv(1))
+            if is_there or "process" in vars(self):
+                return ours
+            ours.close()
+
+    def _has_claimed(self, door: socket.socket) -> bool:
+        try:
+            door.bind(self._place)
+        except OSError:  # another has
+            return False
+        door.listen()
+        return True
 
     def launch(self, command: list[str], **how: Any) -> Forked:
         """Start a kernel: in the place of ``jupyter_client.launcher.launch_kernel``."""
@@ -206,6 +229,7 @@ class Template:
         """End the process; what it started goes with it."""
         if "_socket" in vars(self):
             self._socket.close()
+        if "process" in vars(self):
             self.process.wait()
 
 
@@ -216,42 +240,74 @@ def start_of_interpreter(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def serve(number: str, *modules: str) -> None:
-    """Import modules, then fork a process for each order that comes."""
+    """Import modules, then fork a process for each order that comes.
+
+    Nobody looks for garbage in what was imported: a copy that did would copy all of it.
+    """
+    gc.disable()
     for name in modules:
         with contextlib.suppress(ImportError):  # the notebook will say so
             importlib.import_module(name)
     if "torch" in modules:
         importlib.import_module("torch._dynamo")  # the first optimizer imports it
+    gc.freeze()
+    gc.enable()
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for them here
-    with socket.socket(fileno=int(number)) as orders:
-        while True:
-            text, files, _, _ = socket.recv_fds(orders, LONGEST, 4)
-            if not text:
-                return
-            if os.fork() == 0:
-                break
-            for file in files:
-                os.close(file)
+    with contextlib.ExitStack() as ends:
+        order = next_copy(socket.socket(fileno=int(number)), ends)
+        if order is None:
+            return
+        asker, text, files = order
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         if files:
-            watch_child(orders, files)
+            watch_child(asker, files, ends)
         else:
             os.setsid()  # before anybody may end the group that it is in
-            orders.sendall(str(os.getpid()).encode())
+            asker.sendall(str(os.getpid()).encode())
     if "numpy.random" in sys.modules:
         sys.modules["numpy.random"].seed()  # as at the start of an interpreter
-    order = json.loads(text)
+    how = json.loads(text)
     become = become_program if files else become_kernel
-    become(order["arguments"], order["environment"], order["folder"], files)
+    become(how["arguments"], how["environment"], how["folder"], files)
 
 
-def watch_child(orders: socket.socket, files: list[int]) -> None:
+def next_copy(
+    door: socket.socket, ends: contextlib.ExitStack
+) -> tuple[socket.socket, bytes, list[int]] | None:
+    """Fork for each order; return it, and whose it is, in the copy.
+
+    Here return None when all have gone who ever came.
+    """
+    sockets = [ends.enter_context(door)]
+    while True:
+        for ready in select.select(sockets, [], [])[0]:
+            if ready is door:
+                asker = ends.enter_context(door.accept()[0])
+                asker.sendall(b"*")
+                sockets.append(asker)
+                continue
+            text, files, _, _ = socket.recv_fds(ready, LONGEST, 4)
+            if text:
+                if os.fork() == 0:
+                    return ready, text, files
+                for file in files:
+                    os.close(file)
+                continue
+            sockets.remove(ready)
+            ready.close()
+            if sockets == [door]:
+                return None
+
+
+def watch_child(
+    asker: socket.socket, files: list[int], ends: contextlib.ExitStack
+) -> None:
     """Fork once more; return in the child only, and here tell how it ended."""
     child = os.fork()
     if child == 0:
         return
-    orders.sendall(str(child).encode())
-    orders.close()
+    asker.sendall(str(child).encode())
+    ends.close()
     for file in files[:3]:
         os.close(file)
     _, status = os.waitpid(child, 0)

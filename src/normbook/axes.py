@@ -84,9 +84,8 @@ def table(shape: Shape, num_groups: int) -> tuple[Row, ...]:
     layer norm | C, H, W | (2,)
     """
     _check_shape(shape)
-    return tuple(
-        _row(name, method, shape) for name, method in _methods(num_groups).items()
-    )
+    methods = _methods(num_groups)
+    return tuple(_row(name, method, shape) for name, method in methods.items())
 
 
 def group_of(function: Callable[[Array], Array], shape: Shape, index: Shape) -> Mask:

@@ -4,6 +4,9 @@ The choice of axes that takes the statistics over the batch and, of images, over
 places: over N of (N, D), over N, H and W of (N, C, H, W). Gain, bias and running
 statistics have one value for each channel, axis 1: shape (D,) or (C,). What all methods
 share is told in :func:`normbook.normalize.normalize_forward`.
+
+Source: Ioffe and Szegedy (2015), Algorithms 1 and 2; book, chapter *Batch
+normalization*.
 """
 
 from __future__ import annotations
@@ -53,17 +56,12 @@ def batch_norm_forward(
 ) -> tuple[Array, NormalizeCache]:
     """Normalize with the statistics of this batch, and keep them.
 
-    Source: Ioffe and Szegedy (2015), Algorithm 1; book, chapter *Batch normalization*.
-
     Examples
     --------
     >>> x, gamma = np.array([[1.0, 10.0], [3.0, 50.0]]), np.array([2.0, 5.0])
-    >>> y, cache = batch_norm_forward(x, gamma, eps=0.0)
-    >>> y
+    >>> batch_norm_forward(x, gamma, eps=0.0)[0]
     array([[-2., -5.],
            [ 2.,  5.]])
-    >>> cache.mu, cache.var
-    (array([[ 2., 30.]]), array([[  1., 400.]]))
     """
     return checked_forward(x, gamma, beta, eps, **layout("batch norm", x))
 
@@ -85,8 +83,7 @@ def batch_norm_inference(
     .. math:: y = \gamma (x - m) / \sqrt{v + \epsilon} + \beta
 
     with m and v constants: an affine function of each value on its own, also of an
-    empty batch. ``running_var`` is a variance, not a deviation. Source: Ioffe and
-    Szegedy (2015), Algorithm 2, step 11.
+    empty batch. ``running_var`` is a variance, not a deviation.
 
     Examples
     --------
@@ -111,8 +108,7 @@ def batch_norm_inference_backward(
     .. math:: \frac{\partial\ell}{\partial x_i} =
         \frac{\gamma}{\sqrt{v + \epsilon}} \frac{\partial\ell}{\partial y_i}
 
-    The statistics are constants, so no example acts on another. ``dl_dy`` has the shape
-    of ``x``.
+    The statistics are constants, so no example acts on another.
 
     Examples
     --------

@@ -259,17 +259,13 @@ Parts = Mapping[str, tuple[Part, ...]]
 
 
 class LSTMConvention(NamedTuple):
-    """Order of the gates and places of the weights.
-
-    The last three are those of cells with normalization, as in
-    :func:`normbook.layer_norm_lstm.layer_norm_lstm_forward`.
-    """
+    """Order of the gates and places of the weights."""
 
     gates: str  # their order, with g for the candidate, which others call c or j
     parts: Parts  # of each field of ours
     has_gates_last: bool = False  # as columns, of a matrix (D, 4H), in place of rows
     forget_bias: float = 0.0  # that the cell adds at run time and does not store
-    norm: Normed | None = None
+    norm: Normed | None = None  # from here on as in layer_norm_lstm_forward
     carried: Carried | None = None
     eps: float | None = None
 
@@ -284,6 +280,7 @@ def _blocks(gates: str, *variables: str) -> tuple[Part, ...]:
     return tuple(Part(v, gate) for gate, v in zip(gates, variables, strict=True))
 
 
+_KERNELS = _whole(w_x="kernel", w_h="recurrent_kernel", b="bias")
 _OF_BOTH = ("D + H", "4H")  # one matrix for x and h
 _X_AND_H = {
     "w_x": (Part("kernel", shape=_OF_BOTH, at=np.index_exp[:"D"]),),
@@ -297,9 +294,7 @@ LSTM = {
         "ifgo",
         {**_whole(w_x="weight_ih_l0", w_h="weight_hh_l0"),
          "b": (Part("bias_ih_l0"), Part("bias_hh_l0"))}),
-    "keras": LSTMConvention(
-        "ifgo", _whole(w_x="kernel", w_h="recurrent_kernel", b="bias"),
-        has_gates_last=True),
+    "keras": LSTMConvention("ifgo", _KERNELS, has_gates_last=True),
     "flax": LSTMConvention(  # linen.OptimizedLSTMCell, linen.LSTMCell
         "ifgo",
         {"w_x": _blocks("ifgo", "ii/kernel", "if/kernel", "ig/kernel", "io/kernel"),
@@ -318,9 +313,7 @@ LSTM = {
     "tensorflow1": LSTMConvention(  # BasicLSTMCell, LSTMCell without its options
         "igfo", {**_X_AND_H, **_whole(b="bias")},
         has_gates_last=True, forget_bias=1.0),
-    "haste": LSTMConvention(
-        "igfo", _whole(w_x="kernel", w_h="recurrent_kernel", b="bias"),
-        has_gates_last=True),
+    "haste": LSTMConvention("igfo", _KERNELS, has_gates_last=True),
     "kiros": LSTMConvention(  # the code of Ba, Kiros and Hinton (2016) adds b twice
         "ifog", {**_whole(w_x="W", w_h="U"), "b": (Part("b"), Part("b"))},
         has_gates_last=True),
@@ -335,7 +328,7 @@ NORMALIZED_LSTM = {
         has_gates_last=True, norm="terms", carried="raw", eps=1e-5),
     "haste": LSTMConvention(  # its gamma_h and beta_h belong to the cell, not to W_h h
         "igfo",
-        {**_whole(w_x="kernel", w_h="recurrent_kernel", b="bias"),
+        {**_KERNELS,
          "gamma_h": (Part("gamma", shape=("2", "4H"), at=(1,)),),
          "gamma_x": (Part("gamma", shape=("2", "4H"), at=(0,)),),
          **_whole(gamma_c="gamma_h", beta_c="beta_h")},
@@ -350,11 +343,11 @@ NORMALIZED_LSTM = {
         norm="terms", carried="normalized", eps=1e-5),
     "tensorflow_addons": LSTMConvention(
         "ifgo",
-        _whole(
-            w_x="kernel", w_h="recurrent_kernel", b="bias",
-            gamma_h="recurrent_norm/gamma", beta_h="recurrent_norm/beta",
-            gamma_x="kernel_norm/gamma", beta_x="kernel_norm/beta",
-            gamma_c="state_norm/gamma", beta_c="state_norm/beta"),
+        {**_KERNELS,
+         **_whole(
+             gamma_h="recurrent_norm/gamma", beta_h="recurrent_norm/beta",
+             gamma_x="kernel_norm/gamma", beta_x="kernel_norm/beta",
+             gamma_c="state_norm/gamma", beta_c="state_norm/beta")},
         has_gates_last=True, norm="terms", carried="normalized", eps=1e-3),
     "tensorflow1_contrib": LSTMConvention(  # LayerNormBasicLSTMCell
         "igfo",

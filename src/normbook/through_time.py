@@ -10,9 +10,10 @@ is the door at which what comes into a cell is checked, once.
 
 from __future__ import annotations
 
+import bisect
 import itertools
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from array_api_compat import array_namespace, device
@@ -34,13 +35,12 @@ def over_steps(
     are the states behind the last step of each sequence, and all results as rows.
     """
     alive, results, ended = batch_sizes[0], [], []
-    for of_step in steps(batch_sizes):
-        size = of_step.stop - of_step.start
+    for row, size in zip(split(rows, batch_sizes), batch_sizes, strict=True):
         if size < alive:  # those behind have ended
             ended.append([state[size:, :] for state in states])
             states = [state[:size, :] for state in states]
             alive = size
-        results.append(step(rows[of_step, :], *states))
+        results.append(step(row, *states))
         states = results[-1][: len(states)]
     xp = array_namespace(rows)
     last = [xp.concat(parts) for parts in zip(states, *ended[::-1], strict=True)]
@@ -79,6 +79,41 @@ def steps(batch_sizes: Sizes) -> list[slice]:
     """Places of the rows of each step in turn."""
     ends = itertools.accumulate(batch_sizes)
     return [slice(end - size, end) for size, end in zip(batch_sizes, ends, strict=True)]
+
+
+def split(rows: Array, batch_sizes: Sizes) -> Arrays:
+    """Rows of each step in turn."""
+    if hasattr(rows, "split"):  # torch, whose derivative of slices is slow
+        first, last = batch_sizes[0], batch_sizes[-1]
+        found: Arrays = rows.split(first if 0 < first == last else batch_sizes)
+        return found
+    return [rows[of_step, ...] for of_step in steps(batch_sizes)]
+
+
+def parts(batch_sizes: Sizes, rows: int) -> Iterator[tuple[int, int, slice]]:
+    """First step, end and rows of some steps at a time, from the last step on.
+
+    They have at most so many rows, or are one step.
+    """
+    ends = [0, *itertools.accumulate(batch_sizes)]
+    end = len(batch_sizes)
+    while end:
+        first = min(bisect.bisect_left(ends, ends[end] - rows), end - 1)
+        yield first, end, slice(ends[first], ends[end])
+        end = first
+
+
+def ends(batch_sizes: Sizes) -> list[int]:
+    """Row of the last step of each sequence."""
+    going_on = *batch_sizes[1:], 0
+    of_steps = zip(
+        itertools.accumulate(batch_sizes), batch_sizes, going_on, strict=True
+    )
+    return [
+        row
+        for end, size, later in reversed([*of_steps])
+        for row in range(end - size + later, end)
+    ]
 
 
 def before(states: Array, first: Array, batch_sizes: Sizes) -> Array:

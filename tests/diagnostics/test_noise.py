@@ -53,10 +53,10 @@ def test_every_mutant_is_caught_but_those_that_mirror_the_noise() -> None:
     passed = survivors(DistributionNoise.forward, check_widths)
     # These draw from the same distribution, which is symmetric about its middle.
     assert passed == [
-        "mu + self.r_mu * (2 * self._uniform(x.shape, x) - 1) -> "
-        "mu - self.r_mu * (2 * self._uniform(x.shape, x) - 1)",
-        "sigma + self.r_sigma * self._normal(x.shape, x) -> "
-        "sigma - self.r_sigma * self._normal(x.shape, x)",
+        "mu + self.r_mu * (2 * self._draw(torch.rand, x.shape, x) - 1) -> "
+        "mu - self.r_mu * (2 * self._draw(torch.rand, x.shape, x) - 1)",
+        "sigma + self.r_sigma * self._draw(torch.randn, x.shape, x) -> "
+        "sigma - self.r_sigma * self._draw(torch.randn, x.shape, x)",
         "s * x + m -> s * x - m",
     ]
 

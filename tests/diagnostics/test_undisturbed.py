@@ -114,6 +114,16 @@ def test_a_measure_that_fails_halfway_leaves_no_trace(name: str, make: Any) -> N
     assert same(fingerprint(model), before)
 
 
+def test_stored_gradients_are_put_back_in_value_and_in_place() -> None:
+    model = model_with_everything()
+    before, stored = fingerprint(model), model[0].weight.grad
+    with undisturbed(model):
+        loss(model).backward()  # type: ignore[no-untyped-call]
+        model[0].weight.grad = None
+    assert same(fingerprint(model), before)
+    assert model[0].weight.grad is stored
+
+
 @pytest.mark.parametrize("name", MEASURES)
 def test_a_compiled_model_is_measured_like_an_eager_one(name: str) -> None:
     eager = nn.Sequential(nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 3))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import math
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -14,6 +15,7 @@ from typing import Any
 
 import pytest
 import tiny
+import torch
 
 from normbook.__main__ import main
 from normbook.errors import RecordError, RunError
@@ -296,6 +298,37 @@ def test_what_is_interrupted_goes_on_to_the_same_record(
     assert content(again) == content(kept)
     assert list(tmp_path.iterdir()) == [out]
     assert calls[0] == 30 * len(kept.runs + kept.tuning) - (update - 1)
+
+
+KILLED = """
+import os, signal, sys, tiny, torch
+from pathlib import Path
+from normbook.lab import runner
+from normbook.lab.experiment import Run
+update, counts = Run.update, []
+def killed(self):
+    counts.append(1)
+    if len(counts) == 100:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return update(self)
+Run.update = killed
+runner.CHECKPOINT_SECONDS = -1.0
+torch.set_num_threads(int(sys.argv[2]))
+runner.run(tiny.TUNED, out=Path(sys.argv[1]))
+"""
+
+
+def test_what_was_killed_goes_on_to_the_same_record(
+    kept: Record, tmp_path: Path
+) -> None:
+    out = tmp_path / "tiny.json"
+    arguments = [str(out), str(torch.get_num_threads())]
+    command = [sys.executable, "-c", KILLED, *arguments]
+    done = subprocess.run(command, cwd=Path(__file__).parent, check=False, timeout=100)
+    assert done.returncode == -signal.SIGKILL
+    assert not out.exists()
+    assert content(run(TUNED, out=out, is_resumed=True)) == content(kept)
+    assert list(tmp_path.iterdir()) == [out]
 
 
 def content(of: Record) -> list[Any]:

@@ -21,11 +21,11 @@ from torch.nn.utils.rnn import PackedSequence, pack_sequence, pad_packed_sequenc
 from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
-from normbook import layer_norm_lstm as core
 from normbook.layer_norm_lstm import LayerNormLSTMParameters, layer_norm_lstm
-from normbook.layers import lstm as module
+from normbook.layers import torch_lstm
 from normbook.layers.lstm import LayerNormLSTM
 from normbook.layers.native import NATIVE
+from normbook.layers.torch_lstm import TorchSequence
 from normbook.lstm import LSTMParameters, lstm
 
 # float64, the same sums in another order, over 6 steps and 3 layers.
@@ -388,7 +388,7 @@ def second_order(*way: Any) -> dict[str, Tensor]:
     return dict(zip(leaves, torch.autograd.grad(size, everything), strict=True))
 
 
-@pytest.mark.parametrize("small", [0, module.SMALL], ids=["torch", "NumPy"])
+@pytest.mark.parametrize("few", [100, 4], ids=["at once", "in parts"])
 @pytest.mark.parametrize("order", [first_order, second_order])
 @each_packing
 @each_cell
@@ -396,10 +396,11 @@ def test_derivatives_are_those_of_the_forward_pass(
     options: dict[str, Any],
     is_packed: bool,
     order: Callable[..., dict[str, Tensor]],
-    small: int,
+    few: int,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(module, "SMALL", small)
+    for name in ("ROWS", "FEW"):
+        monkeypatch.setattr(torch_lstm, name, few)
     layer = make(eps=0.1, **options)
     found, expected = (order(f, layer, is_packed) for f in (by_layer, by_core))
     assert_same(found, expected)
@@ -426,18 +427,16 @@ def test_derivatives_are_those_of_finite_differences(
 def test_an_error_of_one_part_in_a_million_in_any_gradient_is_seen(
     field: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    layer, right = make(), core.layer_norm_lstm_backward
+    layer, right = make(), TorchSequence.backward
+    place = ("x", "h_0", "c_0", *LayerNormLSTMParameters._fields).index(field)
 
     def wrong(*args: Any) -> Any:
-        found = right(*args)
-        own = found.dl_dparameters
-        if field in own._fields:
-            own = own._replace(**{field: getattr(own, field) * (1 + 1e-6)})
-            return found._replace(dl_dparameters=own)
-        return found._replace(**{f"dl_d{field}": getattr(found, f"dl_d{field}") * 1.01})
+        slopes: list[Any] = list(right(*args))
+        slopes[2 + place] = slopes[2 + place] * (1 + 1e-6)  # behind two options
+        return tuple(slopes)
 
     expected = first_order(by_core, layer, False)
-    monkeypatch.setattr(module, "layer_norm_lstm_backward", wrong)
+    monkeypatch.setattr(TorchSequence, "backward", staticmethod(wrong))
     with pytest.raises(AssertionError, match=field):
         assert_same(first_order(by_layer, layer, False), expected)
 
@@ -521,20 +520,14 @@ def test_frozen_parts_get_no_gradient_and_the_others_get_theirs() -> None:
         assert value.grad is None or distance(value.grad, expected[name]) < EXACT
 
 
-@pytest.mark.parametrize("is_needed", [True, False])
-def test_the_gradient_of_x_is_computed_only_if_asked_for(
-    is_needed: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    right, shapes = core.layer_norm_lstm_backward, []
-
-    def watched(*args: Any) -> Any:
-        found = right(*args)
-        shapes.append(tuple(found.dl_dx.shape))
-        return found
-
-    monkeypatch.setattr(module, "layer_norm_lstm_backward", watched)
-    make()(draw(T, N, D).requires_grad_(is_needed))[0].sum().backward()
-    assert shapes == [(T, N, D if is_needed else 0)]
+def test_the_gradient_of_x_is_computed_only_if_asked_for() -> None:
+    counts = []
+    for is_needed in (True, False):
+        h, _ = make()(draw(T, N, D).requires_grad_(is_needed))
+        with FlopCounterMode(display=False) as counter:
+            h.sum().backward()
+        counts.append(counter.get_total_flops())
+    assert counts[0] - counts[1] == 2 * T * N * D * 4 * H  # one product with W_x
 
 
 @pytest.mark.parametrize("which", [0, 1, 2], ids=["h", "h_last", "c_last"])
@@ -646,13 +639,12 @@ def test_forward_mode_of_torch_func_agrees_with_the_gradient(
     assert distance(along, (slope * direction).sum()) < EXACT
 
 
-def test_of_the_two_ways_to_a_hessian_one_agrees_and_the_other_is_refused() -> None:
+def test_all_ways_to_a_hessian_agree() -> None:
     layer, x = make(), draw(2, 1, D)
     loss = functools.partial(total, layer)
     expected = torch.autograd.functional.hessian(loss, x)  # type: ignore[no-untyped-call]
-    assert distance(jacrev(jacrev(loss))(x), expected) < EXACT
-    with pytest.raises(NotImplementedError, match="jvp"):
-        jacfwd(jacrev(loss))(x)
+    for outer in (jacrev, jacfwd):
+        assert distance(outer(jacrev(loss))(x), expected) < EXACT
 
 
 def test_tangents_of_the_weights_reach_the_gradient() -> None:
@@ -699,6 +691,14 @@ def test_compiled_models_run_the_layer_outside_of_their_graph(
     assert_equal(found, expected, 0.0)
     assert distance(compiled(x)[0], layer(x)[0]) == 0
     assert not any(seen)
+
+
+@each_cell
+def test_which_cells_are_one_function(options: dict[str, Any]) -> None:
+    """The others are differentiated operator by operator."""
+    h, _ = make(**options)(draw(T, N, D))
+    is_usual = options["norm"] is None or options == {"norm": "terms", "carried": "raw"}
+    assert (type(h.grad_fn).__name__ == "TorchSequenceBackward") == is_usual
 
 
 def test_modes_of_torch_see_small_sequences_too() -> None:
@@ -776,9 +776,9 @@ def test_after_the_backward_pass_what_it_needed_is_gone() -> None:
 
 
 def test_a_change_in_place_of_what_the_backward_pass_needs_is_refused() -> None:
-    h, _ = make()(draw(T, N, D))
+    h = make()(draw(T, N, D))[0].relu_()
     with pytest.raises(RuntimeError, match="inplace"):
-        h.relu_()
+        h.sum().backward()
 
 
 def test_dropout_with_one_layer_warns_as_torch_does() -> None:

@@ -51,9 +51,8 @@ def _quick() -> Iterator[None]:
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Let the layer take the kernels; count the passes over all steps."""
     monkeypatch.setenv(native.NATIVE, "triton")
-    # The cell of the paper.
-    is_able = property(lambda cell: cell.is_native and cell.is_paper)
-    monkeypatch.setattr(lstm._Cell, "can_be_native", is_able)
+    is_paper = property(lambda cell: cell.is_paper)
+    monkeypatch.setattr(lstm._Cell, "has_loop", is_paper)
     monkeypatch.setattr(lstm, "can_run", on_gpu.can_run)
     monkeypatch.setattr(lstm, "NativeSequence", on_gpu.TritonSequence)
     counted: list[int] = []

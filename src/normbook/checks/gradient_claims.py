@@ -31,12 +31,14 @@ DETACHED = "Compute mean and variance with gradient: no no_grad, no detach, no .
 def by_x(subject: Subject) -> Fault | None:
     """Compare, for a generic upstream gradient, with the output's own derivative."""
     x, dl_dy = _point(subject)
-    seen = _own_gradient(subject, x, dl_dy)
-    if seen is None:
+    leaf = x.to(subject.dtype, copy=True).requires_grad_()
+    backward(call(subject.fresh(), leaf), dl_dy)
+    if leaf.grad is None:
         return Fault(
             "the output is cut off from the input: x gets no gradient at all.",
             "Compute the output outside no_grad, without detach.",
         )
+    seen = leaf.grad.double()
     expected, tolerance = _reference(subject, x, dl_dy), EXACT
     if expected is None:
         (entries, expected), tolerance = _differences(subject, x, dl_dy), TOLERANCE
@@ -74,13 +76,6 @@ def _percent(share: float) -> str:
 def _point(subject: Subject) -> tuple[Tensor, Tensor]:
     shape = subject.batch_of(6)
     return draw(shape, 7, 1.0), normal(shape, 8)
-
-
-def _own_gradient(subject: Subject, x: Tensor, dl_dy: Tensor) -> Tensor | None:
-    x = x.to(subject.dtype, copy=True).requires_grad_()
-    y = call(subject.fresh(), x)
-    backward(y, dl_dy)
-    return None if x.grad is None else x.grad.double()
 
 
 def _reference(subject: Subject, x: Tensor, dl_dy: Tensor) -> Tensor | None:

@@ -60,22 +60,13 @@ class Measure(Protocol):
 def check_smoothness_measure(measure: Measure, *, quiet: bool = False) -> Report:
     r"""Test a function that measures how smooth a loss is along its gradient.
 
-    With :math:`g = \nabla\ell(w)` on one batch and the steps
-    :math:`w(\eta) = w - \eta\,g` the quantities are
-
-    .. math::
-
-        \Big[\min_\eta \ell(w(\eta)),\ \max_\eta \ell(w(\eta))\Big], \qquad
-        \Big[\min_\eta \lVert \nabla\ell(w(\eta)) - g \rVert,\
-        \max_\eta \lVert \nabla\ell(w(\eta)) - g \rVert\Big], \qquad
-        \max_\eta \frac{\lVert \nabla\ell(w(\eta)) - g \rVert}
-        {\eta\,\lVert g \rVert}.
-
-    The losses are two quadratics, whose change is :math:`\eta \lVert Hg \rVert`, a
-    quartic, whose curvature differs from step to step, and batch norm, whose training
-    and evaluation mode differ. A measure that does not return what :class:`Measure`
-    says is refused with a ``TypeError``. Source: Santurkar et al. (2018), section 3.1
-    and Fig. 4; book, chapter *Smoothness*.
+    The quantities are those of
+    :class:`~normbook.diagnostics.smoothness.AlongGradient`. The losses are two
+    quadratics, whose change is :math:`\eta \lVert Hg \rVert`, a quartic, whose
+    curvature differs from step to step, and batch norm, whose training and evaluation
+    mode differ. A measure that does not return what :class:`Measure` says is refused
+    with a ``TypeError``. Source: Santurkar et al. (2018), section 3.1 and Fig. 4; book,
+    chapter *Smoothness*.
 
     Examples
     --------

@@ -31,26 +31,21 @@ def check_norm_layer(
 ) -> Report:
     r"""Run every one-line test of the book that applies to a norm layer.
 
-    The layer may be anybody's, on the CPU. A copy is tested, on inputs made here; the
-    layer itself is never changed. The report names the bug where the numbers are those
-    of a known one. Only inputs with the number of axes that it names are tried: a layer
-    for several is checked once for each.
+    The layer may be anybody's, on the CPU: it maps a tensor to one of the same shape
+    or, for kind ``"lstm"``, has the interface of :class:`torch.nn.LSTM`. A copy is
+    tested, on inputs made here; the layer itself is never changed. The report names the
+    bug where the numbers are those of a known one. Only inputs with the number of axes
+    that it names are tried: a layer for several is checked once for each.
 
     Parameters
     ----------
-    layer : Module
-        Maps a tensor to one of the same shape; or, for kind ``"lstm"``, has the
-        interface of :class:`torch.nn.LSTM`.
     shape : tuple of int, optional
-        Of an input that the layer takes, (N, D) or (N, C, H, W), say; the tests change
-        N as they need it. By default found from what the layer says and holds.
+        Of an input, (N, D) or (N, C, H, W), say; the tests change N as they need it. By
+        default found from what the layer says and holds.
     kind : {"batch", "layer", "group", "instance", "rms", "lstm"}, optional
-        What the layer should be. By default found from its class, what it holds, or how
-        it behaves.
+        By default found from the class of the layer, what it holds, or how it behaves.
     eps : float, optional
         By default the attribute ``eps``, or the usual value that explains the output.
-    quiet : bool
-        Whether to print nothing.
 
     Raises
     ------

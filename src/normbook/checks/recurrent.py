@@ -1,16 +1,8 @@
 r"""Tests for a recurrent layer that should be the layer-normalized LSTM.
 
-The yardstick is the cell of Ba, Kiros and Hinton (2016), equations 20 to 22,
-
-.. math::
-
-    a_t &= \gamma_h\,\widehat{W_h h_{t-1}} + \gamma_x\,\widehat{W_x x_t} + b, \\
-    c_t &= f\,c_{t-1} + i\,g, \qquad
-    h_t = o\,\tanh(\gamma_c\,\hat c_t + \beta_c),
-
-by behaviour alone. The key: :math:`c_1` is linear in :math:`c_0`, so two runs of one
-step give the forget gate f of every unit, and :math:`\log f/(1-f)` is the f part of
-:math:`a_1`.
+The yardstick is the cell of :mod:`normbook.layer_norm_lstm`, by behaviour alone. The
+key: :math:`c_1` is linear in :math:`c_0`, so two runs of one step give the forget gate
+f of every unit, and :math:`\log f/(1-f)` is the f part of :math:`a_1`.
 """
 
 from __future__ import annotations

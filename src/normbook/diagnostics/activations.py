@@ -18,14 +18,11 @@ Inputs = list[tuple[str, torch.Tensor]]
 
 
 class Moments(NamedTuple):
-    """Distribution of each unit over the examples (and positions).
+    """Distribution of each unit over the examples (and positions)."""
 
-    ``mean`` and ``std`` (biased) have shape (D,), ``quantiles`` (Q, D).
-    """
-
-    mean: NDArray[np.float64]
-    std: NDArray[np.float64]
-    quantiles: NDArray[np.float64]
+    mean: NDArray[np.float64]  # (D,)
+    std: NDArray[np.float64]  # (D,), biased
+    quantiles: NDArray[np.float64]  # (Q, D)
 
 
 class LayerStatistics(NamedTuple):

@@ -39,17 +39,12 @@ Step = Callable[[nn.Parameter, torch.Tensor], torch.Tensor]
 
 
 class GradientShift(NamedTuple):
-    r"""Gradients :math:`G_i` before and :math:`G'_i` after an update of what is below.
+    r"""Gradients :math:`G_i` before and :math:`G'_i` after a step of what is below."""
 
-    For K layers, lowest first: ``l2`` is :math:`\lVert G_i - G'_i \rVert_2`, ``cosine``
-    that of the angle between both, NaN where one of them is zero, and ``gradient_norm``
-    :math:`\lVert G_i \rVert_2`.
-    """
-
-    names: tuple[str, ...]
-    l2: NDArray[np.float64]
-    cosine: NDArray[np.float64]
-    gradient_norm: NDArray[np.float64]
+    names: tuple[str, ...]  # of K layers, lowest first
+    l2: NDArray[np.float64]  # norm of G_i - G'_i
+    cosine: NDArray[np.float64]  # of the angle between both, NaN where one is zero
+    gradient_norm: NDArray[np.float64]  # of G_i
 
 
 def trained_layers(model: nn.Module) -> dict[str, list[nn.Parameter]]:
@@ -114,7 +109,8 @@ def gradient_shift(
     with undisturbed(model) as reset:
         W = [[p.detach().clone() for p in group] for group in parameters]
         _, slopes = gradients(model, loss, [p for group in parameters for p in group])
-        G = _split(slopes, parameters)
+        rest = iter(slopes)
+        G = [[next(rest) for _ in group] for group in parameters]
         W_new = [
             [p - _change(step, p, g) for p, g in zip(*both, strict=True)]
             for both in zip(parameters, G, strict=True)
@@ -165,8 +161,7 @@ def input_shift(before: torch.Tensor, after: torch.Tensor) -> NDArray[np.float64
     ratio :math:`\phi`; the chapter on internal covariate shift proves it.
 
     ``before`` and ``after`` are inputs of one layer for the same N >= 2 examples, of
-    shape (N, D); other shapes are a ``ValueError``. Returns shape (D,), NaN for a unit
-    that was constant before.
+    shape (N, D), else a ``ValueError``. A unit that was constant before gives NaN.
 
     Examples
     --------
@@ -198,11 +193,8 @@ def input_shift_of_update(
 
     The ``loss`` gives the update, by a ``step`` as for :func:`gradient_shift`; the
     ``probe``, by default the loss, runs the model on the examples whose distribution is
-    compared by :func:`input_shift`.
-
-    Noise inside the model is drawn anew after the update, as at the next step of
-    training: the result then counts what the noise moves, too. A probe that sets the
-    generator of the noise avoids it.
+    compared by :func:`input_shift`. Noise inside the model is drawn anew after the
+    update and counts, too, unless the probe sets its generator.
 
     Examples
     --------
@@ -235,11 +227,6 @@ def _change(
         if callable(step):
             return step(parameter, gradient).detach().clone()
         return step * gradient
-
-
-def _split(slopes: Group, parameters: Sequence[Group]) -> list[Group]:
-    rest = iter(slopes)
-    return [[next(rest) for _ in group] for group in parameters]
 
 
 def _flat(tensors: Sequence[torch.Tensor]) -> torch.Tensor:

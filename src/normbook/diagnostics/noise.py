@@ -8,6 +8,9 @@ distributions are not necessary for its speed.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import torch
 from torch import nn
 
@@ -29,8 +32,6 @@ class DistributionNoise(nn.Module):
     widths and ``n_sigma`` below 1 are a ``ValueError``. The ``generator`` is one of the
     CPU, by default the global one.
 
-    Notes
-    -----
     Source: Santurkar et al. (2018), Appendix A, Algorithm 1. The printed loop gives
     :math:`\mu` and :math:`\sigma` no unit index; the text says that units differ. It
     does not say whether :math:`r_\sigma` is a deviation or a variance; here it is the
@@ -68,10 +69,10 @@ class DistributionNoise(nn.Module):
         if not self.training:
             return x
         per_unit = (1, x.shape[1], *(1,) * (x.dim() - 2))
-        mu = self.n_mu * (2 * self._uniform(per_unit, x) - 1)
-        sigma = 1 + (self.n_sigma - 1) * self._uniform(per_unit, x)
-        m = mu + self.r_mu * (2 * self._uniform(x.shape, x) - 1)
-        s = sigma + self.r_sigma * self._normal(x.shape, x)
+        mu = self.n_mu * (2 * self._draw(torch.rand, per_unit, x) - 1)
+        sigma = 1 + (self.n_sigma - 1) * self._draw(torch.rand, per_unit, x)
+        m = mu + self.r_mu * (2 * self._draw(torch.rand, x.shape, x) - 1)
+        s = sigma + self.r_sigma * self._draw(torch.randn, x.shape, x)
         return s * x + m
 
     def extra_repr(self) -> str:
@@ -81,11 +82,7 @@ class DistributionNoise(nn.Module):
             f"r_mu={self.r_mu}, r_sigma={self.r_sigma}"
         )
 
-    def _uniform(self, shape: tuple[int, ...], like: torch.Tensor) -> torch.Tensor:
-        # Drawn on the CPU, so that a CPU and a GPU see the same noise.
-        drawn = torch.rand(shape, generator=self.generator, dtype=like.dtype)
-        return drawn.to(like.device)
-
-    def _normal(self, shape: tuple[int, ...], like: torch.Tensor) -> torch.Tensor:
-        drawn = torch.randn(shape, generator=self.generator, dtype=like.dtype)
-        return drawn.to(like.device)
+    def _draw(self, random: Any, shape: Sequence[int], x: torch.Tensor) -> torch.Tensor:
+        # On the CPU, so that a CPU and a GPU see the same noise.
+        drawn: torch.Tensor = random(shape, generator=self.generator, dtype=x.dtype)
+        return drawn.to(x.device)

@@ -29,9 +29,10 @@ def undisturbed(model: nn.Module) -> Iterator[Callable[[], None]]:
     an error. Yields a function that puts everything back at once, for another
     evaluation from the same state: dropout, say, then draws the same mask.
     """
+    gradients = [(p, p.grad) for p in model.parameters()]
     tensors = [*model.parameters(), *model.buffers()]
+    tensors += [gradient for _, gradient in gradients if gradient is not None]
     values = [t.detach().clone() for t in tensors]
-    gradients = [(p, p.grad, _copy(p.grad)) for p in model.parameters()]
     modes = [(m, m.training) for m in model.modules()]
     states = [(g, g.get_state()) for g in _generators(model, tensors)]
 
@@ -39,10 +40,8 @@ def undisturbed(model: nn.Module) -> Iterator[Callable[[], None]]:
         with torch.no_grad():
             for tensor, value in zip(tensors, values, strict=True):
                 tensor.copy_(value)
-            for parameter, gradient, kept in gradients:
-                parameter.grad = gradient
-                if gradient is not None and kept is not None:
-                    gradient.copy_(kept)
+        for parameter, gradient in gradients:
+            parameter.grad = gradient
         for module, mode in modes:
             module.training = mode
         for generator, state in states:
@@ -63,11 +62,10 @@ def eager(model: nn.Module) -> nn.Module:
 def gradients(
     model: nn.Module, loss: Loss, parameters: Sequence[nn.Parameter] | None = None
 ) -> tuple[float, list[torch.Tensor]]:
-    """Loss (nats) and its gradient by some of the parameters.
+    """Loss (nats) and its gradient by some parameters, by default all that are trained.
 
-    By default those are all that require a gradient. The gradients stand in the order
-    of the parameters, and are zero where the loss does not depend on one. A loss that
-    is no scalar, and a model without such a parameter, are a ``ValueError``.
+    It is zero by a parameter on which the loss does not depend. A loss that is no
+    scalar, and a model that trains nothing, are a ``ValueError``.
     """
     if parameters is None:
         parameters = [p for p in model.parameters() if p.requires_grad]
@@ -102,7 +100,3 @@ def _generators(
         yield torch.cuda.default_generators[index]
     held = (v for m in model.modules() for v in vars(m).values())
     yield from {id(v): v for v in held if isinstance(v, torch.Generator)}.values()
-
-
-def _copy(tensor: torch.Tensor | None) -> torch.Tensor | None:
-    return None if tensor is None else tensor.detach().clone()

@@ -35,10 +35,12 @@ the gain. For a :math:`W_h` of independent entries with variance :math:`w^2` and
 units, :math:`\|C W_h h\| \approx w \sqrt n \|h\|` and :math:`\|C W_h\| \approx
 w (\sqrt n + \sqrt H) = \tfrac32 w \sqrt n`, so :math:`\|J\| \approx \tfrac32 \gamma
 \sqrt n / \|h\| = 3 \gamma / \operatorname{rms}(h)`. A state has
-:math:`\operatorname{rms}(h) < 1`: with :math:`\gamma = 1` the gain is 3 or more before
-the gates, whose slopes are at most 1/4; with :math:`\gamma = 0.1` it is 1 at
-:math:`\operatorname{rms}(h) = 0.3`. With a hat of the sum :math:`\sigma` is that of
-p + q, and a small h finds q there; without a hat of p the gain is :math:`\|W_h\|`.
+:math:`\operatorname{rms}(h) < 1`: with :math:`\gamma = 1` the gain of such weights is 3
+or more before the gates, whose slopes are at most 1/4 (of g: 1); with :math:`\gamma =
+0.1` it is 1 at :math:`\operatorname{rms}(h) = 0.3`. Training may turn it down by the
+shape of :math:`W_h` (where all columns are alike J is 0), never by its size. With a hat
+of the sum :math:`\sigma` is that of p + q, and a small h finds q there; without a hat
+of p the gain is :math:`\|W_h\|`.
 """
 
 from __future__ import annotations

@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from numbers import Real
 from typing import Any, Literal, NamedTuple
 
@@ -29,10 +30,7 @@ ACTIVATIONS: dict[str, type[nn.Module]] = {
     "tanh": nn.Tanh,
     "identity": nn.Identity,
 }
-
-
-# Examples that are evaluated at once: more take new memory at each layer.
-CHUNK = 2000
+CHUNK = 2000  # examples evaluated at once: more take new memory at each layer
 
 
 class Split(NamedTuple):
@@ -191,10 +189,7 @@ def train_side_by_side(
     rates = torch.as_tensor(learning_rates, dtype=torch.float64).to(data.x_train)
     state = stack_module_state([model.train() for model in models])
     together = copy.deepcopy(models[0])
-
-    def scores(state: Any, x: torch.Tensor) -> Any:
-        return functional_call(together, state, x)
-
+    scores = partial(functional_call, together)
     rows = []
     optimizer = torch.optim.SGD(state[0].values(), lr=1.0)
     for step in range(1, steps + 1):

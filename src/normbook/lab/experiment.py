@@ -114,7 +114,7 @@ class Run:
     sums: dict[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Draw the first batch."""
+        """Draw the batch of the next update."""
         self._before_draw = self.batches.state_dict()
         self.batch = self.batches.draw()
 
@@ -148,8 +148,7 @@ class Run:
         loss = values["loss"].item()
         if len(self.opening) < OPENING:
             self.opening.append(loss)
-        self._before_draw = self.batches.state_dict()
-        self.batch = self.batches.draw()
+        self.__post_init__()
         return loss
 
     def state_dict(self) -> dict[str, Any]:

@@ -40,6 +40,7 @@ NotImplementedError
 
 from __future__ import annotations
 
+import contextlib
 from numbers import Real
 from typing import Any, ClassVar
 
@@ -362,3 +363,16 @@ def as_autocast(input: Tensor, *parameters: Tensor | None) -> tuple[Any, ...]:
 def as_float32(*values: Tensor | None) -> list[Any]:
     """Cast what is not double, as torch.autocast does for layer norm on GPUs."""
     return [v if v is None or v.dtype == torch.float64 else v.float() for v in values]
+
+
+def is_autocast(x: Tensor) -> bool:
+    """Whether autocast is on where x is."""
+    kind = x.device.type
+    return torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
+
+
+def no_autocast(x: Tensor) -> contextlib.AbstractContextManager[Any]:
+    """Let products be what they are: half of a step in bfloat16 fits nothing."""
+    if is_autocast(x):
+        return torch.autocast(x.device.type, enabled=False)
+    return contextlib.nullcontext()

@@ -12,14 +12,13 @@ from torch.nn.utils.rnn import PackedSequence
 
 from normbook.arrays import check_eps
 from normbook.layer_norm_lstm import LayerNormLSTMParameters
-from normbook.layers.base import NormLayer, check_size
+from normbook.layers.base import NormLayer, check_size, is_autocast
 from normbook.layers.function import Statistics, normalize, normalize_by
 from normbook.layers.lstm import (
     States,
     backwards,
     check_switch,
     first_states,
-    is_autocast,
 )
 from normbook.layers.native import NativeSequence, can_run
 from normbook.layers.sequences import PerStepBatchNorm1d

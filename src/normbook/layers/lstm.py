@@ -1,12 +1,13 @@
 """The layer-normalized LSTM as a layer: called as ``torch.nn.LSTM``.
 
-:mod:`normbook.layer_norm_lstm` computes. Here torch is told to take its backward pass
-through time, and layers, directions, dropout and packed sequences come around it.
+Layers, directions, dropout and packed sequences are here. What runs over the steps of
+one layer is the first that can: the compiled loop (:mod:`normbook.layers.native`),
+kernels on a GPU (:mod:`normbook.layers.triton_lstm`), few operators of torch
+(:mod:`normbook.layers.torch_lstm`), or the formulas, which torch differentiates.
 """
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import math
 import warnings
@@ -14,18 +15,15 @@ from collections.abc import Sequence
 from numbers import Real
 from typing import Any, get_args
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.autograd import forward_ad
 from torch.nn.utils.rnn import PackedSequence
-from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
 from normbook.arrays import check_eps
 from normbook.layer_norm_lstm import (
     Carried,
     Hats,
-    LayerNormLSTMCache,
     LayerNormLSTMParameters,
     Normed,
     check_hats,
@@ -35,11 +33,17 @@ from normbook.layer_norm_lstm import (
     without_hat,
 )
 from normbook.layers import triton_lstm
-from normbook.layers.base import NormLayer, as_float32, check_size, other_device
-from normbook.layers.function import Slopes, as_needed, bind_by_position
-from normbook.layers.native import NativeSequence, can_run
+from normbook.layers.base import (
+    NormLayer,
+    as_float32,
+    check_size,
+    is_autocast,
+    no_autocast,
+    other_device,
+)
+from normbook.layers.native import NativeSequence, are_plain, can_run
+from normbook.layers.torch_lstm import TorchSequence
 from normbook.lstm import (
-    LSTMCache,
     LSTMOutput,
     LSTMParameters,
     lstm_backward,
@@ -61,8 +65,6 @@ THEIRS = {
     "w_r": ("weight_hr",),
     "b": ("bias_ih", "bias_hh"),
 }
-# Up to so many states NumPy is faster than torch: its calls cost less.
-SMALL = 1024
 # What nn.LSTM shows of itself only if it is something else.
 DEFAULTS = dict[str, Any](
     proj_size=0,
@@ -97,19 +99,6 @@ class _Cell:
         options |= {"norm": self.norm, "carried": self.carried, "hats": self.hats}
         return layer_norm_lstm_forward(x, weights, h_0, c_0, self.eps, **options)
 
-    def cache(self, arrays: Sequence[Any], parameters: Sequence[Any]) -> Any:
-        """Put together what was saved."""
-        x, weights = arrays[0], self._named(parameters)
-        sizes = self.batch_sizes or (x.shape[1],) * x.shape[0]
-        if self.norm is None:
-            return LSTMCache._make((*arrays, weights, sizes))
-        options = weights, self.norm, self.carried, self.hats, sizes
-        return LayerNormLSTMCache._make((*arrays, *options))
-
-    def backward(self, dl_dh: Any, cache: Any, *last: Any) -> Any:
-        backward = lstm_backward if self.norm is None else layer_norm_lstm_backward
-        return backward(dl_dh, cache, *last)
-
     @property
     def has_norm(self) -> bool:
         return self.norm is not None
@@ -133,9 +122,14 @@ class _Cell:
         return (self.norm, self.carried, self.hats) == ("terms", "raw", "pqc")
 
     @property
-    def can_be_native(self) -> bool:
+    def has_loop(self) -> bool:
         """Whether there is a compiled loop of this cell."""
-        return self.is_native and self.norm != "gates"
+        return self.norm != "gates"
+
+    @property
+    def is_usual(self) -> bool:
+        """Whether it is the paper's or the plain one, with operators for it."""
+        return self.norm is None or self.is_paper
 
     def moments(self, q: Tensor, rows: int) -> list[Tensor]:
         """Memory for mean and 1 / s of each row of p, q and c."""
@@ -146,7 +140,8 @@ class _Cell:
     ) -> tuple[Any, ...]:
         dl_dh, *last = arriving
         _, cache = self.forward(x, h_0, c_0, *parameters)
-        dl_dx, by_weights, *by_states = self.backward(dl_dh, cache, *last)
+        backward = lstm_backward if self.norm is None else layer_norm_lstm_backward
+        dl_dx, by_weights, *by_states = backward(dl_dh, cache, *last)
         return dl_dx, *by_states, *by_weights
 
     def full(self, parameters: Sequence[Any]) -> Any:
@@ -159,59 +154,6 @@ class _Cell:
         return kind(*parameters[: len(kind._fields)])
 
 
-class _Sequence(torch.autograd.Function):
-    """One layer in one direction over all steps, with the derived backward pass."""
-
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(
-        cell: _Cell, x: Tensor, h_0: Tensor, c_0: Tensor, *parameters: Tensor | None
-    ) -> Slopes:
-        with _no_autocast(x), np.errstate(all="ignore"):
-            output, cache = cell.forward(*_lean(h_0, x, h_0, c_0, *parameters))
-        # What backward needs is returned, too, without derivatives.
-        first, end = map(cache._fields.index, ("c", "parameters"))
-        h, *others = _as_tensors(*output, *cache[first:end])
-        return h[...], *others  # torch refuses to change a view of it in place
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        ctx.cell, *arrays = inputs
-        h, _, _, *kept = output
-        ctx.mark_non_differentiable(*(value for value in kept if value is not None))
-        ctx.set_materialize_grads(False)
-        # h with its graph would hold itself under torch's saved_tensors_hooks.
-        ctx.save_for_backward(*arrays[:3], h.detach(), *kept, *arrays[3:])
-
-    @staticmethod
-    def backward(ctx: Any, *arriving: Tensor | None) -> Slopes:
-        # Unpacked once: torch.utils.checkpoint allows no more.
-        saved = ctx.saved_tensors
-        x, h_0, c_0, h, *_ = saved
-        dl_dh, *last = arriving[:3]
-        values = torch.zeros_like(h) if dl_dh is None else dl_dh, *last, *saved
-        with _no_autocast(x), np.errstate(all="ignore"):
-            if torch.is_grad_enabled():
-                # These gradients will be differentiated in turn. What was saved is
-                # constant for torch: only the run again follows x, h_0 and weights.
-                _, cache = ctx.cell.forward(x, h_0, c_0, *saved[-len(FIELDS) :])
-            else:
-                values = _lean(h_0, *values)
-                cache = ctx.cell.cache(values[3 : -len(FIELDS)], values[-len(FIELDS) :])
-            if not ctx.needs_input_grad[1]:
-                # The gradient of x takes a product with w_x, here one of no columns.
-                weights = cache.parameters
-                weights = weights._replace(w_x=weights.w_x[:, :0])
-                cache = cache._replace(parameters=weights)
-            dl_dh, *last = values[:3]
-            dl_dx, by_weights, *by_states = ctx.cell.backward(dl_dh, cache, *last)
-        return as_needed(ctx, None, *_as_tensors(dl_dx, *by_states, *by_weights))
-
-
-bind_by_position(_Sequence)
-
-
 class LayerNormLSTM(NormLayer):
     r"""The layer-normalized LSTM, in several layers and both directions.
 
@@ -222,8 +164,8 @@ class LayerNormLSTM(NormLayer):
     be 0 where the states begin with 0. With ``proj_size`` P, W_r h takes the place of
     h, for the next step, too: ``w_r_l0`` has shape (P, H), ``w_h_l0`` then (4H, P).
     ``has_redundant_biases`` says whether to learn ``beta_h`` and ``beta_x``, which are
-    added where b is. With ``native=False`` the formulas run even where numba is
-    installed, which compiles the loop over the steps.
+    added where b is. With ``native=False`` torch runs the steps even where numba is
+    installed, which compiles the loop over them.
 
     Parameters are those of :class:`~normbook.layer_norm_lstm.LayerNormLSTMParameters`
     with an ending: ``w_x_l0`` of the first layer, ``w_x_l1`` of the next, and
@@ -242,8 +184,7 @@ class LayerNormLSTM(NormLayer):
 
     Under ``torch.autocast`` it runs in float32. Derivatives may be taken as often as
     one likes, by ``torch.autograd``, forward-mode included, and by ``torch.func``, but
-    for ``is_grads_batched`` and ``jacfwd`` of a ``jacrev``, so its ``hessian`` too:
-    take ``jacrev`` of ``jacrev``. ``torch.compile`` leaves the layer out of its graph,
+    for ``is_grads_batched``. ``torch.compile`` leaves the layer out of its graph,
     as it leaves torch's. In-place changes of h are refused: backward needs it.
 
     >>> layer = LayerNormLSTM(3, 5, num_layers=2, bidirectional=True)
@@ -630,7 +571,7 @@ def _projected(
     weights = LayerNormLSTMParameters(*parameters)
     sizes, missing = cell.batch_sizes, [0, w_r.shape[1] - w_r.shape[0]]
     rows = sizes[0] if sizes else 1  # of the first step
-    with _no_autocast(x):
+    with no_autocast(x):
         first = weights._replace(w_h=nn.functional.pad(weights.w_h, missing))
         of_first = dataclasses.replace(cell, batch_sizes=sizes and sizes[:1])
         h_0 = nn.functional.pad(h_0, missing)
@@ -652,42 +593,29 @@ def _layer(
     cell: _Cell, x: Tensor, h_0: Tensor, c_0: Tensor, parameters: Parameters
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Run one layer in one direction."""
-    tensors = [v for v in (x, h_0, c_0, *parameters) if v is not None]
-    if any(forward_ad.unpack_dual(v).tangent is not None for v in tensors):  # type: ignore[no-untyped-call]
-        # Forward-mode derivatives: torch follows the forward pass by itself.
-        with _no_autocast(x):
-            return tuple(cell.forward(x, h_0, c_0, *parameters)[0])
     inputs = x, h_0, c_0, *parameters
-    function: Any = None
-    if cell.can_be_native and can_run(tensors):
-        function = NativeSequence
-    elif cell.is_native and cell.is_paper and triton_lstm.can_run(tensors):
-        function = triton_lstm.TritonSequence
-    if function is not None:
-        is_kept = torch.is_grad_enabled() and any(v.requires_grad for v in tensors)
-        outputs = function.apply(cell, is_kept, *inputs)
-    else:
-        outputs = _Sequence.apply(cell, *inputs)  # type: ignore[no-untyped-call]
-    h, h_last, c_last, *_ = outputs
+    tensors = [v for v in inputs if v is not None]
+    if (function := _function(cell, tensors)) is None:
+        with no_autocast(x):
+            return tuple(cell.forward(*inputs)[0])
+    is_kept = torch.is_grad_enabled() and any(v.requires_grad for v in tensors)
+    h, h_last, c_last, *_ = function.apply(cell, is_kept, *inputs)
     return h, h_last, c_last
 
 
-def _lean(like: Tensor, *values: Tensor | None) -> tuple[Any, ...]:
-    """Return the values as arrays of NumPy where that is faster, else as they are."""
-    is_small = like.dtype == torch.float64 and like.numel() <= SMALL
-    # Modes of torch, which trace or count, would see nothing of NumPy.
-    if is_small and like.device.type == "cpu" and not is_in_torch_dispatch_mode():
-        # Tensors of torch.func have no memory of their own.
-        with contextlib.suppress(RuntimeError):
-            return tuple(None if v is None else v.detach().numpy() for v in values)
-    return values
-
-
-def _as_tensors(*values: Any) -> tuple[Any, ...]:
-    # One for an array that comes twice: autograd adds in place to what is there once.
-    arrays = {id(v): v for v in values if isinstance(v, np.ndarray)}
-    tensors = {key: torch.from_numpy(array) for key, array in arrays.items()}
-    return tuple(tensors.get(id(v), v) for v in values)
+def _function(cell: _Cell, tensors: Sequence[Tensor]) -> Any:
+    """Choose what runs over the steps; None for the formulas, which torch follows."""
+    has_tangent = any(
+        forward_ad.unpack_dual(v).tangent is not None  # type: ignore[no-untyped-call]
+        for v in tensors
+    )
+    if has_tangent:
+        return None
+    if cell.is_native and cell.has_loop and can_run(tensors):
+        return NativeSequence
+    if cell.is_native and cell.is_paper and triton_lstm.can_run(tensors):
+        return triton_lstm.TritonSequence
+    return TorchSequence if cell.is_usual and are_plain(tensors) else None
 
 
 def _reversed(x: Tensor, order: Tensor | None) -> Tensor:
@@ -704,16 +632,3 @@ def backwards(sizes: Sequence[int], device: torch.device) -> Tensor:
     lengths = (alive[:, None] > torch.arange(sizes[0])).sum(0)
     order = starts[lengths[examples] - 1 - steps] + examples
     return order.to(device)
-
-
-def is_autocast(x: Tensor) -> bool:
-    """Whether autocast is on where x is."""
-    kind = x.device.type
-    return torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
-
-
-def _no_autocast(x: Tensor) -> contextlib.AbstractContextManager[Any]:
-    """Let the products be what they are: half of a step in bfloat16 fits nothing."""
-    if is_autocast(x):
-        return torch.autocast(x.device.type, enabled=False)
-    return contextlib.nullcontext()

@@ -4,7 +4,7 @@ They run where numba is installed, on a CPU in float32 or float64, unless the la
 the environment variable ``NORMBOOK_NATIVE=0`` says no: for the plain cell, the one with
 batch norm, and those with layer norm but for hats of single gates. Everything else
 (GPUs, half precision, ``torch.func``, forward-mode derivatives, whatever looks at
-single operators) takes the formulas, with the same results but for rounding.
+single operators) takes operators of torch, with the same results but for rounding.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import importlib.util
 import os
 import threading
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from types import ModuleType
 from typing import Any
 
@@ -27,7 +27,15 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from normbook import through_time
 from normbook.layers.function import Slopes, as_needed
 
-__all__ = ["NATIVE", "NativeSequence", "can_run", "is_watched", "loop"]
+__all__ = [
+    "NATIVE",
+    "ROWS",
+    "NativeSequence",
+    "are_plain",
+    "can_run",
+    "is_watched",
+    "loop",
+]
 
 NATIVE = "NORMBOOK_NATIVE"  # environment variable; 0 turns the loop off
 
@@ -60,17 +68,26 @@ def loop() -> ModuleType | None:
 def can_run(tensors: Sequence[Tensor]) -> bool:
     """Whether the loop computes a cell on these tensors."""
     return (
+        tensors[0].device.type == "cpu"
+        and are_plain(tensors)
+        and os.environ.get(NATIVE, "1") != "0"
+        and loop() is not None
+    )
+
+
+def are_plain(tensors: Sequence[Tensor]) -> bool:
+    """Whether they are of one kind and hold numbers, and nothing looks at operators."""
+    x, *_ = tensors
+    return (
         all(
             type(v) in (Tensor, torch.nn.Parameter)
-            and v.dtype == tensors[0].dtype
-            and v.device.type == "cpu"
+            and v.dtype == x.dtype
+            and v.device == x.device
             for v in tensors
         )
-        and tensors[0].dtype in (torch.float32, torch.float64)
-        and tensors[0].numel() > 0
-        and os.environ.get(NATIVE, "1") != "0"
+        and x.dtype in (torch.float32, torch.float64)
+        and x.numel() > 0
         and not is_watched()
-        and loop() is not None
     )
 
 
@@ -133,7 +150,8 @@ class NativeSequence(torch.autograd.Function):
             tuple(_numpy(*moments)),
             *_numpy(p, gates, c, tanh_u, h_rows),
         )
-        last = [_last(v, run.sizes) for v in (h_rows, c)]
+        ends = through_time.ends(run.sizes)
+        last = [h_rows[ends], c[ends]]
         if run.carries_u:
             gain, bias = run.weights.gamma_c, run.weights.beta_c
             last[1] = functional.layer_norm(
@@ -180,7 +198,7 @@ class NativeSequence(torch.autograd.Function):
         arrays = (*_numpy(dl_dh, q), panels, run.gains, *_numpy(c_0), *run.steps)
         kept = tuple(_numpy(*moments)), *_numpy(p, gates, c, tanh_u)
         # As many steps at a time as leave their slopes in the cache.
-        for first, end, part in run.parts():
+        for first, end, part in through_time.parts(run.sizes, ROWS):
             dl_dp = q.new_empty(part.stop - part.start, 4 * units)
             dl_dq = torch.empty_like(dl_dp) if not cell.has_one_slope else dl_dp
             run.together(
@@ -263,17 +281,6 @@ class _Run:
         for thread in others:
             thread.join()
 
-    def parts(self) -> Iterator[tuple[int, int, slice]]:
-        """First and last steps, and rows, of some steps at a time, from the end."""
-        starts, sizes = self.steps
-        end = len(sizes)
-        while end:
-            last_row = starts[end - 1] + sizes[end - 1]
-            first = int(np.searchsorted(starts, max(last_row - ROWS, 0)))
-            first = min(first, end - 1)
-            yield first, end, slice(starts[first], last_row)
-            end = first
-
     def transposed_panels(self, is_training: bool) -> Any:
         """Lay out the transposed W_h; kept for the next call where nothing is learned.
 
@@ -293,13 +300,3 @@ class _Run:
 
 def _numpy(*tensors: Tensor) -> list[Any]:
     return [v.detach().contiguous().numpy() for v in tensors]
-
-
-def _last(rows: Tensor, sizes: Sequence[int]) -> Tensor:
-    """Rows behind the last step of each sequence."""
-    n = sizes[0]
-    if sizes[-1] == n:
-        return rows[-n:].clone()
-    alive = np.array(sizes)
-    last = (alive[:, None] > np.arange(n)).sum(0) - 1  # step of each sequence
-    return rows[torch.from_numpy((alive.cumsum() - alive)[last] + np.arange(n))]

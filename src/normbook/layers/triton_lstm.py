@@ -113,7 +113,8 @@ class TritonSequence(torch.autograd.Function):
             states = h_0, c_0.to(r_q.dtype)
             results = replay(steps_forward, options, y, *states, *_of_steps(weights))
         h, c, p, moments = results
-        last = _last(h, sizes), _last(c, sizes).to(x.dtype)
+        ends = through_time.ends(sizes)
+        last = h[ends], c[ends].to(x.dtype)
         h.resize_(*x.shape[:-1], h.shape[1])  # a view could not be changed in place
         if is_kept:
             ctx.cell = cell
@@ -246,13 +247,6 @@ def _of_steps(weights: Any) -> tuple[Tensor, ...]:
 
 def _sizes(cell: Any, x: Tensor) -> tuple[int, ...]:
     return cell.batch_sizes or (x.shape[1],) * x.shape[0]
-
-
-def _last(rows: Tensor, sizes: Sequence[int]) -> Tensor:
-    """Rows behind the last step of each sequence."""
-    steps = zip(through_time.steps(tuple(sizes)), (*sizes[1:], 0), strict=True)
-    ends = [rows[step.start + alive : step.stop] for step, alive in steps]
-    return torch.cat(ends[::-1])
 
 
 def _needed() -> tuple[Any, Any]:
