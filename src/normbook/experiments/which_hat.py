@@ -41,6 +41,10 @@ or more before the gates, whose slopes are at most 1/4 (of g: 1); with :math:`\g
 shape of :math:`W_h` (where all columns are alike J is 0), never by its size. With a hat
 of the sum :math:`\sigma` is that of p + q, and a small h finds q there; without a hat
 of p the gain is :math:`\|W_h\|`.
+
+What the scale ``cpu`` leaves open: one layer of at most 64 units and some thousand
+updates, so that a verdict is one on small networks and on how fast they learn; one
+seed for the tuning; and the scale of the first weights, which is the same for all.
 """
 
 from __future__ import annotations
