@@ -74,6 +74,13 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "which_hat_qa1": {
         "train": 60, "tested": 30, "validated": 20, "hidden": 6, "embedding": 4,
         "batch_size": 8, "steps": 4, "average_over": 2, "test_every": 2,
+        "tuning": {  # so soon no rate is better than another
+            "seeds": [100],
+            "criterion": {"measurement": "validation", "quantity": "loss"},
+            "grid": {
+                "learning_rate": {"values": [0.01]}, "forget_bias": {"values": [0, 1]},
+            },
+        },
     },
     "reading": {
         "train": 40, "tested": 30, "hidden": 6, "embedding": 4, "batch_size": 8,

@@ -379,7 +379,7 @@ def _draw_grid(record: Record) -> Figure:
     fig, axes = panels(rows * columns, rows=rows, sharex=True, sharey=True)
     fig.set_size_inches(8.4, 1 + 1.9 * rows)
     for ax in axes[len(cells) :]:
-        ax.set_axis_off()
+        ax.remove()
     for ax, (name, variants) in zip(axes, cells.items(), strict=False):
         for variant in variants.values():
             kind, label = _look(record, variant)
