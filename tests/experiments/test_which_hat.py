@@ -225,6 +225,7 @@ def test_of_counting_only_the_answers_count() -> None:
     z = np.array([1.0, 1.0, 2.0, -3.0])  # log-odds of what is right
     assert found["loss"].item() == pytest.approx(np.log1p(np.exp(-z)).mean())
     assert found["error"].item() == 0.5  # of sequences with a wrong answer
+    assert found["wrong"].item() == 0.25
 
 
 def test_a_counter_of_one_unit_that_counts_is_right() -> None:
@@ -347,7 +348,7 @@ def test_the_figure_of_the_end_shows_every_seed_of_every_cell() -> None:
             if own["label"] == cell
         ]
         for variant, points in zip(order, shown, strict=True):
-            expected = which_hat.at_end(of, variant, measurement, "error")
+            expected = which_hat.at_end(of, variant, measurement, "wrong")
             np.testing.assert_array_equal(points, expected)
     assert [t.get_text() for t in figure.axes[0].get_yticklabels()] == [*cells]
     plt.close("all")
