@@ -11,7 +11,7 @@ VERSIONS ?= pinned
 PORT ?= 8000
 OUT ?= benchmarks/recorded
 PAGES = tests/test_pages.py tests/test_solutions.py
-LSTMS = lstm layer_norm_lstm handwriting reading
+LSTMS = lstm layer_norm_lstm handwriting reading fast_normalization
 DATA ?= mnist fashion-mnist japanese-vowels omniglot-strokes babi
 export PYTHON VENV VERSIONS
 BIN := $(VENV)/bin
@@ -104,6 +104,7 @@ bench: setup ## time LSTMs and layers, on a machine that does nothing else (OUT=
 	$(BIN)/python benchmarks/lstm.py --threads 2 --sizes s1 s2 s3 s4 --out $(OUT)/lstm_2_threads.json
 	$(BIN)/python benchmarks/first_call.py --out $(OUT)/first_call.json
 	$(BIN)/python benchmarks/small_inputs.py --out $(OUT)/small_inputs.json
+	$(BIN)/python benchmarks/norms.py --out $(OUT)/norms.json
 	$(BIN)/python benchmarks/folding.py --out $(OUT)/folding.json
 
 serve: ## show the built site on http://127.0.0.1:8000 (PORT=8000)

@@ -27,7 +27,7 @@ collect_ignore_glob = [] if is_there else ["tests/pretend/*"]
 
 # What these compile cannot be imported without them.
 COMPILED = {
-    "numba": ("compiled_lstm",),
+    "numba": ("compiled_lstm", "compiled_norms"),
     "triton": ("triton_cell", "triton_norms"),
 }
 collect_ignore = [

@@ -13,10 +13,16 @@ gradients of x and of all weights, in rounds in which the variants take turns:
   compiled loop.
 - ``formulas``: the same layer without the compiled loop.
 - ``batch_norm``: our LSTM with batch norm at each step; left out with one example.
-- ``scripted``: the usual way to write a cell with layer norm, a loop over the steps in
-  TorchScript around torch's layer norm. It has the structure of the cell in PyTorch's
-  own LSTM benchmark. Like that one it carries the normalized c to the next step: for
-  about the same arithmetic it computes another function than ``layer_norm``.
+- ``eager``: the usual way to write a cell with layer norm, a loop over the steps in
+  Python around torch's layer norm. It has the structure of the cell in PyTorch's own
+  LSTM benchmark. Like that one it carries the normalized c to the next step: for about
+  the same arithmetic it computes another function than ``layer_norm``.
+- ``indexed``: the same with ``x[t]`` in place of one ``x.unbind(0)``.
+- ``scripted``: ``eager`` in TorchScript.
+- ``hoisted``: ``scripted`` with all that waits for no state in front of the loop.
+- ``products``: what is left of an LSTM without gates: products of the same sizes by
+  ``torch.mm``, h the first quarter of each.
+- ``packed``: the same with the product of our compiled loop, if numba is installed.
 - ``jax_scan``: the layer as one writes it in JAX, compiled by XLA, with all that waits
   for no state in front of ``lax.scan``; left out, with a word, where JAX is missing.
 
@@ -44,12 +50,14 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import layer_norm
 
 from normbook.lab import provenance
 from normbook.layer_norm_lstm import LayerNormLSTMParameters, layer_norm_lstm
+from normbook.layers import native
 from normbook.layers.batch_norm_lstm import BatchNormLSTM
 from normbook.layers.lstm import LayerNormLSTM
 from normbook.lstm import LSTMParameters, lstm
@@ -93,6 +101,16 @@ class Variant(NamedTuple):
     parameters: dict[str, Tensor]  # named as those of the definition
 
 
+def advance(
+    a: Tensor, c: Tensor, gamma_c: Tensor, beta_c: Tensor, eps: float
+) -> tuple[Tensor, Tensor]:
+    """Return h and c of the next step, the latter normalized."""
+    f, i, o, g = a.chunk(4, 1)
+    c = torch.sigmoid(f) * c + torch.sigmoid(i) * torch.tanh(g)
+    c = layer_norm(c, c.shape[1:], gamma_c, beta_c, eps)
+    return torch.sigmoid(o) * torch.tanh(c), c
+
+
 def cells(
     x: Tensor,
     w_x: Tensor,
@@ -104,21 +122,97 @@ def cells(
     gamma_c: Tensor,
     beta_c: Tensor,
     eps: float,
+    is_indexed: bool = False,
 ) -> Tensor:
     """Go through the steps with torch's layer norm; the normalized c is carried."""
     rows, units = w_h.shape
     h = torch.zeros([x.shape[1], units], dtype=x.dtype, device=x.device)
     c = h
     states = []
-    for x_t in x.unbind(0):
+    steps = [x[t] for t in range(len(x))] if is_indexed else x.unbind(0)
+    for x_t in steps:
         a = layer_norm(torch.mm(h, w_h.t()), [rows], gamma_h, beta_h, eps)
         a = a + layer_norm(torch.mm(x_t, w_x.t()), [rows], gamma_x, beta_x, eps)
-        f, i, o, g = a.chunk(4, 1)
-        c = torch.sigmoid(f) * c + torch.sigmoid(i) * torch.tanh(g)
-        c = layer_norm(c, [units], gamma_c, beta_c, eps)
-        h = torch.sigmoid(o) * torch.tanh(c)
+        h, c = advance(a, c, gamma_c, beta_c, eps)
         states.append(h)
     return torch.stack(states)
+
+
+def hoisted(
+    x: Tensor,
+    w_x: Tensor,
+    w_h: Tensor,
+    gamma_h: Tensor,
+    beta_h: Tensor,
+    gamma_x: Tensor,
+    beta_x: Tensor,
+    gamma_c: Tensor,
+    beta_c: Tensor,
+    eps: float,
+) -> Tensor:
+    """Compute the same, with all steps of x at once in front of the loop."""
+    rows, units = w_h.shape
+    h = torch.zeros([x.shape[1], units], dtype=x.dtype, device=x.device)
+    c = h
+    states = []
+    q = layer_norm(torch.matmul(x, w_x.t()), [rows], gamma_x, beta_x, eps)
+    for q_t in q.unbind(0):
+        a = q_t + layer_norm(torch.mm(h, w_h.t()), [rows], gamma_h, beta_h, eps)
+        h, c = advance(a, c, gamma_c, beta_c, eps)
+        states.append(h)
+    return torch.stack(states)
+
+
+class Products(torch.autograd.Function):
+    """h, the first quarter of W_h h + W_x x, over all steps and back."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, w_x: Tensor, w_h: Tensor, is_packed: bool
+    ) -> Tensor:
+        """Go through the steps."""
+        steps, examples, _ = x.shape
+        h = x.new_zeros(steps + 1, examples, w_h.shape[1])
+        multiply = multiplier(w_h.t(), examples, is_packed)
+        for q_t, h_prev, h_t in zip(x @ w_x.t(), h, h[1:], strict=False):
+            torch.add(
+                multiply(h_prev)[:, : len(h_t[0])], q_t[:, : len(h_t[0])], out=h_t
+            )
+        ctx.save_for_backward(x, w_x, w_h, h)
+        ctx.is_packed = is_packed
+        return h[1:]
+
+    @staticmethod
+    def backward(ctx: Any, *arriving: Any) -> Any:
+        """Go back through the steps."""
+        x, w_x, w_h, h = ctx.saved_tensors
+        units = w_h.shape[1]
+        slope = x.new_zeros(*x.shape[:2], len(w_h))
+        multiply = multiplier(w_h, x.shape[1], ctx.is_packed)
+        later = torch.zeros_like(h[0])
+        pairs = zip(slope.unbind(0), arriving[0].unbind(0), strict=True)
+        for dl_dp, dl_dh in reversed(list(pairs)):
+            torch.add(later, dl_dh, out=dl_dp[:, :units])
+            later = multiply(dl_dp)[:, :units]
+        rows = slope.flatten(0, 1).t()
+        return slope @ w_x, rows @ x.flatten(0, 1), rows @ h[:-1].flatten(0, 1), None
+
+
+def multiplier(w: Tensor, examples: int, is_packed: bool) -> Callable[[Tensor], Tensor]:
+    """Return what multiplies rows with w, each time into the same memory."""
+    depth, columns = w.shape
+    loop = native.loop() if is_packed else None
+    if loop is None:
+        to = w.new_empty(examples, columns)
+        return lambda rows: torch.mm(rows, w, out=to)
+    to = w.new_empty(examples, loop.padded(columns, np.dtype(np.float32)))
+    panels = loop.pack(w.detach().contiguous().numpy(), False)
+
+    def multiply(rows: Tensor) -> Tensor:
+        loop.product(rows.numpy(), 0, examples, panels, depth, to.numpy(), 0, 0, 1)
+        return to
+
+    return multiply
 
 
 def variants(size: Size, gain: float = 1.0) -> dict[str, Variant]:
@@ -138,8 +232,20 @@ def variants(size: Size, gain: float = 1.0) -> dict[str, Variant]:
     batch = BatchNormLSTM(features, units, max_steps=size.steps, eps=EPS)
     with warnings.catch_warnings():  # torch advises against its TorchScript
         warnings.simplefilter("ignore", DeprecationWarning)
-        scripted = torch.jit.script(cells)
+        scripted, scripted_hoisted = map(torch.jit.script, (cells, hoisted))
     order = [name for name in cells.__annotations__ if name in own]
+    weights = {name: own[name] for name in ("w_x", "w_h")}
+
+    def of_cells(run: Any, *options: Any) -> Variant:
+        return Variant(
+            lambda x: run(x, *(own[name] for name in order), EPS, *options),
+            lambda x, **p: by_formula(x, "normalized", **p),
+            own,
+        )
+
+    def of_products(is_packed: bool) -> Variant:
+        run = Products.apply
+        return Variant(lambda x: run(x, *weights.values(), is_packed), linear, weights)
 
     def by_formula(x: Tensor, carried: Any, **parameters: Tensor) -> Tensor:
         given = LayerNormLSTMParameters(**parameters)
@@ -169,12 +275,15 @@ def variants(size: Size, gain: float = 1.0) -> dict[str, Variant]:
         "batch_norm": Variant(
             lambda x: batch(x)[0], of_batch, dict(batch.named_parameters())
         ),
-        "scripted": Variant(
-            lambda x: scripted(x, *(own[name] for name in order), EPS),
-            lambda x, **p: by_formula(x, "normalized", **p),
-            own,
-        ),
+        "eager": of_cells(cells),
+        "indexed": of_cells(cells, True),
+        "scripted": of_cells(scripted),
+        "hoisted": of_cells(scripted_hoisted),
+        "products": of_products(False),
+        "packed": of_products(True),
     }
+    if native.loop() is None:
+        del found["packed"]
     if size.examples == 1:  # alone, an example has no variance
         del found["batch_norm"]
     if importlib.util.find_spec("jax") is not None:
@@ -182,6 +291,15 @@ def variants(size: Size, gain: float = 1.0) -> dict[str, Variant]:
             run=lambda x: _Scan.apply(torch.is_grad_enabled(), tuple(own), x, *values)
         )
     return found
+
+
+def linear(x: Tensor, w_x: Tensor, w_h: Tensor) -> Tensor:
+    """Return h of the cell without gates, step by step."""
+    units = w_h.shape[1]
+    states = [x.new_zeros(x.shape[1], units)]
+    for x_t in x.unbind(0):
+        states.append((x_t @ w_x.t() + states[-1] @ w_h.t())[:, :units])
+    return torch.stack(states[1:])
 
 
 class _Scan(torch.autograd.Function):

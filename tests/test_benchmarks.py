@@ -19,11 +19,12 @@ RECORDS = {
         "folding",
         "small_inputs",
         "first_call",
+        "norms",
         "lstm",
         "lstm_2_threads",
     )
 }
-RECORD, FOLDING, SMALL, FIRST, *LSTMS = RECORDS.values()
+RECORD, FOLDING, SMALL, FIRST, NORMS, *LSTMS = RECORDS.values()
 
 
 def load(name: str) -> ModuleType:
@@ -37,6 +38,7 @@ def load(name: str) -> ModuleType:
 
 benchmark, folding = load("sync_batch_norm"), load("folding")
 lstm, small, first_call = map(load, ("lstm", "small_inputs", "first_call"))
+norms = load("norms")
 SIZE = lstm.Size(steps=4, examples=8, features=2, units=5)
 
 
@@ -90,7 +92,9 @@ def test_each_variant_of_the_lstm_computes_its_formula() -> None:
         lstm.check(name, variant, SIZE)
 
 
-@pytest.mark.parametrize("name", ["nn_lstm", "layer_norm", "batch_norm", "scripted"])
+@pytest.mark.parametrize(
+    "name", ["nn_lstm", "layer_norm", "batch_norm", "scripted", "hoisted", "packed"]
+)
 def test_a_variant_of_the_lstm_that_computes_something_else_is_not_timed(
     name: str,
 ) -> None:
@@ -238,3 +242,65 @@ def test_the_record_of_the_first_call_has_every_case() -> None:
         for part in parts.values():
             low, median, high = part.values()
             assert 0 < low <= median <= high
+
+
+# --- norms
+
+
+@pytest.fixture(scope="module")
+def tiny() -> dict[str, tuple[int, ...]]:
+    return {
+        method: (3, 64, 2, 5) if method == "group norm" else (6, 5)
+        for method in norms.SHAPES
+    }
+
+
+def test_each_variant_of_a_norm_computes_its_definition(tiny: Any) -> None:
+    for method, shape in {**tiny, "batch norm": (3, 4, 2, 5)}.items():
+        for name, variant in norms.variants(method, shape).items():
+            norms.check(name, variant, method, shape)
+
+
+@pytest.mark.parametrize("method", norms.SHAPES)
+def test_a_variant_of_a_norm_that_computes_something_else_is_not_timed(
+    method: str, tiny: Any
+) -> None:
+    shape = tiny[method]
+    for name, right in norms.variants(method, shape).items():
+        wrong: list[Any] = [
+            lambda x, right=right: right.run(x) * 1.01,
+            lambda x, right=right: right.run(x + 0.01 * (x - x.detach())),
+        ]
+        for gain in right.parameters:  # the gradient of a gain alone
+            wrong.append(
+                lambda x, right=right, gain=gain: (
+                    right.run(x) + (gain - gain.detach()).sum()
+                )
+            )
+        for run in wrong:
+            with pytest.raises(ValueError, match=f"of {name} must .*nothing is timed"):
+                norms.check(name, right._replace(run=run), method, shape)
+
+
+def test_bandwidths_of_norms_are_shares_of_that_of_the_copy() -> None:
+    both = {"functional": [2.0, 2.0, 2.0], "layer": [1.0, 4.0, 1.0]}
+    beside = {"copy": [0.2, 0.2, 0.2], "product": [1.0, 1.0, 1.0]}
+    seconds = {"forward": both, "both": both, "beside": beside}
+    row = norms.summary(seconds, size=10**9)
+    assert row["beside"]["copy"]["gigabytes_per_second"] == pytest.approx(10)
+    layer = row["both"]["layer"]
+    assert layer["speed_over_functional"] == 2
+    assert layer["gigabytes_per_second"] == pytest.approx(5)
+    assert layer["share_of_copy_bandwidth"] == pytest.approx(0.5)
+    assert row["forward"]["layer"]["share_of_copy_bandwidth"] == pytest.approx(0.2)
+
+
+def test_the_record_of_norms_has_every_shape_and_variant(tiny: Any) -> None:
+    rows = [(row["method"], tuple(row["shape"])) for row in NORMS["rows"]]
+    assert rows == [
+        (m, shape) for m, shapes in norms.SHAPES.items() for shape in shapes
+    ]
+    assert NORMS["rounds"] >= 15
+    for row in NORMS["rows"]:
+        names = norms.variants(row["method"], tiny[row["method"]]).keys()
+        assert row["forward"].keys() == row["both"].keys() == names

@@ -69,6 +69,6 @@ echo "setup: installing into $venv (a few minutes the first time)"
 # Loops of the LSTM layers: compiled once, in half a minute, and kept beside their source.
 if [ -e src/normbook/layers/compiled_lstm.py ]; then
   "$venv/bin/python" tools/compile_loops.py ||
-    fail "the LSTM layers could not be compiled, see above; NORMBOOK_NATIVE=0 does without"
+    fail "the loops of the layers could not be compiled, see above; NORMBOOK_NATIVE=0 does without"
 fi
 printf '%s\n' "$key" >"$stamp"

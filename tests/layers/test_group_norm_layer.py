@@ -7,6 +7,7 @@ import torch
 from layer_pairs import EXACT, GROUPS, INSTANCES, assert_alike, distance, draw, twins
 
 from normbook.group_norm import group_norm, instance_norm
+from normbook.layers.native import NATIVE
 
 PAIR = GROUPS[2]
 
@@ -32,8 +33,9 @@ def test_without_parameters_other_channels_will_do_as_in_torch() -> None:
 @pytest.mark.parametrize("num_groups", [1, 3, 6])
 @pytest.mark.parametrize("shape", [(2, 6, 4, 5), (7, 6)])
 def test_the_layers_compute_what_the_formulas_of_the_book_compute(
-    shape: tuple[int, ...], num_groups: int
+    shape: tuple[int, ...], num_groups: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv(NATIVE, "0")
     x, layer = draw(*shape), twins(PAIR, num_groups, 6)[0]
     expected = group_norm(x, num_groups, layer.weight, layer.bias, layer.eps)
     assert torch.equal(layer(x), expected)

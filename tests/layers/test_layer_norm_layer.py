@@ -21,6 +21,7 @@ from layer_pairs import (
 
 from normbook.layer_norm import layer_norm, rms_norm
 from normbook.layers.layer_norm import RMSNorm
+from normbook.layers.native import NATIVE
 
 each_pair = pytest.mark.parametrize("pair", [FEATURES[1], FEATURES[5]], ids=name)
 
@@ -70,8 +71,9 @@ def test_the_shape_may_be_given_in_torch_s_ways(pair: Pair, shape: Any) -> None:
 
 @pytest.mark.parametrize("features", [1, 2, 5])
 def test_the_layers_compute_what_the_formulas_of_the_book_compute(
-    features: int,
+    features: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv(NATIVE, "0")
     x = draw(7, 3, features)
     layer, scaled = (twins(FEATURES[k], features)[0] for k in (1, 5))
     assert torch.equal(layer(x), layer_norm(x, layer.weight, layer.bias, layer.eps))

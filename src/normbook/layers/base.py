@@ -143,15 +143,16 @@ class NormLayer(nn.Module):
         self, input: Tensor, shape: tuple[int, ...], each: str, **states: Tensor | None
     ) -> None:
         """Refuse parameters and buffers of another shape, or on another device."""
+        device = input.device
         for name, value in states.items():
             if value is None:
                 continue
-            if tuple(value.shape) != shape:
+            if value.shape != shape:
                 raise RuntimeError(
                     f"{name} must have shape {shape}, got {tuple(value.shape)}; give "
                     f"one value for each {each}."
                 )
-            if value.device != input.device:
+            if value.device != device:
                 raise other_device(input, name, value)
 
     def _check_dtypes(self, input: Tensor, **states: Tensor | None) -> None:

@@ -12,7 +12,8 @@ from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm as TorchBatchNorm
 
 from normbook.layers.base import ChannelNorm, laid_out, write
-from normbook.layers.function import normalize, normalize_by
+from normbook.layers.function import normalize_by
+from normbook.layers.native_norms import normalize_with_statistics
 from normbook.normalize import METHODS
 
 __all__ = ["BatchNorm1d", "BatchNorm2d", "BatchNorm3d"]
@@ -26,13 +27,13 @@ def by_batch(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return y, and mean and biased variance of each channel."""
     layout = METHODS["batch norm"].of(x.ndim)
-    y, (mean, var) = normalize(x, gamma, beta, **layout, eps=eps)
+    y, (mean, var) = normalize_with_statistics(x, gamma, beta, **layout, eps=eps)
     return y, mean, var
 
 
 def _count(x: Tensor) -> int:
     """Count the values of one channel; 0 where there is no channel."""
-    return x[:, :1].numel()
+    return x.numel() // max(x.shape[1], 1)
 
 
 class _BatchNorm(ChannelNorm, TorchBatchNorm):

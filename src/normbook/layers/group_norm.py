@@ -19,7 +19,8 @@ from normbook.layers.base import (
     laid_out,
     write,
 )
-from normbook.layers.function import normalize, normalize_by
+from normbook.layers.function import normalize_by
+from normbook.layers.native_norms import normalize, normalize_with_statistics
 from normbook.normalize import METHODS
 
 
@@ -79,7 +80,7 @@ class GroupNorm(NormLayer, nn.GroupNorm):
         gamma, beta = (None if v is None else v.reshape(split) for v in (weight, bias))
         grouped = x.reshape(len(x), *split, *x.shape[2:])
         layout = METHODS["group norm"].of(grouped.ndim)
-        y, _ = normalize(grouped, gamma, beta, **layout, eps=eps)
+        y = normalize(grouped, gamma, beta, **layout, eps=eps)
         return laid_out(y.reshape(input.shape), input)
 
     def _check(self, input: Tensor) -> None:
@@ -145,7 +146,9 @@ class _InstanceNorm(ChannelNorm, TorchInstanceNorm):
         """Return y, and what is to be written to the running statistics."""
         layout = METHODS["instance norm"].of(x.ndim)
         eps = float(self.eps)
-        y, statistics = normalize(x, self.weight, self.bias, **layout, eps=eps)
+        y, statistics = normalize_with_statistics(
+            x, self.weight, self.bias, **layout, eps=eps
+        )
         # Without momentum torch averages nothing here, unlike in batch norm.
         is_frozen = self.running_mean is None or self.momentum is None
         if is_frozen or not x.numel():

@@ -1,9 +1,9 @@
 """The layer-normalized LSTM as a layer: called as ``torch.nn.LSTM``.
 
 Layers, directions, dropout and packed sequences are here. What runs over the steps of
-one layer is the first that can: the compiled loop (:mod:`normbook.layers.native`),
-kernels on a GPU (:mod:`normbook.layers.triton_lstm`), few operators of torch
-(:mod:`normbook.layers.torch_lstm`), or the formulas, which torch differentiates.
+one layer is the first that can: the compiled loop (``normbook.layers.native``),
+kernels on a GPU (``normbook.layers.triton_lstm``), few operators of torch
+(``normbook.layers.torch_lstm``), or the formulas, which torch differentiates.
 """
 
 from __future__ import annotations

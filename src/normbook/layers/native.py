@@ -4,7 +4,8 @@ They run where numba is installed, on a CPU in float32 or float64, unless the la
 the environment variable ``NORMBOOK_NATIVE=0`` says no: for the plain cell, the one with
 batch norm, and those with layer norm but for hats of single gates. Everything else
 (GPUs, half precision, ``torch.func``, forward-mode derivatives, whatever looks at
-single operators) takes operators of torch, with the same results but for rounding.
+single operators) takes operators of torch, with the same results but for rounding. The
+same holds for the loops of :mod:`normbook.layers.native_norms`.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch._C._functorch import is_legacy_batchedtensor
 from torch.nn import functional
 from torch.utils.weak import WeakTensorKeyDictionary
 
@@ -40,6 +42,8 @@ __all__ = [
 NATIVE = "NORMBOOK_NATIVE"  # environment variable; 0 turns the loop off
 
 ROWS = 256  # at a time, on the way back
+KINDS = (Tensor, torch.nn.Parameter)
+DTYPES = (torch.float32, torch.float64)
 LEAST = 2**17  # numbers in the product of a step, for each thread
 
 # Half of a step in bfloat16 fits nothing.
@@ -49,46 +53,42 @@ _PANELS: Any = WeakTensorKeyDictionary()  # of weights that were used for infere
 
 
 @functools.cache
-def loop() -> ModuleType | None:
-    """Import the compiled loop; None where numba is missing or cannot be used."""
+def loop(name: str = "compiled_lstm") -> ModuleType | None:
+    """Import compiled loops; None where numba is missing or cannot be used."""
     if importlib.util.find_spec("numba") is None:
         return None
     try:
-        from normbook.layers import compiled_lstm
+        return importlib.import_module(f"normbook.layers.{name}")
     except Exception as error:  # noqa: BLE001, numba refuses some versions of NumPy so
         warnings.warn(
-            f"the compiled loop of the LSTM must import numba, got {error!r}; the "
-            f"layer is slower without. Install a fitting numba, or set {NATIVE}=0.",
+            f"the compiled loops of the layers must import numba, got {error!r}; they "
+            f"are slower without. Install a fitting numba, or set {NATIVE}=0.",
             stacklevel=2,
         )
         return None
-    return compiled_lstm
 
 
-def can_run(tensors: Sequence[Tensor]) -> bool:
-    """Whether the loop computes a cell on these tensors."""
+def can_run(tensors: Sequence[Tensor], name: str = "compiled_lstm") -> bool:
+    """Whether compiled loops compute on these tensors."""
     return (
-        tensors[0].device.type == "cpu"
+        tensors[0].is_cpu
         and are_plain(tensors)
         and os.environ.get(NATIVE, "1") != "0"
-        and loop() is not None
+        and loop(name) is not None
     )
 
 
 def are_plain(tensors: Sequence[Tensor]) -> bool:
     """Whether they are of one kind and hold numbers, and nothing looks at operators."""
     x, *_ = tensors
-    return (
-        all(
-            type(v) in (Tensor, torch.nn.Parameter)
-            and v.dtype == x.dtype
-            and v.device == x.device
-            for v in tensors
-        )
-        and x.dtype in (torch.float32, torch.float64)
-        and x.numel() > 0
-        and not is_watched()
-    )
+    dtype, device = x.dtype, x.device
+    for v in tensors:
+        if type(v) not in KINDS or v.dtype != dtype or v.device != device:
+            return False
+        # What lies in memory is something else, or nothing.
+        if v.is_neg() or v._is_zerotensor() or is_legacy_batchedtensor(v):
+            return False
+    return dtype in DTYPES and x.numel() > 0 and not is_watched()
 
 
 def is_watched() -> bool:

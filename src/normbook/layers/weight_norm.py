@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from normbook.layers.function import normalize
+from normbook.layers.native_norms import normalize
 from normbook.normalize import METHODS, layout
 from normbook.weight_norm import gain_of_rows, row_axes
 
@@ -30,7 +30,7 @@ class WeightNorm(nn.Module):
     def forward(self, g: Tensor, v: Tensor) -> Tensor:
         """Scale each row of v to the length g."""
         gain = gain_of_rows(v, g.reshape(-1))
-        w, _ = normalize(v, gain, None, **METHODS["weight norm"].of(v.ndim), eps=0.0)
+        w = normalize(v, gain, None, **METHODS["weight norm"].of(v.ndim), eps=0.0)
         return w
 
     def right_inverse(self, weight: Tensor) -> tuple[Tensor, Tensor]:
@@ -59,7 +59,7 @@ class WeightStandardization(nn.Module):
     def forward(self, weight: Tensor) -> Tensor:
         """Standardize each row."""
         axes = layout("weight standardization", weight, "weights")
-        w_hat, _ = normalize(weight, None, None, **axes, eps=self.eps)
+        w_hat = normalize(weight, None, None, **axes, eps=self.eps)
         return w_hat
 
     def extra_repr(self) -> str:
