@@ -42,6 +42,7 @@ class Cell:
     kind: Any  # of its parameters
     norm: Any = None
     carried: Any = None
+    hats: Any = None
 
     def call(self, ending: str, *arguments: Any, **more: Any) -> Any:
         """Call the function of this name, the cell's with an ending."""
@@ -50,7 +51,7 @@ class Cell:
 
     @property
     def options(self) -> dict[str, Any]:
-        options = {"norm": self.norm, "carried": self.carried}
+        options = {"norm": self.norm, "carried": self.carried, "hats": self.hats}
         options = {k: v for k, v in options.items() if v is not None}
         return options if self.module is plain else options | {"eps": EPS}
 
@@ -73,6 +74,9 @@ class Cell:
         parameters = self.kind(*(rng.normal(size=sizes.get(k, rows)) for k in fields))
         if self.norm in ("sum", "gates"):
             parameters = parameters._replace(gamma_x=None, beta_x=None)
+        if self.hats is not None:
+            refused = dict.fromkeys(normed.without_hat(self.hats))
+            parameters = parameters._replace(**refused)
         return parameters
 
 
@@ -84,7 +88,20 @@ NORMED = [
     for carried in ("raw", "normalized")
 ]
 TERMS = NORMED[0]
-LSTMS = [PLAIN, *NORMED]
+# Fewer hats than all.
+BARE = [
+    Cell(
+        f"{norm}-{carried}-{hats}", normed, LayerNormLSTMParameters, norm, carried, hats
+    )
+    for norm, carried, of_hats in (
+        ("terms", "raw", ("pq", "pc", "qc", "p", "q", "c", "")),
+        ("terms", "normalized", ("pc", "qc", "c")),
+        ("sum", "raw", ("pq",)),
+        ("gates", "raw", ("pq",)),
+    )
+    for hats in of_hats
+]
+LSTMS = [PLAIN, *NORMED, *BARE]
 # A cell, and the sequences alive at each of its steps; None: not packed.
 CASES: list[tuple[Cell, Any]] = [(cell, None) for cell in [*LSTMS, RNN]]
 CASES += [(cell, SIZES) for cell in LSTMS]
@@ -138,18 +155,18 @@ def affine(a: Tensor, gamma: Tensor | None, beta: Tensor | None) -> Tensor:
 def by_formulas(cell: Cell, x_t: Tensor, p: Any, h: Tensor, *c: Tensor) -> Arrays:
     """Run one step of one sequence by the equations; give h and what is carried."""
     wh, wx = p.w_h @ h, p.w_x @ x_t
+    hats = "" if cell.norm is None else "pqc" if cell.hats is None else cell.hats
     if cell is RNN:
         return (torch.tanh(affine(hat(wh + wx), p.gamma, p.beta)),)
-    if cell.norm is None:
-        a = wh + wx
-    elif cell.norm == "terms":
-        a = affine(hat(wh), p.gamma_h, p.beta_h) + affine(hat(wx), p.gamma_x, p.beta_x)
+    if cell.norm in (None, "terms"):
+        a = affine(hat(wh), p.gamma_h, p.beta_h) if "p" in hats else wh
+        a = a + (affine(hat(wx), p.gamma_x, p.beta_x) if "q" in hats else wx)
     else:
         parts = (wh + wx).chunk(4 if cell.norm == "gates" else 1)
         a = affine(torch.cat([hat(part) for part in parts]), p.gamma_h, p.beta_h)
     f, i, o, g = affine(a, None, p.b).chunk(4)
     raw = f.sigmoid() * c[0] + i.sigmoid() * g.tanh()
-    u = raw if cell.norm is None else affine(hat(raw), p.gamma_c, p.beta_c)
+    u = affine(hat(raw), p.gamma_c, p.beta_c) if "c" in hats else raw
     return o.sigmoid() * u.tanh(), u if cell.carried == "normalized" else raw
 
 
@@ -247,13 +264,15 @@ FEW = [
     (TERMS, (N,), np.asarray),
     (NORMED[3], SIZES, np.asarray),  # of the sum, carrying u
     (NORMED[4], SIZES, torch.tensor),  # of the gates
+    (BARE[3], SIZES, np.asarray),  # a hat on p alone
 ]
 FORMULAS = {
     loop: "over_steps back_over_steps steps before as_rows like_steps",
     plain: "sigmoid split concat step local_slopes step_backward lstm_forward "
     "lstm_backward",
     normed: "hat through by_gates update step step_backward of_parameters step_of_sum "
-    "with_one_bias step_carrying_u step_carrying_u_backward layer_norm_lstm_forward "
+    "step_of_some update_with_bare_c step_with_bare_c_backward with_one_bias "
+    "step_carrying_u step_carrying_u_backward layer_norm_lstm_forward "
     "layer_norm_lstm_backward",
     rnn: "step step_backward layer_norm_rnn_backward",
 }
@@ -513,6 +532,10 @@ BAD: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"norm": None}, ValueError, "norm must be one of .* got None"),
     ({"carried": "c"}, ValueError, "carried must be one of 'raw', 'normalized', got"),
     ({"norm": "sum"}, ValueError, "gamma_x and beta_x must be None with norm='sum'"),
+    ({"hats": "cp"}, ValueError, "hats must be one of 'pqc', .* got 'cp'"),
+    ({"hats": "pc", "norm": "sum"}, ValueError, "p and q with norm='sum'.* got 'pc'"),
+    ({"hats": "pq", "carried": "normalized"}, ValueError, "must have c .* got 'pq'"),
+    ({"hats": "qc"}, ValueError, "gamma_h must be None with hats='qc', got an array"),
     (
         {"norm": "gates", "parameters": SUM._replace(beta_x=P.b)},
         ValueError, "must be None with norm='gates'.* and beta_h act on the sum",

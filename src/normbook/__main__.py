@@ -279,13 +279,14 @@ def _experiment(name: str) -> Experiment:
 
 def _experiments(_: argparse.Namespace) -> int:
     from normbook.experiments.catalogue import EXPERIMENTS
+    from normbook.lab import tuning
 
     for experiment in EXPERIMENTS.values():
         print(f"{experiment.name}: {experiment.title}")
         print(f"  after {experiment.source}")
         for name, scale in experiment.scales.items():
             lengths = _lengths(scale)
-            runs = len(lengths) * len(scale.seeds)
+            runs = sum(tuning.at_least(scale.settings, scale.seeds).values())
             steps = " to ".join(map(str, sorted({min(lengths), max(lengths)})))
             print(f"  --scale {name:7}  {runs} runs of {steps} steps; {scale.about}")
     return 0
@@ -350,7 +351,7 @@ def _show_plan(
 ) -> None:
     from normbook.data.catalogue import SOURCES
     from normbook.data.files import whereabouts
-    from normbook.lab import ranks, runner
+    from normbook.lab import ranks, runner, tuning
 
     experiment = options.name
     scale = experiment.scales[options.scale]
@@ -375,12 +376,17 @@ def _show_plan(
         pairs = ", ".join(f"{k} = {v}" for k, v in settings.items())
         time = f"; about {_duration(seconds[variant])} a run" if is_here else ""
         print(f"  {variant}: {pairs}{time}")
-    runs = len(scale.settings["variants"]) * len(seeds)
-    steps = sum(_lengths(scale)) * len(seeds)
-    time = f"about {_duration(sum(seconds.values()) * len(seeds))} with one process"
+    # Before a grid is extended, if there is one.
+    planned = tuning.at_least(scale.settings, seeds)
+    runs = sum(planned.values())
+    lengths = dict(zip(planned, _lengths(scale), strict=True))
+    steps = sum(planned[v] * lengths[v] for v in planned)
+    spent = sum(planned[v] * seconds.get(v, 0.0) for v in planned)
+    time = f"about {_duration(spent)} with one process"
     if not is_here:
         time = f"time unknown without the data set {scale.data} ({where})"
-    print(f"{runs} runs, {steps} steps, {time}")
+    least = "at least " if runs > len(planned) * len(seeds) else ""
+    print(f"{least}{runs} runs, {steps} steps, {time}")
 
 
 def _plot(options: argparse.Namespace) -> int:

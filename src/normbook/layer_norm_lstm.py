@@ -11,8 +11,8 @@ r"""The layer-normalized LSTM, forward and backward through time.
 A hat standardizes one example at one step: over all 4H numbers of p or q, over the H
 numbers of c. Arguments, the order of gates and errors are those of
 :mod:`normbook.lstm`. Other cells that bear the name in widely used code normalize the
-sum p + q, or each gate of it, or carry u on in place of c; they are here as options,
-since with the same weights they compute something else.
+sum p + q, or each gate of it, or carry u on in place of c, or have a hat on c alone;
+they are here as options, since with the same weights they compute something else.
 
 :func:`update`, :func:`step`, :func:`step_backward` and :func:`of_parameters` are the
 formulas of the chapter, word for word, and check nothing.
@@ -28,6 +28,8 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any, Literal, NamedTuple, get_args
 
+from array_api_compat import array_namespace
+
 from normbook import normalize, through_time
 from normbook.arrays import Array, as_dtype, as_float32, check_eps
 from normbook.lstm import (
@@ -39,10 +41,12 @@ from normbook.lstm import (
     split,
     tanh,
 )
+from normbook.lstm import step as plain_step
 from normbook.normalize import without_cache
 
 __all__ = [
     "Carried",
+    "Hats",
     "LayerNormLSTMCache",
     "LayerNormLSTMParameters",
     "Normed",
@@ -59,6 +63,14 @@ __all__ = [
 # What layer norm is applied to before the gates.
 Normed = Literal["terms", "sum", "gates"]
 Carried = Literal["raw", "normalized"]
+# Which of p, q and c have one.
+Hats = Literal["pqc", "pq", "pc", "qc", "p", "q", "c", ""]
+
+
+# Gain and bias of each hat.
+OF_HAT = {
+    "p": ("gamma_h", "beta_h"), "q": ("gamma_x", "beta_x"), "c": ("gamma_c", "beta_c")
+}  # fmt: skip
 
 
 class LayerNormLSTMParameters(NamedTuple):
@@ -91,15 +103,16 @@ class LayerNormLSTMCache(NamedTuple):
     o: Array  # (..., H)
     g: Array  # (..., H)
     tanh_u: Array  # (..., H), what o lets through
-    c_hat: Array  # (..., H)
+    c_hat: Array  # (..., H); what has no hat stands here itself, with 1 / s = 1
     inv_std_c: Array  # (..., 1)
     p_hat: Array  # (..., 4H), of W_h h, or of the sum
     inv_std_p: Array  # (..., 1), or (..., 4, 1) for each gate
-    q_hat: Array | None  # (..., 4H), of W_x x; None where the sum is normalized
+    q_hat: Array | None  # (..., 4H), of W_x x; None where it has no hat of its own
     inv_std_q: Array | None
     parameters: LayerNormLSTMParameters
     norm: Normed
     carried: Carried
+    hats: Hats
     batch_sizes: tuple[int, ...]
 
 
@@ -193,8 +206,58 @@ def through_gates(w: Array, v_hat: Array, inv_std: Array) -> Array:
     return through(by_gates(w), by_gates(v_hat), inv_std).reshape(w.shape)
 
 
+def bare(v: Array, eps: float) -> tuple[Array, Array]:
+    """Leave rows without a hat as they are."""
+    return v, array_namespace(v).ones_like(v[:, :1])
+
+
+def through_bare(w: Array, v: Array, inv_std: Array) -> Array:
+    """Way of w back where there is no hat."""
+    return w
+
+
+def update_with_bare_c(
+    a: Array, c_prev: Array, weights: Any, eps: float
+) -> tuple[Array, ...]:
+    """Next h and c without a hat of c: those of the plain LSTM, from a."""
+    nothing = c_prev[:, :0], c_prev, weights.w_h[:, :0]  # a has W_h h already
+    h_t, c_t, *gates_and_u = plain_step(a, *nothing)
+    return h_t, c_t, *gates_and_u, *bare(c_t, eps)
+
+
+def step_with_bare_c_backward(
+    dl_dh_t: Array, dl_dc_after: Array, kept: Any, weights: Any, through_p: Any
+) -> tuple[Array, ...]:
+    """One step back; what arrives at u is at c, and has no hat to go through."""
+    slope_u, *others = kept
+    kept = array_namespace(slope_u).zeros_like(slope_u), *others
+    dl_dc = dl_dc_after + dl_dh_t * slope_u
+    return step_backward(dl_dh_t, dl_dc, kept, weights, through_p)
+
+
+def step_of_some(
+    q_t: Array,
+    h_prev: Array,
+    c_prev: Array,
+    weights: Any,
+    eps: float,
+    hat: Any,
+    update: Any,
+) -> tuple[Array, ...]:
+    """One step on, with some of the hats."""
+    p_hat, r_p = hat(h_prev @ weights.w_h.T, eps)
+    a = weights.gamma_h * p_hat + q_t
+    return *update(a, c_prev, weights, eps), p_hat, r_p
+
+
 def step_of_sum(
-    q_t: Array, h_prev: Array, c_prev: Array, weights: Any, eps: float, hat: Any
+    q_t: Array,
+    h_prev: Array,
+    c_prev: Array,
+    weights: Any,
+    eps: float,
+    hat: Any,
+    update: Any,
 ) -> tuple[Array, ...]:
     """One step on, with one hat of the sum p + q; b has all biases."""
     p_hat, r_p = hat(h_prev @ weights.w_h.T + q_t, eps)
@@ -239,6 +302,7 @@ def layer_norm_lstm_forward(
     *,
     norm: Normed = "terms",
     carried: Carried = "raw",
+    hats: Hats = "pqc",
     batch_sizes: Sequence[int] | None = None,
 ) -> tuple[LSTMOutput, LayerNormLSTMCache]:
     r"""Run the layer-normalized LSTM, and keep what the backward pass needs.
@@ -247,8 +311,11 @@ def layer_norm_lstm_forward(
     ("terms"); their "sum", over all 4H numbers; or the H numbers of each of its
     "gates". The last two have one gain, ``gamma_h``, and refuse ``gamma_x`` and
     ``beta_x``. ``carried`` is what the next step takes for c, and ``c_last``: "raw" c,
-    or u, "normalized". ``eps``, added to each variance inside the root, must not be 0
-    where ``h_0`` is, since :math:`W_h h` has variance 0 there.
+    or u, "normalized". ``hats`` names those of p, q and c that are standardized, and
+    refuses the gain and the bias of the others, which are added as they are: with ""
+    this is the plain LSTM, with "c" equations 29 to 31 of the paper. A sum takes p and
+    q. ``eps``, added to each variance inside the root, must not be 0 where ``h_0`` is,
+    since :math:`W_h h` has variance 0 there.
 
     Examples
     --------
@@ -266,28 +333,39 @@ def layer_norm_lstm_forward(
         x, parameters, LayerNormLSTMParameters, batch_sizes, h_0=h_0, c_0=c_0
     )
     eps = check_eps(eps)
-    check_option("norm", norm, get_args(Normed))
-    check_option("carried", carried, get_args(Carried))
+    check_hats(norm, carried, hats)
     if norm != "terms" and not (parameters.gamma_x is None is parameters.beta_x):
         raise ValueError(
             f"gamma_x and beta_x must be None with norm={norm!r}, which normalizes the "
             "sum of both terms, got an array; gamma_h and beta_h act on the sum."
         )
+    for name in without_hat(hats):
+        if getattr(parameters, name) is not None:
+            raise ValueError(
+                f"{name} must be None with hats={hats!r}, got an array; a gain and its "
+                "bias belong to a hat."
+            )
     weights = with_one_bias(parameters)
     (rows,) = through_time.as_rows(x, x)
     q, q_hat, r_q = rows @ weights.w_x.T, None, None
+    hat_p = hat if "p" in hats else bare
+    parts = {"update": update if "c" in hats else update_with_bare_c}
     cell: Any = partial(step_of_sum, hat=hat if norm == "sum" else hat_of_gates)
     if norm == "terms":
-        cell = step
-        q_hat, r_q = hat(q, eps)
-        q = weights.gamma_x * q_hat + weights.b
-        q_hat, r_q = through_time.like_steps(x, q_hat, r_q)
+        cell = step if hats == "pqc" else partial(step_of_some, hat=hat_p)
+        if "q" in hats:
+            q_hat, r_q = hat(q, eps)
+            q = weights.gamma_x * q_hat
+            q_hat, r_q = through_time.like_steps(x, q_hat, r_q)
+        q = q + weights.b
+    if cell is not step:
+        cell = partial(cell, **parts)
     if carried == "normalized":
         cell = partial(step_carrying_u, step=cell)
     cell = partial(cell, weights=weights, eps=eps)
     last, results = through_time.over_steps(cell, q, states, sizes)
     arrays = x, *states, *through_time.like_steps(x, *results), q_hat, r_q
-    options = parameters, norm, carried, sizes
+    options = parameters, norm, carried, hats, sizes
     cache = LayerNormLSTMCache._make((*arrays, *options))
     return LSTMOutput(cache.h, *last), cache
 
@@ -304,11 +382,12 @@ def layer_norm_lstm_step(
     *,
     norm: Normed = "terms",
     carried: Carried = "raw",
+    hats: Hats = "pqc",
 ) -> tuple[Array, Array]:
     """Run it one step on, from x_t of shape (N, D); return h and what is carried on."""
     x = through_time.as_step(x_t)
     _, h_t, c_t = layer_norm_lstm(
-        x, parameters, h_prev, c_prev, eps, norm=norm, carried=carried
+        x, parameters, h_prev, c_prev, eps, norm=norm, carried=carried, hats=hats
     )
     return h_t, c_t
 
@@ -322,15 +401,15 @@ def layer_norm_lstm_backward(
     r"""Return the gradients through the layer-normalized LSTM, backward through time.
 
     As :func:`normbook.lstm.lstm_backward`; for :math:`\gamma_h` the sum is
-    :math:`\sum_t \delta a_t\,\hat p_t`. ``gamma_x`` and ``beta_x`` have no gradient
-    where the sum is normalized.
+    :math:`\sum_t \delta a_t\,\hat p_t`. Gains and biases that the cell refuses have no
+    gradient.
     """
     last = through_time.check_gradients(
         cache, LayerNormLSTMCache, dl_dh, dl_dh_last=dl_dh_last, dl_dc_last=dl_dc_last
     )
-    x, h_0, c_0, *of_steps, q_hat, r_q, parameters, norm, carried, sizes = cache
-    has_terms = norm == "terms"
-    if not has_terms:  # one hat for both terms
+    x, h_0, c_0, *of_steps, q_hat, r_q, parameters, norm, carried, hats, sizes = cache
+    has_q = norm == "terms" and "q" in hats
+    if not has_q:  # in its place, for a gradient that is dropped
         q_hat, r_q = cache.p_hat, cache.inv_std_p
     dl_dh, x_t, q_hat, r_q, h, c, *gates_and_hats = through_time.as_rows(
         x, dl_dh, x, q_hat, r_q, *of_steps
@@ -339,8 +418,12 @@ def layer_norm_lstm_backward(
     c_prev = through_time.before(c, c_0, sizes)
     s = Kept(x_t, h_prev, c_prev, q_hat, r_q, *gates_and_hats)
     weights = with_one_bias(parameters)
-    back = step_backward if carried == "raw" else step_carrying_u_backward
-    through_p = through_gates if norm == "gates" else through
+    back: Any = step_backward if "c" in hats else step_with_bare_c_backward
+    if carried == "normalized":
+        back = step_carrying_u_backward
+    through_p: Any = through_gates if norm == "gates" else through
+    if "p" not in hats:
+        through_p = through_bare
     slopes = local_slopes(s.c_prev, s.f, s.i, s.o, s.g, s.tanh_u)
     (dl_dh_0, dl_dc_0), (dl_da, dl_dp, dl_du) = through_time.back_over_steps(
         lambda dl_dh_t, dl_dc_after, *kept: back(
@@ -351,14 +434,40 @@ def layer_norm_lstm_backward(
         last,
         sizes,
     )
-    dl_dq = dl_dp
-    if has_terms:
+    dl_dq = dl_da if norm == "terms" else dl_dp
+    if has_q:
         dl_dq = through(weights.gamma_x * dl_da, s.q_hat, s.r_q)
     gradients = of_parameters(dl_da, dl_dp, dl_dq, dl_du, s)
-    if not has_terms:
-        gradients = gradients._replace(gamma_x=None, beta_x=None)
+    refused = (
+        without_hat(hats) if norm == "terms" else [*without_hat(hats), *OF_HAT["q"]]
+    )
+    gradients = gradients._replace(**dict.fromkeys(refused))
     (dl_dx,) = through_time.like_steps(x, dl_dq @ weights.w_x)
     return LSTMGradients(dl_dx, gradients, dl_dh_0, dl_dc_0)
+
+
+def without_hat(hats: Hats) -> list[str]:
+    """Name gains and biases that have no hat to act on."""
+    return [name for part in OF_HAT if part not in hats for name in OF_HAT[part]]
+
+
+def check_hats(
+    norm: Any, carried: Any, hats: Any, norms: tuple[Any, ...] = get_args(Normed)
+) -> None:
+    """Refuse options that there are not, or not together."""
+    check_option("norm", norm, norms)
+    check_option("carried", carried, get_args(Carried))
+    check_option("hats", hats, get_args(Hats))
+    if norm in ("sum", "gates") and not {"p", "q"} <= {*hats}:
+        raise ValueError(
+            f"hats must have p and q with norm={norm!r}, which normalizes their sum, "
+            f"got {hats!r}; take 'pqc' or 'pq'."
+        )
+    if carried == "normalized" and "c" not in hats:
+        raise ValueError(
+            f"hats must have c with carried='normalized', got {hats!r}; carry the raw "
+            "c, or add its hat."
+        )
 
 
 def check_option(name: str, value: object, options: tuple[Any, ...]) -> None:

@@ -8,7 +8,7 @@ import pytest
 from numpy.typing import NDArray
 
 from normbook.data.sequences import Sequences
-from normbook.data.synthetic import LEVEL, SIGNAL, drawings, sequences
+from normbook.data.synthetic import LEVEL, SIGNAL, drawings, marked, sequences
 
 LONGEST = 8
 CLASSES = 3
@@ -163,3 +163,43 @@ def test_the_same_generator_gives_the_same_drawings_and_another_one_others() -> 
 def test_a_number_of_people_that_there_cannot_be_is_refused(drawers: Any) -> None:
     with pytest.raises(ValueError, match=r"drawers must be a whole .* at least 1, got"):
         drawings(np.random.default_rng(0), drawers=drawers)
+
+
+def test_marks_are_as_many_as_the_labels_say_and_anywhere() -> None:
+    x, y = marked(np.random.default_rng(0), count=4000, steps=6, least=1, most=3)
+    assert x.shape == y.shape == (4000, 9)
+    counts = (x[:, :6] == 0).sum(1)
+    np.testing.assert_array_equal(counts, (y == 1).sum(1))
+    assert (np.diff(y[:, 6:]) <= 0).all()
+    assert (y[:, :6] == -1).all()
+    assert (x[:, 6:] == 4).all()
+    assert {*np.unique(x[:, :6])} == {0, 1, 2, 3}
+    tolerance = 5 * (0.25 / 4000) ** 0.5  # five standard errors
+    for number in (1, 2, 3):
+        assert abs((counts == number).mean() - 1 / 3) < tolerance
+    np.testing.assert_allclose((x[:, :6] == 0).mean(0), 1 / 3, atol=tolerance)
+
+
+def test_neither_other_letters_nor_their_places_tell_the_count() -> None:
+    x, y = marked(np.random.default_rng(0), count=4000, steps=6, least=1, most=3)
+    for number in (1, 3):
+        between = x[(y == 1).sum(1) == number, :6]
+        shares = [(between[between > 0] == letter).mean() for letter in (1, 2, 3)]
+        np.testing.assert_allclose(shares, 1 / 3, atol=0.03)
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"steps": 2}, "steps must be .* 3"),
+        ({"most": 0}, "most must be .* 1"),
+        ({"least": -1}, "least must be .* 0"),
+        ({"letters": 1}, "letters must be .* 2"),
+    ],
+)
+def test_marks_that_cannot_be_drawn_are_refused(
+    changed: dict[str, int], message: str
+) -> None:
+    sizes = {"count": 4, "steps": 6, "least": 1, "most": 3, **changed}
+    with pytest.raises(ValueError, match=message):
+        marked(np.random.default_rng(0), **sizes)

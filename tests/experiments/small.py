@@ -9,9 +9,9 @@ import numpy as np
 import tiny
 import torch
 
-from normbook.experiments import deep_linear, transformer
+from normbook.experiments import deep_linear, transformer, which_hat
 from normbook.experiments.catalogue import EXPERIMENTS
-from normbook.lab import runner
+from normbook.lab import runner, tuning
 from normbook.lab.experiment import Experiment, Run
 from normbook.lab.record import Record, RunRecord
 from normbook.looks import STYLES
@@ -62,6 +62,26 @@ SETTINGS: dict[str, dict[str, Any]] = {
         "steps": 4, "hidden": 5, "components": 3, "test_every": 2, "average_over": 2,
         "sample_steps": 7,
     },
+    "which_hat_counting": {
+        "train": 40, "tested": 10, "letters": 5, "most": 2, "hidden": 6, "steps": 4,
+        "batch_size": 8, "average_over": 2, "test_every": 2,
+        "variants": which_hat.variants(("", "p", "c", "pqc"), ("pq",), ("pqc",)),
+    },
+    "which_hat_strokes": {
+        "steps": 4, "hidden": 5, "components": 3, "test_every": 2, "average_over": 2,
+        "cut": 20,
+    },
+    "which_hat_qa1": {
+        "train": 60, "tested": 30, "validated": 20, "hidden": 6, "embedding": 4,
+        "batch_size": 8, "steps": 4, "average_over": 2, "test_every": 2,
+        "tuning": {  # so soon no rate is better than another
+            "seeds": [100],
+            "criterion": {"measurement": "validation", "quantity": "loss"},
+            "grid": {
+                "learning_rate": {"values": [0.01]}, "forget_bias": {"values": [0, 1]},
+            },
+        },
+    },
     "reading": {
         "train": 40, "tested": 30, "hidden": 6, "embedding": 4, "batch_size": 8,
         "steps": 4, "average_over": 2, "test_every": 2,
@@ -95,7 +115,8 @@ def begun(
 ) -> Run:
     """Begin one of its runs, on other data if there are any."""
     scale = experiment(name).scales["live"]
-    settings = runner.variant_settings(scale, variant) | changed
+    settings = runner.variant_settings(scale, variant)
+    settings |= tuning.first_point(scale.settings, variant) | changed
     examples = data(name) if on is None else on
     return EXPERIMENTS[name].begin(settings, seed, examples, CPU)
 

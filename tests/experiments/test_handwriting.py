@@ -61,7 +61,7 @@ def steps(*lead: int) -> Tensor:
 
 
 def network(variant: str, **changed: int) -> PenNetwork:
-    sizes = {"hidden": 5, "layers": 1, "components": K, **changed}
+    sizes: dict[str, Any] = {"hidden": 5, "layers": 1, "components": K, **changed}
     return PenNetwork(variant, **sizes, generator=drawn()).double()
 
 

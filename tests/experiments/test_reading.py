@@ -188,8 +188,9 @@ def test_stories_that_are_too_long_are_left_out() -> None:
     data = Stories(some_stories(1, 2, 3, 4), some_stories(4, 5, 1, 4, 4, task="qa2"))
     run = begun("none", on=data, longest=8, tasks=["qa1", "qa2"], batch_size=2)
     assert run.batches.x.shape == (4, 2, 8)
-    chosen = reading._stories({"longest": 8}, data)
+    chosen = reading._stories({"longest": 8, "tasks": ["qa1", "qa2"]}, data)
     assert [len(s.facts) for s in chosen.test] == [4, 1, 4, 4]
+    assert reading._stories({"longest": 8, "tasks": ["qa1"]}, data).test == ()
 
 
 @every_variant

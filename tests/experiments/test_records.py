@@ -3,8 +3,8 @@
 Of each record every variant is repeated with its first seed: the first five losses and
 the measurements that fall into these steps, at least those before the first; these once
 for all variants, of all records, in which they begin alike. Of the runs with other
-seeds every third is repeated, for three losses. How exactly is said at
-``runner.PRECISIONS``.
+seeds every third is repeated, for three losses, and of those of a tuning every tenth.
+How exactly is said at ``runner.PRECISIONS``.
 """
 
 from __future__ import annotations
@@ -79,12 +79,20 @@ def experiment(path: Path) -> Iterator[Experiment]:
     of = read(path)
     experiment, examples = EXPERIMENTS[of.name], data(of)
     settings = variant_settings(experiment.scales[of.scale], of.variants[0])
+    settings |= of.chosen(of.variants[0])
     one = experiment.begin(settings, 0, examples, torch.device("cpu"))
     yield replace(experiment, begin=partial(begin, experiment))
     del one  # it has held what runs share
 
 
-TRAINING = {"learning_rate", "batch_size", "steps", "warm_up", "measure_every"}
+TRAINING = {
+    "learning_rate",
+    "tuning",
+    "batch_size",
+    "steps",
+    "warm_up",
+    "measure_every",
+}
 MEASURED: dict[str, Any] = {}
 
 
@@ -157,7 +165,7 @@ def test_a_record_has_the_hashes_of_its_data(path: Path) -> None:
 
 def test_a_record_goes_to_the_last_step(path: Path) -> None:
     of = read(path)
-    for kept in of.runs:
+    for kept in of.runs + of.tuning:
         last = {**of.settings, **of.settings["variants"][kept.variant]}["steps"]
         assert len(kept.opening) == OPENING
         assert all(c["step"][-1] == last for c in kept.curves.values())
@@ -169,10 +177,10 @@ def test_the_first_steps_of_a_record_repeat(path: Path, experiment: Experiment) 
     here = {at_the_start(kept): kept for kept in reversed(first)}
     measured = [kept for start, kept in here.items() if start not in before(path)]
     others = [kept for kept in first if kept not in measured]
-    seeds = [kept for kept in of.runs if kept not in first][::3]
+    seeds = [kept for kept in of.runs if kept not in first][::3] + of.tuning[::10]
 
     def repeat(runs: list[RunRecord], losses: int, is_measured: bool) -> list[str]:
-        some = replace(of, runs=runs)
+        some = replace(of, runs=runs, tuning=[])
         return replay(
             some, experiment, examples, at_most=losses, is_measured=is_measured
         )
@@ -211,7 +219,7 @@ def at_the_start(kept: RunRecord) -> str:
 def false(of: Record, **changes: Any) -> Record:
     """Take the second variant with the first seed alone, and change it."""
     run = next(r for r in of.runs if r.variant == of.variants[1])
-    return replace(of, runs=[replace(run, **changes)])
+    return replace(of, runs=[replace(run, **changes)], tuning=[])
 
 
 def test_another_seed_would_be_found(path: Path, experiment: Experiment) -> None:

@@ -113,6 +113,18 @@ def with_scale(experiment: Experiment, name: str, scale: Scale) -> Experiment:
     return replace(experiment, scales={**experiment.scales, name: scale})
 
 
+TUNED = with_settings(
+    EXPERIMENT,
+    tuning={
+        "seeds": [100],
+        "criterion": {"measurement": "training", "quantity": "loss"},
+        "grid": {
+            "learning_rate": {"values": [0.001, 0.003], "factor": 3.0, "limits": [0, 9]}
+        },
+    },
+)
+
+
 # Settings of the experiments of the book for a run of a second, and a variant each.
 FEW: dict[str, tuple[str, dict[str, int]]] = {
     "sigmoid_net": ("noisy_batch_norm", {"measure_every": 2}),
@@ -207,6 +219,9 @@ def main() -> int:
 
     arguments = sys.argv[1:]
     catalogue.EXPERIMENTS["tiny"] = EXPERIMENT
+    if arguments[:1] == ["--tuned"]:
+        del arguments[0]
+        catalogue.EXPERIMENTS["tiny"] = TUNED
     if arguments[:1] == ["--slow"]:
         del arguments[0]
         slow = replace(EXPERIMENT, begin=lambda *a: slowed(begin(*a)))

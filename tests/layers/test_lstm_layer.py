@@ -42,8 +42,13 @@ OPTIONS = [
     for carried in ("raw", "normalized")
     if norm is not None or carried == "raw"
 ]
+OPTIONS += [
+    {"norm": "terms", "carried": "raw", "hats": "qc"},
+    {"norm": "terms", "carried": "normalized", "hats": "c"},
+    {"norm": "sum", "carried": "raw", "hats": "pq"},
+]
 each_cell = pytest.mark.parametrize(
-    "options", OPTIONS, ids=lambda o: f"{o['norm']}-{o['carried']}"
+    "options", OPTIONS, ids=lambda o: "-".join(map(str, o.values()))
 )
 each_packing = pytest.mark.parametrize("is_packed", [False, True], ids=["", "packed"])
 # torch's forward mode loads functions that torch itself still scripts.
@@ -343,7 +348,12 @@ def by_core(
     options: Any = {"batch_sizes": SIZES if is_packed else None}
     if layer.norm is None:
         return list(lstm(x, LSTMParameters(**own), h_0, c_0, **options))
-    options |= {"eps": layer.eps, "norm": layer.norm, "carried": layer.carried}
+    options |= {
+        "eps": layer.eps,
+        "norm": layer.norm,
+        "carried": layer.carried,
+        "hats": layer.hats,
+    }
     return list(layer_norm_lstm(x, LayerNormLSTMParameters(**own), h_0, c_0, **options))
 
 

@@ -33,6 +33,13 @@ from normbook.layers import compiled_lstm as compiled  # noqa: E402
 
 NORMS = "terms", None
 each_norm = pytest.mark.parametrize("norm", NORMS)
+OTHERS: list[dict[str, Any]] = [
+    *({"hats": hats} for hats in ("pq", "pc", "qc", "p", "q", "c", "")),
+    {"norm": "sum"},
+    {"norm": "sum", "hats": "pq"},
+    *({"carried": "normalized", "hats": hats} for hats in ("pqc", "pc", "c")),
+    {"carried": "normalized", "norm": "sum"},
+]
 each_dtype = pytest.mark.parametrize("dtype", [np.float32, np.float64])
 
 
@@ -96,6 +103,27 @@ def test_packed_directions_and_layers(norm: Any, calls: list[int]) -> None:
     assert len(calls) == 8
     batched = make(3, 6, num_layers=2, bidirectional=True, batch_first=True, norm=norm)
     assert max(errors(batched, draw(5, 4, 3))) <= 1e-5
+
+
+@pytest.mark.parametrize("options", OTHERS, ids=str)
+def test_other_cells(options: dict[str, Any], calls: list[int]) -> None:
+    sequences = [draw(n, 3, seed=n).double() for n in (3, 6, 1, 5, 3)]
+    packed = pack_sequence(sequences, enforce_sorted=False)
+    layer = make(3, 33, num_layers=2, **options).double()
+    hx = draw(2, 5, 33, seed=8).double(), draw(2, 5, 33, seed=9).double()
+    assert max(errors(layer, packed, hx)) <= 1e-12
+    assert len(calls) == 4
+    with torch.no_grad():  # moments of one step at a time
+        (h, last), (again, of_inference) = results_of(layer, packed, hx)
+    assert torch.equal(h, again)
+    assert all(map(torch.equal, last, of_inference))
+
+
+def results_of(layer: Any, packed: Any, hx: Any) -> Any:
+    """Return outputs, kept for backward and not."""
+    with torch.enable_grad():
+        kept = layer(packed, hx)
+    return [(h.data, last) for h, last in (kept, layer(packed, hx))]
 
 
 @pytest.mark.parametrize("options", [{}, {"num_layers": 2, "bidirectional": True}])
@@ -255,9 +283,7 @@ def test_what_it_leaves_to_the_formulas(
     x, layer = draw(4, 2, 3), make(3, 8)
     weights = {k: v.detach() for k, v in layer.named_parameters()}
     make(3, 8, native=False)(x)
-    make(3, 8, norm="sum")(x)
     make(3, 8, norm="gates")(x)
-    make(3, 8, carried="normalized")(x)
     make(3, 8).half()(x.half())
     vmap(lambda v: layer(v)[0])(x[None])
     jvp(lambda v: functional_call(layer, weights, v)[0], (x,), (x,))

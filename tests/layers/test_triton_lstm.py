@@ -51,11 +51,8 @@ def _quick() -> Iterator[None]:
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Let the layer take the kernels; count the passes over all steps."""
     monkeypatch.setenv(native.NATIVE, "triton")
-    # The cell of the paper.
-    is_able = property(
-        lambda cell: cell.is_native and (cell.norm, cell.carried) == ("terms", "raw")
-    )
-    monkeypatch.setattr(lstm._Cell, "can_be_native", is_able)
+    is_paper = property(lambda cell: cell.is_paper)
+    monkeypatch.setattr(lstm._Cell, "has_loop", is_paper)
     monkeypatch.setattr(lstm, "can_run", on_gpu.can_run)
     monkeypatch.setattr(lstm, "NativeSequence", on_gpu.TritonSequence)
     counted: list[int] = []
@@ -212,7 +209,7 @@ def test_what_it_leaves_to_others(
     layer, x = make(3, 8), draw(2, 2, 3)
     weights = {k: v.detach() for k, v in layer.named_parameters()}
     make(3, 8, native=False)(x)
-    others: Any = {"norm": "sum"}, {"norm": None}, {"carried": "normalized"}
+    others: Any = {"norm": "sum"}, {"norm": None}, {"hats": "pc"}
     for options in others:
         make(3, 8, **options)(x)
     make(3, 8).double()(x.double())

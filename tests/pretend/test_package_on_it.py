@@ -89,6 +89,7 @@ CELLS: dict[str, Any] = {
     for carried in ("raw", "normalized")
 }
 CELLS["none"] = lambda: LayerNormLSTM(3, 4, norm=None)
+CELLS["two hats"] = lambda: LayerNormLSTM(3, 4, hats="pc")
 CELLS["deep"] = lambda: LayerNormLSTM(3, 4, num_layers=2, bidirectional=True)
 CELLS["batch norm"] = lambda: BatchNormLSTM(3, 4, max_steps=6)
 

@@ -1,6 +1,7 @@
 """Sequences that are drawn, not measured: embedded, and their law is known.
 
-Numbers in steps, whose class is to be told, and characters of a pen.
+Numbers in steps, whose class is to be told, marks to be counted, and characters of a
+pen.
 """
 
 from __future__ import annotations
@@ -72,6 +73,50 @@ def sequences(
         return tuple(x), y
 
     return Sequences(*draw(train), *draw(test))
+
+
+def marked(
+    generator: np.random.Generator,
+    *,
+    count: int,
+    steps: int,
+    least: int,
+    most: int,
+    letters: int = 4,
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Draw sequences of letters in which marks have to be counted.
+
+    `count` sequences x of `steps` letters, of which some are marks, the letter 0, and
+    then `most` times the letter `letters`, which asks for the count: at its k-th time
+    the label y is 1 if there were at least k marks, else 0. Before that y is -1. The
+    number of marks is uniform from `least` to `most`, their places are any, and the
+    letters between them are drawn from the others, 1 to `letters` - 1. Both arrays have
+    the shape (count, steps + most).
+
+    Who answers must have counted: neither the letters nor the number of the step tell.
+
+    Examples
+    --------
+    >>> drawn = np.random.default_rng(0)
+    >>> x, y = marked(drawn, count=2, steps=5, least=1, most=3)
+    >>> x.tolist()
+    [[0, 2, 3, 0, 0, 4, 4, 4], [2, 0, 3, 0, 3, 4, 4, 4]]
+    >>> y[:, 5:].tolist()
+    [[1, 1, 1], [1, 1, 0]]
+    """
+    check_size("count", count, 1)
+    check_size("least", least, 0)
+    check_size("most", most, max(least, 1))
+    check_size("steps", steps, most)
+    check_size("letters", letters, 2)
+    marks = generator.integers(least, most, size=(count, 1), endpoint=True)
+    order = generator.permuted(np.tile(np.arange(steps), (count, 1)), axis=1)
+    between = generator.integers(1, letters, size=(count, steps))
+    x = np.full((count, steps + most), letters, dtype=np.int64)
+    x[:, :steps] = np.where(order < marks, 0, between)
+    y = np.full(x.shape, -1, dtype=np.int64)
+    y[:, steps:] = np.arange(most) < marks
+    return x, y
 
 
 def drawings(

@@ -12,6 +12,7 @@ from normbook.experiments import (
     transformer,
     vgg,
     vowels,
+    which_hat,
 )
 from normbook.lab.experiment import Experiment
 
@@ -33,5 +34,9 @@ EXPERIMENTS: dict[str, Experiment] = {
         transformer.EXPERIMENT,
         handwriting.EXPERIMENT,
         reading.EXPERIMENT,
+        which_hat.QA1,
+        which_hat.QA5,
+        which_hat.STROKES,
+        which_hat.COUNTING,
     )
 }

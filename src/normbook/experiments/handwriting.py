@@ -30,7 +30,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -134,7 +134,9 @@ class PenNetwork(nn.Module):
 
     The norm is "none" or "layer_norm", else ValueError. Weights, from a CPU generator,
     are uniform up to 1 over the root of the units of a layer, as in PyTorch; biases
-    begin at 0, gains at 1. There are K ``components``.
+    begin at 0, gains at 1. There are K ``components``. The ``cell`` has options of
+    :class:`~normbook.layers.lstm.LayerNormLSTM` that take the place of those of layer
+    norm.
 
     Examples
     --------
@@ -152,6 +154,7 @@ class PenNetwork(nn.Module):
         layers: int,
         components: int,
         generator: torch.Generator,
+        cell: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__()
         norms = {"none": None, "layer_norm": "terms"}
@@ -159,6 +162,7 @@ class PenNetwork(nn.Module):
             raise ValueError(f"norm must be one of {', '.join(norms)}, got {norm!r}.")
         # One bias in both variants: three that add up would learn faster.
         options: dict[str, Any] = {"norm": norms[norm], "has_redundant_biases": False}
+        options |= cell or {}
         self.lstm = LayerNormLSTM(3, hidden, layers, batch_first=True, **options)
         self.outputs = nn.Linear(hidden, 6 * components + 1)
         with torch.no_grad():
@@ -266,17 +270,19 @@ def begin(
     """Make one network, its lines and its measurements."""
     dtype = getattr(torch, settings["dtype"])
     sizes = (settings[name] for name in ("characters", "repeats", "length", "cut"))
-    written: _Written = _Written.of(data, *sizes, device, dtype)
+    drawers = settings.get("validated", [])
+    written: _Written = _Written.of(data, *sizes, drawers, device, dtype)
     model = PenNetwork(
         settings["norm"],
         **{name: settings[name] for name in ("hidden", "layers", "components")},
         generator=lab.generator(seed, "weights"),
+        cell=settings.get("cell"),
     ).to(device, dtype)
     rate, steps, size = (settings[k] for k in ("learning_rate", "steps", "batch_size"))
 
-    def measure_test(run: lab.Run) -> lab.Values:
+    def test(run: lab.Run, examples: tuple[Tensor, Tensor]) -> lab.Values:
         with torch.no_grad():
-            loss = objective(run.model, *written.test)["loss"].item()
+            loss = objective(run.model, *examples)["loss"].item()
         return {"per_step": loss, "line": LINE * loss}
 
     def samples(_: lab.Run) -> lab.Values:
@@ -291,15 +297,20 @@ def begin(
             strokes[f"bias_{bias}"] = drawn.mT.cpu().numpy().round(1).tolist()
         return strokes
 
+    every = settings["test_every"]
+    measurements = {
+        "test": lab.Measurement(every, partial(test, examples=written.test)),
+        "samples": lab.Measurement(steps, samples),
+    }
+    if written.validation is not None:
+        validate = partial(test, examples=written.validation)
+        measurements["validation"] = lab.Measurement(every, validate)
     return lab.Run(
         model=model,
         optimizer=torch.optim.Adam(model.parameters(), lr=rate, fused=True),
         objective=partial(objective, clip=settings["clip"]),
         batches=lab.Batches(*written.train, size, lab.generator(seed, "batches")),
-        measurements={
-            "test": lab.Measurement(settings["test_every"], measure_test),
-            "samples": lab.Measurement(steps, samples),
-        },
+        measurements=measurements,
         every=settings["average_over"],
         schedule=partial(falling, rate=rate, steps=steps),
     )
@@ -307,9 +318,13 @@ def begin(
 
 @dataclass(frozen=True)
 class _Written:
-    """Lines as tensors: the same for every seed, so that losses can be compared."""
+    """Lines as tensors: the same for every seed, so that losses can be compared.
+
+    The lines of some drawers, who are not those of the test, may be for validation.
+    """
 
     train: tuple[Tensor, Tensor]
+    validation: tuple[Tensor, Tensor] | None
     test: tuple[Tensor, Tensor]
     scale: float
 
@@ -321,21 +336,30 @@ class _Written:
         repeats: int,
         length: int,
         cut: int,
+        validated: Sequence[int],
         device: torch.device,
         dtype: torch.dtype,
     ) -> _Written:
         fixed = np.random.default_rng(0)
+        drawn = drawings(fixed) if data is None else data
+        options: dict[str, Any] = {
+            "characters": characters,
+            "repeats": repeats,
+            "length": length,
+        }
         written = lines(
-            drawings(fixed) if data is None else data,
-            fixed,
-            characters=characters,
-            repeats=repeats,
-            length=length,
+            [d for d in drawn if d.drawer not in validated], fixed, **options
         )
         train, test = (
             _tensors(part, cut, device, dtype) for part in (written.train, written.test)
         )
-        return _Written(train, test, written.scale)
+        validation = None
+        if validated:
+            others = lines(drawn, fixed, test_drawers=validated, **options)
+            unit = np.array([*2 * [others.scale / written.scale], 1.0])
+            aside = [line * unit for line in others.test]
+            validation = _tensors(aside, cut, device, dtype)
+        return _Written(train, validation, test, written.scale)
 
 
 def _tensors(

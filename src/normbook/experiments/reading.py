@@ -29,6 +29,7 @@ normalization with its own gains, at one rate.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -58,7 +59,7 @@ if TYPE_CHECKING:
 # Stories that are looked at together in evaluation.
 TOGETHER = 250
 # The settings that choose the stories.
-STORIES = ("tasks", "longest", "train", "tested")
+STORIES = ("tasks", "longest", "train", "tested", "validated")
 
 
 class Reading(NamedTuple):
@@ -75,7 +76,9 @@ class AttentiveReader(nn.Module):
     different ``words``, whose numbers count from 1, and so many ``answers``. A word has
     ``embedding`` numbers; each LSTM, m and g have ``hidden`` units; a longest text in
     training ``max_steps`` words. If it is bidirectional, each LSTM is a pair, one for
-    each direction.
+    each direction. The ``cell`` has options of
+    :class:`~normbook.layers.lstm.LayerNormLSTM` that take the place of those of layer
+    norm.
 
     From a CPU generator words are drawn normal with variance 1, all matrices uniform in
     :math:`\pm 1/\sqrt{n}`, n the number of inputs (of units of the LSTM for both of its
@@ -105,6 +108,7 @@ class AttentiveReader(nn.Module):
         max_steps: int,
         generator: torch.Generator,
         is_bidirectional: bool = False,
+        cell: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__()
         directions = 2 if is_bidirectional else 1
@@ -119,7 +123,7 @@ class AttentiveReader(nn.Module):
             terms = {"none": None, "layer_norm": "terms"}
             if norm in terms:
                 options |= {"norm": terms[norm], "has_redundant_biases": False}
-                return LayerNormLSTM(embedding, hidden, **options)
+                return LayerNormLSTM(embedding, hidden, **options | dict(cell or {}))
             raise ValueError(
                 f"norm must be none, layer_norm or batch_norm, got {norm!r}."
             )
@@ -185,13 +189,14 @@ def _bounds(inputs: int) -> tuple[float, float]:
 
 
 def _stories(settings: lab.Settings, data: Stories | None) -> Stories:
-    """Return the stories that are short enough; draw them without a data set."""
+    """Return the stories of the tasks that are short; draw them without a data set."""
     if data is None:
         drawn = np.random.default_rng(0)  # the same texts for all seeds
         return cloze.stories(drawn, train=settings["train"], test=settings["tested"])
 
     def chosen(stories: Sequence[Story]) -> tuple[Story, ...]:
-        return tuple(s for s in stories if len(s.words) <= settings["longest"])
+        asked = (s for s in stories if s.task in settings["tasks"])
+        return tuple(s for s in asked if len(s.words) <= settings["longest"])
 
     return Stories(chosen(data.train), chosen(data.test))
 
@@ -238,10 +243,14 @@ class _Encoding(NamedTuple):
 
 @dataclass(frozen=True)
 class _Encoded:
-    """Stories as tensors: to learn from, to test with, and to show the attention on."""
+    """Stories as tensors: to learn from, to test with, and to show the attention on.
+
+    The last ones of training may be set aside, for validation.
+    """
 
     encoding: _Encoding
     train: tuple[Tensor, Tensor]
+    validation: tuple[Tensor, Tensor] | None
     test: tuple[Tensor, Tensor]
     examples: list[Story]
     shown: tuple[Tensor, Tensor]
@@ -254,9 +263,12 @@ class _Encoded:
         stories = _stories(settings, data)
         encoding = _Encoding.of(stories.train, settings["tasks"])
         examples = _shown(settings, stories)
-        sets = stories.train, stories.test, examples
+        count = len(stories.train) - settings.get("validated", 0)
+        learned, aside = stories.train[:count], stories.train[count:]
+        sets = learned, stories.test, examples
         train, test, shown = (encoding.tensors(one, device) for one in sets)
-        return _Encoded(encoding, train, test, examples, shown)
+        validation = encoding.tensors(aside, device) if aside else None
+        return _Encoded(encoding, train, validation, test, examples, shown)
 
 
 def begin(
@@ -274,12 +286,13 @@ def begin(
         **{name: settings[name] for name in ("embedding", "hidden")},
         max_steps=x.shape[2],
         generator=lab.generator(seed, "weights"),
+        cell=settings.get("cell"),
     ).to(device, dtype)
     rate, size = settings["learning_rate"], settings["batch_size"]
 
-    def test(run: lab.Run) -> lab.Values:
+    def judged(run: lab.Run, examples: tuple[Tensor, Tensor]) -> lab.Values:
         run.model.eval()
-        x_test, y_test = encoded.test
+        x_test, y_test = examples
         parts = torch.split(x_test, TOGETHER)
         with torch.no_grad():
             scores = torch.cat([run.model(*part.unbind(1)) for part in parts])
@@ -304,15 +317,20 @@ def begin(
             values[f"story_{i}"] = "\n".join([*lines, story.answer])
         return values
 
+    every = settings["test_every"]
+    measurements = {
+        "test": lab.Measurement(every, partial(judged, examples=encoded.test)),
+        "attention": lab.Measurement(settings["steps"], attention),
+    }
+    if encoded.validation is not None:
+        judge_validation = partial(judged, examples=encoded.validation)
+        measurements["validation"] = lab.Measurement(every, judge_validation)
     return lab.Run(
         model=model,
         optimizer=torch.optim.Adam(model.parameters(), lr=rate, fused=True),
         objective=_objective,
         batches=lab.Batches(x, y, size, lab.generator(seed, "batches")),
-        measurements={
-            "test": lab.Measurement(settings["test_every"], test),
-            "attention": lab.Measurement(settings["steps"], attention),
-        },
+        measurements=measurements,
         every=settings["average_over"],
     )
 

@@ -23,6 +23,7 @@ from normbook.lab import provenance, record
 from normbook.lab.experiment import Run
 from normbook.lab.ranks import Ranks
 from normbook.lab.record import Record
+from normbook.lab.tuning import Planned
 
 PLAN = "plan.json"
 RECORD = "record.json"  # until it gets its name; what a kill leaves of it lies here too
@@ -65,12 +66,10 @@ class Checkpoints:
                 atomic_file.write(path, json.dumps(content, indent=1).encode())
         return str(self._read_plan()["started"])
 
-    def save(
-        self, run: Run, variant: str, seed: int, seconds: float, *, is_finished: bool
-    ) -> None:
+    def save(self, run: Run, of: Planned, seconds: float, *, is_finished: bool) -> None:
         """Write the checkpoint of a run that took so many seconds so far."""
-        path = self._path(variant, seed)
-        kept = {"of": _name(variant, seed), "run": run.state_dict()}
+        path = self._path(of)
+        kept = {"of": _name(of), "run": run.state_dict()}
         saved = io.BytesIO()
         torch.save({**kept, "seconds": seconds, "is_finished": is_finished}, saved)
         content = saved.getvalue()
@@ -80,11 +79,9 @@ class Checkpoints:
         ):
             atomic_file.write(path, content + hashlib.sha256(content).digest())
 
-    def restore(
-        self, run: Run, variant: str, seed: int, team: Ranks
-    ) -> tuple[float, bool]:
+    def restore(self, run: Run, of: Planned, team: Ranks) -> tuple[float, bool]:
         """Put a run where its checkpoint is; return seconds so far, and if finished."""
-        path = self._path(variant, seed)
+        path = self._path(of)
         content = team.first(lambda: _content(path))
         if content is None:
             return 0.0, False
@@ -92,7 +89,7 @@ class Checkpoints:
             # On the CPU first: the generators' states belong there.
             saved = io.BytesIO(content)
             kept = torch.load(saved, map_location="cpu", weights_only=True)
-            if kept["of"] != _name(variant, seed):
+            if kept["of"] != _name(of):
                 raise ValueError(f"it is of {kept['of']}")
             run.load_state_dict(kept["run"])
             return kept["seconds"], kept["is_finished"]
@@ -103,21 +100,20 @@ class Checkpoints:
         with _told(rule, "make room, then go on with --resume"):
             record.save(finished, self.folder / RECORD)
             (self.folder / RECORD).replace(self.out)
-        self.tidy()
+        self.tidy(finished)
 
-    def tidy(self) -> None:
+    def tidy(self, finished: Record) -> None:
         """Remove the folder, if the record is there and nothing else is in it."""
         with contextlib.suppress(OSError):  # not there, or files of somebody else
             for path in filter(atomic_file.is_temporary, self.folder.iterdir()):
                 path.unlink()
-            for variant in self.plan["settings"]["variants"]:
-                for seed in self.plan["seeds"]:
-                    self._path(variant, seed).unlink(missing_ok=True)
+            for run in finished.runs + finished.tuning:
+                self._path(Planned.of(run)).unlink(missing_ok=True)
             (self.folder / PLAN).unlink(missing_ok=True)
             self.folder.rmdir()
 
-    def _path(self, variant: str, seed: int) -> Path:
-        return self.folder / f"{variant}-{seed}.pt"
+    def _path(self, of: Planned) -> Path:
+        return self.folder / f"{of.title}-{of.seed}.pt"
 
     def _finished(self, is_resumed: bool) -> Record:
         if is_resumed:
@@ -208,8 +204,8 @@ def _content(path: Path) -> bytes | None:
         return content
 
 
-def _name(variant: str, seed: int) -> str:
-    return f"{variant}, seed {seed}"
+def _name(of: Planned) -> str:
+    return f"{of.title}, seed {of.seed}"
 
 
 def _differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:

@@ -184,7 +184,8 @@ class Scale:
     """An experiment in one size.
 
     ``settings`` are all that defines a run, in numbers, strings and lists: "steps" is
-    its length; "variants" maps each name to what differs, its own "steps" perhaps.
+    its length; "variants" maps each name to what differs, its own "steps" perhaps;
+    "tuning" says which are chosen first, see :mod:`normbook.lab.tuning`.
     ``data`` names the data set; it is empty for numbers that the run draws itself.
     """
 

@@ -6,7 +6,7 @@ import json
 import math
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
@@ -17,9 +17,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from normbook import atomic_file
-from normbook.errors import RecordError
+from normbook.errors import RecordError, RunError
+from normbook.lab import tuning
+from normbook.lab.tuning import rounded, settings_of
 
-DIGITS = 7  # significant; more than a figure shows, enough to see a difference
 # A list of numbers, each on a line of its own.
 NUMBERS = re.compile(r"\[\n((?: *(?:null|[-\d]).*\n)+) *\]")
 
@@ -30,7 +31,8 @@ class RunRecord:
 
     ``opening`` is the loss (nats) at each of the first updates. In ``curves`` each
     measurement, and "training" for the averages of the objective, has a list by
-    quantity; "step" counts the updates before.
+    quantity; "step" counts the updates before. ``tuned`` are settings that were put
+    over those of the variant, see :mod:`normbook.lab.tuning`.
     """
 
     variant: str
@@ -38,6 +40,7 @@ class RunRecord:
     wall_seconds: float  # measurements included
     opening: list[float]
     curves: Mapping[str, Mapping[str, list[Any]]]
+    tuned: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -48,7 +51,9 @@ class Record:
     ``code`` is that over the sources of the package; ``is_modified`` says whether they
     differed from the ``commit``. The ``device`` has "type", "name", "threads" of one
     process, "ranks" (processes) and "parallel", what these shared; older records lack
-    it: "runs". A variant, measurement or quantity that it lacks is a RecordError.
+    it: "runs". The ``tuning`` has the runs by which settings were chosen; no other
+    values come from them. A variant, measurement or quantity that it lacks is a
+    RecordError.
     """
 
     name: str
@@ -65,11 +70,29 @@ class Record:
     started: str  # date and time (UTC)
     wall_seconds: float  # interruptions left out
     runs: list[RunRecord]  # every variant with every seed
+    tuning: list[RunRecord] = field(default_factory=list)  # in the order of the grid
 
     @property
     def variants(self) -> list[str]:
         """Names of the variants, in order."""
         return list(dict.fromkeys(run.variant for run in self.runs))
+
+    def chosen(self, variant: str) -> Mapping[str, Any]:
+        """Return the settings of a variant that were tuned, at their best."""
+        return next(run.tuned for run in self.runs if run.variant == variant)
+
+    def grid(self, variant: str) -> dict[str, NDArray[np.float64]]:
+        """Return the points of a variant that were tried, in their order, and scores.
+
+        Each setting has its values, (P,); "score" what the criterion gave each point
+        with each seed of the tuning, (P, S): less is better.
+        """
+        of = settings_of(self.settings, variant)["tuning"]
+        runs = [run for run in self.tuning if run.variant == variant]
+        scores = np.array([tuning.score(of, run) for run in runs])
+        firsts = runs[:: len(of["seeds"])]
+        points = {n: np.array([run.tuned[n] for run in firsts]) for n in of["grid"]}
+        return {**points, "score": scores.reshape(len(firsts), -1)}
 
     def require(self, *names: str) -> None:
         """Refuse to be taken for the record of an experiment of another name."""
@@ -129,9 +152,13 @@ class Record:
 def save(record: Record, path: Path) -> None:
     """Write a record as JSON, whole or not at all; RecordError if not of the schema."""
     content: dict[str, Any] = {"schema": 1, **asdict(record)}
-    for run in content["runs"]:
+    for run in content["runs"] + content["tuning"]:
         run["opening"] = _rounded(run["opening"])
         run["curves"] = _rounded(run["curves"])
+        if not run["tuned"]:
+            del run["tuned"]
+    if not content["tuning"]:
+        del content["tuning"]
     _check(content, str(path))
     text = json.dumps(content, indent=1, allow_nan=False, ensure_ascii=False)
     atomic_file.write(path, (_join_numbers(text) + "\n").encode())
@@ -148,8 +175,9 @@ def load(path: str | Path) -> Record:
         ) from error
     _check(content, str(path))
     del content["schema"]
-    runs = [RunRecord(**run) for run in content.pop("runs")]
-    return Record(**content, runs=runs)
+    for name in {"runs", "tuning"} & {*content}:
+        content[name] = [RunRecord(**run) for run in content[name]]
+    return Record(**content)
 
 
 @cache
@@ -175,7 +203,8 @@ def _check(content: Any, where: str) -> None:
             "a record must have one run for each variant and seed, in this order: "
             f"{expected}; got {pairs} in {where}; run the experiment again."
         )
-    for run in content["runs"]:
+    _check_tuning(content, where)
+    for run in content["runs"] + content.get("tuning", []):
         for name, curve in run["curves"].items():
             lengths = {quantity: len(values) for quantity, values in curve.items()}
             if len(set(lengths.values())) > 1:
@@ -186,6 +215,39 @@ def _check(content: Any, where: str) -> None:
                 )
 
 
+def _check_tuning(content: Any, where: str) -> None:
+    """Search again: the grid must be whole, without more, and its best point chosen."""
+    settings = content["settings"]
+    runs, tried = (
+        [RunRecord(**run) for run in content.get(name, [])]
+        for name in ("runs", "tuning")
+    )
+    try:
+        found = {v: tuning.search(settings, v, tried) for v in settings["variants"]}
+    except (RunError, KeyError) as error:
+        reason = str(error)
+    else:
+        asked = [
+            (variant, seed, point)
+            for variant, of in found.items()
+            for point in of.tried
+            for seed in settings_of(settings, variant)["tuning"]["seeds"]
+        ]
+        if sorted(map(repr, asked)) != sorted(
+            repr((run.variant, run.seed, run.tuned)) for run in tried
+        ):
+            reason = f"it has {len(tried)} runs where the search asks for {len(asked)}"
+        elif other := [r for r in runs if r.tuned != found[r.variant].best]:
+            best = found[other[0].variant].best
+            reason = f"the best point of {other[0].variant} is {best}"
+        else:
+            return
+    raise RecordError(
+        "a record must have the runs of its tuning, and then those at the best point, "
+        f"got {where}: {reason}; run the experiment again."
+    )
+
+
 def _refuse(constant: str) -> None:
     """NaN and Infinity, which Python would read though JSON lacks them."""
     raise ValueError(f"{constant} is no JSON")
@@ -194,7 +256,7 @@ def _refuse(constant: str) -> None:
 def _rounded(value: Any) -> Any:
     """Shorten numbers; null stands for what is not finite, which JSON lacks."""
     if isinstance(value, float):
-        return float(f"{value:.{DIGITS}g}") if math.isfinite(value) else None
+        return rounded(value) if math.isfinite(value) else None
     if isinstance(value, Mapping):
         return {key: _rounded(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple):

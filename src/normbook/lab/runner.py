@@ -20,12 +20,13 @@ from normbook import device
 from normbook.data import Dataset, babi, cifar10, digits, mnist, strokes, vowels
 from normbook.data.sequences import Sequences
 from normbook.errors import OtherProcessError, RunError
-from normbook.lab import provenance
+from normbook.lab import provenance, tuning
 from normbook.lab.checkpoints import Checkpoints
 from normbook.lab.data_parallel import share_batches
 from normbook.lab.experiment import OPENING, Experiment, Run, Scale
 from normbook.lab.ranks import PATIENCE, Ranks, Sharing, join
 from normbook.lab.record import Record, RunRecord
+from normbook.lab.tuning import Planned, settings_of
 
 CHECKPOINT_SECONDS = 20.0
 # So many starts are moved, one after the other, to see what rounding comes to. Where a
@@ -83,6 +84,9 @@ def run(
     beside it; nothing is written without. Processes that share the runs need it on a
     disk that they share, too; else the first one writes alone.
 
+    Where settings are tuned, the runs of the grid come first, and those with the seeds
+    at the points that were chosen.
+
     Processes of ``torchrun`` share the runs, with the numbers that each would give
     alone. With "batches" all take part in every update, with the statistics of the
     whole batch: the same up to rounding. With "local batches" these are of each part:
@@ -91,7 +95,8 @@ def run(
     ``timeout`` seconds for the others if they share the batches.
 
     RunError if an option is wrong, the record is there already, the checkpoints do not
-    fit or are damaged, there is no space, or the processes cannot share the work;
+    fit or are damaged, there is no space, a best point lies at the limit of its grid,
+    or the processes cannot share the work;
     OtherProcessError if another process has failed; DataError if the data set is
     nowhere to be had; KeyboardInterrupt after Ctrl-C, with the update under way saved.
     """
@@ -101,29 +106,37 @@ def run(
         if kept is not None:
             earlier = ranks.first(lambda: kept.check(is_resumed=is_resumed))
             if earlier is not None:  # it was killed after its last step
-                ranks.first(kept.tidy)
+                ranks.first(lambda: kept.tidy(earlier))
                 return earlier
         data = load_data(chosen)
         hashes = provenance.data_hashes(chosen.data, data)
         _check_same(ranks, {"code": plan["code"], "data": hashes})
         started = provenance.now() if kept is None else ranks.first(kept.open)
-        todo = [(v, s) for v in chosen.settings["variants"] for s in plan["seeds"]]
         # Who takes part in one run: all, or each process in its own.
-        mine, team = todo, ranks
-        if parallel == "runs":
-            mine, team = ranks.share(todo), Ranks()
-        finished = []
-        total = sum(variant_settings(chosen, variant)["steps"] for variant, _ in mine)
+        team = Ranks() if parallel == "runs" else ranks
+        done: list[RunRecord] = []
+        spent = 0.0
         # Progress is shown by one process, on a terminal only.
-        bar = tqdm(total=total, unit="step", disable=True if ranks.rank else None)
+        bar = tqdm(total=0, unit="step", disable=True if ranks.rank else None)
         with _stop() as is_wished, bar:
-            for variant, seed in mine:
-                if team.any(is_wished()):
-                    raise KeyboardInterrupt
-                finished.append(task.train(variant, seed, data, team, is_wished, bar))
-        everything = ranks.gather(team.first(lambda: finished))
-        runs = {(run.variant, run.seed): run for part in everything for run in part}
-        spent = max(sum(run.wall_seconds for run in part) for part in everything)
+            # What is tuned comes in several rounds.
+            while todo := tuning.planned(chosen.settings, plan["seeds"], done):
+                mine = ranks.share(todo) if parallel == "runs" else todo
+                bar.total += sum(
+                    variant_settings(chosen, of.variant)["steps"] for of in mine
+                )
+                finished = list[RunRecord]()
+                for of in mine:
+                    if team.any(is_wished()):
+                        raise KeyboardInterrupt
+                    finished.append(task.train(of, data, team, is_wished, bar))
+                everything = ranks.gather(team.first(finished.copy))
+                found = {Planned.of(r).key: r for part in everything for r in part}
+                done += [found[of.key] for of in todo]
+                spent += max(
+                    sum(run.wall_seconds for run in part) for part in everything
+                )
+        reported = {(run.variant, run.seed): run for run in done}
         record = Record(
             **{**plan, "device": {**plan["device"], "ranks": ranks.count}},
             command=provenance.command(
@@ -132,7 +145,8 @@ def run(
             data=hashes,
             started=started,
             wall_seconds=round(spent, 3),
-            runs=[runs[pair] for pair in todo],
+            runs=[reported[v, s] for v in task.variants for s in plan["seeds"]],
+            tuning=[run for run in done if run.seed not in plan["seeds"]],
         )
         if kept is not None:
             ranks.first(lambda: kept.close(record))
@@ -156,12 +170,16 @@ def check(
 def estimate(
     experiment: Experiment, scale: str, *, on: torch.device | str = "cpu"
 ) -> dict[str, float]:
-    """Estimate the seconds a run of each variant takes; errors as in :func:`run`."""
+    """Estimate the seconds a run of each variant takes; errors as in :func:`run`.
+
+    Of what is tuned, at the first point of its grid.
+    """
     chosen, place = _scale(experiment, scale), _place(on)
     data = load_data(chosen)
     seconds = {}
     for variant in chosen.settings["variants"]:
-        settings = variant_settings(chosen, variant)
+        point = tuning.first_point(chosen.settings, variant)
+        settings = variant_settings(chosen, variant) | point
         run = experiment.begin(settings, 0, data, place)
         steps, measuring = settings["steps"], 0.0
         for every, measure in run.measurements.values():
@@ -218,8 +236,8 @@ def replay(
             f"steps must lie in 1..{longest}, the losses in the record, got {steps}."
         )
     differences = []
-    for kept in record.runs:
-        settings = variant_settings(chosen, kept.variant)
+    for kept in record.runs + record.tuning:
+        settings = variant_settings(chosen, kept.variant) | dict(kept.tuned)
         name = settings["dtype"]
         if name == "float32" and not experiment.is_steady:
             name += ", unsteady"
@@ -250,8 +268,7 @@ def replay(
 
 def variant_settings(scale: Scale, variant: str) -> dict[str, Any]:
     """Return the settings of one variant: the common ones, and its own over them."""
-    common = {k: v for k, v in scale.settings.items() if k != "variants"}
-    return {**common, **scale.settings["variants"][variant]}
+    return settings_of(scale.settings, variant)
 
 
 def load_data(scale: Scale) -> Any:
@@ -281,6 +298,7 @@ class _Task:
                 "seeds must be different whole numbers from 0 on, at least one, got "
                 f"{seeds}; try 0 1 2."
             )
+        tuning.check(self.scale.settings, seeds)
         self.place, self.joining = _together(on, parallel, timeout)
         origin = provenance.origin(self.place)
         origin["device"]["parallel"] = parallel
@@ -293,32 +311,33 @@ class _Task:
             "seeds": seeds,
             **origin,
         }
+        self.variants = list(self.scale.settings["variants"])
         self.kept = None if out is None else Checkpoints(out, self.plan)
 
     def train(
         self,
-        variant: str,
-        seed: int,
+        of: Planned,
         data: Dataset | Sequences | None,
         team: Ranks,
         is_wished: Callable[[], bool],
         bar: Any,
     ) -> RunRecord:
         """Do one run, from its checkpoint or from the start, to its end."""
-        kept, settings = self.kept, variant_settings(self.scale, variant)
-        bar.set_description(f"{variant}, seed {seed}")
-        run = self.experiment.begin(settings, seed, data, self.place)
+        kept = self.kept
+        settings = variant_settings(self.scale, of.variant) | of.tuned
+        bar.set_description(f"{of.title}, seed {of.seed}")
+        run = self.experiment.begin(settings, of.seed, data, self.place)
         share_batches(run, team, has_local_statistics=self.parallel == "local batches")
         spent, is_finished = 0.0, False
         if kept is not None:
-            spent, is_finished = kept.restore(run, variant, seed, team)
+            spent, is_finished = kept.restore(run, of, team)
         bar.update(run.step)
         begun = saved = time.monotonic()
 
         def save(*, is_finished: bool) -> float:
             seconds = spent + time.monotonic() - begun
             if kept is not None and team.rank == 0:
-                kept.save(run, variant, seed, seconds, is_finished=is_finished)
+                kept.save(run, of, seconds, is_finished=is_finished)
             return seconds
 
         while run.step < settings["steps"]:
@@ -336,7 +355,9 @@ class _Task:
             run.measure(settings["steps"])
             spent = save(is_finished=True)
         seconds = max(round(spent, 3), 0.001)
-        return RunRecord(variant, seed, seconds, run.opening, run.curves)
+        return RunRecord(
+            of.variant, of.seed, seconds, run.opening, run.curves, of.tuned
+        )
 
 
 @contextlib.contextmanager

@@ -264,6 +264,11 @@ class _Cell:
     is_native: bool  # by the compiled loop, where it can run
 
     has_norm = True
+    has_one_slope = False
+
+    @property
+    def mode(self) -> tuple[bool, ...]:
+        return self.uses_batch
 
     @property
     def uses_batch(self) -> tuple[bool, ...]:

@@ -584,7 +584,7 @@ def forward(
     starts,
     sizes,
     eps,
-    has_norm,
+    mode,
     is_kept,
     moments,
     p,
@@ -599,14 +599,19 @@ def forward(
     """Run over all steps; c, h and, if kept, p, gates, tanh_u and moments are filled.
 
     q is W_x x, ``w_h`` are the panels of the transposed W_h, ``gains`` are gamma_h,
-    gamma_x, b, gamma_c and beta_c, with the biases in b; without norm only b counts.
-    What is not kept needs rows for one step. As many threads as there are ``members``
-    call it at the same time; ``me`` counts them from 0, ``arrived`` is a 0 of theirs.
-    Each has its columns of p, and its rows of all else.
+    gamma_x, b, gamma_c and beta_c, with the biases in b; those of a hat count where it
+    is. The ``mode`` says whether there are hats of p, q and c, whether q is added to p
+    before its hat, and whether the next step takes u, the normalized c, for c; ``c`` is
+    filled with what has no hat yet. What is not kept needs rows for one step. As many
+    threads as there are ``members`` call it at the same time; ``me`` counts them from
+    0, ``arrived`` is a 0 of theirs. Each has its columns of p, and its rows of all
+    else.
     """
     gamma_h, gamma_x, b, gamma_c, beta_c = gains
+    has_p, has_q, has_c, is_sum, is_carried = mode
     of_p, of_q, of_c = moments
     units = h.shape[1]
+    u_prev = np.empty(units, q.dtype)
     last_h, last_c, before = h_0, c_0, 0
     for t in range(sizes.size):
         start = starts[t]
@@ -617,21 +622,27 @@ def forward(
         for n in range(mine, end):
             row, kept = start + n, first + n
             a, p_t, q_t, u = gates[kept], p[kept, : 4 * units], q[row], tanh_u[kept]
-            c_t = c[row]
-            if has_norm:
+            c_t, c_prev = c[row], last_c[before + n]
+            if is_sum:
+                add(p_t, q_t)
+            if has_p:
                 put_moments(of_p[kept], p_t, eps[0])
-                put_moments(of_q[kept], q_t, eps[1])
                 put_affine_hat(a, p_t, of_p[kept], gamma_h, b)
-                add_affine_hat(a, q_t, of_q[kept], gamma_x)
             else:
-                put_sum(a, p_t, q_t)
-                add(a, b)
+                put_sum(a, p_t, b)
+            if has_q:
+                put_moments(of_q[kept], q_t, eps[1])
+                add_affine_hat(a, q_t, of_q[kept], gamma_x)
+            elif not is_sum:
+                add(a, q_t)
             sigmoid(a[: 3 * units])
             tanh(a[3 * units :])
-            put_c(
-                c_t, a[:units], last_c[before + n], a[units : 2 * units], a[3 * units :]
-            )
-            if has_norm:
+            if is_carried and t > 0:  # the moments are still those of the step before
+                of_prev = of_c[before + n if is_kept else n]
+                put_affine_hat(u_prev, c_prev, of_prev, gamma_c, beta_c)
+                c_prev = u_prev
+            put_c(c_t, a[:units], c_prev, a[units : 2 * units], a[3 * units :])
+            if has_c:
                 put_moments(of_c[kept], c_t, eps[2])
                 put_affine_hat(u, c_t, of_c[kept], gamma_c, beta_c)
             else:
@@ -653,7 +664,7 @@ def backward(
     sizes,
     first,
     end,
-    has_norm,
+    mode,
     moments,
     p,
     gates,
@@ -673,13 +684,15 @@ def backward(
 
     ``at_h`` and ``at_c`` come with what arrives behind these steps, and leave with what
     arrives before them; ``at_h`` is as wide as ``w_h``, the panels of W_h. Filled are,
-    for the rows of these steps, ``dl_dp`` and, with norm, ``dl_dq``. Added, in float64,
-    are the gradients of b, gamma_h and gamma_x, ``of_4h``, and of beta_c and gamma_c,
-    ``of_h``, in rows of each member.
+    for the rows of these steps, ``dl_dp`` and, where it is another one, ``dl_dq``.
+    Added, in float64, are the gradients of b, gamma_h and gamma_x, ``of_4h``, and of
+    beta_c and gamma_c, ``of_h``, in rows of each member.
     """
-    gamma_h, gamma_x, _, gamma_c, _ = gains
+    gamma_h, gamma_x, _, gamma_c, beta_c = gains
+    has_p, has_q, has_c, is_sum, is_carried = mode
     of_p, of_q, of_c = moments
     units = c.shape[1]
+    u_prev = np.empty(units, q.dtype)
     dl_da = np.empty(4 * units, q.dtype)
     part_4h = np.zeros((3, 4 * units), q.dtype)
     part_h = np.zeros((2, units), q.dtype)
@@ -694,29 +707,38 @@ def backward(
             a, u = gates[row], tanh_u[row]
             f, i, o = a[:units], a[units : 2 * units], a[2 * units : 3 * units]
             g, dl_dh_t, dl_dc = a[3 * units :], at_h[n, :units], at_c[n]
-            dl_du = dl_da[:units]
+            dl_du, c_prev = dl_da[:units], last_c[before + n]
             add(dl_dh_t, dl_dh[row])
             put_slope_of_u(dl_du, dl_dh_t, o, u)
-            if has_norm:
+            if is_carried:
+                add(dl_du, dl_dc)
+                clear(dl_dc)
+                if t > 0:
+                    put_affine_hat(u_prev, c_prev, of_c[before + n], gamma_c, beta_c)
+                    c_prev = u_prev
+            if has_c:
                 add(part_h[0], dl_du)
                 add_product_with_hat(part_h[1], dl_du, c[row], of_c[row])
                 add_through(dl_dc, dl_du, gamma_c, c[row], of_c[row])
             else:
                 add(dl_dc, dl_du)
-            put_slope_of_gate(dl_da[:units], dl_dc, last_c[before + n], f)
+            put_slope_of_gate(dl_da[:units], dl_dc, c_prev, f)
             put_slope_of_gate(dl_da[units : 2 * units], dl_dc, g, i)
             put_slope_of_gate(dl_da[2 * units : 3 * units], dl_dh_t, u, o)
             put_slope_of_g(dl_da[3 * units :], dl_dc, i, g)
             add(part_4h[0], dl_da)
             put_product(dl_dc, dl_dc, f)
-            if has_norm:
+            if has_p:
                 p_t = p[row, : 4 * units]
                 add_product_with_hat(part_4h[1], dl_da, p_t, of_p[row])
                 put_through(dl_dp[row - away], dl_da, gamma_h, p_t, of_p[row])
-                add_product_with_hat(part_4h[2], dl_da, q[row], of_q[row])
-                put_through(dl_dq[row - away], dl_da, gamma_x, q[row], of_q[row])
             else:
                 put(dl_dp[row - away], dl_da)
+            if has_q:
+                add_product_with_hat(part_4h[2], dl_da, q[row], of_q[row])
+                put_through(dl_dq[row - away], dl_da, gamma_x, q[row], of_q[row])
+            elif has_p and not is_sum:
+                put(dl_dq[row - away], dl_da)
         times = 2 * (end - t)
         wait(arrived, members, times - 1)
         rows = sizes[t]

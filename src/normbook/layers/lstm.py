@@ -23,12 +23,14 @@ from torch.nn.utils.rnn import PackedSequence
 from normbook.arrays import check_eps
 from normbook.layer_norm_lstm import (
     Carried,
+    Hats,
     LayerNormLSTMParameters,
     Normed,
-    check_option,
+    check_hats,
     layer_norm_lstm_backward,
     layer_norm_lstm_forward,
     with_one_bias,
+    without_hat,
 )
 from normbook.layers import triton_lstm
 from normbook.layers.base import (
@@ -80,6 +82,7 @@ class _Cell:
 
     norm: Normed | None
     carried: Carried
+    hats: Hats
     eps: float
     batch_sizes: tuple[int, ...] | None  # None: all sequences have one length
     is_native: bool  # by the compiled loop, where it can run
@@ -93,7 +96,7 @@ class _Cell:
         options: dict[str, Any] = {"batch_sizes": self.batch_sizes}
         if self.norm is None:
             return lstm_forward(x, weights, h_0, c_0, **options)
-        options |= {"norm": self.norm, "carried": self.carried}
+        options |= {"norm": self.norm, "carried": self.carried, "hats": self.hats}
         return layer_norm_lstm_forward(x, weights, h_0, c_0, self.eps, **options)
 
     @property
@@ -101,9 +104,32 @@ class _Cell:
         return self.norm is not None
 
     @property
+    def mode(self) -> tuple[bool, ...]:
+        """Whether p (or the sum), q and c have a hat, p is the sum, u is carried."""
+        hats = self.hats if self.has_norm else ""
+        is_sum, is_carried = self.norm == "sum", self.carried == "normalized"
+        return "p" in hats, "q" in hats and not is_sum, "c" in hats, is_sum, is_carried
+
+    @property
+    def has_one_slope(self) -> bool:
+        """Whether the same arrives at p and q."""
+        has_p, has_q, _, is_sum, _ = self.mode
+        return is_sum or not (has_p or has_q)
+
+    @property
+    def is_paper(self) -> bool:
+        """Whether it is the cell of the paper, which has kernels for a GPU, too."""
+        return (self.norm, self.carried, self.hats) == ("terms", "raw", "pqc")
+
+    @property
+    def has_loop(self) -> bool:
+        """Whether there is a compiled loop of this cell."""
+        return self.norm != "gates"
+
+    @property
     def is_usual(self) -> bool:
-        """Whether it is the paper's or the plain one; others have their formulas."""
-        return self.norm is None or (self.norm, self.carried) == ("terms", "raw")
+        """Whether it is the paper's or the plain one, with operators for it."""
+        return self.norm is None or self.is_paper
 
     def moments(self, q: Tensor, rows: int) -> list[Tensor]:
         """Memory for mean and 1 / s of each row of p, q and c."""
@@ -131,7 +157,7 @@ class _Cell:
 class LayerNormLSTM(NormLayer):
     r"""The layer-normalized LSTM, in several layers and both directions.
 
-    Formulas, ``norm``, ``carried`` and ``eps`` are those of
+    Formulas, ``norm``, ``carried``, ``hats`` and ``eps`` are those of
     :func:`~normbook.layer_norm_lstm.layer_norm_lstm_forward`; ``norm=None`` is the
     plain LSTM. Other arguments, call, outputs and shapes are those of
     :class:`torch.nn.LSTM`, packed sequences in any order of lengths, too. eps must not
@@ -190,6 +216,7 @@ class LayerNormLSTM(NormLayer):
         norm: Normed | None = "terms",
         eps: float = 1e-5,
         carried: Carried = "raw",
+        hats: Hats = "pqc",
         has_redundant_biases: bool = True,
         native: bool = True,
     ) -> None:
@@ -197,7 +224,7 @@ class LayerNormLSTM(NormLayer):
         self.input_size, self.hidden_size = input_size, hidden_size
         self.num_layers, self.bias = num_layers, bias
         self.batch_first, self.bidirectional = batch_first, bidirectional
-        self.norm, self.carried = norm, carried
+        self.norm, self.carried, self.hats = norm, carried, hats
         self.has_redundant_biases = has_redundant_biases
         self.native, self.proj_size = native, proj_size
         self._check_settings(dropout)
@@ -234,6 +261,8 @@ class LayerNormLSTM(NormLayer):
         shown += f", norm={self.norm!r}"
         if self.norm is not None:
             shown += f", eps={self.eps}, carried={self.carried!r}"
+            if self.hats != "pqc":
+                shown += f", hats={self.hats!r}"
             shown += f", has_redundant_biases={self.has_redundant_biases}"
         return shown
 
@@ -294,7 +323,7 @@ class LayerNormLSTM(NormLayer):
         is_cast = is_autocast(x)
         if is_cast:
             x, *states = as_float32(x, *states)
-        cell = _Cell(self.norm, self.carried, self.eps, sizes, self.native)
+        cell = _Cell(self.norm, self.carried, self.hats, self.eps, sizes, self.native)
         order = None
         if sizes is not None and self.bidirectional:
             order = backwards(sizes, x.device)
@@ -385,13 +414,15 @@ class LayerNormLSTM(NormLayer):
 
     def _shape(self, field: str, features: int) -> tuple[int, ...] | None:
         """Shape of a parameter, or None if the layer has none such."""
+        has_norm = self.norm is not None and field not in without_hat(self.hats)
+        has_terms = has_norm and self.norm == "terms"
         is_there = {
             "b": self.bias,
-            "beta_h": self.norm is not None and self.has_redundant_biases,
-            "gamma_x": self.norm == "terms",
-            "beta_x": self.norm == "terms" and self.has_redundant_biases,
+            "beta_h": has_norm and self.has_redundant_biases,
+            "gamma_x": has_terms,
+            "beta_x": has_terms and self.has_redundant_biases,
             "w_r": self.proj_size > 0,
-        }.get(field, field in PLAIN or self.norm is not None)
+        }.get(field, field in PLAIN or has_norm)
         rows = self.hidden_size * (1 if field in ("gamma_c", "beta_c") else 4)
         shapes = {
             "w_x": (rows, features),
@@ -415,8 +446,7 @@ class LayerNormLSTM(NormLayer):
             "native",
         ):
             check_switch(name, getattr(self, name))
-        check_option("norm", self.norm, (*get_args(Normed), None))
-        check_option("carried", self.carried, get_args(Carried))
+        check_hats(self.norm, self.carried, self.hats, (*get_args(Normed), None))
         size = self.proj_size
         if size != 0:
             check_size("proj_size", size, "it is the number of outputs, 0 for H")
@@ -579,13 +609,13 @@ def _function(cell: _Cell, tensors: Sequence[Tensor]) -> Any:
         forward_ad.unpack_dual(v).tangent is not None  # type: ignore[no-untyped-call]
         for v in tensors
     )
-    if has_tangent or not cell.is_usual:
+    if has_tangent:
         return None
-    if cell.is_native and can_run(tensors):
+    if cell.is_native and cell.has_loop and can_run(tensors):
         return NativeSequence
-    if cell.is_native and cell.has_norm and triton_lstm.can_run(tensors):
+    if cell.is_native and cell.is_paper and triton_lstm.can_run(tensors):
         return triton_lstm.TritonSequence
-    return TorchSequence if are_plain(tensors) else None
+    return TorchSequence if cell.is_usual and are_plain(tensors) else None
 
 
 def _reversed(x: Tensor, order: Tensor | None) -> Tensor:

@@ -1,9 +1,9 @@
 """The compiled loops of the LSTMs behind the layers: when they run, and the way back.
 
 They run where numba is installed, on a CPU in float32 or float64, unless the layer or
-the environment variable ``NORMBOOK_NATIVE=0`` says no: for the layer-normalized cell of
-the paper, the plain one and the one with batch norm. Everything else (GPUs, half
-precision, other cells, ``torch.func``, forward-mode derivatives, whatever looks at
+the environment variable ``NORMBOOK_NATIVE=0`` says no: for the plain cell, the one with
+batch norm, and those with layer norm but for hats of single gates. Everything else
+(GPUs, half precision, ``torch.func``, forward-mode derivatives, whatever looks at
 single operators) takes operators of torch, with the same results but for rounding. The
 same holds for the loops of :mod:`normbook.layers.native_norms`.
 """
@@ -23,6 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch._C._functorch import is_legacy_batchedtensor
+from torch.nn import functional
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from normbook import through_time
@@ -108,6 +109,7 @@ class NativeSequence(torch.autograd.Function):
     - ``full(parameters)``: weights, one bias and, with norms, gains and ``beta_c``;
     - ``batch_sizes``: None if all sequences have one length;
     - ``eps``, ``has_norm``, and ``uses_batch`` of p, q and c, None without batch norm;
+    - ``mode``, which the loop takes, and ``has_one_slope``, of p and q;
     - ``moments(q, rows)``: memory for the statistics of p, q and c;
     - ``gradients(arriving, x, h_0, c_0, parameters)`` by the formulas, as autograd can
       differentiate them in turn.
@@ -149,7 +151,12 @@ class NativeSequence(torch.autograd.Function):
             *_numpy(p, gates, c, tanh_u, h_rows),
         )
         ends = through_time.ends(run.sizes)
-        last = h_rows[ends], c[ends]
+        last = [h_rows[ends], c[ends]]
+        if run.carries_u:
+            gain, bias = run.weights.gamma_c, run.weights.beta_c
+            last[1] = functional.layer_norm(
+                last[1], [run.units], gain, bias, float(run.eps[2])
+            )
         ctx.mark_non_differentiable(*moments)
         if is_kept:
             ctx.cell = cell
@@ -193,7 +200,7 @@ class NativeSequence(torch.autograd.Function):
         # As many steps at a time as leave their slopes in the cache.
         for first, end, part in through_time.parts(run.sizes, ROWS):
             dl_dp = q.new_empty(part.stop - part.start, 4 * units)
-            dl_dq = torch.empty_like(dl_dp) if cell.has_norm else dl_dp
+            dl_dq = torch.empty_like(dl_dp) if not cell.has_one_slope else dl_dp
             run.together(
                 run.backward,
                 *arrays,
@@ -235,8 +242,9 @@ class _Run:
         self.sizes = cell.batch_sizes or (x.shape[1],) * x.shape[0]
         sizes = np.array(self.sizes)
         self.steps = np.cumsum(sizes) - sizes, sizes
+        self.mode, self.carries_u = cell.mode, False
         if cell.uses_batch is None:
-            self.mode = cell.has_norm
+            self.carries_u = cell.mode[-1]
             self.forward, self.backward = compiled.forward, compiled.backward
             # A smaller product is done before another thread has begun. And torch's
             # threads, once they had a large product with W_x, wait busily for more:
@@ -246,7 +254,7 @@ class _Run:
                 most = 1
             self.members = max(1, min(torch.get_num_threads(), most))
         else:
-            self.mode, self.members = cell.uses_batch, 1
+            self.members = 1
             self.forward = compiled.batch_norm_forward
             self.backward = compiled.batch_norm_backward
         names = "gamma_h", "gamma_x", "b", "gamma_c", "beta_c"
