@@ -7,7 +7,6 @@ import importlib.util
 import os
 import subprocess
 from collections.abc import Generator, Iterator
-from importlib.util import find_spec
 from queue import Empty
 from typing import Any
 
@@ -15,6 +14,7 @@ import nbval.kernel
 import nbval.plugin
 import numpy
 import pytest
+from compilers import MISSING
 from forked_kernels import Template, imported_by
 from jupyter_client.manager import KernelManager
 from jupyter_client.provisioning import local_provisioner
@@ -25,17 +25,7 @@ prepare_environment()
 is_there = importlib.util.find_spec("pretend_accelerator")
 collect_ignore_glob = [] if is_there else ["tests/pretend/*"]
 
-# What these compile cannot be imported without them.
-COMPILED = {
-    "numba": ("compiled_lstm", "compiled_norms"),
-    "triton": ("triton_cell", "triton_norms"),
-}
-collect_ignore = [
-    f"src/normbook/layers/{module}.py"
-    for name, modules in COMPILED.items()
-    if find_spec(name) is None
-    for module in modules
-]
+collect_ignore = [f"src/normbook/layers/{module}.py" for module in MISSING]
 
 
 class UnixSocketKernel(KernelManager):  # type: ignore[misc]

@@ -3,33 +3,23 @@
 from __future__ import annotations
 
 import ast
-import importlib
+import importlib.util
 import inspect
 import pkgutil
 import subprocess
 import sys
 from graphlib import TopologicalSorter
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from compilers import MISSING
 
 import normbook
 from normbook.errors import NormbookError
 
 ROOT = Path(normbook.__file__).parent
 MODULES = sorted(m.name for m in pkgutil.walk_packages([str(ROOT)], "normbook."))
-# What these compile cannot be imported without them.
-COMPILED = {
-    "numba": ("compiled_lstm",),
-    "triton": ("triton_cell", "triton_norms"),
-}
-LEFT_OUT = {"normbook.__main__"} | {
-    f"normbook.layers.{module}"
-    for name, modules in COMPILED.items()
-    if find_spec(name) is None
-    for module in modules
-}
+LEFT_OUT = {"normbook.__main__", *(f"normbook.layers.{m}" for m in MISSING)}
 LIBRARY = [m for m in MODULES if m not in LEFT_OUT]
 
 # Lower layers never import higher ones.
