@@ -23,6 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch._C._functorch import is_legacy_batchedtensor
+from torch.autograd import forward_ad
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from normbook import through_time
@@ -34,8 +35,10 @@ __all__ = [
     "NativeSequence",
     "are_plain",
     "can_run",
+    "has_tangents",
     "is_watched",
     "loop",
+    "needs_formulas",
 ]
 
 NATIVE = "NORMBOOK_NATIVE"  # environment variable; 0 turns the loop off
@@ -43,6 +46,7 @@ NATIVE = "NORMBOOK_NATIVE"  # environment variable; 0 turns the loop off
 ROWS = 256  # at a time, on the way back
 KINDS = (Tensor, torch.nn.Parameter)
 DTYPES = (torch.float32, torch.float64)
+ENOUGH = 2**62  # more than all threads can arrive
 LEAST = 2**17  # numbers in the product of a step, for each thread
 
 # Half of a step in bfloat16 fits nothing.
@@ -98,6 +102,17 @@ def is_watched() -> bool:
         or torch.compiler.is_compiling()
         or torch.jit.is_tracing()  # type: ignore[attr-defined, no-untyped-call]
     )
+
+
+def has_tangents() -> bool:
+    """Whether forward-mode derivatives may be on their way."""
+    return forward_ad._current_level >= 0
+
+
+def needs_formulas(arriving: Sequence[Tensor | None]) -> bool:
+    """Whether what arrives on the way back is differentiated in turn, or not plain."""
+    slopes = [v for v in arriving if v is not None]
+    return torch.is_grad_enabled() or has_tangents() or not are_plain(slopes)
 
 
 class NativeSequence(torch.autograd.Function):
@@ -169,8 +184,7 @@ class NativeSequence(torch.autograd.Function):
         cell, moments, parameters = ctx.cell, others[:3], others[3:]
         dl_dh, dl_dh_last, dl_dc_last = arriving[:3]
         dl_dh = torch.zeros_like(h) if dl_dh is None else dl_dh
-        if torch.is_grad_enabled() or torch._C._are_functorch_transforms_active():
-            # Gradients that are differentiated in turn: those of the formulas.
+        if needs_formulas((dl_dh, dl_dh_last, dl_dc_last)):
             arriving = dl_dh, dl_dh_last, dl_dc_last
             slopes = cell.gradients(arriving, x, h_0, c_0, parameters)
             return as_needed(ctx, None, None, *slopes)
@@ -259,7 +273,10 @@ class _Run:
         )
 
     def together(self, function: Any, *arguments: Any) -> None:
-        """Call it in several threads at a time."""
+        """Call it in several threads at a time.
+
+        Should one not start, or Ctrl-C come, those that wait for it are let go.
+        """
         arrived = np.zeros(1, np.int64)
         others = [
             threading.Thread(
@@ -267,9 +284,13 @@ class _Run:
             )
             for k in range(1, self.members)
         ]
-        for thread in others:
-            thread.start()
-        function(*arguments, 0, self.members, arrived)
+        try:
+            for thread in others:
+                thread.start()
+            function(*arguments, 0, self.members, arrived)
+        except BaseException:
+            arrived[0] = ENOUGH
+            raise
         for thread in others:
             thread.join()
 
