@@ -235,10 +235,15 @@ class BatchNormLSTM(NormLayer):
 
     def _check_steps(self, batch_sizes: list[int], rows: int) -> None:
         steps = len(batch_sizes)
-        if batch_sizes != sorted(batch_sizes, reverse=True) or sum(batch_sizes) != rows:
+        is_falling = batch_sizes == sorted(batch_sizes, reverse=True)
+        if (
+            not is_falling
+            or sum(batch_sizes) != rows
+            or min(batch_sizes, default=0) < 0
+        ):
             raise ValueError(
-                f"batch_sizes must never grow and add to the rows, {rows}, got "
-                f"{batch_sizes}; pack_padded_sequence makes them."
+                "batch_sizes must never grow, nor be negative, and add to the rows, "
+                f"{rows}, got {batch_sizes}; pack_padded_sequence makes them."
             )
         if steps == 0:
             raise ValueError(

@@ -88,8 +88,7 @@ def are_plain(tensors: Sequence[Tensor]) -> bool:
     for v in tensors:
         if type(v) not in KINDS or v.dtype != dtype or v.device != device:
             return False
-        # What lies in memory is something else, or nothing.
-        if v.is_neg() or v._is_zerotensor() or is_legacy_batchedtensor(v):
+        if not _is_in_memory(v):
             return False
     return dtype in DTYPES and x.numel() > 0 and not is_watched()
 
@@ -110,9 +109,18 @@ def has_tangents() -> bool:
 
 
 def needs_formulas(arriving: Sequence[Tensor | None]) -> bool:
-    """Whether what arrives on the way back is differentiated in turn, or not plain."""
-    slopes = [v for v in arriving if v is not None]
-    return torch.is_grad_enabled() or has_tangents() or not are_plain(slopes)
+    """Whether what arrives on the way back is differentiated in turn, or not there."""
+    return (
+        torch.is_grad_enabled()
+        or has_tangents()
+        or torch._C._are_functorch_transforms_active()
+        or not all(v is None or _is_in_memory(v) for v in arriving)
+    )
+
+
+def _is_in_memory(v: Tensor) -> bool:
+    """Whether its numbers lie in memory, not something else, or nothing."""
+    return not (v.is_neg() or v._is_zerotensor() or is_legacy_batchedtensor(v))
 
 
 class NativeSequence(torch.autograd.Function):
