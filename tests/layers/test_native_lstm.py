@@ -15,9 +15,10 @@ import pytest
 import torch
 from lstm_cases import draw, errors, make, results
 from torch import Tensor
+from torch.autograd import forward_ad
 from torch.autograd.graph import saved_tensors_hooks
 from torch.func import functional_call, jvp, vmap
-from torch.nn.utils.rnn import pack_sequence
+from torch.nn.utils.rnn import PackedSequence, pack_sequence
 from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -454,3 +455,124 @@ def test_a_numba_that_cannot_be_imported_is_told_once(
         layer(x)
     layer(x)
     assert not calls
+
+
+def test_a_thread_that_cannot_start_leaves_none_waiting(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(native, "LEAST", 1)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
+    begun: list[threading.Thread] = []
+
+    class Thread(threading.Thread):
+        def start(self) -> None:
+            if begun:
+                raise RuntimeError("no more")
+            begun.append(self)
+            super().start()
+
+    monkeypatch.setattr(threading, "Thread", Thread)
+    with pytest.raises(RuntimeError, match="no more"):
+        make(3, 40)(draw(4, 9, 3))
+    begun[0].join(timeout=20)
+    assert not begun[0].is_alive()
+
+
+@pytest.mark.parametrize("is_native", [True, False])
+@pytest.mark.parametrize(
+    ("name", "shape"),
+    [
+        ("w_x", (24, 5)),
+        ("w_h", (24, 7)),
+        ("w_h", (28, 6)),
+        ("b", (1,)),
+        ("gamma_h", (6,)),
+        ("beta_x", (25,)),
+        ("gamma_c", (5,)),
+        ("beta_c", (6, 1)),
+    ],
+)
+def test_parameters_of_another_shape_are_refused(
+    name: str, shape: tuple[int, ...], is_native: bool
+) -> None:
+    for layer in (make(3, 6, native=is_native), BatchNormLSTM(3, 6, 9)):
+        layer.native = is_native
+        full = name + "_l0"
+        if isinstance(layer, BatchNormLSTM):
+            full = IN_BATCH_NORM.get(name, full)
+        if full in dict(layer.named_parameters()):
+            with pytest.raises(RuntimeError, match=f"{name} must have shape"):
+                functional_call(layer, {full: torch.ones(shape)}, draw(4, 2, 3))
+
+
+IN_BATCH_NORM = {
+    "gamma_h": "norm_h_l0.weight",
+    "gamma_c": "norm_c_l0.weight",
+    "beta_c": "norm_c_l0.bias",
+}
+
+
+@pytest.mark.parametrize(
+    "sizes", [[3, 2], [2, 2, 1], [1, 2, 1], [5, -1], [4, 0], [2, 2000]]
+)
+def test_batch_sizes_that_do_not_fit_are_refused(sizes: list[int]) -> None:
+    packed = PackedSequence(draw(4, 3), torch.tensor(sizes))
+    for options in ({}, {"bidirectional": True}, {"proj_size": 2}):
+        with pytest.raises(ValueError, match="batch_sizes must"):
+            make(3, 6, **options)(packed)
+    if sizes != [4, 0]:
+        with pytest.raises(ValueError, match="batch_sizes must"):
+            BatchNormLSTM(3, 6, 9, bidirectional=True)(packed)
+
+
+def test_another_default_device_changes_nothing() -> None:
+    packed = pack_sequence([draw(n, 3, seed=n) for n in (5, 3, 2)])
+    layer = make(3, 6, bidirectional=True)
+    expected = layer(packed)[0].data
+    with torch.device("meta"):
+        assert torch.equal(layer(packed)[0].data, expected)
+
+
+KINDS = [
+    *(
+        pytest.param({"norm": norm, "native": is_native}, id=f"{norm}-{is_native}")
+        for norm in NORMS
+        for is_native in (True, False)
+    ),
+    pytest.param(None, id="batch norm"),
+]
+
+
+@pytest.mark.parametrize("options", KINDS)
+def test_tangents_and_what_lies_in_no_memory_on_the_way_back(options: Any) -> None:
+    layer = (
+        BatchNormLSTM(3, 6, 9) if options is None else make(3, 6, **options)
+    ).double()
+    x = draw(4, 5, 3).double().requires_grad_()
+    slope, tangent = (draw(4, 5, 6, seed=k).double() for k in (8, 9))
+
+    def back(dl_dh: Tensor) -> Tensor:
+        return torch.autograd.grad(layer(x)[0], x, dl_dh)[0]
+
+    forward: Any = forward_ad  # without types
+    with forward.dual_level():
+        dl_dx = forward.unpack_dual(back(forward.make_dual(slope, tangent)))
+    torch.testing.assert_close(dl_dx.primal, back(slope))
+    torch.testing.assert_close(dl_dx.tangent, back(tangent))
+    assert not back(torch._efficientzerotensor((4, 5, 6), dtype=x.dtype)).any()
+    conjugate = torch.complex(slope, tangent).conj().imag
+    assert conjugate.is_neg()
+    torch.testing.assert_close(back(conjugate), back(-tangent))
+
+
+def test_forward_mode_through_batch_norm() -> None:
+    x, tangent = (draw(4, 5, 3, seed=k).double() for k in (8, 9))
+    forward: Any = forward_ad  # without types
+    found = []
+    for is_native in (True, False):
+        torch.manual_seed(3)
+        layer = BatchNormLSTM(3, 6, 9, native=is_native).double()
+        with forward.dual_level():
+            h = layer(forward.make_dual(x, tangent))[0]
+            found.append(forward.unpack_dual(h).tangent)
+    torch.testing.assert_close(*found)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import threading
+import time
 import warnings
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -348,3 +351,76 @@ def test_without_numba_the_formulas_run(
         warnings.simplefilter("error")
         LayerNorm(8)(draw(4, 8))
     assert not calls
+
+
+def test_another_default_device_changes_nothing() -> None:
+    layer, x = LayerNorm(9, elementwise_affine=False), draw(4, 9)
+    native_norms._constant.cache_clear()
+    with torch.device("meta"):
+        y = layer(x)
+    torch.testing.assert_close(y, nn.functional.layer_norm(x, (9,)))
+
+
+def test_saved_tensors_of_another_kind_are_left_to_the_formulas(
+    calls: list[int],
+) -> None:
+    layer, x, dl_dy = LayerNorm(8), draw(4, 8).requires_grad_(), draw(4, 8, seed=1)
+    (expected,) = torch.autograd.grad(layer(x), x, dl_dy)
+    with torch.autograd.graph.saved_tensors_hooks(Tensor.bfloat16, lambda v: v):
+        y = layer(x)
+    (found,) = torch.autograd.grad(y, x, dl_dy)
+    assert calls == [0, 1, 0]
+    assert errors([found], [expected])[0] <= 0.02
+
+
+def test_a_number_of_threads_that_changes_meanwhile(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(native_norms, "LEAST", 1)
+    shared: list[tuple[int, Tensor]] = []
+
+    def note(_: Any, way: int, members: int, *arguments: Any) -> None:
+        shared.append((members, arguments[-1]))
+
+    monkeypatch.setattr(native_norms, "share", note)
+    counts = iter([2, 1, 3, 3, 3])
+    monkeypatch.setattr(torch, "get_num_threads", lambda: next(counts))
+    layer, x = LayerNorm(8), draw(400, 8)
+    torch.autograd.grad(layer(x).sum(), layer.weight)
+    (_, _), (members, by_gains) = shared
+    assert by_gains.numel() == members * 2 * 8
+
+
+def test_threads_hold_their_memory_when_the_wait_is_interrupted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(native_norms, "LEAST", 1)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    may_run, made = threading.Event(), []
+    empty_like = torch.empty_like
+
+    class Thread(threading.Thread):
+        def run(self) -> None:
+            may_run.wait()
+            super().run()
+
+        def join(self, timeout: float | None = None) -> None:
+            raise KeyboardInterrupt
+
+    def note(*arguments: Any, **options: Any) -> Tensor:
+        value = empty_like(*arguments, **options)
+        made.append(weakref.ref(value))
+        return value
+
+    monkeypatch.setattr(native_norms, "Thread", Thread)
+    monkeypatch.setattr(torch, "empty_like", note)
+    before = threading.active_count()
+    with contextlib.suppress(KeyboardInterrupt):  # and no frame holds anything
+        LayerNorm(8)(draw(4, 8))
+    assert [is_there() is not None for is_there in made] == [True]
+    may_run.set()
+    for _ in range(1000):
+        if threading.active_count() == before:
+            break
+        time.sleep(0.01)
+    assert made[0]() is None

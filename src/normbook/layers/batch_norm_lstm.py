@@ -17,10 +17,11 @@ from normbook.layers.function import Statistics, normalize, normalize_by
 from normbook.layers.lstm import (
     States,
     backwards,
+    check_shapes,
     check_switch,
     first_states,
 )
-from normbook.layers.native import NativeSequence, can_run
+from normbook.layers.native import NativeSequence, can_run, has_tangents
 from normbook.layers.sequences import PerStepBatchNorm1d
 from normbook.normalize import METHODS
 
@@ -234,10 +235,15 @@ class BatchNormLSTM(NormLayer):
 
     def _check_steps(self, batch_sizes: list[int], rows: int) -> None:
         steps = len(batch_sizes)
-        if batch_sizes != sorted(batch_sizes, reverse=True) or sum(batch_sizes) != rows:
+        is_falling = batch_sizes == sorted(batch_sizes, reverse=True)
+        if (
+            not is_falling
+            or sum(batch_sizes) != rows
+            or min(batch_sizes, default=0) < 0
+        ):
             raise ValueError(
-                f"batch_sizes must never grow and add to the rows, {rows}, got "
-                f"{batch_sizes}; pack_padded_sequence makes them."
+                "batch_sizes must never grow, nor be negative, and add to the rows, "
+                f"{rows}, got {batch_sizes}; pack_padded_sequence makes them."
             )
         if steps == 0:
             raise ValueError(
@@ -274,12 +280,16 @@ class _Cell:
     def uses_batch(self) -> tuple[bool, ...]:
         return tuple(known is None for known in self.given)
 
-    def run(self, x: Tensor, *others: Tensor | None) -> tuple[Tensor, ...]:
+    def run(
+        self, x: Tensor, h_0: Tensor, c_0: Tensor, *parameters: Tensor | None
+    ) -> tuple[Tensor, ...]:
         """Return h of all steps, the last h and c, and the statistics of p, q and c."""
-        inputs = x, *others
+        inputs = x, h_0, c_0, *parameters
+        check_shapes(x, c_0, parameters)
         tensors = [v for v in inputs if v is not None]
         statistics = [v for known in self.given for v in known or ()]
-        if self.is_native and can_run(tensors + statistics) and not is_autocast(x):
+        is_usual = not (is_autocast(x) or has_tangents())
+        if self.is_native and is_usual and can_run(tensors + statistics):
             is_kept = torch.is_grad_enabled() and any(v.requires_grad for v in tensors)
             return NativeSequence.apply(self, is_kept, *inputs)  # type: ignore[no-any-return, no-untyped-call]
         return self.forward(*inputs)
@@ -336,10 +346,11 @@ class _Cell:
         x, h_0, c_0, parameters = inputs
         leaves = [x, h_0, c_0, *parameters]
         asked = [v for v in leaves if v is not None and v.requires_grad]
-        outputs = self.forward(*leaves)[:3]
+        with torch.enable_grad():
+            outputs = self.forward(*leaves)[:3]
         pairs = [p for p in zip(outputs, arriving, strict=True) if p[1] is not None]
         values, slopes = zip(*pairs, strict=True)
-        options = {"create_graph": True, "allow_unused": True}
+        options = {"create_graph": torch.is_grad_enabled(), "allow_unused": True}
         found = iter(torch.autograd.grad(values, asked, slopes, **options))
         is_asked = (v is not None and v.requires_grad for v in leaves)
         return [next(found) if is_one else None for is_one in is_asked]

@@ -49,7 +49,7 @@ from normbook.lstm import (
     lstm_backward,
     lstm_forward,
 )
-from normbook.through_time import complete
+from normbook.through_time import checked_sizes, complete
 
 __all__ = ["LayerNormLSTM"]
 
@@ -308,6 +308,7 @@ class LayerNormLSTM(NormLayer):
                 "input must hold at least one step, got an empty PackedSequence; leave "
                 "empty sequences out."
             )
+        checked_sizes(x, sizes)
         states = self._first_states(x, hx, sizes[0])
         if order is not None:  # the states come in the order of the user
             states = [state.index_select(1, order) for state in states]
@@ -507,6 +508,28 @@ class LayerNormLSTM(NormLayer):
         return [state[:, None] for state in states] if examples is None else states
 
 
+def check_shapes(x: Tensor, c_0: Tensor, parameters: Parameters) -> None:
+    """Refuse parameters, in the order of FIELDS, that do not fit the features or units.
+
+    The loops would read what lies behind them.
+    """
+    units = c_0.shape[1]
+    shapes: dict[str, tuple[int, ...]] = {
+        "w_x": (4 * units, x.shape[-1]),
+        "w_h": (4 * units, units),
+        "gamma_c": (units,),
+        "beta_c": (units,),
+    }
+    for name, value in zip(FIELDS, parameters, strict=True):
+        shape = shapes.get(name, (4 * units,))
+        if value is not None and value.shape != shape:
+            raise RuntimeError(
+                f"{name} must have shape {shape} for {x.shape[-1]} features and "
+                f"{units} units, got {tuple(value.shape)}; give it this shape, or make "
+                "the layer with other sizes."
+            )
+
+
 def check_switch(name: str, value: Any) -> bool:
     """Refuse what is neither True nor False."""
     if not isinstance(value, bool):
@@ -594,6 +617,7 @@ def _layer(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Run one layer in one direction."""
     inputs = x, h_0, c_0, *parameters
+    check_shapes(x, c_0, parameters)
     tensors = [v for v in inputs if v is not None]
     if (function := _function(cell, tensors)) is None:
         with no_autocast(x):
@@ -625,10 +649,11 @@ def _reversed(x: Tensor, order: Tensor | None) -> Tensor:
 
 def backwards(sizes: Sequence[int], device: torch.device) -> Tensor:
     """Rows of a packed batch with the time of each sequence turned around."""
-    alive = torch.tensor(sizes)
-    starts = alive.cumsum(0) - alive
-    examples = torch.cat([torch.arange(size) for size in sizes])
-    steps = torch.arange(len(sizes)).repeat_interleave(alive)
-    lengths = (alive[:, None] > torch.arange(sizes[0])).sum(0)
-    order = starts[lengths[examples] - 1 - steps] + examples
+    with torch.device("cpu"):  # whatever the default is
+        alive = torch.tensor(sizes)
+        starts = alive.cumsum(0) - alive
+        examples = torch.cat([torch.arange(size) for size in sizes])
+        steps = torch.arange(len(sizes)).repeat_interleave(alive)
+        lengths = (alive[:, None] > torch.arange(sizes[0])).sum(0)
+        order = starts[lengths[examples] - 1 - steps] + examples
     return order.to(device)

@@ -23,6 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch._C._functorch import is_legacy_batchedtensor
+from torch.autograd import forward_ad
 from torch.nn import functional
 from torch.utils.weak import WeakTensorKeyDictionary
 
@@ -35,8 +36,10 @@ __all__ = [
     "NativeSequence",
     "are_plain",
     "can_run",
+    "has_tangents",
     "is_watched",
     "loop",
+    "needs_formulas",
 ]
 
 NATIVE = "NORMBOOK_NATIVE"  # environment variable; 0 turns the loop off
@@ -44,6 +47,7 @@ NATIVE = "NORMBOOK_NATIVE"  # environment variable; 0 turns the loop off
 ROWS = 256  # at a time, on the way back
 KINDS = (Tensor, torch.nn.Parameter)
 DTYPES = (torch.float32, torch.float64)
+ENOUGH = 2**62  # more than all threads can arrive
 LEAST = 2**17  # numbers in the product of a step, for each thread
 
 # Half of a step in bfloat16 fits nothing.
@@ -85,8 +89,7 @@ def are_plain(tensors: Sequence[Tensor]) -> bool:
     for v in tensors:
         if type(v) not in KINDS or v.dtype != dtype or v.device != device:
             return False
-        # What lies in memory is something else, or nothing.
-        if v.is_neg() or v._is_zerotensor() or is_legacy_batchedtensor(v):
+        if not _is_in_memory(v):
             return False
     return dtype in DTYPES and x.numel() > 0 and not is_watched()
 
@@ -99,6 +102,26 @@ def is_watched() -> bool:
         or torch.compiler.is_compiling()
         or torch.jit.is_tracing()  # type: ignore[attr-defined, no-untyped-call]
     )
+
+
+def has_tangents() -> bool:
+    """Whether forward-mode derivatives may be on their way."""
+    return forward_ad._current_level >= 0
+
+
+def needs_formulas(arriving: Sequence[Tensor | None]) -> bool:
+    """Whether what arrives on the way back is differentiated in turn, or not there."""
+    return (
+        torch.is_grad_enabled()
+        or has_tangents()
+        or torch._C._are_functorch_transforms_active()
+        or not all(v is None or _is_in_memory(v) for v in arriving)
+    )
+
+
+def _is_in_memory(v: Tensor) -> bool:
+    """Whether its numbers lie in memory, not something else, or nothing."""
+    return not (v.is_neg() or v._is_zerotensor() or is_legacy_batchedtensor(v))
 
 
 class NativeSequence(torch.autograd.Function):
@@ -176,8 +199,7 @@ class NativeSequence(torch.autograd.Function):
         cell, moments, parameters = ctx.cell, others[:3], others[3:]
         dl_dh, dl_dh_last, dl_dc_last = arriving[:3]
         dl_dh = torch.zeros_like(h) if dl_dh is None else dl_dh
-        if torch.is_grad_enabled() or torch._C._are_functorch_transforms_active():
-            # Gradients that are differentiated in turn: those of the formulas.
+        if needs_formulas((dl_dh, dl_dh_last, dl_dc_last)):
             arriving = dl_dh, dl_dh_last, dl_dc_last
             slopes = cell.gradients(arriving, x, h_0, c_0, parameters)
             return as_needed(ctx, None, None, *slopes)
@@ -267,7 +289,10 @@ class _Run:
         )
 
     def together(self, function: Any, *arguments: Any) -> None:
-        """Call it in several threads at a time."""
+        """Call it in several threads at a time.
+
+        Should one not start, or Ctrl-C come, those that wait for it are let go.
+        """
         arrived = np.zeros(1, np.int64)
         others = [
             threading.Thread(
@@ -275,9 +300,13 @@ class _Run:
             )
             for k in range(1, self.members)
         ]
-        for thread in others:
-            thread.start()
-        function(*arguments, 0, self.members, arrived)
+        try:
+            for thread in others:
+                thread.start()
+            function(*arguments, 0, self.members, arrived)
+        except BaseException:
+            arrived[0] = ENOUGH
+            raise
         for thread in others:
             thread.join()
 

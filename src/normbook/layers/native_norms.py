@@ -15,13 +15,12 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 
 import normbook.normalize as formulas
 from normbook.arrays import check_eps
 from normbook.layers import function
 from normbook.layers.function import Slopes, Statistics, as_needed, bind_by_position
-from normbook.layers.native import can_run, loop
+from normbook.layers.native import can_run, has_tangents, loop
 
 __all__ = ["normalize", "normalize_with_statistics"]
 
@@ -59,7 +58,7 @@ def normalize_with_statistics(
 
 def _can_run(*tensors: Tensor | None) -> bool:
     # torch.compile follows no further.
-    if torch.compiler.is_compiling() or _has_tangents():
+    if torch.compiler.is_compiling() or has_tangents():
         return False
     return can_run([v for v in tensors if v is not None], LOOPS)
 
@@ -80,11 +79,6 @@ def _native(
     return found
 
 
-def _has_tangents() -> bool:
-    """Whether forward-mode derivatives may be on their way."""
-    return forward_ad._current_level >= 0
-
-
 class _NativeNormalize(torch.autograd.Function):
     """Normalization by the statistics of x itself, forward and back in the loops."""
 
@@ -95,7 +89,8 @@ class _NativeNormalize(torch.autograd.Function):
         values = place.dense(x)
         y, moments = torch.empty_like(values), values.new_empty(4, place.groups)
         gains = place.gain(gamma, x, 1), place.gain(beta, x, 0)
-        share(place, 0, is_centred, eps, values, *gains, y, moments)
+        given = values, *gains, y, moments
+        share(place, 0, place.members(), is_centred, eps, *given)
         ctx.mark_non_differentiable(moments)
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(x, gamma, moments)
@@ -109,7 +104,9 @@ class _NativeNormalize(torch.autograd.Function):
         axes, parameter_axes, eps, is_centred = ctx.layout
         if dl_dy is None:
             return (None,) * 7
-        if torch.is_grad_enabled() or _has_tangents() or not can_run([dl_dy], LOOPS):
+        # saved_tensors_hooks may bring back what is of another kind.
+        came = [v for v in (dl_dy, x, gamma, moments) if v is not None]
+        if torch.is_grad_enabled() or has_tangents() or not can_run(came, LOOPS):
             # Gradients that are differentiated in turn: those of the formulas.
             _, cache = formulas.forward(x, gamma, None, *ctx.layout)
             return as_needed(ctx, *formulas.backward(dl_dy, cache))
@@ -122,8 +119,8 @@ class _NativeNormalize(torch.autograd.Function):
         dl_dx = torch.empty_like(values)
         members, shape = place.members(), [x.shape[axis] for axis in parameter_axes]
         by_gains = values.new_zeros(*((members,) if members > 1 else ()), 2, *shape)
-        given = dl_dy, values, gain, moments, dl_dx
-        share(place, 1, is_centred, eps, *given, by_gains)
+        given = dl_dy, values, gain, moments, dl_dx, by_gains
+        share(place, 1, members, is_centred, eps, *given)
         if members > 1:
             by_gains = by_gains.sum(0)
         return as_needed(ctx, dl_dx, *by_gains.unbind())
@@ -161,7 +158,8 @@ class Place(NamedTuple):
 
 @functools.lru_cache(maxsize=64)
 def _constant(shape: tuple[int, ...], value: float, dtype: torch.dtype) -> Tensor:
-    return torch.full(shape, value, dtype=dtype)
+    # Not on the default device: the loops read its memory.
+    return torch.full(shape, value, dtype=dtype, device="cpu")
 
 
 def arrange(x: Tensor, axes: tuple[int, ...], parameter_axes: tuple[int, ...]) -> Place:
@@ -202,9 +200,14 @@ def _arrange(
 
 
 def share(
-    place: Place, way: int, is_centred: bool, eps: float, *tensors: Tensor
+    place: Place,
+    way: int,
+    members: int,
+    is_centred: bool,
+    eps: float,
+    *tensors: Tensor,
 ) -> None:
-    """Go forward, way 0, or back, in several threads, each with some of the groups.
+    """Go forward, way 0, or back, in so many threads, each with some of the groups.
 
     On the way back each fills its own row of the last tensor.
     """
@@ -219,16 +222,17 @@ def share(
         function = compiled.columns_backward if way else compiled.columns_forward
         given = number, *addresses
     given = place.shape, place.gains, *given
-    members = place.members()
     if members == 1:
         function(*given, last, 0, place.groups)
         return
     step = tensors[-1].stride(0) * tensors[-1].element_size() if way else 0
     ends = [place.groups * k // members for k in range(members + 1)]
-    threads = [
-        Thread(target=function, args=(*given, last + k * step, ends[k], ends[k + 1]))
-        for k in range(members)
-    ]
+
+    def run(k: int, _: Any) -> None:
+        function(*given, last + k * step, ends[k], ends[k + 1])
+
+    # Each holds the tensors: Ctrl-C may end the wait, but not the threads.
+    threads = [Thread(target=run, args=(k, tensors)) for k in range(members)]
     for thread in threads:
         thread.start()
     for thread in threads:

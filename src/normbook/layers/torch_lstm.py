@@ -22,7 +22,7 @@ from torch import Tensor
 from normbook import through_time
 from normbook.layers.base import no_autocast
 from normbook.layers.function import Slopes, as_needed
-from normbook.layers.native import ROWS
+from normbook.layers.native import ROWS, needs_formulas
 
 __all__ = ["TorchSequence"]
 
@@ -118,8 +118,7 @@ class TorchSequence(torch.autograd.Function):
         dl_dh, *last = arriving
         dl_dh = torch.zeros_like(h) if dl_dh is None else dl_dh
         with no_autocast(x):
-            if torch.is_grad_enabled() or torch._C._are_functorch_transforms_active():
-                # Gradients that are differentiated in turn: those of the formulas.
+            if needs_formulas((dl_dh, *last)):
                 arriving = dl_dh, *last
                 slopes = cell.gradients(arriving, x, h_0, c_0, parameters)
                 return as_needed(ctx, None, None, *slopes)
