@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import importlib.util
 import pickle
-import threading
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -24,6 +23,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from normbook.layers import native
 from normbook.layers.batch_norm_lstm import BatchNormLSTM
+from normbook.layers.threads import together
 
 # torch's forward mode loads functions that torch itself still scripts.
 pytestmark = pytest.mark.filterwarnings(
@@ -214,20 +214,26 @@ def test_slopes_of_two_ways_back_are_added(norm: Any) -> None:
 
 @each_norm
 @pytest.mark.parametrize("threads", [2, 3])
-@pytest.mark.parametrize("examples", [1, 2, 7])
+@pytest.mark.parametrize("examples", [1, 7, 50])
+@pytest.mark.parametrize("has_pool", [True, False])
 def test_threads_share_the_work(
-    norm: Any, threads: int, examples: int, monkeypatch: pytest.MonkeyPatch
+    norm: Any,
+    threads: int,
+    examples: int,
+    has_pool: bool,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    if not has_pool:
+        monkeypatch.setattr("normbook.layers.threads.has_pool", lambda: False)
     began = []
 
-    class Thread(threading.Thread):
-        def start(self) -> None:
-            began.append(self)
-            super().start()
+    def note(run: Any, members: int, **options: Any) -> None:
+        began.append(members)
+        together(run, members, **options)
 
-    monkeypatch.setattr(threading, "Thread", Thread)
-    layer, x = make(3, 320, norm=norm, gain=0.25), draw(40, examples, 3)
-    sequences = [draw(n, 3) for n in range(examples, 41, 7)]
+    monkeypatch.setattr(native, "together", note)
+    layer, x = make(3, 320, norm=norm, gain=0.25), draw(20, examples, 3)
+    sequences = [draw(n, 3) for n in range(min(examples, 20), 21, 7)]
     packed = pack_sequence(sequences, enforce_sorted=False)
     before = torch.get_num_threads()
     by_threads = []
@@ -240,7 +246,8 @@ def test_threads_share_the_work(
     for one, several in zip(*by_threads, strict=True):
         torch.testing.assert_close(one, several, rtol=1e-5, atol=1e-5)
     assert torch.equal(by_threads[0][0], by_threads[1][0])
-    assert len(began) >= 4 * (threads - 1)  # forward and backward, twice
+    assert {*began} == {1, threads}
+    assert began.count(threads) >= 4  # there and back, twice
 
 
 @each_norm
@@ -457,25 +464,26 @@ def test_a_numba_that_cannot_be_imported_is_told_once(
     assert not calls
 
 
-def test_a_thread_that_cannot_start_leaves_none_waiting(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize("has_pool", [True, False])
+def test_an_error_in_one_thread_leaves_no_other_waiting(
+    has_pool: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    if not has_pool:
+        monkeypatch.setattr("normbook.layers.threads.has_pool", lambda: False)
     monkeypatch.setattr(native, "LEAST", 1)
-    monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
-    begun: list[threading.Thread] = []
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    forward: Any = compiled.forward
+    for broken in (0, 1):
 
-    class Thread(threading.Thread):
-        def start(self) -> None:
-            if begun:
-                raise RuntimeError("no more")
-            begun.append(self)
-            super().start()
+        def fails(*arguments: Any, broken: int = broken) -> None:
+            *_, me, _, _ = arguments
+            if me == broken:
+                raise KeyboardInterrupt
+            forward(*arguments)
 
-    monkeypatch.setattr(threading, "Thread", Thread)
-    with pytest.raises(RuntimeError, match="no more"):
-        make(3, 40)(draw(4, 9, 3))
-    begun[0].join(timeout=20)
-    assert not begun[0].is_alive()
+        monkeypatch.setattr(compiled, "forward", fails)
+        with pytest.raises(KeyboardInterrupt):
+            make(3, 40)(draw(4, 9, 3))
 
 
 @pytest.mark.parametrize("is_native", [True, False])

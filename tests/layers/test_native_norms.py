@@ -22,6 +22,7 @@ from normbook.layers import native, native_norms
 from normbook.layers.batch_norm import BatchNorm1d, BatchNorm2d, BatchNorm3d
 from normbook.layers.group_norm import GroupNorm, InstanceNorm1d, InstanceNorm2d
 from normbook.layers.layer_norm import LayerNorm, RMSNorm
+from normbook.layers.threads import together
 
 # torch's forward mode loads functions that torch itself still scripts.
 pytestmark = pytest.mark.filterwarnings(
@@ -260,15 +261,14 @@ def test_threads_share_the_work(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(native_norms, "LEAST", 1)
+    began = []
+
+    def note(run: Any, members: int) -> None:
+        began.append(members)
+        together(run, members)
+
+    monkeypatch.setattr(native_norms, "together", note)
     x, dl_dy = draw(*shape), draw(*shape, seed=1)
-    began: list[int] = []
-
-    class Thread(threading.Thread):
-        def start(self) -> None:
-            began.append(1)
-            super().start()
-
-    monkeypatch.setattr(native_norms, "Thread", Thread)
     before = torch.get_num_threads()
     found = []
     try:
@@ -277,7 +277,7 @@ def test_threads_share_the_work(
             found.append(results(layer, x, dl_dy))
     finally:
         torch.set_num_threads(before)
-    assert len(began) >= 4
+    assert len(began) == 2  # both ways
     assert torch.equal(found[0][0], found[1][0])
     assert max(errors(found[1], found[0])) <= 2e-6
 
@@ -396,6 +396,7 @@ def test_threads_hold_their_memory_when_the_wait_is_interrupted(
 ) -> None:
     monkeypatch.setattr(native_norms, "LEAST", 1)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    monkeypatch.setattr("normbook.layers.threads.has_pool", lambda: False)
     may_run, made = threading.Event(), []
     empty_like = torch.empty_like
 
@@ -412,7 +413,7 @@ def test_threads_hold_their_memory_when_the_wait_is_interrupted(
         made.append(weakref.ref(value))
         return value
 
-    monkeypatch.setattr(native_norms, "Thread", Thread)
+    monkeypatch.setattr("normbook.layers.threads.Thread", Thread)
     monkeypatch.setattr(torch, "empty_like", note)
     before = threading.active_count()
     with contextlib.suppress(KeyboardInterrupt):  # and no frame holds anything

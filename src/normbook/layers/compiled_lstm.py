@@ -109,6 +109,16 @@ def wait(arrived, members, times):
                 let_others_run()
 
 
+@compiled()
+def keep_apart(sizes, members):
+    """Whether each member keeps to its rows in all steps, and waits for no other.
+
+    Where they are few, or not the same in all steps, all multiply all rows, each with
+    its part of the panels: a tile of fewer rows is slower.
+    """
+    return sizes[-1] == sizes[0] and sizes[0] >= members * ROWS
+
+
 # --- the product ----------------------------------------------------------------------
 
 
@@ -613,12 +623,17 @@ def forward(
     units = h.shape[1]
     u_prev = np.empty(units, q.dtype)
     last_h, last_c, before = h_0, c_0, 0
+    are_apart = keep_apart(sizes, members)
     for t in range(sizes.size):
         start = starts[t]
         first = start if is_kept else 0
-        product(last_h, before, sizes[t], w_h, units, p, first, me, members)
-        wait(arrived, members, 2 * t + 1)
         mine, end = share(sizes[t], me, members)
+        if are_apart:
+            rows = end - mine
+            product(last_h, before + mine, rows, w_h, units, p, first + mine, 0, 1)
+        else:
+            product(last_h, before, sizes[t], w_h, units, p, first, me, members)
+            wait(arrived, members, 2 * t + 1)
         for n in range(mine, end):
             row, kept = start + n, first + n
             a, p_t, q_t, u = gates[kept], p[kept, : 4 * units], q[row], tanh_u[kept]
@@ -650,7 +665,8 @@ def forward(
             tanh(u)
             put_product(h[row], a[2 * units : 3 * units], u)
         last_h, last_c, before = h, c, start
-        wait(arrived, members, 2 * t + 2)
+        if not are_apart:
+            wait(arrived, members, 2 * t + 2)
 
 
 @compiled(cache=True)
@@ -696,7 +712,7 @@ def backward(
     dl_da = np.empty(4 * units, q.dtype)
     part_4h = np.zeros((3, 4 * units), q.dtype)
     part_h = np.zeros((2, units), q.dtype)
-    waiting = 0
+    waiting, are_apart = 0, keep_apart(sizes, members)
     away = starts[first]  # rows before those of dl_dp
     for t in range(end - 1, first - 1, -1):
         start = starts[t]
@@ -739,11 +755,14 @@ def backward(
                 put_through(dl_dq[row - away], dl_da, gamma_x, q[row], of_q[row])
             elif has_p and not is_sum:
                 put(dl_dq[row - away], dl_da)
-        times = 2 * (end - t)
-        wait(arrived, members, times - 1)
-        rows = sizes[t]
-        product(dl_dp, start - away, rows, w_h, 4 * units, at_h, 0, me, members)
-        wait(arrived, members, times)
+        if are_apart:
+            row, rows = start - away + mine, last - mine
+            product(dl_dp, row, rows, w_h, 4 * units, at_h, mine, 0, 1)
+        else:
+            times, rows = 2 * (end - t), sizes[t]
+            wait(arrived, members, times - 1)
+            product(dl_dp, start - away, rows, w_h, 4 * units, at_h, 0, me, members)
+            wait(arrived, members, times)
         waiting += sizes[t]
         if waiting >= BLOCK or t == first:
             for k in range(3):

@@ -13,7 +13,6 @@ from __future__ import annotations
 import functools
 import importlib.util
 import os
-import threading
 import warnings
 from collections.abc import Sequence
 from types import ModuleType
@@ -29,6 +28,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from normbook import through_time
 from normbook.layers.function import Slopes, as_needed
+from normbook.layers.threads import has_pool, together
 
 __all__ = [
     "NATIVE",
@@ -270,9 +270,9 @@ class _Run:
             self.forward, self.backward = compiled.forward, compiled.backward
             # A smaller product is done before another thread has begun. And torch's
             # threads, once they had a large product with W_x, wait busily for more:
-            # they leave no core to others.
+            # they leave no core to others than themselves.
             most = 4 * units**2 * min(self.sizes[0], 8) // LEAST
-            if 4 * x.shape[-1] > units:
+            if 4 * x.shape[-1] > units and not has_pool():
                 most = 1
             self.members = max(1, min(torch.get_num_threads(), most))
         else:
@@ -289,26 +289,13 @@ class _Run:
         )
 
     def together(self, function: Any, *arguments: Any) -> None:
-        """Call it in several threads at a time.
-
-        Should one not start, or Ctrl-C come, those that wait for it are let go.
-        """
+        """Call it in several threads at a time."""
         arrived = np.zeros(1, np.int64)
-        others = [
-            threading.Thread(
-                target=function, args=(*arguments, k, self.members, arrived)
-            )
-            for k in range(1, self.members)
-        ]
-        try:
-            for thread in others:
-                thread.start()
-            function(*arguments, 0, self.members, arrived)
-        except BaseException:
-            arrived[0] = ENOUGH
-            raise
-        for thread in others:
-            thread.join()
+
+        def run(me: int, members: int) -> None:
+            function(*arguments, me, members, arrived)
+
+        together(run, self.members, let_go=lambda: arrived.fill(ENOUGH))
 
     def transposed_panels(self, is_training: bool) -> Any:
         """Lay out the transposed W_h; kept for the next call where nothing is learned.

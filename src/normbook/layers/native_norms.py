@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 from math import prod
-from threading import Thread
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,6 +20,7 @@ from normbook.arrays import check_eps
 from normbook.layers import function
 from normbook.layers.function import Slopes, Statistics, as_needed, bind_by_position
 from normbook.layers.native import can_run, has_tangents, loop
+from normbook.layers.threads import together
 
 __all__ = ["normalize", "normalize_with_statistics"]
 
@@ -228,12 +228,10 @@ def share(
     step = tensors[-1].stride(0) * tensors[-1].element_size() if way else 0
     ends = [place.groups * k // members for k in range(members + 1)]
 
-    def run(k: int, _: Any) -> None:
-        function(*given, last + k * step, ends[k], ends[k + 1])
+    # Holds the tensors: Ctrl-C may end the wait for a thread, but not the thread.
+    def run(me: int, count: int) -> None:
+        for k in range(me, members, count):
+            to = tensors[-1].data_ptr() + k * step
+            function(*given, to, ends[k], ends[k + 1])
 
-    # Each holds the tensors: Ctrl-C may end the wait, but not the threads.
-    threads = [Thread(target=run, args=(k, tensors)) for k in range(members)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    together(run, members)
