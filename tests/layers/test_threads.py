@@ -112,6 +112,8 @@ def test_a_thread_that_cannot_start(way: str, monkeypatch: pytest.MonkeyPatch) -
     assert not begun[0].is_alive()
 
 
+# Python warns of a fork beside threads from 3.12 on: this is what is tested.
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 def test_a_forked_process_has_threads_of_its_own() -> None:
     together(lambda *_: None, 2)
     child = os.fork()
