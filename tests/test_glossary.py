@@ -65,12 +65,12 @@ EVERYDAY = {
 }
 # Words that are so common in another sense that these chapters alone use them so.
 ONLY_IN = {
-    "cell": ("lstm", "layer_norm_lstm", "handwriting", "reading"),
+    "cell": ("lstm", "layer_norm_lstm", "handwriting", "reading", "which_hat"),
     "moment": ("why_normalize", "small_batches"),
     "residual stream": ("transformers",),
     "state": (
         *("variable_length", "layer_norm"),
-        *("lstm", "layer_norm_lstm", "handwriting", "reading"),
+        *("lstm", "layer_norm_lstm", "handwriting", "reading", "which_hat"),
     ),
 }
 # What a page of markdown holds beside running prose.
