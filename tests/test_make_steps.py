@@ -77,7 +77,8 @@ def project(folder: Path, notebooks: dict[str, Any]) -> Path:
     for name in ("tools", "book/_ext", "book/_static"):
         shutil.copytree(ROOT / name, folder / name)
     (folder / "tests").mkdir()
-    shutil.copy(ROOT / "tests/sanitize.cfg", folder / "tests")
+    for name in ("sanitize.cfg", "compilers.py"):
+        shutil.copy(ROOT / "tests" / name, folder / "tests")
     book = folder / "book"
     shutil.copy(ROOT / "book/references.bib", book)
     (book / "index.md").write_text("# A small book\n", encoding="utf-8")

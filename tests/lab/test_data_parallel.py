@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from normbook.__main__ import main
 from normbook.errors import RunError
 from normbook.experiments import catalogue
-from normbook.lab import processes, record
+from normbook.lab import processes, record, tuning
 from normbook.lab.data_parallel import DataParallel, share_batches
 from normbook.lab.experiment import Run
 from normbook.lab.ranks import Ranks
@@ -75,6 +75,7 @@ def begin(name: str, variant: str) -> Run:
         return CHANGES[name](tiny.begin(settings, 0, None, torch.device("cpu")))
     scale = catalogue.EXPERIMENTS[name].scales["live"]
     settings = variant_settings(scale, variant)
+    settings |= tuning.first_point(scale.settings, variant)
     settings |= {"batch_size": SIZE, "steps": STEPS, "average_over": 2}
     if name == "deep_linear":
         settings["examples"] = 15

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import threading
@@ -64,6 +65,7 @@ def test_an_error_is_raised_when_the_others_have_been_let_go(broken: int) -> Non
 
 def test_ctrl_c_at_any_time_leaves_nobody_waiting() -> None:
     is_inside, caught, main = False, 0, threading.get_ident()
+    is_over = threading.Event()
 
     def interrupt(*_: Any) -> None:
         nonlocal is_inside
@@ -72,14 +74,15 @@ def test_ctrl_c_at_any_time_leaves_nobody_waiting() -> None:
             raise KeyboardInterrupt
 
     def send() -> None:
-        for k in range(300):
-            time.sleep(0.0005 + 0.0001 * (k % 7))
+        for k in itertools.count():
+            if is_over.wait(0.0005 + 0.0001 * (k % 7)):
+                break
             signal.pthread_kill(main, signal.SIGINT)
 
     before = signal.signal(signal.SIGINT, interrupt)
     sender = threading.Thread(target=send)
     sender.start()
-    while sender.is_alive():
+    while caught < 100:
         waiting = Waiting(2)
         try:
             is_inside = True
@@ -87,8 +90,9 @@ def test_ctrl_c_at_any_time_leaves_nobody_waiting() -> None:
             is_inside = False
         except KeyboardInterrupt:
             caught += 1
+    is_over.set()
+    sender.join()
     signal.signal(signal.SIGINT, before)
-    assert caught > 50
     together(Waiting(2).run, 2)
 
 
