@@ -254,9 +254,17 @@ def test_another_learning_rate_would_be_found(
     exact = of.settings["dtype"] == "float64"
     factor = 2.0 if not experiment.is_steady else 1.01 if exact else 1.1
     faster = tiny.faster(experiment, factor)
-    # What two losses show, five show, too; not all records need more.
+    # What two losses show, five show, too; not all records need more. Some networks
+    # make so much of a moved start that it excuses the rate; not all of a record do.
     assert any(
-        replay(false(of), faster, data(of), at_most=count, is_measured=False)
+        replay(
+            replace(of, runs=[kept], tuning=[]),
+            faster,
+            data(of),
+            at_most=count,
+            is_measured=False,
+        )
+        for kept in with_first_seed(of)[1:]
         for count in (2, 5)
     )
 

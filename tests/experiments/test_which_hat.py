@@ -248,7 +248,7 @@ def test_a_counter_of_one_unit_that_counts_is_right() -> None:
 
 def test_longer_sequences_have_more_marks_than_any_of_training() -> None:
     settings = small.experiment(NAME).scales["live"].settings
-    letters = which_hat._Letters.of(settings, small.CPU)
+    letters: Any = which_hat._Letters.of(None, settings, small.CPU)
     marks = {
         name: (getattr(letters, name)[0] == 0).sum(1)
         for name in ("train", "validation", "test", "beyond")

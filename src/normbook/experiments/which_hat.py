@@ -147,10 +147,11 @@ class _Letters:
     test: tuple[Tensor, Tensor]
     beyond: tuple[Tensor, Tensor]
 
-    @classmethod
-    def of(cls, settings: lab.Settings, device: torch.device) -> _Letters:
+    @staticmethod
+    @lab.shared_by_runs
+    def of(data: None, settings: lab.Settings, device: torch.device) -> _Letters:
         drawn = np.random.default_rng(0)
-        steps, most, letters = (settings[k] for k in ("letters", "most", "alphabet"))
+        steps, most, letters, train, tested = (settings[k] for k in SIZES)
 
         def draw(count: int, times: int = 1) -> tuple[Tensor, Tensor]:
             least = 0 if times == 1 else most + 1
@@ -158,14 +159,16 @@ class _Letters:
             x, y = marked(drawn, count=count, letters=letters, **sizes)
             return torch.as_tensor(x, device=device), torch.as_tensor(y, device=device)
 
-        tested = settings["tested"]
-        return cls(draw(settings["train"]), draw(tested), draw(tested), draw(tested, 2))
+        return _Letters(draw(train), draw(tested), draw(tested), draw(tested, 2))
+
+
+SIZES = ("letters", "most", "alphabet", "train", "tested")
 
 
 def _begin_counting(
-    settings: lab.Settings, seed: int, _: object, device: torch.device
+    settings: lab.Settings, seed: int, data: None, device: torch.device
 ) -> lab.Run:
-    letters = _Letters.of(settings, device)
+    letters: _Letters = _Letters.of(data, {k: settings[k] for k in SIZES}, device)
     model = Counter(
         letters=settings["alphabet"],
         hidden=settings["hidden"],
