@@ -1,20 +1,18 @@
-"""Living figures compute what normbook computes, and begin as their stills show them."""
+"""Living figures compute what normbook does, and begin as their stills show."""
 
 from __future__ import annotations
 
 import gzip
+import importlib.util
 import json
 import re
 import shutil
 import subprocess
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-
-from normbook.batch_norm import batch_norm_backward, batch_norm_forward
 
 ROOT = Path(__file__).resolve().parent.parent
 FOLDER = ROOT / "book/_static/living"
@@ -24,7 +22,6 @@ needs_node = pytest.mark.skipif(NODE is None, reason="scripts of pages need node
 
 Numbers = dict[str, Any]
 State = dict[str, Any]
-SEEDS = range(20)
 
 
 def in_node(script: str, given: Any = None) -> Any:
@@ -38,62 +35,73 @@ def in_node(script: str, given: Any = None) -> Any:
     return json.loads(done.stdout)
 
 
-def numbers_of(name: str, states: list[State]) -> list[Numbers]:
-    """Return what a figure computes of some states."""
-    script = f"const f = require('./{name}.js');"
-    script += "console.log(JSON.stringify(given.map((s) => f.numbers(s))));"
-    found: list[Numbers] = in_node(script, states)
+def numbers_of(code: str, states: list[State]) -> list[Numbers]:
+    """Return what the script of a figure computes of some states."""
+    script = """
+    const of = new module.constructor();
+    of._compile(given.code, "figure.js");
+    console.log(JSON.stringify(given.states.map((s) => of.exports.numbers(s))));
+    """
+    found: list[Numbers] = in_node(script, {"code": code, "states": states})
     return found
 
 
-# --- what each of them computes: states, and the same by normbook
+def code_of(name: str) -> str:
+    return (FOLDER / f"{name}.js").read_text(encoding="utf-8")
 
 
-def batches(rng: np.random.Generator) -> State:
-    count = int(rng.integers(2, 7))
-    x, dl_dy = rng.normal(0, 3, (2, 6)).tolist()
-    exponent = int(rng.integers(-5, 2))
-    return {"x": x, "dl_dy": dl_dy, "count": count, "exponent": exponent}
-
-
-def batch_on_a_line(state: State) -> Numbers:
-    x, dl_dy = (np.array(state[k][: state["count"]])[:, None] for k in ("x", "dl_dy"))
-    _, cache = batch_norm_forward(x, eps=10.0 ** state["exponent"])
-    return {
-        "mu": cache.mu[0, 0],
-        "sigma": cache.var[0, 0] ** 0.5,
-        "x_hat": cache.x_hat[:, 0],
-        "dl_dx": batch_norm_backward(dl_dy, cache).dl_dx[:, 0],
-    }
-
-
-CASES: dict[str, tuple[Callable[..., State], Callable[[State], Numbers]]] = {
-    "batch_on_a_line": (batches, batch_on_a_line),
-}
+def case(name: str) -> Any:
+    """Load `tests/living/NAME.py`: states of a figure, and its numbers by normbook."""
+    path = ROOT / "tests/living" / f"{name}.py"
+    spec = importlib.util.spec_from_file_location(f"living_{name}", path)
+    assert spec
+    assert spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 def test_every_figure_is_tested_here() -> None:
-    assert [*CASES] == NAMES
+    cases = sorted(p.stem for p in (ROOT / "tests/living").glob("*.py"))
+    assert cases == NAMES
+
+
+def agree(name: str, code: str) -> bool:
+    """Whether a script computes what normbook does, in twenty states."""
+    of = case(name)
+    states = [of.state(np.random.default_rng(seed)) for seed in range(20)]
+    try:
+        for state, found in zip(states, numbers_of(code, states), strict=True):
+            wanted = of.numbers(state)
+            assert wanted.keys() == found.keys()
+            for key, value in wanted.items():
+                computed = np.array(found[key], dtype=float)  # null is NaN
+                np.testing.assert_allclose(computed, value, rtol=1e-9, atol=1e-9)
+    except AssertionError:
+        return False
+    return True
 
 
 @needs_node
 @pytest.mark.parametrize("name", NAMES)
 def test_a_figure_computes_what_normbook_does(name: str) -> None:
-    draw, expected = CASES[name]
-    states = [draw(np.random.default_rng(seed)) for seed in SEEDS]
-    for state, found in zip(states, numbers_of(name, states), strict=True):
-        wanted = expected(state)
-        assert wanted.keys() == found.keys()
-        for key, value in wanted.items():
-            np.testing.assert_allclose(found[key], value, rtol=1e-9, atol=1e-9)
+    assert agree(name, code_of(name))
+
+
+OPERATOR = re.compile(r" ([-+*/]) ")
+OTHER = {"+": "-", "-": "+", "*": "/", "/": "*"}
 
 
 @needs_node
-def test_a_wrong_formula_is_found() -> None:
-    draw, expected = CASES["batch_on_a_line"]
-    state = draw(np.random.default_rng(0))
-    (found,) = numbers_of("batch_on_a_line", [{**state, "exponent": -1}])
-    assert not np.allclose(found["dl_dx"], expected(state)["dl_dx"])
+@pytest.mark.parametrize("name", NAMES)
+def test_each_wrong_operator_in_its_formulas_is_found(name: str) -> None:
+    code = code_of(name)
+    body = re.search(r"(?s)\n  numbers\(.*?\n  \},", code)
+    assert body
+    places = list(OPERATOR.finditer(code, *body.span()))
+    wrong = [code[: m.start(1)] + OTHER[m[1]] + code[m.end(1) :] for m in places]
+    assert wrong
+    assert [w for w in wrong if agree(name, w)] == []
 
 
 # --- how each of them is written
@@ -118,7 +126,8 @@ def test_the_ends_of_all_controls_give_numbers_and_words(name: str) -> None:
       for (const end of [c.min, c.max]) ends.push({{ ...f.initial(), [c.name]: end }});
     for (const state of [f.initial(), ...ends])
       f.handles(state).forEach((h) => ends.push(h.set(h.min), h.set(h.max)));
-    console.log(JSON.stringify(ends.map((s) => words(f, s) + f.draw(s, f.numbers(s), pen))));
+    const all = (s) => words(f, s) + f.draw(s, f.numbers(s), pen);
+    console.log(JSON.stringify(ends.map(all)));
     """
     drawn = in_node(script)
     assert drawn

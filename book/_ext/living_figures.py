@@ -1,7 +1,7 @@
 """Figures that answer back: ``{living}`` puts one into a page, with its scripts.
 
-The content of the directive is the caption. What stands in the page is a still, drawn by
-``tools/draw_stills.js``: for print, and for readers without scripts.
+The content of the directive is the caption. What stands in the page is a still, drawn
+by ``tools/draw_stills.js``: for print, and for readers without scripts.
 """
 
 from __future__ import annotations
