@@ -21,6 +21,7 @@ EXPERIMENTS: dict[str, Experiment] = {
     for experiment in (
         sigmoid_net.EXPERIMENT,
         sigmoid_net.CHOICES,
+        sigmoid_net.TUNED,
         vgg.EXPERIMENT,
         deep_linear.EXPERIMENT,
         batch_size.BATCH_128,
