@@ -36,6 +36,17 @@ def _conv_norms(name: str) -> dict[str, Any]:
 SETTINGS: dict[str, dict[str, Any]] = {
     "sigmoid_net": {"steps": 8, "measure_every": 4, "width": 12},
     "sigmoid_net_choices": {"steps": 8, "measure_every": 4, "width": 6},
+    "sigmoid_net_tuned": {
+        "steps": 8, "measure_every": 2, "test_every": 4, "width": 12,
+        "tuning": {  # every point is there at once
+            "seeds": [100],
+            "criterion": {
+                "measurement": "validation", "quantity": "accuracy",
+                "is_higher_better": True, "level": 0.01,
+            },
+            "grid": {"learning_rate": {"values": [1.0, 3.0]}, "std": {"values": [0.3]}},
+        },
+    },
     "vgg": {
         "steps": 6, "batch_size": 16, "layers": [5, "pool", 6], "hidden": 4,
         "followed": [0, 1], "average_over": 2, "landscape_every": 3, "shift_every": 3,
