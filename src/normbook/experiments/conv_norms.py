@@ -28,7 +28,7 @@ one schedule.
 ``CONV_NORMS_BORDER`` tests the reason that Ba et al. (2016, section 6.7) give for batch
 norm being ahead: "The large number of the hidden units whose receptive fields lie near
 the boundary of the image are rarely turned on and thus have very different statistics
-from the rest of the hidden units within the same layer." :func:`by_distance` measures
+from the rest of the hidden units within the same layer." ``by_distance`` measures
 whether it is so, and two changes take the reason away. Cropped and reflected images
 have no empty margin (of all pixels at the rim of Fashion-MNIST 16 % are not black, of
 those at the rim of the middle 20 x 20 it is 52 %), and their convolutions do not see
