@@ -21,21 +21,57 @@ EXACT = 1e-12  # float64, other orders of sums
 COLOURS: dict[str, str] = {kind: style["color"] for kind, style in STYLES.items()}
 
 
+def _grid(measured: str, values: list[float]) -> dict[str, Any]:
+    """Return a tuning without an edge: so soon no learning rate is better."""
+    return {
+        "seeds": [100],
+        "criterion": {"measurement": "validation", "quantity": measured},
+        "grid": {"learning_rate": {"values": values}},
+    }
+
+
 def _conv_norms(name: str) -> dict[str, Any]:
     """Let batches be of 6 and of 3, and runs of at most 12 steps."""
     variants = {}
     for variant, own in EXPERIMENTS[name].scales["live"].settings["variants"].items():
         size = 6 if own["batch_size"] == 32 else 3
         steps = 36 // size
-        short = {"batch_size": size, "steps": steps, "warm_up": 2}
+        short: dict[str, Any] = {"batch_size": size, "steps": steps, "warm_up": 2}
         short |= {"measure_every": steps // 2, "average_over": steps // 3}
+        if "tuning" in own:
+            short["tuning"] = _grid("loss", [0.01, 0.02])
         variants[variant] = {**own, **short}
     return {"variants": variants, "layers": [[4, 2], [8, 1]], "groups": 2}
+
+
+def _batch_size_tuned() -> dict[str, Any]:
+    """Let batches be of 8 and of 4, and runs of 6 steps and of 12."""
+    variants = {}
+    live = EXPERIMENTS["batch_size_tuned"].scales["live"].settings["variants"]
+    for variant, own in live.items():
+        size = {64: 8, 8: 4}[own["batch_size"]]
+        steps = 48 // size
+        short: dict[str, Any] = {"batch_size": size, "steps": steps}
+        short |= {"measure_every": steps, "average_over": steps}
+        short |= {"tuning": _grid("error", [0.001, 0.002])}
+        variants[variant] = {**own, **short}
+    return {"variants": variants, "width": 5, "examples": 48}
 
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "sigmoid_net": {"steps": 8, "measure_every": 4, "width": 12},
     "sigmoid_net_choices": {"steps": 8, "measure_every": 4, "width": 6},
+    "sigmoid_net_tuned": {
+        "steps": 8, "measure_every": 2, "test_every": 4, "width": 12,
+        "tuning": {  # every point is there at once
+            "seeds": [100],
+            "criterion": {
+                "measurement": "validation", "quantity": "accuracy",
+                "is_higher_better": True, "level": 0.01,
+            },
+            "grid": {"learning_rate": {"values": [1.0, 3.0]}, "std": {"values": [0.3]}},
+        },
+    },
     "vgg": {
         "steps": 6, "batch_size": 16, "layers": [5, "pool", 6], "hidden": 4,
         "followed": [0, 1], "average_over": 2, "landscape_every": 3, "shift_every": 3,
@@ -49,10 +85,13 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "batch_4": {
         "width": 5, "examples": 48, "batch_size": 8, "measure_every": 6, "steps": 18,
     },
+    "batch_size_tuned": _batch_size_tuned(),
     "vowels": {"batch_size": 60, "steps": 4, "measure_every": 2, "hidden": 5},
     "vowels_longer": {"batch_size": 60, "steps": 2, "measure_every": 2, "hidden": 5},
     "conv_norms": _conv_norms("conv_norms"),
     "conv_norms_rates": _conv_norms("conv_norms_rates"),
+    "conv_norms_tuned": _conv_norms("conv_norms_tuned"),
+    "conv_norms_border": _conv_norms("conv_norms_border"),
     "transformer": {
         "depth": 2, "width": 6, "heads": 2, "batch_size": 7, "steps": 6,
         "average_over": 2, "test_every": 3,
