@@ -58,6 +58,17 @@ def _batch_size_tuned() -> dict[str, Any]:
     return {"variants": variants, "width": 5, "examples": 48}
 
 
+def untuned(quantity: str, **others: list[float]) -> dict[str, Any]:
+    """Tune with choices alone: so soon no rate is better than another."""
+    values = {"learning_rate": [0.01], **others}
+    tuning = {
+        "seeds": [100],
+        "criterion": {"measurement": "validation", "quantity": quantity},
+        "grid": {name: {"values": of} for name, of in values.items()},
+    }
+    return {"tuning": tuning}
+
+
 SETTINGS: dict[str, dict[str, Any]] = {
     "sigmoid_net": {"steps": 8, "measure_every": 4, "width": 12},
     "sigmoid_net_choices": {"steps": 8, "measure_every": 4, "width": 6},
@@ -88,6 +99,11 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "batch_size_tuned": _batch_size_tuned(),
     "vowels": {"batch_size": 60, "steps": 4, "measure_every": 2, "hidden": 5},
     "vowels_longer": {"batch_size": 60, "steps": 2, "measure_every": 2, "hidden": 5},
+    "vowels_tuned": {"batch_size": 60, "steps": 2, "measure_every": 2, "hidden": 5}
+    | untuned("loss"),
+    "vowels_longer_tuned": {
+        "batch_size": 60, "steps": 2, "measure_every": 2, "hidden": 5,
+    } | untuned("loss"),
     "conv_norms": _conv_norms("conv_norms"),
     "conv_norms_rates": _conv_norms("conv_norms_rates"),
     "conv_norms_tuned": _conv_norms("conv_norms_tuned"),
@@ -101,6 +117,10 @@ SETTINGS: dict[str, dict[str, Any]] = {
         "steps": 4, "hidden": 5, "components": 3, "test_every": 2, "average_over": 2,
         "sample_steps": 7,
     },
+    "handwriting_tuned": {
+        "steps": 4, "hidden": 5, "components": 3, "test_every": 2, "average_over": 2,
+        "sample_steps": 7, "few_every": 1,
+    } | untuned("line"),
     "which_hat_counting": {
         "train": 40, "tested": 10, "letters": 5, "most": 2, "hidden": 6, "steps": 4,
         "batch_size": 8, "average_over": 2, "test_every": 2,
@@ -113,14 +133,12 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "which_hat_qa1": {
         "train": 60, "tested": 30, "validated": 20, "hidden": 6, "embedding": 4,
         "batch_size": 8, "steps": 4, "average_over": 2, "test_every": 2,
-        "tuning": {  # so soon no rate is better than another
-            "seeds": [100],
-            "criterion": {"measurement": "validation", "quantity": "loss"},
-            "grid": {
-                "learning_rate": {"values": [0.01]}, "forget_bias": {"values": [0, 1]},
-            },
-        },
-    },
+    } | untuned("loss", forget_bias=[0, 1]),
+    "reading_tuned": {
+        "train": 40, "tested": 30, "validated": 10, "seen": 5, "hidden": 6,
+        "embedding": 4, "batch_size": 8, "steps": 4, "average_over": 2,
+        "test_every": 2,
+    } | untuned("error", learning_rate=[0.01, 0.1]),
     "reading": {
         "train": 40, "tested": 30, "hidden": 6, "embedding": 4, "batch_size": 8,
         "steps": 4, "average_over": 2, "test_every": 2,
