@@ -21,13 +21,15 @@ EXACT = 1e-12  # float64, other orders of sums
 COLOURS: dict[str, str] = {kind: style["color"] for kind, style in STYLES.items()}
 
 
-def _grid(measured: str, values: list[float]) -> dict[str, Any]:
-    """Return a tuning without an edge: so soon no learning rate is better."""
-    return {
+def untuned(quantity: str, **others: list[float]) -> dict[str, Any]:
+    """Tune with choices alone: so soon no rate is better than another."""
+    values = {"learning_rate": [0.01], **others}
+    tuning = {
         "seeds": [100],
-        "criterion": {"measurement": "validation", "quantity": measured},
-        "grid": {"learning_rate": {"values": values}},
+        "criterion": {"measurement": "validation", "quantity": quantity},
+        "grid": {name: {"values": of} for name, of in values.items()},
     }
+    return {"tuning": tuning}
 
 
 def _conv_norms(name: str) -> dict[str, Any]:
@@ -39,7 +41,7 @@ def _conv_norms(name: str) -> dict[str, Any]:
         short: dict[str, Any] = {"batch_size": size, "steps": steps, "warm_up": 2}
         short |= {"measure_every": steps // 2, "average_over": steps // 3}
         if "tuning" in own:
-            short["tuning"] = _grid("loss", [0.01, 0.02])
+            short |= untuned("loss", learning_rate=[0.01, 0.02])
         variants[variant] = {**own, **short}
     return {"variants": variants, "layers": [[4, 2], [8, 1]], "groups": 2}
 
@@ -53,20 +55,9 @@ def _batch_size_tuned() -> dict[str, Any]:
         steps = 48 // size
         short: dict[str, Any] = {"batch_size": size, "steps": steps}
         short |= {"measure_every": steps, "average_over": steps}
-        short |= {"tuning": _grid("error", [0.001, 0.002])}
+        short |= untuned("error", learning_rate=[0.001, 0.002])
         variants[variant] = {**own, **short}
     return {"variants": variants, "width": 5, "examples": 48}
-
-
-def untuned(quantity: str, **others: list[float]) -> dict[str, Any]:
-    """Tune with choices alone: so soon no rate is better than another."""
-    values = {"learning_rate": [0.01], **others}
-    tuning = {
-        "seeds": [100],
-        "criterion": {"measurement": "validation", "quantity": quantity},
-        "grid": {name: {"values": of} for name, of in values.items()},
-    }
-    return {"tuning": tuning}
 
 
 SETTINGS: dict[str, dict[str, Any]] = {
