@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import gzip
 import re
 from collections import Counter
 from collections.abc import Iterator
-from importlib.metadata import files
+from functools import cache
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
@@ -24,7 +25,25 @@ GENERATED = ("genindex.html", "prf-prf.html", "py-modindex.html", "search.html")
 # to parse them takes four fifths of the time.
 COLOURED = '<span class="[a-z][a-z0-9]?">([^<]*)</span>'
 
+# The drawing of a formula, beside which its MathML stands: most of a page's tags.
+DRAWING = '<span class="katex-html"'
+SPAN = re.compile("<span|</span>")
+
 Pages = dict[Path, BeautifulSoup]
+
+
+def without_drawings(text: str) -> str:
+    """Leave out the drawings of formulas; what is read out stays."""
+    kept, place = [], 0
+    while (start := text.find(DRAWING, place)) >= 0:
+        kept.append(text[place:start])
+        depth = 0
+        for tag in SPAN.finditer(text, start):
+            depth += 1 if tag[0] == "<span" else -1
+            if depth == 0:
+                place = tag.end()
+                break
+    return "".join([*kept, text[place:]])
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +54,8 @@ def pages() -> Pages:
     for path in sorted(SITE.rglob("*.html")):
         is_page = not path.is_relative_to(SITE / "_static")
         if is_page and path != SITE / "index.html":
-            text = re.sub(COLOURED, r"\1", path.read_text(encoding="utf-8"))
+            text = without_drawings(path.read_text(encoding="utf-8"))
+            text = re.sub(COLOURED, r"\1", text)
             found[path] = BeautifulSoup(text, "html.parser")
     assert found, REMEDY
     return found
@@ -75,6 +95,27 @@ def test_no_style_sheet_loads_from_another_host(pages: Pages) -> None:
         text = sheet.read_text(encoding="utf-8")
         loaded = re.findall(r"""(?:@import\s+|url\(\s*)["']?(https?:|//)""", text)
         assert loaded == [], sheet
+
+
+def test_no_page_loads_more_than_450_kilobytes(pages: Pages) -> None:
+    """As a server sends it, text compressed; without pictures, which come when seen."""
+
+    @cache
+    def sent(path: Path) -> int:
+        raw = path.read_bytes()
+        is_text = path.suffix in (".html", ".css", ".js")
+        return len(gzip.compress(raw, 6)) if is_text else len(raw)
+
+    fonts = sum(map(sent, (SITE / "_static/katex/fonts").glob("*Main-Regular*")))
+    heavy = {}
+    for path, page in written(pages):
+        tags = [*page.find_all("script"), *page.find_all("link", rel="stylesheet")]
+        names = {attribute(t, "src") or attribute(t, "href") for t in tags} - {""}
+        loaded = [path.parent / unquote(urlsplit(name).path) for name in names]
+        kilobytes = (sent(path) + fonts + sum(map(sent, loaded))) / 1000
+        if kilobytes > 450:
+            heavy[path.name] = round(kilobytes)
+    assert heavy == {}
 
 
 def test_every_page_carries_the_policy_and_no_inline_script(pages: Pages) -> None:
@@ -130,6 +171,14 @@ def test_every_picture_has_a_text_alternative(pages: Pages) -> None:
             assert len(alt) >= notebook_rules.MIN_ALT, f"{path}: {image}"
 
 
+def test_every_picture_waits_until_it_is_seen_and_keeps_its_place(pages: Pages) -> None:
+    for path, page in written(pages):
+        for picture in page.select("article img[src$='.png']"):
+            assert picture.get("loading") == "lazy", path
+            assert picture.get("width"), path
+            assert picture.get("height"), path
+
+
 def test_every_figure_is_numbered_and_captioned(pages: Pages) -> None:
     for path, page in written(pages):
         for figure in page.find_all("figure"):
@@ -181,43 +230,6 @@ def test_no_output_shows_a_traceback_but_an_announced_one(pages: Pages) -> None:
             assert "tag_raises-exception" in (cell.get("class") or []), path
 
 
-def mathjax_commands() -> set[str]:
-    """Return every word that MathJax's source holds as a key or a string."""
-    text = ""
-    for file in files("sphinx-mathjax-offline") or ():
-        name = file.as_posix()
-        if name.endswith("tex-chtml.js") or "input/tex/extensions" in name:
-            text += Path(str(file.locate())).read_text(encoding="utf-8")
-    keys = r"""(?<=[{,\["'\\])([A-Za-z]+)(?=["']?\s*[:,\]])"""
-    return {"begin", "end", *re.findall(keys, text)}
-
-
-def unknown_commands(formula: str, known: set[str]) -> list[str]:
-    """Return the commands of a formula that MathJax would mark as an error."""
-    bare = re.sub(r"\\(?:text|mathrm|label|tag)\{[^{}]*\}", "", formula)
-    return [c for c in re.findall(r"\\([A-Za-z]+)", bare) if c not in known]
-
-
-def own_macros() -> set[str]:
-    config = yaml.safe_load((ROOT / "_config.yml").read_text(encoding="utf-8"))
-    return set(config["sphinx"]["config"]["mathjax3_config"]["tex"]["macros"])
-
-
-def test_every_command_in_a_formula_is_known(pages: Pages) -> None:
-    known = mathjax_commands() | own_macros()
-    for path, page in written(pages):
-        for formula in page.select(".math"):
-            assert unknown_commands(formula.text, known) == [], path
-
-
-def test_a_misspelt_command_is_noticed() -> None:
-    known = mathjax_commands() | own_macros()
-    assert unknown_commands(r"\Covv[x] = \frac{1}{2}\E \hat x", known) == ["Covv"]
-    formula = r"\begin{aligned} \operatorname{tr} \lVert x \rVert \end{aligned}"
-    assert unknown_commands(formula, known) == []
-    assert unknown_commands(r"\varspilon \sigmaa", known) == ["varspilon", "sigmaa"]
-
-
 def test_macros_are_the_same_on_the_site_and_in_print() -> None:
     config = yaml.safe_load((ROOT / "_config.yml").read_text(encoding="utf-8"))
     settings = config["sphinx"]["config"]
@@ -227,7 +239,7 @@ def test_macros_are_the_same_on_the_site_and_in_print() -> None:
         r"\\newcommand\{\\(\w+)\}(?:\[(\d)\])?\{(.*)\}", preamble
     ):
         printed[name] = [body, int(count)] if count else body
-    assert printed == settings["mathjax3_config"]["tex"]["macros"]
+    assert printed == settings["formula_macros"]
 
 
 def test_nothing_is_set_that_only_an_execution_would_read() -> None:

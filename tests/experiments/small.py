@@ -21,21 +21,59 @@ EXACT = 1e-12  # float64, other orders of sums
 COLOURS: dict[str, str] = {kind: style["color"] for kind, style in STYLES.items()}
 
 
+def untuned(quantity: str, **others: list[float]) -> dict[str, Any]:
+    """Tune with choices alone: so soon no rate is better than another."""
+    values = {"learning_rate": [0.01], **others}
+    tuning = {
+        "seeds": [100],
+        "criterion": {"measurement": "validation", "quantity": quantity},
+        "grid": {name: {"values": of} for name, of in values.items()},
+    }
+    return {"tuning": tuning}
+
+
 def _conv_norms(name: str) -> dict[str, Any]:
     """Let batches be of 6 and of 3, and runs of at most 12 steps."""
     variants = {}
     for variant, own in EXPERIMENTS[name].scales["live"].settings["variants"].items():
         size = 6 if own["batch_size"] == 32 else 3
         steps = 36 // size
-        short = {"batch_size": size, "steps": steps, "warm_up": 2}
+        short: dict[str, Any] = {"batch_size": size, "steps": steps, "warm_up": 2}
         short |= {"measure_every": steps // 2, "average_over": steps // 3}
+        if "tuning" in own:
+            short |= untuned("loss", learning_rate=[0.01, 0.02])
         variants[variant] = {**own, **short}
     return {"variants": variants, "layers": [[4, 2], [8, 1]], "groups": 2}
+
+
+def _batch_size_tuned() -> dict[str, Any]:
+    """Let batches be of 8 and of 4, and runs of 6 steps and of 12."""
+    variants = {}
+    live = EXPERIMENTS["batch_size_tuned"].scales["live"].settings["variants"]
+    for variant, own in live.items():
+        size = {64: 8, 8: 4}[own["batch_size"]]
+        steps = 48 // size
+        short: dict[str, Any] = {"batch_size": size, "steps": steps}
+        short |= {"measure_every": steps, "average_over": steps}
+        short |= untuned("error", learning_rate=[0.001, 0.002])
+        variants[variant] = {**own, **short}
+    return {"variants": variants, "width": 5, "examples": 48}
 
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "sigmoid_net": {"steps": 8, "measure_every": 4, "width": 12},
     "sigmoid_net_choices": {"steps": 8, "measure_every": 4, "width": 6},
+    "sigmoid_net_tuned": {
+        "steps": 8, "measure_every": 2, "test_every": 4, "width": 12,
+        "tuning": {  # every point is there at once
+            "seeds": [100],
+            "criterion": {
+                "measurement": "validation", "quantity": "accuracy",
+                "is_higher_better": True, "level": 0.01,
+            },
+            "grid": {"learning_rate": {"values": [1.0, 3.0]}, "std": {"values": [0.3]}},
+        },
+    },
     "vgg": {
         "steps": 6, "batch_size": 16, "layers": [5, "pool", 6], "hidden": 4,
         "followed": [0, 1], "average_over": 2, "landscape_every": 3, "shift_every": 3,
@@ -49,10 +87,18 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "batch_4": {
         "width": 5, "examples": 48, "batch_size": 8, "measure_every": 6, "steps": 18,
     },
+    "batch_size_tuned": _batch_size_tuned(),
     "vowels": {"batch_size": 60, "steps": 4, "measure_every": 2, "hidden": 5},
     "vowels_longer": {"batch_size": 60, "steps": 2, "measure_every": 2, "hidden": 5},
+    "vowels_tuned": {"batch_size": 60, "steps": 2, "measure_every": 2, "hidden": 5}
+    | untuned("loss"),
+    "vowels_longer_tuned": {
+        "batch_size": 60, "steps": 2, "measure_every": 2, "hidden": 5,
+    } | untuned("loss"),
     "conv_norms": _conv_norms("conv_norms"),
     "conv_norms_rates": _conv_norms("conv_norms_rates"),
+    "conv_norms_tuned": _conv_norms("conv_norms_tuned"),
+    "conv_norms_border": _conv_norms("conv_norms_border"),
     "transformer": {
         "depth": 2, "width": 6, "heads": 2, "batch_size": 7, "steps": 6,
         "average_over": 2, "test_every": 3,
@@ -62,6 +108,10 @@ SETTINGS: dict[str, dict[str, Any]] = {
         "steps": 4, "hidden": 5, "components": 3, "test_every": 2, "average_over": 2,
         "sample_steps": 7,
     },
+    "handwriting_tuned": {
+        "steps": 4, "hidden": 5, "components": 3, "test_every": 2, "average_over": 2,
+        "sample_steps": 7, "few_every": 1,
+    } | untuned("line"),
     "which_hat_counting": {
         "train": 40, "tested": 10, "letters": 5, "most": 2, "hidden": 6, "steps": 4,
         "batch_size": 8, "average_over": 2, "test_every": 2,
@@ -74,14 +124,12 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "which_hat_qa1": {
         "train": 60, "tested": 30, "validated": 20, "hidden": 6, "embedding": 4,
         "batch_size": 8, "steps": 4, "average_over": 2, "test_every": 2,
-        "tuning": {  # so soon no rate is better than another
-            "seeds": [100],
-            "criterion": {"measurement": "validation", "quantity": "loss"},
-            "grid": {
-                "learning_rate": {"values": [0.01]}, "forget_bias": {"values": [0, 1]},
-            },
-        },
-    },
+    } | untuned("loss", forget_bias=[0, 1]),
+    "reading_tuned": {
+        "train": 40, "tested": 30, "validated": 10, "seen": 5, "hidden": 6,
+        "embedding": 4, "batch_size": 8, "steps": 4, "average_over": 2,
+        "test_every": 2,
+    } | untuned("error", learning_rate=[0.01, 0.1]),
     "reading": {
         "train": 40, "tested": 30, "hidden": 6, "embedding": 4, "batch_size": 8,
         "steps": 4, "average_over": 2, "test_every": 2,

@@ -13,7 +13,7 @@ from torch import nn
 
 from normbook.errors import RecordError
 from normbook.experiments import batch_size
-from normbook.experiments.batch_size import BATCH_4, BATCH_128, VARIANTS
+from normbook.experiments.batch_size import BATCH_4, BATCH_128, METHODS, TUNED, VARIANTS
 from normbook.experiments.published import (
     BATCH_SIZE_ERROR,
     BATCH_SIZE_LAST_ERROR,
@@ -191,3 +191,79 @@ def test_batch_and_unbiased_batch_norm_are_compared_with_one_curve() -> None:
 def test_no_distance_from_digits_is_given(record: Record) -> None:
     with pytest.raises(RecordError, match=r'of MNIST .* got one of the scale "live"'):
         batch_size.distance(record, "none", "error")
+
+
+# --- each at its own best
+
+
+def test_a_tuned_run_is_one_pass_over_images_that_are_not_held_out() -> None:
+    own = TUNED.scales["cpu"].settings
+    counts = {v["steps"] * v["batch_size"] for v in own["variants"].values()}
+    assert counts == {390 * 128}
+    assert max(counts) <= own["examples"] <= 60_000 - own["validated"]
+
+
+@pytest.mark.parametrize("scale", TUNED.scales.values(), ids=TUNED.scales)
+def test_each_method_is_tuned_at_each_batch_size(scale: Any) -> None:
+    variants = scale.settings["variants"]
+    sizes = dict.fromkeys(own["batch_size"] for own in variants.values())
+    assert list(variants) == [f"{m} batch={n}" for m in METHODS for n in sizes]
+    for variant, own in variants.items():
+        assert VARIANTS[variant.partition(" ")[0]].items() <= own.items()
+        assert own["steps"] % own["average_over"] == 0
+        assert own["measure_every"] == own["steps"]
+        assert "learning_rate" not in {**scale.settings, **own}
+
+
+def test_the_last_images_are_held_out_to_choose_by() -> None:
+    run = small.begun("batch_size_tuned", "layer_norm batch=8")
+    data = small.data("batch_size_tuned")
+    for _ in range(5):
+        run.update()
+    with torch.no_grad():
+        scores = run.model.eval()(torch.as_tensor(data.x_train[-150:]))
+    wrong = scores.argmax(1).numpy() != data.y_train[-150:]
+    found = run.measurements["validation"].measure(run)
+    assert found["error"] == pytest.approx(wrong.mean(), rel=1e-9)
+    assert len(run.batches.x) <= len(data.x_train) - 150
+
+
+def test_ends_are_sorted_by_the_batch_size() -> None:
+    record = small.record("batch_size_tuned")
+    for method in METHODS:
+        sizes, runs = batch_size.at_end(record, method)
+        assert sizes.tolist() == [4, 8]
+        for column, stored in zip(runs.T, (8, 64), strict=True):
+            ends = record.values(f"{method} batch={stored}", "test", "error")[:, -1]
+            np.testing.assert_array_equal(column, ends)
+
+
+def test_recalibrated_is_what_has_statistics() -> None:
+    record = small.record("batch_size_tuned")
+    for method in METHODS:
+        _, running = batch_size.at_end(record, method, quantity="loss")
+        _, again = batch_size.at_end(record, method, "recalibrated", "loss")
+        assert (running == again).all() == (method in ("none", "layer_norm"))
+
+
+def test_tuned_figures_are_of_the_record() -> None:
+    record = small.record("batch_size_tuned")
+    drawn = batch_size.tuned_figures(record)
+    for ax, (ylabel, ends) in zip(
+        drawn["ends"].axes, batch_size.ENDS.items(), strict=True
+    ):
+        assert ax.get_ylabel() == ylabel
+        for method, (kind, _) in METHODS.items():
+            check_median(ax, kind, *batch_size.at_end(record, method, *ends))
+    for ax, size in zip(drawn["grid"].axes, (8, 64), strict=True):
+        for method, (kind, _) in METHODS.items():
+            grid = record.grid(f"{method} batch={size}")
+            check_median(ax, kind, grid["learning_rate"], grid["score"].T)
+            (dot,) = small.lines(ax, kind, marker="o")
+            best = record.chosen(f"{method} batch={size}")
+            assert dot.get_xdata().tolist() == [best["learning_rate"]]
+
+
+def test_no_ends_are_taken_from_another_experiment(record: Record) -> None:
+    with pytest.raises(RecordError, match="must be of batch_size_tuned"):
+        batch_size.at_end(record, "none")

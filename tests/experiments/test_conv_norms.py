@@ -16,7 +16,16 @@ from small import check_circles, check_median, same
 from torch import nn
 
 from normbook.experiments import conv_norms
-from normbook.experiments.conv_norms import CONV_NORMS, CONV_NORMS_RATES, LOOKS
+from normbook.experiments.conv_norms import (
+    BORDER,
+    CONV_NORMS,
+    CONV_NORMS_BORDER,
+    CONV_NORMS_RATES,
+    CONV_NORMS_TUNED,
+    LOOKS,
+    LayerNormOfPlaces,
+    by_distance,
+)
 from normbook.experiments.published import GROUP_NORM_ERROR
 from normbook.lab import runner
 from normbook.lab.experiment import Experiment
@@ -325,3 +334,181 @@ def test_rates_are_drawn_against_the_learning_rate(size: int, stored: int) -> No
     rates = [own[variant]["learning_rate"] for variant in variants]
     ends = [record.values(variant, "test", "error")[:, -1] for variant in variants]
     check_median(ax, "other", rates, np.transpose(ends))
+
+
+# --- each at its own best
+
+
+TUNED = [CONV_NORMS_TUNED, CONV_NORMS_BORDER]
+
+
+@pytest.mark.parametrize("experiment", TUNED)
+def test_a_tuned_pass_is_one_over_images_that_are_not_held_out(
+    experiment: Experiment,
+) -> None:
+    own = experiment.scales["cpu"].settings
+    counts = {v["steps"] * v["batch_size"] for v in own["variants"].values()}
+    assert counts == {396 * 128}
+    assert max(counts) <= 60_000 - own["validated"]
+    for v in own["variants"].values():
+        assert v["measure_every"] == v["steps"]
+        assert v["steps"] == conv_norms.AVERAGES * v["average_over"]
+
+
+@pytest.mark.parametrize("experiment", TUNED)
+def test_rates_begin_in_proportion_to_the_batch(experiment: Experiment) -> None:
+    for scale in experiment.scales.values():
+        begun = {
+            tuple(
+                float(f"{rate / own['batch_size']:.5g}")
+                for rate in own["tuning"]["grid"]["learning_rate"]["values"]
+            )
+            for own in scale.settings["variants"].values()
+        }
+        assert len(begun) == 1
+        assert not any(
+            "learning_rate" in v for v in scale.settings["variants"].values()
+        )
+
+
+def test_the_last_images_are_held_out_to_choose_by() -> None:
+    run = small.begun("conv_norms_tuned", "layer_norm batch=2")
+    count = len(DATA.x_train) - 200
+    x = torch.as_tensor(DATA.x_train).reshape(-1, 1, 8, 8)
+    x = (x - x[:count].mean()) / x[:count].std()
+    same(run.batches.x, x[:count])
+    for _ in range(5):
+        run.update()
+    found = run.measurements["test"].measure(run)
+    found |= run.measurements["validation"].measure(run)
+    for name, some in (("train_", slice(None, count)), ("", slice(count, None))):
+        with torch.no_grad():
+            wrong = run.model(x[some]).argmax(1).numpy() != DATA.y_train[some]
+        assert found[f"{name}error"] == pytest.approx(wrong.mean(), rel=1e-9)
+
+
+def test_a_grid_has_its_best_rate_marked() -> None:
+    record = small.record("conv_norms_tuned")
+    figure = conv_norms.figures(record)["grid_3"]
+    assert [ax.get_xlabel() for ax in figure.axes] == [
+        "learning rate\n\nno normalization",
+        "learning rate\n\nlayer norm",
+    ]
+    for ax, norm in zip(figure.axes, ("none", "layer_norm"), strict=True):
+        for own in ("batch_norm", norm):
+            grid = record.grid(f"{own} batch=2")
+            check_median(ax, LOOKS[own][0], grid["learning_rate"], grid["score"].T)
+            dots: Any = small.lines(ax, LOOKS[own][0], marker="o")[0]
+            best = record.chosen(f"{own} batch=2")["learning_rate"]
+            assert dots.get_xdata().tolist() == [best]
+            assert dots.get_ydata().tolist() == [grid["score"].min()]
+
+
+def test_tuned_errors_are_drawn_over_batch_sizes() -> None:
+    record = small.record("conv_norms_tuned")
+    for figure, quantity in (("error", "error"), ("train_error", "train_error")):
+        ax: Any = conv_norms.figures(record)[figure].axes[1]
+        sizes, runs = conv_norms.at_end(record, "layer_norm", quantity=quantity)
+        assert sizes.tolist() == [3, 6]
+        check_median(ax, "layer", sizes, runs)
+
+
+# --- the border
+
+
+def test_a_distance_counts_places_from_the_nearest_border() -> None:
+    assert conv_norms.distances(4, 5).tolist() == [
+        [0, 0, 0, 0, 0],
+        [0, 1, 1, 1, 0],
+        [0, 1, 1, 1, 0],
+        [0, 0, 0, 0, 0],
+    ]
+
+
+def test_as_many_places_are_drawn_as_there_are_inside() -> None:
+    inside, drawn = (conv_norms.places(w, 4, 5).tolist() for w in ("inside", "drawn"))
+    assert inside == [6, 7, 8, 11, 12, 13]
+    assert len(set(drawn)) == len(inside)
+    assert set(drawn) != set(inside)
+    assert max(drawn) < 4 * 5
+
+
+@pytest.mark.parametrize("where", ["inside", "drawn"])
+def test_layer_norm_of_places_standardizes_these_and_moves_the_others_along(
+    where: Any,
+) -> None:
+    x = torch.randn(3, 2, 4, 5, generator=torch.Generator().manual_seed(0)).double()
+    layer = LayerNormOfPlaces(2, where).double()
+    with torch.no_grad():
+        y = layer(x)
+    chosen = y.flatten(2)[..., conv_norms.places(where, 4, 5)].flatten(1)
+    same(chosen.mean(1), torch.zeros(3).double())
+    torch.testing.assert_close(
+        chosen.var(1, correction=0), torch.ones(3).double(), rtol=1e-4, atol=0
+    )
+    slopes = (y - y[:, :1, :1, :1]) / (x - x[:, :1, :1, :1])
+    same(slopes.flatten(1)[:, 1:].std(1), torch.zeros(3).double())
+
+
+def test_units_are_sorted_by_their_distance_from_the_border() -> None:
+    inside = conv_norms.distances(4, 4) == 1
+    x = torch.full((40, 1, 4, 4), -1.0, dtype=torch.float64)
+    x[:20, :, inside] = 3.0  # half of the images turn these on
+    x[0, :, ~inside] = 2.0  # one of 40 turns the others on: rarely
+    convolution = nn.Conv2d(1, 1, 1, bias=False).double()
+    nn.init.constant_(convolution.weight, 2.0)
+    found = by_distance(nn.Sequential(convolution, nn.ReLU(), nn.Flatten()), x)
+    for layer, factor in ((0, 1), (1, 2)):
+        assert found[f"on_{layer}"] == pytest.approx([1 / 40, 1 / 2])
+        assert found[f"rarely_{layer}"] == [1, 0]
+        assert found[f"mean_{layer}"] == pytest.approx([-37 / 40 * factor, factor])
+        assert found[f"std_{layer}"][1] == pytest.approx(2 * factor)
+    assert found.keys() == {f"{k}_{i}" for k in conv_norms.UNITS for i in (0, 1)}
+
+
+def test_cropped_images_are_reflected_and_have_their_middle_alone() -> None:
+    run = small.begun("conv_norms_border", "layer_norm cropped")
+    whole = small.begun("conv_norms_border", "layer_norm").batches.x[..., 1:-1, 1:-1]
+    x = run.batches.x
+    assert x.shape[2:] == (6, 6)
+    slope = (whole[0] - whole[0].mean()).norm() / (x[0] - x[0].mean()).norm()
+    same((x - x.mean()) * slope, whole - whole.mean())
+    assert {c.padding_mode for c in layers(run.model, nn.Conv2d)} == {"reflect"}
+
+
+@pytest.mark.parametrize("variant", BORDER)
+def test_a_variant_of_the_border_has_what_its_name_says(variant: str) -> None:
+    norm, _, change = variant.partition(" ")
+    found = norms(small.begun("conv_norms_border", variant).model)
+    where = [getattr(layer, "where", None) for layer in found]
+    assert where == [change if change in ("inside", "drawn") else None] * 2
+    kinds = {"batch_norm": BatchNorm2d, "layer_norm": GroupNorm}
+    assert all(isinstance(layer, kinds[norm]) for layer in found)
+
+
+def test_the_border_is_measured_before_and_after_training() -> None:
+    record = small.record("conv_norms_border")
+    for variant in BORDER:
+        assert record.steps("units", variant).tolist() == [0, 6]
+    drawn = conv_norms.border_figures(record)
+    for name, suffix, place in (
+        ("start", "", 0), ("end", "", -1), ("end_cropped", " cropped", -1)
+    ):  # fmt: skip
+        axes = drawn[name].axes
+        assert len(axes) == 2 * len(conv_norms.UNITS)
+        for ax, quantity in zip(axes[1::2], conv_norms.UNITS, strict=True):
+            runs = record.values(f"layer_norm{suffix}", "units", f"{quantity}_2")
+            check_median(ax, "layer", range(runs.shape[2]), runs[:, place])
+
+
+def test_errors_of_the_border_have_a_point_for_each_seed() -> None:
+    record = small.record("conv_norms_border")
+    left, right = conv_norms.border_figures(record)["error"].axes
+    labels = [label.get_text() for label in left.get_yticklabels()]
+    assert labels == [variant.replace("_", " ") for variant in BORDER]
+    for row, (variant, line) in enumerate(
+        zip(BORDER, small.lines(right, marker="o"), strict=True)
+    ):
+        errors = record.values(variant, "test", "error")[:, -1]
+        assert line.get_xdata().tolist() == errors.tolist()
+        assert line.get_ydata().tolist() == [row] * 2

@@ -34,7 +34,7 @@ from normbook.experiments.handwriting import (
     updates_to,
 )
 from normbook.lab import runner
-from normbook.lab.record import Record
+from normbook.lab.record import Record, RunRecord
 
 # Sums of a few numbers in float64, in another order.
 EXACT = 1e-10
@@ -302,6 +302,90 @@ def test_updates_to_a_loss_are_those_before_the_first_one_not_above_it(
     assert np.isnan(updates_to(record, variant, -1e9)).all()
 
 
+# --- each at its own best rate
+
+
+def falling(*rates: float, every: int = 10) -> Record:
+    """Losses that fall on a line from 100: of no normalization, then of layer norm."""
+    runs = []
+    for variant, rate in zip(handwriting.LOOKS, rates, strict=True):
+        for seed in (0, 1):
+            losses = [100 - (seed + 1) * rate * s for s in range(0, 101, every)]
+            curve = {"step": [*range(0, 101, every)], "test": losses, "train": losses}
+            runs.append(RunRecord(variant, seed, 1.0, [1.0], {"heights": curve}))
+    return small.invented("handwriting_tuned", {}, runs)
+
+
+def test_the_quotient_of_updates_is_not_cut_off_by_the_measurements() -> None:
+    record, heights = falling(0.7, 2.9, every=20), [75, 50, 33.3]
+    for seed in (0, 1):
+        for variant, rate in (("none", 0.7), ("layer_norm", 2.9)):
+            found = handwriting.updates_to_heights(record, variant, "test", heights)
+            expected = (100 - np.array(heights)) / ((seed + 1) * rate)
+            np.testing.assert_allclose(found[seed], expected)
+    for part in ("test", "train"):
+        found = handwriting.quotients(record, part, heights)
+        np.testing.assert_allclose(found, np.full((2, 3), 2.9 / 0.7))
+
+
+def test_updates_to_a_height_need_losses_on_both_sides() -> None:
+    found = handwriting.updates_to_heights(falling(1, 2), "none", "test", [100, 99, -1])
+    np.testing.assert_array_equal(np.isnan(found), [[1, 0, 1], [1, 0, 0]])
+
+
+def test_common_heights_are_all_that_every_run_comes_through() -> None:
+    heights = handwriting.common_heights(falling(0.7, 0.2), "test", every=10)
+    assert heights == [90, 80]  # the slowest run ends at 80, all begin at 100
+    found = handwriting.quotients(falling(0.7, 0.2), "test", [*heights, 100, 70])
+    assert np.isnan(found).any(0).tolist() == [False, False, True, True]
+    assert handwriting.common_heights(falling(0.7, 0.0), "train") == []
+
+
+def test_the_lines_that_are_measured_often_are_of_the_test_and_of_training() -> None:
+    run = small.begun("handwriting_tuned", "none", few=3)
+    found = run.measurements["heights"].measure(run)
+    settings = small.experiment("handwriting_tuned").scales["live"].settings
+    sizes = [settings[k] for k in ("characters", "repeats", "length", "cut")]
+    of: Any = handwriting._Written.of(
+        None, *sizes, settings["validated"], small.CPU, torch.float64
+    )
+    assert torch.equal(of.train[0], run.batches.x)
+    for part, (x, y) in (("train", of.train), ("test", of.test)):
+        chosen = torch.tensor([0, (len(x) - 1) // 2, len(x) - 1])
+        with torch.no_grad():
+            loss = handwriting.objective(run.model, x[chosen], y[chosen])["loss"]
+        assert found[part] == pytest.approx(500 * float(loss), rel=EXACT)
+
+
+def test_gains_of_a_setting_are_those_of_the_network() -> None:
+    run = small.begun("handwriting_tuned", "layer_norm", gain=0.1)
+    gains = [p for n, p in run.model.named_parameters() if "gamma" in n]
+    assert len(gains) == 3
+    assert all(torch.equal(p, torch.full_like(p, 0.1)) for p in gains)
+
+
+def test_the_quotients_drawn_are_those_of_the_record() -> None:
+    record = falling(0.7, 2.9)
+    part = "test"
+    heights = handwriting.common_heights(record, part)
+    found = handwriting.quotients(record, part, heights)
+    whole = replace(small.record("handwriting_tuned"), runs=record.runs)
+    whole = replace(whole, runs=[*with_samples(whole.runs)])
+    ax, _ = handwriting.tuned_figures(whole)["quotient"].axes
+    check_median(ax, "layer", heights, found)
+
+
+def with_samples(runs: list[RunRecord]) -> list[RunRecord]:
+    """Put into runs what another record has of lines that were written."""
+    kept = {(r.variant, r.seed): r for r in small.record("handwriting_tuned").runs}
+    return [
+        replace(kept[r.variant, r.seed], curves={
+            **kept[r.variant, r.seed].curves, **r.curves
+        })
+        for r in runs
+    ]  # fmt: skip
+
+
 # --- the figures
 
 
@@ -334,7 +418,9 @@ def test_a_record_of_another_experiment_is_refused(record: Record) -> None:
     other = replace(record, name="vgg")
     with pytest.raises(RecordError, match="must be of handwriting, got one of vgg"):
         updates_to(other, "none", 0.0)
-    with pytest.raises(RecordError, match="must be of handwriting, got one of vgg"):
+    with pytest.raises(
+        RecordError, match="handwriting or handwriting_tuned, got one of vgg"
+    ):
         handwriting.written(other, "none", 0)
 
 

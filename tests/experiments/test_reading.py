@@ -239,6 +239,69 @@ def test_measurements_and_averages_fall_on_the_last_step(scale: str) -> None:
     assert settings["steps"] % settings["average_over"] == 0
 
 
+# --- each at its own best rate
+
+TUNED = partial(small.begun, "reading_tuned")
+every_tuned = pytest.mark.parametrize("variant", reading.TUNED_VARIANTS)
+
+
+@every_tuned
+def test_gains_begin_as_the_variant_says(variant: str) -> None:
+    own = reading.TUNED_VARIANTS[variant]
+    model = TUNED(variant).model
+    found = reading.gains(model)
+    assert len(found) == (0 if variant == "none" else 6)
+    for gain in found:
+        torch.testing.assert_close(gain, torch.full_like(gain, own["gain"]))
+    plain, batch = begun("none").model, TUNED("batch_norm").model
+    others = {n for n, _ in plain.named_parameters()}
+    new = {n for n, _ in batch.named_parameters()} - others
+    assert len([n for n in new if n.endswith("weight")]) == 6
+
+
+def test_both_normalizations_begin_with_both_gains() -> None:
+    pairs = {(v["norm"], v.get("gain")) for v in reading.TUNED_VARIANTS.values()}
+    norms = ("layer_norm", "batch_norm")
+    assert pairs == {("none", None)} | {(n, g) for n in norms for g in (0.1, 1.0)}
+
+
+def test_each_task_has_as_many_stories_for_validation_which_are_not_learned() -> None:
+    one, two = some_stories(1, 2, 3, 4), some_stories(1, 2, 3, 4, 5, task="qa2")
+    data = Stories(one + two, some_stories(4))
+    settings = {"longest": 20, "tasks": ["qa1", "qa2"], "validated": 2, "seen": 1}
+    of: Any = reading._Encoded.of(data, settings, CPU)
+
+    def lengths(examples: tuple[Tensor, Tensor]) -> list[tuple[int, int]]:
+        facts = (examples[0][:, 0] != 0).sum(1) // 2
+        return list(zip(examples[1][:, 1].tolist(), facts.tolist(), strict=True))
+
+    assert lengths(of.validation) == [(0, 3), (0, 4), (1, 4), (1, 5)]
+    assert lengths(of.train) == [(0, 1), (0, 2), (1, 1), (1, 2), (1, 3)]
+    assert lengths(of.seen) == [(0, 2), (1, 3)]
+
+
+def test_the_rate_is_chosen_by_the_error_of_validation() -> None:
+    record = small.record("reading_tuned")
+    for variant in record.variants:
+        grid = record.grid(variant)
+        best = grid["learning_rate"][grid["score"].mean(1).argmin()]
+        assert record.chosen(variant) == {"learning_rate": best}
+        runs = [run for run in record.tuning if run.variant == variant]
+        errors = [run.curves["validation"]["error"][-1] for run in runs]
+        np.testing.assert_allclose(grid["score"][:, 0], errors, rtol=1e-6)
+
+
+def test_the_tuned_figures_have_the_runs() -> None:
+    record = small.record("reading_tuned")
+    drawn = reading.tuned_figures(record)
+    for name, measurement in (("error", "test"), ("seen", "seen")):
+        shown = zip(drawn[name].axes, reading.BY_GAIN.values(), strict=True)
+        for ax, looks in shown:
+            for variant, (kind, _) in looks.items():
+                errors = record.values(variant, measurement, "error_by_task")[:, :, 0]
+                check_median(ax, kind, record.steps(measurement, variant), errors)
+
+
 # --- the figures
 
 
@@ -329,9 +392,9 @@ def test_another_number_of_weights_than_words_is_refused(weights: Any) -> None:
 
 def test_a_record_of_another_experiment_is_refused(record: Record) -> None:
     other = replace(record, name="vgg")
-    with pytest.raises(RecordError, match="must be of reading, got one of vgg"):
+    with pytest.raises(RecordError, match="must be of reading or reading_tuned, got"):
         reading.attention(other, "none", 0)
-    with pytest.raises(RecordError, match="must be of reading, got one of vgg"):
+    with pytest.raises(RecordError, match="must be of reading or reading_tuned, got"):
         reading.first_steps(other, "none", "cloze", 0.5)
 
 

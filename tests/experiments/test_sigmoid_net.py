@@ -8,15 +8,18 @@ from typing import Any
 import numpy as np
 import pytest
 import small
+import torch
 from matplotlib.figure import Figure
 from numpy.typing import ArrayLike
 from small import check_circles, check_median, circles, lines
+from torch import nn
 
 from normbook.data import Dataset
+from normbook.diagnostics.internal_covariate_shift import input_shift_of_update
 from normbook.errors import RecordError
 from normbook.experiments import sigmoid_net
 from normbook.experiments.published import SIGMOID_NET_ACCURACY
-from normbook.lab.experiment import Experiment
+from normbook.lab.experiment import Experiment, classification
 from normbook.lab.record import Record, RunRecord
 
 VARIANTS = ("none", "batch_norm", "noisy_batch_norm")
@@ -205,6 +208,87 @@ def test_choices_are_drawn_from_a_live_run_without_published_levels() -> None:
     first = [f"none rate={rate} std=0.01" for rate in (0.1, 0.3, 1.0)]
     ends = [record.values(n, "test", "accuracy")[:, -1] for n in first]
     check_median(figure.axes[6], "none", (0.1, 0.3, 1.0), np.transpose(ends))
+
+
+# --- each network at its own best
+
+
+@pytest.fixture(scope="module")
+def tuned() -> Record:
+    return small.record("sigmoid_net_tuned")
+
+
+def test_validation_images_are_the_last_and_not_trained_on() -> None:
+    data: Dataset = small.data("sigmoid_net_tuned")
+    run = small.begun("sigmoid_net_tuned", "none", validated=30)
+    assert len(run.batches.x) == len(data.x_train) - 30
+    last = torch.tensor(data.x_train[-30:]).double()
+    labels = torch.tensor(data.y_train[-30:])
+    with torch.no_grad():
+        accuracy = (run.model(last).argmax(1) == labels).double().mean()
+    run.measure(steps=8)
+    assert run.curves["validation"]["accuracy"] == [accuracy]
+
+
+def test_the_input_shift_is_that_of_the_probe_and_that_of_the_batch() -> None:
+    run = small.begun("sigmoid_net_tuned", "batch_norm")
+    size = sigmoid_net.PROBE
+    x, y = run.batches.x[:size], run.batches.y[:size]
+    run.measure(steps=8)
+    sigmoids = [k for k, m in run.model.named_modules() if isinstance(m, nn.Sigmoid)]
+    losses: dict[str, Any] = {
+        "inputs": lambda m: classification(m, x, y)["loss"],
+        "batch_inputs": run.loss,
+    }
+    rate = run.optimizer.param_groups[0]["lr"]
+    for quantity, seen in losses.items():
+        moved = input_shift_of_update(run.model, run.loss, rate, sigmoids, seen)
+        (found,) = run.curves["shift"][quantity]
+        np.testing.assert_allclose(found, [moved[k].mean() for k in sigmoids])
+
+
+def test_the_shifts_have_an_accuracy_at_their_steps(tuned: Record) -> None:
+    for variant in VARIANTS:
+        np.testing.assert_array_equal(
+            tuned.steps("shift", variant), tuned.steps("validation", variant)
+        )
+
+
+def test_the_grid_drawn_is_the_tuning_with_a_dot_where_it_is_best(
+    tuned: Record,
+) -> None:
+    rates, stds = sigmoid_net.tuned_figures(tuned)["grid"].axes
+    for variant, kind in zip(VARIANTS, KINDS, strict=True):
+        grid, best = tuned.grid(variant), tuned.chosen(variant)
+        check_median(rates, kind, grid["learning_rate"], grid["score"].T)
+        is_best = grid["learning_rate"] == best["learning_rate"]
+        for ax, name in ((rates, "learning_rate"), (stds, "std")):
+            ((x, y),) = data(lines(ax, kind, marker="o"))
+            assert x == best[name]
+            assert y == np.median(grid["score"][is_best])
+
+
+def test_the_errors_drawn_are_those_of_training_and_of_test(tuned: Record) -> None:
+    axes = sigmoid_net.tuned_figures(tuned)["error"].axes
+    for ax, name in zip(axes, ("train_accuracy", "accuracy"), strict=True):
+        for variant, kind in zip(VARIANTS, KINDS, strict=True):
+            runs = 1 - tuned.values(variant, "test", name)
+            check_median(ax, kind, tuned.steps("test", variant), runs)
+
+
+def test_the_steps_to_a_level_are_the_first_with_it(
+    tuned: Record, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    accuracy = tuned.values("batch_norm", "validation", "accuracy")
+    steps = tuned.steps("validation", "batch_norm")
+    level = accuracy.max(1).min()  # both runs get there
+    found = sigmoid_net.steps_to(tuned, "batch_norm", level)
+    for run, step in zip(accuracy, found, strict=True):
+        assert step == next(s for s, a in zip(steps, run, strict=True) if a >= level)
+    assert np.isnan(sigmoid_net.steps_to(tuned, "batch_norm", 1.1)).all()
+    monkeypatch.setattr(sigmoid_net, "LEVELS", (0.0, level))
+    (ax,) = sigmoid_net.tuned_figures(tuned)["steps"].axes
+    check_median(ax, "batch", (0, level), np.stack([[0, 0], found], axis=1))
 
 
 # --- what is refused

@@ -301,6 +301,49 @@ def test_the_scale_of_the_paper_fits_the_real_data() -> None:
         assert min(scale.settings["cut"], 26) == cut  # 26: the longest for training
 
 
+# --- each at its own best rate
+
+
+@every_variant
+def test_sequences_of_validation_are_cut_and_not_learned(
+    variant: str, data: Sequences
+) -> None:
+    run = small.begun(
+        "vowels_longer_tuned", variant, on=data, batch_size=8, cut=3, bounds=[4, 7]
+    )
+    is_aside = vowels.set_aside(data.y_train, 5)
+    learned = [len(x) for x, out in zip(data.x_train, is_aside, strict=True) if not out]
+    assert run.batches.y[:, 1].tolist() == [min(n, 3) for n in learned]
+    assert run.batches.y[:, 0].tolist() == data.y_train[~is_aside].tolist()
+    for _ in range(3):
+        run.update()
+    found = run.measurements["validation"].measure(run)
+    losses, wrong = [], []
+    for i in np.flatnonzero(is_aside):
+        scores = plain(run.model, data.x_train[i][:3])
+        losses.append(np.log(np.exp(scores).sum()) - scores[data.y_train[i]])
+        wrong.append(scores.argmax() != data.y_train[i])
+    assert found["loss"] == pytest.approx(np.mean(losses), rel=1e-9)
+    assert found["error"] == pytest.approx(np.mean(wrong), rel=1e-9)
+
+
+def test_every_speaker_has_as_many_sequences_for_validation() -> None:
+    labels = np.repeat(np.arange(9), 30)
+    is_aside = vowels.set_aside(labels, 5)
+    assert np.bincount(labels[is_aside]).tolist() == [6] * 9
+    assert np.flatnonzero(is_aside)[:6].tolist() == [4, 9, 14, 19, 24, 29]
+    assert not vowels.set_aside(labels, None).any()
+
+
+def test_a_tuned_record_has_a_figure_of_its_grid() -> None:
+    record = small.record("vowels_tuned")
+    axes = vowels.figures(record)["grid"].axes
+    for ax, own in zip(axes, BATCH, strict=True):
+        (dot,) = small.circles(ax, KIND[own])
+        assert dot.get_xdata() == [record.chosen(own)["learning_rate"]]
+    assert "grid" not in vowels.figures(small.record("vowels"))
+
+
 # --- the figures
 
 

@@ -18,6 +18,13 @@ et al. (2016, arXiv:1607.06450), equations 20 to 22, and ``none_fast`` and
 ``layer_norm_fast`` are the same with a higher learning rate: the paper gives none, and
 which network is ahead by how much depends on it.
 
+In ``handwriting_tuned`` each has its own best rate (:mod:`normbook.lab.tuning`): that
+with the lowest loss at the end, when the rate has fallen to 0, on lines for validation.
+Their drawers, 13 to 16, are neither those of training nor of the test. One seed is for
+the tuning, others for the report. How many times as many updates the one needs as the
+other is asked at every height of the loss, on a few lines of the test and of training
+that are measured often. Between two measurements the loss is taken for a straight line.
+
 Characters are not given to the network: it writes what looks like writing. In Ba et
 al. it is told the text, and the lines are of IAM-OnDB, which may not be passed on; here
 they are made of the characters of Omniglot. Layers are stacked as they are, where
@@ -44,10 +51,11 @@ from normbook.data.sequences import pad
 from normbook.data.strokes import Drawing, lines
 from normbook.data.synthetic import drawings
 from normbook.experiments import published
+from normbook.experiments.measures import draw_grid
 from normbook.lab import experiment as lab
 from normbook.lab.record import Record
 from normbook.layers.lstm import LayerNormLSTM
-from normbook.looks import looks
+from normbook.looks import STYLES, looks
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -278,6 +286,10 @@ def begin(
         generator=lab.generator(seed, "weights"),
         cell=settings.get("cell"),
     ).to(device, dtype)
+    if "gain" in settings:
+        for name, parameter in model.named_parameters():
+            if "gamma" in name:
+                nn.init.constant_(parameter, settings["gain"])
     rate, steps, size = (settings[k] for k in ("learning_rate", "steps", "batch_size"))
 
     def test(run: lab.Run, examples: tuple[Tensor, Tensor]) -> lab.Values:
@@ -305,6 +317,17 @@ def begin(
     if written.validation is not None:
         validate = partial(test, examples=written.validation)
         measurements["validation"] = lab.Measurement(every, validate)
+    if "few" in settings:
+        few = {
+            "test": _some(written.test, settings["few"]),
+            "train": _some(written.train, settings["few"]),
+        }
+
+        def heights(run: lab.Run) -> lab.Values:
+            return {name: test(run, lines)["line"] for name, lines in few.items()}
+
+        often = settings["few_every"]
+        measurements["heights"] = lab.Measurement(often, heights)
     return lab.Run(
         model=model,
         optimizer=torch.optim.Adam(model.parameters(), lr=rate, fused=True),
@@ -378,6 +401,13 @@ def _tensors(
     return next(padded), next(padded)
 
 
+def _some(examples: tuple[Tensor, Tensor], count: int) -> tuple[Tensor, Tensor]:
+    """Take so many lines, evenly spread over all."""
+    x, y = examples
+    chosen = torch.linspace(0, len(x) - 1, count).long()
+    return x[chosen], y[chosen]
+
+
 def updates_to(record: Record, variant: str, value: float) -> NDArray[np.float64]:
     """Count the updates of each seed until the test loss is not above a value, (S,).
 
@@ -389,13 +419,63 @@ def updates_to(record: Record, variant: str, value: float) -> NDArray[np.float64
     return record.first_steps(variant, "test", is_there)
 
 
+def updates_to_heights(
+    record: Record, variant: str, part: str, heights: Sequence[float]
+) -> NDArray[np.float64]:
+    """Find the updates of each seed to losses of a line, (S, heights).
+
+    The part is "test" or "train", of which a few lines are measured often. Between two
+    measurements the loss is a straight line; NaN where it begins below or never gets
+    there.
+    """
+    record.require(TUNED.name)
+    steps = record.steps("heights", variant)
+    found = [
+        [_crossing(steps, losses, height) for height in heights]
+        for losses in record.values(variant, "heights", part)
+    ]
+    return np.array(found).reshape(len(found), len(heights))
+
+
+def _crossing(
+    steps: NDArray[np.int64], losses: NDArray[np.float64], height: float
+) -> float:
+    k = int((losses <= height).argmax())
+    if k == 0:  # from the start, or never
+        return math.nan
+    share = (losses[k - 1] - height) / (losses[k - 1] - losses[k])
+    return float(steps[k - 1] + share * (steps[k] - steps[k - 1]))
+
+
+def common_heights(record: Record, part: str, every: float = 25) -> list[float]:
+    """Return the multiples of a number of nats, falling, that all runs come through."""
+    losses = [record.values(v, "heights", part) for v in record.variants]
+    first = min(float(values[:, 0].min()) for values in losses)
+    last = max(float(values.min(1).max()) for values in losses)
+    whole = range(math.ceil(first / every) - 1, math.ceil(last / every) - 1, -1)
+    return [every * k for k in whole]
+
+
+def quotients(
+    record: Record, part: str, heights: Sequence[float], variant: str = "layer_norm"
+) -> NDArray[np.float64]:
+    """Divide the updates without normalization by those with it, seed by seed.
+
+    Shape (S, heights): runs of a seed begin with the same weights and batches.
+    """
+    plain, normed = (
+        updates_to_heights(record, v, part, heights) for v in ("none", variant)
+    )
+    return plain / normed
+
+
 def written(record: Record, variant: str, bias: int) -> NDArray[np.float64]:
     """Return the lines that the networks wrote, before training and after it.
 
     Shape (S, 2, M, T, 3): S seeds, before and after, M lines of T steps (dx, dy, lift),
     in units of the box of a character, whose side is 105. The bias is 0, 1 or 3.
     """
-    record.require(EXPERIMENT.name)
+    record.require(EXPERIMENT.name, TUNED.name)
     return np.swapaxes(record.values(variant, "samples", f"bias_{bias}"), -1, -2)
 
 
@@ -412,7 +492,7 @@ def figures(record: Record) -> dict[str, Figure]:
     "updates": updates to the values of it that all runs at one rate come to. "samples":
     lines that the networks of the first seed and rate wrote after training.
     """
-    from normbook.figures import band, legend_above, panels, pen_lines, points
+    from normbook.figures import band, legend_above, panels, points
 
     record.require(EXPERIMENT.name)
     variants = record.settings["variants"]
@@ -452,12 +532,64 @@ def figures(record: Record) -> dict[str, Figure]:
     axes[0].set(ylabel="updates to it")
     legend_above(drawn["updates"], axes[0], columns=2)
 
+    drawn["samples"] = _draw_samples(record)
+    return drawn
+
+
+def _draw_samples(record: Record) -> Figure:
+    from normbook.figures import pen_lines
+
     samples = {
         f"{label}, bias {bias}": (kind, list(written(record, norm, bias)[0, -1]))
         for bias in BIASES
         for norm, (kind, label) in LOOKS.items()
     }
-    drawn["samples"], _ = pen_lines(samples, columns=2)
+    drawn, _ = pen_lines(samples, columns=2)
+    return drawn
+
+
+def tuned_figures(record: Record) -> dict[str, Figure]:
+    """Draw a record of ``handwriting_tuned``.
+
+    "grid": validation loss of a line at the end against the learning rate, with the
+    chosen one. "loss": loss of a line against updates, on a few lines of the test and
+    of training. "quotient": updates without normalization over those with it, seed by
+    seed, at all heights of that loss. "samples" as of ``handwriting``.
+    """
+    from normbook.figures import band, legend_above, panels
+
+    record.require(TUNED.name)
+    parts = {"test": "test lines", "train": "training lines"}
+    drawn = {
+        "grid": draw_grid(
+            record,
+            {"learning rate": ("learning_rate", LOOKS)},
+            ylabel="validation loss (nats a line)",
+        )
+    }
+    drawn["loss"], axes = panels(len(parts), sharey=True)
+    for ax, (part, title) in zip(axes, parts.items(), strict=True):
+        for norm, (kind, label) in LOOKS.items():
+            # No logarithm of 0: the first measurement is left out.
+            steps = record.steps("heights", norm)[1:]
+            losses = record.values(norm, "heights", part)[:, 1:]
+            band(ax, steps, losses, kind=kind, label=label)
+        ax.set(xlabel=f"updates\n\n{title}")
+        ax.set_xscale("log", subs=(2, 5))
+    axes[0].set(ylabel="loss of a line (nats)")
+    legend_above(drawn["loss"], axes[0], columns=2)
+
+    drawn["quotient"], axes = panels(len(parts), sharey=True)
+    for ax, (part, title) in zip(axes, parts.items(), strict=True):
+        heights = common_heights(record, part)
+        found = quotients(record, part, heights)
+        band(ax, heights, found, kind="layer", label=LOOKS["layer_norm"][1])
+        ax.axhline(1, **STYLES["reference"])
+        ax.set(xlabel=f"loss of a line (nats)\n\n{title}")
+        ax.set_yscale("log", subs=(2, 5))
+        ax.invert_xaxis()
+    axes[0].set(ylabel="times as many updates without")
+    drawn["samples"] = _draw_samples(record)
     return drawn
 
 
@@ -509,4 +641,46 @@ EXPERIMENT = lab.Experiment(
     },
     begin=begin,
     figures=figures,
+)  # fmt: skip
+
+
+def _tuned(*rates: float) -> dict[str, Any]:
+    """Both networks, each at its own best rate."""
+    rate = {"values": list(rates), "factor": 3.0, "limits": [1e-5, 10.0]}
+    tuning = {
+        "seeds": [100],
+        "criterion": {"measurement": "validation", "quantity": "line"},
+        "grid": {"learning_rate": rate},
+    }
+    variants = {"none": {"norm": "none"}, "layer_norm": {"norm": "layer_norm"}}
+    return {**COMMON, "variants": variants, "tuning": tuning}
+
+
+DRAWERS = {"validated": [13, 14, 15, 16]}
+TUNED = lab.Experiment(
+    name="handwriting_tuned",
+    title="The LSTM that writes, with and without layer norm, each at its best rate",
+    source=EXPERIMENT.source,
+    scales={
+        "live": lab.Scale({
+            **_tuned(0.01, 0.03), **DRAWERS, "characters": 4, "repeats": 4,
+            "length": 8.0, "cut": 40, "hidden": 24, "layers": 1, "steps": 40,
+            "average_over": 10, "test_every": 20, "few": 4, "few_every": 2,
+            "sample_steps": 80,
+        }, (0, 1), "", "synthetic lines of four characters, 24 units"),
+        "cpu": lab.Scale({
+            **_tuned(0.01, 0.03), **LINES, **DRAWERS, "hidden": 128, "layers": 1,
+            "steps": 2400, "average_over": 20, "test_every": 200, "few": 16,
+            "few_every": 10,
+        }, (0, 1, 2), "omniglot-strokes",
+            "lines of eight characters of Omniglot, 128 units"),
+        "paper": lab.Scale({
+            **_tuned(0.0003, 0.001, 0.003), **LINES, **DRAWERS, "dtype": "float32",
+            "hidden": 400, "layers": 3, "steps": 190_000, "average_over": 200,
+            "test_every": 1000, "few": 16, "few_every": 50,
+        }, (0, 1, 2), "omniglot-strokes",
+            "the same lines, three layers of 400 units as in the paper (GPU)"),
+    },
+    begin=begin,
+    figures=tuned_figures,
 )  # fmt: skip

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import torch
@@ -16,9 +16,11 @@ from normbook.diagnostics.undisturbed import undisturbed
 from normbook.lab.experiment import Run, Values
 from normbook.lab.record import Record
 from normbook.layers.recalibrate import recalibrate
-from normbook.looks import Kind
+from normbook.looks import STYLES, Kind
 
 if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
     from normbook.figures import Line
 
 Looks = Mapping[str, tuple[Kind, str]]
@@ -110,3 +112,49 @@ def row(
         f"training steps\n\n{title}": lines(record, looks, measurement, curve)
         for title, looks in columns.items()
     }
+
+
+def through_best(
+    record: Record, variant: str, setting: str = "learning_rate"
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return the values of a tuned setting that were tried, (P,), and their scores.
+
+    These are the points at which the others are at their best, with growing values.
+    Scores, (S, P), have a row for each seed of the tuning: less is better.
+    """
+    best, grid = record.chosen(variant), record.grid(variant)
+    shown = [
+        k
+        for k in np.argsort(grid[setting])
+        if all(grid[name][k] == best[name] for name in best if name != setting)
+    ]
+    return grid[setting][shown], grid["score"][shown].T
+
+
+def draw_grid(
+    record: Record,
+    panels: Mapping[str, tuple[str, Looks]],
+    *,
+    ylabel: str,
+    yscale: Literal["linear", "log"] = "linear",
+    rows: int = 1,
+) -> Figure:
+    """Draw the scores of a tuning along one setting, with a dot where it is best.
+
+    A panel has the label of its horizontal axis, and of variants with their looks.
+    """
+    from normbook import figures
+
+    fig, axes = figures.panels(len(panels), rows=rows, sharey=True)
+    for ax, (xlabel, (setting, looks)) in zip(axes, panels.items(), strict=True):
+        for variant, (kind, label) in looks.items():
+            values, scores = through_best(record, variant, setting)
+            figures.band(ax, values, scores, kind=kind, label=label)
+            dot = values == record.chosen(variant)[setting]
+            colour = STYLES[kind]["color"]
+            ax.plot(values[dot], np.median(scores[:, dot], axis=0), "o", color=colour)
+        ax.set(xlabel=xlabel, xscale="log", yscale=yscale)
+    for ax in axes[:: len(axes) // rows]:
+        ax.set(ylabel=ylabel)
+    figures.legend_above(fig, axes[0])
+    return fig

@@ -22,12 +22,19 @@ of the papers (arXiv:1506.03340, 1603.09025 and 1607.06450, section 6.2): they t
 with 65 829 different words. Nor is there dropout here, gradients are not clipped, and
 the LSTM with layer norm has one bias where the formulas have three that add up.
 
-The stories of the scale ``cpu`` have at most 60 words. A record compares a
-normalization with its own gains, at one rate.
+The stories of the scale ``cpu`` have at most 60 words. A record of ``reading`` compares
+normalizations with their own gains, at one rate. In ``reading_tuned`` both
+normalizations begin with gains of 1 and of 0.1, and each variant has its own best
+learning rate (:mod:`normbook.lab.tuning`): that with the lowest error at the end on
+stories for validation, the last ones for training of each task, equally many of each,
+which are not learned. One seed of the tuning, others for the report; the tested stories
+choose nothing. Its scale ``cpu`` leaves open what longer stories, wider readers and
+more updates would show.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -40,7 +47,7 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 from normbook.data import cloze
 from normbook.data.stories import Stories, Story
 from normbook.experiments import published
-from normbook.experiments.measures import errors, judge
+from normbook.experiments.measures import Looks, draw_grid, errors, judge
 from normbook.lab import experiment as lab
 from normbook.lab.record import Record
 from normbook.layers.batch_norm_lstm import BatchNormLSTM
@@ -59,7 +66,7 @@ if TYPE_CHECKING:
 # Stories that are looked at together in evaluation.
 TOGETHER = 250
 # The settings that choose the stories.
-STORIES = ("tasks", "longest", "train", "tested", "validated")
+STORIES = ("tasks", "longest", "train", "tested", "validated", "seen")
 
 
 class Reading(NamedTuple):
@@ -184,6 +191,12 @@ class AttentiveReader(nn.Module):
         return padded, last.transpose(0, 1).flatten(1)
 
 
+def gains(model: nn.Module) -> list[nn.Parameter]:
+    """Return the gains of the normalizations inside the LSTMs of a reader."""
+    named = model.named_parameters()
+    return [p for n, p in named if "gamma" in n or (".norm_" in n and "weight" in n)]
+
+
 def _bounds(inputs: int) -> tuple[float, float]:
     return -(inputs**-0.5), inputs**-0.5
 
@@ -245,12 +258,14 @@ class _Encoding(NamedTuple):
 class _Encoded:
     """Stories as tensors: to learn from, to test with, and to show the attention on.
 
-    The last ones of training may be set aside, for validation.
+    Of each task so many of the last ones of training may be set aside, for validation,
+    and the errors on so many of those that are learned may be measured, as ``seen``.
     """
 
     encoding: _Encoding
     train: tuple[Tensor, Tensor]
     validation: tuple[Tensor, Tensor] | None
+    seen: tuple[Tensor, Tensor] | None
     test: tuple[Tensor, Tensor]
     examples: list[Story]
     shown: tuple[Tensor, Tensor]
@@ -263,12 +278,31 @@ class _Encoded:
         stories = _stories(settings, data)
         encoding = _Encoding.of(stories.train, settings["tasks"])
         examples = _shown(settings, stories)
-        count = len(stories.train) - settings.get("validated", 0)
-        learned, aside = stories.train[:count], stories.train[count:]
-        sets = learned, stories.test, examples
-        train, test, shown = (encoding.tensors(one, device) for one in sets)
-        validation = encoding.tensors(aside, device) if aside else None
-        return _Encoded(encoding, train, validation, test, examples, shown)
+        aside, learned = _last(stories.train, settings.get("validated", 0))
+        seen, _ = _last(learned, settings.get("seen", 0))
+
+        def tensors(stories: Sequence[Story]) -> tuple[Tensor, Tensor]:
+            return encoding.tensors(stories, device)
+
+        return _Encoded(
+            encoding,
+            train=tensors(learned),
+            validation=tensors(aside) if aside else None,
+            seen=tensors(seen) if seen else None,
+            test=tensors(stories.test),
+            examples=examples,
+            shown=tensors(examples),
+        )
+
+
+def _last(stories: Sequence[Story], count: int) -> tuple[list[Story], list[Story]]:
+    """Split off the last ones of each task: these, and the others, in their order."""
+    left = Counter(story.task for story in stories)
+    last, others = list[Story](), list[Story]()
+    for story in stories:
+        (last if left[story.task] <= count else others).append(story)
+        left[story.task] -= 1
+    return last, others
 
 
 def begin(
@@ -288,6 +322,9 @@ def begin(
         generator=lab.generator(seed, "weights"),
         cell=settings.get("cell"),
     ).to(device, dtype)
+    if "gain" in settings:
+        for gain in gains(model):
+            nn.init.constant_(gain, settings["gain"])
     rate, size = settings["learning_rate"], settings["batch_size"]
 
     def judged(run: lab.Run, examples: tuple[Tensor, Tensor]) -> lab.Values:
@@ -322,9 +359,11 @@ def begin(
         "test": lab.Measurement(every, partial(judged, examples=encoded.test)),
         "attention": lab.Measurement(settings["steps"], attention),
     }
-    if encoded.validation is not None:
-        judge_validation = partial(judged, examples=encoded.validation)
-        measurements["validation"] = lab.Measurement(every, judge_validation)
+    for name in ("validation", "seen"):
+        if (examples := getattr(encoded, name)) is not None:
+            seldom = settings.get("others_every", every)
+            measure = partial(judged, examples=examples)
+            measurements[name] = lab.Measurement(seldom, measure)
     return lab.Run(
         model=model,
         optimizer=torch.optim.Adam(model.parameters(), lr=rate, fused=True),
@@ -354,7 +393,7 @@ def attention(record: Record, variant: str, place: int) -> Attention:
 
     The place is that of a recorded text, from 0: two of each task.
     """
-    record.require(EXPERIMENT.name)
+    record.require(*NAMES)
     text = record.texts(variant, "attention", f"story_{place}")[0][-1]
     *facts, question, answer = (line.split() for line in text.split("\n"))
     weights = record.values(variant, "attention", f"weights_{place}")[:, -1]
@@ -370,7 +409,7 @@ def first_steps(
     Shape (S,): steps for each seed, of those measured; NaN where the error never gets
     so low. ValueError if the record has no such task.
     """
-    record.require(EXPERIMENT.name)
+    record.require(*NAMES)
     tasks = record.settings["tasks"]
     if task not in tasks:
         raise ValueError(
@@ -387,7 +426,7 @@ LEVELS = np.array([0.5, 0.4, 0.3, 0.2, 0.1, 0.05])
 
 
 def figures(record: Record) -> dict[str, Figure]:
-    """Draw a record of this experiment.
+    """Draw a record of ``reading``.
 
     "error": test error against training steps, a column for each task; the last column
     has points of Ba et al. (2016), Fig. 2, on another task. "steps": when each error is
@@ -397,35 +436,106 @@ def figures(record: Record) -> dict[str, Figure]:
     from normbook.figures import curve_grid, points
 
     record.require(EXPERIMENT.name)
-    tasks = record.settings["tasks"]
-    by_task: dict[str, dict[str, Line]] = {}
-    reached: dict[str, dict[str, Line]] = {}
-    for place, task in enumerate(tasks):
-        curves = by_task.setdefault(f"training steps\n\n{task}", {})
-        firsts = reached.setdefault(f"test error\n\n{task}", {})
-        for variant, (kind, label) in LOOKS.items():
-            runs = record.values(variant, "test", "error_by_task")[:, :, place]
-            curves[label] = (kind, record.steps("test", variant), runs)
-            counts = [first_steps(record, variant, task, level) for level in LEVELS]
-            firsts[label] = (kind, LEVELS, np.transpose(counts))
     beside = "thousands of steps\n\nBa et al. (2016):\nnews, validation"
-    error, ((*_, last),) = curve_grid({"test error": {**by_task, beside: {}}})
+    columns = _by_task(record, LOOKS, "test")
+    error, ((*_, last),) = curve_grid({"test error": {**columns, beside: {}}})
     for variant, (kind, _) in LOOKS.items():
         of = published.READING_ERROR[variant]
         points(last, np.divide(of.x, 1000), of.y, kind=kind)
     last.set(ylim=(0, 1.05))
-    steps, (axes,) = curve_grid({"training steps": reached})
+    return {
+        "error": error,
+        "steps": _draw_steps(record, LOOKS),
+        **_draw_attention(record, LOOKS),
+    }
+
+
+def _by_task(
+    record: Record, looks: Looks, measurement: str
+) -> dict[str, dict[str, Line]]:
+    """Return the errors of each task against the steps, for a panel each."""
+    columns: dict[str, dict[str, Line]] = {}
+    for place, task in enumerate(record.settings["tasks"]):
+        curves = columns.setdefault(f"training steps\n\n{task}", {})
+        for variant, (kind, label) in looks.items():
+            runs = record.values(variant, measurement, "error_by_task")[:, :, place]
+            curves[label] = (kind, record.steps(measurement, variant), runs)
+    return columns
+
+
+def _draw_steps(record: Record, looks: Looks) -> Figure:
+    from normbook.figures import curve_grid
+
+    reached: dict[str, dict[str, Line]] = {}
+    for task in record.settings["tasks"]:
+        firsts = reached.setdefault(f"test error\n\n{task}", {})
+        for variant, (kind, label) in looks.items():
+            counts = [first_steps(record, variant, task, level) for level in LEVELS]
+            firsts[label] = (kind, LEVELS, np.transpose(counts))
+    fig, (axes,) = curve_grid({"training steps": reached})
     for ax in axes:
         ax.invert_xaxis()  # errors fall as training goes on
-    drawn = {"error": error, "steps": steps}
-    for i in range(len(tasks)):
+    return fig
+
+
+def _draw_attention(record: Record, looks: Looks) -> dict[str, Figure]:
+    drawn = {}
+    for i in range(len(record.settings["tasks"])):
         panels = {}
-        for variant, (kind, label) in LOOKS.items():
+        for variant, (kind, label) in looks.items():
             seen = attention(record, variant, 2 * i)
             title = f"{label}: {' '.join(seen.question)}? "
             title += f"P({seen.answer}) = {seen.probability[0]:.2f}"
             panels[title] = (kind, seen.facts, seen.weights[0])
         drawn[f"attention_{i}"] = shaded_words(panels)
+    return drawn
+
+
+# A row for each gain; without a normalization there is none.
+BY_GAIN: dict[str, Looks] = {
+    "gains from 1": {
+        "none": LOOKS["none"],
+        "layer_norm": LOOKS["layer_norm"],
+        "batch_norm gain=1": LOOKS["batch_norm"],
+    },
+    "gains from 0.1": {
+        "none": LOOKS["none"],
+        "layer_norm gain=0.1": LOOKS["layer_norm"],
+        "batch_norm": LOOKS["batch_norm"],
+    },
+}
+
+
+def tuned_figures(record: Record) -> dict[str, Figure]:
+    """Draw a record of ``reading_tuned``.
+
+    "grid": the error of the criterion against the learning rate, with the chosen one.
+    "error": test error (line) against training steps, a row for each gain and a column
+    for each task; "seen" the same on texts that are learned. "steps gains from 1" and
+    "steps gains from 0.1": when each test error is reached first.
+    """
+    from normbook.figures import curve_grid
+
+    record.require(TUNED.name)
+    drawn = {
+        "grid": draw_grid(
+            record,
+            {
+                f"learning rate\n\n{title}": ("learning_rate", shown)
+                for title, shown in BY_GAIN.items()
+            },
+            ylabel="validation error at the end",
+        )
+    }
+    for name, measurement in (("error", "test"), ("seen", "seen")):
+        drawn[name], _ = curve_grid(
+            {
+                f"{measurement} error,\n{title}": _by_task(record, shown, measurement)
+                for title, shown in BY_GAIN.items()
+            }
+        )
+    for title, shown in BY_GAIN.items():
+        drawn[f"steps {title}"] = _draw_steps(record, shown)
     return drawn
 
 
@@ -526,3 +636,55 @@ EXPERIMENT = lab.Experiment(
     begin=begin,
     figures=figures,
 )  # fmt: skip
+
+# Each at its own best rate, with both gains.
+TUNED_VARIANTS: dict[str, dict[str, Any]] = {
+    "none": {"norm": "none"},
+    "layer_norm": {"norm": "layer_norm", "gain": 1.0},
+    "layer_norm gain=0.1": {"norm": "layer_norm", "gain": 0.1},
+    "batch_norm": {"norm": "batch_norm", "gain": 0.1},
+    "batch_norm gain=1": {"norm": "batch_norm", "gain": 1.0},
+}
+
+
+def _tuning(*rates: float) -> dict[str, Any]:
+    rate = {"values": list(rates), "factor": 3.0, "limits": [1e-5, 1.0]}
+    return {
+        "seeds": [100],
+        "criterion": {"measurement": "validation", "quantity": "error"},
+        "grid": {"learning_rate": rate},
+    }
+
+
+TUNED_BABI: dict[str, Any] = {
+    **BABI, "variants": TUNED_VARIANTS, "validated": 300, "seen": 300,
+}  # fmt: skip
+TUNED = lab.Experiment(
+    name="reading_tuned",
+    title="The same readers, with gains from 1 and from 0.1, each at its best rate",
+    source=EXPERIMENT.source,
+    scales={
+        "live": lab.Scale({
+            "dtype": "float64", "tasks": ["cloze"], "train": 1000, "tested": 200,
+            "embedding": 16, "hidden": 24, "batch_size": 32, "validated": 200,
+            "seen": 100, "steps": 60, "average_over": 20, "test_every": 30,
+            "variants": TUNED_VARIANTS, "tuning": _tuning(0.01, 0.03),
+        }, (0, 1), "", "drawn texts of 2-4 sentences with a gap"),
+        "cpu": lab.Scale({
+            **TUNED_BABI, "dtype": "float64", "longest": 60, "embedding": 32,
+            "hidden": 64, "batch_size": 32, "steps": 4000, "average_over": 50,
+            "test_every": 100, "others_every": 500,
+            "tuning": _tuning(0.0007, 0.002, 0.006),
+        }, (0, 1, 2), "babi",
+            "three tasks of bAbI, stories of at most 60 words, 64 units"),
+        "full": lab.Scale({
+            **TUNED_BABI, "dtype": "float32", "longest": 200, "embedding": 240,
+            "hidden": 240, "batch_size": 64, "steps": 40_000, "average_over": 200,
+            "test_every": 1000, "tuning": _tuning(0.0003, 0.001, 0.003),
+        }, (0, 1, 2), "babi",
+            "three tasks of bAbI, stories of at most 200 words, 240 units (GPU)"),
+    },
+    begin=begin,
+    figures=tuned_figures,
+)  # fmt: skip
+NAMES = EXPERIMENT.name, TUNED.name

@@ -6,17 +6,22 @@ the distributions shift on purpose (Santurkar et al. 2018).
 
 The paper gives the sizes, the batch of 60 and the 50 000 steps. It does not give the
 learning rate or the standard deviation of the first weights; the experiment
-``sigmoid_net_choices`` shows what they do.
+``sigmoid_net_choices`` shows what they do. In ``sigmoid_net_tuned`` each network has
+its own best pair of them (:mod:`normbook.lab.tuning`): that with which it first reaches
+a level of accuracy on validation images, the last training images, which are not
+trained on.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import nn
 
 from normbook.data import Dataset
@@ -42,6 +47,8 @@ UNITS = 5
 QUANTILES = ("q15", "q50", "q85")
 # Training examples on which the distributions are measured.
 PROBE = 1000
+# Those on which loss and accuracy are, beside the test.
+TRAINED = 10_000
 
 
 def begin(
@@ -59,7 +66,9 @@ def begin(
     data = lab.required(data)
     _, y, _, y_test = split(data, device)
     pixels: _Pixels = _Pixels.of(data, settings["is_binary"], device)
-    x = pixels.x
+    count = len(y) - settings.get("validated", 0)
+    x, held_out = pixels.x[:count], (pixels.x[count:], y[count:])
+    y = y[:count]
     model = build(
         generator=lab.generator(seed, "weights"),
         norm=None if settings["norm"] == "none" else norm,
@@ -76,6 +85,14 @@ def begin(
 
     def test(run: lab.Run) -> lab.Values:
         loss, accuracy = evaluate(run.model, pixels.x_test, y_test)
+        values = {"loss": loss, "accuracy": accuracy}
+        if len(held_out[1]):
+            loss, accuracy = evaluate(run.model, x[:TRAINED], y[:TRAINED])
+            values |= {"train_loss": loss, "train_accuracy": accuracy}
+        return values
+
+    def validate(run: lab.Run) -> lab.Values:
+        loss, accuracy = evaluate(run.model, *held_out)
         return {"loss": loss, "accuracy": accuracy}
 
     def inputs(run: lab.Run) -> lab.Values:
@@ -84,14 +101,22 @@ def begin(
         return dict(zip(QUANTILES, quantiles, strict=True))
 
     def shift(run: lab.Run) -> lab.Values:
-        moved = input_shift_of_update(run.model, run.loss, rate, sigmoids, probe)
-        inputs = [float(moved[name].mean()) for name in sigmoids]
-        return {"inputs": inputs, **measures.shift(run, rate)}
+        def of_inputs(probe: Callable[[nn.Module], torch.Tensor]) -> list[float]:
+            moved = input_shift_of_update(run.model, run.loss, rate, sigmoids, probe)
+            return [float(moved[name].mean()) for name in sigmoids]
+
+        values = {"inputs": of_inputs(probe), **measures.shift(run, rate)}
+        if len(held_out[1]):
+            values["batch_inputs"] = of_inputs(run.loss)
+        return values
 
     every = settings["measure_every"]
-    measurements = {"test": lab.Measurement(every, test)}
+    seldom = settings.get("test_every", every)
+    measurements = {"test": lab.Measurement(seldom, test)}
+    if len(held_out[1]):
+        measurements["validation"] = lab.Measurement(every, validate)
     if settings["is_diagnosed"]:
-        measurements["inputs"] = lab.Measurement(every, inputs)
+        measurements["inputs"] = lab.Measurement(seldom, inputs)
         measurements["shift"] = lab.Measurement(every, shift)
     return lab.Run(
         model=model,
@@ -275,6 +300,74 @@ def choices_figures(record: Record) -> dict[str, Figure]:
     return {"choices": fig}
 
 
+# Accuracies on validation images to which the steps are counted.
+LEVELS = (0.93, 0.94, 0.95, 0.96, 0.965, 0.97, 0.975)
+
+
+def steps_to(record: Record, variant: str, level: float) -> NDArray[np.float64]:
+    """Return the steps of each seed, (S,), to an accuracy on validation images, or NaN.
+
+    These are the images by which rate and first weights were chosen, of other seeds.
+    """
+    is_there = record.values(variant, "validation", "accuracy") >= level
+    return record.first_steps(variant, "validation", is_there)
+
+
+def tuned_figures(record: Record) -> dict[str, Figure]:
+    """Draw a record of ``sigmoid_net_tuned``.
+
+    "grid": the steps to the level of the criterion, on validation images, against the
+    learning rate and against the standard deviation of the first weights, with the
+    other one at its best; a gap where the level is not reached. "error" on training
+    images and on the test set. "steps" to levels of accuracy on validation images.
+    "inputs", "input_shift" and "gradient_shift" as of ``sigmoid_net``.
+    """
+    record.require(TUNED.name)
+    settings = {"learning_rate": "learning rate", "std": "std of weights"}
+    criterion = record.settings["tuning"]["criterion"]
+    return {
+        "grid": measures.draw_grid(
+            record,
+            {label: (name, LOOKS) for name, label in settings.items()},
+            ylabel=f"steps to {criterion['level']:g} (validation)",
+        ),
+        "error": _draw_errors(record),
+        "inputs": _draw_inputs(record),
+        "steps": _draw_steps(record),
+        "input_shift": _draw_input_shift(record),
+        "gradient_shift": _draw_gradient_shift(record),
+    }
+
+
+def _draw_errors(record: Record) -> Figure:
+    from normbook.figures import bands, legend_above, panels
+
+    names = {"train_accuracy": "training images", "accuracy": "test set"}
+    fig, axes = panels(len(names), sharey=True)
+    for ax, (quantity, title) in zip(axes, names.items(), strict=True):
+
+        def error(variant: str, quantity: str = quantity) -> NDArray[np.float64]:
+            return 1 - record.values(variant, "test", quantity)
+
+        bands(ax, measures.lines(record, LOOKS, "test", error))
+        ax.set(xlabel=f"training steps\n\n{title}", yscale="log")
+    axes[0].set(ylabel="error")
+    legend_above(fig, axes[0])
+    return fig
+
+
+def _draw_steps(record: Record) -> Figure:
+    from normbook.figures import band, legend_above, panels
+
+    fig, (ax,) = panels(1)
+    for variant, (kind, label) in LOOKS.items():
+        runs = np.stack([steps_to(record, variant, x) for x in LEVELS], axis=1)
+        band(ax, LEVELS, runs, kind=kind, label=label)
+    ax.set(xlabel="validation accuracy", ylabel="training steps", yscale="log")
+    legend_above(fig, ax)
+    return fig
+
+
 COMMON: dict[str, Any] = {
     "dtype": "float64", "batch_size": 60, "depth": 3, "width": 100,
     "is_diagnosed": True, "variants": {norm: {"norm": norm} for norm in LOOKS},
@@ -321,4 +414,44 @@ CHOICES = lab.Experiment(
     },
     begin=begin,
     figures=choices_figures,
+)  # fmt: skip
+
+# Each at its own best. With the noise at the widths of the paper: without it, that
+# network is the one with batch norm.
+TUNING: dict[str, Any] = {
+    "seeds": [100, 101],
+    "criterion": {
+        "measurement": "validation", "quantity": "accuracy", "is_higher_better": True,
+        "level": 0.97,
+    },
+    "grid": {
+        "learning_rate": {"values": [2.0, 4.0], "factor": 2.0, "limits": [1e-3, 1e3]},
+        "std": {"values": [0.1, 0.3], "factor": 3.0, "limits": [1e-3, 1e2]},
+    },
+}  # fmt: skip
+LIVE_TUNING: dict[str, Any] = {
+    "seeds": [100],
+    "criterion": {**TUNING["criterion"], "level": 0.8},
+    "grid": {n: {**axis, "values": [1.0]} for n, axis in TUNING["grid"].items()},
+}
+TUNED = lab.Experiment(
+    name="sigmoid_net_tuned",
+    title="The same three networks, each with its own best rate and first weights",
+    source=SOURCE,
+    scales={
+        "live": lab.Scale({
+            **COMMON, "steps": 100, "measure_every": 10, "test_every": 50,
+            "validated": 200, "is_binary": False, "tuning": LIVE_TUNING,
+        }, (0, 1), "digits", DIGITS),
+        "cpu": lab.Scale({
+            **COMMON, "steps": 10_000, "measure_every": 100, "test_every": 500,
+            "validated": 5000, "is_binary": True, "tuning": TUNING,
+        }, (0, 1, 2, 3, 4), "mnist", "binary MNIST, a fifth of the steps of the paper"),
+        "paper": lab.Scale({
+            **COMMON, "steps": 50_000, "measure_every": 100, "test_every": 500,
+            "validated": 5000, "is_binary": True, "tuning": TUNING,
+        }, (0, 1, 2, 3, 4), "mnist", "binary MNIST, the steps of the paper"),
+    },
+    begin=begin,
+    figures=tuned_figures,
 )  # fmt: skip

@@ -64,6 +64,7 @@ from torch.nn.utils.rnn import PackedSequence
 from normbook import through_time
 from normbook.data.synthetic import marked
 from normbook.experiments import handwriting, reading
+from normbook.experiments.measures import through_best
 from normbook.lab import experiment as lab
 from normbook.lab.record import Record
 from normbook.layer_norm_lstm import LayerNormLSTMParameters, layer_norm_lstm_forward
@@ -392,14 +393,11 @@ def _draw_grid(record: Record) -> Figure:
     for ax, (name, variants) in zip(axes, cells.items(), strict=False):
         for variant in variants.values():
             kind, label = _look(record, variant)
-            best, grid = record.chosen(variant), record.grid(variant)
-            is_shown = grid["forget_bias"] == best["forget_bias"]
-            rates, scores = grid["learning_rate"][is_shown], grid["score"][is_shown]
-            order = np.argsort(rates)
+            rates, scores = through_best(record, variant)
             style: dict[str, Any] = STYLES[kind]
-            ax.plot(rates[order], scores.mean(1)[order], **style, label=label)
-            at = rates == best["learning_rate"]
-            ax.plot(rates[at], scores.mean(1)[at], "o", color=style["color"])
+            ax.plot(rates, scores.mean(0), **style, label=label)
+            at = rates == record.chosen(variant)["learning_rate"]
+            ax.plot(rates[at], scores.mean(0)[at], "o", color=style["color"])
         ax.set(xscale="log", xlabel=name)
     for ax in axes[::columns]:
         ax.set(ylabel="validation loss")
