@@ -8,16 +8,19 @@ from typing import Any
 import numpy as np
 import pytest
 import small
+import torch
 from small import check_circles, check_median, circles, lines
 from torch import nn
 
 from normbook.data import Dataset
 from normbook.diagnostics.noise import DistributionNoise
+from normbook.diagnostics.undisturbed import undisturbed
 from normbook.experiments import vgg
 from normbook.experiments.published import VGG_TRAIN_ACCURACY
-from normbook.lab.experiment import generator
+from normbook.lab.experiment import classification, generator
 from normbook.lab.record import Record
 from normbook.layers.batch_norm import BatchNorm1d, BatchNorm2d
+from normbook.layers.recalibrate import recalibrate
 
 
 @pytest.fixture
@@ -176,3 +179,63 @@ def test_the_inputs_are_those_of_the_deepest_layer_that_is_followed(
     for line, unit in zip(axes[5].lines, found, strict=True):
         np.testing.assert_array_equal(line.get_ydata(), unit)
     assert axes[3].get_ylabel() == "std of an input"
+
+
+# --- each network at its own best
+
+
+def test_the_test_as_trained_has_the_noise_and_the_statistics_of_the_batch() -> None:
+    run = small.begun("vgg_tuned", "noisy_batch_norm")
+    model, (x, y) = run.model, (run.batches.x[:40], run.batches.y[:40])
+    values = vgg.tested_as_trained(model, x, y, 16)
+    with undisturbed(model):
+        model.train()
+        means = [classification(model, x[k : k + 16], y[k : k + 16]) for k in (0, 16)]
+    for name, value in values.items():
+        small.same(value, float(np.mean([m[name].item() for m in means])))
+    assert values["loss"] != vgg.tested(model, x[:32], y[:32])["loss"]
+
+
+def test_statistics_are_recalibrated_on_training_images_without_noise() -> None:
+    run = small.begun("vgg_tuned", "noisy_batch_norm")
+    for _ in range(3):
+        run.update()
+    run.measure(steps=run.step)
+    usual, recalibrated = (run.curves[k]["loss"] for k in ("test", "recalibrated"))
+    data, x = small.data("vgg_tuned"), run.batches.x
+    recalibrate(run.model, torch.split(x[: vgg.PROBE], vgg.CHUNK))
+    test = vgg.images(torch.tensor(data.x_test)), torch.tensor(data.y_test)
+    assert recalibrated == [vgg.tested(run.model, *test)["loss"]] != usual
+    last = vgg.images(torch.tensor(data.x_train[-200:]))
+    validation = vgg.tested(run.model, last, torch.tensor(data.y_train[-200:]))
+    assert run.curves["validation"]["loss"] == [validation["loss"]]
+    assert len(x) == len(data.x_train) - 200
+
+
+def test_a_network_without_statistics_is_tested_in_one_way() -> None:
+    tuned = small.record("vgg_tuned")
+    for run in tuned.runs:
+        assert ({"recalibrated", "as_trained"} <= {*run.curves}) == (
+            run.variant != "none"
+        )
+
+
+def test_the_rate_is_chosen_by_validation_and_marked_in_the_grid() -> None:
+    tuned = small.record("vgg_tuned")
+    (ax,) = vgg.tuned_figures(tuned)["grid"].axes
+    for variant, (kind, _) in vgg.LOOKS.items():
+        grid, best = tuned.grid(variant), tuned.chosen(variant)["learning_rate"]
+        errors = grid["score"][:, 0]
+        assert best == grid["learning_rate"][errors.argmin()]
+        check_median(ax, kind, grid["learning_rate"], errors[None])
+        (dot,) = circles(ax, kind)
+        assert (dot.get_xdata(), dot.get_ydata()) == ([best], [errors.min()])
+
+
+def test_the_three_ways_of_a_test_are_drawn_side_by_side() -> None:
+    tuned = small.record("vgg_tuned")
+    axes = vgg.tuned_figures(tuned)["ways"].axes
+    for ax, variant in zip(axes, ("batch_norm", "noisy_batch_norm"), strict=True):
+        for way, (kind, _) in vgg.WAYS.items():
+            errors = 1 - tuned.values(variant, way, "accuracy")
+            check_median(ax, kind, tuned.steps(way, variant), errors)

@@ -23,6 +23,7 @@ EXPERIMENTS: dict[str, Experiment] = {
         sigmoid_net.CHOICES,
         sigmoid_net.TUNED,
         vgg.EXPERIMENT,
+        vgg.TUNED,
         deep_linear.EXPERIMENT,
         batch_size.BATCH_128,
         batch_size.BATCH_4,

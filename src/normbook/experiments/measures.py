@@ -158,3 +158,21 @@ def draw_grid(
         ax.set(ylabel=ylabel)
     figures.legend_above(fig, axes[0])
     return fig
+
+
+def draw_errors(record: Record, looks: Looks) -> Figure:
+    """Draw the share of wrong answers during training: on training images, in test."""
+    from normbook import figures
+
+    names = {"train_accuracy": "training images", "accuracy": "test set"}
+    fig, axes = figures.panels(len(names), sharey=True)
+    for ax, (quantity, title) in zip(axes, names.items(), strict=True):
+
+        def error(variant: str, quantity: str = quantity) -> NDArray[np.float64]:
+            return 1 - record.values(variant, "test", quantity)
+
+        figures.bands(ax, lines(record, looks, "test", error))
+        ax.set(xlabel=f"training steps\n\n{title}", yscale="log")
+    axes[0].set(ylabel="error")
+    figures.legend_above(fig, axes[0])
+    return fig

@@ -331,29 +331,12 @@ def tuned_figures(record: Record) -> dict[str, Figure]:
             {label: (name, LOOKS) for name, label in settings.items()},
             ylabel=f"steps to {criterion['level']:g} (validation)",
         ),
-        "error": _draw_errors(record),
+        "error": measures.draw_errors(record, LOOKS),
         "inputs": _draw_inputs(record),
         "steps": _draw_steps(record),
         "input_shift": _draw_input_shift(record),
         "gradient_shift": _draw_gradient_shift(record),
     }
-
-
-def _draw_errors(record: Record) -> Figure:
-    from normbook.figures import bands, legend_above, panels
-
-    names = {"train_accuracy": "training images", "accuracy": "test set"}
-    fig, axes = panels(len(names), sharey=True)
-    for ax, (quantity, title) in zip(axes, names.items(), strict=True):
-
-        def error(variant: str, quantity: str = quantity) -> NDArray[np.float64]:
-            return 1 - record.values(variant, "test", quantity)
-
-        bands(ax, measures.lines(record, LOOKS, "test", error))
-        ax.set(xlabel=f"training steps\n\n{title}", yscale="log")
-    axes[0].set(ylabel="error")
-    legend_above(fig, axes[0])
-    return fig
 
 
 def _draw_steps(record: Record) -> Figure:

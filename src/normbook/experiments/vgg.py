@@ -5,6 +5,14 @@ noise after it, and the loss and its gradient along the gradient.
 
 The paper does not give the layers of its network. Ours is a stack of 3 x 3
 convolutions with max pooling between, and one hidden fully connected layer.
+
+In ``vgg_tuned`` each network has its own best learning rate
+(:mod:`normbook.lab.tuning`): that with the least error at the end on validation images,
+the last training images, which are not trained on. There batch norm has statistics that
+are recalibrated without the noise, so that the choice does not depend on how the noisy
+network is tested. The test is made in three ways: as usual, without noise and with
+running statistics, which were gathered with it; "recalibrated"; and "as_trained", with
+the noise and the statistics of each batch.
 """
 
 from __future__ import annotations
@@ -22,6 +30,7 @@ from normbook.data import Dataset
 from normbook.diagnostics.activations import layer_statistics
 from normbook.diagnostics.internal_covariate_shift import input_shift_of_update
 from normbook.diagnostics.noise import DistributionNoise
+from normbook.diagnostics.undisturbed import undisturbed
 from normbook.experiments import measures
 from normbook.experiments.published import VGG_TRAIN_ACCURACY
 from normbook.lab import experiment as lab
@@ -41,6 +50,9 @@ UNITS = 5
 # Examples that go through the network at once in a test: a matter of memory only, of
 # which more would be taken and given back for each layer.
 CHUNK = 500
+# Training images on which loss and accuracy are measured, and statistics recalibrated,
+# where the network is tuned.
+PROBE = 5000
 
 
 def build(
@@ -93,6 +105,8 @@ def begin(
     """Make one network, its data and its measurements."""
     x, y, x_test, y_test = split(lab.required(data), device)
     x, x_test = images(x), images(x_test)
+    count = len(y) - settings.get("validated", 0)
+    (x, x_held_out), (y, y_held_out) = ((z[:count], z[count:]) for z in (x, y))
     noise = lab.generator(seed, "noise")
     model = build(
         settings["layers"],
@@ -106,10 +120,21 @@ def begin(
     model = model.to(device=device, memory_format=torch.channels_last)  # type: ignore[call-overload]
     rate, size = settings["learning_rate"], settings["batch_size"]
     relus = [name for name, m in model.named_modules() if isinstance(m, nn.ReLU)]
-    followed = [relus[i] for i in settings["followed"]]
+    followed = [relus[i] for i in settings.get("followed", [])]
 
     def test(run: lab.Run) -> lab.Values:
-        return dict(tested(run.model, x_test, y_test))
+        values = dict(tested(run.model, x_test, y_test))
+        if len(y_held_out):
+            trained = tested(run.model, x[:PROBE], y[:PROBE])
+            values |= {f"train_{name}": value for name, value in trained.items()}
+        return values
+
+    def validate(run: lab.Run) -> lab.Values:
+        means = tested(run.model, x_held_out, y_held_out)
+        return {"loss": means["loss"], "error": 1 - means["accuracy"]}
+
+    def as_trained(run: lab.Run) -> lab.Values:
+        return tested_as_trained(run.model, x_test, y_test, size)
 
     def inputs(run: lab.Run) -> lab.Values:
         layers = layer_statistics(run.model, run.loss, followed)
@@ -123,19 +148,31 @@ def begin(
         inputs = [_mean(moved[name]) for name in relus]
         return {"inputs": inputs, **measures.shift(run, rate)}
 
+    every = settings["test_every"]
+    measurements = {
+        "test": lab.Measurement(every, test),
+        "shift": lab.Measurement(settings["shift_every"], shift),
+    }
+    if "landscape_every" in settings:
+        often = settings["landscape_every"]
+        landscape = partial(measures.landscape, rate=rate)
+        measurements["inputs"] = lab.Measurement(often, inputs)
+        measurements["landscape"] = lab.Measurement(often, landscape)
+    if len(y_held_out):
+        if settings["norm"] != "none":
+            again = partial(measures.recalibrated, x=x[:PROBE], size=CHUNK)
+            measurements["recalibrated"] = lab.Measurement(
+                every, partial(again, test=test)
+            )
+            measurements["as_trained"] = lab.Measurement(every, as_trained)
+            validate = partial(again, test=validate)
+        measurements["validation"] = lab.Measurement(every, validate)
     return lab.Run(
         model=model,
         optimizer=torch.optim.SGD(model.parameters(), lr=rate),
         objective=lab.classification,
         batches=lab.Batches(x, y, size, lab.generator(seed, "batches")),
-        measurements={
-            "test": lab.Measurement(settings["test_every"], test),
-            "inputs": lab.Measurement(settings["landscape_every"], inputs),
-            "landscape": lab.Measurement(
-                settings["landscape_every"], partial(measures.landscape, rate=rate)
-            ),
-            "shift": lab.Measurement(settings["shift_every"], shift),
-        },
+        measurements=measurements,
         every=settings["average_over"],
         generators={"noise": noise},
     )
@@ -156,6 +193,22 @@ def tested(model: nn.Module, x: Tensor, y: Tensor) -> dict[str, float]:
         loss += means[0] * len(part) / len(x)
         accuracy += means[1] * len(part) / len(x)
     return {"loss": loss, "accuracy": accuracy}
+
+
+def tested_as_trained(
+    model: nn.Module, x: Tensor, y: Tensor, size: int
+) -> dict[str, float]:
+    """Return loss (nats) and accuracy in training mode, in whole batches of a size.
+
+    Batch norm has the statistics of the batch, and noise is on. What is left over is
+    not tested; the model remains as it was.
+    """
+    count = len(x) // size * size
+    with undisturbed(model), torch.no_grad():
+        model.train()
+        scores = torch.cat([model(part) for part in torch.split(x[:count], size)])
+        losses, wrong = measures.judge(scores, y[:count])
+    return {"loss": losses.mean().item(), "accuracy": 1 - wrong.mean().item()}
 
 
 def images(x: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -258,6 +311,52 @@ def _inputs(
     return rows
 
 
+# What is done with the noise, and with statistics, in a test.
+WAYS: dict[str, tuple[Kind, str]] = {
+    "test": ("none", "as usual"),
+    "recalibrated": ("batch", "recalibrated"),
+    "as_trained": ("other", "as in training"),
+}
+
+
+def tuned_figures(record: Record) -> dict[str, Figure]:
+    """Draw a record of ``vgg_tuned``.
+
+    "grid": the error at the end, on validation images, against the learning rate.
+    "error" on training images and on the test set. "ways": the error on the test set as
+    usual, with recalibrated statistics, and as in training. "shift", layer by layer, as
+    of ``vgg``.
+    """
+    record.require(TUNED.name)
+    return {
+        "grid": measures.draw_grid(
+            record,
+            {"learning rate": ("learning_rate", LOOKS)},
+            ylabel="validation error",
+            yscale="log",
+        ),
+        "error": measures.draw_errors(record, LOOKS),
+        "ways": _draw_ways(record),
+        "shift": _draw_shift(record, LOOKS),
+    }
+
+
+def _draw_ways(record: Record) -> Figure:
+    from normbook.figures import curve_grid
+
+    def line(variant: str, way: str, kind: Kind) -> Line:
+        errors = 1 - record.values(variant, way, "accuracy")
+        return kind, record.steps(way, variant), errors
+
+    row = {
+        f"training steps\n\n{LOOKS[variant][1]}": {
+            label: line(variant, way, kind) for way, (kind, label) in WAYS.items()
+        }
+        for variant in ("batch_norm", "noisy_batch_norm")
+    }
+    return curve_grid({"test error": row}, yscale="log")[0]
+
+
 COMMON: dict[str, Any] = {
     "dtype": "float32", "batch_size": 128, "variants": {
         "none": {"norm": "none", "learning_rate": 0.1},
@@ -298,5 +397,42 @@ EXPERIMENT = lab.Experiment(
     },
     begin=begin,
     figures=figures,
+    is_steady=False,
+)  # fmt: skip
+
+TUNED_COMMON: dict[str, Any] = {
+    "dtype": "float32", "batch_size": 128,
+    "variants": {norm: {"norm": norm} for norm in LOOKS},
+}  # fmt: skip
+CRITERION = {"measurement": "validation", "quantity": "error"}
+TUNED = lab.Experiment(
+    name="vgg_tuned",
+    title="The VGG-like networks, each with its own best learning rate",
+    source="Santurkar et al. (2018), Figs. 1 and 2",
+    scales={
+        "live": lab.Scale({
+            **TUNED_COMMON, "steps": 60, "average_over": 10, "shift_every": 30,
+            "test_every": 30, "hidden": 32, "validated": 200,
+            "layers": EXPERIMENT.scales["live"].settings["layers"],
+            "tuning": {
+                "seeds": [100], "criterion": CRITERION,
+                "grid": {"learning_rate": {"values": [0.05, 0.2]}},
+            },
+        }, (0, 1), "digits", "embedded digits, a network of 10 layers"),
+        "cpu": lab.Scale({
+            **TUNED_COMMON, "steps": 4000, "average_over": 50, "shift_every": 500,
+            "test_every": 1000, "hidden": 64, "validated": 5000,
+            "layers": EXPERIMENT.scales["cpu"].settings["layers"],
+            "tuning": {
+                "seeds": [100], "criterion": CRITERION,
+                "grid": {"learning_rate": {
+                    "values": [0.1, 0.2], "factor": 2.0, "limits": [1e-4, 10.0],
+                }},
+            },
+        }, (0, 1, 2), "fashion-mnist",
+            "Fashion-MNIST, an eighth of the widths of VGG, 9 passes, constant rates"),
+    },
+    begin=begin,
+    figures=tuned_figures,
     is_steady=False,
 )  # fmt: skip
