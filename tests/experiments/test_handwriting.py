@@ -306,9 +306,9 @@ def test_updates_to_a_loss_are_those_before_the_first_one_not_above_it(
 
 
 def falling(*rates: float, every: int = 10) -> Record:
-    """Losses that fall on a line from 100: of no normalization, then of layer norm."""
+    """Losses that fall on a line from 100: of no normalization, then of others."""
     runs = []
-    for variant, rate in zip(handwriting.LOOKS, rates, strict=True):
+    for variant, rate in zip(handwriting.TUNED_LOOKS, rates, strict=False):
         for seed in (0, 1):
             losses = [100 - (seed + 1) * rate * s for s in range(0, 101, every)]
             curve = {"step": [*range(0, 101, every)], "test": losses, "train": losses}
@@ -365,14 +365,18 @@ def test_gains_of_a_setting_are_those_of_the_network() -> None:
 
 
 def test_the_quotients_drawn_are_those_of_the_record() -> None:
-    record = falling(0.7, 2.9)
-    part = "test"
-    heights = handwriting.common_heights(record, part)
-    found = handwriting.quotients(record, part, heights)
+    record = falling(0.9, 2.9, 0.3)
     whole = replace(small.record("handwriting_tuned"), runs=record.runs)
     whole = replace(whole, runs=[*with_samples(whole.runs)])
-    ax, _ = handwriting.tuned_figures(whole)["quotient"].axes
-    check_median(ax, "layer", heights, found)
+    axes = handwriting.tuned_figures(whole)["quotient"].axes
+    for ax, part in zip(axes, ("test", "train"), strict=True):
+        for variant, heights in (
+            ("layer_norm", [75, 50, 25]),
+            ("layer_norm gain=0.1", [75]),
+        ):
+            kind, _ = handwriting.TUNED_LOOKS[variant]
+            found = handwriting.quotients(record, part, heights, variant)
+            check_median(ax, kind, heights, found)
 
 
 def with_samples(runs: list[RunRecord]) -> list[RunRecord]:

@@ -234,9 +234,10 @@ def test_first_steps_are_those_at_which_an_error_is_reached(record: Record) -> N
 
 @pytest.mark.parametrize("scale", ["live", "cpu", "full"])
 def test_measurements_and_averages_fall_on_the_last_step(scale: str) -> None:
-    settings = reading.EXPERIMENT.scales[scale].settings
-    assert settings["steps"] % settings["test_every"] == 0
-    assert settings["steps"] % settings["average_over"] == 0
+    for of in (reading.EXPERIMENT, reading.TUNED):
+        settings = of.scales[scale].settings
+        assert settings["steps"] % settings["test_every"] == 0
+        assert settings["steps"] % settings["average_over"] == 0
 
 
 # --- each at its own best rate

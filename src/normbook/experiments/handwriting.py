@@ -55,7 +55,7 @@ from normbook.experiments.measures import draw_grid
 from normbook.lab import experiment as lab
 from normbook.lab.record import Record
 from normbook.layers.lstm import LayerNormLSTM
-from normbook.looks import STYLES, looks
+from normbook.looks import STYLES, Kind, looks
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -447,9 +447,14 @@ def _crossing(
     return float(steps[k - 1] + share * (steps[k] - steps[k - 1]))
 
 
-def common_heights(record: Record, part: str, every: float = 25) -> list[float]:
-    """Return the multiples of a number of nats, falling, that all runs come through."""
-    losses = [record.values(v, "heights", part) for v in record.variants]
+def common_heights(
+    record: Record, part: str, variant: str = "layer_norm", every: float = 25
+) -> list[float]:
+    """Return the multiples of ``every`` nats, falling, that two networks come through.
+
+    They are those without normalization and of the variant, in all their runs.
+    """
+    losses = [record.values(v, "heights", part) for v in ("none", variant)]
     first = min(float(values[:, 0].min()) for values in losses)
     last = max(float(values.min(1).max()) for values in losses)
     whole = range(math.ceil(first / every) - 1, math.ceil(last / every) - 1, -1)
@@ -480,6 +485,10 @@ def written(record: Record, variant: str, bias: int) -> NDArray[np.float64]:
 
 
 LOOKS = looks("none", "layer_norm")
+TUNED_LOOKS: dict[str, tuple[Kind, str]] = {
+    **LOOKS,
+    "layer_norm gain=0.1": ("other", "layer norm, gains from 0.1"),
+}
 # What is behind the name of a variant: the first rate, and a higher one.
 ENDINGS = ("", "_fast")
 
@@ -554,7 +563,8 @@ def tuned_figures(record: Record) -> dict[str, Figure]:
     "grid": validation loss of a line at the end against the learning rate, with the
     chosen one. "loss": loss of a line against updates, on a few lines of the test and
     of training. "quotient": updates without normalization over those with it, seed by
-    seed, at all heights of that loss. "samples" as of ``handwriting``.
+    seed, at all heights of that loss that both come through. "samples" as of
+    ``handwriting``.
     """
     from normbook.figures import band, legend_above, panels
 
@@ -563,32 +573,34 @@ def tuned_figures(record: Record) -> dict[str, Figure]:
     drawn = {
         "grid": draw_grid(
             record,
-            {"learning rate": ("learning_rate", LOOKS)},
+            {"learning rate": ("learning_rate", TUNED_LOOKS)},
             ylabel="validation loss (nats a line)",
         )
     }
     drawn["loss"], axes = panels(len(parts), sharey=True)
     for ax, (part, title) in zip(axes, parts.items(), strict=True):
-        for norm, (kind, label) in LOOKS.items():
+        for variant, (kind, label) in TUNED_LOOKS.items():
             # No logarithm of 0: the first measurement is left out.
-            steps = record.steps("heights", norm)[1:]
-            losses = record.values(norm, "heights", part)[:, 1:]
+            steps = record.steps("heights", variant)[1:]
+            losses = record.values(variant, "heights", part)[:, 1:]
             band(ax, steps, losses, kind=kind, label=label)
         ax.set(xlabel=f"updates\n\n{title}")
         ax.set_xscale("log", subs=(2, 5))
     axes[0].set(ylabel="loss of a line (nats)")
-    legend_above(drawn["loss"], axes[0], columns=2)
+    legend_above(drawn["loss"], axes[0])
 
     drawn["quotient"], axes = panels(len(parts), sharey=True)
     for ax, (part, title) in zip(axes, parts.items(), strict=True):
-        heights = common_heights(record, part)
-        found = quotients(record, part, heights)
-        band(ax, heights, found, kind="layer", label=LOOKS["layer_norm"][1])
+        for variant, (kind, label) in list(TUNED_LOOKS.items())[1:]:
+            heights = common_heights(record, part, variant)
+            found = quotients(record, part, heights, variant)
+            band(ax, heights, found, kind=kind, label=label)
         ax.axhline(1, **STYLES["reference"])
         ax.set(xlabel=f"loss of a line (nats)\n\n{title}")
         ax.set_yscale("log", subs=(2, 5))
         ax.invert_xaxis()
     axes[0].set(ylabel="times as many updates without")
+    legend_above(drawn["quotient"], axes[0], columns=2)
     drawn["samples"] = _draw_samples(record)
     return drawn
 
@@ -645,14 +657,18 @@ EXPERIMENT = lab.Experiment(
 
 
 def _tuned(*rates: float) -> dict[str, Any]:
-    """Both networks, each at its own best rate."""
+    """Describe both networks, also with small gains, each at its own best rate."""
     rate = {"values": list(rates), "factor": 3.0, "limits": [1e-5, 10.0]}
     tuning = {
         "seeds": [100],
         "criterion": {"measurement": "validation", "quantity": "line"},
         "grid": {"learning_rate": rate},
     }
-    variants = {"none": {"norm": "none"}, "layer_norm": {"norm": "layer_norm"}}
+    variants: dict[str, dict[str, Any]] = {
+        "none": {"norm": "none"},
+        "layer_norm": {"norm": "layer_norm"},
+        "layer_norm gain=0.1": {"norm": "layer_norm", "gain": 0.1},
+    }
     return {**COMMON, "variants": variants, "tuning": tuning}
 
 
@@ -670,7 +686,7 @@ TUNED = lab.Experiment(
         }, (0, 1), "", "synthetic lines of four characters, 24 units"),
         "cpu": lab.Scale({
             **_tuned(0.01, 0.03), **LINES, **DRAWERS, "hidden": 128, "layers": 1,
-            "steps": 2400, "average_over": 20, "test_every": 200, "few": 16,
+            "steps": 2400, "average_over": 20, "test_every": 400, "few": 16,
             "few_every": 10,
         }, (0, 1, 2), "omniglot-strokes",
             "lines of eight characters of Omniglot, 128 units"),
