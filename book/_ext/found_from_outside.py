@@ -21,7 +21,7 @@ LOST = """\
 <title>No such page &#8212; {title}</title>
 <style>
 :root {{ color-scheme: light dark; }}
-body {{ font: 1.1rem/1.6 sans-serif; max-width: 34rem; margin: 15vh auto; padding: 1rem; }}
+body {{ font: 1.1rem/1.6 sans-serif; max-width: 34rem; margin: 15vh auto; }}
 </style>
 </head>
 <body>
