@@ -19,8 +19,14 @@ from bs4.element import NavigableString
 ROOT = Path(__file__).resolve().parent.parent
 SITE = ROOT / "_build/html"
 REMEDY = "there is no built site in _build/html; run `make book` first"
-# Pages of the search and the indices have no author: they are the theme's.
-GENERATED = ("genindex.html", "prf-prf.html", "py-modindex.html", "search.html")
+# Pages of the search and the indices have no author: they are the theme's. One is ours.
+GENERATED = (
+    "404.html",
+    "genindex.html",
+    "prf-prf.html",
+    "py-modindex.html",
+    "search.html",
+)
 # A coloured word of code, with nothing that is looked at here. There are so many that
 # to parse them takes four fifths of the time.
 COLOURED = '<span class="[a-z][a-z0-9]?">([^<]*)</span>'
@@ -253,3 +259,19 @@ def test_nothing_of_this_machine_stands_in_a_page(pages: Pages) -> None:
         text = path.read_text(encoding="utf-8")
         assert folder not in text, path
         assert home == "/" or f"{home}/" not in text, path
+
+
+def test_every_page_says_what_it_is_about(pages: Pages) -> None:
+    for path, page in written(pages):
+        description = page.find("meta", {"name": "description"})
+        assert isinstance(description, Tag), path
+        assert 30 < len(attribute(description, "content")) <= 160, path
+
+
+def test_lost_visitors_and_robots_find_the_way(pages: Pages) -> None:
+    links = pages[SITE / "404.html"].find_all("a")
+    assert [attribute(link, "href") for link in links] == [
+        "book/index.html",
+        "search.html",
+    ]
+    assert (SITE / "robots.txt").read_text(encoding="utf-8").startswith("User-agent: *")

@@ -10,6 +10,7 @@ from typing import Any
 from docutils import nodes
 from sphinx.application import Sphinx
 
+SHORTEST = 40  # characters: "Derived, coded, measured." says little
 LONGEST = 160  # what a page of results shows of a description
 LOST = """\
 <!DOCTYPE html>
@@ -37,10 +38,12 @@ body {{ font: 1.1rem/1.6 sans-serif; max-width: 34rem; margin: 15vh auto; }}
 def describe(
     app: Sphinx, page: str, template: str, context: dict[str, Any], doctree: Any
 ) -> None:
-    """Give a page its first paragraph as its description."""
-    first = next(doctree.findall(nodes.paragraph), None) if doctree else None
+    """Give a page its first paragraph that is a sentence as its description."""
+    paragraphs = doctree.findall(nodes.paragraph) if doctree else []
+    texts = (paragraph.astext() for paragraph in paragraphs)
+    first = next((text for text in texts if len(text) >= SHORTEST), None)
     if first is not None:
-        text = textwrap.shorten(first.astext(), LONGEST, placeholder=" …")
+        text = textwrap.shorten(first, LONGEST, placeholder=" …")
         tag = f'<meta name="description" content="{html.escape(text)}" />'
         context["metatags"] = context.get("metatags", "") + tag
 
@@ -61,5 +64,5 @@ def add_files(app: Sphinx, exception: Exception | None) -> None:
 def setup(app: Sphinx) -> dict[str, Any]:
     """Register the extension."""
     app.connect("html-page-context", describe)
-    app.connect("build-finished", add_files, priority=950)  # no page with a policy
+    app.connect("build-finished", add_files)
     return {"parallel_read_safe": True, "parallel_write_safe": True}
