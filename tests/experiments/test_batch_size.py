@@ -253,6 +253,8 @@ def test_tuned_figures_are_of_the_record() -> None:
         drawn["ends"].axes, batch_size.ENDS.items(), strict=True
     ):
         assert ax.get_ylabel() == ylabel
+        assert ylabel.startswith("train") == ends[1].startswith("train")
+        assert ylabel.endswith("recalibrated") == (ends[0] == "recalibrated")
         for method, (kind, _) in METHODS.items():
             check_median(ax, kind, *batch_size.at_end(record, method, *ends))
     for ax, size in zip(drawn["grid"].axes, (8, 64), strict=True):
