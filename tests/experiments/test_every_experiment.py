@@ -16,7 +16,7 @@ from torch import Tensor
 from normbook import experiments
 from normbook.errors import RecordError
 from normbook.experiments.catalogue import EXPERIMENTS
-from normbook.lab import runner
+from normbook.lab import runner, tuning
 from normbook.lab.experiment import Experiment
 
 every_experiment = pytest.mark.parametrize("name", small.SETTINGS)
@@ -99,6 +99,19 @@ def test_a_record_repeats_itself(name: str) -> None:
     record = small.record(name)
     some = replace(record, runs=[run for run in record.runs if run.seed == 0])
     assert runner.replay(some, small.experiment(name), small.data(name)) == []
+
+
+@pytest.mark.parametrize("experiment", EXPERIMENTS.values(), ids=EXPERIMENTS)
+def test_the_test_set_and_the_reported_seeds_choose_no_settings(
+    experiment: Experiment,
+) -> None:
+    for name, scale in experiment.scales.items():
+        for variant in scale.settings["variants"]:
+            if tuning.is_tuned(scale.settings, variant):
+                chosen_by = runner.variant_settings(scale, variant)["tuning"]
+                assert chosen_by["criterion"]["measurement"] == "validation"
+                assert not {*chosen_by["seeds"]} & {*scale.seeds}
+                assert len(scale.seeds) >= (2 if name == "live" else 3)
 
 
 @pytest.mark.parametrize("name", ["batch_4", "conv_norms"])
