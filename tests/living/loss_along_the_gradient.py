@@ -14,8 +14,8 @@ from normbook.layers.batch_norm import BatchNorm1d
 
 def state(rng: np.random.Generator) -> dict[str, Any]:
     """Draw a state of the figure."""
-    sizes = {"x": (6, 2), "target": 6, "w": 6, "v": 3}
-    drawn = {name: rng.normal(size=size).tolist() for name, size in sizes.items()}
+    x, target, w, v = (rng.normal(size=size) for size in ([6, 2], 6, 6, 3))
+    drawn = {"x": x.tolist(), "target": list(target), "w": list(w), "v": list(v)}
     rate, offset, scale = rng.uniform(-1, 1, 3)
     options = {"rate": rate, "offset": offset, "scale": scale}
     return {**drawn, **options, "by_distance": int(rng.integers(2))}
@@ -24,7 +24,7 @@ def state(rng: np.random.Generator) -> dict[str, Any]:
 def numbers(state: dict[str, Any]) -> dict[str, Any]:
     """Compute what the figure shows of it."""
     x, target, w, v = (
-        torch.from_numpy(np.array(state[k])) for k in "x target w v".split()
+        torch.from_numpy(np.array(state[k])) for k in ["x", "target", "w", "v"]
     )
     found: list[Any] = []
     for norm in (nn.Identity(), BatchNorm1d(3, affine=False)):
