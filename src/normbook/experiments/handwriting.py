@@ -685,9 +685,9 @@ TUNED = lab.Experiment(
             "sample_steps": 80,
         }, (0, 1), "", "synthetic lines of four characters, 24 units"),
         "cpu": lab.Scale({
-            **_tuned(0.01, 0.03), **LINES, **DRAWERS, "hidden": 128, "layers": 1,
-            "steps": 2400, "average_over": 20, "test_every": 400, "few": 16,
-            "few_every": 10,
+            **_tuned(0.01, 0.03), **LINES, **DRAWERS, "samples": 1, "hidden": 128,
+            "layers": 1, "steps": 2400, "average_over": 20, "test_every": 400,
+            "few": 16, "few_every": 10,
         }, (0, 1, 2), "omniglot-strokes",
             "lines of eight characters of Omniglot, 128 units"),
         "paper": lab.Scale({

@@ -674,7 +674,7 @@ TUNED = lab.Experiment(
             **TUNED_BABI, "dtype": "float64", "longest": 60, "embedding": 32,
             "hidden": 64, "batch_size": 32, "steps": 8000, "average_over": 100,
             "test_every": 200, "others_every": 500,
-            "tuning": _tuning(0.0007, 0.002, 0.006),
+            "tuning": _tuning(0.002, 0.006),
         }, (0, 1, 2), "babi",
             "three tasks of bAbI, stories of at most 60 words, 64 units"),
         "full": lab.Scale({
