@@ -40,7 +40,6 @@ FORMS = {
 EVERYDAY = {
     "batch": ("[Bb]atch, instance",),  # the names of layers, shortened
     "bias": (r"by a \*\*bias",),  # of drawn samples: a number that sharpens the density
-    "biased": ("[Bb]iased samples",),
     "channel": ("value per channel",),  # a message of torch
     "covariate shift": (r"internal\W+covariate shift",),
     "epsilon": ("ε in Adam",),

@@ -92,8 +92,6 @@ SETTINGS: dict[str, dict[str, Any]] = {
         "width": 5, "examples": 48, "batch_size": 8, "measure_every": 6, "steps": 18,
     },
     "batch_size_tuned": _batch_size_tuned(),
-    "vowels": {"batch_size": 60, "steps": 4, "measure_every": 2, "hidden": 5},
-    "vowels_longer": {"batch_size": 60, "steps": 2, "measure_every": 2, "hidden": 5},
     "vowels_tuned": {"batch_size": 60, "steps": 2, "measure_every": 2, "hidden": 5}
     | untuned("loss"),
     "vowels_longer_tuned": {
@@ -107,10 +105,6 @@ SETTINGS: dict[str, dict[str, Any]] = {
         "depth": 2, "width": 6, "heads": 2, "batch_size": 7, "steps": 6,
         "average_over": 2, "test_every": 3,
         "variants": transformer._grid([0.01, 0.02, 0.04], warmup=4),
-    },
-    "handwriting": {
-        "steps": 4, "hidden": 5, "components": 3, "test_every": 2, "average_over": 2,
-        "sample_steps": 7,
     },
     "handwriting_tuned": {
         "steps": 4, "hidden": 5, "components": 3, "test_every": 2, "average_over": 2,

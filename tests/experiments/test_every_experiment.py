@@ -147,10 +147,10 @@ def test_a_run_without_its_data_is_refused(name: str) -> None:
     ("name", "known"),
     [
         ("conv_norms", "one of none, batch_norm, .*"),
-        ("handwriting", "one of none, layer_norm"),
+        ("handwriting_tuned", "one of none, layer_norm"),
         ("reading", "none, layer_norm or batch_norm"),
         ("transformer", "one of none, post, .*"),
-        ("vowels", "one of none, layer_norm, .*"),
+        ("vowels_tuned", "one of none, layer_norm, .*"),
     ],
 )
 def test_a_normalization_that_there_is_not_is_refused(name: str, known: str) -> None:

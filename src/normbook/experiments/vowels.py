@@ -22,12 +22,11 @@ A gain and a bias for each unit, shared by all steps, belong to every normalizat
 Gains begin at 1 where nothing else is said. Inputs are not standardized: they are as in
 the files.
 
-In ``vowels`` and ``vowels_longer`` all have one learning rate. In ``vowels_tuned`` and
-``vowels_longer_tuned`` each has its own best (:mod:`normbook.lab.tuning`): that with
-the lowest mean loss at the end, over three seeds of the tuning, on every fifth training
-sequence of each speaker, 6 of 30, which is not learned. It is cut as those are that
-are. The 370 test sequences choose nothing; nor are the gains, the width and the number
-of updates chosen.
+Each has its own best learning rate (:mod:`normbook.lab.tuning`): that with the lowest
+mean loss at the end, over three seeds of the tuning, on every fifth training sequence
+of each speaker, 6 of 30, which is not learned. In ``vowels_longer_tuned`` training
+sequences are cut, those of validation too. The 370 test sequences choose nothing; nor
+are the gains, the width and the number of updates chosen.
 
 Sources: arXiv:1607.06450, equation 4; arXiv:1603.09025; arXiv:1510.01378.
 """
@@ -153,9 +152,11 @@ def begin(
         )
     dtype = getattr(torch, settings["dtype"])
     cut = [x[: settings["cut"]] for x in data.x_train]
-    is_aside = set_aside(data.y_train, settings.get("validated_every"))
-    learned = [row for row, out in zip(cut, is_aside, strict=True) if not out]
-    x, y = _tensors(learned, data.y_train[~is_aside], device, dtype)
+    is_aside = set_aside(data.y_train, settings["validated_every"])
+    (x, y), (x_aside, y_aside) = (
+        _tensors([cut[i] for i in np.flatnonzero(of)], data.y_train[of], device, dtype)
+        for of in (~is_aside, is_aside)
+    )
     x_test, y_test = _tensors(data.x_test, data.y_test, device, dtype)
     model = Recurrent(
         settings["norm"],
@@ -190,6 +191,12 @@ def begin(
             "error_by_length": _means(wrong, groups),
         }
 
+    def validate(run: lab.Run) -> lab.Values:
+        with undisturbed(run.model), torch.no_grad():
+            run.model.eval()
+            scores = run.model(x_aside, y_aside[:, 1])
+            return {k: float(v) for k, v in errors(scores, y_aside[:, 0]).items()}
+
     def company(run: lab.Run) -> lab.Values:
         errors: lab.Values = {}
         for name, order in orders.items():
@@ -205,19 +212,9 @@ def begin(
     every = settings["measure_every"]
     measurements = {
         "test": lab.Measurement(every, test),
+        "validation": lab.Measurement(every, validate),
         "company": lab.Measurement(settings["steps"], company),
     }
-    if is_aside.any():
-        aside = [row for row, out in zip(cut, is_aside, strict=True) if out]
-        x_aside, y_aside = _tensors(aside, data.y_train[is_aside], device, dtype)
-
-        def validate(run: lab.Run) -> lab.Values:
-            with undisturbed(run.model), torch.no_grad():
-                run.model.eval()
-                scores = run.model(x_aside, y_aside[:, 1])
-                return {k: float(v) for k, v in errors(scores, y_aside[:, 0]).items()}
-
-        measurements["validation"] = lab.Measurement(every, validate)
     return lab.Run(
         model=model,
         optimizer=torch.optim.Adam(
@@ -230,18 +227,15 @@ def begin(
     )
 
 
-def set_aside(labels: NDArray[np.int64], every: int | None) -> NDArray[np.bool_]:
+def set_aside(labels: NDArray[np.int64], every: int) -> NDArray[np.bool_]:
     """Tell which sequences are for validation: every so-many-th one of each class.
-
-    None: there are none.
 
     >>> set_aside(np.array([0, 0, 1, 0, 1, 0]), every=2).tolist()
     [False, True, False, False, True, True]
     """
     is_aside = np.zeros(len(labels), dtype=bool)
-    if every is not None:
-        for label in np.unique(labels):
-            is_aside[np.flatnonzero(labels == label)[every - 1 :: every]] = True
+    for label in np.unique(labels):
+        is_aside[np.flatnonzero(labels == label)[every - 1 :: every]] = True
     return is_aside
 
 
@@ -274,12 +268,12 @@ LOOKS = looks("none", "layer_norm") | dict.fromkeys(PANELS, ALL_LOOKS["batch_nor
 
 
 def figures(record: Record) -> dict[str, Figure]:
-    """Draw a record of one of the four experiments.
+    """Draw a record of one of the two experiments.
 
-    "training": test error (above) and training loss (below) in evaluation mode against
-    training steps; a column for each kind of batch norm. "lengths": test error at the
-    end, for the groups of test sequences by length. "grid", where rates are tuned:
-    validation loss at the end against the learning rate, with the chosen one.
+    "grid": validation loss at the end against the learning rate, with the chosen one; a
+    panel for each kind of batch norm. "training": test error (above) and training loss
+    (below) in evaluation mode against training steps. "lengths": test error at the end,
+    for the groups of test sequences by length.
     """
     from normbook.figures import band, curve_grid, legend_above, panels
 
@@ -288,17 +282,19 @@ def figures(record: Record) -> dict[str, Figure]:
         title: {variant: LOOKS[variant] for variant in ("none", "layer_norm", own)}
         for own, title in PANELS.items()
     }
-    drawn = {}
-    if record.tuning:
-        drawn["grid"] = draw_grid(
-            record,
-            {
-                f"learning rate\n\n{title}": ("learning_rate", shown)
-                for title, shown in columns.items()
-            },
-            ylabel="validation loss (nats)",
-            yscale="log",
-        )
+    grid = draw_grid(
+        record,
+        {
+            f"learning rate\n\n{title}": ("learning_rate", shown)
+            for title, shown in columns.items()
+        },
+        ylabel="validation loss (nats)",
+        yscale="log",
+    )
+    rates = np.concatenate([record.grid(v)["learning_rate"] for v in LOOKS])
+    for ax in grid.axes:  # one scale for all: the ends of their grids differ
+        ax.set_xlim(rates.min() / 2, rates.max() * 2)
+    grid.set_size_inches(10.5, grid.get_size_inches()[1])
     rows = {
         "test error": row(record, columns, "test", "error"),
         "training loss (nats)": row(record, columns, "test", "train_loss"),
@@ -318,7 +314,7 @@ def figures(record: Record) -> dict[str, Figure]:
         ax.set(xlabel=f"length (steps)\n\n{title}")
     axes[0].set(ylabel="test error")
     legend_above(lengths, axes[0])
-    return {**drawn, "training": training, "lengths": lengths}
+    return {"grid": grid, "training": training, "lengths": lengths}
 
 
 VARIANTS: dict[str, dict[str, Any]] = {
@@ -327,28 +323,30 @@ VARIANTS: dict[str, dict[str, Any]] = {
 }
 COMMON: dict[str, Any] = {
     "dtype": "float64", "hidden": 32, "cut": 1000, "variants": VARIANTS,
+    "validated_every": 5,
 }  # fmt: skip
-LIVE: dict[str, Any] = {
-    **COMMON, "batch_size": 30, "shortest": 4, "longest": 12, "bounds": [6, 9],
-    "learning_rate": 0.01, "steps": 100, "measure_every": 20,
-}  # fmt: skip
-PAPER: dict[str, Any] = {
-    **COMMON, "batch_size": 27, "bounds": [12, 16, 20], "learning_rate": 0.003,
-    "steps": 1500, "measure_every": 50,
-}  # fmt: skip
-DRAWN = "synthetic sequences of 4-12 steps"
 
 
-# Each at its own best rate. Losses of so few sequences scatter, hence three seeds.
-def _tuned(settings: lab.Settings, *rates: float, seeds: int = 3) -> dict[str, Any]:
-    others = {k: v for k, v in settings.items() if k != "learning_rate"}
+def _tuned(*rates: float, seeds: int) -> dict[str, Any]:
     rate = {"values": list(rates), "factor": 3.0, "limits": [1e-6, 10.0]}
     tuning = {
         "seeds": list(range(100, 100 + seeds)),
         "criterion": {"measurement": "validation", "quantity": "loss"},
         "grid": {"learning_rate": rate},
     }
-    return {**others, "validated_every": 5, "tuning": tuning}
+    return {**COMMON, "tuning": tuning}
+
+
+LIVE: dict[str, Any] = {
+    **_tuned(0.01, 0.03, 0.09, seeds=1), "batch_size": 30, "shortest": 4,
+    "longest": 12, "bounds": [6, 9], "steps": 40, "measure_every": 20,
+}  # fmt: skip
+# Losses of so few sequences scatter, hence three seeds.
+PAPER: dict[str, Any] = {
+    **_tuned(0.003, 0.009, 0.027, seeds=3), "batch_size": 27, "bounds": [12, 16, 20],
+    "steps": 1500, "measure_every": 50,
+}  # fmt: skip
+DRAWN = "synthetic sequences of 4-12 steps"
 
 
 def _paper(about: str, **others: int) -> lab.Scale:
@@ -356,12 +354,12 @@ def _paper(about: str, **others: int) -> lab.Scale:
     return lab.Scale(settings, (0, 1, 2, 3, 4), "japanese-vowels", about)
 
 
-VOWELS = lab.Experiment(
-    name="vowels",
+EXPERIMENT = lab.Experiment(
+    name="vowels_tuned",
     title="A recurrent network on sequences of several lengths, normalized or not",
     source=SOURCE,
     scales={
-        "live": lab.Scale(LIVE, (0, 1, 2), "", DRAWN),
+        "live": lab.Scale(LIVE, (0, 1), "", DRAWN),
         "paper": _paper("Japanese Vowels, all sequences"),
     },
     begin=begin,
@@ -369,49 +367,16 @@ VOWELS = lab.Experiment(
 )
 # Test sequences that are longer than all of training.
 LONGER = lab.Experiment(
-    name="vowels_longer",
+    name="vowels_longer_tuned",
     title="The same, with training sequences cut short and test sequences whole",
     source=SOURCE,
     scales={
         "live": lab.Scale(
-            {**LIVE, "cut": 6}, (0, 1, 2), "", f"{DRAWN}, at most 6 in training"
+            {**LIVE, "cut": 6}, (0, 1), "", f"{DRAWN}, at most 6 in training"
         ),
         "paper": _paper("Japanese Vowels, training sequences cut to 12 steps", cut=12),
     },
     begin=begin,
     figures=figures,
 )
-TUNED_LIVE = _tuned(LIVE, 0.01, 0.03, 0.09, seeds=1)
-TUNED_PAPER = _tuned(PAPER, 0.003, 0.009, 0.027)
-TUNED = lab.Experiment(
-    name="vowels_tuned",
-    title="Sequences of several lengths: each network at its own best rate",
-    source=SOURCE,
-    scales={
-        "live": lab.Scale({**TUNED_LIVE, "steps": 40}, (0, 1), "", DRAWN),
-        "paper": lab.Scale(
-            TUNED_PAPER, (0, 1, 2, 3, 4), "japanese-vowels",
-            "Japanese Vowels, all sequences",
-        ),
-    },
-    begin=begin,
-    figures=figures,
-)  # fmt: skip
-TUNED_LONGER = lab.Experiment(
-    name="vowels_longer_tuned",
-    title="The same, with training sequences cut short and test sequences whole",
-    source=SOURCE,
-    scales={
-        "live": lab.Scale(
-            {**TUNED_LIVE, "steps": 40, "cut": 6}, (0, 1), "",
-            f"{DRAWN}, at most 6 in training",
-        ),
-        "paper": lab.Scale(
-            {**TUNED_PAPER, "cut": 12}, (0, 1, 2, 3, 4), "japanese-vowels",
-            "Japanese Vowels, training sequences cut to 12 steps",
-        ),
-    },
-    begin=begin,
-    figures=figures,
-)  # fmt: skip
-NAMES = tuple(e.name for e in (VOWELS, LONGER, TUNED, TUNED_LONGER))
+NAMES = EXPERIMENT.name, LONGER.name
