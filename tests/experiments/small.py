@@ -62,7 +62,6 @@ def _batch_size_tuned() -> dict[str, Any]:
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "sigmoid_net": {"steps": 8, "measure_every": 4, "width": 12},
-    "sigmoid_net_choices": {"steps": 8, "measure_every": 4, "width": 6},
     "sigmoid_net_tuned": {
         "steps": 8, "measure_every": 2, "test_every": 4, "width": 12,
         "tuning": {  # every point is there at once

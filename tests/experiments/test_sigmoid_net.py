@@ -62,11 +62,6 @@ def paper() -> Record:
     return invented(sigmoid_net.EXPERIMENT, "paper", SHAPES)
 
 
-@pytest.fixture(scope="module")
-def choices() -> Record:
-    return invented(sigmoid_net.CHOICES, "paper", {"test/accuracy": ()})
-
-
 def data(lines: list[Any]) -> list[Any]:
     """Return x and y of lines, each as an array (2, T)."""
     return [np.array(line.get_data()) for line in lines]
@@ -183,33 +178,6 @@ def test_a_short_record_is_drawn_measurement_by_measurement(record: Record) -> N
     check_median(axes[1], "batch", [0, 4, 8], shift)
 
 
-def test_the_choices_drawn_are_those_of_the_record(choices: Record) -> None:
-    steps = choices.steps("test")
-    rows = thirds(sigmoid_net.choices_figures(choices)["choices"])
-    for row, time in zip(rows, (4000, 10_000, 20_000), strict=True):
-        for ax, std in zip(row, (0.01, 0.03, 0.1), strict=True):
-            for norm, kind in (("none", "none"), ("batch_norm", "batch")):
-                names = [f"{norm} rate={rate} std={std}" for rate in (0.1, 0.3, 1.0)]
-                runs = [choices.values(n, "test", "accuracy") for n in names]
-                now = np.array(runs)[:, :, steps == time][:, :, 0]
-                line, level = data(lines(ax, kind))
-                expected = [(0.1, 0.3, 1.0), np.median(now, axis=1)]
-                np.testing.assert_array_equal(line, expected)
-                assert shaded(ax, line[0], now.min(1), now.max(1))
-                published = SIGMOID_NET_ACCURACY[norm]
-                said = published.y[published.x.index(time)]
-                np.testing.assert_array_equal(level[1], said)
-
-
-def test_choices_are_drawn_from_a_live_run_without_published_levels() -> None:
-    record = small.record("sigmoid_net_choices")
-    (figure,) = sigmoid_net.choices_figures(record).values()
-    assert [len(ax.lines) for ax in figure.axes] == [2] * 9
-    first = [f"none rate={rate} std=0.01" for rate in (0.1, 0.3, 1.0)]
-    ends = [record.values(n, "test", "accuracy")[:, -1] for n in first]
-    check_median(figure.axes[6], "none", (0.1, 0.3, 1.0), np.transpose(ends))
-
-
 # --- each network at its own best
 
 
@@ -295,12 +263,12 @@ def test_the_steps_to_a_level_are_the_first_with_it(
 
 
 def test_a_record_of_the_other_experiment_is_refused(
-    paper: Record, choices: Record
+    paper: Record, tuned: Record
 ) -> None:
     with pytest.raises(RecordError, match="must be of sigmoid_net, got one of sig"):
-        sigmoid_net.figures(choices)
-    with pytest.raises(RecordError, match="must be of sigmoid_net_choices, got one"):
-        sigmoid_net.choices_figures(paper)
+        sigmoid_net.figures(tuned)
+    with pytest.raises(RecordError, match="must be of sigmoid_net_tuned, got one"):
+        sigmoid_net.tuned_figures(paper)
 
 
 @pytest.mark.parametrize("missing", ["test/accuracy", "inputs/q50", "shift/cosine"])

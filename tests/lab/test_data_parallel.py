@@ -38,7 +38,6 @@ SIZE = 7
 # At least one variant of each experiment, and each layer that mixes examples.
 VARIANTS = {
     "sigmoid_net": ["none", "noisy_batch_norm"],
-    "sigmoid_net_choices": ["batch_norm rate=1.0 std=0.1"],
     "vgg": ["noisy_batch_norm"],
     "deep_linear": ["batch_norm rate=1e-07", "l2 rate=1e-07", "linf rate=1e-07"],
     "batch_128": ["layer_norm", "batch_norm_on_scores"],

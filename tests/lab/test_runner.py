@@ -126,8 +126,8 @@ def test_the_record_says_where_it_comes_from() -> None:
 
 
 def test_the_record_has_the_hash_of_embedded_data() -> None:
-    few = tiny.with_settings(EXPERIMENTS["sigmoid_net_choices"], steps=1)
-    few = tiny.with_variants(few, "none rate=0.1 std=0.01")
+    few = tiny.with_settings(EXPERIMENTS["sigmoid_net"], steps=1)
+    few = tiny.with_variants(few, "none")
     digest = "".join(run(few).data["digits"]["scikit-learn"])
     assert len(digest) == 64
 

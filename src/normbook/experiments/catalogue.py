@@ -20,7 +20,6 @@ EXPERIMENTS: dict[str, Experiment] = {
     experiment.name: experiment
     for experiment in (
         sigmoid_net.EXPERIMENT,
-        sigmoid_net.CHOICES,
         sigmoid_net.TUNED,
         vgg.EXPERIMENT,
         vgg.TUNED,

@@ -5,18 +5,16 @@ the input of one sigmoid. A third network adds noise after each batch norm, so t
 the distributions shift on purpose (Santurkar et al. 2018).
 
 The paper gives the sizes, the batch of 60 and the 50 000 steps. It does not give the
-learning rate or the standard deviation of the first weights; the experiment
-``sigmoid_net_choices`` shows what they do. In ``sigmoid_net_tuned`` each network has
-its own best pair of them (:mod:`normbook.lab.tuning`): that with which it first reaches
-a level of accuracy on validation images, the last training images, which are not
-trained on.
+learning rate or the standard deviation of the first weights. In ``sigmoid_net_tuned``
+each network has its own best pair of them (:mod:`normbook.lab.tuning`): that with which
+it first reaches a level of accuracy on validation images, the last training images,
+which are not trained on.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import product
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -254,52 +252,6 @@ def _stretches(record: Record, quantity: str, layer: int) -> dict[str, Line]:
     return panel
 
 
-def choices_figures(record: Record) -> dict[str, Figure]:
-    """Draw a record of ``sigmoid_net_choices``.
-
-    "choices": test accuracy against the learning rate, a column for each standard
-    deviation of the first weights, rows after a fifth, a half and all of the steps.
-    Dotted at the scale of the paper: what was published at those steps.
-    """
-    from normbook.figures import band, legend_above, panels, tick
-
-    record.require(CHOICES.name)
-    names = {
-        (v["norm"], v["learning_rate"], v["std"]): name
-        for name, v in record.settings["variants"].items()
-    }
-    _, rates, stds = (sorted(set(column)) for column in zip(*names, strict=True))
-    accuracies = {v: record.values(v, "test", "accuracy") for v in record.variants}
-    steps = record.steps("test")
-    parts = [int(np.abs(steps - share * steps[-1]).argmin()) for share in (0.2, 0.5, 1)]
-    fig, axes = panels(len(parts) * len(stds), rows=len(parts), sharex=True)
-    width, height = fig.get_size_inches()
-    fig.set_size_inches(width, 0.7 * height)
-    for ax, (part, std) in zip(axes, product(parts, stds), strict=True):
-        for norm in ("none", "batch_norm"):
-            kind, label = LOOKS[norm]
-            runs = [accuracies[names[norm, rate, std]][:, part] for rate in rates]
-            band(ax, rates, np.transpose(runs), kind=kind, label=label)
-            published = SIGMOID_NET_ACCURACY[norm]
-            if record.scale == "paper" and steps[part] in published.x:
-                level = published.y[published.x.index(steps[part])]
-                colour = STYLES[kind]["color"]
-                label = f"{label}, published"
-                ax.axhline(level, color=colour, linestyle=":", label=label)
-        ax.set(xscale="log")
-        tick(ax, rates)
-    for place, ax in enumerate(axes):
-        if column := place % len(stds):
-            ax.sharey(axes[place - column])
-            ax.tick_params(labelleft=False)
-    for ax, part in zip(axes[:: len(stds)], parts, strict=True):
-        ax.set(ylabel=f"test accuracy,\n{steps[part]} steps")
-    for ax, std in zip(axes[-len(stds) :], stds, strict=True):
-        ax.set(xlabel=f"learning rate\n\nstd of weights {std:g}")
-    legend_above(fig, axes[0], columns=2)
-    return {"choices": fig}
-
-
 # Accuracies on validation images to which the steps are counted.
 LEVELS = (0.93, 0.94, 0.95, 0.96, 0.965, 0.97, 0.975)
 
@@ -372,31 +324,6 @@ EXPERIMENT = lab.Experiment(
     },
     begin=begin,
     figures=figures,
-)  # fmt: skip
-
-# What the paper leaves open, over a grid.
-GRID = {
-    f"{norm} rate={rate} std={std}": {"norm": norm, "learning_rate": rate, "std": std}
-    for norm in ("none", "batch_norm")
-    for rate in (0.1, 0.3, 1.0)
-    for std in (0.01, 0.03, 0.1)
-}
-CHOICES = lab.Experiment(
-    name="sigmoid_net_choices",
-    title="The same networks with other learning rates and other first weights",
-    source=SOURCE,
-    scales={
-        "live": lab.Scale({
-            **COMMON, "steps": 500, "measure_every": 50, "is_binary": False,
-            "is_diagnosed": False, "variants": GRID,
-        }, (0,), "digits", DIGITS),
-        "paper": lab.Scale({
-            **COMMON, "steps": 20_000, "measure_every": 500, "is_binary": True,
-            "is_diagnosed": False, "variants": GRID,
-        }, (0,), "mnist", "binary MNIST, two fifths of the steps of the paper"),
-    },
-    begin=begin,
-    figures=choices_figures,
 )  # fmt: skip
 
 # Each at its own best. With the noise at the widths of the paper: without it, that
