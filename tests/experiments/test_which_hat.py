@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import cache, partial
+from itertools import product
 from typing import Any
 
 import matplotlib.pyplot as plt
@@ -372,14 +373,13 @@ def test_values_of_another_experiment_are_refused() -> None:
 
 def test_the_figure_of_the_cell_has_a_column_for_each_record() -> None:
     tasks = {"counting": record(), "qa1": record("which_hat_qa1")}
-    axes = np.reshape(which_hat.draw_cell(tasks).axes, (-1, len(tasks)))
-    assert len(axes) == len(which_hat.QUANTITIES)
-    for row, quantity in zip(axes, which_hat.QUANTITIES, strict=True):
-        for ax, of in zip(row, tasks.values(), strict=True):
-            for variant, (kind, _) in which_hat.FOLLOWED.items():
-                if variant in of.variants:
-                    runs = of.values(variant, "cell", quantity)
-                    check_median(ax, kind, of.steps("cell", variant), runs)
+    panels = product(which_hat.QUANTITIES, tasks.values())
+    axes = which_hat.draw_cell(tasks).axes
+    for ax, (quantity, of) in zip(axes, panels, strict=True):
+        for variant, (kind, _) in which_hat.FOLLOWED.items():
+            if variant in of.variants:
+                runs = of.values(variant, "cell", quantity)
+                check_median(ax, kind, of.steps("cell", variant), runs)
     with pytest.raises(RecordError, match="must be of which_hat_qa1 or"):
         which_hat.draw_cell({"": replace(record(), name="tiny")})
     plt.close("all")
