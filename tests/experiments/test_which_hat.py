@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import cache, partial
+from itertools import product
 from typing import Any
 
 import matplotlib.pyplot as plt
@@ -11,7 +12,7 @@ import numpy as np
 import pytest
 import small
 import torch
-from small import COLOURS
+from small import COLOURS, check_median
 from torch import Tensor
 from torch.nn.utils.rnn import pack_sequence
 
@@ -368,3 +369,17 @@ def test_values_of_another_experiment_are_refused() -> None:
     other = replace(record(), name="tiny")
     with pytest.raises(RecordError, match=r"must be of which_hat_qa1 or .* got one of"):
         which_hat.at_end(other, "none")
+
+
+def test_the_figure_of_the_cell_has_a_column_for_each_record() -> None:
+    tasks = {"counting": record(), "qa1": record("which_hat_qa1")}
+    panels = product(which_hat.QUANTITIES, tasks.values())
+    axes = which_hat.draw_cell(tasks).axes
+    for ax, (quantity, of) in zip(axes, panels, strict=True):
+        for variant, (kind, _) in which_hat.FOLLOWED.items():
+            if variant in of.variants:
+                runs = of.values(variant, "cell", quantity)
+                check_median(ax, kind, of.steps("cell", variant), runs)
+    with pytest.raises(RecordError, match="must be of which_hat_qa1 or"):
+        which_hat.draw_cell({"": replace(record(), name="tiny")})
+    plt.close("all")

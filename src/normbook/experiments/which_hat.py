@@ -320,13 +320,13 @@ def figures(record: Record) -> dict[str, Figure]:
     "end": what the test gives at the end, a row for each cell, a point for each seed,
     with gains that begin at 1 and at 0.1; of the counting also in longer sequences.
     "grid": the criterion against the learning rate, at the best forget bias, with the
-    chosen points. "cell": deviations and gain over training, at gain 1.
+    chosen points. "cell": see :func:`draw_cell`.
     """
     record.require(*NAMES)
     return {
         "end": _draw_end(record),
         "grid": _draw_grid(record),
-        "cell": _draw_cell(record),
+        "cell": draw_cell({record.settings["task"]: record}),
     }
 
 
@@ -406,29 +406,48 @@ def _draw_grid(record: Record) -> Figure:
 
 
 QUANTITIES = {
-    "sigma_p": "$\\sigma_p$", "sigma_q": "$\\sigma_q$", "sigma_c": "$\\sigma_c$",
     "gain": "$\\|J\\|$",
+    "sigma_p": "$\\sigma_p$", "sigma_q": "$\\sigma_q$", "sigma_c": "$\\sigma_c$",
+}  # fmt: skip
+FOLLOWED: dict[str, tuple[Kind, str]] = {
+    "none": ("none", "no hat"), "pqc": ("layer", "p, q, c"),
+    "c": ("other", "c alone"), "sum": ("reference", "sum"),
 }  # fmt: skip
 
 
-def _draw_cell(record: Record) -> Figure:
-    from normbook.figures import band, legend_above, panels
+def draw_cell(records: Mapping[str, Record]) -> Figure:
+    """Draw the gain of the step and deviations over training, with gains from 1.
 
-    kinds: dict[str, tuple[Kind, str]] = {
-        "none": ("none", "no hat"), "pqc": ("layer", "p, q, c"),
-        "c": ("other", "c alone"),
-    }  # fmt: skip
-    shown = {k: look for k, look in kinds.items() if k in record.variants}
-    fig, axes = panels(len(QUANTITIES), sharex=True)
-    fig.set_size_inches(8.4, 3)
-    for ax, (quantity, label) in zip(axes, QUANTITIES.items(), strict=True):
-        for variant, (kind, name) in shown.items():
-            steps = record.steps("cell", variant)
-            runs = record.values(variant, "cell", quantity)
-            band(ax, steps, runs, kind=kind, label=name)
-        ax.set(xlabel=f"training steps\n\n{label}", yscale="log")
-    axes[0].set(ylabel="median over steps")
-    legend_above(fig, axes[0])
+    A column for each record, which is given by its title, a row for each quantity.
+    """
+    from matplotlib.ticker import LogLocator, NullFormatter
+
+    from normbook.figures import curve_grid
+
+    for record in records.values():
+        record.require(*NAMES)
+    fig, grid = curve_grid(
+        {
+            label: {
+                f"training steps\n\n{title}": {
+                    name: (
+                        kind,
+                        record.steps("cell", variant),
+                        record.values(variant, "cell", quantity),
+                    )
+                    for variant, (kind, name) in FOLLOWED.items()
+                    if variant in record.variants
+                }
+                for title, record in records.items()
+            }
+            for quantity, label in QUANTITIES.items()
+        },
+        yscale="log",
+    )
+    for ax, *_ in grid:
+        ax.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        ax.yaxis.set_major_formatter("{x:g}")
+        ax.yaxis.set_minor_formatter(NullFormatter())
     return fig
 
 
