@@ -42,7 +42,7 @@ def curvature(
     space of :math:`g, Hg, \dots, H^{k-1} g`. It ends when ``error`` is at most
     ``tolerance`` times the sharpness, or after ``most`` products. What it finds is
     never above the largest eigenvalue; one with no part in the gradient is not seen. A
-    gradient of zero is a ``ValueError``; where something is not finite, all is NaN. Source: Golub and Van Loan (2013), chapter 10.
+    gradient of zero is a ``ValueError``; where something is not finite, all is NaN.
 
     Examples
     --------

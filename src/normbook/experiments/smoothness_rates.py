@@ -127,19 +127,11 @@ def rates(record: Record) -> list[float]:
     return sorted({v["learning_rate"] for v in variants if "learning_rate" in v})
 
 
-def over_rates(
-    record: Record, norm: str, measurement: str, quantity: str
-) -> NDArray[np.float64]:
-    """Return a quantity for each rate of the sweep, (R, S, T, ...)."""
-    return np.stack(
-        [record.values(name(norm, r), measurement, quantity) for r in rates(record)]
-    )
-
-
 def late(record: Record, values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the medians over the second half of training, of (R, S, T): (R, S)."""
+    """Return the medians over the second half of training, of (S, T, ...): (S, ...)."""
     steps = record.steps("landscape", name("none", rates(record)[0]))
-    return np.median(values[:, :, steps >= LATE * steps[-1]], axis=2)
+    found: NDArray[np.float64] = np.median(values[:, steps >= LATE * steps[-1]], axis=1)
+    return found
 
 
 def figures(record: Record) -> dict[str, Figure]:
@@ -148,8 +140,10 @@ def figures(record: Record) -> dict[str, Figure]:
     "grid": the validation loss at the end against the rate. "edge": the rate times the
     sharpness during training, a column for each rate of the sweep, and times the
     curvature along the gradient below. "sweep": the quantities of the paper against the
-    rate, medians over the second half of training. "distance": the change of the
-    gradient per distance, against the distance, each network at its own best rate.
+    rate. "distance", each network at its own best rate, against the distance as a share
+    of the length of the weights: the loss range up to there, and the change of the
+    gradient per distance, times the squared length. Both are medians over the second
+    half of training.
     """
     record.require(EXPERIMENT.name)
     grid = measures.draw_grid(
@@ -157,7 +151,12 @@ def figures(record: Record) -> dict[str, Figure]:
         {"learning rate": ("learning_rate", LOOKS)},
         ylabel="validation loss (nats)",
     )
-    return {"grid": grid, "edge": _draw_edge(record), "sweep": _draw_sweep(record)}
+    return {
+        "grid": grid,
+        "edge": _draw_edge(record),
+        "sweep": _draw_sweep(record),
+        "distance": _draw_distance(record),
+    }
 
 
 def _draw_edge(record: Record) -> Figure:
@@ -191,13 +190,9 @@ def _draw_sweep(record: Record) -> Figure:
     fig, axes = panels(3)
     fig.set_size_inches(8.4, 3.0)
     for norm, (kind, title) in LOOKS.items():
-        high, low, change, smooth = (
-            over_rates(record, norm, "landscape", quantity)
-            for quantity in ("highest", "lowest", "most_change", "beta")
-        )
-        for ax, values in zip(axes, (high - low, change, smooth), strict=True):
-            runs = late(record, values).T
-            band(ax, rates(record), runs, kind=kind, label=title)
+        runs = np.stack([summary(record, name(norm, r)) for r in rates(record)], axis=2)
+        for ax, values in zip(axes, runs, strict=True):
+            band(ax, rates(record), values, kind=kind, label=title)
     for ax, label in zip(axes, WIDTHS, strict=True):
         ax.set(xlabel="learning rate", ylabel=label, xscale="log", yscale="log")
         tick(ax, rates(record))
@@ -206,6 +201,52 @@ def _draw_sweep(record: Record) -> Figure:
 
 
 WIDTHS = "loss range (nats)", "gradient change", "effective smoothness"
+
+
+def summary(record: Record, variant: str) -> NDArray[np.float64]:
+    """Return loss range, gradient change and smoothness, (3, S), late in training."""
+    high, low, change, smooth = (
+        record.values(variant, "landscape", quantity)
+        for quantity in ("highest", "lowest", "most_change", "beta")
+    )
+    return np.stack([late(record, v) for v in (high - low, change, smooth)])
+
+
+def at_distances(
+    record: Record, variant: str
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return two curves over the distances, (S, D): medians over late training.
+
+    The loss range from the start to there, in nats, and the change of the gradient per
+    distance times the squared length of the weights, in nats too.
+    """
+    start, losses, changes, length = (
+        record.values(variant, "landscape", quantity)
+        for quantity in ("loss", "losses", "changes", "weight_norm")
+    )
+    way = np.concatenate([start[..., None], losses], axis=2)
+    top, bottom = (f.accumulate(way, axis=2) for f in (np.maximum, np.minimum))
+    relative = changes * length[..., None] / np.array(SHARES)
+    return late(record, (top - bottom)[..., 1:]), late(record, relative)
+
+
+def _draw_distance(record: Record) -> Figure:
+    from normbook.figures import band, legend_above, panels, tick
+
+    fig, axes = panels(2)
+    for norm, (kind, title) in LOOKS.items():
+        best = name(norm, record.chosen(norm)["learning_rate"])
+        for ax, runs in zip(axes, at_distances(record, best), strict=True):
+            band(ax, SHARES, runs, kind=kind, label=title)
+    for ax, label in zip(axes, ALONG, strict=True):
+        ax.set(xlabel="distance / length of the weights", ylabel=label)
+        ax.set(xscale="log", yscale="log")
+        tick(ax, SHARES)
+    legend_above(fig, axes[0])
+    return fig
+
+
+ALONG = "loss range (nats)", "change / distance,\ntimes squared length (nats)"
 
 
 def _variants(tuning: lab.Settings, *sweep: float) -> dict[str, lab.Settings]:
