@@ -91,15 +91,16 @@ def test_the_sharpness_of_a_network_is_that_of_its_whole_hessian(norm: bool) -> 
         values = {n: p.view(s) for n, p, s in zip(names, parts, shapes, strict=True)}
         return cross_entropy(functional_call(model, values, X), Y)
 
-    expected = torch.linalg.eigvalsh(hessian(of, flat))[-1].item()
+    whole = hessian(of, flat)  # type: ignore[no-untyped-call]
+    expected = torch.linalg.eigvalsh(whole)[-1].item()
     found = curvature(model, loss, tolerance=1e-6)
     assert found.sharpness == pytest.approx(expected, rel=1e-8)
     assert found.error <= 1e-6 * expected
 
 
 def test_scaled_weights_in_front_of_batch_norm_are_flatter_by_the_square() -> None:
-    x_hat = nn.Sequential(nn.Linear(3, 4, bias=False), BatchNorm1d(4, eps=1e-12))
-    model = x_hat.double()
+    layers = nn.Linear(3, 4, bias=False), BatchNorm1d(4, eps=1e-12)
+    model: Any = nn.Sequential(*layers).double()
     model[1].requires_grad_(False)  # what is left does not depend on the scale
 
     def of(m: Any) -> torch.Tensor:

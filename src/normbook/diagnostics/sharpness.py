@@ -87,7 +87,9 @@ def curvature(
             rest = image.norm().item()
             inside = projected[: k + 1, : k + 1].cpu().numpy()
             if not np.isfinite(inside).all():
-                return Curvature(np.nan, np.nan, np.nan, k + 1)
+                inside = np.array([[np.nan]])
+                values, error = inside[0], np.nan
+                break
             values, vectors = np.linalg.eigh(inside, UPLO="U")
             error = rest * abs(vectors[-1, -1])
             if error <= tolerance * abs(values[-1]):

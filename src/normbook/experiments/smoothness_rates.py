@@ -138,19 +138,23 @@ def figures(record: Record) -> dict[str, Figure]:
     r"""Draw a record of this experiment.
 
     "grid": the validation loss at the end against the rate. "edge": the rate times the
-    sharpness during training, a column for each rate of the sweep, and times the
-    curvature along the gradient below. "sweep": the quantities of the paper against the
-    rate. "distance", each network at its own best rate, against the distance as a share
-    of the length of the weights: the loss range up to there, and the change of the
-    gradient per distance, times the squared length. Both are medians over the second
-    half of training.
+    sharpness during training, and times the curvature along the gradient below, a
+    column for every second rate of the sweep and for the last; what is above 5 is not
+    seen. "sweep": the quantities of the paper against the rate. "distance", each
+    network at its own best rate, against the distance as a share of the length of the
+    weights: the loss range up to there, and the change of the gradient per distance,
+    times the squared length. Both are medians over the second half of training.
     """
+    from normbook.figures import tick
+
     record.require(EXPERIMENT.name)
     grid = measures.draw_grid(
         record,
         {"learning rate": ("learning_rate", LOOKS)},
         ylabel="validation loss (nats)",
+        yscale="log",
     )
+    tick(grid.axes[0], record.grid("none")["learning_rate"])
     return {
         "grid": grid,
         "edge": _draw_edge(record),
@@ -162,10 +166,10 @@ def figures(record: Record) -> dict[str, Figure]:
 def _draw_edge(record: Record) -> Figure:
     from normbook.figures import curve_grid
 
-    rows = {}
+    rows: dict[str, dict[str, dict[str, Line]]] = {}
     for quantity, label in CURVATURES.items():
         row = rows.setdefault(label, {})
-        for rate in rates(record):
+        for rate in sorted({*rates(record)[::2], rates(record)[-1]}):
             panel: dict[str, Line] = {}
             for norm, (kind, title) in LOOKS.items():
                 variant = name(norm, rate)
@@ -175,7 +179,10 @@ def _draw_edge(record: Record) -> Figure:
             level = np.full((1, len(steps)), EDGE)
             panel["2"] = ("reference", steps, level)
             row[f"training steps\n\nrate {rate:g}"] = panel
-    return curve_grid(rows)[0]
+    fig, axes = curve_grid(rows)
+    for row_axes in axes:
+        row_axes[0].set_ylim(0.0, 2.5 * EDGE)  # a row shares its scale
+    return fig
 
 
 CURVATURES = {
@@ -195,7 +202,7 @@ def _draw_sweep(record: Record) -> Figure:
             band(ax, rates(record), values, kind=kind, label=title)
     for ax, label in zip(axes, WIDTHS, strict=True):
         ax.set(xlabel="learning rate", ylabel=label, xscale="log", yscale="log")
-        tick(ax, rates(record))
+        tick(ax, rates(record)[::2])
     legend_above(fig, axes[0])
     return fig
 
@@ -241,7 +248,7 @@ def _draw_distance(record: Record) -> Figure:
     for ax, label in zip(axes, ALONG, strict=True):
         ax.set(xlabel="distance / length of the weights", ylabel=label)
         ax.set(xscale="log", yscale="log")
-        tick(ax, SHARES)
+        tick(ax, SHARES[::2])
     legend_above(fig, axes[0])
     return fig
 
@@ -251,7 +258,9 @@ ALONG = "loss range (nats)", "change / distance,\ntimes squared length (nats)"
 
 def _variants(tuning: lab.Settings, *sweep: float) -> dict[str, lab.Settings]:
     """Return both networks, each with its rate tuned, and with each of these rates."""
-    chosen = {n: {"norm": n, "is_diagnosed": False, "tuning": tuning} for n in LOOKS}
+    chosen: dict[str, lab.Settings] = {
+        norm: {"norm": norm, "is_diagnosed": False, "tuning": tuning} for norm in LOOKS
+    }
     return chosen | {
         name(norm, rate): {"norm": norm, "is_diagnosed": True, "learning_rate": rate}
         for rate in sweep
