@@ -152,7 +152,6 @@ def figures(record: Record) -> dict[str, Figure]:
         record,
         {"learning rate": ("learning_rate", LOOKS)},
         ylabel="validation loss (nats)",
-        yscale="log",
     )
     tick(grid.axes[0], record.grid("none")["learning_rate"])
     return {
