@@ -17,6 +17,7 @@ from normbook.diagnostics.internal_covariate_shift import (
 )
 from normbook.diagnostics.landscape import landscape, random_direction
 from normbook.diagnostics.noise import DistributionNoise
+from normbook.diagnostics.sharpness import curvature
 from normbook.diagnostics.smoothness import along_gradient
 from normbook.diagnostics.undisturbed import gradients, undisturbed
 from normbook.layers.batch_norm import BatchNorm1d
@@ -71,8 +72,10 @@ def same(a: Any, b: Any) -> bool:
     return torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b
 
 
+CALLED_ONCE = "layer_statistics", "curvature"  # the loss
 MEASURES: dict[str, Callable[[nn.Module, Any], object]] = {
     "along_gradient": lambda m, loss: along_gradient(m, loss, [0.1, 0.2]),
+    "curvature": lambda m, loss: curvature(m, loss, most=3),
     "gradient_shift": lambda m, loss: gradient_shift(m, loss, 0.1),
     "input_shift_of_update": lambda m, loss: input_shift_of_update(m, loss, 0.1, ["2"]),
     "layer_statistics": lambda m, loss: layer_statistics(m, loss),
@@ -103,7 +106,7 @@ def test_a_measure_that_fails_halfway_leaves_no_trace(name: str, make: Any) -> N
         nonlocal calls
         calls += 1
         value = loss(m)
-        if calls == (1 if name == "layer_statistics" else 2):
+        if calls == (1 if name in CALLED_ONCE else 2):
             m.eval()
             raise RuntimeError("out of memory")
         return value

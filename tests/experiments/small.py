@@ -82,6 +82,10 @@ SETTINGS: dict[str, dict[str, Any]] = {
         "steps": 6, "batch_size": 16, "layers": [5, "pool", 6], "hidden": 4,
         "average_over": 2, "shift_every": 3, "test_every": 3,
     },
+    "smoothness_rates": {
+        "steps": 6, "batch_size": 16, "layers": [5, "pool", 6], "hidden": 4,
+        "average_over": 2, "measure_every": 3,
+    },
     "deep_linear": {
         "depth": 3, "size": 2, "examples": 20, "steps": 6, "average_over": 2,
         "landscape_every": 2, "shift_every": 3,
