@@ -29,8 +29,6 @@ EXPERIMENTS: dict[str, Experiment] = {
         batch_size.BATCH_4,
         vowels.VOWELS,
         vowels.LONGER,
-        conv_norms.CONV_NORMS,
-        conv_norms.CONV_NORMS_RATES,
         conv_norms.CONV_NORMS_TUNED,
         conv_norms.CONV_NORMS_BORDER,
         batch_size.BATCH_128_CHOICES,
