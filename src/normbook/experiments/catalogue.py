@@ -31,8 +31,6 @@ EXPERIMENTS: dict[str, Experiment] = {
         vowels.LONGER,
         conv_norms.CONV_NORMS_TUNED,
         conv_norms.CONV_NORMS_BORDER,
-        batch_size.BATCH_128_CHOICES,
-        batch_size.BATCH_4_CHOICES,
         batch_size.TUNED,
         transformer.EXPERIMENT,
         handwriting.EXPERIMENT,
