@@ -164,7 +164,8 @@ def record(request: pytest.FixtureRequest) -> Any:
     """Return the small record of the experiment that a file of tests is named after."""
     name = request.module.__name__.removeprefix("test_")
     small = importlib.import_module("small")  # beside the tests that ask for it
-    return small.record("batch_4" if name == "batch_size" else name)
+    small_of = {"batch_size": "batch_4", "conv_norms": "conv_norms_tuned"}
+    return small.record(small_of.get(name, name))
 
 
 nbval.kernel.KernelManager = UnixSocketKernel

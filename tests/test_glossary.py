@@ -40,13 +40,12 @@ FORMS = {
 EVERYDAY = {
     "batch": ("[Bb]atch, instance",),  # the names of layers, shortened
     "bias": (r"by a \*\*bias",),  # of drawn samples: a number that sharpens the density
-    "channel": ("value per channel",),  # a message of torch
     "covariate shift": (r"internal\W+covariate shift",),
     "epsilon": ("ε in Adam",),
     "example": ("example by hand", "[Ff]or example"),
     "folding": ("fold the result", "fold it into", "these fold into", "code is folded"),
     "freezing": ("that they freeze", "and then frozen", "the gates frozen"),
-    "gain": ("gain or lose", "it gains", "folding gains"),
+    "gain": ("gain or lose", "folding gains"),
     "group": (
         *("groups its parameters", "one other group", "in groups", "are two groups"),
         *("for groups of", r"(?:between|of|within)\W+the groups"),

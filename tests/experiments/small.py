@@ -40,8 +40,7 @@ def _conv_norms(name: str) -> dict[str, Any]:
         steps = 36 // size
         short: dict[str, Any] = {"batch_size": size, "steps": steps, "warm_up": 2}
         short |= {"measure_every": steps // 2, "average_over": steps // 3}
-        if "tuning" in own:
-            short |= untuned("loss", learning_rate=[0.01, 0.02])
+        short |= untuned("loss", learning_rate=[0.01, 0.02])
         variants[variant] = {**own, **short}
     return {"variants": variants, "layers": [[4, 2], [8, 1]], "groups": 2}
 
@@ -100,8 +99,6 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "vowels_longer_tuned": {
         "batch_size": 60, "steps": 2, "measure_every": 2, "hidden": 5,
     } | untuned("loss"),
-    "conv_norms": _conv_norms("conv_norms"),
-    "conv_norms_rates": _conv_norms("conv_norms_rates"),
     "conv_norms_tuned": _conv_norms("conv_norms_tuned"),
     "conv_norms_border": _conv_norms("conv_norms_border"),
     "transformer": {

@@ -114,7 +114,7 @@ def test_the_test_set_and_the_reported_seeds_choose_no_settings(
                 assert len(scale.seeds) >= (2 if name == "live" else 3)
 
 
-@pytest.mark.parametrize("name", ["batch_4", "conv_norms"])
+@pytest.mark.parametrize("name", ["batch_4", "conv_norms_tuned"])
 def test_recalibration_is_measured_where_there_is_batch_norm(name: str) -> None:
     for run in small.record(name).runs:
         assert ("recalibrated" in run.curves) == ("batch_norm" in run.variant)
@@ -137,7 +137,7 @@ def test_the_figures_refuse_a_record_of_another_experiment(name: str) -> None:
         EXPERIMENTS[name].figures(other)
 
 
-@pytest.mark.parametrize("name", ["sigmoid_net", "vgg", "batch_4", "conv_norms"])
+@pytest.mark.parametrize("name", ["sigmoid_net", "vgg", "batch_4", "conv_norms_tuned"])
 def test_a_run_without_its_data_is_refused(name: str) -> None:
     with pytest.raises(TypeError, match="data must be a Dataset, got None"):
         EXPERIMENTS[name].begin({}, 0, None, small.CPU)
@@ -146,7 +146,7 @@ def test_a_run_without_its_data_is_refused(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "known"),
     [
-        ("conv_norms", "one of none, batch_norm, .*"),
+        ("conv_norms_tuned", "one of none, batch_norm, .*"),
         ("handwriting_tuned", "one of none, layer_norm"),
         ("reading", "none, layer_norm or batch_norm"),
         ("transformer", "one of none, post, .*"),

@@ -37,7 +37,7 @@ from normbook.lab.record import Record
 from normbook.layers.batch_norm import BatchNorm1d
 from normbook.layers.layer_norm import LayerNorm
 from normbook.layers.small_batches import UnbiasedBatchNorm1d
-from normbook.looks import STYLES, Kind, looks
+from normbook.looks import Kind, looks
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -71,7 +71,6 @@ def begin(
         norm=norm,
         depth=2,
         width=settings["width"],
-        activation=settings.get("activation", "relu"),
         gain=2**0.5,
         features=x.shape[1],
     )
@@ -208,34 +207,6 @@ def _published(record: Record, variant: str, quantity: str) -> Points:
     return curves[record.settings["batch_size"]][PUBLISHED[norm]]
 
 
-def choices_figures(record: Record) -> dict[str, Figure]:
-    """Draw a record of ``batch_128_choices`` or ``batch_4_choices``.
-
-    "choices": test error after one epoch against the learning rate, with ReLU; dotted,
-    at the scale of the paper, what was published after the first epoch.
-    """
-    from normbook.figures import band, panels
-
-    record.require(BATCH_128_CHOICES.name, BATCH_4_CHOICES.name)
-    fig, axes = panels(len(_NORMS), sharey=True)
-    for ax, name in zip(axes, _NORMS, strict=True):
-        by_rate = {
-            v["learning_rate"]: variant
-            for variant, v in record.settings["variants"].items()
-            if variant.startswith(f"{name} ") and v["activation"] == "relu"
-        }
-        kind, label = LOOKS[VARIANTS[name]["norm"]]
-        runs = [record.values(v, "test", "error")[:, -1] for v in by_rate.values()]
-        band(ax, list(by_rate), np.transpose(runs), kind=kind)
-        if record.scale != "live":
-            there = _published(record, next(iter(by_rate.values())), "error")
-            ax.axhline(there.y[0], color=STYLES[kind]["color"], linestyle=":")
-        where = ",\nscores too" if VARIANTS[name]["is_on_scores"] else ""
-        ax.set(xlabel=f"learning rate\n\n{label}{where}", xscale="log", yscale="log")
-    axes[0].set(ylabel="test error after one epoch")
-    return {"choices": fig}
-
-
 METHODS: dict[str, tuple[Kind, str]] = {
     "none": LOOKS["none"],
     "layer_norm": LOOKS["layer_norm"],
@@ -352,8 +323,7 @@ BATCH_128 = lab.Experiment(
     figures=figures,
 )
 # With 0.001, the rate that repeats the curves at a batch of 128, the first epoch at a
-# batch of 4 without normalization ends at 1.4 times the published loss; see the record
-# of batch_4_choices.
+# batch of 4 without normalization ends at 1.4 times the published loss.
 LOW_RATE: dict[str, Any] = {"learning_rate": 0.0003}
 GPU = "MNIST as in the paper (GPU, or a day on a CPU)"
 BATCH_4 = lab.Experiment(
@@ -368,38 +338,6 @@ BATCH_4 = lab.Experiment(
     begin=begin,
     figures=figures,
 )
-
-
-# What the paper leaves open, after one epoch. (Without an entry the activation is
-# ReLU: the records above say nothing of it.)
-_NORMS = ("none", "layer_norm", "batch_norm", "batch_norm_on_scores")
-_RATES = ((0.0001, "relu"), (0.0003, "relu"), (0.001, "relu"))
-_MORE = ((0.001, "tanh"), (0.003, "relu"))
-
-
-def _choices(size: int, choices: Sequence[tuple[float, str]]) -> lab.Experiment:
-    variants = {
-        f"{norm} rate={rate:g} {activation}": VARIANTS[norm]
-        | {"learning_rate": rate, "activation": activation}
-        for norm in _NORMS
-        for rate, activation in choices
-    }
-    about = f"MNIST, the first of the {EPOCHS} epochs of the paper"
-    return lab.Experiment(
-        name=f"batch_{size}_choices",
-        title=f"One epoch with batches of {size}: learning rate and activation",
-        source=SOURCE,
-        scales={
-            "live": _digits(size, 1, seeds=1, variants=variants),
-            "paper": _mnist(size, 1, about, variants=variants),
-        },
-        begin=begin,
-        figures=choices_figures,
-    )
-
-
-BATCH_128_CHOICES = _choices(128, _RATES + _MORE)
-BATCH_4_CHOICES = _choices(4, _RATES)
 
 
 # Each at its own best rate, at each batch size. These rates are tried first with

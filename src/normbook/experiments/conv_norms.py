@@ -12,12 +12,9 @@ Were the mean over all places taken right after it, every image would give the b
 nothing would be left. The ReLU between them lets the *shape* of the distribution of a
 channel through, but not its mean and not its contrast.
 
-The learning rate is in proportion to the batch, as in the paper, and the same for all
-normalizations: 0.1 for a batch of 128. It rises during a ninth of the run and then
-falls to 0; without the rise, rounding errors in the first steps of a large batch grow
-so fast that another machine does not repeat them. What another rate would do is
-measured by ``CONV_NORMS_RATES``, with batches of 32 (for all) and of 2 (for batch norm
-and group norm).
+The learning rate rises during a ninth of the run and then falls to 0; without the rise,
+rounding errors in the first steps of a large batch grow so fast that another machine
+does not repeat them.
 
 In ``CONV_NORMS_TUNED`` every normalization has its own best rate at every batch size
 (:mod:`normbook.lab.tuning`): that with the least loss at the end on the last 5000
@@ -47,7 +44,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from normbook.data import Dataset
@@ -62,7 +59,7 @@ from normbook.layers.batch_norm import BatchNorm2d
 from normbook.layers.group_norm import GroupNorm, InstanceNorm2d
 from normbook.layers.layer_norm import LayerNorm
 from normbook.layers.weight_norm import WeightStandardization
-from normbook.looks import STYLES, Kind, looks
+from normbook.looks import STYLES, looks
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -193,7 +190,7 @@ def begin(
     data = lab.required(data)
     dtype = getattr(torch, settings["dtype"])
     standardized: _Standardized = _Standardized.of(
-        data, device, dtype, settings.get("validated", 0), settings.get("crop", 0)
+        data, device, dtype, settings["validated"], settings.get("crop", 0)
     )
     x, y = standardized.train
     model = build(
@@ -212,30 +209,27 @@ def begin(
         return {"loss": means["loss"], "error": 1 - means["accuracy"]}
 
     def test(run: lab.Run) -> lab.Values:
-        values = judged(run, *standardized.test)
-        if "validated" in settings:
-            trained = judged(run, x[:TRAINED], y[:TRAINED])
-            values |= {f"train_{name}": value for name, value in trained.items()}
-        return values
+        trained = judged(run, x[:TRAINED], y[:TRAINED])
+        values = {f"train_{name}": value for name, value in trained.items()}
+        return {**judged(run, *standardized.test), **values}
+
+    def validate(run: lab.Run) -> lab.Values:
+        return judged(run, *standardized.validation)
 
     def schedule(step: int) -> float:
         falling = (steps - step) / (steps - warm_up)
         return float(rate * min((step + 1) / warm_up, falling))
 
     every = settings["measure_every"]
-    measurements = {"test": lab.Measurement(every, test)}
+    measurements = {
+        "test": lab.Measurement(every, test),
+        "validation": lab.Measurement(every, validate),
+    }
     if settings["norm"] == "batch_norm":
         recalibrated = partial(
             measures.recalibrated, test=test, x=x[:PROBE], size=PROBE_BATCH
         )
         measurements["recalibrated"] = lab.Measurement(steps, recalibrated)
-    if "validated" in settings:
-        held_out = standardized.validation
-
-        def validate(run: lab.Run) -> lab.Values:
-            return judged(run, *held_out)
-
-        measurements["validation"] = lab.Measurement(every, validate)
     if "probed" in settings:
         seen = standardized.validation[0][: settings["probed"]]
 
@@ -336,136 +330,76 @@ LOOKS = looks(
     "none", "batch_norm", "layer_norm", "layer_norm_per_place", "instance_norm",
     "group_norm", "group_norm_ws",
 )  # fmt: skip
-Setting = Literal["batch_size", "learning_rate"]
 
 
 def at_end(
-    record: Record,
-    norm: str,
-    along: Setting = "batch_size",
-    *,
-    batch_size: int | None = None,
-    measurement: str = "test",
-    quantity: str = "error",
+    record: Record, norm: str, measurement: str = "test", quantity: str = "error"
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Return what was measured at the end of all runs with one normalization.
 
-    The runs differ in the setting ``along``: "batch_size", or "learning_rate" at the
-    ``batch_size`` that is given. First come its values, growing, shape (B,), then what
-    was measured, (S, B), one row for each seed.
+    First come the batch sizes, growing, shape (B,), then what was measured, (S, B), one
+    row for each seed.
     """
-    names = _with_norm(record, norm, along, batch_size)
+    names = dict(sorted(_by_size(record, norm).items()))
     ends = [record.values(v, measurement, quantity)[:, -1] for v in names.values()]
     return np.array(list(names), dtype=np.float64), np.stack(ends, axis=1)
 
 
-def figures(record: Record) -> dict[str, Figure]:
-    """Draw a record of ``conv_norms``, ``conv_norms_rates`` or ``conv_norms_tuned``.
-
-    Of ``conv_norms_tuned``: "error" and "train_error", at the end, on the test set and
-    on training images, against the batch size, each at its best; "grid_2" and so on,
-    the loss on validation images against the learning rate with batches of 2, with dots
-    at the best; "recalibrated" and "published" as of ``conv_norms``.
-
-    Of ``conv_norms_rates``: "error_2" and "error_32", the test error at the end with
-    such batches against the learning rate, a panel for each normalization, with batch
-    norm in all. Of ``conv_norms``: "error", the same against the batch size;
-    "training", the loss of the smallest batches; "recalibrated", batch norm with
-    running statistics and with those of many training images; unless the scale is
-    "live", "published".
-    """
-    record.require(CONV_NORMS.name, CONV_NORMS_RATES.name, CONV_NORMS_TUNED.name)
-    if record.name == CONV_NORMS_TUNED.name:
-        return _tuned_figures(record)
-    if record.name == CONV_NORMS_RATES.name:
-        sizes = {v["batch_size"] for v in record.settings["variants"].values()}
-        return {
-            f"error_{size}": _errors(record, "learning_rate", size)
-            for size in sorted(sizes)
-        }
-    drawn = {
-        "error": _errors(record, "batch_size"),
-        "training": _training(record),
-        "recalibrated": _recalibrated(record),
-    }
-    if record.scale != "live":
-        drawn["published"] = _published(record)
-    return drawn
-
-
-def _tuned_figures(record: Record) -> dict[str, Figure]:
-    sizes = {v["batch_size"] for v in record.settings["variants"].values()}
-    drawn = {
-        "error": _errors(record, "batch_size"),
-        "train_error": _errors(record, "batch_size", quantity="train_error"),
-        "recalibrated": _recalibrated(record),
-        **{f"grid_{size}": _grid(record, size) for size in sorted(sizes)},
-    }
-    if record.scale != "live":
-        drawn["published"] = _published(record)
-    return drawn
-
-
-def _grid(record: Record, batch_size: int) -> Figure:
-    """Open a panel for each normalization: its grid, and that of batch norm."""
-    names = {  # of variants, by their normalization
-        own["norm"]: variant
+def _by_size(record: Record, norm: str) -> dict[int, str]:
+    """Names of the variants with one normalization, by their batch size."""
+    return {
+        own["batch_size"]: variant
         for variant, own in record.settings["variants"].items()
-        if own["batch_size"] == batch_size
+        if own["norm"] == norm
     }
-    batch = {names.pop("batch_norm"): LOOKS["batch_norm"]}  # is named above all panels
-    shown: dict[str, tuple[str, measures.Looks]] = {}
-    for norm, variant in names.items():
-        kind, label = LOOKS[norm]
-        both = {**batch, variant: (kind, f"_{label}")}
-        shown[f"learning rate\n\n{label}"] = ("learning_rate", both)
-    rows = 2 if len(shown) > 3 else 1
-    return measures.draw_grid(
-        record, shown, ylabel="validation loss (nats)", yscale="log", rows=rows
-    )
 
 
-def _with_norm(
-    record: Record, norm: str, along: Setting, batch_size: int | None = None
-) -> dict[float, str]:
-    """Names of the variants with one normalization, by their setting, growing."""
-    names = {
-        settings[along]: name
-        for name, settings in record.settings["variants"].items()
-        if settings["norm"] == norm and batch_size in (None, settings["batch_size"])
+def figures(record: Record) -> dict[str, Figure]:
+    """Draw a record of ``conv_norms_tuned``, each normalization at its best rate.
+
+    "error": at the end, on the test set, against the batch size; "grid_2" and so on,
+    the loss on validation images against the learning rate with batches of 2, with dots
+    at the best. These have a panel for each normalization, with batch norm in all.
+    "published", unless the scale is "live": the errors above published ones.
+    """
+    record.require(CONV_NORMS_TUNED.name)
+    sizes = sorted({v["batch_size"] for v in record.settings["variants"].values()})
+    drawn = {
+        "error": _errors(record),
+        **{f"grid_{size}": _grid(record, size) for size in sizes},
     }
-    return dict(sorted(names.items()))
+    if record.scale != "live":
+        drawn["published"] = _published(record)
+    return drawn
 
 
-def _beside_batch_norm(
-    record: Record,
-    curve: Callable[[str], tuple[ArrayLike, ArrayLike]],
-    xlabel: str,
-    ylabel: str,
-    batch_size: int | None = None,
-    **axis: Any,
-) -> Figure:
-    """Open a panel for each normalization: its curve, and that of batch norm."""
-    from normbook.figures import band, panels, tick
+OTHERS = [norm for norm in LOOKS if norm != "batch_norm"]
 
-    variants = record.settings["variants"].values()
-    norms = (v["norm"] for v in variants if batch_size in (None, v["batch_size"]))
-    others = [norm for norm in dict.fromkeys(norms) if norm != "batch_norm"]
-    rows = 2 if len(others) > 3 and len(others) % 2 == 0 else 1
-    fig, axes = panels(len(others), rows=rows, sharey=True)
-    fig.set_size_inches(8.4, 1 + 2.6 * rows)
-    for ax, norm in zip(axes, others, strict=True):
-        for one in ("batch_norm", norm):
-            x, runs = curve(one)
-            kind, label = LOOKS[one]
-            band(ax, x, runs, kind=kind, label=label)
-        ax.set(xlabel=f"{xlabel}\n\n{label}", **axis)
-        if axis.get("xscale") == "log":
-            tick(ax, x, digits=3)
-    for ax in axes[:: len(others) // rows]:
-        ax.set(ylabel=ylabel)
+
+def _errors(record: Record) -> Figure:
+    from normbook.figures import panels, tick
+
+    fig, axes = panels(len(OTHERS), rows=2, sharey=True)
+    fig.set_size_inches(8.4, 6.2)
+    for ax, norm in zip(axes, OTHERS, strict=True):
+        sizes = _beside_batch_norm(ax, record, norm)
+        ax.set(xlabel=f"batch size\n\n{LOOKS[norm][1]}", xscale="log")
+        tick(ax, sizes, digits=3)
+    for ax in axes[::3]:
+        ax.set(ylabel="test error")
     _name_first(fig, axes[0])
     return fig
+
+
+def _beside_batch_norm(ax: Axes, record: Record, norm: str) -> NDArray[np.float64]:
+    """Draw the errors of batch norm and of another; return the batch sizes."""
+    from normbook.figures import band
+
+    for one in ("batch_norm", norm):
+        sizes, errors = at_end(record, one)
+        kind, label = LOOKS[one]
+        band(ax, sizes, errors, kind=kind, label=label)
+    return sizes
 
 
 def _name_first(fig: Figure, ax: Axes) -> None:
@@ -474,48 +408,26 @@ def _name_first(fig: Figure, ax: Axes) -> None:
     fig.legend(handles[:1], labels[:1], loc="outside upper center")
 
 
-def _errors(
-    record: Record,
-    along: Setting,
-    batch_size: int | None = None,
-    quantity: Literal["error", "train_error"] = "error",
-) -> Figure:
-    def curve(norm: str) -> tuple[ArrayLike, ArrayLike]:
-        return at_end(record, norm, along, batch_size=batch_size, quantity=quantity)
+def _grid(record: Record, batch_size: int) -> Figure:
+    from normbook.figures import tick
 
-    xlabel = along.replace("_", " ")
-    ylabel = {"error": "test error", "train_error": "training error"}[quantity]
-    return _beside_batch_norm(record, curve, xlabel, ylabel, batch_size, xscale="log")
-
-
-def _training(record: Record) -> Figure:
-    """Training loss with the smallest batches."""
-
-    def curve(norm: str) -> tuple[ArrayLike, ArrayLike]:
-        variant = next(iter(_with_norm(record, norm, "batch_size").values()))
-        losses = record.values(variant, "training", "loss")
-        return record.steps("training", variant), losses
-
-    return _beside_batch_norm(
-        record, curve, "training steps", "training loss (nats)", yscale="log"
-    )
-
-
-def _recalibrated(record: Record) -> Figure:
-    from normbook.figures import sweep
-
-    sizes, running = at_end(record, "batch_norm")
-    _, recalibrated = at_end(record, "batch_norm", measurement="recalibrated")
-    lines: dict[str, tuple[Kind, ArrayLike]] = {
-        "batch norm, running statistics": ("batch", running),
-        "recalibrated": ("reference", recalibrated),
-    }
-    return sweep(sizes, {"test error": lines}, xlabel="batch size")[0]
+    names = {norm: _by_size(record, norm)[batch_size] for norm in LOOKS}
+    batch = {names["batch_norm"]: LOOKS["batch_norm"]}  # is named above all panels
+    shown: dict[str, tuple[str, measures.Looks]] = {}
+    for norm in OTHERS:
+        kind, label = LOOKS[norm]
+        both = {**batch, names[norm]: (kind, f"_{label}")}
+        shown[f"learning rate\n\n{label}"] = ("learning_rate", both)
+    fig = measures.draw_grid(record, shown, ylabel="validation loss (nats)", rows=2)
+    tried = {rate for v in names.values() for rate in record.grid(v)["learning_rate"]}
+    for ax in fig.axes:
+        tick(ax, sorted(tried)[::2], digits=2)
+    return fig
 
 
 def _published(record: Record) -> Figure:
     """Our errors above, published ones below; the data sets differ."""
-    from normbook.figures import band, panels, points, tick
+    from normbook.figures import panels, points, tick
 
     compared = [norm for norm in GROUP_NORM_ERROR if norm != "batch_norm"]
     count = len(compared)
@@ -527,12 +439,10 @@ def _published(record: Record) -> Figure:
         if place % count:
             ax.sharey(axes[place - place % count])
     for above, below, norm in zip(axes[:count], axes[count:], compared, strict=True):
+        sizes = _beside_batch_norm(above, record, norm)
         for one in ("batch_norm", norm):
-            kind, label = LOOKS[one]
-            sizes, errors = at_end(record, one)
-            band(above, sizes, errors, kind=kind, label=label)
-            points(below, *GROUP_NORM_ERROR[one][1:], kind=kind)
-        below.set(xlabel=f"batch size\n\n{label}", xscale="log")
+            points(below, *GROUP_NORM_ERROR[one][1:], kind=LOOKS[one][0])
+        below.set(xlabel=f"batch size\n\n{LOOKS[norm][1]}", xscale="log")
         tick(below, sizes, digits=3)
     _name_first(fig, axes[0])
     return fig
@@ -542,23 +452,11 @@ def border_figures(record: Record) -> dict[str, Figure]:
     """Draw a record of ``conv_norms_border``.
 
     "error": at the end, on training images and on the test set, a row for each variant,
-    a point for each seed. "start", "end" and "end_cropped": the units by their distance
-    from the border, layer by layer, with batch norm and with layer norm: the share of
-    images that turn a unit on, the share of units that are rarely on, and mean and
-    deviation of the summed inputs.
+    a point for each seed.
     """
-    record.require(CONV_NORMS_BORDER.name)
-    return {
-        "error": _border_errors(record),
-        "start": _units(record, "", 0),
-        "end": _units(record, "", -1),
-        "end_cropped": _units(record, " cropped", -1),
-    }
-
-
-def _border_errors(record: Record) -> Figure:
     from normbook.figures import panels
 
+    record.require(CONV_NORMS_BORDER.name)
     shown = {"train_error": "training images", "error": "test set"}
     fig, axes = panels(len(shown), sharey=True)
     for ax, (quantity, title) in zip(axes, shown.items(), strict=True):
@@ -570,153 +468,71 @@ def _border_errors(record: Record) -> Figure:
         ax.set(xlabel=f"error at the end\n\n{title}")
     axes[0].set_yticks(range(len(BORDER)), [v.replace("_", " ") for v in BORDER])
     axes[0].invert_yaxis()
-    return fig
-
-
-UNITS = {
-    "on": "images that turn\na unit on", "rarely": "units that are\nrarely on",
-    "mean": "mean of\nsummed inputs", "std": "their deviation",
-}  # fmt: skip
-
-
-def _units(record: Record, suffix: str, place: int) -> Figure:
-    from normbook.figures import curve_grid
-
-    rows: dict[str, dict[str, dict[str, Any]]] = {}
-    for quantity, ylabel in UNITS.items():
-        for layer in range(1, len(record.settings["layers"]) + 1):
-            lines = rows.setdefault(ylabel, {}).setdefault(
-                f"distance from the border\n\nlayer {layer}", {}
-            )
-            for norm in ("batch_norm", "layer_norm"):
-                kind, label = LOOKS[norm]
-                units = record.values(norm + suffix, "units", f"{quantity}_{layer}")
-                runs = units[:, place]
-                lines[label] = (kind, np.arange(runs.shape[1]), runs)
-    return curve_grid(rows)[0]
-
-
-def _variants(
-    sizes: Sequence[int],
-    rates: Sequence[float],
-    *,
-    examples: int,
-    parts: int,
-    norms: Sequence[str] = tuple(LOOKS),
-) -> dict[str, dict[str, Any]]:
-    """Return variants: each normalization with each batch size and rate.
-
-    All see the same number of images. The learning rate is said for batches of
-    ``LARGE``, and is in proportion to the batch. Tests stand after each of ``parts``
-    equal parts of the run.
-    """
-    variants: dict[str, dict[str, Any]] = {}
-    for size in sizes:
-        for norm in norms:
-            for rate in rates:
-                steps = examples // size
-                name = f"{norm} batch={size}"
-                variants[name + f" rate={rate:g}" * (len(rates) > 1)] = {
-                    "norm": norm,
-                    "batch_size": size,
-                    "learning_rate": rate * size / LARGE,
-                    "steps": steps,
-                    "warm_up": steps // WARM_UP,
-                    "measure_every": steps // parts,
-                    "average_over": steps // AVERAGES,
-                }
-    return variants
+    return {"error": fig}
 
 
 LARGE = 128
-# Averages of the training loss in a run; they, and four parts, are whole steps of
-# every batch size.
+# Averages of the training loss in a run: they are whole steps of every batch size.
 AVERAGES = 36
 # The learning rate rises in the first ninth of the steps, then falls to 0.
 WARM_UP = 9
-# Images of one pass over Fashion-MNIST, less what fills no batch of 128.
-PASS = 468 * LARGE
-LIVE_EXAMPLES = 72 * 32
+
+
+def _tuned(
+    sizes: Sequence[int], rates: Sequence[float], examples: int
+) -> dict[str, dict[str, Any]]:
+    """Return variants: each normalization with each batch size, its rate tuned.
+
+    All see the same number of images. The rates, which are tried first, are said for
+    batches of ``LARGE``, and are in proportion to the batch.
+    """
+    variants: dict[str, dict[str, Any]] = {}
+    for size in sizes:
+        steps = examples // size
+        values = [float(f"{rate * size / LARGE:.6g}") for rate in rates]
+        rate = {"values": values, "factor": 2.0, "limits": [1e-6, 100.0]}
+        for norm in LOOKS:
+            variants[f"{norm} batch={size}"] = {
+                "norm": norm,
+                "batch_size": size,
+                "steps": steps,
+                "warm_up": steps // WARM_UP,
+                "measure_every": steps,
+                "average_over": steps // AVERAGES,
+                "tuning": {
+                    "seeds": [100],
+                    "criterion": {"measurement": "validation", "quantity": "loss"},
+                    "grid": {"learning_rate": rate},
+                },
+            }
+    return variants
 
 
 def _digits(variants: lab.Settings, **others: Any) -> lab.Scale:
     layers = {"dtype": "float64", "layers": [[8, 1], [16, 2]], "groups": 4}
-    settings = {**layers, "variants": variants, **others}
+    settings = {**layers, "variants": variants, "validated": 200, **others}
     return lab.Scale(settings, (0, 1), "digits", "embedded digits, two convolutions")
 
 
-def _fashion(
-    variants: lab.Settings, seeds: int, about: str, **others: Any
-) -> lab.Scale:
+def _fashion(variants: lab.Settings, about: str, **others: Any) -> lab.Scale:
     channels = [[16, 2], [32, 2], [32, 1], [64, 2]]
     layers = {"dtype": "float32", "layers": channels, "groups": 4}
-    settings = {**layers, "variants": variants, **others}
-    return lab.Scale(settings, tuple(range(seeds)), "fashion-mnist", about)
+    settings = {**layers, "variants": variants, "validated": 5000, **others}
+    return lab.Scale(settings, (0, 1, 2), "fashion-mnist", about)
 
 
-def _tuned(
-    sizes: Sequence[int], rates: Sequence[float], **others: Any
-) -> dict[str, dict[str, Any]]:
-    """Return variants whose learning rate is tuned; these ones are tried first."""
-    variants = _variants(sizes, rates[:1], parts=1, **others)
-    for own in variants.values():
-        scale = own.pop("learning_rate") / rates[0]
-        own["tuning"] = {
-            "seeds": [100],
-            "criterion": {"measurement": "validation", "quantity": "loss"},
-            "grid": {
-                "learning_rate": {
-                    "values": [float(f"{scale * rate:.6g}") for rate in rates],
-                    "factor": 2.0,
-                    "limits": [1e-6, 100.0],
-                }
-            },
-        }
-    return variants
-
-
-SIZES = (128, 32, 16, 8, 4, 2)
-CONV_NORMS = lab.Experiment(
-    name="conv_norms",
-    title="A convolutional network with each normalization, over batch sizes",
-    source=SOURCE,
-    scales={
-        "live": _digits(_variants((32, 2), (3.0,), examples=LIVE_EXAMPLES, parts=2)),
-        "cpu": _fashion(
-            _variants((128, 32, 8, 2), (0.1,), examples=PASS, parts=4),
-            seeds=3,
-            about="Fashion-MNIST, one pass",
-        ),
-        "full": _fashion(
-            _variants(SIZES, (0.1,), examples=10 * PASS, parts=10),
-            seeds=3,
-            about="Fashion-MNIST, ten passes and more batch sizes (GPU)",
-        ),
-    },
-    begin=begin,
-    figures=figures,
-)
-
-
+LIVE_RATES, LIVE_EXAMPLES = (3.0, 6.0), 72 * 32
 # Images of one pass over those that are not held out, less what fills no average of
 # batches of 128.
-TUNED_PASS = 396 * LARGE
-TUNED_RATES, LIVE_RATES = (0.2, 0.4, 0.8), (3.0, 6.0)
-FEW = ("none", "batch_norm", "layer_norm")
+RATES, PASS = (0.2, 0.4, 0.8), 396 * LARGE
 CONV_NORMS_TUNED = lab.Experiment(
     name="conv_norms_tuned",
-    title="The same network, each normalization at its own best learning rate",
+    title="A convolutional network with each normalization, each at its own best rate",
     source=SOURCE,
     scales={
-        "live": _digits(
-            _tuned((32, 2), LIVE_RATES, examples=LIVE_EXAMPLES, norms=FEW),
-            validated=200,
-        ),
+        "live": _digits(_tuned((32, 2), LIVE_RATES, LIVE_EXAMPLES)),
         "cpu": _fashion(
-            _tuned((128, 32, 8, 2), TUNED_RATES, examples=TUNED_PASS),
-            seeds=3,
-            about="Fashion-MNIST, one pass",
-            validated=5000,
+            _tuned((128, 32, 8, 2), RATES, PASS), "Fashion-MNIST, one pass"
         ),
     },
     begin=begin,
@@ -738,7 +554,7 @@ BORDER: dict[str, dict[str, Any]] = {
 def _border(
     rates: Sequence[float], examples: int, crop: int
 ) -> dict[str, dict[str, Any]]:
-    tuned = _tuned((32,), rates, examples=examples)
+    tuned = _tuned((32,), rates, examples)
     return {
         name: tuned[f"{name.partition(' ')[0]} batch=32"]
         | added
@@ -752,39 +568,13 @@ CONV_NORMS_BORDER = lab.Experiment(
     title="Do units at the border keep layer norm behind?",
     source="Ba et al. (2016), section 6.7",
     scales={
-        "live": _digits(
-            _border(LIVE_RATES, LIVE_EXAMPLES, crop=1), validated=200, probed=200
-        ),
+        "live": _digits(_border(LIVE_RATES, LIVE_EXAMPLES, crop=1), probed=200),
         "cpu": _fashion(
-            _border(TUNED_RATES, TUNED_PASS, crop=4),
-            seeds=3,
-            about="Fashion-MNIST, one pass, batches of 32",
-            validated=5000,
+            _border(RATES, PASS, crop=4),
+            "Fashion-MNIST, one pass, batches of 32",
             probed=1000,
         ),
     },
     begin=begin,
     figures=border_figures,
-)
-
-
-def _rates(rates: Sequence[float], examples: int) -> dict[str, dict[str, Any]]:
-    """All normalizations with batches of 32, and two of them with batches of 2."""
-    two = ("batch_norm", "group_norm")
-    return {
-        **_variants((32,), rates, examples=examples, parts=1),
-        **_variants((2,), rates, examples=examples, parts=1, norms=two),
-    }
-
-
-CONV_NORMS_RATES = lab.Experiment(
-    name="conv_norms_rates",
-    title="The same network with several learning rates",
-    source=SOURCE,
-    scales={
-        "live": _digits(_rates((6.0, 3.0, 1.5), LIVE_EXAMPLES)),
-        "cpu": _fashion(_rates((0.4, 0.2, 0.1), PASS), 1, "Fashion-MNIST, one pass"),
-    },
-    begin=begin,
-    figures=figures,
 )
