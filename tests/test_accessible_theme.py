@@ -7,12 +7,17 @@ from accessible_theme import mended
 
 BARRIERS = {
     "a button's name lacks what stands on it": (
-        '<button class="btn search-button-field x" aria-label="Search" title="a">',
-        '<button class="btn search-button-field x" title="a">',
+        '<button class="search-button-field x" title="a" aria-label="Search" id="b">',
+        '<button class="search-button-field x" title="a" id="b">',
     ),
     "a side bar in no landmark": (
-        '<div class="bd-sidebar-primary bd-sidebar">',
-        '<div role="region" aria-label="Book" class="bd-sidebar-primary bd-sidebar">',
+        '<div id="pst-primary-sidebar">',
+        '<div role="region" aria-label="Book" id="pst-primary-sidebar">',
+    ),
+    "a part of the contents without a name": (
+        '<summary><span class="toctree-toggle" role="presentation">',
+        '<summary aria-label="Pages of this part">'
+        '<span class="toctree-toggle" role="presentation">',
     ),
     "a role that was given up": (
         '<div class="citation" id="a" role="doc-biblioentry">',

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
-from collections import defaultdict
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,6 +14,7 @@ import search_words
 from docutils import nodes
 from docutils.frontend import get_default_settings
 from docutils.utils import new_document
+from sphinx import addnodes
 
 ROOT = Path(__file__).resolve().parent.parent
 SCRIPT = ROOT / "book/_static/search_results.js"
@@ -23,59 +23,56 @@ needs_node = pytest.mark.skipif(NODE is None, reason="the script of a page needs
 
 
 def app(**words: str) -> Any:
-    domains = {
-        "index": {"entries": defaultdict(list)},
-        "std": {
-            "labels": {"sec-axes": ("book/a", "axes", "Axes")},
-            "objects": {("term", "gain"): ("book/glossary", "term-gain")},
-        },
+    std = {
+        "labels": {"sec-axes": ("book/a", "axes", "Axes")},
+        "objects": {("term", "gain"): ("book/glossary", "term-gain")},
     }
-    env = SimpleNamespace(docname=search_words.NOTATION, domaindata=domains)
+    env = SimpleNamespace(docname=search_words.NOTATION, domaindata={"std": std})
     return SimpleNamespace(env=env, config=SimpleNamespace(search_words=words))
 
 
-def entries(site: Any) -> list[tuple[str, str, str]]:
-    """Return words with the pages and addresses that they lead to."""
-    found = site.env.domaindata["index"]["entries"]
-    return [(e[1], page, e[2]) for page, all_ in found.items() for e in all_]
+def page(*children: nodes.Node) -> nodes.document:
+    document = new_document("a page", get_default_settings())
+    document += list(children)
+    return document
+
+
+def led(document: nodes.document) -> list[tuple[str, str]]:
+    """Return the words that lead to a page, with their addresses."""
+    found = document.findall(addnodes.index)
+    return [(e[1], e[2]) for node in found for e in node["entries"]]
 
 
 def test_words_lead_to_labels_and_to_the_glossary() -> None:
     site = app(conv="sec-axes", scale="gain")
-    search_words.add_words(site, site.env)
-    search_words.add_words(site, site.env)  # a page is read again: nothing stands twice
-    assert entries(site) == [
-        ("conv", "book/a", "axes"),
-        ("scale", "book/glossary", "term-gain"),
-    ]
+    for name, expected in (
+        ("book/a", [("conv", "axes")]),
+        ("book/glossary", [("scale", "term-gain")]),
+        ("book/b", []),
+    ):
+        document = page()
+        search_words.add_words(site, document, name)
+        assert led(document) == expected
 
 
-def test_a_word_that_leads_nowhere_is_told(caplog: pytest.LogCaptureFixture) -> None:
-    site = app(conv="sec-gone")
+def test_a_word_that_leads_nowhere_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     warned: list[Any] = []
-    original = search_words.LOGGER.warning
-    search_words.LOGGER.warning = lambda *a: warned.append(a)  # type: ignore[method-assign]
-    try:
-        search_words.add_words(site, site.env)
-    finally:
-        search_words.LOGGER.warning = original  # type: ignore[method-assign]
-    assert warned[0][1:] == ("conv", "sec-gone")
-    assert entries(site) == []
+    monkeypatch.setattr(search_words.LOGGER, "warning", lambda *a: warned.append(a))
+    site = app(conv="sec-gone", scale="gain")
+    search_words.check_words(site, site.env)
+    assert [words[1:] for words in warned] == [("conv", "sec-gone")]
 
 
 def test_names_in_code_lead_to_their_rows() -> None:
     def row(*cells: nodes.Node) -> nodes.row:
-        return nodes.row(
-            "", *(nodes.entry("", nodes.paragraph("", "", c)) for c in cells)
-        )
+        texts = (nodes.paragraph("", "", cell) for cell in cells)
+        return nodes.row("", *(nodes.entry("", text) for text in texts))
 
     named = row(nodes.math("", "γ"), nodes.literal("", "gamma"), nodes.Text("the gain"))
     other = row(nodes.math("", "g"), nodes.Text(""), nodes.literal("", "not_this"))
-    document = new_document("notation", get_default_settings())
-    document += [other, named]
-    site = app()
-    search_words.mark_rows(site, document)
-    assert entries(site) == [("gamma", search_words.NOTATION, "row-1")]
+    document = page(other, named)
+    search_words.mark_rows(app(), document)
+    assert led(document) == [("gamma", "row-1")]
     assert named["ids"] == ["row-1"]
 
 

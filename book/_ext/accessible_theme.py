@@ -10,11 +10,16 @@ from sphinx.application import Sphinx
 
 MENDS: tuple[tuple[str, str], ...] = (
     # sphinx-book-theme: the name of the button lacks the keys that stand on it.
-    (r'(<button class="[^"]*search-button-field[^"]*") aria-label="Search"', r"\1"),
+    (r'(<button class="[^"]*search-button-field[^>]*?) aria-label="Search"', r"\1"),
     # Its side bar with the title of the book is in no landmark.
     (
-        r'<div class="bd-sidebar-primary([^"]*)"',
-        r'<div role="region" aria-label="Book" class="bd-sidebar-primary\1"',
+        '<div (id="pst-primary-sidebar")',
+        r'<div role="region" aria-label="Book" \1',
+    ),
+    # What opens a part of the contents has no name.
+    (
+        r'<summary>(<span class="toctree-toggle")',
+        r'<summary aria-label="Pages of this part">\1',
     ),
     # docutils: a role that ARIA has given up, and lists whose children are no items.
     (r' role="doc-biblioentry"', ""),

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from docutils import nodes
+from sphinx import addnodes
 from sphinx.application import Sphinx
 from sphinx.environment import BuildEnvironment
 from sphinx.util import logging
@@ -18,41 +19,46 @@ NOTATION = "book/notation"
 
 
 def mark_rows(app: Sphinx, doctree: nodes.document) -> None:
-    """Give each row of the notation with names in code an address, and an entry."""
+    """Give each row of the notation with names in code an address, and lead there."""
     if app.env.docname != NOTATION:
         return
     for number, row in enumerate(doctree.findall(nodes.row)):
         cells = list(row.findall(nodes.entry))[:2]
         names = [c.astext() for cell in cells for c in cell.findall(nodes.literal)]
         if names:
-            address = f"row-{number}"
-            row["ids"].append(address)
-            for name in names:
-                add(app.env, name, NOTATION, address)
+            row["ids"].append(f"row-{number}")
+            doctree += entries(names, f"row-{number}")
 
 
-def add(env: BuildEnvironment, word: str, page: str, address: str) -> None:
-    """Let a word lead to an address of a page."""
-    entries = env.domaindata["index"]["entries"].setdefault(page, [])
-    entry = ("single", word, address, "main", None)
-    if entry not in entries:
-        entries.append(entry)
+def entries(words: list[str], address: str) -> addnodes.index:
+    """Return a node that the search reads, and no reader sees."""
+    found = [("single", word, address, "main", None) for word in words]
+    return addnodes.index(entries=found)
 
 
-def add_words(app: Sphinx, env: BuildEnvironment) -> list[str]:
-    """Add the words of the configuration."""
+def place_of(env: BuildEnvironment, label: str) -> tuple[str, str] | None:
+    """Return the page and the address of a label, or of an entry of the glossary."""
     labels = env.domaindata["std"]["labels"]
-    terms = env.domaindata["std"]["objects"]
+    if label in labels:
+        page, address, _ = labels[label]
+        return page, address
+    terms: dict[tuple[str, str], tuple[str, str]] = env.domaindata["std"]["objects"]
+    return terms.get(("term", label))
+
+
+def add_words(app: Sphinx, doctree: nodes.document, page: str) -> None:
+    """Add to a page the words of the configuration that lead there."""
     for word, label in app.config.search_words.items():
-        if label in labels:
-            page, address, _ = labels[label]
-        elif ("term", label) in terms:
-            page, address = terms["term", label]
-        else:
+        place = place_of(app.env, label)
+        if place and place[0] == page:
+            doctree += entries([word], place[1])
+
+
+def check_words(app: Sphinx, env: BuildEnvironment) -> None:
+    """Warn of a word that leads nowhere."""
+    for word, label in app.config.search_words.items():
+        if place_of(env, label) is None:
             LOGGER.warning("search_words: %r leads to %r, no label", word, label)
-            continue
-        add(env, word, page, address)
-    return []
 
 
 def add_script(
@@ -67,6 +73,7 @@ def setup(app: Sphinx) -> dict[str, Any]:
     """Register the extension."""
     app.add_config_value("search_words", {}, "env", dict)
     app.connect("doctree-read", mark_rows)
-    app.connect("env-updated", add_words)
+    app.connect("doctree-resolved", add_words)
+    app.connect("env-check-consistency", check_words)
     app.connect("html-page-context", add_script)
-    return {"parallel_read_safe": False, "parallel_write_safe": True}
+    return {"parallel_read_safe": True, "parallel_write_safe": True}
