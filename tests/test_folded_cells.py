@@ -11,7 +11,7 @@ from docutils.utils import new_document
 FORMULA = "def f(x):\n    return x\n\n\nassert f(1) == 1"
 
 # The code, its section, whether it draws, whether it prints, and what the fold says.
-CELLS = {
+CELLS: dict[str, tuple[str, str, bool, bool, str | None]] = {
     "imports": ("import a\nfrom b import c", "Setup", False, False, folds.IMPORTS),
     "set-up": ("dev = pick()", "Setup", False, False, folds.SETUP),
     "a figure": ("plot(x)\nplt.show()", "Derivation", True, True, folds.FIGURE),
@@ -29,8 +29,8 @@ CELLS = {
 
 @pytest.mark.parametrize("name", CELLS)
 def test_a_fold_says_what_it_holds(name: str) -> None:
-    *cell, expected = CELLS[name]
-    assert folds.label(*cell) == expected
+    code, section, has_picture, has_output, expected = CELLS[name]
+    assert folds.label(code, section, has_picture, has_output) == expected
 
 
 def page(**attributes: object) -> nodes.document:

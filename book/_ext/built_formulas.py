@@ -94,8 +94,8 @@ def keep_punctuation(app: Sphinx, doctree: nodes.document, page: str) -> None:
     for formula in [*doctree.findall(nodes.math)]:
         line = formula.parent
         place = line.index(formula)
-        after = line[place + 1] if place + 1 < len(line) else None
-        mark = isinstance(after, nodes.Text) and MARKS.match(after)
+        after = line[place + 1] if place + 1 < len(line) else nodes.Text("")
+        mark = MARKS.match(after) if isinstance(after, nodes.Text) else None
         if mark and len(formula.astext()) <= SHORT:
             kept = nodes.inline("", "", formula, nodes.Text(mark[0]), classes=["kept"])
             line[place : place + 2] = [kept, nodes.Text(after[mark.end() :])]

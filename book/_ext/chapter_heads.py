@@ -41,7 +41,7 @@ def is_folded(node: nodes.Node | None) -> bool:
     """Return whether one has to click to see a node."""
     while node is not None:
         if isinstance(node, nodes.container) and node.get("hide_mode") == "input":
-            return node.get("nb_element") == "cell_code"
+            return bool(node.get("nb_element") == "cell_code")
         is_element = isinstance(node, nodes.Element)
         if is_element and {"dropdown", "sd-dropdown"} & set(node.get("classes", [])):
             return True
