@@ -18,11 +18,11 @@ BIN := $(VENV)/bin
 ELSEWHERE = KERAS_BACKEND=jax TF_USE_LEGACY_KERAS=1 PYTHONPATH=src $(VENV)-elsewhere/bin/python
 TRITON = PYTHONPATH=src:tests/layers $(VENV)-triton/bin/python
 
-.PHONY: help setup book test quick lint types check pages cpus pretend data elsewhere triton bare lab execute bench serve format coverage clean
+.PHONY: help setup book test quick lint types check pages test-site cpus pretend data elsewhere triton bare lab execute bench serve format coverage clean
 
 help: ## list these steps
 	@echo 'usage: make STEP, where STEP is one of'
-	@sed -nE 's/^([a-z]+):.*## (.*)/  \1\t\2/p' Makefile | expand -t 12
+	@sed -nE 's/^([a-z-]+):.*## (.*)/  \1\t\2/p' Makefile | expand -t 12
 	@echo 'settings: PYTHON=python3.12  VENV=.venv  VERSIONS=pinned|newest|oldest  PORT=8000'
 
 setup: ## make the environment .venv and install everything (the other steps do it too)
@@ -58,6 +58,10 @@ check: setup ## unit tests, doctests, built pages, and every stored output recom
 
 pages: book ## build the site and check its pages
 	$(BIN)/python -m pytest -q $(PAGES)
+	@tools/test_site.sh
+
+test-site: book ## build the site and try every page in a browser (Chromium, and node with npm)
+	@SITE_PAGES=all tools/test_site.sh
 
 cpus: setup ## recompute stored outputs as other CPUs would; NOTEBOOK=book/x.ipynb, CPU=sse4 for one
 	tools/cpus.sh $(BIN)/python $(if $(NOTEBOOK),"$(NOTEBOOK)",book)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+import yaml
 
 ROOT = Path(__file__).resolve().parent.parent
 BIBLIOGRAPHY = (ROOT / "book/references.bib").read_text("utf-8")
@@ -93,3 +94,17 @@ def test_every_entry_is_cited() -> None:
     citations = re.findall(r"\{cite(?::\w+)?\}`([^`]+)`", text)
     cited = {key.strip() for citation in citations for key in citation.split(",")}
     assert {entry.key for entry in entries()} == cited
+
+
+def test_the_first_page_tells_how_the_book_is_cited() -> None:
+    page = (ROOT / "book/index.md").read_text("utf-8")
+    (box,) = re.findall(r"(?ms)^```bibtex\n(.*?)^```", page)
+    (entry,) = entries(box)
+    text = (ROOT / "CITATION.cff").read_text("utf-8")
+    whole = yaml.safe_load(text)
+    wanted = whole["preferred-citation"]
+    assert entry.kind == wanted["type"]
+    assert entry.fields["title"] == wanted["title"]
+    assert entry.fields["author"] == f"{{{wanted['authors'][0]['name']}}}"
+    assert entry.fields["year"] == str(wanted["year"])
+    assert entry.fields["note"] == f"Version {whole['version']}"

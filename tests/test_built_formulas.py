@@ -7,6 +7,7 @@ from pathlib import Path
 
 import built_formulas
 import pytest
+from docutils import nodes
 from py_mini_racer import JSEvalException
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -32,6 +33,27 @@ def test_a_formula_of_its_own_line_is_larger() -> None:
     line, own = (FORMULAS.draw(r"\sum_i x_i", displayed) for displayed in (False, True))
     assert "katex-display" not in line
     assert "katex-display" in own
+
+
+@pytest.mark.parametrize(
+    ("tex", "text", "kept"),
+    [
+        ("x_i", ", and so on", ","),
+        ("x", "). So", ")."),
+        ("x", " and", ""),
+        ("x" * 40, ", and", ""),
+    ],
+)
+def test_a_comma_stays_on_the_line_of_a_short_formula(
+    tex: str, text: str, kept: str
+) -> None:
+    line = nodes.paragraph("", "", nodes.math("", tex), nodes.Text(text))
+    page = nodes.section("", line)
+    built_formulas.keep_punctuation(None, page, "")  # type: ignore[arg-type]
+    assert line.astext() == tex + text
+    found = [n.astext().removeprefix(tex) for n in line.findall(nodes.inline)]
+    assert found == ([kept] if kept else [])
+    assert all(child.parent is line for child in line)
 
 
 def test_script_style_and_fonts_are_of_one_version() -> None:

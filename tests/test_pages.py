@@ -124,6 +124,22 @@ def test_no_page_loads_more_than_450_kilobytes(pages: Pages) -> None:
     assert heavy == {}
 
 
+def test_every_chapter_says_how_long_it_takes_and_how_hard_it_is(pages: Pages) -> None:
+    toc = yaml.safe_load((ROOT / "_toc.yml").read_text(encoding="utf-8"))
+    config = yaml.safe_load((ROOT / "_config.yml").read_text(encoding="utf-8"))
+    parts = [part for part in toc["parts"] if part["numbered"]]
+    chapters = [c["file"] for part in parts for c in part["chapters"]]
+    assert sorted(config["sphinx"]["config"]["chapter_levels"]) == sorted(chapters)
+    cards = [
+        attribute(link, "href").partition("#")[0]
+        for link in pages[SITE / "book/index.html"].select(".chapter-cards strong a")
+    ]
+    assert cards == [f"{name.removeprefix('book/')}.html" for name in chapters]
+    for name in chapters:
+        (head,) = pages[SITE / f"{name}.html"].select("article p.at-a-glance")
+        assert re.match(r"About [\d.]+ (minutes|hours) · \w", head.text), name
+
+
 def test_every_page_carries_the_policy_and_no_inline_script(pages: Pages) -> None:
     for path, page in pages.items():
         assert page.find("meta", {"http-equiv": "Content-Security-Policy"}), path
@@ -174,6 +190,9 @@ def test_every_picture_has_a_text_alternative(pages: Pages) -> None:
         article = page.find("article") or page
         for image in article.find_all("img"):
             alt = attribute(image, "alt")
+            if "card-picture" in (image.get("class") or []):
+                assert alt == "", "it shows no more than the title beside it"
+                continue
             assert len(alt) >= notebook_rules.MIN_ALT, f"{path}: {image}"
 
 

@@ -19,6 +19,9 @@ def workflow(request: pytest.FixtureRequest) -> Any:
     return yaml.safe_load(request.param.read_text(encoding="utf-8"))
 
 
+WEEKLY = {"make bare", "make data", "make elsewhere", "make test-site", "make triton"}
+
+
 def jobs(workflow: Any) -> list[Any]:
     return list(workflow["jobs"].values())
 
@@ -77,7 +80,7 @@ def test_the_steps_are_those_of_the_makefile(workflow: Any) -> None:
 def test_what_is_skipped_here_runs_in_the_weekly_jobs() -> None:
     weekly = yaml.safe_load((ROOT / ".github/workflows/weekly.yml").read_text("utf-8"))
     runs = [job["steps"][-1]["run"] for job in weekly["jobs"].values()]
-    assert {"make bare", "make data", "make elsewhere", "make triton"} <= set(runs)
+    assert set(runs) >= WEEKLY
     makefile = (ROOT / "Makefile").read_text("utf-8")
     for path in (ROOT / "tests").rglob("test_triton_*.py"):
         assert str(path.relative_to(ROOT)) in makefile

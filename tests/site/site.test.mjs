@@ -1,0 +1,203 @@
+// Run by `make test-site`: on all pages, and on some where SITE_PAGES is not "all".
+import assert from "node:assert/strict";
+import { createRequire } from "node:module";
+import { join } from "node:path";
+import { after, before, test } from "node:test";
+import { barriers, cutOff, FIGURES, launch, open, PAGES, pageWith, SITE } from "./browser.mjs";
+
+let browser;
+before(async () => (browser = await launch()));
+after(() => browser.close());
+
+/** Open a page for a test, which ends without complaints of the console. */
+async function on(name, settings, act) {
+  const { page, wrong, close } = await open(browser, name, settings);
+  try {
+    await act(page);
+    assert.deepEqual(wrong, []);
+  } finally {
+    await close();
+  }
+}
+
+for (const name of PAGES) {
+  test(`${name}: no barrier in light and dark, no error, no other host`, () =>
+    on(name, {}, async (page) => {
+      assert.deepEqual(await barriers(page), []);
+      await page.emulateMedia({ colorScheme: "dark" });
+      await page.waitForFunction(() => document.documentElement.dataset.theme === "dark");
+      assert.deepEqual(await barriers(page, ["color-contrast"]), []);
+    }));
+
+  test(`${name}: nothing is cut off on a phone`, () =>
+    on(name, { width: 390, height: 844 }, async (page) => {
+      assert.deepEqual(await cutOff(page), []);
+      assert.equal(await page.evaluate(() => document.documentElement.scrollWidth), 390);
+    }));
+}
+
+test("a barrier, a wide thing and an error are noticed", async () => {
+  const { page, wrong, close } = await open(browser, "book/index.html", { width: 390 });
+  await page.evaluate(() => {
+    document.querySelector("article").insertAdjacentHTML(
+      "beforeend",
+      '<button></button><p style="white-space:nowrap">' + "wide ".repeat(99) + "</p>",
+    );
+    const image = new Image();
+    image.src = "https://elsewhere.test/a.png";
+  });
+  assert.match((await barriers(page)).join("\n"), /button-name/);
+  assert.match((await cutOff(page)).join("\n"), /^P wide wide/);
+  await page.waitForTimeout(100);
+  assert.match(wrong.join("\n"), /elsewhere|Content Security Policy/);
+  await close();
+});
+
+test("the colours change by the button, and stay so", () =>
+  on("book/index.html", {}, async (page) => {
+    const theme = () => page.evaluate(() => document.documentElement.dataset.theme);
+    const button = page.locator(".theme-switch-button").first();
+    for (let k = 0; (await theme()) !== "dark"; k++) {
+      assert.ok(k < 3);
+      await button.click();
+    }
+    await page.reload();
+    assert.equal(await theme(), "dark");
+  }));
+
+test("code is folded, one click opens all, and other pages remember it", () =>
+  on("book/layer_norm.html", {}, async (page) => {
+    const open = () => page.locator("article details.hide[open]").count();
+    assert.equal(await open(), 0);
+    await page.getByRole("button", { name: "Show all code" }).click();
+    const all = await page.locator("article details.hide").count();
+    assert.ok(all > 5);
+    assert.equal(await open(), all);
+    await page.goto(page.url().replace("layer_norm", "lstm"));
+    assert.ok((await open()) > 5);
+    await page.getByRole("button", { name: "Show all code" }).click();
+    assert.equal(await open(), 0);
+  }));
+
+test("a button copies the code of a cell", () =>
+  on("book/batch_norm.html", {}, async (page) => {
+    await page.evaluate(() => {
+      document.addEventListener("copy", () => (window.copied = document.activeElement.value));
+    });
+    const cell = page.locator("article .cell_input:visible").first();
+    await cell.hover();
+    await cell.locator("button.copybtn").click();
+    const code = (await cell.locator("pre").innerText()).trim();
+    await page.waitForFunction(() => window.copied);
+    assert.equal((await page.evaluate(() => window.copied)).trim(), code);
+  }));
+
+// What people type, and a section or page that must be among the first five results.
+const SEARCHES = {
+  BN: "glossary.html#term-batch-normalization",
+  running_var: "notation.html#row-",
+  gamma: "notation.html#row-",
+  eval: "glossary.html#term-evaluation-mode",
+  conv: "batch_norm.html#sec-bn-axes",
+  "more than 1 value per channel": "train_and_eval.html",
+};
+for (const [typed, address] of Object.entries(SEARCHES))
+  test(`the search leads from "${typed}" to ${address}`, () =>
+    on(`search.html?q=${encodeURIComponent(typed)}`, {}, async (page) => {
+      await page.waitForSelector("#search-results li a");
+      await page.waitForFunction(() => !document.querySelector("#search-results h2")?.textContent.startsWith("Searching"));
+      const found = await page.locator("#search-results li > a:first-of-type").evaluateAll((all) => all.map((a) => a.href));
+      assert.ok(found.slice(0, 5).some((href) => href.includes(address)), found.slice(0, 5).join("\n"));
+    }));
+
+test("a result names the section and shows no source of a formula", () =>
+  on("search.html?q=projection+orthogonal", {}, async (page) => {
+    await page.waitForFunction(() => document.querySelectorAll("#search-results p.context").length > 3);
+    const results = page.locator("#search-results ul.search > li");
+    assert.doesNotMatch((await results.allInnerTexts()).join("\n"), /\\[a-z]+|\$/);
+    const section = results.locator("a + a").first();
+    await section.click();
+    await page.waitForURL(/book.*#/);
+    const id = new URL(page.url()).hash.slice(1);
+    await page.locator(`section[id="${id}"]`).waitFor({ state: "attached" });
+  }));
+
+test("by the keyboard: the first stop leads past the navigation, each stop is seen", () =>
+  on("book/batch_norm.html", {}, async (page) => {
+    await page.keyboard.press("Tab");
+    const first = await page.evaluate(() => document.activeElement.getAttribute("href"));
+    assert.equal(first, "#main-content");
+    for (let k = 0; k < 60; k++) {
+      await page.keyboard.press("Tab");
+      const seen = await page.evaluate(() => {
+        const e = document.activeElement;
+        const style = getComputedStyle(e);
+        const box = e.getBoundingClientRect();
+        const isMarked = style.outlineStyle !== "none" || style.boxShadow !== "none";
+        return { what: e.outerHTML.slice(0, 120), isFine: isMarked && box.width > 0 };
+      });
+      assert.ok(seen.isFine, seen.what);
+    }
+  }));
+
+test("lines of prose have 65 to 80 characters", () =>
+  on("book/batch_norm.html", {}, async (page) => {
+    const lengths = await page.evaluate(() => {
+      const long = [...document.querySelectorAll("article section > p")].filter((p) => !p.querySelector(".math") && p.innerText.length > 200);
+      return long.map((p) => {
+        const range = document.createRange();
+        range.selectNodeContents(p);
+        const lines = new Set([...range.getClientRects()].map((r) => Math.round(r.bottom / 12)));
+        return p.innerText.length / lines.size;
+      });
+    });
+    const mean = lengths.reduce((a, b) => a + b) / lengths.length;
+    assert.ok(mean > 60 && mean < 80, String(mean));
+  }));
+
+// --- figures that answer back: each is moved, and says what its script computes
+
+const require = createRequire(import.meta.url);
+const folder = join(SITE, "_static/living/");
+const { words } = require(join(folder, "living.js"));
+const figures = FIGURES.map((name) => [name, require(join(folder, `${name}.js`))]);
+
+for (const [name, figure] of figures)
+  test(`figure ${name} answers to pointer and keyboard`, () =>
+    on(pageWith(name), {}, async (page) => {
+      const place = page.locator(`[data-living="${name}"]`);
+      await place.scrollIntoViewIfNeeded();
+      const svg = place.locator("svg").first();
+      const says = (state) => svg.getAttribute("aria-label").then((told) => assert.equal(told, words(figure, state)));
+      const begin = figure.initial();
+      await says(begin);
+
+      for (const control of figure.controls) {
+        const input = place.locator(`[name=${control.name}]`);
+        await input.press(Number(begin[control.name]) < control.max ? "ArrowRight" : "ArrowLeft");
+        const value = Number(await input.inputValue());
+        assert.notEqual(value, begin[control.name], control.name);
+        await says({ ...begin, [control.name]: value });
+        await place.getByRole("button", { name: "Begin again" }).click();
+        await says(begin);
+      }
+
+      const handles = figure.handles(begin);
+      if (handles.length === 0) return;
+      const [first] = handles;
+      const dot = place.locator('svg [role="slider"]').first();
+      const now = () => dot.getAttribute("aria-valuenow").then(Number);
+      await dot.press(first.value < first.max ? "ArrowUp" : "ArrowDown");
+      assert.notEqual(await now(), first.value);
+      await says(first.set(await now()));
+      await place.getByRole("button", { name: "Begin again" }).click();
+
+      const box = await dot.boundingBox();
+      const [x, y] = [box.x + box.width / 2, box.y + box.height / 2];
+      await page.mouse.move(x, y);
+      await page.mouse.down();
+      await page.mouse.move(x - 60, y - 60, { steps: 4 });
+      await page.mouse.up();
+      assert.notEqual(await now(), first.value);
+      await says(first.set(await now()));
+    }));
