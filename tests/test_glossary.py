@@ -45,7 +45,7 @@ EVERYDAY = {
     "example": ("example by hand", "[Ff]or example"),
     "folding": ("fold the result", "fold it into", "these fold into", "code is folded"),
     "freezing": ("that they freeze", "and then frozen", "the gates frozen"),
-    "gain": ("gain or lose", "folding gains"),
+    "gain": ("gain or lose", "it gains", "folding gains"),
     "group": (
         *("groups its parameters", "one other group", "in groups", "are two groups"),
         *("for groups of", r"(?:between|of|within)\W+the groups"),
