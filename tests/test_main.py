@@ -358,7 +358,7 @@ def test_audit_tells_by_its_exit_code_what_it_found(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert main(["audit", "factories_of_a_test:right"]) == 0
-    assert capsys.readouterr().out.startswith("Sequential: 1 norms; 0 wrong")
+    assert capsys.readouterr().out.startswith("Sequential: 1 norm; 0 wrong")
     assert main(["audit", "factories_of_a_test:wrong", "--json"]) == 1
     assert '"a mean over one value"' in capsys.readouterr().out
     assert main(["audit", "factories_of_a_test:no_pair"]) == 2

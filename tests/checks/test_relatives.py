@@ -45,6 +45,16 @@ class NormalizeAndScale(Weighted):
         return self.weight * unit.to(x.dtype)
 
 
+class NormalizeWithTinyEps(NormalizeAndScale):
+    eps = 1e-12
+
+
+def test_a_tiny_floor_under_the_length_is_no_wrong_eps() -> None:
+    report = check(NormalizeWithTinyEps())
+    assert report.passed, report
+    assert "eps is a floor" in str(report)
+
+
 def test_no_eps_is_invented_where_none_is_told_and_none_is_seen() -> None:
     report = check(NormalizeAndScale())
     assert report.passed, report

@@ -95,7 +95,7 @@ def check_norm_layer(
     Examples
     --------
     >>> _ = check_norm_layer(nn.BatchNorm1d(3))
-    batch norm of (N, 3): all 24 tests pass.
+    batch norm of (N, 3): all 31 tests pass.
     """
     _check_arguments(layer, shape, kind, eps)
     with torch.random.fork_rng(devices=[]), warnings.catch_warnings():

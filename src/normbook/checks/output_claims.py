@@ -367,6 +367,9 @@ def eps_place(subject: Subject) -> Fault | None:
         f"at sigma = sqrt(eps) = {sigmas[1]:.2g} the output has standard deviation "
         f"{seen[1]:.3g}, expected {right[1]:.3g}"
     )
+    if largest(seen - 1) < 0.01 and eps < 1e-8 and constant_channel(subject).passed:
+        why = "eps is a floor that sigma = 1e-8 and more do not feel, as in normalize"
+        raise NotTested(why, "Pass eps=0.")
     for name, values in expected.items():
         if largest(seen - values) < 0.01:
             reason += f"; {name} gives {values[1]:.3g}: that is the divisor here"

@@ -393,7 +393,10 @@ class Subject:
         if first is not None:
             return first
         if not runs:
-            cure = "pass the shape of an input that it takes, or mend what it says"
+            cure = (
+                "pass the shape of an input that it takes, channel_axis=-1 if its "
+                "channels are last, or mend what it says"
+            )
             if more := self._further_arguments():
                 cure = (
                     f"it takes {more}, too: pass call=lambda layer, x: layer(x, ...), "

@@ -65,8 +65,8 @@ class Audit(NamedTuple):
         """Return a line for the whole, then place, number, cure and page of each."""
         counts = [sum(h.level == level for h in self.harms) for level in LEVELS]
         lines = [
-            f"{self.model}: {self.layers} norms; {counts[0]} wrong, {counts[1]} at "
-            f"risk, {counts[2]} to note."
+            f"{self.model}: {self.layers} norm{'s' * (self.layers > 1)}; "
+            f"{counts[0]} wrong, {counts[1]} at risk, {counts[2]} to note."
         ]
         for harm in self.harms:
             texts = (
@@ -115,12 +115,14 @@ def audit(model: nn.Module, x: Any, *, quiet: bool = False) -> Audit:
 
     Examples
     --------
-    >>> model = nn.Sequential(nn.Conv1d(2, 4, 3), nn.GroupNorm(4, 4), nn.ReLU())
-    >>> _ = audit(model, torch.randn(16, 2, 3))
-    Sequential: 1 norms; 1 wrong, 0 at risk, 0 to note.
-    WRONG  1: a mean over one value, 1
-           each value is its own mean, and the output is the bias, whatever x is.
-           Cure: Normalize over more channels or positions. Book: Choosing axes.
+    >>> model = nn.Sequential(nn.Conv1d(2, 4, 1), nn.LayerNorm(8))
+    >>> _ = audit(model, torch.randn(16, 2, 8))
+    Sequential: 1 norm; 1 wrong, 0 at risk, 0 to note.
+    WRONG  1: normalizes positions, not features, 8
+           axis 2 of its input changes with the number of positions in x, and
+           gain and bias differ along it.
+           Cure: Move the features to the axis that the norm takes for them.
+           Book: Choosing axes.
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"model must be a torch.nn.Module, got {model!r:.80}.")
@@ -299,8 +301,8 @@ class _Auditor:
         if not isinstance(self.x, Tensor):
             self.untested.append("axes that are no features: x must be one tensor.")
             return
-        bare = copy_of(self.model)
-        for name in self.names:
+        bare = copy_of(self.model) if any(self.names) else _Through()
+        for name in filter(None, self.names):
             bare.set_submodule(name, _Through())
         sizes = self._lengths(bare, self.x)
         found, is_tried = {}, False
@@ -325,8 +327,8 @@ class _Auditor:
                 f"normalizes {what}, not features",
                 length,
                 name,
-                f"axis {k} of its input has as many values as x has {what}, or changes "
-                "with their number, and gain and bias differ along it.",
+                f"axis {k} of its input changes with the number of {what} in x, and "
+                "gain and bias differ along it.",
                 "Move the features to the axis that the norm takes for them.",
                 "Choosing axes",
             )
