@@ -322,3 +322,61 @@ def test_a_path_with_letters_that_the_terminal_lacks_is_printed(
     )
     assert done.returncode == 0
     assert r"gr\xf6\xdfe" in done.stdout
+
+
+# --- audit
+
+
+FACTORIES = """
+import torch
+from torch import nn
+
+def right():
+    return nn.Sequential(nn.Linear(3, 8), nn.LayerNorm(8)), torch.ones(4, 3).cumsum(0)
+
+def wrong():
+    return nn.GroupNorm(4, 4), torch.ones(4, 4)
+
+def no_pair():
+    return nn.LayerNorm(8)
+
+def no_norm():
+    return nn.Linear(3, 8), torch.ones(4, 3)
+"""
+
+
+@pytest.fixture
+def factories(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "factories_of_a_test.py").write_text(FACTORIES)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.delitem(sys.modules, "factories_of_a_test", raising=False)
+
+
+@pytest.mark.usefixtures("factories")
+def test_audit_tells_by_its_exit_code_what_it_found(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["audit", "factories_of_a_test:right"]) == 0
+    assert capsys.readouterr().out.startswith("Sequential: 1 norm; 0 wrong")
+    assert main(["audit", "factories_of_a_test:wrong", "--json"]) == 1
+    assert '"a mean over one value"' in capsys.readouterr().out
+    assert main(["audit", "factories_of_a_test:no_pair"]) == 2
+    assert "must return (model, x), got LayerNorm" in capsys.readouterr().err
+    assert main(["audit", "factories_of_a_test:no_norm"]) == 2
+    assert "the model must hold a norm" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("factories")
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("right", "must be MODULE:FACTORY, got 'right'"),
+        ("no_such_module:right", "is not found: No module named"),
+        ("factories_of_a_test:left", "has no attribute 'left'"),
+    ],
+)
+def test_audit_refuses_what_is_no_factory(
+    name: str, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert message in usage_error(["audit", name], capsys)

@@ -145,6 +145,7 @@ def test_errors_are_one_tree_and_each_has_a_builtin_type() -> None:
     assert outside == {
         "normbook.checks.calls.LayerError",
         "normbook.checks.claim.DoesNotApply",
+        "normbook.checks.claim.NotTested",
         "normbook.errors.NormbookError",
     }
 

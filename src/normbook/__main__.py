@@ -9,6 +9,7 @@ from __future__ import annotations
 # import the rest.
 import argparse
 import contextlib
+import importlib
 import io
 import os
 import signal
@@ -136,6 +137,15 @@ def _parser() -> argparse.ArgumentParser:
     option("--record", metavar="FILE", type=Path, help="by default NAME.json here")
     text = "where the pictures go, by default here"
     option("--out", metavar="FOLDER", type=Path, default=Path(), help=text)
+
+    command = _command(commands, _audit, "look at every norm of a model")
+    command.epilog = (
+        "FACTORY is a function without arguments, found from here, that returns "
+        "(model, x): a torch.nn.Module and a batch of its inputs. Exit code 1: "
+        "something is wrong, or a risk."
+    )
+    command.add_argument("factory", metavar="MODULE:FACTORY", type=_factory)
+    command.add_argument("--json", action="store_true", help="print JSON")
 
     _command(commands, _doctor, "show versions, device and data, and what is missing")
     return parser
@@ -430,6 +440,35 @@ def _duration(seconds: float) -> str:
     if seconds < 5400:
         return f"{seconds / 60:.0f} min"
     return f"{seconds / 3600:.1f} h"
+
+
+def _factory(name: str) -> Callable[[], Any]:
+    """Import what makes a model; the module may lie in the present folder."""
+    module, colon, function = name.partition(":")
+    if not (module and colon and function):
+        raise argparse.ArgumentTypeError(f"must be MODULE:FACTORY, got {name!r}")
+    sys.path.insert(0, "")
+    try:
+        found: Callable[[], Any] = getattr(importlib.import_module(module), function)
+    except (ImportError, AttributeError) as error:
+        raise argparse.ArgumentTypeError(f"{name!r} is not found: {error}") from None
+    return found
+
+
+def _audit(options: argparse.Namespace) -> int:
+    from normbook.checks.whole_model import audit
+
+    made = options.factory()
+    if not (isinstance(made, tuple) and len(made) == 2):
+        _tell(f"the factory must return (model, x), got {type(made).__name__}")
+        return 2
+    try:
+        report = audit(*made, quiet=True)
+    except (TypeError, ValueError) as error:
+        _tell(error)
+        return 2
+    print(report.to_json() if options.json else report)
+    return int(not report.passed)
 
 
 def _doctor(_: argparse.Namespace) -> int:

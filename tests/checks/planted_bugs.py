@@ -72,6 +72,8 @@ class HandBatchNorm(nn.Module):
         return (x - mean) / (var + self.eps).sqrt()
 
     def forward(self, x: Tensor) -> Tensor:
+        if x.dtype.itemsize == 2:
+            return HandBatchNorm.forward(self, x.float()).to(x.dtype)
         if self.uses_batch():
             self.check(x)
             mean, var = self.statistics(x)
@@ -318,7 +320,7 @@ class BatchClosedForm(HandBatchNorm):
     root, factor = False, 1.0
 
     def forward(self, x: Tensor) -> Tensor:
-        if not self.training:
+        if not self.training or x.dtype.itemsize == 2:
             return super().forward(x)
         self.check(x)
         self.update(*self.statistics(x), len(x))
@@ -342,6 +344,8 @@ class HandLayerNorm(nn.Module):
         return (x - mean) / (var + self.eps).sqrt()
 
     def forward(self, x: Tensor) -> Tensor:
+        if x.dtype.itemsize == 2:
+            return HandLayerNorm.forward(self, x.float()).to(x.dtype)
         return self.gamma * self.normalized(x, *self.statistics(x)) + self.beta
 
 
@@ -353,6 +357,8 @@ class LayerWithoutParameters(nn.Module):
         self.normalized_shape = (features,)
 
     def forward(self, x: Tensor) -> Tensor:
+        if x.dtype.itemsize == 2:
+            return self.forward(x.float()).to(x.dtype)
         mean, var = moments(x, -1)
         return self.factor * (x - mean) / (var + 1e-5).sqrt() + self.shift
 
@@ -401,6 +407,8 @@ class GroupInterleaved(nn.Module):
         self.num_groups, self.num_channels = 2, 4
 
     def forward(self, x: Tensor) -> Tensor:
+        if x.dtype.itemsize == 2:
+            return self.forward(x.float()).to(x.dtype)
         n, _, height, width = x.shape
         groups = x.reshape(n, 2, 2, height, width)
         mean, var = moments(groups, 1, 3, 4)
@@ -420,6 +428,142 @@ class BatchAcceptsOne(HandBatchNorm):
 
     def update(self, mean: Tensor, var: Tensor, n: int) -> None:
         super().update(mean, var, max(n, 2))
+
+
+class BatchInHalf(HandBatchNorm):
+    """Right in float32; in float16 squares overflow."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.dtype.itemsize > 2 or not self.training:
+            return super().forward(x)
+        mean = x.mean(0)
+        var = ((x - mean) ** 2).mean(0)
+        return (x - mean) / (var + self.eps).sqrt() * self.gamma + self.beta
+
+
+class LayerInHalf(HandLayerNorm):
+    def forward(self, x: Tensor) -> Tensor:
+        x_hat = self.normalized(x, *self.statistics(x))
+        return self.gamma * x_hat + self.beta
+
+
+class LayerTinyEpsInHalf(HandLayerNorm):
+    """The square is safe, and eps is 0 in float16."""
+
+    def __init__(self, features: int) -> None:
+        super().__init__(features, eps=1e-12)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.dtype != torch.float16:
+            return super().forward(x)
+        mean, var = self.statistics(x.float())
+        x_hat = (x - mean.half()) / (var.sqrt().half() + self.eps)
+        return self.gamma * x_hat + self.beta
+
+
+class LayerViewsMemory(HandLayerNorm):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x.view(-1, x.shape[-1])).view(x.shape)
+
+
+class LayerReadsMemory(HandLayerNorm):
+    """It takes the numbers in the order of memory."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        strides = torch.empty(x.shape, device="meta").stride()
+        return super().forward(x.as_strided(x.shape, strides))
+
+
+class LayerKeepsFirstMean(HandLayerNorm):
+    """The mean of the first call serves in all others."""
+
+    kept: Any = None
+
+    def statistics(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        mean, var = super().statistics(x)
+        if self.kept is None or self.kept.dtype != x.dtype:
+            self.kept = mean.detach().mean()
+        return mean + self.kept - mean.detach().mean(), var
+
+
+class LayerOverwritesCache(HandLayerNorm):
+    """What the backward pass needs is one tensor, written anew by each call."""
+
+    def __init__(self, features: int) -> None:
+        super().__init__(features)
+        self.ones = torch.ones(())
+
+    def normalized(self, x: Tensor, mean: Tensor, var: Tensor) -> Tensor:
+        return super().normalized(x, mean, var) * self.ones.fill_(1.0)
+
+
+class BatchDetachedInEvaluation(HandBatchNorm):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x if self.training else x.detach())
+
+
+class BatchCachedAtEval(HandBatchNorm):
+    """The statistics of the first evaluation serve in all others."""
+
+    cached: Any = None
+
+    def normalized(self, x: Tensor, mean: Tensor, var: Tensor) -> Tensor:
+        if not self.training:
+            if self.cached is None or self.cached[0].dtype != x.dtype:
+                self.cached = mean.clone(), var.clone()
+            mean, var = self.cached
+        return super().normalized(x, mean, var)
+
+
+class LayerCachedAtEval(HandLayerNorm):
+    """The gain as it was at the first evaluation serves in all others."""
+
+    cached: Any = None
+
+    def normalized(self, x: Tensor, mean: Tensor, var: Tensor) -> Tensor:
+        x_hat = super().normalized(x, mean, var)
+        if self.training:
+            return x_hat
+        if self.cached is None or self.cached.dtype != x.dtype:
+            self.cached = self.gamma.detach().clone()
+        scaled: Tensor = x_hat * (self.cached / self.gamma.detach())
+        return scaled
+
+
+class BatchFixedUnderNoGrad(HandBatchNorm):
+    def update(self, mean: Tensor, var: Tensor, n: int) -> None:
+        if torch.is_grad_enabled():
+            super().update(mean, var, n)
+
+
+class BatchDriftsWhenFrozen(HandBatchNorm):
+    """With frozen parameters the averages move twice as fast."""
+
+    def mixed(self, old: Tensor, new: Tensor) -> Tensor:
+        once = super().mixed(old, new)
+        return once if self.gamma.requires_grad else super().mixed(once, new)
+
+
+class BatchVarianceBeginsAtZero(HandBatchNorm):
+    def register_statistics(self, mean: Tensor, var: Tensor) -> None:
+        super().register_statistics(mean, torch.zeros_like(var))
+
+
+class BatchSqueezesOne(HandBatchNorm):
+    """An example alone is evaluated as what it deviates by from its own mean."""
+
+    def normalized(self, x: Tensor, mean: Tensor, var: Tensor) -> Tensor:
+        x_hat = super().normalized(x, mean, var)
+        return x_hat - x_hat.mean() if len(x) == 1 and not self.training else x_hat
+
+
+class BatchOneImageByRunningStatistics(HandBatchNorm):
+    """One example has no batch, somebody thought."""
+
+    def statistics(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        if len(x) == 1:
+            return along(self.running_mean, x), along(self.running_var, x)
+        return super().statistics(x)
 
 
 batch, layer = HandBatchNorm.normalized, HandLayerNorm.normalized

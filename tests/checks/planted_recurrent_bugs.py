@@ -126,6 +126,94 @@ class Hat(torch.autograd.Function):
         return dl_dy * inv_std
 
 
+class CandidateWithoutTanh(Right):
+    """What is written to c is i g, not i tanh(g)."""
+
+    def step(self, q: Tensor, h: Tensor, c: Tensor) -> States:
+        f, i, o, g = self.gates(q, h).chunk(4, dim=-1)
+        c = f.sigmoid() * c + i.sigmoid() * g
+        return o.sigmoid() * self.norm_c(c).tanh(), c
+
+
+class InputGateIsTheRest(Right):
+    """The input gate is 1 - f, as in a GRU."""
+
+    def step(self, q: Tensor, h: Tensor, c: Tensor) -> States:
+        f, _, o, g = self.gates(q, h).chunk(4, dim=-1)
+        c = f.sigmoid() * c + (1 - f.sigmoid()) * g.tanh()
+        return o.sigmoid() * self.norm_c(c).tanh(), c
+
+
+class OutputWithoutTanh(Right):
+    """h = o LN(c)."""
+
+    def step(self, q: Tensor, h: Tensor, c: Tensor) -> States:
+        f, i, o, g = self.gates(q, h).chunk(4, dim=-1)
+        c = f.sigmoid() * c + i.sigmoid() * g.tanh()
+        return o.sigmoid() * self.norm_c(c), c
+
+
+class OldStateIsRead(Right):
+    """h reads the c from before the step."""
+
+    def step(self, q: Tensor, h: Tensor, c: Tensor) -> States:
+        f, i, o, g = self.gates(q, h).chunk(4, dim=-1)
+        h = o.sigmoid() * self.norm_c(c).tanh()
+        return h, f.sigmoid() * c + i.sigmoid() * g.tanh()
+
+
+class ForgetsWithOne(Right):
+    """1 is added inside the forget gate, as in some networks on purpose."""
+
+    def step(self, q: Tensor, h: Tensor, c: Tensor) -> States:
+        f, i, o, g = self.gates(q, h).chunk(4, dim=-1)
+        c = (1 + f).sigmoid() * c + i.sigmoid() * g.tanh()
+        return o.sigmoid() * self.norm_c(c).tanh(), c
+
+
+class StateIsKept(Right):
+    """Without states the next call goes on where the last one ended."""
+
+    kept: Any = None
+
+    def forward(self, x: Tensor, states: States | None = None) -> tuple[Tensor, States]:
+        out, last = super().forward(x, self.kept if states is None else states)
+        self.kept = tuple(state.detach() for state in last)
+        return out, last
+
+
+class StatesAreIgnored(Right):
+    """It begins with zeros, whatever is given."""
+
+    def forward(self, x: Tensor, states: States | None = None) -> tuple[Tensor, States]:
+        return super().forward(x)
+
+
+class StatesAreSwapped(Right):
+    """It returns c before h."""
+
+    def forward(self, x: Tensor, states: States | None = None) -> tuple[Tensor, States]:
+        out, (h, c) = super().forward(x, states)
+        return out, (c, h)
+
+
+class TakesPlainStates(Right):
+    """States (N, H) are taken, too, and their first row is used for all."""
+
+    def forward(self, x: Tensor, states: States | None = None) -> tuple[Tensor, States]:
+        if states is not None and states[0].ndim == 2:
+            h, c = (state[None, :1].expand(1, *state.shape) for state in states)
+            out, (h, c) = super().forward(x, (h, c))
+            return out, (h[0], c[0])
+        return super().forward(x, states)
+
+
+class Unbiased(nn.Module):
+    def forward(self, a: Tensor) -> Tensor:
+        centred = a - a.mean(-1, keepdim=True)
+        return centred / (a.var(-1, keepdim=True) + 1e-5).sqrt()
+
+
 class PerGate(nn.Module):
     def __init__(self, units: int) -> None:
         super().__init__()
@@ -167,6 +255,10 @@ def right_but(name: str, **norms: Callable[[int], nn.Module]) -> type[Right]:
     return Other
 
 
+# The statistics before the gates divide by n - 1.
+GatesAreUnbiased = right_but(
+    "GatesAreUnbiased", norm_x=lambda _: Unbiased(), norm_h=lambda _: Unbiased()
+)
 # Each term, but gate by gate: nn.LayerNorm(units) after the cut.
 EachGateIsNormalized = right_but("EachGateIsNormalized", norm_x=PerGate, norm_h=PerGate)
 # W_h h goes in as it is.

@@ -64,9 +64,11 @@ def test_an_eps_of_none_is_that_of_the_dtype() -> None:
 
 def test_two_parameters_of_one_name_are_not_told_apart() -> None:
     one = nn.Sequential(nn.LayerNorm(3))
-    two = nn.Sequential(nn.LayerNorm(3), nn.Linear(3, 3))
+    two = nn.Sequential(nn.LayerNorm(3), nn.LayerNorm(3))
+    adaptive = nn.Sequential(nn.LayerNorm(3), nn.Linear(3, 3))
     assert only_parameter(one, GAINS) == "0.weight"
     assert only_parameter(two, GAINS) is None
+    assert only_parameter(adaptive, GAINS) == "0.weight"
 
 
 def test_a_gain_in_a_buffer_is_a_fixed_one_and_a_parameter_is_not() -> None:

@@ -1,9 +1,10 @@
-"""Tests for a layer or a measure that somebody else wrote.
+"""Tests for a layer, a model or a measure that somebody else wrote.
 
 Each prints which tests fail and why, unless it is called with ``quiet=True``.
 """
 
 from normbook.checks.measures import Measure, check_smoothness_measure
 from normbook.checks.norm_layer import check_norm_layer
+from normbook.checks.whole_model import audit
 
-__all__ = ["Measure", "check_norm_layer", "check_smoothness_measure"]
+__all__ = ["Measure", "audit", "check_norm_layer", "check_smoothness_measure"]

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+Way = Callable[[nn.Module, Tensor], Any]
+
+_way: ContextVar[Way] = ContextVar("way", default=lambda layer, x: layer(x))
 
 
 class LayerError(Exception):
@@ -28,14 +34,45 @@ def of_the_layer() -> Iterator[None]:
         raise LayerError from error
 
 
+@contextmanager
+def called(way: Way | None, channel_axis: int = 1) -> Iterator[None]:
+    """Call layers in a way of their own, and with the channels on another axis.
+
+    All tests have the channels on axis 1.
+    """
+    plain = way or _way.get()
+
+    def moved(layer: nn.Module, x: Tensor) -> Tensor:
+        y: Tensor = plain(layer, x.movedim(1, channel_axis).contiguous())
+        return y.movedim(channel_axis, 1)
+
+    token = _way.set(plain if channel_axis == 1 else moved)
+    try:
+        yield
+    finally:
+        _way.reset(token)
+
+
+def run(layer: nn.Module, x: Tensor) -> Any:
+    """Run a layer on x itself, in the way that holds."""
+    with of_the_layer():
+        return _way.get()(layer, x)
+
+
 def call(layer: nn.Module, x: Tensor) -> Tensor:
     """Run a layer on a copy of x; the output must have the shape of x."""
     with of_the_layer():
-        y = layer(x.clone())
+        y = _way.get()(layer, x.clone())
         if isinstance(y, Tensor) and y.shape == x.shape:
             return y
         got = tuple(y.shape) if isinstance(y, Tensor) else type(y).__name__
         raise TypeError(f"for input of shape {tuple(x.shape)} the output is {got}")
+
+
+def evaluating(layer: nn.Module) -> nn.Module:
+    """Put a layer into evaluation mode; its own ``eval`` may return nothing."""
+    layer.eval()
+    return layer
 
 
 def backward(y: Tensor, dl_dy: Tensor) -> None:

@@ -13,14 +13,25 @@ Bug = TypeVar("Bug")
 
 
 class Fault(NamedTuple):
-    """Why a claim is false, and what to change."""
+    """Why a claim is false, and what to change.
+
+    ``other`` names a convention, where that is what the layer may follow on purpose.
+    """
 
     reason: str
     cure: str
+    other: str = ""
 
 
 class DoesNotApply(Exception):
     """Raised by a claim that has no meaning for this layer."""
+
+
+class NotTested(DoesNotApply):
+    """Raised where a claim has a meaning, and could not be tested.
+
+    The second argument says what would let it.
+    """
 
 
 class Claim(NamedTuple, Generic[Subject]):
@@ -37,14 +48,14 @@ class Claim(NamedTuple, Generic[Subject]):
         try:
             fault = self.fault(subject)
         except DoesNotApply as why:
-            return Finding(self.name, None, str(why))
+            return Finding(self.name, None, *why.args)
         except LayerError as error:
             cure = "Make the layer take this input."
             if "inplace operation" in str(error):
                 cure = "Write nothing in place: x = x - mean, not x -= mean."
             fault = Fault(f"the layer raises {error}.", cure)
         if isinstance(fault, Fault):
-            return Finding(self.name, False, *fault)
+            return Finding(self.name, None if fault.other else False, *fault)
         return Finding(self.name, True, fault or "")
 
 

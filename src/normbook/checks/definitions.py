@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 KINDS = ("batch", "layer", "group", "instance", "rms")
 
@@ -26,20 +27,45 @@ DIVISORS: dict[str, Callable[[Tensor, float], Tensor]] = {
     "sqrt(variance + eps^2)": lambda var, eps: (var + eps**2).sqrt(),
 }
 
+# What may follow a norm in one layer.
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "ReLU": torch.relu,
+    "SiLU": functional.silu,
+    "GELU": functional.gelu,
+    "GELU (tanh)": lambda x: functional.gelu(x, approximate="tanh"),
+    "leaky ReLU": functional.leaky_relu,
+    "ELU": functional.elu,
+    "softplus": functional.softplus,
+    "hardswish": functional.hardswish,
+    "Mish": functional.mish,
+    "tanh": torch.tanh,
+    "sigmoid": torch.sigmoid,
+}
+
 
 class Definition(NamedTuple):
     """The norm that a layer should be."""
 
     kind: str  # one of KINDS
-    groups: int = 1  # of the channels, for kind "group"
+    groups: int = 1  # of the channels, or of the last axis for kinds "layer" and "rms"
     # How many last axes are normalized, for kinds "layer" and "rms". With 0 it is axis
     # 1, at every position, as for images (N, C, H, W) in some networks.
     last: int = 1
+    heads: int = 0  # a further axis along which gain and bias differ, 0 for none
+
+    @property
+    def name(self) -> str:
+        """Return what to call it."""
+        name = "RMS norm" if self.kind == "rms" else f"{self.kind} norm"
+        parts = self.groups if self.kind != "group" else 1
+        return f"{name} in {parts} groups" if parts > 1 else name
 
     def _view(self, x: Tensor) -> tuple[Tensor, tuple[int, ...]]:
         """Return x so that one set of statistics lies along the axes given."""
         if self.kind == "group":
             x = x.reshape(len(x), self.groups, -1)
+        elif self.groups > 1:
+            x = x.reshape(*x.shape[:-1], self.groups, -1)
         return x, self._axes(x.dim())
 
     def _axes(self, dim: int) -> tuple[int, ...]:
@@ -51,7 +77,7 @@ class Definition(NamedTuple):
                 return tuple(range(2, dim))
             case "group":
                 return (2,)
-        return self.parameter_axes(dim)
+        return tuple(range(dim - self.last, dim)) if self.last else (1,)
 
     def size(self, shape: tuple[int, ...]) -> int:
         """Count the values of one set of statistics."""
@@ -61,7 +87,8 @@ class Definition(NamedTuple):
     def parameter_axes(self, dim: int) -> tuple[int, ...]:
         """Return the axes along which gain and bias differ."""
         if self.kind in ("layer", "rms") and self.last:
-            return tuple(range(dim - self.last, dim))
+            axes = tuple(range(dim - self.last, dim))
+            return (self.heads, *axes) if self.heads else axes
         return (1,)
 
     def parameter_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -90,6 +117,8 @@ class Definition(NamedTuple):
         of = f" of x.reshape(N, {self.groups}, -1)" if self.kind == "group" else ""
         if self.kind in ("layer", "rms") and self.last:
             axes = tuple(range(-self.last, 0))
+            if self.groups > 1:
+                of = f" of x.unflatten(-1, ({self.groups}, -1))"
         return f"Take the statistics over dim={axes}{of}, with keepdim=True."
 
     def other_axes(self, dim: int) -> dict[str, tuple[int, ...]]:

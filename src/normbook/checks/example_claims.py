@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from normbook.checks.calls import call
+from normbook.checks.calls import call, evaluating
 from normbook.checks.claim import Claim, DoesNotApply, Fault, claim
 from normbook.checks.output_claims import POSITIVE_SIGMA
 from normbook.checks.subject import TOLERANCE, Subject, largest
@@ -24,7 +24,7 @@ def same_in_both_modes(subject: Subject) -> Fault | None:
     if not subject.claims_no_statistics:
         raise DoesNotApply("the layer evaluates by running statistics")
     x = subject.draw(11, 1.0).to(subject.dtype)
-    evaluated = call(subject.fresh().eval(), x).detach().double()
+    evaluated = call(evaluating(subject.fresh()), x).detach().double()
     return _fault(
         evaluated - subject.output(x),
         "after eval() the output changes by up to {}; an example has the same "

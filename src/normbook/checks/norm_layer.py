@@ -3,21 +3,31 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import nn
 from torch.nn.modules.lazy import LazyModuleMixin
 
+import normbook.checks.recognition as recognition
 from normbook.arrays import check_eps
+from normbook.checks.calls import Way, called
+from normbook.checks.claim import Fault, claim
 from normbook.checks.copies import tensors_of
 from normbook.checks.definitions import KINDS
 from normbook.checks.example_claims import EXAMPLE_CLAIMS
 from normbook.checks.gradient_claims import GRADIENT_CLAIMS
-from normbook.checks.output_claims import OUTPUT_CLAIMS
-from normbook.checks.recurrent import recurrent_findings
+from normbook.checks.output_claims import (
+    OUTPUT_CLAIMS,
+    dtype_is_kept,
+    half_precisions,
+    input_is_kept,
+    strides,
+)
+from normbook.checks.recurrent import REDUNDANT, recurrent_findings
 from normbook.checks.report import Finding, Report
-from normbook.checks.state_claims import STATE_CLAIMS, copies
+from normbook.checks.state_claims import STATE_CLAIMS, copies, follows, in_evaluation
 from normbook.checks.subject import Subject
 
 
@@ -27,14 +37,20 @@ def check_norm_layer(
     *,
     kind: str | None = None,
     eps: float | None = None,
+    channel_axis: int = 1,
+    call: Way | None = None,
+    allow: str | Sequence[str] = (),
     quiet: bool = False,
 ) -> Report:
     r"""Run every one-line test of the book that applies to a norm layer.
 
     The layer may be anybody's, on the CPU: it maps a tensor to one of the same shape
     or, for kind ``"lstm"``, has the interface of :class:`torch.nn.LSTM`. A copy is
-    tested, on inputs made here; the layer itself is never changed. The report names the
-    bug where the numbers are those of a known one. Only inputs with the number of axes
+    tested, on inputs made here; the layer itself is never changed. Of each test the
+    report says that it is right, wrong (by the name of the bug, where it is known), or
+    not made, and why; or that the layer is *other*, perhaps on purpose: it follows a
+    known convention that is not the norm of its name. Then it passes only if ``allow``
+    has that. Only inputs with the number of axes
     that it names are tried: a layer for several is checked once for each.
 
     Parameters
@@ -46,6 +62,17 @@ def check_norm_layer(
         By default found from the class of the layer, what it holds, or how it behaves.
     eps : float, optional
         By default the attribute ``eps``, or the usual value that explains the output.
+    channel_axis : int, default 1
+        Where the layer expects the channels: -1 for a batch norm of (N, T, C), say.
+        ``shape`` is that which the layer takes; the report has the channels on axis 1.
+    call : callable, optional
+        How the layer is called, where it takes more than x or returns more than y:
+        ``lambda layer, x: layer(x, condition)[0]``. The condition must be the same for
+        every example, and of the dtype of x.
+    allow : str or sequence of str, optional
+        What is meant so: conventions such as "1 + gain", "RMS norm", "groups", "gain
+        per head", "one gain", "unit length" or "activation", under the names that the
+        report gives them, or names of tests.
 
     Raises
     ------
@@ -68,7 +95,7 @@ def check_norm_layer(
     Examples
     --------
     >>> _ = check_norm_layer(nn.BatchNorm1d(3))
-    batch norm of (N, 3): all 24 tests pass.
+    batch norm of (N, 3): all 31 tests pass.
     """
     _check_arguments(layer, shape, kind, eps)
     with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
@@ -76,27 +103,65 @@ def check_norm_layer(
         with torch.inference_mode(False), torch.enable_grad():
             if kind == "lstm" or (kind is None and _is_recurrent(layer)):
                 report = Report("LSTM", tuple(recurrent_findings(layer, shape, eps)))
+                report = report.allowing((REDUNDANT,))  # those of torch.nn.LSTM, too
             else:
-                report = _report(Subject(layer, shape, kind, eps))
+                if shape is not None and channel_axis != 1:
+                    shape = tuple(torch.empty(shape).movedim(channel_axis, 1).shape)
+                with called(call, channel_axis):
+                    report = _report_on(layer, shape, kind, eps)
+    report = report.allowing((allow,) if isinstance(allow, str) else tuple(allow))
     if not quiet:
         print(report)
     return report
+
+
+def _report_on(
+    layer: nn.Module, shape: tuple[int, ...] | None, kind: str | None, eps: float | None
+) -> Report:
+    """Report on a layer; what is no norm of a known kind may be a known relative."""
+    try:
+        return _report(Subject(layer, shape, kind, eps))
+    except ValueError:
+        relative = recognition.relative_of(layer)
+        if kind is not None or relative is None:
+            raise
+        try:
+            subject = Subject(layer, shape, None, eps, relative)
+        except ValueError:
+            subject = None
+        if subject is None:
+            raise
+    sizes = ", ".join(["N", *map(str, subject.shape[1:])])
+    tests = (dtype_is_kept, half_precisions, strides, input_is_kept, copies, as_named)
+    findings = tuple(test(subject) for test in tests)
+    return Report(f"{relative[0]} of ({sizes})", findings)
 
 
 def _report(subject: Subject) -> Report:
     claims = [*OUTPUT_CLAIMS, *GRADIENT_CLAIMS]
     claims += EXAMPLE_CLAIMS if subject.kind != "batch" else []
     claims += STATE_CLAIMS if subject.kind in ("batch", "instance") else []
-    first, *others = [*claims, copies]
+    claims += [in_evaluation, follows, copies, as_named]
+    first, *others = claims
     findings = [first(subject)]
     if subject.is_random or not subject.is_finite:  # no other test tells anything
         why = "the output is random or not finite"
-        findings += [Finding(claim.name, None, why) for claim in others]
+        cure = "Take that out first."
+        findings += [Finding(claim.name, None, why, cure) for claim in others]
     else:
         findings += [claim(subject) for claim in others]
-    name = "RMS norm" if subject.kind == "rms" else f"{subject.kind} norm"
     sizes = ", ".join(["N", *map(str, subject.shape[1:])])
-    return Report(f"{name} of ({sizes})", tuple(findings))
+    return Report(f"{subject.definition.name} of ({sizes})", tuple(findings))
+
+
+@claim("it is the norm of its name, and nothing else")
+def as_named(subject: Subject) -> Fault | None:
+    """Tell which conventions explain the output, where the name does not."""
+    if not subject.relations:
+        return None
+    names = ", ".join(relation.name for relation in subject.relations)
+    reason = " ".join(relation.reason for relation in subject.relations)
+    return Fault(reason, "Give it the name of what it computes.", names)
 
 
 def _is_recurrent(layer: nn.Module) -> bool:

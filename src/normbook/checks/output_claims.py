@@ -8,11 +8,15 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
-from normbook.checks.calls import LayerError, backward, call, of_the_layer
-from normbook.checks.claim import Claim, DoesNotApply, Fault, claim, named
-from normbook.checks.definitions import DIVISORS
+from normbook.checks.calls import LayerError, backward, call, evaluating, run
+from normbook.checks.claim import Claim, DoesNotApply, Fault, NotTested, claim, named
+from normbook.checks.copies import copy_of
+from normbook.checks.definitions import ACTIVATIONS, DIVISORS
 from normbook.checks.recognition import affordable
 from normbook.checks.subject import TOLERANCE, Subject, draw, largest, normal
+
+# Of half precision: the bugs cost everything, and eight bits of bfloat16 a few %.
+HALF = 0.1
 
 Formula = Callable[[Tensor], Tensor]
 
@@ -21,7 +25,8 @@ ROUNDING = 1e-4
 
 OUTPUT_CLAIMS: list[Claim[Subject]] = []
 
-NO_AFFINE = "no parameter with the name of a gain or a bias"
+NO_AFFINE = "no parameter has the name of a gain or a bias"
+NAME_THEM = "Call them weight and bias, or gamma and beta."
 POSITIVE_SIGMA = "Divide by sigma, which is positive, and by nothing that has a sign."
 PLAIN_AFFINE = "Return gain * x_hat + bias."
 WHERE = {
@@ -33,13 +38,21 @@ WHERE = {
 }
 
 
+def no_affine(subject: Subject) -> DoesNotApply:
+    """Return why gain and bias are not tested."""
+    if any(True for _ in subject.layer.parameters()):
+        return NotTested(NO_AFFINE, NAME_THEM)
+    return DoesNotApply(NO_AFFINE)
+
+
 def need_right_statistics(subject: Subject) -> None:
     """Leave a claim that compares with the definition, where that does not hold."""
     if not subject.is_right_up_to_scale:
-        raise DoesNotApply("the statistics are not those of the definition")
+        why = "the statistics are not those of the definition"
+        raise NotTested(why, "Mend that first, or pass the kind.")
 
 
-@claim("the output is (x - mean) / sigma, over the right axes", OUTPUT_CLAIMS)
+@claim("the output is x normalized over the right axes", OUTPUT_CLAIMS)
 def statistics(subject: Subject) -> Fault | None:
     """Compare up to a fixed gain and bias, found on one batch, with other batches."""
     if subject.is_random:
@@ -81,10 +94,27 @@ def statistics(subject: Subject) -> Fault | None:
         return subject.misfit(z, axes) < TOLERANCE
 
     last = (len(subject.shape) - 1,)
-    name = named(_wrong_axes(subject), lambda z: fits(z) or fits(z, last))
-    if not name and (name := named(_wrong_formulas(subject), fits)):
+    if name := named(_wrong_axes(subject), lambda z: fits(z) or fits(z, last)):
+        return Fault(f"{name}{reason}", subject.axes_cure)
+    if name := named(_wrong_formulas(subject), fits):
         return Fault(f"{name}{reason}", f"Return {_formula(subject)}.")
-    return Fault(f"{name}{reason}", subject.axes_cure)
+    if name := _activation(subject, x, y):
+        return Fault(
+            f"{name} follows the norm: the output is {name}(gain * x_hat + bias). What "
+            "compares with a norm alone is not tested.",
+            "Leave the activation to a layer of its own.",
+            "activation",
+        )
+    cure = f"Compare it with {_formula(subject)}; if it is another norm, pass its kind."
+    return Fault(reason, cure)
+
+
+def _activation(subject: Subject, x: Tensor, y: Tensor) -> str:
+    """Name the activation behind the norm, with gain and bias as they are set."""
+    gain, bias = (1.0, 0.0) if subject.as_set is None else subject.as_set
+    z = gain * subject.x_hat(x) + bias
+    known = {name: f(z) for name, f in ACTIVATIONS.items()}
+    return named(known, lambda value: largest(value - y) < TOLERANCE).rstrip(": ")
 
 
 def _clipping(subject: Subject) -> Fault | None:
@@ -112,7 +142,7 @@ def _share(y: Tensor, expected: Tensor) -> float:
 
 def _formula(subject: Subject) -> str:
     if subject.kind == "rms":
-        return "x / ((x ** 2).mean(-1, keepdim=True) + eps).sqrt()"
+        return "x / ((x ** 2).mean(..., keepdim=True) + eps).sqrt()"
     return "(x - mean) / (((x - mean) ** 2).mean(...) + eps).sqrt()"
 
 
@@ -175,7 +205,7 @@ def affine(subject: Subject) -> Fault | None:
     """Set both to other values twice and find them again in the output."""
     need_right_statistics(subject)
     if not (subject.names or subject.has_known_affine):
-        raise DoesNotApply(NO_AFFINE)
+        raise no_affine(subject)
     for name in subject.names:
         if subject.spread(name) is None:
             raise DoesNotApply(f"{name} has not one value for each channel")
@@ -192,6 +222,14 @@ def affine(subject: Subject) -> Fault | None:
         expected, seen = _few(bias, b)
         reason = f"{unused}expected {expected} to be added, seen {seen}."
         return Fault(reason, PLAIN_AFFINE)
+    if subject.gain_offset:
+        return Fault(
+            f"x_hat is multiplied by 1 + {subject.gain}: a weight of 0 is a gain of 1, "
+            "and weight decay pulls the gain to 1. Weights of a layer that multiplies "
+            "by the weight itself are larger by 1.",
+            PLAIN_AFFINE,
+            "1 + gain",
+        )
     return None
 
 
@@ -218,7 +256,6 @@ def two_settings(subject: Subject) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 
 def _gain_fault(a: Tensor, gain: Tensor) -> Fault:
     known = {
-        "the gain is used as 1 + gain": 1 + gain,
         "the gain is used as exp(gain)": gain.exp(),
         "the gain is used as its absolute value": gain.abs(),
         "a negative gain is used as 0": gain.clamp_min(0),
@@ -238,9 +275,11 @@ def _factor_fault(subject: Subject) -> Fault:
         "divided by the root of the sum of squares, not of their mean": 1 / root,
     }
     name = named(known, lambda factor: abs(subject.factor / factor - 1) < 0.01)
+    is_unit_length = subject.kind == "rms" and abs(subject.factor * root - 1) < 0.01
     return Fault(
         f"{name}x_hat comes out multiplied by {subject.factor:.3g}.",
         f"Return gain * x_hat + bias, where x_hat = {_formula(subject)}.",
+        "unit length" if is_unit_length else "",
     )
 
 
@@ -257,15 +296,17 @@ def _few(expected: Tensor, seen: Tensor) -> Iterator[str]:
 def parameter_shapes(subject: Subject) -> Fault | None:
     """Look at the shapes of the parameters."""
     if not subject.names:
-        raise DoesNotApply(NO_AFFINE)
+        raise no_affine(subject)
     sizes = subject.definition.parameter_shape(subject.shape)
     for name in subject.names:
         shape = tuple(subject.layer.get_parameter(name).shape)
         if math.prod(shape) != math.prod(sizes):
             single = "one scalar for the whole layer: " if math.prod(shape) == 1 else ""
+            is_scale_norm = single and subject.kind == "rms" and not subject.eps
             return Fault(
                 f"{single}{name} has shape {shape}, expected {sizes}.",
                 f"Make it a Parameter of shape {sizes}.",
+                "one gain" if is_scale_norm else "",
             )
     return None
 
@@ -280,7 +321,7 @@ def biased(subject: Subject) -> Fault | None:
     a, _ = subject.fit(subject.output(x), subject.x_hat(x))
     factor = (a / subject.affine[0]).mean().item()
     if not subject.has_known_affine and subject.kind != "batch":
-        raise DoesNotApply("without a known gain its scale cannot be told")
+        raise NotTested("a gain is not known, and so no scale", NAME_THEM)
     if abs(factor - 1) < max(1e-6, min(TOLERANCE, 0.1 / n)):
         return None
     bessel = math.sqrt((n - 1) / n)
@@ -297,13 +338,20 @@ def biased(subject: Subject) -> Fault | None:
     return Fault(f"{seen}.", "Divide by sqrt(mean((x - mean) ** 2) + eps).")
 
 
+def _no_eps(subject: Subject) -> DoesNotApply:
+    if subject.is_eps_told:
+        return DoesNotApply("eps is 0")
+    why = "no eps is told, and none shows for sigma down to 1e-6"
+    return NotTested(why, "Pass eps.")
+
+
 @claim("eps is added to the variance, inside the root", OUTPUT_CLAIMS)
 def eps_place(subject: Subject) -> Fault | None:
     """Feed inputs with sigma near sqrt(eps), where the place of eps decides."""
     need_right_statistics(subject)
     eps = subject.eps
     if eps <= 0:
-        raise DoesNotApply("eps is 0")
+        raise _no_eps(subject)
     # Below eps the wrong places that look alike elsewhere come apart.
     sigmas = [0.3 * math.sqrt(eps), math.sqrt(eps), 3 * math.sqrt(eps), 0.3 * eps]
     seen = subject.shrinkage(sigmas)
@@ -319,6 +367,9 @@ def eps_place(subject: Subject) -> Fault | None:
         f"at sigma = sqrt(eps) = {sigmas[1]:.2g} the output has standard deviation "
         f"{seen[1]:.3g}, expected {right[1]:.3g}"
     )
+    if largest(seen - 1) < 0.01 and eps < 1e-8 and constant_channel(subject).passed:
+        why = "eps is a floor that sigma = 1e-8 and more do not feel, as in normalize"
+        raise NotTested(why, "Pass eps=0.")
     for name, values in expected.items():
         if largest(seen - values) < 0.01:
             reason += f"; {name} gives {values[1]:.3g}: that is the divisor here"
@@ -368,8 +419,8 @@ def _one_pass(subject: Subject, x: Tensor) -> Tensor:
 @claim("a constant channel stays finite, output and gradient", OUTPUT_CLAIMS)
 def constant_channel(subject: Subject) -> Fault | None:
     """Let one set of statistics see a single value."""
-    if subject.eps <= 0:
-        raise DoesNotApply("eps is 0")
+    if subject.eps <= 0 and subject.is_eps_told:
+        raise _no_eps(subject)
     x = subject.draw(6, 1.0)
     one = x[:, 0] if subject.kind == "batch" else x[0]
     one.fill_(0.0 if subject.kind == "rms" else 0.1)
@@ -416,7 +467,8 @@ def dtype_is_kept(subject: Subject) -> Fault | None:
 def precisions(subject: Subject) -> Fault | None:
     """Compare outputs, gradients and evaluations on inputs of usual and small size."""
     if subject.dtype != torch.float64:
-        raise DoesNotApply("the layer computes in one precision only")
+        why = "the layer computes in one precision only"
+        raise NotTested(why, "Let .double() reach all that it holds.")
     # Where sigma is that of eps; below, float32 has no such eps.
     small = [math.sqrt(subject.eps)] if subject.eps > 1e-10 else []
     for scale in (1.0, *small):
@@ -449,7 +501,7 @@ def _in_precision(
     if x.grad is not None:
         results["gradient by x"] = x.grad, subject.gradient_size(x.detach(), dl_dy)
     if scale == 1.0:  # a smaller variance drowns in the rounding of the first 1
-        results["evaluation"] = call(layer.eval(), x.detach()), 0.0
+        results["evaluation"] = call(evaluating(layer), x.detach()), 0.0
     return {
         what: (value.detach().double(), max(largest(value), size))
         for what, (value, size) in results.items()
@@ -461,11 +513,107 @@ def input_is_kept(subject: Subject) -> Fault | None:
     """Compare the input before and after."""
     x = subject.draw(0).to(subject.dtype)
     before = x.clone()
-    with torch.no_grad(), of_the_layer():
-        subject.fresh()(x)
+    with torch.no_grad():
+        run(subject.fresh(), x)
     if torch.equal(x, before):
         return None
     return Fault(
         "the layer writes into its input, which others may still need.",
         "Use x = x - mean in place of x -= mean.",
     )
+
+
+@claim("float16 and bfloat16 give what float32 gives", OUTPUT_CLAIMS)
+def half_precisions(subject: Subject) -> Fault | None:
+    """Compare outputs on numbers of usual, large and small size, and on zeros."""
+    if subject.given_dtype == torch.float64:
+        raise DoesNotApply("the layer is given in float64")
+    is_run = False
+    for dtype in (torch.float16, torch.bfloat16):
+        layer = subject.fresh().to(dtype)
+        for scale in (1.0, 300.0, 1e-3, 0.0):
+            x = draw(subject.small, 21, scale).to(dtype)
+            try:
+                y = call(copy_of(layer), x).detach().double()
+            except LayerError:  # not every operation can
+                continue
+            is_run = True
+            exact = call(copy_of(layer).float(), x.float()).detach().double()
+            error = largest(y - exact)
+            if not exact.isfinite().all():
+                continue
+            # A layer may round each of its steps, and a large mean costs digits.
+            if error <= HALF * max(largest(exact), 1e-3):
+                continue
+            what = f"an input of size {scale:g}" if scale else "an input of zeros"
+            why = "a square beyond 65504 is infinite" if scale > 1 else ""
+            why = why or "what is below 6e-8 is 0, and so is a small eps"
+            return Fault(
+                f"in {dtype} {what} gives {_range(y)}, in float32 {_range(exact)}"
+                f"{f': {why}' if dtype == torch.float16 else ''}.",
+                "Compute in float32: x.float() first, and .to(x.dtype) last.",
+            )
+    if not is_run:
+        why = "the layer does not run in half precision on this CPU"
+        raise NotTested(why, "Run it on a device where it does.")
+    return None
+
+
+def _range(values: Tensor) -> str:
+    if not values.isfinite().all():
+        return "NaN or infinity"
+    return f"{values.min():.3g} to {values.max():.3g}"
+
+
+@claim("the memory layout of the input does not matter", OUTPUT_CLAIMS)
+def strides(subject: Subject) -> Fault | None:
+    """Give the same numbers with the last axis first in memory, as after transpose."""
+    x = draw(subject.small, 22).to(subject.dtype)
+    turned = x.movedim(1, -1).contiguous().movedim(-1, 1)
+    if len(subject.shape) == 2:
+        turned = x.T.contiguous().T
+    expected = call(subject.fresh(), x).detach()
+    try:
+        y = run(subject.fresh(), turned).detach()
+    except LayerError as error:
+        return Fault(
+            f"for an input that is not contiguous, as after transpose, the layer "
+            f"raises {error}.",
+            "Use reshape in place of view.",
+        )
+    if largest(y - expected) < TOLERANCE:
+        return None
+    return Fault(
+        "the same numbers with other strides, as after transpose, give another output, "
+        f"by up to {largest(y - expected):.2g}.",
+        "Index by axes, not by memory: no as_strided, no data_ptr.",
+    )
+
+
+@claim("a second call gives what a first one gives", OUTPUT_CLAIMS)
+def second_call(subject: Subject) -> Fault | None:
+    """Call one layer on two batches of different length; go back through both."""
+    need_right_statistics(subject)
+    first = draw(subject.small, 23).to(subject.dtype).requires_grad_()
+    second = draw(subject.sized(subject.small[0] // 2), 24).to(subject.dtype)
+    for is_training in (True, False) if subject.claims_no_statistics else (True,):
+        fresh, layer = (subject.fresh().requires_grad_() for _ in range(2))
+        fresh.train(is_training), layer.train(is_training)
+        early, late = call(layer, first), call(layer, second)
+        change = largest((late - call(fresh, second)).detach())
+        if change > TOLERANCE:
+            return Fault(
+                f"after a call on another batch the output changes by {change:.2g}: "
+                "something of the first call is kept and used.",
+                "Keep nothing of a call on self but running statistics.",
+            )
+        try:
+            for y in (early, late):
+                backward(y, torch.ones_like(y))
+        except LayerError as error:
+            return Fault(
+                f"the backward pass of two calls in a row raises {error}: what "
+                "the first keeps for it, the second overwrites.",
+                "Write nothing in place that a backward pass needs, and keep no graph.",
+            )
+    return None

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -27,6 +28,36 @@ TORCH_KINDS: tuple[tuple[type[nn.Module], str], ...] = (
     (nn.GroupNorm, "group"),
     (nn.LayerNorm, "layer"),
     (nn.RMSNorm, "rms"),
+)
+
+# What is no norm of a kind above, by the names of classes.
+RELATIVES: tuple[tuple[str, str, str], ...] = (
+    ("frozen batch norm", "frozen", "it evaluates by fixed statistics in every mode"),
+    ("Dynamic Tanh", "dynamictanh|^dyt", "gain tanh(alpha x) + bias, no statistics"),
+    (
+        "FRN",
+        "filterresponse|^frn",
+        "filter response norm: x over the root mean square of its positions, and a "
+        "threshold behind",
+    ),
+    ("EvoNorm", "evonorm", "an activation and a norm that were found by search"),
+    (
+        "GRN",
+        "globalresponse|^grn$",
+        "global response norm: each channel by its share of the size of all",
+    ),
+    (
+        "graph norm",
+        "pairnorm|meansub|messagenorm|msgnorm|groupnorm$|graph",
+        "a norm over the nodes of a graph",
+    ),
+    ("cumulative norm", "cumulative", "statistics of the steps so far"),
+    ("batch-channel norm", "batchchannel", "batch norm and then a norm by channels"),
+    (
+        "scale alone",
+        "simplenorm",
+        "x over the deviation from its mean, which is not subtracted",
+    ),
 )
 
 # Of one input: more would cost seconds.
@@ -50,20 +81,53 @@ def kind_of(layer: nn.Module) -> str | None:
     return None
 
 
+def told(layer: nn.Module, *names: str) -> list[Any]:
+    """Return what a layer and the layers in it say under some names, each once."""
+    values: list[Any] = []
+    for part in layer.modules():
+        for name in names:
+            value = getattr(part, name, ...)
+            if value is not ... and not any(value is other for other in values):
+                values.append(value)
+    return values
+
+
+def kind_inside(layer: nn.Module) -> str | None:
+    """Return the one kind of norm that a layer holds in it."""
+    kinds = {kind_of(part) for part in layer.modules() if part is not layer} - {None}
+    return kinds.pop() if len(kinds) == 1 else None
+
+
+def relative_of(layer: nn.Module) -> tuple[str, str] | None:
+    """Return name and description of a relative, by the names of the classes."""
+    for ancestor in type(layer).__mro__:
+        for name, pattern, text in RELATIVES:
+            if re.search(pattern, ancestor.__name__.lower()):
+                return name, text
+    return None
+
+
 def eps_of(layer: nn.Module, dtype: torch.dtype) -> float | None:
-    """Read eps by its usual names."""
-    for name in EPSILONS:
-        value = getattr(layer, name, None)
-        if isinstance(value, int | float):
-            return float(value)
+    """Read eps by its usual names, in a layer or in the only one inside that has it."""
+    said = {float(v) for v in told(layer, *EPSILONS) if isinstance(v, int | float)}
+    if len(said) == 1:
+        return said.pop()
     if isinstance(layer, nn.RMSNorm):  # eps=None
         return torch.finfo(dtype).eps
     return None
 
 
+OWNERS = (nn.Linear, nn.modules.conv._ConvNd, nn.Embedding, nn.RNNBase, nn.Bilinear)
+
+
 def only_parameter(layer: nn.Module, names: tuple[str, ...]) -> str | None:
-    """Find the one parameter that has one of the names."""
-    with_name = [n for n, _ in layer.named_parameters() if _last(n) in names]
+    """Find the one parameter that has one of the names, and belongs to the norm."""
+    with_name = [
+        name
+        for name, _ in layer.named_parameters()
+        if _last(name) in names
+        and not isinstance(layer.get_submodule(name.rpartition(".")[0]), OWNERS)
+    ]
     return with_name[0] if len(with_name) == 1 else None
 
 
@@ -89,26 +153,54 @@ def definitions_of(
         yield Definition("batch"), True
     for kind in ("layer", "rms"):
         if said in (None, kind):
-            told = _normalized(layer, shape)
+            said_last = _normalized(layer, shape)
             # At each position over axis 1, whatever the attributes say.
             first = [0] * (dim > 2)
-            choices = [*range(1, dim), *first] if told is None else [told, *first]
+            choices = (
+                [*range(1, dim), *first] if said_last is None else [said_last, *first]
+            )
             for last in dict.fromkeys(choices):
-                yield Definition(kind, last=last), told in (None, last)
+                yield Definition(kind, last=last), said_last in (None, last)
     if said in (None, "instance") and dim > 2:
         yield Definition("instance"), True
     if said in (None, "group"):
-        groups = getattr(layer, "num_groups", getattr(layer, "groups", 0))
+        counts = told(layer, "num_groups", "groups")
+        groups = counts[0] if counts and isinstance(counts[0], int) else 0
         each = math.prod(shape[2:])
         for count in [groups] if groups else range(1, shape[1] + 1):
             if shape[1] % count == 0 and shape[1] // count * each > 1:
                 yield Definition("group", groups=count), True
 
 
+def relatives_of(shape: tuple[int, ...], said: str | None) -> Iterator[Definition]:
+    """Yield what a layer may be on purpose under another name, for an input of shape.
+
+    No kind with statistics over the batch is among them: such a slip is never meant.
+    """
+    if said == "batch":
+        return
+    dim, features = len(shape), shape[-1]
+    for kind in ("rms", "layer"):
+        yield Definition(kind)
+        if dim > 2:
+            yield Definition(kind, last=0)
+        for heads in range(1, dim - 1):
+            yield Definition(kind, heads=heads)
+        for groups in range(2, features // 2 + 1):
+            if features % groups == 0:
+                yield Definition(kind, groups=groups)
+    if dim > 2:
+        yield Definition("instance")
+        for groups in range(1, shape[1] // 2 + 1):
+            if shape[1] % groups == 0:
+                yield Definition("group", groups=groups)
+
+
 def _normalized_shape(layer: nn.Module) -> tuple[int, ...]:
     """Read the attribute as a tuple; empty where there is none."""
-    told = getattr(layer, "normalized_shape", None)
-    return (told,) if isinstance(told, int) else tuple(told or ())
+    said = [shape for shape in told(layer, "normalized_shape") if shape]
+    first = said[0] if said else ()
+    return (first,) if isinstance(first, int) else tuple(first)
 
 
 def _normalized(layer: nn.Module, shape: tuple[int, ...]) -> int | None:
@@ -138,10 +230,17 @@ def shapes_of(layer: nn.Module, said: str | None) -> Iterator[tuple[int, ...]]:
             yield (n, 5, *features)
         yield (n, *features)
         if len(features) == 1:
-            yield (n, *features, 3, 4)
+            yield from ((n, *features, *tail) for tail in ((3, 4), (6,)))
         return
-    count = getattr(layer, "num_features", getattr(layer, "num_channels", None))
+    gain = only_parameter(layer, GAINS)
+    sizes = layer.get_parameter(gain).squeeze().shape if gain else ()
+    if len(sizes) == 2:  # one gain for each head, perhaps
+        yield from ((n, sizes[0], 5, sizes[1]), (n, 5, *sizes))
+    said_counts = told(layer, "num_features", "num_channels")
+    count = next((c for c in said_counts if isinstance(c, int)), None)
     counts = [count] if isinstance(count, int) else lengths
+    if not counts:  # nothing tells a size, so that any may do
+        yield from ((n, 5, 16), (n, 6, 4, 5), (n, 16))
     tails = [(), (6,), (3, 4), (2, 3, 2)]
     if said in ("instance", "group"):
         tails = tails[1:]

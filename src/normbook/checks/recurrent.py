@@ -7,15 +7,17 @@ f of every unit, and :math:`\log f/(1-f)` is the f part of :math:`a_1`.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from normbook.checks.calls import LayerError, of_the_layer
-from normbook.checks.claim import DoesNotApply, Fault, claim
+from normbook.checks.calls import LayerError, evaluating, of_the_layer
+from normbook.checks.claim import DoesNotApply, Fault, NotTested, claim
 from normbook.checks.copies import copy_of
+from normbook.checks.recurrent_step import Step, step_fault
 from normbook.checks.report import Finding
 
 STEPS, EXAMPLES = 6, 5
@@ -28,9 +30,17 @@ LATER = "h does not depend on later steps"
 OTHERS = "h does not depend on the other examples"
 PADDING = "h does not depend on padding behind the sequence"
 BIASES = "no bias is there twice"
+REDUNDANT = "redundant biases"
+CELL = "a step is that of a known cell"
+CALLS = "a second call begins with zeros, as the first"
+PIECES = "a sequence in two pieces gives what it gives in one"
+LAYOUTS = "states of either shape are the same states"
+UPPER = "the layers above the first, and the other direction"
+REST = "half precision, packed sequences and dropout"
 GRADIENTS = "the gradients are those of the outputs"
 ZEROS = "a state of zeros gives finite outputs and gradients"
 
+CURE_ONE = "Check one with a single layer and direction, too."
 INSIDE_THE_LOOP = (
     "Take the statistics of one example at one step, inside the loop over time."
 )
@@ -64,11 +74,22 @@ def recurrent_findings(
     with torch.random.fork_rng(devices=[]):
         probe = _probe(layer, sizes, eps)
         with torch.no_grad():
-            others, raw = _other_examples(probe), _carried(probe)
+            others, pieces = _other_examples(probe), _pieces(probe)
+            raw = _carried(probe)
+            if (
+                pieces.passed is False and "raises" not in pieces.reason
+            ):  # no state is what it seems
+                why = "the states that are given or returned are not the states"
+                raw = Finding(RAW, None, why, "Mend that first.")
             gates = _gates(probe, raw, others)
-            later, padding = _later_steps(probe), _padding(probe)
-        rest = (_redundant_biases, _gradients, _zeros)
-        return [raw, *gates, later, others, padding, *(test(probe) for test in rest)]
+            rest = [test(probe) for test in (_later_steps, _padding, _calls)]
+            rest += [pieces, _layouts(probe)]
+            step = _step(probe) if raw.passed and others.passed else None
+        why = "the state is not carried as it is, or the examples not apart"
+        step = step or Finding(CELL, None, why, "Mend that first.")
+        last = (_redundant_biases, _gradients, _zeros, _upper, _rest)
+        rest += [test(probe) for test in last]
+        return [raw, *gates, step, others, *rest]
 
 
 class _Probe(NamedTuple):
@@ -104,6 +125,16 @@ class _Probe(NamedTuple):
         x = x.transpose(0, 1) if self.is_batch_first else x
         with of_the_layer():
             out, (h, c) = self.layer(x, (h, c))
+        out = out.transpose(0, 1) if self.is_batch_first else out
+        return (out, h, c) if self.stacked is None else (out, h[0], c[0])
+
+    def start(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Run over x without states; not every layer can."""
+        x = x.transpose(0, 1) if self.is_batch_first else x
+        try:
+            out, (h, c) = self.layer(x)
+        except Exception as error:
+            raise DoesNotApply("the layer must be given states") from error
         out = out.transpose(0, 1) if self.is_batch_first else out
         return (out, h, c) if self.stacked is None else (out, h[0], c[0])
 
@@ -177,7 +208,7 @@ def _probe(layer: nn.Module, sizes: Sequence[int] | None, eps: float | None) -> 
                 "dtype of the input."
             ) from error
         if not torch.equal(first, probe.run(*inputs)[0]):
-            twin.eval()
+            evaluating(twin)
     return probe
 
 
@@ -373,6 +404,117 @@ def _padding(probe: _Probe) -> Fault | None:
     )
 
 
+@claim(CALLS)
+def _calls(probe: _Probe) -> Fault | None:
+    if probe.is_cell:
+        raise DoesNotApply("a cell sees one step")
+    x, (h, c) = probe.draw(*probe.sizes), probe.states(probe.sizes[1])
+    first, second = probe.start(x)[0], probe.start(x)[0]
+    change = _change(first, second)
+    if change > EXACT:
+        return Fault(
+            f"A second call without states changes h by {change:.1%}: it goes on with "
+            "the state in which the first one, another batch, ended.",
+            "Begin with zeros where no states are given, and keep none on self.",
+        )
+    zeros = probe.run(x, 0 * h, 0 * c)[0]
+    change = _change(zeros, first)
+    if change < EXACT:
+        return None
+    return Fault(
+        f"Without states h differs by {change:.1%} from h with states of zeros.",
+        "Begin with zeros where no states are given.",
+        "other start",
+    )
+
+
+@claim(PIECES)
+def _pieces(probe: _Probe) -> Fault | None:
+    if probe.stacked not in (None, 1):
+        raise NotTested("only one layer of one direction is cut", CURE_ONE)
+    x, (h, c) = probe.draw(*probe.sizes), probe.states(probe.sizes[1])
+    out, h_last, c_last = probe.run(x, h, c)
+    middle = len(x) // 2
+    early, h_0, c_0 = probe.run(x[:middle], h, c)
+    late, h_end, c_end = probe.run(x[middle:], h_0, c_0)
+    change = _change(out[-1], h_last)
+    if change > EXACT and out[-1].shape == h_last.shape:
+        return Fault(
+            "The state h that is returned differs from the last output by "
+            f"{change:.1%}.",
+            "Return (h_T, c_T) of the last step, h first.",
+        )
+    pairs = ((out, torch.cat([early, late])), (h_last, h_end), (c_last, c_end))
+    change = max(_change(before, after) for before, after in pairs)
+    if change < EXACT:
+        return None
+    if _later_steps(probe).passed is False:
+        raise NotTested("h depends on later steps", "Mend that first.")
+    return Fault(
+        f"Cut in two, with the states of the first piece given to the second, the "
+        f"sequence has other outputs or states, by {change:.1%}: what is returned is "
+        "not the state, or what is given is not used.",
+        "Return (h_T, c_T) as they are, and begin with the states that are given.",
+    )
+
+
+@claim(LAYOUTS)
+def _layouts(probe: _Probe) -> Fault | None:
+    if probe.is_cell or probe.stacked not in (None, 1):
+        raise DoesNotApply("there is one shape")
+    x, (h, c) = probe.draw(*probe.sizes), probe.states(probe.sizes[1])
+    expected = probe.run(x, h, c)[0]
+    other = probe._replace(stacked=1 if probe.stacked is None else None)
+    try:
+        out, *last = other.run(x, h, c)
+    except Exception as error:
+        raise DoesNotApply("the layer takes states of one shape") from error
+    if (
+        out.shape != expected.shape or last[0].shape != h.shape
+    ):  # it returns others than it was given
+        raise DoesNotApply("the layer has states of one shape")
+    change = _change(expected, out)
+    if change < EXACT:
+        return None
+    shapes = f"(N, H) = {tuple(h.shape)} and (1, N, H)"
+    return Fault(
+        f"States of shape {shapes} are both taken, and h differs by {change:.1%}: one "
+        "of them is broadcast or cut.",
+        "Refuse states of a wrong shape, or bring both into one.",
+    )
+
+
+@claim(CELL)
+def _step(probe: _Probe) -> Fault | str:
+    """Compare with gains of 1 and biases of 0, so that the matrices say all."""
+    if probe.stacked not in (None, 1):
+        raise NotTested("only one layer of one direction is compared", CURE_ONE)
+    plain = probe._replace(layer=copy_of(probe.layer))
+    for name, value in plain.layer.named_parameters():
+        if value.ndim < 2 or min(value.shape) == 1:
+            is_gain = re.search("weight|gamma|gain|scale", name.lower())
+            value.fill_(1.0 if is_gain or bool((value == 1).all()) else 0.0)
+    n = probe.units[1] + 8
+    x, (h, c) = 3 * probe.draw(n, probe.sizes[2]), probe.states(n)
+    h_1, c_1 = plain.step(x, h, c)
+    f, written = _forget(plain, x, h), plain.step(x, h, 0 * c)[1]
+    matrices = [p for p in plain.layer.parameters() if p.ndim == 2 and min(p.shape) > 1]
+    return step_fault(Step(x, h, c, f, written, c_1, h_1), matrices)
+
+
+@claim(UPPER)
+def _upper(probe: _Probe) -> Fault | None:
+    if probe.stacked in (None, 1):
+        raise DoesNotApply("there is one layer of one direction")
+    raise NotTested("only the gates of the first are looked at", CURE_ONE)
+
+
+@claim(REST)
+def _rest(probe: _Probe) -> Fault | None:
+    why = "the runs are in float64, over whole sequences, without dropout"
+    raise NotTested(why, "Test those by themselves.")
+
+
 @claim(OTHERS)
 def _other_examples(probe: _Probe) -> Fault | None:
     def change() -> float:
@@ -387,7 +529,7 @@ def _other_examples(probe: _Probe) -> Fault | None:
     if in_training < EXACT:
         return None
     mode = probe.layer.training
-    probe.layer.eval()
+    evaluating(probe.layer)
     in_evaluation = change()
     probe.layer.train(mode)
     reason = (
@@ -427,6 +569,7 @@ def _redundant_biases(probe: _Probe) -> Fault | None:
         f"{count} times as fast as one alone. (The formula of Ba et al. has b, beta_h "
         "and beta_x; one of them can say all.)",
         f"Keep one of the {count}, or divide its learning rate by {count}.",
+        REDUNDANT,
     )
 
 

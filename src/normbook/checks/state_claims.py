@@ -17,11 +17,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from normbook.checks.calls import LayerError, call, of_the_layer
-from normbook.checks.claim import Claim, DoesNotApply, Fault, claim, named
+from normbook.checks.calls import LayerError, backward, call, evaluating, of_the_layer
+from normbook.checks.claim import Claim, DoesNotApply, Fault, NotTested, claim, named
 from normbook.checks.copies import copy_of, graph_nodes, tensors_of
+from normbook.checks.gradient_claims import STEP as DIFFERENCE
+from normbook.checks.gradient_claims import by_parameters, by_x, point
 from normbook.checks.output_claims import eps_place, need_right_statistics, two_settings
-from normbook.checks.subject import TOLERANCE, Subject, draw, largest
+from normbook.checks.subject import TOLERANCE, Subject, draw, largest, normal
 
 STATE_CLAIMS: list[Claim[Subject]] = []
 
@@ -53,14 +55,18 @@ def _by_channel(x: Tensor) -> Tensor:
 def _evaluate(layer: nn.Module, x: Tensor, *, is_recorded: bool = False) -> Tensor:
     """Return the output of a copy in evaluation mode."""
     with torch.set_grad_enabled(is_recorded):
-        return call(copy_of(layer).eval(), x).detach().double()
+        return call(evaluating(copy_of(layer)), x).detach().double()
 
 
 def _trained(subject: Subject, count: int = STEPS) -> nn.Module:
     """Return a copy that has seen some batches, each with a backward pass to come."""
-    layer = subject.fresh()
+    return _trained_on(subject, subject.fresh(), count)
+
+
+def _trained_on(subject: Subject, layer: nn.Module, count: int = STEPS) -> nn.Module:
     for k in range(count):
-        call(layer, _batch(subject, 20 + k).requires_grad_())
+        x = _batch(subject, 20 + k)
+        call(layer, x.requires_grad_(torch.is_grad_enabled()))
     return layer
 
 
@@ -121,7 +127,7 @@ def _need_fixed_statistics(subject: Subject) -> None:
     """Leave a claim that reads the statistics from evaluation, where it cannot."""
     _need_statistics(subject)
     need_right_statistics(subject)
-    layer = _trained(subject).eval()
+    layer = evaluating(_trained(subject))
     x = _batch(subject, 9, size=2 * EXAMPLES)
     with torch.no_grad():
         together = call(layer, x)[:EXAMPLES]
@@ -437,13 +443,42 @@ def _alike(first: Tensor, second: Tensor) -> bool:
 def untrained(subject: Subject) -> Fault | None:
     """Evaluate a layer as it was given."""
     _need_statistics(subject)
+    cure = "Begin with buffers, a running mean of 0 and a running variance of 1."
     try:
         _evaluate(subject.fresh(), _batch(subject, 9))
     except LayerError as error:
+        before = "before the first batch in training mode, evaluation raises"
+        return Fault(f"{before} {error}.", cure)
+    mean, var = _averages(subject, subject.fresh())
+    if largest(mean) < 1e-6 and largest(var) < 1e-3:
         return Fault(
-            f"before the first batch in training mode, evaluation raises {error}.",
-            "Begin with buffers, a running mean of 0 and a running variance of 1.",
+            f"the running variance begins at {var[0].abs():.2g}: before the first "
+            f"batch evaluation multiplies x by {(var[0] + subject.eps) ** -0.5:.3g}, "
+            "and after few batches by too much.",
+            cure,
         )
+    return None
+
+
+@claim("the running statistics move alike without gradients", STATE_CLAIMS)
+def moves_alike(subject: Subject) -> Fault | None:
+    """Train under no_grad, and with frozen parameters; compare evaluations."""
+    _need_statistics(subject)
+    x = _batch(subject, 9)
+    expected = _evaluate(_trained(subject), x)
+    with torch.no_grad():
+        without = _evaluate(_trained(subject), x)
+    frozen = subject.fresh().requires_grad_(False)
+    for where, seen in (
+        ("under no_grad", without),
+        ("with requires_grad=False", _evaluate(_trained_on(subject, frozen), x)),
+    ):
+        if not _alike(seen, expected):
+            return Fault(
+                f"in training mode {where} the running statistics become others, and "
+                f"evaluation changes by up to {largest(seen - expected):.2g}.",
+                "Let self.training alone decide whether they move, not the gradients.",
+            )
     return None
 
 
@@ -451,7 +486,7 @@ def untrained(subject: Subject) -> Fault | None:
 def evaluation_mode(subject: Subject) -> Fault | None:
     """Evaluate one trained layer with grad enabled and disabled."""
     layer = _trained(subject) if subject.kind == "batch" else subject.fresh()
-    return _grad_fault(subject, layer.eval(), "after eval()")
+    return _grad_fault(subject, evaluating(layer), "after eval()")
 
 
 @claim("train() uses the batch, with gradients on and off", STATE_CLAIMS)
@@ -475,6 +510,127 @@ def _grad_fault(subject: Subject, layer: nn.Module, when: str) -> Fault | None:
     )
 
 
+def _few(subject: Subject, seed: int) -> Tensor:
+    return draw(subject.small, seed, 1.0).to(subject.dtype)
+
+
+def _need_pure_evaluation(subject: Subject) -> None:
+    """Leave a claim where an evaluation depends on more than x and what is held."""
+    x, layer = _few(subject, 9), subject.fresh()
+    cure = "Mend the evaluation first."
+    try:
+        expected = _evaluate(layer, x)
+        recorded = _evaluate(layer, x, is_recorded=True)
+        call(evaluating(layer), _few(subject, 10))
+        is_pure = _alike(expected, recorded) and _alike(_evaluate(layer, x), expected)
+    except LayerError as error:
+        raise NotTested(f"a fresh layer cannot evaluate: {error}", cure) from error
+    if not is_pure:
+        raise NotTested("an evaluation depends on more than its input", cure)
+
+
+@claim("the gradient in evaluation is that of the output")
+def in_evaluation(subject: Subject) -> Fault | None:
+    """Compare with differences along a direction, after a batch in training mode."""
+    if subject.dtype not in (torch.float32, torch.float64):
+        raise DoesNotApply("differences need more digits")
+    if by_x(subject).passed is False:
+        raise DoesNotApply("the gradient in training is wrong already")
+    if subject.definition.size(subject.shape) < 3:
+        raise DoesNotApply("of two values the gradient is rounding")
+    _need_pure_evaluation(subject)
+    x, dl_dy = point(subject)
+    layer = subject.fresh()
+    call(layer, x.to(subject.dtype))
+    evaluating(layer)
+    leaf = x.to(subject.dtype, copy=True).requires_grad_()
+    places = {"x": leaf}
+    if by_parameters(subject).passed:
+        places |= {name: layer.get_parameter(name) for name in subject.names}
+    backward(call(layer, leaf), dl_dy)
+    grads = {name: place.grad for name, place in places.items()}
+    for seed, (name, place) in enumerate(places.items()):
+        grad = grads[name]
+        if grad is None:
+            return Fault(
+                f"after eval() {name} gets no gradient.",
+                "Compute the output outside no_grad, in evaluation too.",
+            )
+        direction = normal(tuple(place.shape), 30 + seed).to(place.dtype)
+        seen = (grad * direction).sum().item()
+        expected = 0.0
+        for sign in (1, -1):
+            with torch.no_grad():
+                place.add_(sign * DIFFERENCE * direction)
+                y = call(layer, leaf).double()
+                place.sub_(sign * DIFFERENCE * direction)
+            expected += sign * (dl_dy * y).sum().item() / (2 * DIFFERENCE)
+        size = max(abs(seen), abs(expected), 0.1 * grad.norm().item(), 1e-6)
+        rough = 1 if subject.dtype == torch.float64 else 30
+        if abs(seen - expected) > 3 * rough * TOLERANCE * size:
+            return Fault(
+                f"after eval() the gradient of {name} along a direction is "
+                f"{seen:.4g}, and the output changes by {expected:.4g} along it.",
+                "Let autograd pass through the evaluation, or check its closed form.",
+            )
+    return None
+
+
+@claim("evaluation follows what the layer holds")
+def follows(subject: Subject) -> Fault | None:
+    """Evaluate, then change what the layer holds, in two ways, and evaluate again."""
+    _need_pure_evaluation(subject)
+    x = _few(subject, 9)
+    other = subject.fresh()
+    subject.set_affine(1, other)
+    call(other, _few(subject, 8))
+    state = other.state_dict()
+    seen, fresh = subject.fresh(), subject.fresh()
+    call(evaluating(seen), x)
+    with of_the_layer():
+        seen.load_state_dict(state)
+        fresh.load_state_dict(state)
+    after = "after load_state_dict into a layer that has evaluated before"
+    if _alike(_evaluate(seen, x), _evaluate(fresh, x)):
+        seen, fresh = subject.fresh(), subject.fresh()
+        call(evaluating(seen), x)
+        for layer in (seen, fresh):
+            layer.train()
+            call(layer, _few(subject, 8))
+        after = "after a batch in training mode behind an evaluation"
+        if _alike(_evaluate(seen, x), _evaluate(fresh, x)):
+            return None
+    return Fault(
+        f"{after} the layer evaluates by what it held before: eval() or the first call "
+        "keeps a copy.",
+        "Compute from parameters and buffers in every call, or drop the copy when they "
+        "change.",
+    )
+
+
+@claim("one example with several positions is a batch", STATE_CLAIMS)
+def one_example(subject: Subject) -> Fault | None:
+    """Train on one example alone; its positions give mean and variance."""
+    need_right_statistics(subject)
+    if subject.kind != "batch" or len(subject.shape) == 2:
+        raise DoesNotApply("an example has no positions")
+    x = draw(subject.sized(1), 25)
+    if x.numel() == x.shape[1]:
+        raise DoesNotApply("an example has one position")
+    a, b = subject.affine
+    if abs(subject.factor - 1) > TOLERANCE or subject.takes_unbiased:
+        raise DoesNotApply("the output has another scale")
+    y, expected = subject.output(x), a * subject.x_hat(x) + b
+    if largest(y - expected) < TOLERANCE * largest(expected):
+        return None
+    return Fault(
+        f"one example alone, of shape {tuple(x.shape)}, is off by up to "
+        f"{largest(y - expected):.2g} in training mode: it is not normalized by the "
+        "mean and variance of its positions.",
+        "Treat a batch of one like any other: no squeeze, no way of its own.",
+    )
+
+
 @claim("evaluation leaves the running statistics as they are", STATE_CLAIMS)
 def evaluation_keeps(subject: Subject) -> Fault | None:
     """Evaluate other data; compare the state of the layer, and what it evaluates."""
@@ -483,7 +639,7 @@ def evaluation_keeps(subject: Subject) -> Fault | None:
     x = _batch(subject, 9)
     before = {name: value.detach().clone() for name, value in tensors_of(layer)}
     expected = _evaluate(layer, x)
-    call(layer.eval(), _batch(subject, 10, 10.0))
+    call(evaluating(layer), _batch(subject, 10, 10.0))
     is_other = not _alike(_evaluate(layer, x), expected)
     for name, value in tensors_of(layer):
         # What is kept elsewhere, the last input, say, may change if nothing uses it.
@@ -508,7 +664,14 @@ def neighbours(subject: Subject) -> Fault | None:
     alone = _evaluate(layer, first, is_recorded=True)
     change = largest(together - alone)
     if change < 1e-4:
-        return None
+        one = _evaluate(layer, x[:1])
+        change = largest(together[:1] - one)
+        if change < 1e-4:
+            return None
+        return Fault(
+            f"one example evaluated alone changes by up to {change:.2g}.",
+            "Treat a batch of one like any other.",
+        )
     by_batch = call(layer.train(), first).detach().double()
     why = "the batch gets into what evaluation normalizes by"
     if largest(alone - by_batch) < 1e-4:

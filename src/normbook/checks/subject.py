@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import copy
 import functools
+import inspect
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 import normbook.checks.recognition as recognition
-from normbook.checks.calls import LayerError, call
+from normbook.checks.calls import LayerError, call, evaluating
 from normbook.checks.copies import copy_of, tensors_of
 from normbook.checks.definitions import DIVISORS, Definition
 
@@ -44,6 +46,19 @@ def draw(shape: tuple[int, ...], seed: int, scale: float = LARGE) -> Tensor:
     return scale * x
 
 
+def _is_elementwise(part: nn.Module) -> bool:
+    """Return whether a part without parameters maps each number by itself."""
+    if any(True for _ in tensors_of(part)) or isinstance(part, nn.Identity):
+        return False
+    x = torch.linspace(-3, 3, 8)
+    try:
+        y, some = part(x.clone()), part(x[::2].clone())
+    except Exception:  # noqa: BLE001 - it wants another input
+        return False
+    is_map = isinstance(y, Tensor) and y.shape == x.shape and not y.equal(x)
+    return is_map and bool(torch.equal(y[::2], some))
+
+
 def fit(y: Tensor, z: Tensor, axes: tuple[int, ...]) -> tuple[Tensor, Tensor]:
     """Find a and b, which differ along ``axes`` only, with y nearest to a z + b."""
     rest = tuple(axis for axis in range(y.dim()) if axis not in axes)
@@ -51,6 +66,13 @@ def fit(y: Tensor, z: Tensor, axes: tuple[int, ...]) -> tuple[Tensor, Tensor]:
     a = ((z - mean) * y).sum(rest, keepdim=True)
     a = a / (z - mean).square().sum(rest, keepdim=True)
     return a, (y - a * z).mean(rest, keepdim=True)
+
+
+class Relation(NamedTuple):
+    """A convention that a layer follows, other than the norm that its name says."""
+
+    name: str
+    reason: str
 
 
 class Subject:
@@ -65,6 +87,8 @@ class Subject:
     # Gain and bias as the tests set them, spread over an input; 1 and 0 where the layer
     # has none; None where it has others than those of a known name.
     as_set: tuple[Tensor, Tensor] | None
+    # What is added to the parameter before it is the gain: 1 in some networks.
+    gain_offset = 0.0
     # What else multiplies gain * x_hat; 1 where that cannot be told.
     factor = 1.0
     # The gain and bias that act on x_hat, spread over an input: as set, or as found on
@@ -77,6 +101,7 @@ class Subject:
         shape: tuple[int, ...] | None,
         kind: str | None,
         eps: float | None,
+        relative: tuple[str, str] | None = None,
     ) -> None:
         try:
             copy.deepcopy(layer)
@@ -87,12 +112,21 @@ class Subject:
             if parameter.is_floating_point():
                 parameter.requires_grad_()
         self.layer.train()
+        self.given_dtype = next(
+            (p.dtype for p in self.layer.parameters()), torch.float32
+        )
         self.gain = recognition.only_parameter(self.layer, recognition.GAINS)
         self.bias = recognition.only_parameter(self.layer, recognition.BIASES)
+        self.relations: list[Relation] = []
+        if relative:
+            self._take_as(relative, shape)
+            return
         self._recognize(shape, kind)
         self._compute_in_double_precision()
         self._check_that_it_normalizes()
         self.set_affine(seed=0)
+        if not (self._fits() or self.is_random):  # gains alike may hide where they act
+            self._find_relation(self.kind)
         if torch.equal(self.output(self.draw(0)), self.output(self.draw(1))):
             raise ValueError(
                 f"the output must depend on the input, got a {self.name} that gives "
@@ -100,7 +134,9 @@ class Subject:
                 "or a usual name."
             )
         told = recognition.eps_of(self.layer, self.dtype) if eps is None else float(eps)
+        self.is_eps_told = told is not None
         self.eps = self._eps_by_behaviour() if told is None else told
+        self._find_what_is_added_to_the_gain()
         self.as_set = self._as_set()
         self.affine = self._find_affine()
 
@@ -134,8 +170,8 @@ class Subject:
             return True
         layer = self.fresh()
         call(layer, self.draw(0).to(self.dtype))  # some make them with the first batch
-        means = [getattr(layer, n) for n in recognition.MEANS if hasattr(layer, n)]
-        says_so = getattr(layer, "track_running_stats", True) is False
+        means = recognition.told(layer, *recognition.MEANS)
+        says_so = False in recognition.told(layer, "track_running_stats")
         is_without = self.kind == "instance" and not means
         return says_so or is_without or any(mean is None for mean in means)
 
@@ -168,6 +204,7 @@ class Subject:
         if name is None:
             return None
         value = self.layer.get_parameter(name).detach().double()
+        value = value + self.gain_offset if name == self.gain else value
         if value.numel() not in (1, math.prod(self._along)):
             return None
         return value.reshape(
@@ -187,6 +224,11 @@ class Subject:
     def batch_of(self, examples: int) -> tuple[int, ...]:
         """Return the same for batch norm, and for other kinds the usual shape."""
         return self.sized(examples) if self.kind == "batch" else self.shape
+
+    @property
+    def small(self) -> tuple[int, ...]:
+        """Return a shape of few examples, where a batch need not be full."""
+        return self.sized(4 if self.kind == "batch" else 2)
 
     def draw(self, seed: int, scale: float = LARGE) -> Tensor:
         """Draw an input of the usual shape, in float64."""
@@ -274,6 +316,7 @@ class Subject:
     def _recognize(self, shape: tuple[int, ...] | None, kind: str | None) -> None:
         """Find the definition, and a shape that the layer takes."""
         said = kind or recognition.kind_of(self.layer)
+        self.is_kind_given = kind is not None
         self.eps = 0.0
         likely = recognition.shapes_of(self.layer, said)
         likely = recognition.shapes_like(shape) if shape else likely
@@ -284,12 +327,51 @@ class Subject:
                 "parameter, buffer or attribute that tells it; pass shape=(N, D), say."
             )
         self.definition, self.shape = self._first_that_fits(shapes, said)
+        if not self._fits():
+            self._find_relation(said)
         if self.kind in ("layer", "rms") and shape is None:
-            features = self.definition.parameter_shape(self.shape)
+            features = self.shape[-max(self.definition.last, 1) :]
             longer = (self.shape[0], 5, *features)
             is_small = math.prod(longer) <= 1e6 and len(longer) > len(self.shape)
-            if is_small and self._error_on(longer) is None:
+            if is_small and self.definition.last and self._error_on(longer) is None:
                 self.shape = longer
+
+    def _take_as(
+        self, relative: tuple[str, str], shape: tuple[int, ...] | None
+    ) -> None:
+        """Find a shape for what is no norm of a known kind, and say what it does."""
+        self.definition, self.eps = Definition("none", last=0), 0.0
+        self.is_eps_told, self.is_kind_given = False, False
+        likely = recognition.shapes_like(shape) if shape else None
+        for sizes in likely or recognition.shapes_of(self.layer, None):
+            self.shape = recognition.affordable(sizes)
+            if self._error_on(self.shape) is None:
+                break
+        else:
+            raise ValueError("the layer takes none of the likely shapes; pass shape.")
+        self._compute_in_double_precision()
+        if self.is_random or not self.is_finite:
+            raise ValueError("the layer must give the same for the same input.")
+        name, text = relative
+        self.relations.append(Relation(name, f"{text}. {self._properties()}"))
+
+    def _properties(self) -> str:
+        """Say in words which properties of the norms of the book it has."""
+        x, other = self.draw(1, 1.0), self.draw(2, 1.0)
+        y, size = self.output(x), largest(self.output(x))
+        evaluated = call(evaluating(self.fresh()), x.to(self.dtype)).detach().double()
+        other[0] = x[0]
+        changes = {
+            "another scale of x": self.output(3 * x) - y,
+            "a constant added to x": self.output(x + 2) - y,
+            "the other examples": (self.output(other) - y)[0],
+            "eval()": evaluated - y,
+        }
+        does = [what for what, by in changes.items() if largest(by) > TOLERANCE * size]
+        not_at_all = [what for what in changes if what not in does]
+        texts = [f"{', '.join(does)} change the output" if does else ""]
+        texts += [f"{', '.join(not_at_all)} do not" if not_at_all else ""]
+        return f"Seen: {'; '.join(filter(None, texts))}."
 
     def _first_that_fits(
         self, shapes: list[tuple[int, ...]], said: str | None
@@ -311,11 +393,22 @@ class Subject:
         if first is not None:
             return first
         if not runs:
+            cure = (
+                "pass the shape of an input that it takes, channel_axis=-1 if its "
+                "channels are last, or mend what it says"
+            )
+            if more := self._further_arguments():
+                cure = (
+                    f"it takes {more}, too: pass call=lambda layer, x: layer(x, ...), "
+                    "with the same for every example"
+                )
             raise ValueError(
                 "the layer must map a tensor to one of the same shape, got from "
-                f"{self.name} on an input of shape {shapes[0]} {errors[0]}; pass the "
-                "shape of an input that it takes, or mend what it says."
+                f"{self.name} on an input of shape {shapes[0]} {errors[0]}; {cure}."
             ) from errors[0].__cause__
+        for self.shape in runs:
+            if self._find_relation(said):
+                return self.definition, self.shape
         self.shape = runs[0]
         self._check_that_it_normalizes()
         if self.is_random:
@@ -345,6 +438,8 @@ class Subject:
         # Among those that fit alike, the first whose gain and bias fit, too.
         enough = max(1.01 * min((fit[0] for fit in fits), default=0.0), TOLERANCE)
         alike = [fit for fit in fits if fit[0] <= enough]
+        inside = recognition.kind_inside(self.layer)
+        alike.sort(key=lambda fit: fit[1].kind != inside)
         held = [fit for fit in alike if self._holds_as_many(fit[1])]
         error, best = next(iter(held + alike), (math.inf, None))
         if best is None or not (said or error < 0.03):
@@ -356,6 +451,77 @@ class Subject:
                 "over more features."
             )
         return best
+
+    def _fits(self) -> bool:
+        """Return whether the definition leaves nothing of the output."""
+        return self.misfit(self.x_hat) < TOLERANCE and not self.is_random
+
+    def _find_relation(self, said: str | None) -> bool:
+        """Find which other norm, or what behind the norm, explains the output."""
+        before = self.layer
+        for layer, removed in self._without_activations():
+            self.layer, names = layer, removed
+            if said and self._fits():
+                break
+            if not self.is_kind_given and self._find_relative(said):
+                break
+        else:
+            self.layer = before
+            return False
+        for what in names:
+            reason = f"{what} follows the norm. All other tests are made without it."
+            self.relations.append(Relation("activation", reason))
+        return True
+
+    def _find_relative(self, said: str | None) -> bool:
+        """Find which norm of another kind, in groups or by heads explains it."""
+        before = self.definition if said else None
+        for relative in recognition.relatives_of(self.shape, said):
+            self.definition = relative
+            if self._holds_as_many(self.definition) and self._fits():
+                break
+        else:
+            if before:
+                self.definition = before
+            return False
+        definition = self.definition
+        if said not in (None, definition.kind):
+            is_of = f"{definition.kind} norm".replace("rms", "RMS")
+            reason = f"the class {self.name} says {said} norm, and computes {is_of}"
+            why = (
+                ": x over its root mean square, no mean is subtracted. Another scale "
+                "of x changes nothing, a constant added to x does."
+            )
+            reason += why if definition.kind == "rms" else "."
+            self.relations.append(Relation(is_of, reason))
+        if definition.groups > 1 and definition.kind in ("rms", "layer"):
+            reason = f"the last axis is normalized in {definition.groups} groups, each "
+            reason += "by itself: only a scale that all of a group share is forgotten."
+            self.relations.append(Relation("groups", reason))
+        if definition.heads:
+            reason = f"gain and bias differ along axis {definition.heads}, too, and the"
+            reason += " statistics run over the last axis: a norm for each head."
+            self.relations.append(Relation("gain per head", reason))
+        return True
+
+    def _without_activations(self) -> Iterator[tuple[nn.Module, list[str]]]:
+        """Yield the layer, and if it holds activations a copy without them."""
+        yield self.layer, []
+        bare, removed = copy_of(self.layer), []
+        for name, part in self.layer.named_modules():
+            if name and _is_elementwise(part):
+                bare.set_submodule(name, nn.Identity())
+                removed.append(type(part).__name__)
+        if removed:
+            yield bare, removed
+
+    def _further_arguments(self) -> str:
+        """Name the arguments that the layer needs besides x."""
+        parameters = list(inspect.signature(self.layer.forward).parameters.values())
+        several = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+        more = [p for p in parameters[1:] if p.kind not in several]
+        needed = [p for p in more if p.default is p.empty] or more
+        return ", ".join(p.name for p in needed)
 
     def _holds_as_many(self, definition: Definition) -> bool:
         """Return whether gain and bias have as many values as a definition wants."""
@@ -392,17 +558,27 @@ class Subject:
             )
 
     def _eps_by_behaviour(self) -> float:
-        """Find the usual eps that explains how small inputs come out."""
+        """Find the usual eps that explains how small inputs come out; 0 if none."""
         sigmas = [10.0**-power for power in range(1, 7)]
         seen = self.shrinkage(sigmas)
         var = torch.tensor(sigmas, dtype=torch.float64).square()
-        if largest(seen - 1) < TOLERANCE:  # none, or as small as this
-            return torch.finfo(torch.float64).eps
+        if largest(seen - 1) < TOLERANCE:
+            return 0.0
         for divisor in DIVISORS.values():
             for eps in USUAL_EPS:
                 if largest(var.sqrt() / divisor(var, eps) - seen) < 0.01:
                     return eps
         return USUAL_EPS[0]
+
+    def _find_what_is_added_to_the_gain(self) -> None:
+        """Find out whether it is 1 + gain that acts, as where weights begin at 0."""
+        gain = self.spread(self.gain)
+        if gain is None or not self.is_right_up_to_scale:
+            return
+        x = self.draw(4, self.large)
+        a, _ = self.fit(self.output(x), self.x_hat(x))
+        if largest(a - 1 - gain) < 0.01:
+            self.gain_offset = 1.0
 
     def _as_set(self) -> tuple[Tensor, Tensor] | None:
         """Return gain and bias as set, spread over an input, where they are known."""

@@ -1,0 +1,548 @@
+"""Look at every norm of a model, at the shapes and with the data that it meets."""
+
+from __future__ import annotations
+
+import json
+import re
+import textwrap
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+import normbook.checks.recognition as recognition
+from normbook.checks.calls import LayerError, evaluating, of_the_layer
+from normbook.checks.copies import copy_of
+from normbook.checks.definitions import Definition
+from normbook.checks.norm_layer import check_norm_layer
+from normbook.checks.report import INDENT, WIDTH
+
+WRONG, RISK, NOTE = LEVELS = ("WRONG", "RISK", "NOTE")
+
+# A gap, or a drift, that the noise of a batch does not explain.
+LARGE_GAP = 0.1
+STANDARD_ERRORS = 5
+
+
+class Harm(NamedTuple):
+    """What may go wrong at one place; ``number`` says how much, by ``what``."""
+
+    level: str  # one of LEVELS
+    what: str
+    number: float
+    place: str  # path of the module, with how many more
+    reason: str
+    cure: str
+    page: str  # chapter of the book
+
+
+class Audit(NamedTuple):
+    """What was found in a model, the worst first; ``print`` shows it."""
+
+    model: str
+    layers: int
+    harms: tuple[Harm, ...]
+    untested: tuple[str, ...]
+
+    @property
+    def passed(self) -> bool:
+        """Whether nothing is wrong, or a risk."""
+        return all(harm.level == NOTE for harm in self.harms)
+
+    def raise_if_failed(self) -> None:
+        """Raise an ``AssertionError`` that tells the audit, unless it passed."""
+        if not self.passed:
+            raise AssertionError(str(self))
+
+    def to_json(self) -> str:
+        """Return the audit as JSON."""
+        content = self._asdict() | {"passed": self.passed}
+        return json.dumps(content | {"harms": [h._asdict() for h in self.harms]})
+
+    def __str__(self) -> str:
+        """Return a line for the whole, then place, number, cure and page of each."""
+        counts = [sum(h.level == level for h in self.harms) for level in LEVELS]
+        lines = [
+            f"{self.model}: {self.layers} norm{'s' * (self.layers > 1)}; "
+            f"{counts[0]} wrong, {counts[1]} at risk, {counts[2]} to note."
+        ]
+        for harm in self.harms:
+            texts = (
+                f"{harm.level:5}  {harm.place}: {harm.what}, {harm.number:.3g}",
+                f"{INDENT}{harm.reason}",
+                f"{INDENT}Cure: {harm.cure} Book: {harm.page}.",
+            )
+            for text in texts:
+                lines += textwrap.wrap(text, WIDTH, subsequent_indent=INDENT)
+        for text in self.untested:
+            lines += textwrap.wrap(f"Not tested: {text}", WIDTH, subsequent_indent="  ")
+        return "\n".join(lines)
+
+
+def audit(model: nn.Module, x: Any, *, quiet: bool = False) -> Audit:
+    r"""Say what the norms of a model do wrong, or may do wrong, with the data x.
+
+    Each class and setting of norm is checked once by
+    :func:`~normbook.checks.check_norm_layer`. Then the model is run on x in training
+    and in evaluation mode, and each norm is looked at where it stands: whether it
+    normalizes features, how far its running statistics are from those of x and what
+    that changes, whether it is frozen in training mode, how large eps is beside the
+    variances, over how many values a mean is, whether padding is among them, which
+    gains are 0, and whether an example depends on its neighbours in evaluation. Biases
+    in front of a norm and weight decay are left to general linters such as torch-audit.
+
+    All runs are those of a copy without hooks, on the CPU or where the model is: the
+    model itself, its modes and the random numbers stay as they are.
+
+    Parameters
+    ----------
+    x : tensor, tuple or dict
+        One batch of inputs: the argument, all arguments, or all named ones. Use real
+        data, some 16 examples or more: what is said of statistics is said of x.
+
+    Raises
+    ------
+    TypeError
+        If ``model`` is no module, or cannot be copied.
+    ValueError
+        If the model holds no norm, or raises on x.
+
+    Notes
+    -----
+    Source: book, chapters *Training and evaluation* and *Choosing axes*.
+
+    Examples
+    --------
+    >>> model = nn.Sequential(nn.Conv1d(2, 4, 1), nn.LayerNorm(8))
+    >>> _ = audit(model, torch.randn(16, 2, 8))
+    Sequential: 1 norm; 1 wrong, 0 at risk, 0 to note.
+    WRONG  1: normalizes positions, not features, 8
+           axis 2 of its input changes with the number of positions in x, and
+           gain and bias differ along it.
+           Cure: Move the features to the axis that the norm takes for them.
+           Book: Choosing axes.
+    """
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model must be a torch.nn.Module, got {model!r:.80}.")
+    devices = sorted({p.device.index or 0 for p in model.parameters() if p.is_cuda})
+    with torch.random.fork_rng(devices=devices), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        with torch.inference_mode(False), torch.no_grad():
+            report = _Auditor(model, x).report()
+    if not quiet:
+        print(report)
+    return report
+
+
+class _Seen(NamedTuple):
+    """A norm, and what went in and came out of it when all normalize by the batch."""
+
+    name: str
+    norm: nn.Module
+    kind: str
+    definition: Definition
+    x: Tensor
+    y: Tensor
+
+
+class _Auditor:
+    """A copy of a model, and what its norms see."""
+
+    def __init__(self, model: nn.Module, x: Any) -> None:
+        self.name, self.original = type(model).__name__, model
+        self.model = evaluating(copy_of(model))
+        self.x = x
+        self.untested: list[str] = []
+        self.names = [name for name, _ in _norms(self.model)]
+        if not self.names:
+            raise ValueError(f"the model must hold a norm, got a {self.name} without.")
+        by_batch = copy_of(self.model)
+        for _, norm in _norms(by_batch):
+            norm.train()
+        self.seen = [*self._look(by_batch)]
+        unused = len(self.names) - len(self.seen)
+        if unused:
+            self.untested.append(f"{unused} norms that the model did not call on x.")
+
+    def report(self) -> Audit:
+        """Make all tests, and sort what they found by harm."""
+        tests: tuple[Callable[[], Iterator[Harm]], ...] = (
+            self._broken,
+            self._neighbours,
+            self._not_features,
+            self._one_value,
+            self._gaps,
+            self._frozen,
+            self._padding,
+            self._small_variances,
+            self._silent,
+        )
+        alike: dict[Any, list[Harm]] = {}
+        for harm in (harm for test in tests for harm in test()):
+            alike.setdefault(harm._replace(place="", number=0), []).append(harm)
+        harms = [
+            max(group, key=lambda harm: harm.number)._replace(
+                place=_place([harm.place for harm in group])
+            )
+            for group in alike.values()
+        ]
+        harms.sort(key=lambda harm: (LEVELS.index(harm.level), -harm.number))
+        return Audit(self.name, len(self.names), tuple(harms), tuple(self.untested))
+
+    def _run(self, model: nn.Module, x: Any) -> Any:
+        with of_the_layer():
+            if isinstance(x, dict):
+                return model(**x)
+            return model(*x) if isinstance(x, tuple) else model(x)
+
+    def _look(self, model: nn.Module) -> Iterator[_Seen]:
+        """Run a model and yield what each of its norms saw first, in their order."""
+        met: dict[str, tuple[nn.Module, Tensor, Tensor]] = {}
+
+        def note(name: str) -> Any:
+            def hook(norm: nn.Module, inputs: Any, y: Any) -> None:
+                x = inputs[0] if inputs else None
+                if isinstance(x, Tensor) and isinstance(y, Tensor) and name not in met:
+                    met[name] = norm, x.detach().clone(), y.detach().clone()
+
+            return hook
+
+        for name, norm in _norms(model):
+            norm.register_forward_hook(note(name))
+        try:
+            self._run(model, self.x)
+        except LayerError as error:
+            raise ValueError(f"the model must take x, got {error}.") from error
+        for name, (norm, x, y) in met.items():
+            kind = recognition.kind_of(norm) or "layer"
+            told = recognition.definitions_of(norm, tuple(x.shape), kind)
+            groups = getattr(norm, "num_groups", 1)
+            definition = next((of for of, _ in told), Definition(kind, groups))
+            if x.dim() > 1 and x.is_floating_point():
+                yield _Seen(name, norm, kind, definition, x.double(), y.double())
+
+    def _broken(self) -> Iterator[Harm]:
+        """Check each class with each setting once, the smallest of its layers."""
+        groups: dict[str, list[_Seen]] = {}
+        for seen in self.seen:
+            setting = re.sub(r"\(\d+\b|\(\(.*?\)|=\d+\b", "", repr(seen.norm))
+            held = sorted(name for name, _ in seen.norm.named_parameters())
+            key = f"{type(seen.norm)} {setting} {held} {seen.x.dim()}"
+            groups.setdefault(key, []).append(seen)
+        for group in groups.values():
+            least = min(group, key=lambda seen: seen.x[0].numel())
+            place = _place([seen.name for seen in group], least.name)
+            try:
+                norm = copy_of(least.norm).float().cpu()
+                report = check_norm_layer(norm, tuple(least.x.shape), quiet=True)
+            except (TypeError, ValueError) as error:
+                what = f"{type(least.norm).__name__} at {place}"
+                self.untested.append(f"{what} by itself: {str(error)[:160]}")
+                continue
+            for finding in report.findings:
+                if finding.verdict == "wrong":
+                    is_half = "float16" in finding.name
+                    yield Harm(
+                        RISK if is_half else WRONG,
+                        f"not true of {type(least.norm).__name__}: {finding.name}",
+                        len(group),
+                        place,
+                        finding.reason,
+                        finding.cure,
+                        "Training and evaluation",
+                    )
+
+    def _neighbours(self) -> Iterator[Harm]:
+        """Evaluate the first example alone, and find where it first differs."""
+        if not isinstance(self.x, Tensor) or len(self.x) < 2:
+            self.untested.append("neighbours in evaluation: x must be one tensor.")
+            return
+        try:
+            together, again, alone = (
+                _first_tensor(self._run(self.model, x))
+                for x in (self.x, self.x, self.x[:1])
+            )
+        except LayerError as error:
+            self.untested.append(f"neighbours in evaluation: one example, {error}")
+            return
+        if together is None or not torch.equal(together, _or(again, together)):
+            self.untested.append("neighbours in evaluation: the model is random.")
+            return
+        change = _share(together[:1] - _or(alone, together)[:1], together)
+        if change < 1e-3:
+            return
+        whole = {seen.name: seen for seen in self._look(self.model)}
+        part = _Auditor.__new__(_Auditor)
+        part.x = self.x[:1]
+        first = next(
+            (
+                seen.name
+                for seen in part._look(self.model)
+                if seen.y.shape[1:] == whole[seen.name].y.shape[1:]
+                and _share(seen.y[:1] - whole[seen.name].y[:1], seen.y) > 1e-4
+            ),
+            "the whole model",
+        )
+        yield Harm(
+            WRONG,
+            "an example depends on its neighbours in evaluation",
+            change,
+            first,
+            "the first example alone has another output than beside the others, by "
+            "this share; it begins here.",
+            "Evaluate by running statistics, or normalize each example by itself.",
+            "Training and evaluation",
+        )
+
+    def _not_features(self) -> Iterator[Harm]:
+        """Give fewer examples and positions; what changes length is no feature."""
+        if not isinstance(self.x, Tensor):
+            self.untested.append("axes that are no features: x must be one tensor.")
+            return
+        bare = copy_of(self.model) if any(self.names) else _Through()
+        for name in filter(None, self.names):
+            bare.set_submodule(name, _Through())
+        sizes = self._lengths(bare, self.x)
+        found, is_tried = {}, False
+        for axis, length in enumerate(self.x.shape):
+            if length < 4:
+                continue
+            others = self._lengths(bare, self.x.narrow(axis, 0, length // 2))
+            is_tried |= axis > 0 and bool(others)
+            what = "examples" if axis == 0 else "positions"
+            for seen in self.seen:
+                own, other = sizes.get(seen.name, ()), others.get(seen.name, ())
+                for k in seen.definition.parameter_axes(seen.x.dim()):
+                    if len(own) == len(other) == seen.x.dim() and own[k] != other[k]:
+                        found[seen.name] = what, k, own[k]
+        if not is_tried and self.x.dim() > 2:
+            self.untested.append(
+                "positions as features: the model takes one length only."
+            )
+        for name, (what, k, length) in found.items():
+            yield Harm(
+                WRONG,
+                f"normalizes {what}, not features",
+                length,
+                name,
+                f"axis {k} of its input changes with the number of {what} in x, and "
+                "gain and bias differ along it.",
+                "Move the features to the axis that the norm takes for them.",
+                "Choosing axes",
+            )
+
+    def _lengths(self, bare: nn.Module, x: Tensor) -> dict[str, tuple[int, ...]]:
+        """Return the shapes that come to the norms; none where the model refuses x."""
+        for part in bare.modules():
+            if isinstance(part, _Through):
+                part.shape = ()
+        try:
+            self._run(bare, x)
+        except LayerError:
+            return {}
+        parts = dict(bare.named_modules())
+        return {name: getattr(parts[name], "shape", ()) for name in self.names}
+
+    def _one_value(self) -> Iterator[Harm]:
+        for seen in self.seen:
+            if seen.definition.size(tuple(seen.x.shape)) == 1:
+                yield Harm(
+                    WRONG,
+                    "a mean over one value",
+                    1,
+                    seen.name,
+                    "each value is its own mean, and the output is the bias, whatever "
+                    "x is.",
+                    "Normalize over more channels or positions.",
+                    "Choosing axes",
+                )
+
+    def _gaps(self) -> Iterator[Harm]:
+        """Compare evaluation with training at each layer, on the same input."""
+        fresh, parts = [], dict(self.model.named_modules())
+        for seen in self.seen:
+            norm = copy_of(parts[seen.name])
+            mean, var = (
+                getattr(norm, "running_mean", None),
+                getattr(norm, "running_var", None),
+            )
+            if not isinstance(mean, Tensor) or not isinstance(var, Tensor):
+                continue
+            if seen.kind != "batch" or mean.numel() != seen.x.shape[1]:
+                continue
+            count = getattr(norm, "num_batches_tracked", None)
+            if isinstance(count, Tensor) and count == 0:
+                fresh.append(seen.name)
+                continue
+            like = next(norm.parameters(), mean)
+            gap = _share(
+                norm(seen.x.to(like.dtype)).double() - seen.y, seen.y, of="norm"
+            )
+            axes = [0, *range(2, seen.x.dim())]
+            v, m = torch.var_mean(seen.x, axes)
+            n = seen.x.numel() / seen.x.shape[1]
+            drift = ((mean.double() - m).abs() / (v + 1e-12).sqrt()).max().item()
+            ratios = (var.double() + 1e-12) / (v + 1e-12)
+            ratio = torch.maximum(ratios, 1 / ratios).max().item()
+            if gap < LARGE_GAP or gap < STANDARD_ERRORS / n**0.5:
+                continue
+            yield Harm(
+                RISK,
+                "evaluation differs from training",
+                gap,
+                seen.name,
+                "by this share of the output, on the same input. The running mean is "
+                f"up to {drift:.2g} sigma from the mean of x, the variances are up to "
+                f"{ratio:.3g} times each other's.",
+                "Recalibrate with normbook.layers.recalibrate, or use larger batches.",
+                "Moving averages",
+            )
+        if fresh:
+            yield Harm(
+                NOTE,
+                "running statistics that saw no batch",
+                len(fresh),
+                _place(fresh),
+                "evaluation normalizes by the mean 0 and variance 1 of the start.",
+                "Train, load a checkpoint with its buffers, or recalibrate.",
+                "Moving averages",
+            )
+
+    def _frozen(self) -> Iterator[Harm]:
+        """Look at the model as it is given: what is frozen, and in which mode."""
+        parts = dict(self.original.named_modules())
+        frozen = []
+        for name in self.names:
+            norm = parts[name]
+            held = [*norm.parameters(recurse=False)]
+            keeps = isinstance(getattr(norm, "running_mean", None), Tensor)
+            if (
+                held
+                and keeps
+                and norm.training
+                and not any(p.requires_grad for p in held)
+            ):
+                frozen.append(name)
+        if frozen:
+            yield Harm(
+                RISK,
+                "frozen, but in training mode",
+                len(frozen),
+                _place(frozen),
+                "requires_grad=False stops gain and bias. The running statistics move "
+                "on, and the batch normalizes.",
+                "Call eval() on these layers after each train().",
+                "Training and evaluation",
+            )
+
+    def _padding(self) -> Iterator[Harm]:
+        """Count positions at the end of sequences that repeat the last one."""
+        for seen in self.seen:
+            if seen.kind not in ("batch", "instance", "group") or seen.x.dim() != 3:
+                continue
+            same = (seen.x == seen.x[..., -1:]).all(1).flip(-1)
+            tails = same.long().cumprod(-1).sum(-1)
+            tails = torch.where(tails > 1, tails, 0)
+            share = tails.sum().item() / same.numel()
+            if 0.02 < share < 1:
+                yield Harm(
+                    RISK,
+                    "padding inside the statistics",
+                    share,
+                    seen.name,
+                    "this share of all positions repeats the last one of its sequence, "
+                    "and is part of mean and variance.",
+                    "Take the statistics over what is no padding.",
+                    "Variable length",
+                )
+
+    def _small_variances(self) -> Iterator[Harm]:
+        for seen in self.seen:
+            eps = recognition.eps_of(seen.norm, seen.x.dtype) or 0.0
+            if seen.definition.size(tuple(seen.x.shape)) == 1:
+                continue
+            _, var = seen.definition.moments(seen.x)
+            share = (var < eps).double().mean().item()
+            if share > 0.01:
+                yield Harm(
+                    RISK if share > 0.5 else NOTE,
+                    "variances below eps",
+                    share,
+                    seen.name,
+                    f"this share of the variances is below eps = {eps:.2g}; the least "
+                    f"is {var.min():.2g}. There eps divides, not sigma.",
+                    "Scale what comes in, or take a smaller eps.",
+                    "Batch normalization",
+                )
+
+    def _silent(self) -> Iterator[Harm]:
+        for seen in self.seen:
+            name = recognition.only_parameter(seen.norm, recognition.GAINS)
+            if name is None:
+                continue
+            gain = seen.norm.get_parameter(name)
+            share = (gain.abs() < 1e-3).double().mean().item()
+            if share > 0.01:
+                all_of = "all" if share == 1 else "some"
+                yield Harm(
+                    NOTE,
+                    "gains near 0",
+                    share,
+                    seen.name,
+                    f"the output is the bias in {all_of} channels; on purpose where a "
+                    "branch begins at 0, or where the gain is 1 + weight.",
+                    "Prune the channels, or spare gains from weight decay.",
+                    "Scale invariance",
+                )
+
+
+class _Through(nn.Module):
+    """Stands where a norm was, and notes the shape that comes."""
+
+    shape: tuple[int, ...] = ()
+
+    def forward(self, x: Tensor, *_: Any, **__: Any) -> Tensor:
+        self.shape = tuple(x.shape)
+        return x
+
+
+def _norms(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """Yield the innermost modules that are norms by their type or name."""
+    found = {
+        name: part
+        for name, part in model.named_modules()
+        if any("norm" in of.__name__.lower() for of in type(part).__mro__)
+        and recognition.kind_of(part)
+    }
+    for name, part in found.items():
+        is_inner = not any(other.startswith(f"{name}.") for other in found) or not name
+        if is_inner and (name or len(found) == 1):
+            yield name, part
+
+
+def _place(names: list[str], first: str | None = None) -> str:
+    first = first or names[0]
+    return f"{first} and {len(names) - 1} more" if len(names) > 1 else first
+
+
+def _first_tensor(made: Any) -> Tensor | None:
+    """Return the first tensor in what a model returned."""
+    if isinstance(made, Tensor):
+        return made
+    values = made.values() if isinstance(made, dict) else made
+    if isinstance(values, str) or not hasattr(values, "__iter__"):
+        return None
+    return next((t for t in map(_first_tensor, values) if t is not None), None)
+
+
+def _or(made: Tensor | None, other: Tensor) -> Tensor:
+    return other if made is None else made
+
+
+def _share(change: Tensor, whole: Tensor, of: str = "max") -> float:
+    """Return the size of a change as a share of the whole."""
+    if of == "norm":
+        return float(change.norm() / whole.norm().clamp_min(1e-12))
+    return float(change.abs().max() / whole.abs().max().clamp_min(1e-12))

@@ -1,0 +1,307 @@
+"""Layers as other people write them: what they are is told, and nothing untrue."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from normbook.checks import check_norm_layer
+from normbook.checks.report import Report
+
+
+def check(layer: nn.Module, shape: Any = None, **settings: Any) -> Report:
+    return check_norm_layer(layer, shape, quiet=True, **settings)
+
+
+def rms(x: Tensor, eps: float = 1e-6) -> Tensor:
+    """Return x over its root mean square, in float32 at least."""
+    wide = x.float() if x.dtype.itemsize == 2 else x
+    hat: Tensor = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
+    return hat.to(x.dtype)
+
+
+class Weighted(nn.Module):
+    def __init__(self, *sizes: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(sizes or (12,)))
+
+
+class RightRMSNorm(Weighted):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.weight * rms(x)
+
+
+class NormalizeAndScale(Weighted):
+    """No eps anywhere, but a floor of 1e-12 under the length."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        wide = x.float() if x.dtype.itemsize == 2 else x
+        unit: Tensor = F.normalize(wide, dim=-1) * x.shape[-1] ** 0.5
+        return self.weight * unit.to(x.dtype)
+
+
+class NormalizeWithTinyEps(NormalizeAndScale):
+    eps = 1e-12
+
+
+def test_a_tiny_floor_under_the_length_is_no_wrong_eps() -> None:
+    report = check(NormalizeWithTinyEps())
+    assert report.passed, report
+    assert "eps is a floor" in str(report)
+
+
+def test_no_eps_is_invented_where_none_is_told_and_none_is_seen() -> None:
+    report = check(NormalizeAndScale())
+    assert report.passed, report
+    assert "none shows for sigma down to 1e-6" in str(report)
+    assert [*report.untested] == ["eps is added to the variance, inside the root"]
+
+
+class SaysLayerNorm(RightRMSNorm):
+    pass
+
+
+SaysLayerNorm.__name__ = "LayerNorm"
+
+
+class OnePlus(Weighted):
+    def forward(self, x: Tensor) -> Tensor:
+        return (1 + self.weight) * rms(x)
+
+
+OnePlus.__name__ = "RMSNormOfOnePlus"
+
+
+class Groups(Weighted):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.weight * rms(x.reshape(*x.shape[:-1], 3, -1)).flatten(-2)
+
+
+class GroupsCentred(Weighted):
+    def forward(self, x: Tensor) -> Tensor:
+        parts = x.reshape(*x.shape[:-1], 3, -1)
+        return self.weight * F.layer_norm(parts, parts.shape[-1:]).flatten(-2)
+
+
+class Heads(Weighted):
+    """A gain for each of 3 heads; the statistics are those of the last axis."""
+
+    def __init__(self) -> None:
+        super().__init__(3, 1, 12)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.weight * rms(x)
+
+
+class NormAct(nn.BatchNorm2d):
+    def __init__(self, channels: int) -> None:
+        super().__init__(channels)
+        self.act = nn.SiLU()
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.act(super().forward(x))
+        return y
+
+
+class ReluBehind(nn.BatchNorm2d):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x).relu()
+
+
+class OneGain(Weighted):
+    """A fixed length, times one number."""
+
+    def __init__(self) -> None:
+        super().__init__(1)
+        self.features = nn.Buffer(torch.zeros(12))
+
+    def forward(self, x: Tensor) -> Tensor:
+        wide = x.float() if x.dtype.itemsize == 2 else x
+        return self.weight * (F.normalize(wide, dim=-1) * 12**0.5).to(x.dtype)
+
+
+class UnitLength(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        wide = x.float() if x.dtype.itemsize == 2 else x
+        return F.normalize(wide, dim=-1).to(x.dtype)
+
+
+@pytest.mark.parametrize(
+    ("layer", "convention", "reason"),
+    [
+        (SaysLayerNorm(), "RMS norm", "says layer norm, and computes RMS norm"),
+        (OnePlus(), "1 + gain", "a weight of 0 is a gain of 1"),
+        (Groups(), "groups", "normalized in 3 groups"),
+        (Heads(), "gain per head", "a norm for each head"),
+        (NormAct(4), "activation", "SiLU follows the norm. All other tests are made"),
+        (ReluBehind(4), "activation", "ReLU follows the norm"),
+        (OneGain(), "one gain", "one scalar for the whole layer"),
+        (UnitLength(), "unit length", "the root of the sum of squares"),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_a_convention_is_told_as_one_and_may_be_allowed(
+    layer: nn.Module, convention: str, reason: str
+) -> None:
+    report = check(layer)
+    assert report.failed == (), report
+    assert [*report.others] == [convention]
+    assert reason in report.others[convention]
+    assert f'allow="{convention}"' in str(report)
+    assert check(layer, allow=convention).passed
+
+
+def test_layer_norm_in_groups_at_each_position_is_told() -> None:
+    report = check(GroupsCentred(), (8, 5, 12))
+    assert (report.failed, [*report.others]) == ((), ["groups"])
+    assert report.kind == "layer norm in 3 groups of (N, 5, 12)"
+
+
+class Named(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight, self.bias = (nn.Parameter(torch.full((6,), v)) for v in (1.5, 0.1))
+
+
+class DynamicTanh(Named):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.weight * torch.tanh(0.5 * x) + self.bias
+
+
+class GRN(Named):
+    def forward(self, x: Tensor) -> Tensor:
+        size: Tensor = torch.linalg.vector_norm(x.float(), dim=1, keepdim=True)
+        share: Tensor = (size / (size.mean(-1, keepdim=True) + 1e-6)).to(x.dtype)
+        return self.weight * (x * share) + self.bias + x
+
+
+class FrozenBatchNorm2d(Named):
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.weight[:, None, None] + self.bias[:, None, None]
+
+
+@pytest.mark.parametrize(
+    ("layer", "shape", "name", "seen"),
+    [
+        (DynamicTanh(), (8, 5, 6), "Dynamic Tanh", "eval() do not."),
+        (GRN(), (8, 5, 6), "GRN", "another scale of x, a constant added to x change"),
+        (FrozenBatchNorm2d(), None, "frozen batch norm", "the other examples, eval()"),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_what_is_no_norm_is_told_with_its_properties(
+    layer: nn.Module, shape: Any, name: str, seen: str
+) -> None:
+    report = check(layer, shape)
+    assert report.kind.startswith(f"{name} of (N, ")
+    assert report.failed == ()
+    assert seen in report.others[name]
+
+
+class Conditional(nn.Module):
+    """Gain and bias come from a condition, by a Linear inside."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(5, 24)
+        self.norm = nn.LayerNorm(12, elementwise_affine=False)
+
+    def forward(self, x: Tensor, condition: Tensor) -> tuple[Tensor, Tensor]:
+        gain, bias = self.linear(condition).chunk(2, -1)
+        return self.norm(x) * (1 + gain) + bias, condition
+
+
+def with_condition(layer: nn.Module, x: Tensor) -> Any:
+    return layer(x, torch.linspace(-1, 1, 5).to(x))[0]
+
+
+def test_a_further_argument_is_named_and_given_by_call() -> None:
+    with pytest.raises(ValueError, match=r"it takes condition, too: pass call=lambda"):
+        check(Conditional())
+    report = check(Conditional(), call=with_condition)
+    assert report.passed, report
+    assert report.kind == "layer norm of (N, 5, 12)"
+
+
+class ChannelsLast(nn.BatchNorm1d):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x.movedim(-1, 1)).movedim(1, -1)
+
+
+def test_channels_on_another_axis_are_tested_there() -> None:
+    report = check(ChannelsLast(6), (8, 5, 6), channel_axis=-1)
+    assert (report.kind, report.failed) == ("batch norm of (N, 6, 5)", ())
+
+
+class Wrapped(nn.Module):
+    def __init__(self, norm: nn.Module) -> None:
+        super().__init__()
+        self.norm = norm
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.norm(x)
+        return y
+
+
+class SilentModes(nn.BatchNorm1d):
+    def train(self, mode: bool = True) -> Any:
+        super().train(mode)
+
+    def eval(self) -> Any:
+        super().eval()
+
+
+class SingleOnly(Weighted):
+    def forward(self, x: Tensor) -> Tensor:
+        if x.dtype != torch.float32:
+            raise TypeError("float32 only")
+        return self.weight * rms(x, 0.5)
+
+
+class NothingTold(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return rms(x)
+
+
+class Sequences(nn.InstanceNorm1d):
+    """It refuses all but (N, C, L)."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        n, c, length = x.shape
+        return super().forward(x.reshape(n, c, length))
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [
+        Wrapped(nn.InstanceNorm2d(4, track_running_stats=True)),
+        Wrapped(nn.InstanceNorm1d(4, affine=True)),
+        SilentModes(3),
+        NothingTold(),
+        Sequences(4, affine=True),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_no_false_alarm(layer: nn.Module) -> None:
+    report = check(layer)
+    assert report.passed, report
+
+
+def test_a_layer_of_one_precision_has_no_false_gradient() -> None:
+    report = check(SingleOnly())
+    assert not any("gradient" in name for name in report.failed)
+
+
+def test_a_report_raises_and_is_json() -> None:
+    report = check(OnePlus())
+    with pytest.raises(AssertionError, match=r"OTHER  gain and bias act"):
+        report.raise_if_failed()
+    check(OnePlus(), allow=["1 + gain"]).raise_if_failed()
+    content = json.loads(report.to_json())
+    assert content["passed"] is False
+    assert {row["verdict"] for row in content["findings"]} >= {"right", "other"}

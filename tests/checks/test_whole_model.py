@@ -1,0 +1,240 @@
+"""An audit finds what was planted, at its place, and leaves the model alone."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Callable
+from typing import Any
+
+import planted_bugs
+import pytest
+import torch
+from torch import Tensor, nn
+
+from normbook.checks import check_norm_layer
+from normbook.checks.whole_model import NOTE, RISK, WRONG, Harm, audit
+
+planted: Any = planted_bugs
+
+
+def drawn(*shape: int) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(0))
+
+
+def network(norm: nn.Module) -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Conv1d(4, 6, 3), norm, nn.ReLU(), nn.Conv1d(6, 4, 3))
+
+
+def trained(model: nn.Module, x: Tensor, steps: int = 60) -> nn.Module:
+    with torch.no_grad():
+        for _ in range(steps):
+            model(x)
+    return model.eval()
+
+
+def harms(model: nn.Module, x: Any = None) -> dict[str, Harm]:
+    x = drawn(16, 4, 12) if x is None else x
+    return {harm.what: harm for harm in audit(model, x, quiet=True).harms}
+
+
+@pytest.mark.parametrize(
+    "norm", [nn.BatchNorm1d(6), nn.GroupNorm(2, 6), nn.InstanceNorm1d(6)], ids=str
+)
+def test_a_right_model_passes(norm: nn.Module) -> None:
+    x = drawn(16, 4, 12)
+    assert audit(trained(network(norm), x), x, quiet=True).harms == ()
+
+
+def drifted(norm: nn.BatchNorm1d) -> nn.Module:
+    model = trained(network(norm), drawn(16, 4, 12))
+    assert norm.running_mean is not None
+    norm.running_mean += 5.0
+    return model
+
+
+def frozen() -> nn.Module:
+    model = trained(network(nn.BatchNorm1d(6)), drawn(16, 4, 12))
+    return model.requires_grad_(False).train()
+
+
+def constant() -> Any:
+    model: Any = network(nn.GroupNorm(2, 6))
+    with torch.no_grad():
+        model[0].weight.mul_(1e-6)
+        model[0].bias.zero_()
+    return model
+
+
+def silent() -> nn.Module:
+    norm = nn.GroupNorm(2, 6)
+    nn.init.zeros_(norm.weight)
+    return network(norm)
+
+
+class OverTime(nn.Module):
+    """Layer norm of (N, D, T), where T stands for the features."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Conv1d(4, 6, 1), nn.Conv1d(6, 2, 1)
+        self.norm = nn.LayerNorm(12)
+
+    def forward(self, x: Tensor) -> Any:
+        return self.last(self.norm(self.first(x)))
+
+
+class Padded(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.InstanceNorm1d(4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        keep = (torch.arange(x.shape[-1]) < 8).to(x)
+        y: Tensor = self.norm(x * keep)
+        return y
+
+
+MODELS: list[tuple[Callable[[], nn.Module], str, str, str, float]] = [
+    (
+        lambda: drifted(nn.BatchNorm1d(6)),
+        "evaluation differs from training",
+        RISK,
+        "1",
+        9.0,
+    ),
+    (frozen, "frozen, but in training mode", RISK, "1", 1),
+    (constant, "variances below eps", RISK, "1", 1.0),
+    (silent, "gains near 0", NOTE, "1", 1.0),
+    (OverTime, "normalizes positions, not features", WRONG, "norm", 12),
+    (Padded, "padding inside the statistics", RISK, "norm", 1 / 3),
+    (
+        lambda: network(planted.BatchAlwaysByBatch(6)),
+        "an example depends on its neighbours in evaluation",
+        WRONG,
+        "1",
+        0.2,
+    ),
+    (
+        lambda: network(planted.BatchOnePassVariance(6)),
+        "not true of BatchOnePassVariance: a mean far from 0 costs no precision in "
+        "float32",
+        WRONG,
+        "1",
+        1,
+    ),
+    (
+        lambda: network(nn.BatchNorm1d(6)),
+        "running statistics that saw no batch",
+        NOTE,
+        "1",
+        1,
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("make", "what", "level", "place", "number"),
+    MODELS,
+    ids=[m[1][:40] for m in MODELS],
+)
+def test_what_was_planted_is_found_at_its_place(
+    make: Callable[[], nn.Module], what: str, level: str, place: str, number: float
+) -> None:
+    harm = harms(make())[what]
+    assert (harm.level, harm.place) == (level, place)
+    assert harm.number == pytest.approx(number, rel=0.5)
+    assert all((harm.reason, harm.cure, harm.page))
+
+
+def test_one_value_is_wrong_and_stands_before_what_is_a_risk() -> None:
+    model: Any = nn.Sequential(network(nn.GroupNorm(2, 6)), nn.AdaptiveAvgPool1d(1))
+    model.append(nn.GroupNorm(4, 4))
+    with torch.no_grad():
+        model[0][0].weight.mul_(1e-6)
+        model[0][0].bias.zero_()
+    found = audit(model, drawn(16, 4, 12), quiet=True).harms
+    assert (found[0].what, found[0].place) == ("a mean over one value", "2")
+    assert [harm.level for harm in found] == sorted(
+        (harm.level for harm in found), key=(WRONG, RISK, NOTE).index
+    )
+
+
+@pytest.mark.parametrize("is_training", [True, False])
+def test_the_model_the_hooks_and_the_random_numbers_stay(is_training: bool) -> None:
+    model = network(nn.BatchNorm1d(6)).append(nn.Dropout(0.5)).train(is_training)
+    model[1].eval()
+    seen: list[Any] = []
+    model[1].register_forward_hook(lambda *of: seen.append(of))
+    state, modes = copy.deepcopy(model.state_dict()), [m.training for m in model]
+    hooks = {name: len(m._forward_hooks) for name, m in model.named_modules()}
+    x, numbers = drawn(16, 4, 12), torch.get_rng_state()
+    before = x.clone()
+    audit(model, x, quiet=True)
+    assert all(map(torch.equal, state.values(), model.state_dict().values()))
+    assert [m.training for m in model] == modes
+    assert {name: len(m._forward_hooks) for name, m in model.named_modules()} == hooks
+    assert seen == []
+    assert torch.equal(numbers, torch.get_rng_state())
+    assert torch.equal(x, before)
+    assert all(p.grad is None and p.requires_grad for p in model.parameters())
+
+
+def test_what_is_alike_is_told_once() -> None:
+    norms = [nn.GroupNorm(2, 6) for _ in range(3)]
+    for norm in norms:
+        nn.init.zeros_(norm.weight)
+    (harm,) = audit(nn.Sequential(*norms), drawn(16, 6, 12), quiet=True).harms[-1:]
+    assert (harm.what, harm.place) == ("gains near 0", "0 and 2 more")
+
+
+def test_each_class_with_its_setting_is_checked_once(monkeypatch: Any) -> None:
+    checked: list[nn.Module] = []
+
+    def counted(layer: nn.Module, *of: Any, **settings: Any) -> Any:
+        checked.append(layer)
+        return check_norm_layer(layer, *of, **settings)
+
+    name = "normbook.checks.whole_model.check_norm_layer"
+    monkeypatch.setattr(name, counted)
+    norms = [nn.LayerNorm(8) for _ in range(9)] + [nn.LayerNorm(8, eps=1e-3)]
+    audit(nn.Sequential(*norms), drawn(16, 5, 8), quiet=True)
+    assert len(checked) == 2
+
+
+def test_what_cannot_be_looked_at_is_said() -> None:
+    class Two(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm, self.unused = nn.LayerNorm(4), nn.LayerNorm(4)
+
+        def forward(self, x: Tensor, scale: Tensor) -> Any:
+            return self.norm(x * scale)
+
+    report = audit(Two(), (drawn(8, 4), torch.ones(())), quiet=True)
+    assert report.passed
+    assert "1 norms that the model did not call" in str(report)
+    assert "neighbours in evaluation: x must be one tensor" in str(report)
+
+
+def test_the_audit_is_printed_raises_and_is_json(capsys: Any) -> None:
+    report = audit(OverTime(), drawn(16, 4, 12))
+    assert capsys.readouterr().out == f"{report}\n"
+    assert "Cure: Move the features" in str(report).replace("\n       ", " ")
+    with pytest.raises(AssertionError, match="normalizes positions"):
+        report.raise_if_failed()
+    assert json.loads(report.to_json())["passed"] is False
+
+
+@pytest.mark.parametrize(
+    ("model", "x", "error", "match"),
+    [
+        (None, None, TypeError, "must be a torch.nn.Module, got None"),
+        (nn.Linear(3, 3), torch.ones(2, 3), ValueError, "must hold a norm, got a Lin"),
+        (nn.LayerNorm(3), torch.ones(2, 4), ValueError, "must take x, got RuntimeErr"),
+    ],
+)
+def test_bad_input_is_refused(model: Any, x: Any, error: Any, match: str) -> None:
+    with pytest.raises(error, match=match):
+        audit(model, x)
