@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import json
 import re
 from collections import Counter
 from collections.abc import Iterator
@@ -177,6 +178,19 @@ def test_every_link_inside_the_site_leads_somewhere(pages: Pages) -> None:
             if not is_there:
                 dead.append(f"{path.relative_to(SITE)}: {address.geturl()}")
     assert dead == []
+
+
+def test_every_word_for_the_search_leads_to_a_place(pages: Pages) -> None:
+    config = yaml.safe_load((ROOT / "_config.yml").read_text(encoding="utf-8"))
+    text = (SITE / "searchindex.js").read_text(encoding="utf-8")
+    index = json.loads(text[text.index("(") + 1 : text.rindex(")")])
+    for word in [*config["sphinx"]["config"]["search_words"], "running_var", "gamma"]:
+        (number, address, _), *_ = index["indexentries"].get(
+            word.lower(), [(-1, "", 0)]
+        )
+        assert number >= 0, f"{word!r} leads nowhere"
+        page = pages[SITE / f"{index['docnames'][number]}.html"]
+        assert not address or page.find(id=address), f"{word!r}: #{address}"
 
 
 def test_no_id_stands_twice_in_a_page(pages: Pages) -> None:

@@ -55,14 +55,6 @@ def test_words_lead_to_labels_and_to_the_glossary() -> None:
         assert led(document) == expected
 
 
-def test_a_word_that_leads_nowhere_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    warned: list[Any] = []
-    monkeypatch.setattr(search_words.LOGGER, "warning", lambda *a: warned.append(a))
-    site = app(conv="sec-gone", scale="gain")
-    search_words.check_words(site, site.env)
-    assert [words[1:] for words in warned] == [("conv", "sec-gone")]
-
-
 def test_names_in_code_lead_to_their_rows() -> None:
     def row(*cells: nodes.Node) -> nodes.row:
         texts = (nodes.paragraph("", "", cell) for cell in cells)

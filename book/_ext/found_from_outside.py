@@ -21,15 +21,17 @@ LOST = """\
 <meta name="robots" content="noindex">
 <title>No such page &#8212; {title}</title>
 <style>
-:root {{ color-scheme: light dark; }}
+:root {{ color-scheme: light dark; background: Canvas; }}
 body {{ font: 1.1rem/1.6 sans-serif; max-width: 34rem; margin: 15vh auto; }}
 </style>
 </head>
 <body>
+<main>
 <h1>No such page</h1>
 <p>The book has no page of this address; it may have got another name.</p>
 <p><a href="{address}book/index.html">The first page</a>,
 <a href="{address}search.html">search</a></p>
+</main>
 </body>
 </html>
 """

@@ -12,9 +12,7 @@ from docutils import nodes
 from sphinx import addnodes
 from sphinx.application import Sphinx
 from sphinx.environment import BuildEnvironment
-from sphinx.util import logging
 
-LOGGER = logging.getLogger(__name__)
 NOTATION = "book/notation"
 
 
@@ -54,13 +52,6 @@ def add_words(app: Sphinx, doctree: nodes.document, page: str) -> None:
             doctree += entries([word], place[1])
 
 
-def check_words(app: Sphinx, env: BuildEnvironment) -> None:
-    """Warn of a word that leads nowhere."""
-    for word, label in app.config.search_words.items():
-        if place_of(env, label) is None:
-            LOGGER.warning("search_words: %r leads to %r, no label", word, label)
-
-
 def add_script(
     app: Sphinx, page: str, template: str, context: dict[str, Any], doctree: Any
 ) -> None:
@@ -74,6 +65,5 @@ def setup(app: Sphinx) -> dict[str, Any]:
     app.add_config_value("search_words", {}, "env", dict)
     app.connect("doctree-read", mark_rows)
     app.connect("doctree-resolved", add_words)
-    app.connect("env-check-consistency", check_words)
     app.connect("html-page-context", add_script)
     return {"parallel_read_safe": True, "parallel_write_safe": True}
