@@ -273,7 +273,7 @@ def figures(record: Record) -> dict[str, Figure]:
 
 
 def _draw_shift(record: Record, shown: measures.Looks) -> Figure:
-    """Medians over training, layer by layer; the first layer has nothing below it."""
+    """Medians over training, step 0 left out; the first layer has nothing below it."""
     from normbook.figures import band, legend_above, panels
 
     fig, axes = panels(3)
@@ -286,7 +286,7 @@ def _draw_shift(record: Record, shown: measures.Looks) -> Figure:
         shifts = (inputs, l2 / np.where(norm > 0, norm, np.nan), cosine)
         for ax, shift in zip(axes, shifts, strict=True):
             layers = np.arange(2, shift.shape[2] + 1)
-            middle = np.nanmedian(shift[..., 1:], axis=1)
+            middle = np.nanmedian(shift[:, 1:, 1:], axis=1)
             band(ax, layers, middle, kind=kind, label=label)
             ax.set(xlabel="layer", xticks=layers[::2])
     for ax, name in zip(axes, SHIFTS, strict=True):
