@@ -68,8 +68,13 @@ def test_few_steps_with_gain_1_are_those_of_the_formulas(
     norm: Any, examples: int, features: int, units: int, calls: list[int]
 ) -> None:
     layer = make(features, units, norm=norm)
+    formulas = copy.deepcopy(layer)
+    formulas.native = False
+    x = draw(7, examples, features)
     hx = draw(1, examples, units, seed=8), draw(1, examples, units, seed=9)
-    assert max(errors(layer, draw(7, examples, features), hx)) <= 1.3e-5
+    found, rounding = errors(layer, x, hx), errors(formulas, x, hx)
+    # Behind hats of two units a gradient cancels: the formulas are off by 2e-5 there.
+    assert all(a <= max(1.3e-5, 3 * b) for a, b in zip(found, rounding, strict=True))
     assert len(calls) == 2  # forward and backward
 
 
