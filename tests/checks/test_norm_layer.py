@@ -320,6 +320,13 @@ def test_bad_input_is_refused_with_rule_and_cure(
         check_norm_layer(layer, **arguments)
 
 
+@pytest.mark.parametrize("seed", [0, 20, 26, 28])
+def test_dropout_is_no_activation_even_where_two_draws_are_alike(seed: int) -> None:
+    torch.manual_seed(seed)  # with these the first four of eight masks are
+    with pytest.raises(ValueError, match="is random; take dropout"):
+        check_norm_layer(nn.Sequential(nn.LayerNorm(8), nn.Dropout(0.5)))
+
+
 @pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")
 @pytest.mark.parametrize(
     ("make", "message"),

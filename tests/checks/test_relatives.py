@@ -203,6 +203,123 @@ def test_what_is_no_norm_is_told_with_its_properties(
     assert seen in report.others[name]
 
 
+class FilterResponseNorm(Named):
+    """Singh and Krishnan (2020), with its threshold; the right one and wrong ones."""
+
+    def __init__(self, of: str = "square", *, has_threshold: bool = True) -> None:
+        super().__init__()
+        self.tau, self.of = nn.Parameter(torch.zeros(6)), of
+        self.has_threshold = has_threshold
+
+    def forward(self, x: Tensor) -> Tensor:
+        wide = x.float() if x.dtype.itemsize == 2 else x
+        size = {
+            "square": wide.square().mean((2, 3), keepdim=True),
+            "deviation": wide.var((2, 3), keepdim=True),
+            "batch": wide.square().mean((0, 2, 3), keepdim=True),
+        }[self.of]
+        scaled = (wide * torch.rsqrt(size + 1e-6)).to(x.dtype)
+        gain, bias, tau = (p[:, None, None] for p in (self.weight, self.bias, self.tau))
+        return torch.maximum(gain * scaled + bias, tau)
+
+
+class GlobalResponseNorm(nn.Module):
+    """Woo et al. (2023), channels last, gain and bias from 0; right and wrong."""
+
+    def __init__(self, wrong: str = "") -> None:
+        super().__init__()
+        self.wrong = wrong
+        self.gamma, self.beta = (nn.Parameter(torch.zeros(6)) for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        wide = x.float() if x.dtype.itemsize == 2 else x
+        order = 1 if self.wrong == "order" else 2
+        size = torch.linalg.vector_norm(wide, order, dim=(1, 2), keepdim=True)
+        over = 0 if self.wrong == "axis" else -1
+        share = (size / (size.mean(over, keepdim=True) + 1e-6)).to(x.dtype)
+        y: Tensor = self.gamma * (x * share) + self.beta + x
+        return y
+
+
+class PairNorm(nn.Module):
+    def __init__(self, *, by_each: bool, is_centred: bool = True) -> None:
+        super().__init__()
+        self.by_each, self.is_centred = by_each, is_centred
+
+    def forward(self, x: Tensor) -> Tensor:
+        wide = x.float() if x.dtype.itemsize == 2 else x
+        wide = wide - wide.mean(0) if self.is_centred else wide
+        square = wide.square().sum(-1, keepdim=True)
+        square = square if self.by_each else square.mean()
+        return (wide * torch.rsqrt(square + 1e-6)).to(x.dtype)
+
+
+class MeanSubtractionNorm(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x - x.mean(0)
+
+
+class DyTSoftsign(Named):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.weight * F.softsign(0.5 * x) + self.bias
+
+
+class Evonorm(Named):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.weight * x * torch.sigmoid(x) + self.bias
+
+
+FORMULA = "it computes the formula of its name"
+
+
+@pytest.mark.parametrize(
+    ("layer", "shape", "name"),
+    [
+        (DynamicTanh(), (8, 5, 6), "Dynamic Tanh"),
+        (FilterResponseNorm(), (4, 6, 5, 3), "FRN"),
+        (FilterResponseNorm(has_threshold=False), (4, 6, 5, 3), "FRN"),
+        (GRN(), (8, 5, 6), "GRN"),
+        (GlobalResponseNorm(), (4, 5, 3, 6), "GRN"),
+        (PairNorm(by_each=True), (9, 6), "pair norm"),
+        (PairNorm(by_each=False), (9, 6), "pair norm"),
+        (MeanSubtractionNorm(), (9, 6), "mean subtraction"),
+        (FrozenBatchNorm2d(), (4, 6, 5, 3), "frozen batch norm"),
+    ],
+)
+def test_a_relative_computes_the_formula_of_its_name(
+    layer: nn.Module, shape: tuple[int, ...], name: str
+) -> None:
+    report = check(layer, shape)
+    assert report.kind.startswith(f"{name} of (N, ")
+    assert (report.failed, [*report.others]) == ((), [name]), report
+    assert FORMULA not in report.untested
+
+
+@pytest.mark.parametrize(
+    ("layer", "shape"),
+    [
+        (DyTSoftsign(), (8, 5, 6)),
+        (FilterResponseNorm("deviation"), (4, 6, 5, 3)),
+        (FilterResponseNorm("batch"), (4, 6, 5, 3)),
+        (GlobalResponseNorm("order"), (4, 5, 3, 6)),
+        (GlobalResponseNorm("axis"), (4, 5, 3, 6)),
+        (PairNorm(by_each=False, is_centred=False), (9, 6)),
+    ],
+)
+def test_a_relative_that_computes_something_else_is_wrong(
+    layer: nn.Module, shape: tuple[int, ...]
+) -> None:
+    report = check(layer, shape)
+    assert FORMULA in report.failed, report
+    assert "of each channel the formula is off by" in " ".join(str(report).split())
+
+
+def test_a_relative_without_a_known_formula_is_not_tested_for_it() -> None:
+    report = check(Evonorm(), (8, 6))
+    assert report.failed == ()
+    assert "no formula of EvoNorm is known here" in report.untested[FORMULA]
+
+
 class Conditional(nn.Module):
     """Gain and bias come from a condition, by a Linear inside."""
 

@@ -10,7 +10,6 @@ import torch
 from torch import nn
 from torch.nn.modules.lazy import LazyModuleMixin
 
-import normbook.checks.recognition as recognition
 from normbook.arrays import check_eps
 from normbook.checks.calls import Way, called
 from normbook.checks.claim import Fault, claim
@@ -26,6 +25,7 @@ from normbook.checks.output_claims import (
     strides,
 )
 from normbook.checks.recurrent import REDUNDANT, recurrent_findings
+from normbook.checks.relatives import Relative, formula_of, relative_of
 from normbook.checks.report import Finding, Report
 from normbook.checks.state_claims import STATE_CLAIMS, copies, follows, in_evaluation
 from normbook.checks.subject import Subject
@@ -118,23 +118,36 @@ def check_norm_layer(
 def _report_on(
     layer: nn.Module, shape: tuple[int, ...] | None, kind: str | None, eps: float | None
 ) -> Report:
-    """Report on a layer; what is no norm of a known kind may be a known relative."""
+    """Report on a layer: a relative whose formula holds, a norm, or a relative."""
+    relative = relative_of(layer) if kind is None else None
+    as_relative = _report_on_relative(layer, shape, eps, relative)
+    if as_relative is not None and as_relative.findings[0].passed:
+        return as_relative
     try:
         return _report(Subject(layer, shape, kind, eps))
     except ValueError:
-        relative = recognition.relative_of(layer)
-        if kind is not None or relative is None:
+        if as_relative is None:
             raise
-        try:
-            subject = Subject(layer, shape, None, eps, relative)
-        except ValueError:
-            subject = None
-        if subject is None:
-            raise
+    return as_relative
+
+
+def _report_on_relative(
+    layer: nn.Module,
+    shape: tuple[int, ...] | None,
+    eps: float | None,
+    relative: Relative | None,
+) -> Report | None:
+    if relative is None:
+        return None
+    try:
+        told = relative.name, relative.text
+        subject = Subject(layer, shape, None, eps, told)
+    except ValueError:
+        return None
     sizes = ", ".join(["N", *map(str, subject.shape[1:])])
     tests = (dtype_is_kept, half_precisions, strides, input_is_kept, copies, as_named)
-    findings = tuple(test(subject) for test in tests)
-    return Report(f"{relative[0]} of ({sizes})", findings)
+    findings = tuple(test(subject) for test in (formula_of(relative), *tests))
+    return Report(f"{relative.name} of ({sizes})", findings)
 
 
 def _report(subject: Subject) -> Report:

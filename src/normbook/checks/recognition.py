@@ -30,36 +30,6 @@ TORCH_KINDS: tuple[tuple[type[nn.Module], str], ...] = (
     (nn.RMSNorm, "rms"),
 )
 
-# What is no norm of a kind above, by the names of classes.
-RELATIVES: tuple[tuple[str, str, str], ...] = (
-    ("frozen batch norm", "frozen", "it evaluates by fixed statistics in every mode"),
-    ("Dynamic Tanh", "dynamictanh|^dyt", "gain tanh(alpha x) + bias, no statistics"),
-    (
-        "FRN",
-        "filterresponse|^frn",
-        "filter response norm: x over the root mean square of its positions, and a "
-        "threshold behind",
-    ),
-    ("EvoNorm", "evonorm", "an activation and a norm that were found by search"),
-    (
-        "GRN",
-        "globalresponse|^grn$",
-        "global response norm: each channel by its share of the size of all",
-    ),
-    (
-        "graph norm",
-        "pairnorm|meansub|messagenorm|msgnorm|groupnorm$|graph",
-        "a norm over the nodes of a graph",
-    ),
-    ("cumulative norm", "cumulative", "statistics of the steps so far"),
-    ("batch-channel norm", "batchchannel", "batch norm and then a norm by channels"),
-    (
-        "scale alone",
-        "simplenorm",
-        "x over the deviation from its mean, which is not subtracted",
-    ),
-)
-
 # Of one input: more would cost seconds.
 MOST_VALUES = 2**18
 
@@ -96,15 +66,6 @@ def kind_inside(layer: nn.Module) -> str | None:
     """Return the one kind of norm that a layer holds in it."""
     kinds = {kind_of(part) for part in layer.modules() if part is not layer} - {None}
     return kinds.pop() if len(kinds) == 1 else None
-
-
-def relative_of(layer: nn.Module) -> tuple[str, str] | None:
-    """Return name and description of a relative, by the names of the classes."""
-    for ancestor in type(layer).__mro__:
-        for name, pattern, text in RELATIVES:
-            if re.search(pattern, ancestor.__name__.lower()):
-                return name, text
-    return None
 
 
 def eps_of(layer: nn.Module, dtype: torch.dtype) -> float | None:

@@ -47,14 +47,21 @@ def draw(shape: tuple[int, ...], seed: int, scale: float = LARGE) -> Tensor:
 
 
 def _is_elementwise(part: nn.Module) -> bool:
-    """Return whether a part without parameters maps each number by itself."""
+    """Return whether a part without parameters maps each number by itself.
+
+    What draws, such as dropout, does not, even where two draws happen to be alike.
+    """
     if any(True for _ in tensors_of(part)) or isinstance(part, nn.Identity):
         return False
     x = torch.linspace(-3, 3, 8)
-    try:
-        y, some = part(x.clone()), part(x[::2].clone())
-    except Exception:  # noqa: BLE001 - it wants another input
-        return False
+    with torch.random.fork_rng(devices=[]):
+        before = torch.get_rng_state()
+        try:
+            y, some = part(x.clone()), part(x[::2].clone())
+        except Exception:  # noqa: BLE001 - it wants another input
+            return False
+        if not torch.get_rng_state().equal(before):
+            return False
     is_map = isinstance(y, Tensor) and y.shape == x.shape and not y.equal(x)
     return is_map and bool(torch.equal(y[::2], some))
 
@@ -350,10 +357,20 @@ class Subject:
         else:
             raise ValueError("the layer takes none of the likely shapes; pass shape.")
         self._compute_in_double_precision()
+        self._move_parameters()
         if self.is_random or not self.is_finite:
             raise ValueError("the layer must give the same for the same input.")
         name, text = relative
         self.relations.append(Relation(name, f"{text}. {self._properties()}"))
+
+    def _move_parameters(self) -> None:
+        """Leave no parameter at 0, where a gain hides all the rest, or at 1."""
+        generator = torch.Generator().manual_seed(0)
+        for parameter in self.layer.parameters():
+            order = torch.randperm(parameter.numel(), generator=generator)
+            steps = torch.linspace(0.2, 0.9, parameter.numel() + 1)[1:][order]
+            with torch.no_grad():
+                parameter.add_(steps.reshape(parameter.shape).to(parameter))
 
     def _properties(self) -> str:
         """Say in words which properties of the norms of the book it has."""

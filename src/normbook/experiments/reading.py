@@ -672,7 +672,7 @@ TUNED = lab.Experiment(
         }, (0, 1), "", "drawn texts of 2-4 sentences with a gap"),
         "cpu": lab.Scale({
             **TUNED_BABI, "dtype": "float64", "longest": 60, "embedding": 32,
-            "hidden": 64, "batch_size": 32, "steps": 8000, "average_over": 100,
+            "hidden": 64, "batch_size": 32, "steps": 5000, "average_over": 100,
             "test_every": 200, "others_every": 500,
             "tuning": _tuning(0.002, 0.006),
         }, (0, 1, 2), "babi",

@@ -42,7 +42,7 @@ shape of :math:`W_h` (where all columns are alike J is 0), never by its size. Wi
 of the sum :math:`\sigma` is that of p + q, and a small h finds q there; without a hat
 of p the gain is :math:`\|W_h\|`.
 
-What the scale ``cpu`` leaves open: one layer of at most 64 units and 250 to 1200
+What the scale ``cpu`` leaves open: one layer of at most 64 units and 250 to 600
 updates, so that a verdict is one on small networks and on how fast they learn; one seed
 for the tuning; and the scale of the first weights, which is the same for all.
 """
@@ -566,8 +566,8 @@ STROKES = lab.Experiment(
             "tuning": _tuning((0.01, 0.03), "per_step"),
         }, (0, 1), "", "synthetic lines of four characters, two cells"),
         "cpu": lab.Scale({
-            **PEN, "characters": 4, "repeats": 8, "length": 3.0, "cut": 200,
-            "hidden": 64, "steps": 1200, "average_over": 150, "test_every": 150,
+            **PEN, "characters": 4, "repeats": 8, "length": 3.0, "cut": 120,
+            "hidden": 64, "steps": 600, "average_over": 100, "test_every": 100,
             "sample_steps": 1,
         }, SEEDS, "omniglot-strokes", "four characters of Omniglot, 64 units"),
         "paper": lab.Scale({
