@@ -52,6 +52,8 @@ export async function open(browser, name, { width = 1440, height = 900, scheme =
 /** What axe-core finds, in a line each. Drawings of formulas are hidden from readers. */
 export async function barriers(page, rules) {
   await page.evaluate(axe.source);
+  // The theme fades the colours of buttons: what counts is where they arrive.
+  await page.evaluate(() => Promise.allSettled(document.getAnimations().map((fade) => fade.finished)));
   return page.evaluate(async (rules) => {
     const where = { include: [["html"]], exclude: [[".katex-html"]] };
     const settings = { resultTypes: ["violations"], ...(rules && { runOnly: rules }) };
