@@ -58,6 +58,7 @@ check: setup ## unit tests, doctests, built pages, and every stored output recom
 
 pages: book ## build the site and check its pages
 	$(BIN)/python -m pytest -q $(PAGES)
+	@tools/test_site.sh
 
 test-site: book ## build the site and try every page in a browser (Chromium, and node with npm)
 	@SITE_PAGES=all tools/test_site.sh

@@ -327,6 +327,7 @@ STEPS = [
     "build .",
     "-m pytest -q --nbval",
     "-m pytest -q tests/test_pages.py",
+    "tests in a browser",
 ]
 
 
@@ -343,6 +344,8 @@ def commands(tmp_path: Path) -> Callable[[str, str], tuple[int, str, str]]:
         stub.parent.mkdir(parents=True, exist_ok=True)
         stub.write_text(STUB, encoding="utf-8")
         stub.chmod(0o755)
+    browser = STUB.replace('"$*"', '"tests in a browser"')
+    (folder / "tools/test_site.sh").write_text(browser, encoding="utf-8")
     summed = "cat requirements.txt constraints.txt pyproject.toml | cksum"
     key = run(["bash", "-c", f'echo "pinned in $PWD: $({summed})"'], folder)[1]
     (folder / ".venv/.installed").write_text(key, encoding="utf-8")
