@@ -153,6 +153,16 @@ for (const [typed, address] of Object.entries(SEARCHES))
       assert.ok(found.slice(0, 5).some((href) => href.includes(address)), found.slice(0, 5).join("\n"));
     }));
 
+test("what one types in a search stands beside the sign of it", () =>
+  on("search.html?q=BN", { width: 390 }, async (page) => {
+    const [sign, letters] = await page.locator(".bd-search-container form.bd-search").evaluate((form) => {
+      const input = form.querySelector("input");
+      const begin = input.getBoundingClientRect().left + parseFloat(getComputedStyle(input).paddingLeft);
+      return [form.querySelector("i").getBoundingClientRect().right, begin];
+    });
+    assert.ok(sign < letters, `${sign} ${letters}`);
+  }));
+
 test("a result names the section and shows no source of a formula", () =>
   on("search.html?q=projection+orthogonal", {}, async (page) => {
     await page.waitForFunction(() => document.querySelectorAll("#search-results p.context").length > 3);
