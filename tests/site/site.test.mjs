@@ -79,6 +79,49 @@ test("code is folded, one click opens all, and other pages remember it", () =>
     assert.equal(await open(), 0);
   }));
 
+/** Wait until an element is seen, in the upper half of the window. */
+const isRead = async (page, id) => {
+  await page.locator(`#${id}`).waitFor({ state: "visible", timeout: 5000 });
+  await page.waitForFunction((id) => {
+    const { top } = document.getElementById(id).getBoundingClientRect();
+    return top >= 0 && top < innerHeight / 2;
+  }, id, { timeout: 5000 });
+};
+const still = { reducedMotion: "reduce" }; // a page glides to a target otherwise
+
+test("a link opens the solution that it leads to: from elsewhere, on the page, once more", () =>
+  on("book/handwriting.html#sol-hw-factor", still, async (page) => {
+    const inside = (id) => page.locator(`#${id} > section > p`).first();
+    await inside("sol-hw-factor").waitFor({ timeout: 5000 });
+    assert.equal(await page.locator(".solution.toggle-hidden").count(), 2); // the others
+    await page.locator("#sol-hw-factor .toggle-button").click();
+    await inside("sol-hw-factor").waitFor({ state: "hidden" });
+    await page.evaluate(() => {
+      for (const id of ["sol-hw-factor", "sol-hw-bias"])
+        document.querySelector("article h1").insertAdjacentHTML("afterend", `<a href="#${id}">to ${id}</a> `);
+    });
+    for (const id of ["sol-hw-factor", "sol-hw-bias"]) {
+      await page.getByText(`to ${id}`).click();
+      await inside(id).waitFor({ timeout: 5000 });
+      await isRead(page, id);
+    }
+  }));
+
+test("a link opens the box around its target: a dropdown, a solution", () =>
+  on("book/internal_covariate_shift.html", still, async (page) => {
+    const id = "equation-eq-ics-two-levels";
+    assert.equal(await page.locator(`#${id}`).isVisible(), false);
+    await page.evaluate((id) => {
+      history.replaceState(null, "", `#${id}`); // browsers of today open it, but not for this
+      dispatchEvent(new HashChangeEvent("hashchange"));
+    }, id);
+    await isRead(page, id);
+    const code = page.locator(".solution.toggle-hidden pre[id]").first();
+    const inner = await code.getAttribute("id");
+    await page.evaluate((id) => (location.hash = id), inner);
+    await isRead(page, inner);
+  }));
+
 test("a button copies the code of a cell", () =>
   on("book/batch_norm.html", {}, async (page) => {
     await page.evaluate(() => {
@@ -109,6 +152,16 @@ for (const [typed, address] of Object.entries(SEARCHES))
       const found = await page.locator("#search-results li > a:first-of-type").evaluateAll((all) => all.map((a) => a.href));
       assert.ok(found.slice(0, 5).some((href) => href.includes(address)), found.slice(0, 5).join("\n"));
     }));
+
+test("what one types in a search stands beside the sign of it", () =>
+  on("search.html?q=BN", { width: 390 }, async (page) => {
+    const [sign, letters] = await page.locator(".bd-search-container form.bd-search").evaluate((form) => {
+      const input = form.querySelector("input");
+      const begin = input.getBoundingClientRect().left + parseFloat(getComputedStyle(input).paddingLeft);
+      return [form.querySelector("i").getBoundingClientRect().right, begin];
+    });
+    assert.ok(sign < letters, `${sign} ${letters}`);
+  }));
 
 test("a result names the section and shows no source of a formula", () =>
   on("search.html?q=projection+orthogonal", {}, async (page) => {
