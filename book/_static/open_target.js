@@ -17,3 +17,9 @@ addEventListener("hashchange", openTarget);
 addEventListener("click", (event) => {
   if (event.target.closest("a")?.href === location.href && location.hash) openTarget();
 });
+// A link in the title of a box leads on; sphinx-togglebutton would take it for the title.
+addEventListener(
+  "click",
+  (event) => event.target.closest(".admonition-title a") && event.stopPropagation(),
+  true,
+);

@@ -122,6 +122,14 @@ test("a link opens the box around its target: a dropdown, a solution", () =>
     await isRead(page, inner);
   }));
 
+test("a link in the title of a solution leads to its exercise, and the box stays", () =>
+  on("book/handwriting.html", still, async (page) => {
+    const title = page.locator("#sol-hw-factor > .admonition-title");
+    await title.locator("a").click();
+    await isRead(page, "ex-hw-factor");
+    assert.equal(await page.locator("#sol-hw-factor.toggle-hidden").count(), 1);
+  }));
+
 test("a button copies the code of a cell", () =>
   on("book/batch_norm.html", {}, async (page) => {
     await page.evaluate(() => {
