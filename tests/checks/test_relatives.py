@@ -98,6 +98,22 @@ class Heads(Weighted):
         return self.weight * rms(x)
 
 
+class GlobalLayerNorm(nn.Module):
+    """That of Conv-TasNet (Luo and Mesgarani 2019): a gain for each channel."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gamma = nn.Parameter(torch.ones(6, 1))
+        self.beta = nn.Parameter(torch.zeros(6, 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        wide = x.float() if x.dtype.itemsize == 2 else x
+        centred = wide - wide.mean((1, 2), keepdim=True)
+        var = centred.square().mean((1, 2), keepdim=True)
+        x_hat: Tensor = (centred * torch.rsqrt(var + 1e-8)).to(x.dtype)
+        return self.gamma * x_hat + self.beta
+
+
 class NormAct(nn.BatchNorm2d):
     def __init__(self, channels: int) -> None:
         super().__init__(channels)
@@ -160,6 +176,12 @@ def test_layer_norm_in_groups_at_each_position_is_told() -> None:
     report = check(GroupsCentred(), (8, 5, 12))
     assert (report.failed, [*report.others]) == ((), ["groups"])
     assert report.kind == "layer norm in 3 groups of (N, 5, 12)"
+
+
+def test_the_global_layer_norm_of_speech_is_told() -> None:
+    report = check(GlobalLayerNorm(), (4, 6, 9))
+    assert (report.failed, [*report.others]) == ((), ["group norm"]), report
+    assert "says layer norm, and computes group norm" in report.others["group norm"]
 
 
 class Named(nn.Module):

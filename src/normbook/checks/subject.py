@@ -91,6 +91,7 @@ class Subject:
     """
 
     copy_error: Exception | None = None  # what copy.deepcopy raised
+    definition: Definition
     # Gain and bias as the tests set them, spread over an input; 1 and 0 where the layer
     # has none; None where it has others than those of a known name.
     as_set: tuple[Tensor, Tensor] | None
@@ -132,7 +133,9 @@ class Subject:
         self._compute_in_double_precision()
         self._check_that_it_normalizes()
         self.set_affine(seed=0)
-        if not (self._fits() or self.is_random):  # gains alike may hide where they act
+        # Gains alike may hide where they act, and more gains than there are fit, too.
+        is_explained = self._fits() and self._holds_as_many(self.definition)
+        if not (is_explained or self.is_random):
             self._find_relation(self.kind)
         if torch.equal(self.output(self.draw(0)), self.output(self.draw(1))):
             raise ValueError(
@@ -478,7 +481,8 @@ class Subject:
         before = self.layer
         for layer, removed in self._without_activations():
             self.layer, names = layer, removed
-            if said and self._fits():
+            is_held = names or self._holds_as_many(self.definition)
+            if said and is_held and self._fits():
                 break
             if not self.is_kind_given and self._find_relative(said):
                 break
