@@ -567,7 +567,7 @@ STROKES = lab.Experiment(
         }, (0, 1), "", "synthetic lines of four characters, two cells"),
         "cpu": lab.Scale({
             **PEN, "characters": 4, "repeats": 8, "length": 3.0, "cut": 120,
-            "hidden": 64, "steps": 600, "average_over": 100, "test_every": 100,
+            "hidden": 64, "steps": 400, "average_over": 100, "test_every": 100,
             "sample_steps": 1,
         }, SEEDS, "omniglot-strokes", "four characters of Omniglot, 64 units"),
         "paper": lab.Scale({
