@@ -75,10 +75,10 @@ data: setup ## download data sets (51 MB; DATA=all: 230 MB) and run the tests th
 	$(BIN)/python -m pytest -q -rs -n 2 --dist loadfile tests/data tests/experiments/test_records.py
 
 # A framework that cannot be imported is an error; the tests alone would be skipped.
-elsewhere: ## compare the converters with Keras, TensorFlow, Flax and ONNX, in an environment of their own
+elsewhere: ## compare the converters with Keras, TensorFlow, Flax, ONNX and language models, in an environment of their own
 	$(PYTHON) -m venv $(VENV)-elsewhere
 	$(VENV)-elsewhere/bin/python -m pip --disable-pip-version-check install -q -r tests/elsewhere.txt
-	$(ELSEWHERE) -c 'import flax.linen, flax.nnx, jax, keras, onnx.reference, onnxruntime, tensorflow, tf_keras'
+	$(ELSEWHERE) -c 'import flax.linen, flax.nnx, jax, keras, onnx.reference, onnxruntime, tensorflow, tf_keras, torch, transformers'
 	$(ELSEWHERE) -m pytest -q -rs --noconftest -c /dev/null -p no:cacheprovider tests/test_conventions_elsewhere.py
 
 # Interpreted, then compiled: a kernel is one or the other from its import on.

@@ -1,4 +1,4 @@
-"""Converters of batch norm and LSTM weights, by running both sides.
+"""Converters of batch norm, LSTMs and language models, by running both sides.
 
 Frameworks that are not installed here stand as their published equations: the cells
 below. ``test_conventions_elsewhere.py`` runs the frameworks themselves.
@@ -22,12 +22,15 @@ from normbook.batch_norm import batch_norm_inference
 from normbook.conventions import (
     BATCH_NORM,
     LSTM,
+    MODEL_NORM,
     NORMALIZED_LSTM,
     BatchNormState,
     batch_norm_from_convention,
     batch_norm_to_convention,
     lstm_from_convention,
     lstm_to_convention,
+    norm_gain_from_convention,
+    norm_gain_to_convention,
     normalized_lstm_from_convention,
 )
 from normbook.layer_norm_lstm import (
@@ -684,3 +687,36 @@ def test_normalized_weights_of_a_bad_form_are_refused(
     given = variables(framework if framework in SHAPES else "haste") | changes
     with pytest.raises(ValueError, match=message):
         normalized_lstm_from_convention(framework, given)
+
+
+# --- norms of language models
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
+@pytest.mark.parametrize("model", [m for m, row in MODEL_NORM.items() if row.has_gain])
+def test_a_gain_survives_the_way_there_and_back(model: str, dtype: type) -> None:
+    stored: Any = drawn(C).astype(dtype)
+    gain = norm_gain_from_convention(model, stored)
+    np.testing.assert_allclose(gain - stored, MODEL_NORM[model].offset, atol=1e-6)
+    back: Any = norm_gain_to_convention(model, gain).astype(dtype)
+    np.testing.assert_allclose(back, stored, rtol=1e-6, atol=1e-7)
+    assert gain.dtype == dtype or (dtype == np.float16 and MODEL_NORM[model].offset)
+    assert not np.shares_memory(gain, stored)
+
+
+def test_a_small_weight_of_half_precision_is_not_lost_beside_the_one() -> None:
+    stored = np.full(C, 1e-4, np.float16)
+    assert np.all(1 + stored == 1)  # in float16
+    assert np.all(norm_gain_from_convention("gemma", stored) > 1)
+
+
+@pytest.mark.parametrize("move", [norm_gain_from_convention, norm_gain_to_convention])
+def test_a_bad_gain_of_a_language_model_is_refused(move: Callable[..., Any]) -> None:
+    with pytest.raises(ValueError, match=r"model must be one of llama, .*got 'lama'"):
+        move("lama", np.ones(C))
+    with pytest.raises(ValueError, match="got 'olmo', which has none; leave the gain"):
+        move("olmo", np.ones(C))
+    with pytest.raises(TypeError, match=r"bfloat16 \.float\(\) as well"):
+        move("gemma", torch.ones(C, dtype=torch.bfloat16))
+    with pytest.raises(TypeError, match="got dtype int64"):
+        move("gemma", np.arange(C))

@@ -13,6 +13,7 @@ conventions*.
 
 from __future__ import annotations
 
+import importlib
 import itertools
 import os
 from collections.abc import Callable
@@ -25,13 +26,16 @@ from numpy.typing import NDArray
 from normbook.batch_norm import batch_norm, batch_norm_inference
 from normbook.conventions import (
     BATCH_NORM,
+    MODEL_NORM,
     BatchNormState,
     batch_norm_from_convention,
     batch_norm_to_convention,
     lstm_from_convention,
     lstm_to_convention,
+    norm_gain_from_convention,
+    norm_gain_to_convention,
 )
-from normbook.layer_norm import layer_norm
+from normbook.layer_norm import layer_norm, rms_norm
 from normbook.lstm import LSTMParameters, lstm
 from normbook.running_statistics import RunningStatistics
 
@@ -543,3 +547,141 @@ def test_of_all_orders_onnxruntime_agrees_with_one(onnx: Any) -> None:
         (h,) = run(onnx, "onnxruntime", "LSTM", {"X": X} | moved, 1, hidden_size=H)
         found += [order] if np.abs(h[:, 0] - own).max() < RTOL else []
     assert found == [(0, 1, 2, 3)]
+
+
+# --- language models: the package transformers, on torch
+
+WIDE = 64
+
+
+@pytest.fixture
+def torch() -> Any:
+    installed("transformers")
+    return installed("torch")
+
+
+every_model = pytest.mark.parametrize("model", MODEL_NORM)
+
+
+def model_norm(model: str, dtype: Any) -> Any:
+    """Build the norm of a family of models, with a gain and a bias that show."""
+    from torch import nn
+
+    module, _, name = MODEL_NORM[model].layer.partition(".")
+    code = importlib.import_module(f"transformers.models.{module}.modeling_{module}")
+    eps: dict[str, Any] = {} if model == "olmo" else {"eps": MODEL_NORM[model].eps}
+    # GPT-NeoX has the layer of torch.
+    build = nn.LayerNorm if name == "nn.LayerNorm" else getattr(code, name)
+    layer = build(WIDE, **eps).to(dtype)
+    start = {k: drawn(WIDE, seed=len(k)) / 4 for k, _ in layer.named_parameters()}
+    for key, values in start.items():
+        gain = key == "weight" and not MODEL_NORM[model].offset
+        parameter = layer.get_parameter(key)
+        parameter.data.copy_(parameter.new_tensor(values) + (1.0 if gain else 0.0))
+    return layer
+
+
+def rows(torch: Any) -> Any:
+    """Return rows of many sizes, some so small that epsilon shows."""
+    sizes = torch.logspace(-4, 2, 50).unsqueeze(1)
+    return sizes * torch.tensor(drawn(50, WIDE, seed=3) + 0.5)
+
+
+@every_model
+def test_the_norm_of_a_language_model_is_the_book_s(model: str, torch: Any) -> None:
+    row, layer = MODEL_NORM[model], model_norm(model, torch.float32)
+    x = rows(torch)
+    stored = {k: v.detach().numpy() for k, v in layer.named_parameters()}
+    assert ("weight" in stored, "bias" in stored) == (row.has_gain, row.has_bias)
+    gain = norm_gain_from_convention(model, stored["weight"]) if row.has_gain else None
+    function = layer_norm if row.is_centred else rms_norm
+    given = {"beta": stored["bias"]} if row.has_bias else {}
+    own = function(x.numpy(), gain, eps=row.eps, **given)
+    assert_equal(layer(x).detach(), own)
+    if row.has_gain:
+        back = norm_gain_to_convention(model, gain)
+        np.testing.assert_allclose(back, stored["weight"], rtol=1e-6, atol=1e-7)
+    for other in (10 * row.eps, row.eps / 10):  # epsilon would be seen
+        moved = np.abs(function(x.numpy(), gain, eps=other, **given) - own)
+        assert moved.max() > 10 * RTOL * np.abs(own).max()
+
+
+@every_model
+def test_a_new_layer_has_a_gain_of_one(model: str, torch: Any) -> None:
+    module, _, name = MODEL_NORM[model].layer.partition(".")
+    code = importlib.import_module(f"transformers.models.{module}.modeling_{module}")
+    if name == "nn.LayerNorm" or not MODEL_NORM[model].has_gain:
+        return
+    stored = getattr(code, name)(WIDE).weight.detach().numpy()
+    if model == "nemotron":  # its models fill the weight later
+        stored = stored - 1
+    np.testing.assert_array_equal(norm_gain_from_convention(model, stored), 1)
+
+
+@every_model
+def test_the_configuration_begins_with_the_eps_of_the_table(
+    model: str, torch: Any
+) -> None:
+    configs = installed("transformers").CONFIG_MAPPING
+    names = [model, f"{model}_text"]
+    (name,) = [n for n in names if n in configs][-1:]
+    config = configs[name]()
+    keys = ("rms_norm_eps", "layer_norm_epsilon", "layer_norm_eps", "norm_eps")
+    found = {getattr(config, key) for key in keys if hasattr(config, key)}
+    assert found == ({MODEL_NORM[model].eps} if model != "olmo" else set())
+
+
+def in_order(torch: Any, model: str, layer: Any, x: Any, rounds: str) -> Any:
+    """Compute the norm in float32, rounded where a row of the table says."""
+    row = MODEL_NORM[model]
+    parameters = dict(layer.named_parameters())
+    gain, bias = parameters.get("weight"), parameters.get("bias")
+    wide = x.float()
+    if row.is_centred:
+        wide = wide - wide.mean(-1, keepdim=True)
+    y = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + row.eps)
+    if gain is not None:
+        if row.offset:  # Nemotron adds the 1 in the dtype of its weight
+            gain = gain if model == "nemotron" else gain.float()
+            gain = gain + row.offset
+        if rounds == "before":
+            y = y.to(x.dtype)
+        if rounds == "weight":
+            y = y.to(gain.dtype)
+        y = y * gain if rounds != "after" else y * gain.float()
+    if bias is not None:
+        y = y + bias.float()
+    return y.to(x.dtype) if rounds == "after" else y
+
+
+# They call layer_norm of torch, which sums in another order, and wants one dtype.
+BY_A_KERNEL = ("nemotron", "gpt_neox", "olmo")
+
+
+@every_model
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_a_language_model_rounds_where_the_table_says(
+    model: str, dtype: str, torch: Any
+) -> None:
+    row, half = MODEL_NORM[model], getattr(torch, dtype)
+    layer, x = model_norm(model, half), rows(torch).to(half)
+    y = layer(x)
+    own = in_order(torch, model, layer, x, row.rounds)
+    assert y.dtype == own.dtype == half
+    if model in BY_A_KERNEL:  # one number in a hundred lies on the other side
+        assert (y != own).float().mean() < 0.01
+    else:
+        assert torch.equal(y, own)
+    if row.has_gain:
+        order = "before" if row.rounds == "after" else "after"
+        other = in_order(torch, model, layer, x, order).to(half)
+        assert (y != other).float().mean() > 0.1
+
+
+@pytest.mark.parametrize("model", [m for m in MODEL_NORM if m not in BY_A_KERNEL])
+def test_under_a_float32_weight_the_output_has_the_dtype_of_the_table(
+    model: str, torch: Any
+) -> None:
+    y = model_norm(model, torch.float32)(rows(torch).bfloat16())
+    is_after = MODEL_NORM[model].rounds == "after"
+    assert y.dtype == (torch.bfloat16 if is_after else torch.float32)

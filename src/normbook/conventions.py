@@ -1,10 +1,11 @@
-r"""Conventions of other frameworks: batch norm and LSTM weights, read and written.
+r"""Conventions of others: weights of batch norm, LSTMs and language models.
 
 The same layer is stored in many ways, and numbers in the wrong convention load without
 an error wherever the shapes fit. The tables ``BATCH_NORM``, ``LSTM`` and
 ``NORMALIZED_LSTM`` hold what differs, one row for each convention; `framework` is the
-key of one. ``..._from_convention`` turns what a framework stores into the form of this
-book, ``..._to_convention`` goes back.
+key of one. ``MODEL_NORM`` has a row for each family of language models.
+``..._from_convention`` turns what is stored into the form of this book,
+``..._to_convention`` goes back.
 
 `variables` maps the framework's names of one layer to anything that ``numpy.asarray``
 takes; a name with a slash stands for nested mappings: ``"ii/kernel"`` is
@@ -583,6 +584,106 @@ def _forget_bias(
     return float(forget_bias)
 
 
+# --- norms of language models
+
+
+class ModelNormConvention(NamedTuple):
+    """What a family of language models stores of a norm, and where it rounds.
+
+    Each computes in float32, whatever the dtype of its input, and rounds at one place:
+    "before" the gain, to the dtype of the input; "after" it, to the same; or before it
+    to the dtype of the weight ("weight"), float32 included. With "before" and a weight
+    of float32, and with "weight", the output has the dtype of the weight.
+    """
+
+    layer: str  # module and class in the package transformers
+    eps: float  # of its configuration; a checkpoint has its own
+    rounds: Literal["before", "after", "weight"] = "before"
+    offset: float = 0.0  # the gain is what is stored plus this
+    is_centred: bool = False  # layer norm: the mean is taken off; else RMS norm
+    has_gain: bool = True
+    has_bias: bool = False
+
+
+# fmt: off
+MODEL_NORM = {
+    "llama": ModelNormConvention("llama.LlamaRMSNorm", 1e-6),
+    "mistral": ModelNormConvention("mistral.MistralRMSNorm", 1e-6),
+    "mixtral": ModelNormConvention("mixtral.MixtralRMSNorm", 1e-5),
+    "qwen2": ModelNormConvention("qwen2.Qwen2RMSNorm", 1e-6),
+    "qwen3": ModelNormConvention("qwen3.Qwen3RMSNorm", 1e-6),
+    "deepseek_v3": ModelNormConvention("deepseek_v3.DeepseekV3RMSNorm", 1e-6),
+    "phi3": ModelNormConvention("phi3.Phi3RMSNorm", 1e-5),
+    "glm4": ModelNormConvention("glm4.Glm4RMSNorm", 1.5625e-7),
+    "mamba2": ModelNormConvention("mamba2.Mamba2RMSNorm", 1e-5),
+    "llama4": ModelNormConvention("llama4.Llama4TextRMSNorm", 1e-5),
+    "t5": ModelNormConvention("t5.T5LayerNorm", 1e-6, rounds="weight"),
+    "olmo2": ModelNormConvention("olmo2.Olmo2RMSNorm", 1e-5, rounds="after"),
+    "gpt_oss": ModelNormConvention("gpt_oss.GptOssRMSNorm", 1e-5, rounds="after"),
+    "gemma": ModelNormConvention("gemma.GemmaRMSNorm", 1e-6, "after", offset=1.0),
+    "gemma2": ModelNormConvention("gemma2.Gemma2RMSNorm", 1e-6, "after", offset=1.0),
+    "gemma3": ModelNormConvention("gemma3.Gemma3RMSNorm", 1e-6, "after", offset=1.0),
+    "gemma3n": ModelNormConvention("gemma3n.Gemma3nRMSNorm", 1e-6, "after"),
+    "gemma4": ModelNormConvention("gemma4.Gemma4RMSNorm", 1e-6, "after"),
+    "qwen3_next": ModelNormConvention(
+        "qwen3_next.Qwen3NextRMSNorm", 1e-6, "after", offset=1.0),
+    "nemotron": ModelNormConvention(
+        "nemotron.NemotronLayerNorm1P", 1e-5, "after", offset=1.0,
+        is_centred=True, has_bias=True),
+    "cohere": ModelNormConvention(
+        "cohere.CohereLayerNorm", 1e-5, "after", is_centred=True),
+    "olmo": ModelNormConvention(
+        "olmo.OlmoLayerNorm", 1e-5, "after", is_centred=True, has_gain=False),
+    "gpt_neox": ModelNormConvention(  # nn.LayerNorm itself
+        "gpt_neox.nn.LayerNorm", 1e-5, "after", is_centred=True, has_bias=True),
+}
+# fmt: on
+
+
+def norm_gain_from_convention(model: str, weight: Any) -> Floats:
+    """Read the gain of a norm of a language model: what is stored, or 1 more.
+
+    Of a float16 weight that lacks the 1 comes a float32 gain: near 1 the numbers of
+    float16 lie a thousand times as far apart as near 0.001. NumPy has no bfloat16:
+    pass ``weight.float()`` of such a tensor. An unknown model, or one whose norm has no
+    gain, is a ``ValueError``.
+
+    Examples
+    --------
+    >>> norm_gain_from_convention("gemma", np.array([-0.5, 0.25]))
+    array([0.5 , 1.25])
+    >>> norm_gain_from_convention("llama", np.array([0.5, 1.25]))
+    array([0.5 , 1.25])
+    """
+    return _moved_gain("weight", model, weight, +1)
+
+
+def norm_gain_to_convention(model: str, gain: Any) -> Floats:
+    """Write the gain of a norm as a language model stores it.
+
+    Arguments are those of :func:`norm_gain_from_convention`.
+
+    Examples
+    --------
+    >>> norm_gain_to_convention("gemma", np.array([0.5, 1.25]))
+    array([-0.5 ,  0.25])
+    """
+    return _moved_gain("gain", model, gain, -1)
+
+
+def _moved_gain(name: str, model: str, values: Any, sign: int) -> Floats:
+    row = _row(MODEL_NORM, model, "model")
+    if not row.has_gain:
+        raise ValueError(
+            f"model must be one whose norm has a gain, got {model!r}, which has none; "
+            "leave the gain out, or take one of ones."
+        )
+    array: Floats = _floats(name, values)
+    if row.offset and array.dtype.itemsize < 4:
+        array = array.astype(np.float32)
+    return np.asarray(array + sign * array.dtype.type(row.offset))
+
+
 # --- mappings and arrays
 
 _FORMS = {
@@ -598,10 +699,12 @@ _CURES = {
 }
 
 
-def _row(table: Mapping[str, Convention], framework: str) -> Convention:
+def _row(
+    table: Mapping[str, Convention], framework: str, name: str = "framework"
+) -> Convention:
     if not (isinstance(framework, str) and framework in table):
         raise ValueError(
-            f"framework must be one of {', '.join(table)}, got {framework!r}; for "
+            f"{name} must be one of {', '.join(table)}, got {framework!r}; for "
             "another one bring its variables into the form of one of these."
         )
     return table[framework]
