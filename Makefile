@@ -18,7 +18,7 @@ BIN := $(VENV)/bin
 ELSEWHERE = KERAS_BACKEND=jax TF_USE_LEGACY_KERAS=1 PYTHONPATH=src $(VENV)-elsewhere/bin/python
 TRITON = PYTHONPATH=src:tests/layers $(VENV)-triton/bin/python
 
-.PHONY: help setup book test quick lint types check pages test-site cpus pretend data elsewhere triton bare lab execute bench serve format coverage clean
+.PHONY: help setup book test quick lint types check pages test-site cpus pretend data elsewhere triton bare dist lab execute bench serve format coverage clean
 
 help: ## list these steps
 	@echo 'usage: make STEP, where STEP is one of'
@@ -96,6 +96,9 @@ bare: ## test the LSTM layers and their chapters without numba, in an environmen
 	$(VENV)-bare/bin/python -m pip --disable-pip-version-check uninstall -q -y numba llvmlite
 	! $(VENV)-bare/bin/python -c 'import numba' 2>/dev/null
 	$(VENV)-bare/bin/python -m pytest -q --nbval -n 3 --dist loadfile tests/layers tests/test_package.py tests/experiments/test_handwriting.py tests/experiments/test_reading.py src/normbook/layers $(LSTMS:%=book/%.ipynb)
+
+dist: ## build wheel and source archive, check them, and try them in an empty environment
+	@tools/dist.sh
 
 lab: setup ## open the notebooks in JupyterLab (ARGS=--allow-root in a container)
 	$(BIN)/python -m jupyter lab --notebook-dir=book $(ARGS)

@@ -6,8 +6,10 @@ import ast
 import importlib.util
 import inspect
 import pkgutil
+import re
 import subprocess
 import sys
+import tomllib
 from graphlib import TopologicalSorter
 from pathlib import Path
 
@@ -25,6 +27,7 @@ LIBRARY = [m for m in MODULES if m not in LEFT_OUT]
 # Lower layers never import higher ones.
 ORDER = [
     "errors",
+    "extra",
     "arguments",
     "atomic_file",
     "looks",
@@ -50,6 +53,7 @@ ORDER = [
     "layers",
     "diagnostics",
     "checks",
+    "pytest_plugin",
     "lab",
     "experiments",
     "doctor",
@@ -135,7 +139,7 @@ def test_errors_are_one_tree_and_each_has_a_builtin_type() -> None:
         for name, value in public(module)
         if inspect.isclass(value) and issubclass(value, Exception)
     }
-    usual = {AssertionError, RuntimeError, ValueError}
+    usual = {AssertionError, ModuleNotFoundError, RuntimeError, ValueError}
     outside = {
         name
         for name, mro in errors.items()
@@ -166,3 +170,140 @@ def test_experiments_are_listed_without_drawing() -> None:
 def test_names_in_all_exist(module: str) -> None:
     loaded = importlib.import_module(module)
     assert [n for n in getattr(loaded, "__all__", ()) if not hasattr(loaded, n)] == []
+
+
+# Run where no package of the extra `book` can be imported.
+WITHOUT_THE_BOOK = """
+import importlib.abc, sys
+
+class Nowhere(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in {blocked}:
+            raise ModuleNotFoundError(name, name=name.partition(".")[0])
+
+sys.meta_path.insert(0, Nowhere())
+"""
+
+
+def the_book() -> set[str]:
+    """What the modules of the extra `book` are called in an import."""
+    extras = tomllib.loads((ROOT.parents[1] / "pyproject.toml").read_text())["project"]
+    names = {
+        re.split("[>=<]", line)[0] for line in extras["optional-dependencies"]["book"]
+    }
+    assert "matplotlib" in names
+    return names - {"scikit-learn"} | {"sklearn"}
+
+
+def without_the_book(code: str) -> str:
+    program = WITHOUT_THE_BOOK.replace("{blocked}", repr(the_book())) + code
+    run = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False
+    )
+    assert run.returncode == 0, run.stderr
+    return run.stdout.strip()
+
+
+def test_formulas_layers_checks_and_folding_need_no_package_of_the_book() -> None:
+    needs = {"figures", "lab", "experiments"}
+    small = [m for m in LIBRARY if part(m) not in needs]
+    assert (
+        without_the_book(
+            f"""
+import importlib
+for module in {small}:
+    importlib.import_module(module)
+import torch
+from torch import nn
+from normbook.checks import audit, check_norm_layer
+from normbook.layers.folding import fold_batch_norm
+check_norm_layer(nn.BatchNorm1d(4), shape=(8, 4), quiet=True).raise_if_failed()
+model = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8))
+audit(model, torch.randn(32, 4), quiet=True)
+fold_batch_norm(model.eval())
+print("done")
+"""
+        )
+        == "done"
+    )
+
+
+@pytest.mark.parametrize(
+    ("code", "package"),
+    [
+        ("import normbook.figures", "matplotlib"),
+        ("import normbook.lab.record", "fastjsonschema"),
+        ("import normbook.lab.runner", "fastjsonschema"),
+        ("import normbook.lab.processes", "cloudpickle"),
+        ("from normbook.data import digits; digits.load()", "sklearn"),
+        ("from normbook.data import files; files.cache_folder()", "platformdirs"),
+    ],
+)
+def test_a_part_that_needs_the_book_says_what_to_install(
+    code: str, package: str
+) -> None:
+    told = without_the_book(
+        f"""
+from normbook.errors import MissingPackageError
+try:
+    exec({code!r})
+except MissingPackageError as error:
+    print(error)
+"""
+    )
+    assert f"needs the package {package}, " in told
+    assert told.endswith("pip install 'normbook[book]'")
+
+
+def test_a_command_that_needs_the_book_says_so_in_one_line() -> None:
+    told = without_the_book(
+        """
+import contextlib, io
+from normbook.__main__ import main
+with contextlib.redirect_stderr(io.StringIO()) as told:
+    code = main(["experiments"])
+print(code, told.getvalue())
+"""
+    )
+    assert told.startswith("1 normbook: this part of normbook needs the package ")
+    assert len(told.splitlines()) == 1
+
+
+# --- the plugin of pytest
+
+
+def test_the_fixture_of_the_plugin_fails_with_the_report_of_a_broken_layer(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "test_layers.py").write_text(
+        """
+import torch
+from torch import nn
+
+class Wrong(nn.LayerNorm):
+    def forward(self, x):
+        return (x - x.mean(-1, keepdim=True)) / x.std(-1, keepdim=True)
+
+def test_right(assert_norm_layer):
+    assert_norm_layer(nn.LayerNorm(8), shape=(4, 8))
+
+def test_wrong(assert_norm_layer):
+    assert_norm_layer(Wrong(8), shape=(4, 8))
+"""
+    )
+    run = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider",
+         "-c", "/dev/null", "--rootdir", tmp_path, tmp_path],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert "1 failed, 1 passed" in run.stdout
+    assert "FAILS" in run.stdout
+    assert "raise_if_failed" not in run.stdout  # the report, not the way to it
+
+
+def test_the_plugin_costs_pytest_no_torch() -> None:
+    code = "import normbook.pytest_plugin, sys; print('torch' in sys.modules)"
+    run = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
+    assert run.stdout.strip() == "False"

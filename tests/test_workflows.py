@@ -27,7 +27,13 @@ def jobs(workflow: Any) -> list[Any]:
 
 
 def test_there_are_workflows() -> None:
-    assert [path.stem for path in WORKFLOWS] == ["gpu", "publish", "test", "weekly"]
+    assert [path.stem for path in WORKFLOWS] == [
+        "gpu",
+        "publish",
+        "release",
+        "test",
+        "weekly",
+    ]
 
 
 def test_every_action_is_pinned_by_its_commit(workflow: Any) -> None:
@@ -39,7 +45,7 @@ def test_every_action_is_pinned_by_its_commit(workflow: Any) -> None:
     ]
     assert uses
     for action in uses:
-        assert re.fullmatch(r"actions/[\w-]+@[0-9a-f]{40}", action)
+        assert re.fullmatch(r"(actions|pypa)/[\w-]+@[0-9a-f]{40}", action)
 
 
 def test_nothing_is_permitted_but_by_the_job_that_needs_it(workflow: Any) -> None:
@@ -107,3 +113,15 @@ def test_the_weekly_job_has_all_frameworks_that_tests_ask_for() -> None:
     assert {name for name in missing if f"{name}." not in imported} == set()
     pinned = re.findall(r"^(\w+)==", (ROOT / "tests/elsewhere.txt").read_text(), re.M)
     assert {name.split(".")[0] for name in asked_for} <= set(pinned)
+
+
+def test_a_release_is_sent_only_if_the_owner_has_turned_it_on() -> None:
+    text = (ROOT / ".github/workflows/release.yml").read_text(encoding="utf-8")
+    release = yaml.safe_load(text)
+    assert release[True] == {"release": {"types": ["published"]}}
+    build, publish = release["jobs"]["build"], release["jobs"]["publish"]
+    assert build["if"] == "vars.PUBLISH_TO_PYPI == 'true'"
+    assert publish["needs"] == "build"
+    assert publish["permissions"] == {"id-token": "write"}
+    assert publish["environment"]["name"] == "pypi"
+    assert "secrets." not in text

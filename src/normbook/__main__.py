@@ -18,7 +18,13 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from normbook.errors import DataError, OtherProcessError, RecordError, RunError
+from normbook.errors import (
+    DataError,
+    MissingPackageError,
+    OtherProcessError,
+    RecordError,
+    RunError,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -55,7 +61,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 130
     except OtherProcessError:  # that one has said why
         return 1
-    except (DataError, RecordError, RunError) as error:
+    except (DataError, MissingPackageError, RecordError, RunError) as error:
         _tell(error)
         return 1
     except OSError as error:

@@ -140,7 +140,15 @@ def _metadata_requirements() -> dict[str, str]:
         lines = metadata.requires("normbook") or []
     except metadata.PackageNotFoundError:
         return {}
-    return _parse([line for line in lines if "extra ==" not in line])
+    return _parse([line for line in lines if _is_of_the_book(line)])
+
+
+def _is_of_the_book(line: str) -> bool:
+    """Whether a line of the metadata is of the package itself or its extra ``book``."""
+    return (
+        "extra ==" not in line
+        or re.search(r"extra == [\"']book[\"']", line) is not None
+    )
 
 
 def _lines_of(name: str) -> dict[str, str]:

@@ -30,6 +30,10 @@ class ProcessError(NormbookError, RuntimeError):
     """A process has raised, died, or not answered in time; the message says which."""
 
 
+class MissingPackageError(NormbookError, ModuleNotFoundError):
+    """A package that only the book needs is not installed; says which."""
+
+
 class RunError(NormbookError, RuntimeError):
     """A run cannot be started or continued; the message says why and the cure."""
 

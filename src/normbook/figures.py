@@ -15,21 +15,24 @@ from contextlib import contextmanager
 from importlib.resources import as_file, files
 from typing import Any, Literal
 
-import matplotlib.pyplot as plt
 import numpy as np
-from matplotlib.artist import Artist
-from matplotlib.axes import Axes
-from matplotlib.colors import ListedColormap
-from matplotlib.figure import Figure, SubFigure
-from matplotlib.legend_handler import HandlerTuple
-from matplotlib.lines import Line2D
-from matplotlib.patches import Patch, Rectangle
 from numpy.typing import ArrayLike
 
 from normbook.arguments import check_index
 from normbook.arrays import check_same_shape
+from normbook.extra import of_the_book
 from normbook.looks import STYLES as STYLES
 from normbook.looks import Kind
+
+with of_the_book():
+    import matplotlib.pyplot as plt
+    from matplotlib.artist import Artist
+    from matplotlib.axes import Axes
+    from matplotlib.colors import ListedColormap
+    from matplotlib.figure import Figure, SubFigure
+    from matplotlib.legend_handler import HandlerTuple
+    from matplotlib.lines import Line2D
+    from matplotlib.patches import Patch, Rectangle
 
 Scale = Literal["linear", "log"]
 Line = tuple[Kind, ArrayLike, ArrayLike]

@@ -86,6 +86,7 @@ class Report(NamedTuple):
 
     def raise_if_failed(self) -> None:
         """Raise an ``AssertionError`` that tells the report, unless it passed."""
+        __tracebackhide__ = True  # of pytest: the report, not the way to it
         if not self.passed:
             raise AssertionError(str(self))
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import numpy as np
 
 from normbook.data import Dataset, check_size
+from normbook.extra import of_the_book
 
 TEST_EXAMPLES = 360  # a fifth of 1 797; 1 437 are left to train on
 MAX_PIXEL = 16
@@ -34,8 +35,9 @@ def load(seed: int = 0) -> Dataset:
     """
     check_size("seed", seed, 0, MAX_SEED)
     # Imported here: scikit-learn takes a second, and only this function needs it.
-    from sklearn.datasets import load_digits
-    from sklearn.model_selection import train_test_split
+    with of_the_book():
+        from sklearn.datasets import load_digits
+        from sklearn.model_selection import train_test_split
 
     pixels, labels = load_digits(return_X_y=True)
     x = pixels.astype(np.float64) / MAX_PIXEL  # (1797, 64)

@@ -49,6 +49,7 @@ from urllib.parse import urljoin, urlsplit
 from normbook import atomic_file
 from normbook.data.catalogue import SOURCES, Archive, DataFile, Source
 from normbook.errors import DataError as DataError  # what loaders raise
+from normbook.extra import of_the_book
 
 if TYPE_CHECKING:
     from requests import Response
@@ -115,7 +116,8 @@ def data_folder() -> Path | None:
 
 def cache_folder() -> Path:
     """Return the folder in which downloads are kept; it need not exist yet."""
-    import platformdirs
+    with of_the_book():
+        import platformdirs
 
     folder = _setting(CACHE)
     return folder or Path(platformdirs.user_cache_dir("normbook", appauthor=False))
@@ -331,8 +333,9 @@ def _download(
 
 def _transfer(url: str, file: DataFile) -> bytes:
     """Return what one mirror sends, at most a piece more than it may."""
-    import requests  # noqa: F401  # here, not in the thread while the clock ticks
-    from tqdm import tqdm
+    with of_the_book():
+        import requests  # noqa: F401  # here, not in the thread while the clock ticks
+        from tqdm import tqdm
 
     pieces: queue.SimpleQueue[bytes | Exception] = queue.SimpleQueue()
     is_over = threading.Event()

@@ -25,11 +25,13 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-import cloudpickle
-
 from normbook import atomic_file
 from normbook.arguments import whole_number
 from normbook.errors import ProcessError
+from normbook.extra import of_the_book
+
+with of_the_book():
+    import cloudpickle
 
 # Seconds.
 START = 600.0  # to import torch takes long where many processes do so at once

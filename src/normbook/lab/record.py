@@ -12,14 +12,17 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-import fastjsonschema
 import numpy as np
 from numpy.typing import NDArray
 
 from normbook import atomic_file
 from normbook.errors import RecordError, RunError
+from normbook.extra import of_the_book
 from normbook.lab import tuning
 from normbook.lab.tuning import rounded, settings_of
+
+with of_the_book():
+    import fastjsonschema
 
 # A list of numbers, each on a line of its own.
 NUMBERS = re.compile(r"\[\n((?: *(?:null|[-\d]).*\n)+) *\]")

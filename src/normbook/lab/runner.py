@@ -14,12 +14,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from tqdm import tqdm
 
 from normbook import device
 from normbook.data import Dataset, babi, cifar10, digits, mnist, strokes, vowels
 from normbook.data.sequences import Sequences
 from normbook.errors import OtherProcessError, RunError
+from normbook.extra import of_the_book
 from normbook.lab import provenance, tuning
 from normbook.lab.checkpoints import Checkpoints
 from normbook.lab.data_parallel import share_batches
@@ -27,6 +27,9 @@ from normbook.lab.experiment import OPENING, Experiment, Run, Scale
 from normbook.lab.ranks import PATIENCE, Ranks, Sharing, join
 from normbook.lab.record import Record, RunRecord
 from normbook.lab.tuning import Planned, settings_of
+
+with of_the_book():
+    from tqdm import tqdm
 
 CHECKPOINT_SECONDS = 20.0
 # So many starts are moved, one after the other, to see what rounding comes to. Where a
