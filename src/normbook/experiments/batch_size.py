@@ -265,8 +265,12 @@ def tuned_figures(record: Record) -> dict[str, Figure]:
         for method, (kind, label) in METHODS.items():
             sizes, runs = at_end(record, method, *ends)
             band(ax, sizes, runs, kind=kind, label=label)
-        ax.set(xlabel="batch size", ylabel=ylabel, xscale="log", yscale="log")
+        ax.set(xlabel="batch size", ylabel=ylabel, xscale="log")
         tick(ax, sizes)
+    marks = (0.05, 0.1, 0.2, 0.5)  # of the loss, which spans a decade
+    axes[0].set(yscale="log")
+    axes[0].set_yticks(marks, [f"{mark:g}" for mark in marks])
+    axes[0].minorticks_off()
     legend_above(fig, axes[0])
     grids: dict[str, tuple[str, measures.Looks]] = {}
     for size in sorted(
@@ -274,7 +278,9 @@ def tuned_figures(record: Record) -> dict[str, Figure]:
     ):
         looks = {_by_size(record, m)[size]: look for m, look in METHODS.items()}
         grids[f"learning rate\n\nbatches of {size}"] = ("learning_rate", looks)
-    grid = measures.draw_grid(record, grids, ylabel="validation error", yscale="log")
+    grid = measures.draw_grid(record, grids, ylabel="validation error")
+    for ax in grid.axes:
+        ax.minorticks_off()
     return {"ends": fig, "grid": grid}
 
 
