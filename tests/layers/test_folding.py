@@ -249,7 +249,8 @@ def test_batch_norm_behind_and_before_a_layer_is_folded(case: Any) -> None:
 def test_with_linear_layers_on_both_sides_the_previous_one_is_taken() -> None:
     model, _ = chain(nn.Linear(3, 5), nn.BatchNorm1d(5), nn.Linear(5, 2), shape=(4, 3))
     folded: Any = fold_batch_norm(model)
-    assert [tuple(f) for f in folding_plan(model)] == [("1", "0", "previous", "", "")]
+    (found,) = folding_plan(model)
+    assert tuple(found) == ("1", "0", "previous", "", "", False)
     assert torch.equal(folded[2].weight, model[2].weight)
 
 

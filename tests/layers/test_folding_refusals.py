@@ -220,7 +220,6 @@ CASES: list[tuple[Any, ...]] = [
         wired(lambda m, x: m.norm(m.conv2(torch.relu(m.norm(m.conv(x)))))),
         "norm: it is called 2 times; cure: make a layer",
     ),
-    (wired(lambda m, x: m.norm(m.conv(x))), "norm2: the model does not call it"),
     (tied(lambda w: w), SHARED),
     (tied(lambda w: nn.Parameter(w.detach().T)), SHARED),
     (wired(by_weight), "the model also reads the weights of 'conv' by itself"),

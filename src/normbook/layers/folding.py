@@ -36,8 +36,11 @@ _SIZES = ("shape", "size", "dim", "ndim", "dtype", "device")
 # Every combination of optional arguments is traced: 64 for six of them.
 _MOST_OPTIONS = 6
 # Of the largest output, in float64. A wrong folding is wrong in the first digits, and
-# rounding in the last. Halfway between leaves room for what a deep network amplifies.
+# rounding in the last. Halfway between leaves room for what a deep network amplifies;
+# one that amplifies more is given more room, but never the first digits.
 _TOLERANCE = torch.finfo(torch.float64).eps ** 0.5
+_ROUNDING = 4 * torch.finfo(torch.float64).eps
+_AMPLIFIED, _FIRST_DIGITS = 100, 1e-3
 
 
 class FoldedBatchNorm(nn.Identity):
@@ -71,6 +74,7 @@ class Folding(NamedTuple):
     side: str | None = None  # "previous" or "next": where that layer stands
     reason: str = ""  # why none can
     cure: str = ""
+    is_idle: bool = False  # the model in evaluation mode never calls it: it may stay
 
     def __str__(self) -> str:
         """Say it in a sentence."""
@@ -103,17 +107,20 @@ def fold_batch_norm(
     stride of 1 and padding - output_padding >= dilation (kernel - 1). Linear layers are
     ``Linear`` and all convolutions; identity and dropout may stand between. In place of
     a batch norm stays :class:`FoldedBatchNorm`, so the names in a ``state_dict`` stay.
-    Parameters keep dtype, device and ``requires_grad``. A layer without a bias gets
+    A subclass whose ``forward`` is its batch norm and then modules that it holds, such
+    as an activation, is taken apart, and :class:`Opened` stays in its place. A batch
+    norm that the model in evaluation mode never calls, as in a second head, stays as it
+    is. Parameters keep dtype, device and ``requires_grad``. A layer without a bias gets
     one. The folded model is for inference.
 
     The model must be in evaluation mode. With ``example``, an input or a tuple of all
     positional arguments, both models are run in float64 on the CPU, which a model that
-    casts to float32 does not allow, and outputs that differ by more than rounding are
-    refused. With ``strict=False``, what cannot be folded stays as it is; else a
-    :class:`FoldingError` lists it with reasons, as :func:`folding_plan` does. So is a
-    model refused that is in training mode, wrapped or scripted, cannot be copied or
-    traced, or looks at what folding changes, and weights that no longer fit their
-    dtype.
+    casts to float32 does not allow, and outputs that differ by more than rounding, and
+    what the model makes of it, are refused. With ``strict=False``, what cannot be
+    folded stays as it is; else a :class:`FoldingError` lists it with reasons, as
+    :func:`folding_plan` does. So is a model refused that is in training mode, wrapped
+    or scripted, cannot be copied or traced, or looks at what folding changes, and
+    weights that no longer fit their dtype.
 
     A trace knows no shapes: a ``Linear`` before a ``BatchNorm1d`` is taken to give
     (N, D), and given (N, L, D), where they mean other axes by their channels, the
@@ -139,7 +146,7 @@ def fold_batch_norm(
     folded, plan = _fold(model)
     if example is not None:
         _compare(model, example)
-    refused = tuple(folding for folding in plan if folding.layer is None)
+    refused = tuple(f for f in plan if f.layer is None and not f.is_idle)
     if refused and strict:
         raise FoldingError(
             "every batch norm must be taken in by a linear layer beside it, got "
@@ -186,15 +193,184 @@ def _fold(model: nn.Module) -> tuple[nn.Module, tuple[Folding, ...]]:
             f"model must be such that copy.deepcopy copies it, got {error}; {cure}."
         ) from error
     graphs = _traces(traced)
-    # Looked at is the model itself: copies share no memory where the originals do.
-    layers = _Layers(model)
+    orders = {name: _order(traced, name) for name in _subclasses(traced)}
+    opened = {name: keys for name, keys in orders.items() if keys}
+    if opened:
+        apart = copy.deepcopy(model)
+        _open(apart, opened)
+        if _goes_the_same_way(apart, graphs):
+            traced, graphs = apart, _traces(apart)
+        else:  # it asks for what it is that would be taken apart
+            opened = {}
+    closed = _open(folded, opened)
+    # Looked at are the tensors of the model: copies share no memory where these do.
+    looked_at = _with_the_same_tensors(model, {})
+    _open(looked_at, opened)
+    layers = _Layers(looked_at)
     plan = _agreed([_Route(graph, layers) for graph in graphs], layers)
     with torch.no_grad():
         for folding in plan.values():
             if folding.layer is not None:
                 _take_in(folded, folding)
     _check_same_way(traced, graphs, copy.deepcopy(folded))
-    return folded, tuple(plan[name] for name in dict.fromkeys((*layers.norms, *plan)))
+    for name in opened:
+        if plan[f"{name}.{_NORM}"].layer is None:
+            _put(folded, name, closed[name])
+    named = (plan[name] for name in dict.fromkeys((*layers.norms, *plan)))
+    return folded, tuple(f._replace(norm=_outside(f.norm, opened)) for f in named)
+
+
+# --- subclasses that are a batch norm and what comes behind it
+
+_NORM = "batch_norm"  # the name of the first part of what is taken apart
+
+
+class Opened(nn.Module):
+    """A batch norm, and the modules behind it, which keep their names."""
+
+    def __init__(self, norm: nn.Module, behind: Mapping[str, nn.Module]) -> None:
+        super().__init__()
+        self.add_module(_NORM, norm)
+        for key, module in behind.items():
+            self.add_module(key, module)
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Call one after the other."""
+        for module in self._modules.values():
+            input = module(input)  # type: ignore[misc]
+        return input
+
+
+def _subclasses(model: nn.Module) -> list[str]:
+    """Return the names of the batch norms that have a ``forward`` of their own."""
+    return [
+        name
+        for name, module in model.named_modules()
+        if isinstance(module, TorchBatchNorm)
+        and name
+        and against.computes_its_own(module)
+        and not first(against.NORM_APART, "it", module)
+    ]
+
+
+def _order(model: nn.Module, name: str) -> tuple[str, ...]:
+    """Return the children that come behind the batch norm, none if more happens.
+
+    Read from a trace, and tried: the parts compute what the module does.
+    """
+    module: Any = copy.deepcopy(model.get_submodule(name)).to("cpu", torch.float64)
+    try:
+        # It looks at the axes of its input, which a trace has not; it changes nothing.
+        against.forget_check(module)
+        with torch.random.fork_rng(devices=[]):
+            graph = _ChildrenTracer().trace(module)
+            keys = _children_behind(graph, module)
+            if keys and _parts_agree(model.get_submodule(name), keys):
+                return keys
+    except Exception:  # noqa: BLE001  # whatever it is, it is not taken apart
+        return ()
+    return ()
+
+
+class _ChildrenTracer(fx.Tracer):
+    """Follow the data from child to child."""
+
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        return True
+
+
+def _children_behind(graph: fx.Graph, module: Any) -> tuple[str, ...]:
+    """Return the names of the children in a chain behind F.batch_norm, else nothing."""
+    nodes = [n for n in graph.nodes if n.op != "get_attr" and not _is_size(n)]
+    inputs = [n for n in nodes if n.op == "placeholder"]
+    if len(inputs) != 1 or len(nodes) < 4:
+        return ()
+    x, norm, *chain, output = nodes
+    if x is not inputs[0] or norm.target is not functional.batch_norm:
+        return ()
+    given = inspect.signature(functional.batch_norm).bind(*norm.args, **norm.kwargs)
+    given.apply_defaults()
+    values = given.arguments
+    is_its_own = values["input"] is x and values["training"] is False
+    is_its_own &= values["eps"] == module.eps
+    for key in ("running_mean", "running_var", "weight", "bias"):
+        value = values[key]
+        has = getattr(module, key) is not None
+        got = isinstance(value, fx.Node) and (value.op, value.target) == (
+            "get_attr",
+            key,
+        )
+        is_its_own &= got if has else value is None
+    before = norm
+    for node in chain:
+        is_its_own &= node.op == "call_module" and node.args == (before,)
+        is_its_own &= not node.kwargs and "." not in str(node.target)
+        before = node
+    is_its_own &= output.op == "output" and output.args == (before,)
+    keys = tuple(str(node.target) for node in chain)
+    is_once = len({*keys}) == len(keys)
+    return keys if is_its_own and is_once and {*keys} == {*module._modules} else ()
+
+
+def _parts_agree(module: nn.Module, keys: Sequence[str]) -> bool:
+    """Try the parts of a copy on random numbers, in float64."""
+    whole: Any = copy.deepcopy(module).to("cpu", torch.float64)
+    apart = copy.deepcopy(whole)
+    apart = Opened(against.plain(apart), {key: apart._modules[key] for key in keys})
+    draw = torch.Generator().manual_seed(0)
+    for ndim in (4, 3, 5, 2):
+        shape = (2, whole.num_features, *(8,) * (ndim - 2))
+        x = torch.randn(shape, generator=draw, dtype=torch.float64)
+        with torch.no_grad():
+            try:
+                y = whole(x.clone())
+            except Exception:  # noqa: BLE001, S112  # it wants other axes
+                continue
+            return torch.equal(y, apart(x.clone()))
+    return False
+
+
+def _open(
+    model: nn.Module, opened: Mapping[str, Sequence[str]]
+) -> dict[str, nn.Module]:
+    """Take modules of a model apart, in place; return what stood there."""
+    closed = {name: model.get_submodule(name) for name in opened}
+    for name, module in closed.items():
+        behind: dict[str, Any] = {key: module._modules[key] for key in opened[name]}
+        _put(model, name, Opened(against.plain(module), behind).eval())
+    return closed
+
+
+def _goes_the_same_way(apart: nn.Module, graphs: Sequence[fx.Graph]) -> bool:
+    """Return whether a model does with its parts what it did with the whole."""
+    try:
+        return list(map(str, _traces(apart, _Closed))) == list(map(str, graphs))
+    except FoldingError:
+        return False
+
+
+def _with_the_same_tensors(module: Any, made: dict[int, Any]) -> Any:
+    """Copy a tree of modules, and nothing that they hold."""
+    if module is not None and id(module) not in made:
+        made[id(module)] = new = object.__new__(type(module))
+        children = module._modules.items()
+        new.__dict__ = dict(vars(module))
+        new._modules = {k: _with_the_same_tensors(m, made) for k, m in children}
+    return None if module is None else made[id(module)]
+
+
+def _put(model: nn.Module, name: str, module: nn.Module) -> None:
+    """Put a module in the place of another one, under all names that this has."""
+    before = model.get_submodule(name)
+    for parent in list(model.modules()):
+        for key, child in parent._modules.items():
+            if child is before:
+                parent._modules[key] = module
+
+
+def _outside(name: str, opened: Mapping[str, Any]) -> str:
+    whole = name.removesuffix(f".{_NORM}")
+    return whole if whole in opened else name
 
 
 def _take_in(model: nn.Module, folding: Folding) -> None:
@@ -233,11 +409,20 @@ class _Tracer(fx.Tracer):
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         is_ours = m.__module__.startswith("normbook.layers.")
+        is_ours = is_ours and not isinstance(m, Opened)
         is_known = is_ours or isinstance(m, _KNOWN)
         return is_known or super().is_leaf_module(m, module_qualified_name)
 
 
-def _traces(model: nn.Module) -> list[fx.Graph]:
+class _Closed(_Tracer):
+    """Does not look into what was taken apart."""
+
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        is_apart = isinstance(m, Opened)
+        return is_apart or super().is_leaf_module(m, module_qualified_name)
+
+
+def _traces(model: nn.Module, tracer: type[_Tracer] = _Tracer) -> list[fx.Graph]:
     """Trace with each optional argument at its default, and with any other value."""
     choices: list[list[dict[str, Any]]] = []
     for name, parameter in inspect.signature(model.forward).parameters.items():
@@ -257,7 +442,7 @@ def _traces(model: nn.Module) -> list[fx.Graph]:
         # Random numbers that forward draws are the same in all traces, and the state
         # of the generator is put back.
         with torch.random.fork_rng(devices=[]):
-            return [_Tracer().trace(model, concrete_args=way or None) for way in ways]
+            return [tracer().trace(model, concrete_args=way or None) for way in ways]
     except Exception as error:
         raise FoldingError(
             "model must be such that torch.fx can trace it, so that it is known which "
@@ -310,21 +495,37 @@ def _compare(model: nn.Module, example: Any) -> None:
     original = copy.deepcopy(model).to("cpu", torch.float64)
     folded, _ = _fold(original)
     rule = "example must be an input of the model, in float64"
-    y = run(original, rule, "pass a tensor, or a tuple of all positional arguments")
+    cure = "pass a tensor, or a tuple of all positional arguments"
+    y = run(original, rule, cure)
     rule = "the folded model must take the example, as the model does"
     z = run(folded, rule, "keep the model, or fold its parts")
-    errors = [
-        relative_error(a, b)
-        for a, b in zip(z, y, strict=True)
+    # How far rounding of the input alone moves the outputs.
+    args = tree_map(lambda value: _rounded(doubled(value)), args)
+    y_moved = run(original, rule, cure)
+    pairs = [
+        (relative_error(a, b), relative_error(c, b))
+        for a, b, c in zip(z, y, y_moved, strict=True)
         if isinstance(a, Tensor) and a.numel() > 0
     ]
-    if not (errors and all(error < _TOLERANCE for error in errors)):
+    errors = [error for error, _ in pairs]
+    if not (errors and all(error < _room(own) for error, own in pairs)):
         differences = ", ".join(f"{error:.1g}" for error in errors) or "no output"
         raise FoldingError(
             "the folded model must give the same output for the example, got "
             f"{differences} as the difference, as a share of the largest value; fold "
             "parts of the model."
         )
+
+
+def _rounded(value: Any) -> Any:
+    """Return a number of the input as another rounding would have it."""
+    is_real = isinstance(value, Tensor) and value.is_floating_point()
+    return value * (1 + _ROUNDING) if is_real else value
+
+
+def _room(own: float) -> float:
+    """Return what a model may differ by that moves so far when its input is rounded."""
+    return float(max(_TOLERANCE, min(_AMPLIFIED * own, _FIRST_DIGITS)))
 
 
 class _Layers:
@@ -374,7 +575,8 @@ class _Route:
         for name in self.layers.norms:
             obstacle = excluded.get(name) or first(against.CALLS, "it", self, name)
             if obstacle is not None:
-                plan[name] = Folding(name, None, None, *obstacle)
+                is_idle = name not in self.calls and not self.reads(name)
+                plan[name] = Folding(name, None, None, *obstacle, is_idle)
         in_front: dict[str, Obstacle] = {}
         for name in self.calls:
             if name in self.layers.norms and name not in plan:
@@ -514,7 +716,13 @@ def _agreed(routes: Sequence[_Route], layers: _Layers) -> dict[str, Folding]:
             if len({(plan[name].layer, plan[name].side) for plan in plans}) > 1
         ]
         if not differing:
-            return plans[0] | {k: v for k, v in plans[-1].items() if k not in plans[0]}
+            agreed = dict(ChainMap(*plans))
+            return {
+                name: folding._replace(
+                    is_idle=all(p.get(name, folding).is_idle for p in plans)
+                )
+                for name, folding in agreed.items()
+            }
         for name in differing:
             excluded[name] = Obstacle(
                 "what stands beside it depends on the optional arguments of the model",

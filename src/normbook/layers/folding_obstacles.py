@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -95,6 +96,36 @@ def _with_own_method(module: nn.Module) -> Any:
     methods = "forward", "_conv_forward"
     known = {getattr(type(module), method, None) for method in methods} <= _METHODS
     return (not known or "forward" in vars(module)) and type(module).__name__
+
+
+def computes_its_own(module: nn.Module) -> bool:
+    """Return whether a batch norm has a ``forward`` that torch's do not have."""
+    return bool(_with_own_method(module)) and "forward" not in vars(module)
+
+
+_STATE = {"weight", "bias", "running_mean", "running_var", "num_batches_tracked"}
+_CHECKS = {
+    kind._check_input_dim for kind in (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+}
+
+
+def _base(module: nn.Module) -> type[Any] | None:
+    """Return the batch norm of torch that a subclass begins with."""
+    known = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+    return next((kind for kind in type(module).__mro__ if kind in known), None)
+
+
+def plain(module: nn.Module) -> nn.Module:
+    """Return the batch norm of torch with the tensors of a subclass, no children."""
+    base, norm = _base(module), copy.copy(module)
+    norm.__class__, norm._modules = base, {}  # type: ignore[assignment]
+    return norm
+
+
+def forget_check(module: nn.Module) -> None:
+    """Let a copy take any number of axes, where torch's own check is all there is."""
+    if type(module)._check_input_dim in _CHECKS:  # type: ignore[attr-defined]
+        vars(module)["_check_input_dim"] = lambda input: None
 
 
 def _fits(beside: Beside) -> bool:
@@ -198,6 +229,17 @@ NORM: Rows = (
      "its statistics, gain or bias are not finite, or its variance + eps is not "
      "positive",
      "train or recalibrate it before you fold"),
+)
+
+# Of a subclass that is not taken apart, whatever its forward is.
+NORM_APART: Rows = (
+    (lambda norm: _base(norm) is None, "{it} is of no kind of torch's", KEEP),
+    (has_hooks, "{it} has hooks", KEEP),
+    (parametrize.is_parametrized, "{it} is parametrized", KEEP),
+    (lambda norm: norm.training, "{it} is in training mode", KEEP),
+    (lambda norm: not {*norm._parameters, *norm._buffers} <= _STATE,
+     "{it} has more parameters or buffers than a batch norm", KEEP),
+    (lambda norm: "batch_norm" in norm._modules, "{it} has a child of that name", KEEP),
 )
 
 # Of a linear layer that cannot take in the batch norm beside it.
