@@ -12,6 +12,8 @@ import torch
 from normbook.gradient_check import check_gradient, relative_error
 from normbook.normalize import NormalizeGradients
 from normbook.weight_norm import (
+    scaled_weight_standardization_backward,
+    scaled_weight_standardization_forward,
     weight_norm_backward,
     weight_norm_forward,
     weight_standardization_backward,
@@ -118,6 +120,28 @@ def check_weight_standardization(
         w_hat, cache = forward(of(w), WEIGHTS_EPS)
         expected, gradients = torch_gradients(definition, dl_dw_hat, w)
         _assert_close((w_hat, backward(of(dl_dw_hat), cache)), (expected, *gradients))
+
+
+def check_scaled_weight_standardization(
+    forward: Any = scaled_weight_standardization_forward,
+    backward: Any = scaled_weight_standardization_backward,
+    of: Callable[..., Any] = np.asarray,
+) -> None:
+    """Compare scaled weight standardization with its definition in torch."""
+
+    def definition(w: torch.Tensor, g: torch.Tensor) -> torch.Tensor:
+        axes = tuple(range(1, w.ndim))
+        var, mu = torch.var_mean(w, axes, correction=0, keepdim=True)
+        gain = g.reshape(-1, *(1,) * len(axes)) / w[0].numel() ** 0.5
+        w_hat: torch.Tensor = gain * (w - mu) / torch.sqrt(var + WEIGHTS_EPS)
+        return w_hat
+
+    for shape in WEIGHTS:
+        w, g, dl_dw_hat = draw_weights(shape)
+        w_hat, cache = forward(of(w), of(g), WEIGHTS_EPS)
+        expected, gradients = torch_gradients(definition, dl_dw_hat, w, g)
+        back = backward(of(dl_dw_hat), cache)
+        _assert_close((w_hat, *back), (expected, *gradients))
 
 
 def _assert_close(ours: tuple[Any, ...], theirs: tuple[Any, ...]) -> None:

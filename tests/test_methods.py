@@ -17,6 +17,7 @@ from function_pairs import (
     EXACT,
     assert_differences,
     assert_gradients,
+    check_scaled_weight_standardization,
     check_weight_norm,
     check_weight_standardization,
     torch_gradients,
@@ -383,6 +384,7 @@ CHECKS: dict[str, Callable[[], None]] = {
     "group norm": partial(assert_equal_torch, group(SHAPE, 2)),
     "weight norm": check_weight_norm,
     "weight standardization": check_weight_standardization,
+    "scaled weight standardization": check_scaled_weight_standardization,
 }
 AXES: list[tuple[Any, ...]] = [(0, 2, ...), (2, ...), (1, ...), (0, 1), (-1,), (1,)]
 # Layer norm and RMSNorm take their axes as an argument; the row is its default.

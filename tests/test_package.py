@@ -42,6 +42,8 @@ ORDER = [
     "layer_norm_rnn",
     "group_norm",
     "weight_norm",
+    "dynamic_tanh",
+    "adaptive_clipping",
     "axes",
     "running_statistics",
     "conventions",

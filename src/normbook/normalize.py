@@ -109,6 +109,7 @@ METHODS = {
     "group norm": Method((2, ...), (1, 2), shapes="(N, C) or (N, C, ...)", least=2),
     "weight norm": _BY_ROW._replace(parameter_axes=(0,), is_centred=False),
     "weight standardization": _BY_ROW,
+    "scaled weight standardization": _BY_ROW._replace(parameter_axes=(0,)),
 }
 
 
