@@ -36,6 +36,7 @@ ORDER = [
     "batch_norm",
     "folding",
     "layer_norm",
+    "query_key_norm",
     "through_time",
     "lstm",
     "layer_norm_lstm",
