@@ -50,13 +50,13 @@ def test_a_layer_computes_the_formula_and_its_gradients(
     y, dl_dy = layer(x, c), draw(*shape, seed=2)
     slopes = torch.autograd.grad(y, [x, *layer.projection.parameters()], dl_dy)
     scale, *shift = layer.projection(c).detach().split(3, 1)
-    own = (scale, *shift) if shift else (scale, None)
-    expected, cache = conditional_norm_forward(x.detach(), *own, EPS, method=method)
+    b = shift[0] if shift else None
+    expected, cache = conditional_norm_forward(x.detach(), scale, b, EPS, method=method)
     dl_dx, dl_dscale, dl_dshift = conditional_norm_backward(dl_dy, cache)
     dl_dparts = torch.cat([dl_dscale, *[dl_dshift] * len(shift)], 1)
     found = (y, *slopes), (expected, dl_dx, dl_dparts.T @ c, dl_dparts.sum(0))
-    for a, b in zip(*found, strict=True):
-        assert distance(a, b) < EXACT
+    for ours, theirs in zip(*found, strict=True):
+        assert distance(ours, theirs) < EXACT
 
 
 @each_layer
@@ -71,7 +71,7 @@ def test_at_the_start_it_is_the_plain_norm_for_every_condition(
 @pytest.mark.parametrize("kind", [AdaptiveLayerNorm, AdaptiveRMSNorm])
 def test_behind_a_gate_of_zero_only_the_gate_gets_a_gradient(kind: Any) -> None:
     layer, x, c = made(kind, has_gate=True), draw(4, 5, 3), draw(4, 2)
-    branch = nn.Linear(3, 3, dtype=torch.float64)
+    branch: Any = nn.Linear(3, 3, dtype=torch.float64)
     y, gate = layer(x, c)
     (x + gate * branch(y)).square().sum().backward()
     *others, by_gate = layer.projection.weight.grad.split(3)
