@@ -42,6 +42,7 @@ ORDER = [
     "layer_norm_lstm",
     "layer_norm_rnn",
     "group_norm",
+    "conditional_norm",
     "weight_norm",
     "axes",
     "running_statistics",
