@@ -102,10 +102,9 @@ def conditional_norm_forward(
     Notes
     -----
     In the cache ``gamma`` is 1 + s, float32 where s is of half precision. Source: de
-    Vries et al. (2017), section 3.2 (batch norm); Dumoulin, Shlens and Kudlur (2017),
-    equation 5 (instance norm); Park et al. (2019), equation 1 (maps); Peebles and Xie
-    (2023), section 3.2 (layer norm). The sum with 1 is that of the last one's code and
-    of SPADE's.
+    Vries et al. (2017) (batch norm); Dumoulin, Shlens and Kudlur (2017) (instance
+    norm); Park et al. (2019), SPADE (maps); Peebles and Xie (2023) (layer norm). The
+    sum with 1 is that of the code of the last two.
 
     Examples
     --------
@@ -160,7 +159,7 @@ def adain_forward(
 
     for x of shape (N, C, ...) and a style z of shape (N, C, ...), of any number of
     places. With eps in both roots the style of x itself gives x back. Source: Huang and
-    Belongie (2017), equation 8, there without eps.
+    Belongie (2017).
 
     Examples
     --------

@@ -142,6 +142,5 @@ def largest_score(gamma_q: Array, gamma_k: Array) -> float:
             )
     check_same_kind("gamma_k", gamma_k, "gamma_q", gamma_q)
     check_same_shape("gamma_k", gamma_k, "gamma_q", gamma_q)
-    n, d = math.prod(gamma_q.shape), int(gamma_q.shape[-1])
-    largest = float(abs(gamma_q * gamma_k).max())
-    return largest * n / math.sqrt(d)
+    n, d = math.prod(gamma_q.shape), gamma_q.shape[-1]
+    return float(abs(gamma_q * gamma_k).max() * n / math.sqrt(d))

@@ -107,7 +107,7 @@ class AdaptiveLayerNorm(_Conditional):
     g, of shape (N, 1, ..., D), for ``input + g * branch(y)``: adaLN-Zero, in which the
     branch is off at the start. An activation of c is left to the caller.
 
-    Source: Peebles and Xie (2023), section 3.2.
+    Source: Peebles and Xie (2023).
 
     >>> layer = AdaptiveLayerNorm(2, 3, eps=1e-12, has_gate=True)
     >>> y, gate = layer(torch.tensor([[1.0, 3.0]]), torch.ones(1, 3))
@@ -187,7 +187,7 @@ class ConditionalBatchNorm1d(_ConditionalBatchNorm):
     their conditions; options are those of :mod:`normbook.layers.base`. ``condition``
     has shape (N, K).
 
-    Source: de Vries et al. (2017), section 3.2.
+    Source: de Vries et al. (2017).
 
     >>> layer = ConditionalBatchNorm1d(1, 2, eps=1e-12)
     >>> layer(torch.tensor([[1.0], [3.0]]), torch.eye(2)).tolist()
@@ -224,8 +224,8 @@ class _ConditionalInstanceNorm(_Conditional):
 class ConditionalInstanceNorm1d(_ConditionalInstanceNorm):
     """Instance norm of (N, C, L), gain and bias made from a condition (N, K).
 
-    Source: Dumoulin, Shlens and Kudlur (2017), equation 5, there with a gain and a bias
-    for each style.
+    Source: Dumoulin, Shlens and Kudlur (2017), there with a gain and a bias for each
+    style.
     """
 
     _kind = InstanceNorm1d
