@@ -156,7 +156,7 @@ class ModelRMSNorm(RMSNorm):
     :func:`normbook.layer_norm.rms_norm_forward`, all else is :class:`RMSNorm`; with
     offset 1 the weight begins at 0.
 
-    Source: :data:`normbook.conventions.MODEL_NORM`.
+    Source: the code of the models in ``normbook.conventions.MODEL_NORM``.
 
     >>> layer = ModelRMSNorm(2, eps=0.0, offset=1.0)
     >>> layer.weight.tolist()
