@@ -22,6 +22,8 @@ from normbook.layer_norm import (
     layer_norm_backward,
     layer_norm_forward,
     rms_norm,
+    rms_norm_backward,
+    rms_norm_forward,
 )
 
 EPS = 0.1
@@ -115,10 +117,80 @@ def test_a_single_feature_gives_its_sign_in_rms_norm() -> None:
     np.testing.assert_array_equal(rms_norm(x, eps=0.0), [[1.0], [-1.0]])
 
 
+HALF = pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+
+
+def draw_half(dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+    x, *_ = draw((64, 300))
+    gamma = np.random.default_rng(1).normal(1, 0.3, 300)
+    return torch.tensor(x).to(dtype), torch.tensor(gamma).to(dtype)
+
+
+@HALF
+def test_rounded_after_the_gain_it_is_torch_s_to_the_bit(dtype: torch.dtype) -> None:
+    x, gamma = draw_half(dtype)
+    assert torch.equal(
+        rms_norm(x, gamma, 1e-6), functional.rms_norm(x, (300,), gamma, 1e-6)
+    )
+
+
+@HALF
+def test_rounded_before_the_gain_one_value_in_four_is_another(
+    dtype: torch.dtype,
+) -> None:
+    x, gamma = draw_half(dtype)
+    after, before = (rms_norm(x, gamma, rounds=r) for r in ("after", "before"))
+    assert 0.15 < (after != before).float().mean() < 0.35
+    assert before.dtype == dtype
+    assert relative_error(before.float(), after.float()) < torch.finfo(dtype).eps
+
+
+@HALF
+def test_rounded_before_a_gain_of_float32_it_is_float32(dtype: torch.dtype) -> None:
+    x, gamma = draw_half(dtype)
+    y = rms_norm(x, gamma.float(), rounds="before")
+    x_hat = functional.rms_norm(x, (300,), eps=1e-5)
+    assert torch.equal(y, x_hat.float() * gamma.float())
+    assert rms_norm(x, gamma.float(), rounds="after").dtype == dtype
+
+
+@HALF
+def test_what_is_stored_less_1_keeps_its_digits(dtype: torch.dtype) -> None:
+    x, _ = draw_half(dtype)
+    stored = torch.full((300,), 1e-4).to(dtype)
+    exact = rms_norm(x.double(), 1 + stored.double())
+    y = rms_norm(x.float(), stored.float(), offset=1.0)
+    assert (
+        relative_error(rms_norm(x, stored, offset=1.0).float(), y)
+        < torch.finfo(dtype).eps
+    )
+    assert relative_error(y, exact) < 1e-6
+    # In half precision 1 + 0.0001 is 1.
+    assert relative_error(rms_norm(x.float(), (1 + stored).float()), exact) > 5e-5
+
+
+def test_an_offset_goes_to_the_gain_and_to_its_gradient() -> None:
+    x, gamma, _, dl_dy = draw((3, 7))
+    gamma = np.arange(7.0)
+    (y, cache), (z, moved) = (
+        rms_norm_forward(x, gamma),
+        rms_norm_forward(x, gamma - 1, offset=1.0),
+    )
+    np.testing.assert_array_equal(y, z)
+    a, b = rms_norm_backward(dl_dy, cache), rms_norm_backward(dl_dy, moved)
+    for theirs, ours in zip(a, b, strict=True):
+        np.testing.assert_array_equal(theirs, ours)
+
+
 X = np.ones((4, 3))
+BAD: Any = "first"
 test_bad_input_is_refused = refusals(
     (lambda: rms_norm(X, 1.0), TypeError, "gamma must be a NumPy array"),  # eps there
     (lambda: layer_norm(X, axes=2), ValueError, r"^axes must lie in -2\.\.1"),
     (lambda: rms_norm(X, axes=(0, -2)), ValueError, "^axes must be different"),
     (lambda: layer_norm(np.array(1.0)), ValueError, "x must have at least one axis"),
+    (lambda: rms_norm(X, offset=BAD), ValueError, "^offset must be a finite number"),
+    (lambda: rms_norm(X, offset=np.nan), ValueError, "^offset must be a finite number"),
+    (lambda: rms_norm(X, rounds=BAD), ValueError, "^rounds must be 'after' or"),
+    (lambda: rms_norm(X, 1.0, offset=1.0), TypeError, "^gamma must be a NumPy array"),
 )

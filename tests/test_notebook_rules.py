@@ -210,6 +210,10 @@ PLANTED: dict[str, tuple[Callable[[Any], None], str]] = {
     "import and more": (first_code("import os\n1 + 2"), "holds something else"),
     "bare import": (first_code("import os"), "needs the tag hide-input"),
     "long line": (code("x = " + " + 1" * 20), "columns, at most 76"),
+    "hidden line": (
+        prose("Does a", "50\n% of it. Does a"),
+        "begins with %, which hides",
+    ),
     "long prose": (
         prose("Does a", "word " * 20 + "\nDoes a"),
         "100 columns, at most 90",

@@ -427,22 +427,37 @@ def exercises_solved(notebook: Notebook) -> Iterator[str]:
         yield 'no exercise is called "Spot the bug"'
 
 
+def prose_lines(notebook: Notebook) -> Iterator[tuple[int, str]]:
+    """Yield the lines of prose, without code and formulas, with their cell."""
+    for position, cell in enumerate(notebook.cells):
+        if cell.cell_type == "markdown":
+            fenced = r"(?ms)^ *(`{3,}).*?^ *\1 *$|\$\$.*?\$\$"
+            for line in re.sub(fenced, "", cell.source).splitlines():
+                yield position, line
+
+
 def narrow_prose(notebook: Notebook) -> Iterator[str]:
     """A line of prose is short enough that a diff of it can be read."""
-    for position, cell in enumerate(notebook.cells):
-        if cell.cell_type != "markdown":
+    for position, line in prose_lines(notebook):
+        # Rows of tables, addresses, titles of boxes and formulas cannot be broken.
+        if re.match(r"\s*(\||:::|\[[^\]]+\]:)", line):
             continue
-        bare = re.sub(r"(?ms)^ *(`{3,}).*?^ *\1 *$|\$\$.*?\$\$", "", cell.source)
-        for line in bare.splitlines():
-            # Rows of tables, addresses, titles of boxes and formulas cannot be broken.
-            if re.match(r"\s*(\||:::|\[[^\]]+\]:)", line):
-                continue
-            words = re.sub(r"\$[^$]*\$|`[^`]*`|\[[^\]]*\]\([^)]*\)", "", line)
-            if len(line) > MAX_PROSE and len(words.split()) > 2:
-                yield (
-                    f"cell {position}: a line of prose has {len(line)} columns, "
-                    f"at most {MAX_PROSE}: {line.strip()[:40]!r}"
-                )
+        words = re.sub(r"\$[^$]*\$|`[^`]*`|\[[^\]]*\]\([^)]*\)", "", line)
+        if len(line) > MAX_PROSE and len(words.split()) > 2:
+            yield (
+                f"cell {position}: a line of prose has {len(line)} columns, "
+                f"at most {MAX_PROSE}: {line.strip()[:40]!r}"
+            )
+
+
+def no_line_is_a_comment(notebook: Notebook) -> Iterator[str]:
+    """A line of prose that begins with % is a comment of MyST: no page shows it."""
+    for position, line in prose_lines(notebook):
+        if line.lstrip().startswith("%"):
+            yield (
+                f"cell {position}: a line begins with %, which hides it: "
+                f"{line.strip()[:40]!r}"
+            )
 
 
 Rule: TypeAlias = Callable[[Notebook], Iterator[str]]
@@ -458,6 +473,7 @@ NOTEBOOK_RULES: tuple[Rule, ...] = (
     one_import_cell,
     short_cells,
     narrow_prose,
+    no_line_is_a_comment,
     nothing_skipped,
     asserts_can_fail,
     figures_described,

@@ -20,7 +20,7 @@ from layer_pairs import (
 )
 
 from normbook.layer_norm import layer_norm, rms_norm
-from normbook.layers.layer_norm import RMSNorm
+from normbook.layers.layer_norm import ModelRMSNorm, RMSNorm
 from normbook.layers.native import NATIVE
 
 each_pair = pytest.mark.parametrize("pair", [FEATURES[1], FEATURES[5]], ids=name)
@@ -79,3 +79,35 @@ def test_the_layers_compute_what_the_formulas_of_the_book_compute(
     assert torch.equal(layer(x), layer_norm(x, layer.weight, layer.bias, layer.eps))
     smallest = torch.finfo(torch.float64).eps
     assert torch.equal(scaled(x), rms_norm(x, scaled.weight, smallest))
+
+
+@pytest.mark.parametrize("rounds", ["after", "before"])
+@pytest.mark.parametrize("offset", [0.0, 1.0])
+@pytest.mark.parametrize("dtype", [*HALF, torch.float32])
+def test_offset_and_rounds_are_those_of_the_formula(
+    dtype: torch.dtype, offset: float, rounds: Any
+) -> None:
+    options = {"offset": offset, "rounds": rounds}
+    x, layer = draw(7, 5).to(dtype), ModelRMSNorm(5, 1e-3, dtype=dtype, **options)
+    assert layer.weight.tolist() == [1 - offset] * 5
+    with torch.no_grad():
+        layer.weight.add_(draw(5, seed=1).to(dtype))
+    expected = rms_norm(x, layer.weight, 1e-3, **options)
+    assert layer(x).dtype == expected.dtype
+    assert distance(layer(x), expected) <= 4 * torch.finfo(dtype).eps
+
+
+def test_both_orders_have_the_gradients_of_one_formula() -> None:
+    x, dl_dy = draw(7, 5).requires_grad_(), draw(7, 5, seed=1)
+    found = []
+    for rounds in ("after", "before"):
+        layer = ModelRMSNorm(5, offset=1.0, rounds=rounds, dtype=torch.float64)
+        found.append(torch.autograd.grad(layer(x), [x, layer.weight], dl_dy))
+    for after, before in zip(*found, strict=True):
+        torch.testing.assert_close(after, before, rtol=EXACT, atol=EXACT)
+
+
+@pytest.mark.parametrize("wrong", [{"offset": "1"}, {"rounds": "first"}])
+def test_options_that_do_not_exist_are_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=f"^{next(iter(wrong))} must be"):
+        ModelRMSNorm(5, **wrong)

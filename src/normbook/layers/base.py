@@ -81,7 +81,7 @@ class NormLayer(nn.Module):
             self.register_parameter(name, parameter)
 
     @torch.no_grad()
-    def _fill(self, **starts: int) -> None:
+    def _fill(self, **starts: float) -> None:
         for name, start in starts.items():
             value = getattr(self, name, None)  # RMSNorm has no bias at all
             if value is not None:

@@ -8,6 +8,8 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from normbook.arrays import as_float32
+from normbook.layer_norm import Rounds, check_rms_options
 from normbook.layers.base import NormLayer, as_autocast, laid_out
 from normbook.layers.native_norms import normalize
 
@@ -114,7 +116,7 @@ class RMSNorm(_LastAxes, nn.RMSNorm):
     tensor([[0.2000, 1.4000]])
     """
 
-    _settings = ("eps", "elementwise_affine")
+    _settings: ClassVar[tuple[str, ...]] = ("eps", "elementwise_affine")
     _too_short = ValueError
 
     def __init__(
@@ -138,6 +140,56 @@ class RMSNorm(_LastAxes, nn.RMSNorm):
             eps = torch.finfo(torch.promote_types(values.dtype, torch.float32)).eps
         else:
             eps = self._checked_number("eps")
+        return laid_out(self._of(values, weight, axes, eps), x)
+
+    def _of(
+        self, x: Tensor, weight: Tensor | None, axes: tuple[int, ...], eps: float
+    ) -> Tensor:
         layout = {"axes": axes, "parameter_axes": axes}
-        y = normalize(values, weight, None, **layout, eps=eps, is_centred=False)
-        return laid_out(y, x)
+        return normalize(x, weight, None, **layout, eps=eps, is_centred=False)
+
+
+class ModelRMSNorm(RMSNorm):
+    """RMSNorm as language models have it: the gain less 1, or another place to round.
+
+    ``offset`` and ``rounds`` are those of
+    :func:`normbook.layer_norm.rms_norm_forward`, all else is :class:`RMSNorm`; with
+    offset 1 the weight begins at 0.
+
+    Source: the code of the models in ``normbook.conventions.MODEL_NORM``.
+
+    >>> layer = ModelRMSNorm(2, eps=0.0, offset=1.0)
+    >>> layer.weight.tolist()
+    [0.0, 0.0]
+    >>> layer(torch.tensor([[1.0, 7.0]])).detach()
+    tensor([[0.2000, 1.4000]])
+    """
+
+    _settings = ("eps", "elementwise_affine", "offset", "rounds")
+
+    def __init__(
+        self,
+        normalized_shape: int | Sequence[int],
+        eps: float | None = None,
+        elementwise_affine: bool = True,
+        device: torch.types.Device = None,
+        dtype: torch.dtype | None = None,
+        *,
+        offset: float = 0.0,
+        rounds: Rounds = "after",
+    ) -> None:
+        self.offset, self.rounds = check_rms_options(offset, rounds)
+        super().__init__(normalized_shape, eps, elementwise_affine, device, dtype)
+
+    def reset_parameters(self) -> None:
+        """Begin again: a weight that makes the gain 1."""
+        self._fill(weight=1 - self.offset)
+
+    def _of(
+        self, x: Tensor, weight: Tensor | None, axes: tuple[int, ...], eps: float
+    ) -> Tensor:
+        if weight is not None and self.offset:
+            weight = as_float32(weight) + self.offset
+        if weight is None or self.rounds == "after":
+            return super()._of(x, weight, axes, eps)
+        return super()._of(x, None, axes, eps) * weight
