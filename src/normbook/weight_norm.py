@@ -1,6 +1,6 @@
 r"""Weight normalization and its kin: the weights, not the activations.
 
-Both treat each row of a weight array, the weights of one output, by its own statistics:
+Most treat each row of a weight array, the weights of one output, by its own statistics:
 the axes of one group are all but axis 0, of (D_out, D_in) or (C_out, C_in, ...). Weight
 norm is RMSNorm of the rows, with eps = 0 and a gain for each; weight standardization is
 layer norm of the rows, without gain and bias, and with a gain where it is *scaled*.
