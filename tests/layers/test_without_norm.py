@@ -51,6 +51,13 @@ def test_spectral_norm_equals_torch_from_its_checkpoint(
         assert_equal(run(ours, x, dl_dy), run(theirs, x, dl_dy))
 
 
+def test_a_weight_used_twice_in_training_can_still_be_differentiated() -> None:
+    layer, x = with_spectral_norm("linear"), draw(7, 5)
+    loss = layer(x).sum() + layer(x).square().sum()
+    found = torch.autograd.grad(loss, layer.parametrizations.weight.original)
+    assert found[0].isfinite().all()
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_layer_computes_with_the_scaled_standardized_weight(kind: str) -> None:
     layer = build(kind)
