@@ -130,6 +130,33 @@ test("a link in the title of a solution leads to its exercise, and the box stays
     assert.equal(await page.locator("#sol-hw-factor.toggle-hidden").count(), 1);
   }));
 
+test("a quiz says what is right, counts first choices alone, remembers and forgets", () =>
+  on("book/scale_invariance.html", still, async (page) => {
+    const option = (words) => page.locator("details.quiz-option", { hasText: words });
+    const told = page.locator(".quiz-progress [role=status]");
+    const is = (words) => told.innerText().then((text) => assert.match(text, words));
+    await is(/Here: 0 of 3 answered, 0 right .* book: 0 answered/);
+    await option("half as large").first().locator("summary").click();
+    assert.match(await option("half as large").first().locator("summary").innerText(), /not so/);
+    await is(/Here: 1 of 3 answered, 0 right/);
+    await option("a quarter").locator("summary").press("Enter"); // not the first choice
+    assert.match(await option("a quarter").locator("summary").innerText(), /right/);
+    await is(/Here: 1 of 3 answered, 0 right/);
+    await option("the range is wider").locator("summary").press("Enter");
+    await is(/Here: 2 of 3 answered, 1 right/);
+    await page.reload();
+    await is(/Here: 2 of 3 answered, 1 right/);
+    assert.equal(await page.locator(".quiz-verdict").count(), 2);
+    await page.goto(page.url().replace("scale_invariance", "lstm"));
+    await is(/Here: 0 of \d answered, 0 right .* book: 2 answered, 1 right/);
+    await page.getByRole("button", { name: "Forget my answers" }).click();
+    await is(/book: 0 answered/);
+    assert.equal(await page.evaluate(() => localStorage.getItem("normbook-quiz")), null);
+    await page.evaluate(() => localStorage.setItem("normbook-quiz", "[not ours"));
+    await page.reload();
+    await is(/book: 0 answered/);
+  }));
+
 test("a button copies the code of a cell", () =>
   on("book/batch_norm.html", {}, async (page) => {
     await page.evaluate(() => {
