@@ -18,7 +18,7 @@ BIN := $(VENV)/bin
 ELSEWHERE = KERAS_BACKEND=jax TF_USE_LEGACY_KERAS=1 PYTHONPATH=src $(VENV)-elsewhere/bin/python
 TRITON = PYTHONPATH=src:tests/layers $(VENV)-triton/bin/python
 
-.PHONY: help setup book test quick lint types check pages test-site cpus pretend data elsewhere triton bare dist lab execute bench serve format coverage clean
+.PHONY: help setup book test quick lint types check pages test-site cpus pretend data elsewhere triton bare dist colab lab execute bench serve format coverage clean
 
 help: ## list these steps
 	@echo 'usage: make STEP, where STEP is one of'
@@ -99,6 +99,9 @@ bare: ## test the LSTM layers and their chapters without numba, in an environmen
 
 dist: ## build wheel and source archive, check them, and try them in an empty environment
 	@tools/dist.sh
+
+colab: setup ## write the notebooks for Colab, which fetch the book, into _build/colab (SEND=1: to the branch colab)
+	$(BIN)/python tools/colab.py $(if $(SEND),--send)
 
 lab: setup ## open the notebooks in JupyterLab (ARGS=--allow-root in a container)
 	$(BIN)/python -m jupyter lab --notebook-dir=book $(ARGS)

@@ -56,7 +56,14 @@ def test_nothing_is_permitted_but_by_the_job_that_needs_it(workflow: Any) -> Non
         for name, level in job["permissions"].items()
         if level == "write"
     }
-    assert writes <= {"pages", "id-token"}
+    assert writes <= {"pages", "id-token", "contents"}
+    # What may write to the repository is one step of one job, which reads main alone.
+    writing = [
+        job for job in jobs(workflow) if job["permissions"].get("contents") == "write"
+    ]
+    for job in writing:
+        assert job["if"] == "github.ref == 'refs/heads/main'"
+        assert job["steps"][-1]["run"] == "make colab SEND=1"
 
 
 def test_every_job_has_a_timeout(workflow: Any) -> None:

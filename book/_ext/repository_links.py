@@ -112,11 +112,26 @@ def add_repository(app: Sphinx, config: Config) -> None:
     config.html_theme_options.update(options)
 
 
+def open_on_colab(
+    app: Sphinx, pagename: str, templatename: str, context: Any, doctree: Any
+) -> None:
+    """Lead Colab to the notebook that fetches the book, as ``tools/colab.py`` wrote it.
+
+    The theme knows one branch for all its buttons.
+    """
+    for group in context.get("header_buttons", []):
+        for button in group.get("buttons", []):
+            if button.get("text") == "Colab":
+                place = f"/blob/{branch(os.environ)}/"
+                button["url"] = button["url"].replace(place, "/blob/colab/")
+
+
 def setup(app: Sphinx) -> dict[str, Any]:
     """Register the extension."""
     app.connect("config-inited", add_repository)
     if address := site_url(os.environ):
         app.config.html_baseurl = address
+        app.connect("html-page-context", open_on_colab, priority=900)  # after the theme
         app.setup_extension("sphinx_sitemap")
         app.config.sitemap_url_scheme = "{link}"
         app.setup_extension("sphinxext.opengraph")
