@@ -50,7 +50,7 @@ def with_first_cell(notebook: Any, address: str, branch: str) -> Any:
 
 
 def write(folder: Path, address: str, branch: str) -> int:
-    """Write all notebooks into ``book`` in a folder, emptied before; return how many."""
+    """Write the notebooks into ``book`` of an emptied folder; return how many."""
     shutil.rmtree(folder, ignore_errors=True)
     (folder / "book").mkdir(parents=True)
     found = sorted((ROOT / "book").glob("*.ipynb"))
