@@ -13,12 +13,13 @@ OUT ?= benchmarks/recorded
 PAGES = tests/test_pages.py tests/test_solutions.py
 LSTMS = lstm layer_norm_lstm handwriting reading fast_normalization
 DATA ?= mnist fashion-mnist japanese-vowels omniglot-strokes babi
+PDF_PACKAGES = latexmk texlive-latex-recommended texlive-latex-extra texlive-fonts-recommended texlive-xetex tex-gyre fonts-freefont-otf lmodern librsvg2-bin
 export PYTHON VENV VERSIONS
 BIN := $(VENV)/bin
 ELSEWHERE = KERAS_BACKEND=jax TF_USE_LEGACY_KERAS=1 PYTHONPATH=src $(VENV)-elsewhere/bin/python
 TRITON = PYTHONPATH=src:tests/layers $(VENV)-triton/bin/python
 
-.PHONY: help setup book test quick lint types check pages test-site cpus pretend data elsewhere triton bare dist colab lab execute bench serve format coverage clean
+.PHONY: help setup book test quick lint types check pages test-site cpus pretend data elsewhere triton bare dist pdf pdf-packages colab lab execute bench serve format coverage clean
 
 help: ## list these steps
 	@echo 'usage: make STEP, where STEP is one of'
@@ -100,6 +101,12 @@ bare: ## test the LSTM layers and their chapters without numba, in an environmen
 dist: ## build wheel and source archive, check them, and try them in an empty environment
 	@tools/dist.sh
 
+pdf: setup ## typeset the book into _pdf/normbook.pdf (make pdf-packages first)
+	@tools/pdf.sh $(BIN)/python
+
+pdf-packages: ## install what make pdf needs, 94 MB (Debian and Ubuntu, with sudo)
+	sudo apt-get install -y --no-install-recommends $(PDF_PACKAGES)
+
 colab: setup ## write the notebooks for Colab, which fetch the book, into _build/colab (SEND=1: to the branch colab)
 	$(BIN)/python tools/colab.py $(if $(SEND),--send)
 
@@ -129,5 +136,5 @@ coverage: setup ## lines and branches of the package that the tests reach
 	$(BIN)/python -m pytest -q --cov=normbook --cov-branch --cov-report=term-missing tests src
 
 clean: ## remove what was built (the environment stays)
-	rm -rf _build .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage
+	rm -rf _build _pdf .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage
 	find src tests tools book -name __pycache__ -type d -prune -exec rm -rf {} +
