@@ -221,7 +221,7 @@ def prose(path: Path) -> str:
 def chapters() -> list[Path]:
     """Return the notebooks in the order of the book."""
     toc = yaml.safe_load((ROOT / "_toc.yml").read_text("utf-8"))
-    listed = [ROOT / c["file"] for part in toc["parts"] for c in part["chapters"]]
+    listed = [ROOT / f for part in toc["parts"] for f in notebook_rules.pages(part)]
     return [path for file in listed if (path := file.with_suffix(".ipynb")).exists()]
 
 

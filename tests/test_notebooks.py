@@ -11,10 +11,10 @@ ROOT = Path(__file__).resolve().parent.parent
 NOTEBOOKS = sorted((ROOT / "book").glob("**/*.ipynb"))
 TOC = yaml.safe_load((ROOT / "_toc.yml").read_text())
 REFERENCE = {
-    Path(page["file"]).name
+    Path(page).name
     for part in TOC["parts"]
     if part["caption"] == "Reference"
-    for page in part["chapters"]
+    for page in notebook_rules.pages(part)
 }
 
 
@@ -36,7 +36,7 @@ def test_the_reference_part_is_found() -> None:
 
 
 def test_every_notebook_is_a_chapter() -> None:
-    listed = {c["file"] for part in TOC["parts"] for c in part["chapters"]}
+    listed = {page for part in TOC["parts"] for page in notebook_rules.pages(part)}
     found = {path.relative_to(ROOT).with_suffix("").as_posix() for path in NOTEBOOKS}
     assert found <= listed
 

@@ -81,7 +81,7 @@ def attribute(tag: Tag, name: str) -> str:
 
 def test_every_page_of_the_contents_is_built_from_the_sources(pages: Pages) -> None:
     toc = yaml.safe_load((ROOT / "_toc.yml").read_text(encoding="utf-8"))
-    listed = [c["file"] for part in toc["parts"] for c in part["chapters"]]
+    listed = [f for part in toc["parts"] for f in notebook_rules.pages(part)]
     for name in [toc["root"], *listed]:
         assert SITE / f"{name}.html" in pages
     assert 'url=book/index.html"' in (SITE / "index.html").read_text(encoding="utf-8")

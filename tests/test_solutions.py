@@ -34,7 +34,7 @@ def notebook(text: str) -> notebook_rules.Notebook:
 def labels() -> Iterator[tuple[str, str]]:
     """Yield the chapter and the label of every exercise, in the book's order."""
     toc = yaml.safe_load((ROOT / "_toc.yml").read_text("utf-8"))
-    for chapter in (c["file"] for part in toc["parts"] for c in part["chapters"]):
+    for chapter in (f for part in toc["parts"] for f in notebook_rules.pages(part)):
         path = (ROOT / chapter).with_suffix(".ipynb")
         if path.exists():
             text = path.read_text("utf-8")

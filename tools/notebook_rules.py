@@ -64,6 +64,13 @@ CLOCKS = (
 # --- the normal form
 
 
+def pages(part: dict[str, Any]) -> Iterator[str]:
+    """Yield the files of a part of ``_toc.yml``, those under a page behind it."""
+    for page in part.get("chapters") or part.get("sections") or ():
+        yield page["file"]
+        yield from pages(page)
+
+
 def source_digest(notebook: Notebook) -> str:
     """Return the SHA-256 of the code, by which edits after the last run are seen."""
     sources = [cell.source for cell in notebook.cells if cell.cell_type == "code"]
