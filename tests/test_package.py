@@ -56,6 +56,7 @@ ORDER = [
     "data",
     "layers",
     "diagnostics",
+    "exercises",
     "checks",
     "pytest_plugin",
     "lab",

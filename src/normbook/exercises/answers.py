@@ -1,0 +1,172 @@
+"""The forms that an answer can have, and how each is compared with the right one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+
+class Answer(Protocol):
+    """A right answer, and what is said of it and of others."""
+
+    @property
+    def why(self) -> str:
+        """Say why it is right."""
+
+    @property
+    def form(self) -> str:
+        """Say what is to be given."""
+
+    def slip(self, given: object) -> str | None:
+        """Return None for the right answer, else the slip, or "" for an unknown one."""
+
+
+@dataclass(frozen=True)
+class Exercise:
+    """Hints, and the answer where a machine can judge one."""
+
+    hints: Sequence[str]
+    answer: Answer | None = None
+
+
+def _close(given: Any, right: Any, rtol: float) -> bool:
+    if np.shape(given) != np.shape(right):
+        return False
+    scale = np.max(np.abs(right), initial=0.0)  # a zero among numbers of size 1 is one
+    return bool(np.allclose(given, right, rtol=rtol, atol=1e-9 * scale))
+
+
+def _numbers(given: object, rule: str) -> Any:
+    try:
+        found = np.asarray(given, dtype=float)
+    except (TypeError, ValueError):
+        found = None
+    if found is None or not np.isfinite(found).all():
+        raise ValueError(f"answer must be {rule}, finite, got {given!r}.")
+    return found
+
+
+@dataclass(frozen=True)
+class Numbers:
+    """One number, or some in a given order."""
+
+    what: str
+    right: float | Sequence[float]
+    why: str
+    slips: Sequence[tuple[Any, str]] = ()
+    rtol: float = 0.01
+
+    @property
+    def form(self) -> str:
+        """Say what is to be given."""
+        return self.what
+
+    def slip(self, given: object) -> str | None:
+        """Compare numbers, to within `rtol`."""
+        found = _numbers(given, self.what)
+        if np.shape(found) != np.shape(self.right):
+            raise ValueError(
+                f"answer must be {self.what}, got {given!r}, which has another shape."
+            )
+        if _close(found, self.right, self.rtol):
+            return None
+        return next((w for a, w in self.slips if _close(found, a, self.rtol)), "")
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Whole numbers of which the order does not count."""
+
+    what: str
+    right: frozenset[int]
+    why: str
+    slips: Sequence[tuple[Callable[[frozenset[int]], bool], str]] = ()
+
+    @property
+    def form(self) -> str:
+        """Say what is to be given."""
+        return self.what
+
+    def slip(self, given: object) -> str | None:
+        """Compare sets."""
+        found = _numbers(list(given) if isinstance(given, set) else given, self.what)
+        sizes = frozenset(found.ravel().astype(int).tolist())
+        if sizes == self.right:
+            return None
+        return next((why for is_it, why in self.slips if is_it(sizes)), "")
+
+
+@dataclass(frozen=True)
+class Function:
+    """A function, compared at arguments that are drawn for it."""
+
+    arguments: str
+    right: Callable[..., Any]
+    draw: Callable[[np.random.Generator], tuple[Any, ...]]
+    why: str
+    slips: Sequence[tuple[Callable[..., Any], str]] = ()
+    trials: int = 5
+
+    @property
+    def form(self) -> str:
+        """Say what is to be given."""
+        return f"a function of {self.arguments}"
+
+    def slip(self, given: object) -> str | None:
+        """Compare values; an error inside the function is told with its argument."""
+        if not callable(given):
+            raise TypeError(
+                f"answer must be {self.form}, got {given!r}; "
+                f"write lambda {self.arguments}: ..."
+            )
+        rand = np.random.default_rng(0)
+        drawn = [self.draw(rand) for _ in range(self.trials)]
+        found = []
+        for values in drawn:
+            try:
+                found.append(
+                    _numbers(given(*values), f"{self.form} that gives numbers")
+                )
+            except Exception as error:
+                if isinstance(error, ValueError) and "answer must be" in str(error):
+                    raise
+                raise ValueError(
+                    f"answer must be {self.form}, and it raised "
+                    f"{type(error).__name__}: {error}."
+                ) from error
+
+        def is_close(other: Callable[..., Any]) -> bool:
+            pairs = zip(found, drawn, strict=True)
+            return all(_close(f, np.asarray(other(*v)), 1e-6) for f, v in pairs)
+
+        if is_close(self.right):
+            return None
+        return next((why for other, why in self.slips if is_close(other)), "")
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One of some words, each with what it would mean."""
+
+    right: str
+    why: str
+    others: Mapping[str, str]
+
+    @property
+    def form(self) -> str:
+        """Say what is to be given."""
+        return "one of " + ", ".join(
+            repr(w) for w in sorted([self.right, *self.others])
+        )
+
+    def slip(self, given: object) -> str | None:
+        """Look the word up."""
+        word = str(given).strip().lower()
+        if word == self.right:
+            return None
+        if word not in self.others:
+            raise ValueError(f"answer must be {self.form}, got {given!r}.")
+        return self.others[word]
