@@ -16,12 +16,26 @@ from __future__ import annotations
 from difflib import get_close_matches
 from typing import NamedTuple
 
-from normbook.exercises import batch_normalization
+from normbook.exercises import (
+    batch_normalization,
+    in_practice,
+    layer_normalization,
+    recurrent_networks,
+    when_the_batch_fails,
+    why_it_works,
+)
 from normbook.exercises.answers import Exercise
 
 __all__ = ["Verdict", "check", "hint", "names"]
 
-_EXERCISES: dict[str, Exercise] = {**batch_normalization.EXERCISES}
+_EXERCISES: dict[str, Exercise] = {
+    **batch_normalization.EXERCISES,
+    **why_it_works.EXERCISES,
+    **when_the_batch_fails.EXERCISES,
+    **layer_normalization.EXERCISES,
+    **recurrent_networks.EXERCISES,
+    **in_practice.EXERCISES,
+}
 
 
 class Verdict(NamedTuple):
@@ -41,7 +55,7 @@ class Verdict(NamedTuple):
 
 
 def names() -> list[str]:
-    """Return the names of the exercises that have hints, in the order of the book."""
+    """Return the names of the exercises, in the order of the book."""
     return list(_EXERCISES)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -32,6 +33,20 @@ class Exercise:
     answer: Answer | None = None
 
 
+Drawn = tuple[Any, ...]
+Draw = Callable[[np.random.Generator], Drawn]
+
+
+def uniform(*bounds: tuple[float, float]) -> Draw:
+    """Draw one number between each pair of bounds."""
+    return lambda rand: tuple(rand.uniform(*pair) for pair in bounds)
+
+
+def whole(*bounds: tuple[int, int]) -> Draw:
+    """Draw one whole number between each pair of bounds, the upper one excluded."""
+    return lambda rand: tuple(int(rand.integers(*pair)) for pair in bounds)
+
+
 def _close(given: Any, right: Any, rtol: float) -> bool:
     if np.shape(given) != np.shape(right):
         return False
@@ -42,7 +57,7 @@ def _close(given: Any, right: Any, rtol: float) -> bool:
 def _numbers(given: object, rule: str) -> Any:
     try:
         found = np.asarray(given, dtype=float)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, RuntimeError):  # that of a tensor with a graph
         found = None
     if found is None or not np.isfinite(found).all():
         raise ValueError(f"answer must be {rule}, finite, got {given!r}.")
@@ -93,6 +108,8 @@ class Sizes:
     def slip(self, given: object) -> str | None:
         """Compare sets."""
         found = _numbers(list(given) if isinstance(given, set) else given, self.what)
+        if (found % 1).any():
+            raise ValueError(f"answer must be {self.what}, whole, got {given!r}.")
         sizes = frozenset(found.ravel().astype(int).tolist())
         if sizes == self.right:
             return None
@@ -105,15 +122,17 @@ class Function:
 
     arguments: str
     right: Callable[..., Any]
-    draw: Callable[[np.random.Generator], tuple[Any, ...]]
+    draw: Draw
     why: str
     slips: Sequence[tuple[Callable[..., Any], str]] = ()
+    gives: str = ""
     trials: int = 5
 
     @property
     def form(self) -> str:
         """Say what is to be given."""
-        return f"a function of {self.arguments}"
+        gives = f" that gives {self.gives}" if self.gives else ""
+        return f"a function of {self.arguments}{gives}"
 
     def slip(self, given: object) -> str | None:
         """Compare values; an error inside the function is told with its argument."""
@@ -127,16 +146,13 @@ class Function:
         found = []
         for values in drawn:
             try:
-                found.append(
-                    _numbers(given(*values), f"{self.form} that gives numbers")
-                )
+                value = given(*deepcopy(values))  # it may write into its arguments
             except Exception as error:
-                if isinstance(error, ValueError) and "answer must be" in str(error):
-                    raise
                 raise ValueError(
                     f"answer must be {self.form}, and it raised "
                     f"{type(error).__name__}: {error}."
                 ) from error
+            found.append(_numbers(value, f"{self.form}, in numbers"))
 
         def is_close(other: Callable[..., Any]) -> bool:
             pairs = zip(found, drawn, strict=True)
