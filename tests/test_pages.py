@@ -11,11 +11,13 @@ from functools import cache
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
+import lean_files
 import notebook_rules
 import pytest
 import yaml
 from bs4 import BeautifulSoup, Tag
 from bs4.element import NavigableString
+from fontTools.ttLib import TTFont
 
 ROOT = Path(__file__).resolve().parent.parent
 SITE = ROOT / "_build/html"
@@ -308,3 +310,10 @@ def test_lost_visitors_and_robots_find_the_way(pages: Pages) -> None:
         "search.html",
     ]
     assert (SITE / "robots.txt").read_text(encoding="utf-8").startswith("User-agent: *")
+
+
+def test_every_icon_of_the_pages_is_in_the_font() -> None:
+    used = lean_files.icons_of(SITE)
+    kept = set(TTFont((SITE / lean_files.ICONS).with_suffix(".woff")).getBestCmap())
+    assert len(kept) > 20
+    assert used - kept <= {0xF09B, 0xF296}  # those of two companies, in another font
