@@ -324,6 +324,18 @@ def test_a_path_with_letters_that_the_terminal_lacks_is_printed(
     assert r"gr\xf6\xdfe" in done.stdout
 
 
+# --- exercise
+
+
+def test_exercise_shows_a_hint(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["exercise", "bn-bound", "--hint", "2"]) == 0
+    assert capsys.readouterr().out == exercises.hint("bn-bound", 2) + "\n"
+    assert main(["exercise", "bn-bound", "--hint", "4"]) == 2
+    assert "from 1 to 3" in capsys.readouterr().err
+    assert main(["exercise", "bn-bond"]) == 2
+    assert "near it are bn-bound" in capsys.readouterr().err
+
+
 # --- audit
 
 

@@ -153,6 +153,11 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument("factory", metavar="MODULE:FACTORY", type=_factory)
     command.add_argument("--json", action="store_true", help="print JSON")
 
+    text = "show a hint to an exercise of the book"
+    command = _command(commands, _exercise, text)
+    command.add_argument("name", metavar="NAME", help="its label without ex-")
+    command.add_argument("--hint", metavar="N", type=int, default=1, help="which one")
+
     _command(commands, _doctor, "show versions, device and data, and what is missing")
     return parser
 
@@ -475,6 +480,17 @@ def _audit(options: argparse.Namespace) -> int:
         return 2
     print(report.to_json() if options.json else report)
     return int(not report.passed)
+
+
+def _exercise(options: argparse.Namespace) -> int:
+    from normbook import exercises
+
+    try:
+        print(exercises.hint(options.name, options.hint))
+    except ValueError as error:
+        _tell(error)
+        return 2
+    return 0
 
 
 def _doctor(_: argparse.Namespace) -> int:
