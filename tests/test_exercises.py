@@ -19,7 +19,17 @@ from normbook.exercises.answers import Choice, Exercise, Function, Numbers, Size
 
 BOOK = Path(__file__).parents[1] / "book"
 # Chapters of the parts that have their hints.
-CHAPTERS = ("why_normalize", "batch_norm", "batch_norm_gradient", "moving_averages")
+CHAPTERS = (
+    "why_normalize",
+    "batch_norm",
+    "batch_norm_gradient",
+    "moving_averages",
+    "internal_covariate_shift",
+    "smoothness",
+    "smoothness_measured",
+    "scale_invariance",
+    "least_squares",
+)
 ALL: dict[str, Exercise] = exercises._EXERCISES
 CHECKED = [name for name in exercises.names() if ALL[name].answer is not None]
 
@@ -40,10 +50,7 @@ def right_and_slips(name: str) -> tuple[Any, list[tuple[Any, str]]]:
     if isinstance(answer, Choice):
         return answer.right, list(answer.others.items())
     if isinstance(answer, Sizes):
-        others = [{1, 2}, {3}, {5}, {2}]
-        return set(answer.right), [
-            (o, w) for o, (_, w) in zip(others, answer.slips, strict=True)
-        ]
+        return set(answer.right), [(set(e), why) for e, _, why in answer.slips]
     assert isinstance(answer, Function | Numbers)
     return answer.right, list(answer.slips)
 

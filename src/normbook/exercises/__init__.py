@@ -16,12 +16,15 @@ from __future__ import annotations
 from difflib import get_close_matches
 from typing import NamedTuple
 
-from normbook.exercises import batch_normalization
+from normbook.exercises import batch_normalization, why_it_works
 from normbook.exercises.answers import Exercise
 
 __all__ = ["Verdict", "check", "hint", "names"]
 
-_EXERCISES: dict[str, Exercise] = {**batch_normalization.EXERCISES}
+_EXERCISES: dict[str, Exercise] = {
+    **batch_normalization.EXERCISES,
+    **why_it_works.EXERCISES,
+}
 
 
 class Verdict(NamedTuple):
