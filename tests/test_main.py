@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from normbook import exercises
 from normbook.__main__ import main
 from normbook.data import catalogue, files
 from normbook.data.catalogue import DataFile, Source

@@ -98,7 +98,8 @@ class Sizes:
     what: str
     right: frozenset[int]
     why: str
-    slips: Sequence[tuple[Callable[[frozenset[int]], bool], str]] = ()
+    # An example, the test of its kind, and what is said.
+    slips: Sequence[tuple[frozenset[int], Callable[[frozenset[int]], bool], str]] = ()
 
     @property
     def form(self) -> str:
@@ -113,7 +114,7 @@ class Sizes:
         sizes = frozenset(found.ravel().astype(int).tolist())
         if sizes == self.right:
             return None
-        return next((why for is_it, why in self.slips if is_it(sizes)), "")
+        return next((why for _, is_it, why in self.slips if is_it(sizes)), "")
 
 
 @dataclass(frozen=True)
@@ -125,14 +126,14 @@ class Function:
     draw: Draw
     why: str
     slips: Sequence[tuple[Callable[..., Any], str]] = ()
-    gives: str = ""
+    what: str = ""
     trials: int = 5
 
     @property
     def form(self) -> str:
         """Say what is to be given."""
-        gives = f" that gives {self.gives}" if self.gives else ""
-        return f"a function of {self.arguments}{gives}"
+        what = self.what and f": {self.what}"
+        return f"a function of {self.arguments}{what}"
 
     def slip(self, given: object) -> str | None:
         """Compare values; an error inside the function is told with its argument."""
@@ -170,13 +171,13 @@ class Choice:
     right: str
     why: str
     others: Mapping[str, str]
+    what: str = ""
 
     @property
     def form(self) -> str:
         """Say what is to be given."""
-        return "one of " + ", ".join(
-            repr(w) for w in sorted([self.right, *self.others])
-        )
+        words = ", ".join(repr(w) for w in sorted([self.right, *self.others]))
+        return f"{self.what and f'{self.what}: '}one of {words}"
 
     def slip(self, given: object) -> str | None:
         """Look the word up."""

@@ -231,19 +231,23 @@ EXERCISES = {
             "than 2.",
             (
                 (
+                    frozenset((1, 2)),
                     lambda sizes: 1 in sizes,
                     "With the size 1 every batch is a single image, and nothing is "
                     "left over.",
                 ),
                 (
+                    frozenset((3,)),
                     lambda sizes: any(1437 % size == 0 for size in sizes),
                     "What divides 1437 leaves nothing over.",
                 ),
                 (
+                    frozenset((5,)),
                     lambda sizes: any(1435 % size == 0 for size in sizes),
                     "What divides 1435 leaves two over.",
                 ),
                 (
+                    frozenset((2,)),
                     lambda sizes: all(1436 % size == 0 for size in sizes),
                     "These are right, and some are missing: all divisors of 1436 but "
                     "1.",

@@ -90,6 +90,7 @@ EXERCISES = {
                 "no_grad and weights": "no_grad only spares memory. Who calls train() "
                 "after eval()?",
             },
+            "the two lines",
         ),
     ),
     "gal-evaluate": Exercise(
@@ -104,6 +105,7 @@ EXERCISES = {
                 "those that were": "train() does not remember who was in which mode.",
                 "the outer one": "train() goes through all children.",
             },
+            "the layers that train() puts into training mode",
         ),
     ),
     "gal-ten": Exercise(
@@ -172,7 +174,7 @@ EXERCISES = {
                 ),
                 (lambda w, k: w * k, "That goes along the last axis, of the pixels."),
             ),
-            gives="the folded weights",
+            what="the folded weights",
         ),
     ),
     "fold-square": Exercise(
@@ -189,6 +191,7 @@ EXERCISES = {
                 "features": "They are the last axis. BatchNorm1d takes axis 1.",
                 "examples": "They are axis 0. BatchNorm1d takes axis 1.",
             },
+            "what axis 1 counts here",
         ),
     ),
     "fold-branches": Exercise(
@@ -213,7 +216,7 @@ EXERCISES = {
                     "A channel gets its own input only: the identity matrix, not ones.",
                 ),
             ),
-            gives="the weights, with k = γ/√(v + ε) for the three norms, k0 for that "
+            what="the weights, with k = γ/√(v + ε) for the three norms, k0 for that "
             "of the input",
         ),
     ),
@@ -250,7 +253,7 @@ EXERCISES = {
                     "ε stands in the root.",
                 ),
             ),
-            gives="the number for one channel",
+            what="the number for one channel",
         ),
     ),
     "fast-one-pass": Exercise(
@@ -268,6 +271,7 @@ EXERCISES = {
                 "an outlier": "It makes the deviation large as well, and the error is "
                 "small beside it.",
             },
+            "where it goes wrong",
         ),
     ),
     "fast-residual": Exercise(

@@ -73,6 +73,7 @@ EXERCISES = {
                 "eps": "On normal values σ is near 1, beside which ε is next to "
                 "nothing.",
             },
+            "the bug that the test sees",
         ),
     ),
     "ln-appendix": Exercise(
@@ -106,6 +107,7 @@ EXERCISES = {
                 "along a row.",
                 "none": "If W 1 is a multiple of 1, it is taken off.",
             },
+            "the weights for which it is invariant",
         ),
     ),
     "ln-twice": Exercise(
@@ -169,7 +171,7 @@ EXERCISES = {
                     "the means.",
                 ),
             ),
-            gives="the right gradient of x",
+            what="the right gradient of x",
         ),
     ),
     "lng-centring": Exercise(
@@ -195,7 +197,7 @@ EXERCISES = {
                 ),
                 (lambda W: W, "RMSNorm takes no mean off. The weights have to."),
             ),
-            gives="W′, of shape (features, inputs)",
+            what="W′, of shape (features, inputs)",
         ),
     ),
     "lng-gain": Exercise(
@@ -241,6 +243,7 @@ EXERCISES = {
                 "mean": "The mean is known after a pass. There is only one.",
                 "largest": "The largest is known after a pass. There is only one.",
             },
+            "the number c",
         ),
     ),
     "ca-last": Exercise(
@@ -259,6 +262,7 @@ EXERCISES = {
                 "channels": "The channels are axis 1. They fit because C = W.",
                 "images": "The mean runs over one axis only.",
             },
+            "what is normalized by itself",
         ),
     ),
     "ca-strided": Exercise(
@@ -282,7 +286,7 @@ EXERCISES = {
                     "That is the place within the group, over which the mean runs.",
                 ),
             ),
-            gives="the number of the group of channel c, from 0 on",
+            what="the number of the group of channel c, from 0 on",
         ),
     ),
     "ca-rank": Exercise(
@@ -347,7 +351,7 @@ EXERCISES = {
                 (lambda v: 1 / sqrt(v), "The other way round: they are larger."),
                 (lambda v: 1.0, "The last LN divides by a deviation that is not 1."),
             ),
-            gives="the factor of the scores, for a raw stream of variance v",
+            what="the factor of the scores, for a raw stream of variance v",
         ),
     ),
     "tr-rms": Exercise(
@@ -375,7 +379,7 @@ EXERCISES = {
                     "Then the stream keeps its mean, which RMSNorm does not take off.",
                 ),
             ),
-            gives="what takes the place of a writing map W, of shape (out, in)",
+            what="what takes the place of a writing map W, of shape (out, in)",
         ),
     ),
 }

@@ -38,7 +38,7 @@ EXERCISES = {
                 ),
                 (lambda o, c: 1.0, "h is o tanh(c), and o is below 1."),
             ),
-            gives="the factor between her derivative and the right one",
+            what="the factor between her derivative and the right one",
         ),
     ),
     "lstm-quadratic": Exercise(
@@ -62,7 +62,7 @@ EXERCISES = {
                     "Right in T. Each array has N D numbers a step.",
                 ),
             ),
-            gives="how many numbers the nodes of all x[t] return",
+            what="how many numbers the nodes of all x[t] return",
         ),
     ),
     "lstm-carousel": Exercise(
@@ -87,7 +87,7 @@ EXERCISES = {
                 ),
                 (lambda T: 0.0, "That is the mean. How far from it is c_T?"),
             ),
-            gives="the standard deviation of c_T",
+            what="the standard deviation of c_T",
         ),
     ),
     "lstm-noise": Exercise(
@@ -145,6 +145,7 @@ EXERCISES = {
                 "examples": "The examples are axis 1, over which nothing runs here.",
                 "features": "Over the features layer normalization has to average.",
             },
+            "over what the mean must not run",
         ),
     ),
     "lnl-twice": Exercise(
@@ -162,6 +163,7 @@ EXERCISES = {
                 "examples.",
                 "nothing": "What all features have in common goes with their mean.",
             },
+            "what of the inner b the layer takes off",
         ),
     ),
     "lnl-units": Exercise(
@@ -179,6 +181,7 @@ EXERCISES = {
                 "i": "It acts on c, of which the hat is 0 whatever c is.",
                 "g": "It acts on c, of which the hat is 0 whatever c is.",
             },
+            "the gate that reaches the output",
         ),
     ),
     "hw-factor": Exercise(
@@ -195,6 +198,7 @@ EXERCISES = {
                 "mutants": "They are wrong versions of the right code, and need a "
                 "check that finds them.",
             },
+            "what finds it without training",
         ),
     ),
     "hw-padding": Exercise(
@@ -212,6 +216,7 @@ EXERCISES = {
                 "line.",
                 "the others": "Their steps are as hard to predict as before.",
             },
+            "what makes the mean loss fall",
         ),
     ),
     "hw-bias": Exercise(
@@ -229,6 +234,7 @@ EXERCISES = {
                 "were nearly equal.",
                 "the middle": "That is what the squared error writes.",
             },
+            "where the pen jumps, with a very large bias",
         ),
     ),
     "rd-mask": Exercise(
@@ -248,7 +254,7 @@ EXERCISES = {
                 (lambda n, Z: 1.0, "exp(0) is 1: each place of padding counts."),
                 (lambda n, Z: (Z + n) / Z, "That would repair it. r is too small."),
             ),
-            gives="the factor of r, for n places of padding and the sum Z over the "
+            what="the factor of r, for n places of padding and the sum Z over the "
             "words",
         ),
     ),
@@ -267,6 +273,7 @@ EXERCISES = {
                 "a large rate": "With any rate the length grows, since the gradient "
                 "is orthogonal to W_h.",
             },
+            "what they see",
         ),
     ),
     "wh-count": Exercise(

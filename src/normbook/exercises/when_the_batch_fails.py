@@ -83,7 +83,7 @@ EXERCISES = {
                     "The layer divides by the root of var + eps.",
                 ),
             ),
-            gives="the gradient of x, for running mean and var",
+            what="the gradient of x, for running mean and var",
         ),
     ),
     "sb-two": Exercise(
@@ -168,7 +168,7 @@ EXERCISES = {
                     "One batch of 2 m values loses 1/(2 m). A shard of m loses 1/m.",
                 ),
             ),
-            gives="the factor of the variance, for m independent values a shard",
+            what="the factor of the variance, for m independent values a shard",
         ),
     ),
     "split-gamma": Exercise(
@@ -220,7 +220,7 @@ EXERCISES = {
                     "Take off n (μ − c)², not n μ².",
                 ),
             ),
-            gives="μ and M, for the sums S of x − c and Q of (x − c)²",
+            what="μ and M, for the sums S of x − c and Q of (x − c)²",
         ),
     ),
     "split-momentum": Exercise(
@@ -282,7 +282,7 @@ EXERCISES = {
                     "Padding lies at c: its distance from the live mean is μ − c.",
                 ),
             ),
-            gives="m and v",
+            what="m and v",
         ),
     ),
     "vl-count": Exercise(
@@ -318,7 +318,7 @@ EXERCISES = {
                     "The squares are about the wrong mean.",
                 ),
             ),
-            gives="the two wrong numbers, for live values with mu and var and the "
+            what="the two wrong numbers, for live values with mu and var and the "
             "share p of padding",
         ),
     ),
@@ -354,7 +354,7 @@ EXERCISES = {
                     "values?",
                 ),
             ),
-            gives="mean and variance of the live values after the layer, for ε = 0, "
+            what="mean and variance of the live values after the layer, for ε = 0, "
             "and p = 1 − T_i/T",
         ),
     ),

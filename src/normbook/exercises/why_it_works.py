@@ -2,396 +2,349 @@
 
 from __future__ import annotations
 
+from math import sqrt
+from typing import Any
+
 import numpy as np
 
-from normbook.exercises.answers import (
-    Choice,
-    Drawn,
-    Exercise,
-    Function,
-    Numbers,
-    uniform,
-)
+from normbook.exercises.answers import Choice, Exercise, Function, Numbers, Sizes
 
 
-def _spectrum(rand: np.random.Generator) -> Drawn:
-    return (np.array([1e-15, *np.sort(rand.uniform(1, 9, size=4))]),)
+def _factor(rand: np.random.Generator) -> tuple[Any, ...]:
+    return (rand.uniform(2, 20),)
 
 
-def _printed(rand: np.random.Generator) -> Drawn:
-    return int(rand.integers(2, 50)), *rand.uniform(0.5, 2, 2)
+def _three(rand: np.random.Generator) -> tuple[Any, ...]:
+    return tuple(rand.uniform(0.2, 3, 3))
 
 
-_EIGENVALUES = (8, 4, 2, 1)  # of the exercise on targets
+def _bound(rand: np.random.Generator) -> tuple[Any, ...]:
+    return int(rand.integers(3, 50)), rand.uniform(0.5, 2), rand.uniform(0.5, 2)
+
 
 EXERCISES = {
     "ics-bug": Exercise(
         (
-            "How often is loss called, and what does it do each time?",
-            "Two gradients are compared. May anything but the parameters differ "
-            "between them?",
-            "What must every shift be if no parameter moves?",
+            "How often does gradient_shift call loss, and what does each call draw?",
+            "With the learning rate 0 nothing moves, so every shift has to be 0.",
         ),
         Choice(
-            "zero",
-            "Nothing moves, so every shift must be 0. Here two batches differ.",
+            "batch",
+            "Before and after are of different batches. Draw once, outside.",
             {
-                "small": "Nearly: the true shifts are small then. Only where nothing "
-                "moves it is known what they must be.",
-                "large": "With a large rate the true shifts are large as well, and "
-                "hide the bug.",
+                "step": "With a step of 0 she would still find shifts.",
+                "loss": "Cross-entropy is the loss that is trained, and right.",
             },
+            "what is at fault",
         ),
     ),
     "ics-shape": Exercise(
         (
-            "step may be a function of a parameter and its gradient. Which "
-            "parameters are vectors?",
-            "Return 0 times the gradient for γ and β, and divide the two shifts.",
+            "Mean and deviation behind the layer are β and |γ|, up to ε.",
+            "Pass a function as step that leaves vectors as they are.",
         ),
         Choice(
-            "nearly all",
-            "In one step γ and β hardly move the input. Over a whole training they do.",
+            "shape",
+            "In one step nearly all of it. Over a training γ and β do count.",
             {
-                "about half": "With γ and β held, nearly the same shift is left: "
-                "measure one step.",
-                "nearly nothing": "That the layers below move only the shape does not "
-                "say that they move it little.",
+                "location": "The mean is β, and one step hardly moves it.",
+                "scale": "The deviation is |γ| up to ε, and one step hardly moves it.",
             },
+            "what nearly all of the shift is, in one step",
         ),
     ),
     "ics-scale": Exercise(
         (
-            "What does batch normalization do to a factor of its input?",
-            "The loss has f(10 W) = f(W). Differentiate both sides by W.",
-            "Of the gradient of layer i definition (b) asks only what the layers "
-            "below i do to it.",
+            "What does the layer behind the first matrix do with a factor of its "
+            "input?",
+            "The same loss, written in weights that are k times as long: "
+            "differentiate.",
         ),
-        Numbers(
-            "the factor by which the gradient of the first matrix changes",
-            1 / 10,
-            "Both shifts are 0, up to ε. What a layer does to its own gradient is no "
-            "shift.",
+        Function(
+            "k",
+            lambda k: 1 / k,
+            _factor,
+            "And both shifts are 0 up to ε: the layer divides the factor out.",
             (
                 (
-                    1,
-                    "The function stays the same, its slope does not: f(10 W) = f(W), "
-                    "differentiated by W.",
+                    lambda k: k,
+                    "The loss does not change while the weights do: less, not more.",
                 ),
-                (10, "The other way round: 10 ∇f(10 W) = ∇f(W)."),
-                (
-                    1 / 100,
-                    "That is the gradient beside the length of the weights. The "
-                    "gradient alone falls less.",
-                ),
+                (lambda k: 1.0, "γ and β keep their gradients; the matrix does not."),
+                (lambda k: 1 / k**2, "That is what becomes of the effective rate."),
             ),
+            what="the factor of the gradient of the first matrix",
         ),
     ),
     "smo-bug": Exercise(
         (
-            "β-smoothness compares two gradients of one function. Is it one function "
-            "here?",
-            "By what should the change of the gradient be divided?",
-            "Let the loss be ⟨a, w⟩ with another a for each batch.",
+            "For a linear loss the gradient is the same everywhere, on one batch.",
+            "What does noise do when steps get shorter, and what a change that is "
+            "not divided?",
         ),
         Choice(
             "distance",
-            "The change is not divided by the distance, so it falls with the steps.",
+            "The change is not divided by η‖g‖, and falls with it. The other bug is "
+            "noise.",
             {
-                "batch": "The noise of new batches does not depend on the step "
-                "length. It shows for a linear loss, where 0 is right.",
+                "batch": "The noise of new batches stays as it is, however short the "
+                "step.",
             },
+            "the bug that shorter steps show",
         ),
     ),
     "smo-scale": Exercise(
         (
-            "f(k W) = f(W). Differentiate both sides by W.",
-            "The path is to be k times as long, and the gradient is 1/k of what it "
-            "was. By what must η be multiplied?",
-            "S is a change of the gradient, divided by a distance.",
+            "The gradient at kW is 1/k of that at W.",
+            "To pass through the same functions, a step has to be k times as long.",
+            "S is a change of the gradient by a distance.",
         ),
         Function(
-            "S, k",
-            lambda S, k: S / k**2,
-            uniform((0.1, 9), (2, 20)),
-            "η is multiplied by k², so η S stays. S alone tells nothing about "
-            "two networks.",
+            "k",
+            lambda k: 1 / k**2,
+            _factor,
+            "And ηS stays: compare that, or nothing.",
             (
                 (
-                    lambda S, k: S,
-                    "The function is the same, but its gradient and the distances are "
-                    "not.",
+                    lambda k: 1 / k,
+                    "That is the gradient alone. The distance grows, too.",
                 ),
-                (
-                    lambda S, k: S / k,
-                    "The gradients are divided by k, and the distances multiplied by "
-                    "k as well.",
-                ),
-                (
-                    lambda S, k: S * k**2,
-                    "The other way round: that is the factor of η.",
-                ),
+                (lambda k: k**2, "That is the factor of η."),
+                (lambda k: 1.0, "The function is the same, its gradient by W is not."),
             ),
-            gives="the smoothness for the weights k W",
+            what="the factor of S",
         ),
     ),
     "smo-print": Exercise(
         (
-            "Subtract the printed right side from the left one. Which terms stay?",
-            "What are ⟨x̂, x̂⟩ and ⟨1, x̂⟩?",
+            "The exact length has 1/N where the print has its root. Take the "
+            "difference.",
+            "It is a positive factor times the square of ⟨x̂, g⟩.",
+            "For g = x̂ the mean of g is 0, and ⟨x̂, g⟩ is N.",
         ),
         Function(
             "N, gamma, sigma",
-            lambda N, gamma, sigma: (gamma / sigma) ** 2 * (N - N**1.5),
-            _printed,
-            "The left side is 0 there. The printed bound holds only for g orthogonal "
-            "to x̂.",
+            lambda N, gamma, sigma: gamma**2 / sigma**2 * (N - N**1.5),
+            _bound,
+            "It is below zero, where the length is 0. Only g orthogonal to x̂ keep it.",
             (
                 (
                     lambda N, gamma, sigma: 0.0,
-                    "That is the left side. The printed one has 1/√N in place of 1/N.",
+                    "That is the left side, the true length.",
                 ),
+                (lambda N, gamma, sigma: N - N**1.5, "The factor γ²/σ² is missing."),
                 (
-                    lambda N, gamma, sigma: (gamma / sigma) ** 2 * (N - N**0.5),
-                    "⟨x̂, x̂⟩ is N, and it comes in squared.",
-                ),
-                (
-                    lambda N, gamma, sigma: N - N**1.5,
-                    "The factor γ²/σ² is missing.",
+                    lambda N, gamma, sigma: gamma**2 / sigma**2 * (N - N**0.5),
+                    "⟨x̂, g⟩ is squared: N² by the root of N.",
                 ),
             ),
-            gives="the printed side for g = x̂",
+            what="the side as printed for g = x̂",
         ),
     ),
     "smo-distance": Exercise(
         (
-            "Is the third argument of along_gradient a distance or a step length?",
-            "A step of length η along the gradient v moves the weights by η ‖v‖.",
+            "along_gradient takes step lengths η, and walks η times the gradient.",
+            "Which of the two networks has the longer gradient?",
         ),
         Function(
-            "share, w, v",
-            lambda share, w, v: share * w * v,
-            uniform((0.001, 0.1), (1, 20), (0.1, 5)),
-            "So the twin, whose gradient is longer, goes farther. Divide the steps by "
-            "‖v‖.",
+            "share, w_norm, v_norm",
+            lambda share, w_norm, v_norm: share * w_norm * v_norm,
+            _three,
+            "The one with the longer gradient goes farther. Divide by it.",
             (
                 (
-                    lambda share, w, v: share * w,
-                    "That is what was meant. The step is still multiplied by the "
-                    "gradient.",
+                    lambda share, w_norm, v_norm: share * w_norm,
+                    "That is how far it was to walk.",
                 ),
                 (
-                    lambda share, w, v: share * w / v,
-                    "That is the step length that would be right.",
+                    lambda share, w_norm, v_norm: share * w_norm / v_norm,
+                    "That is the step length that would have been right.",
                 ),
-                (lambda share, w, v: share * v, "steps has the factor ‖w‖ as well."),
             ),
-            gives="the distance walked, for a share and the lengths of weights and "
-            "gradient",
+            what="how far a network with a gradient of length v_norm walks",
         ),
     ),
     "smo-units": Exercise(
         (
-            "The gradient is c times as long, and η is divided by c. What becomes of "
-            "the path?",
-            "Along one and the same path the losses, and their gradients, are "
-            "multiplied by c.",
-            "S is the change of the gradient, divided by the distance.",
+            "The gradient grows by c and the step length shrinks by c: what of the "
+            "path?",
+            "Along the same path, what becomes of the change of the gradient?",
         ),
-        Numbers(
-            "four factors for c = 1000: of loss range, gradient change, S and η S",
-            (1000, 1000, 1000, 1),
-            "η S has no unit. The number to compare it with is 2.",
+        Function(
+            "c",
+            lambda c: c,
+            _factor,
+            "So ηS stays the same. It has no unit, and 2 is what to compare it with.",
             (
-                (
-                    (1, 1, 1, 1),
-                    "The path is the same; the loss along it is 1000 times as large.",
-                ),
-                (
-                    (1000, 1000, 1e6, 1000),
-                    "The distance is not divided by c: the longer gradient makes up "
-                    "for the smaller η.",
-                ),
-                (
-                    (1000, 1000, 1, 1 / 1000),
-                    "The distance is not multiplied by c: the smaller η makes up for "
-                    "the longer gradient.",
-                ),
+                (lambda c: 1.0, "ηS stays, and η is divided by c."),
+                (lambda c: c**2, "The change grows by c, and the distance stays."),
+                (lambda c: 1 / c, "That is what becomes of the learning rate."),
             ),
+            what="the factor of S",
         ),
     ),
     "si-bug": Exercise(
         (
-            "What does the backward pass know of μ and σ under no_grad?",
-            "With μ and s held, the gradient of x is 1/s times that of x̂. How does it "
-            "change when the weights are multiplied by 3?",
-            "The growth of the length follows from a property that neither of his "
-            "tests looks at.",
+            "What does the backward pass know of statistics under no_grad?",
+            "Multiply the weights by 3: what becomes of x̂, and of s?",
+            "Which property needs the routes through mean and deviation?",
         ),
         Choice(
             "orthogonality",
-            "The statistics are constants for the backward pass, and the gradient "
-            "has a part along the weights.",
+            "The gradient is no longer orthogonal to the weights: two routes are cut.",
             {
-                "loss": "The function is right, and its values with it.",
-                "a third": "x̂ stays and s is three times as large, so that even the "
-                "wrong gradient becomes a third.",
+                "loss": "The function is right, so the loss stays.",
+                "third": "The gradient does become a third: x̂ stays, and s is three "
+                "times as large.",
             },
+            "the test that fails",
         ),
     ),
     "si-sign": Exercise(
         (
-            "What is the standard deviation of a x, if a is negative?",
-            "How many of 2000 normal numbers are negative?",
+            "Try a factor of −1.",
+            "How often is a normal number negative?",
         ),
         Numbers(
-            "the number of units that you expect",
-            1000,
-            "The negative factors turn the sign. A negative γ can undo it.",
+            "the expected share of the units that fail",
+            0.5,
+            "Those with negative factors: their outputs have the other sign.",
             (
-                (0, "The deviation is |a| times as large: the sign of a is left over."),
-                (2000, "For positive factors the sentence is true."),
+                (0, "x̂ has a sign: a negative factor turns it."),
+                (1, "A positive factor does cancel."),
             ),
-            rtol=0.1,
         ),
     ),
     "si-knobs": Exercise(
         (
-            "Write w = ω/√c, and put it into the update.",
-            "The gradient at ω/√c is √c times that at ω.",
-            "What differs between the two settings at the start, and what does weight "
-            "decay do to that?",
+            "Write ω for the weights of the second training, and w = ω/√c.",
+            "Put it into the update; the gradient at ω/√c is √c times that at ω.",
         ),
-        Choice(
-            "product",
-            "Only ηλ decides how far an update turns, once the initial scale is "
-            "forgotten.",
-            {
-                "quotient": "c multiplies the one and divides the other. What stays?",
-                "both": "Two settings with the same product differ in the initial "
-                "scale only, which weight decay forgets.",
-            },
+        Function(
+            "c",
+            sqrt,
+            _factor,
+            "After the start is forgotten, only the product ηλ counts.",
+            (
+                (lambda c: c, "A step of c η on weights c times as long turns less."),
+                (
+                    lambda c: 1 / sqrt(c),
+                    "With a larger rate the weights have to be longer.",
+                ),
+                (
+                    lambda c: 1.0,
+                    "From the same weights the first step is c times as long.",
+                ),
+            ),
+            what="the factor of the first weights",
         ),
     ),
     "si-adam": Exercise(
         (
-            "What happens to the gradient when the weights are multiplied by a, and "
-            "what to Adam's step?",
-            "How far does a step of a given length turn a vector that is a times as "
-            "long?",
+            "Multiply all weights by a. What becomes of the gradients, and of Adam's "
+            "step?",
+            "To turn as much, a step has to grow as the weights do.",
         ),
-        Function(
-            "eta, length",
-            lambda eta, length: eta / length,
-            uniform((0.01, 1), (2, 20)),
-            "And the step is no longer orthogonal to the weights: their growth obeys "
-            "another rule.",
+        Numbers(
+            "the power p, if the effective rate is η divided by ‖w‖ to the power of p",
+            1,
+            "And no Pythagoras: the step is not orthogonal to the weights.",
             (
+                (2, "That is for plain SGD, where the gradient is shorter, too."),
                 (
-                    lambda eta, length: eta / length**2,
-                    "That is gradient descent. Adam divides the length of the gradient "
-                    "out, and one power goes with it.",
-                ),
-                (
-                    lambda eta, length: eta,
-                    "A step is as long as before, but it turns long weights less.",
-                ),
-                (
-                    lambda eta, length: eta * length,
-                    "The other way round: longer weights turn less.",
+                    0,
+                    "The step keeps its length, on weights that are longer: it turns "
+                    "less.",
                 ),
             ),
-            gives="the effective learning rate",
         ),
     ),
     "si-which": Exercise(
         (
-            "Multiply the parameters by a > 0. Does what stands behind them pass a "
-            "common factor on?",
-            "ReLU does: max(a x, 0) = a max(x, 0).",
-            "In evaluation mode, who divides the factor out?",
+            "Does the function between the parameter and the next layer pass a "
+            "factor on?",
+            "max(a x, 0) is a max(x, 0) for a > 0. And a sigmoid?",
+            "In evaluation the statistics do not know the weights of now.",
         ),
-        Numbers(
-            "four numbers, 1 for scale invariant and 0 for not",
-            (1, 0, 1, 0),
-            "Scale invariance is a property of training; the running statistics "
-            "belong to the old weights.",
+        Sizes(
+            "the numbers of the invariant ones",
+            frozenset((1, 3)),
+            "ReLU and linear maps pass a factor on, and the next layer divides it out.",
             (
                 (
-                    (1, 0, 0, 0),
-                    "Multiply γ and β both: ReLU passes the factor on, and the second "
-                    "batch normalization divides it out.",
+                    frozenset((1, 2, 3)),
+                    lambda given: 2 in given,
+                    "A sigmoid does not pass a factor on.",
                 ),
                 (
-                    (1, 0, 1, 1),
-                    "The running statistics belong to the old weights, and stay.",
+                    frozenset((1, 3, 4)),
+                    lambda given: 4 in given,
+                    "In evaluation the statistics are constants, and the factor stays.",
                 ),
-                ((1, 1, 1, 0), "A sigmoid does not pass a factor on."),
-                ((0, 0, 1, 0), "ReLU passes a positive factor on."),
+                (
+                    frozenset((1,)),
+                    lambda given: given == {1},
+                    "Gain and bias together pass a factor through ReLU and the "
+                    "linear layer.",
+                ),
             ),
         ),
     ),
     "lsq-bug": Exercise(
         (
-            "Which direction does the loss not depend on at all?",
-            "cond divides the largest singular value by the smallest one. Which is "
-            "that?",
+            "Along which direction does the loss not change at all?",
+            "Look at the eigenvalues one by one, with their eigenvectors.",
         ),
-        Function(
-            "lam",
-            lambda lam: lam[-1] / lam[1],
-            _spectrum,
-            "The eigenvalue 0 along u belongs to the length of w, and no gradient "
-            "points there.",
-            (
-                (
-                    lambda lam: lam[-1] / lam[0],
-                    "That was measured: a rounding error stands below. Leave the "
-                    "eigenvalue along u out.",
-                ),
-                (
-                    lambda lam: lam[-2] / lam[1],
-                    "The largest one stays. Only the smallest has to go.",
-                ),
-            ),
-            gives="the right ratio, for the eigenvalues of the Hessian in rising order",
+        Choice(
+            "length",
+            "The eigenvalue 0 belongs to the length of w. The ratio of the others "
+            "counts.",
+            {
+                "data": "The condition of the data is that of the covariance, and "
+                "small here.",
+                "gain": "The gain is not part of this matrix.",
+            },
+            "what the smallest eigenvalue belongs to",
         ),
     ),
     "lsq-targets": Exercise(
         (
-            "Interlacing: each of the three numbers that stay lies between two "
-            "neighbours of 8, 4, 2, 1.",
-            "κ stays if b is orthogonal to the first and to the last eigenvector.",
-            "For the smallest one, let the largest that stays be 4 and the smallest 2.",
+            "The eigenvalues that count lie between those of Σ, one in each gap.",
+            "There are three of them. Which ends of the gaps bring the outer two "
+            "together?",
         ),
         Numbers(
-            "the smallest possible condition number",
-            _EIGENVALUES[1] / _EIGENVALUES[2],
-            "The third number has to fall between 4 and 2. For 3, cos²α is 2/7.",
+            "the smallest possible effective condition number",
+            2,
+            "It is λ₂/λ₃, reached with cos² α = 2/7.",
             (
-                (8, "That is the largest one, for (0, 1, 1, 0)."),
                 (
-                    4,
-                    "So it is when b is an eigenvector at one end. A b with parts at "
-                    "both ends is better.",
+                    8,
+                    "That is the largest one, for b without its first and last "
+                    "entries.",
                 ),
-                (1, "Interlacing: one number is at least 4, and one at most 2."),
+                (4, "Both ends can be brought in: to λ₂ from above, to λ₃ from below."),
+                (1, "The gaps meet in λ₂ and λ₃, which differ."),
             ),
         ),
     ),
     "lsq-gain": Exercise(
         (
-            "Write the loss as a function of γ alone. What is its curvature?",
-            "Gradient descent on a parabola with curvature 1 needs which η?",
+            "What is the curvature in γ, by the first step of the derivation?",
+            "Gradient descent on a parabola of curvature 1 converges below which rate?",
         ),
-        Choice(
-            "below 2",
-            "The curvature in γ is 1 whatever w is, and no growth of weights helps.",
-            {
-                "every": "That is so with the best gain in each step. A gain that is "
-                "learned is not protected.",
-                "none": "The solution runs two rates that converge, 1 and 1.9.",
-            },
+        Numbers(
+            "the rate from which on the gain does not converge",
+            2,
+            "The length of w protects w and not γ.",
+            (
+                (
+                    1,
+                    "At 1 it arrives in one step. Above, it swings, and still "
+                    "converges.",
+                ),
+                (0.5, "The curvature is 1: the limit is 2 by it."),
+            ),
         ),
     ),
 }
