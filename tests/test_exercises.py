@@ -11,13 +11,16 @@ import exercise_help
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 import yaml
 from docutils import nodes
 from docutils.frontend import get_default_settings
 from docutils.utils import new_document
 
 from normbook import exercises
+from normbook.exercises import when_the_batch_fails
 from normbook.exercises.answers import Choice, Exercise, Function, Numbers, Sizes
+from normbook.layer_norm import layer_norm_forward, rms_norm_forward
 
 BOOK = Path(__file__).parents[1] / "book"
 TOC = Path(__file__).parents[1] / "_toc.yml"
@@ -84,6 +87,103 @@ def test_another_wrong_answer_gets_the_first_hint(name: str) -> None:
     verdict = exercises.check(name, given)
     assert not verdict
     assert verdict.text == f"A hint: {ALL[name].hints[0]}"
+
+
+def right(name: str, *values: Any) -> Any:
+    answer = ALL[name].answer
+    assert isinstance(answer, Function)
+    return answer.right(*values)
+
+
+def test_answers_on_padding_are_those_of_padded_arrays() -> None:
+    mu, var, c, p = 1.5, 0.6, -0.7, 0.25
+    live = np.random.default_rng(0).normal(size=300)
+    live = mu + (live - live.mean()) / live.std() * var**0.5
+    padded = np.append(live, np.full(100, c))
+    found = padded.mean(), padded.var()
+    assert np.allclose(right("vl-value", mu, var, c, p), found)
+    zeros = np.append(live, np.zeros(100))
+    around = (live - zeros.mean()) ** 2
+    expected = zeros.mean(), around.sum() / 400
+    assert np.allclose(right("vl-count", mu, var, p), expected)
+    y = ((zeros - zeros.mean()) / zeros.std())[:300]
+    assert np.allclose(right("vl-group", mu, var, p), (y.mean(), y.var()))
+
+
+def test_answers_on_split_batches_are_those_of_batches() -> None:
+    rand = np.random.default_rng(0)
+    shards = rand.normal(size=(4, 2000, 5))  # of 5 values
+    factor = shards.var(2).mean() / shards.var()
+    assert abs(factor - right("split-average", 5)) < 0.02
+    x = rand.normal(3, 2, size=9)
+    mean, squares = x.mean(), ((x - x.mean()) ** 2).sum()
+    sums = (x - 1).sum(), ((x - 1) ** 2).sum()
+    assert np.allclose(right("split-pivot", *sums, 1, 9), (mean, squares))
+
+
+def test_the_gradient_of_a_renormalization_that_is_not_detached() -> None:
+    rand = torch.Generator().manual_seed(0)
+    x, dl_dy = torch.randn(2, 6, 3, dtype=torch.float64, generator=rand)
+    x.requires_grad_()
+    mean, var, eps = torch.ones(3), torch.full((3,), 2.0), 1e-5
+    mu, std = x.mean(0), torch.sqrt(x.var(0, correction=0) + eps)
+    sigma = torch.sqrt(var + eps)
+    for r, d, known in (
+        (std / sigma, (mu - mean) / sigma, right),
+        ((std / sigma).detach(), ((mu - mean) / sigma).detach(), None),
+    ):
+        y = (x - mu) / std * r + d
+        (dl_dx,) = torch.autograd.grad(y, x, dl_dy, retain_graph=True)
+        given = [v.detach().numpy() for v in (dl_dy, x, mean, var)]
+        function = known or (lambda _, *v: when_the_batch_fails._detached(*v))
+        assert np.allclose(function("sb-bug", *given, eps), dl_dx, rtol=1e-6)
+
+
+def test_answers_on_folding_are_those_of_convolutions() -> None:
+    rand = torch.Generator().manual_seed(0)
+    double: Any = {"dtype": torch.float64, "generator": rand}
+    x = torch.randn(2, 4, 5, 6, **double)
+    w3, w1 = torch.randn(4, 4, 3, 3, **double), torch.randn(4, 4, 1, 1, **double)
+    k3, k1, k0 = torch.rand(3, 4, 1, 1, **double)
+    y = k3 * F.conv2d(x, w3, padding=1) + k1 * F.conv2d(x, w1) + k0 * x
+    given = (v.numpy().copy() for v in (w3, w1, *(k[:, 0, 0] for k in (k3, k1, k0))))
+    w = torch.tensor(right("fold-branches", *given))
+    assert torch.allclose(F.conv2d(x, w, padding=1), y)
+    transposed = torch.randn(4, 4, 3, 3, **double)
+    w = torch.tensor(
+        right("fold-bug", transposed[:3, :3].numpy(), k3[:3, 0, 0].numpy())
+    )
+    y = k3[:3] * F.conv_transpose2d(x[:, :3], transposed[:3, :3])
+    assert torch.allclose(F.conv_transpose2d(x[:, :3], w), y)
+    p = right("fold-pad", 0.3, 0.8, 1.2, -0.5, 0.1)
+    assert abs(1.2 * (p - 0.3) / 0.9**0.5 - 0.5) < 1e-12
+
+
+def test_answers_on_recurrent_networks_and_channels() -> None:
+    x = torch.zeros(7, 2, 3, requires_grad=True)
+    nodes: list[Any] = [x[t].grad_fn for t in range(7)]
+    returned = sum(node(torch.ones(2, 3)).numel() for node in nodes)
+    assert right("lstm-quadratic", 7, 2, 3) == returned
+    c = torch.tensor(0.8, dtype=torch.float64, requires_grad=True)
+    (slope,) = torch.autograd.grad(torch.tanh(c), c)
+    buggy = 1 - (0.6 * torch.tanh(c)) ** 2
+    assert np.isclose(right("lstm-bug", 0.6, 0.8), (buggy / slope).item())
+    logits = np.append([0.4, -0.2, 1.0], np.zeros(3))  # of three words, and padding
+    weights = np.exp(logits) / np.exp(logits).sum()
+    left = right("rd-mask", 3, np.exp(logits[:3]).sum())
+    assert np.isclose(weights[:3].sum(), left)
+    groups = np.arange(12).reshape(4, 3).T  # as the bug has them: C = 12, G = 3
+    for c_ in range(12):
+        assert c_ in groups[right("ca-strided", c_, 12, 3)]
+
+
+def test_answers_on_weights_keep_the_function() -> None:
+    rand = np.random.default_rng(0)
+    W, u = rand.normal(size=(5, 3)), rand.normal(size=(4, 3))
+    expected, _ = layer_norm_forward(u @ W.T)
+    for name in ("lng-centring", "tr-rms"):
+        found, _ = rms_norm_forward(u @ right(name, W).T)
+        assert np.allclose(found, expected)
 
 
 def raises(n: int) -> float:
