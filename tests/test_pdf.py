@@ -66,6 +66,13 @@ Chapter one
 
    Do it.
 
+.. solution:: ex-one
+   :label: sol-one
+
+   Done::
+
+      a = 1
+
 To :doc:`code_all`, and :ref:`the function <sec-function>`.
 """,
     "two": """
@@ -134,6 +141,8 @@ def test_captions_are_parts_and_the_last_ones_appendices(build: Any) -> None:
     assert [text.find(words) for words in order] == sorted(map(text.find, order))
     assert all(words in text for words in order)
     assert "Nowhere" not in text
+    # A caption that is left would be the title of the contents.
+    assert "\\renewcommand{\\contentsname}" not in text
 
 
 def test_the_code_reference_is_left_out_with_the_links_to_it(build: Any) -> None:
@@ -150,6 +159,73 @@ def test_an_exercise_is_whole_and_a_link_to_it_has_its_label_and_number(
     assert "Do it." in text
     assert "\\hyperref[exercise:ex-one]{Exercise 1.1}" in text
     assert "\\label{exercise:ex-one}" in text
+
+
+def test_a_solution_stands_in_no_frame_and_links_to_it_lead_there(build: Any) -> None:
+    text = written(build("latex"))
+    solution = text.partition("\\label{book/one:sol-one}")[2]
+    assert "{Solution to Exercise 1.1 (Easy)}" in solution
+    before, _, after = solution.partition("\\begin{sphinxVerbatim}")
+    code, end, _ = after.partition("\\end{sphinxVerbatim}")
+    assert "{a}" in code
+    assert end
+    assert "sphinxadmonition" not in before + code
+    assert "hyperref" not in before  # its title leads nowhere
+
+
+def table(*rows: tuple[str, ...]) -> nodes.document:
+    """Return a page with a table, and one in a cell of it."""
+    document = new_document("a page", get_default_settings())
+    group = nodes.tgroup(cols=len(rows[0]))
+    group += [nodes.colspec(colwidth=50) for _ in rows[0]]
+    body = nodes.tbody()
+    for row in rows:
+        cells = [nodes.entry("", nodes.paragraph(text=text)) for text in row]
+        body += nodes.row("", *cells)
+    group += body
+    document += nodes.table("", group)
+    return document
+
+
+LONG = "a word and " * 40
+
+
+@pytest.mark.parametrize(
+    ("rows", "classes"),
+    [
+        ([("a", "b")] * 15, []),
+        ([("a", "b")] * 16, ["longtable"]),
+        ([("a", LONG)], ["longtable", "colwidths-given"]),
+    ],
+)
+def test_tables_that_are_long_or_wide_run_over_pages(
+    rows: list[tuple[str, ...]], classes: list[str]
+) -> None:
+    document = table(*rows)
+    pdf.break_tables(document)
+    (found,) = document.findall(nodes.table)
+    assert found["classes"] == classes
+
+
+def test_a_table_in_a_table_and_cells_that_span_stay_as_they_are() -> None:
+    document = table(("a", LONG), ("b", "c"))
+    outer, inner = document[0], table(("d", LONG))[0]
+    cells = list(document.findall(nodes.entry))
+    cells[3] += inner
+    pdf.break_tables(document)
+    assert outer["classes"] == inner["classes"] == []
+    spanning = table(("a", LONG), ("b", "c"))
+    row = list(spanning.findall(nodes.row))[1]
+    row.pop()
+    pdf.break_tables(spanning)
+    assert spanning[0]["classes"] == []
+
+
+def test_columns_are_as_wide_as_what_is_in_them() -> None:
+    assert pdf.width_of(["a", "b"]) < 6
+    assert pdf.width_of(["in_one_piece_of_25_letters", ""]) == 26
+    few, many = pdf.width_of(["a word " * 10]), pdf.width_of(["a word " * 40])
+    assert many == pytest.approx(2 * few, abs=1)
 
 
 def test_a_living_figure_is_its_still(build: Any) -> None:

@@ -22,13 +22,14 @@ NODE = shutil.which("node")
 needs_node = pytest.mark.skipif(NODE is None, reason="the script of a page needs node")
 
 
-def app(**words: str) -> Any:
+def app(to: str = "html", **words: str) -> Any:
     std = {
         "labels": {"sec-axes": ("book/a", "axes", "Axes")},
         "objects": {("term", "gain"): ("book/glossary", "term-gain")},
     }
     env = SimpleNamespace(docname=search_words.NOTATION, domaindata={"std": std})
-    return SimpleNamespace(env=env, config=SimpleNamespace(search_words=words))
+    config, builder = SimpleNamespace(search_words=words), SimpleNamespace(format=to)
+    return SimpleNamespace(env=env, config=config, builder=builder)
 
 
 def page(*children: nodes.Node) -> nodes.document:
@@ -66,6 +67,15 @@ def test_names_in_code_lead_to_their_rows() -> None:
     search_words.mark_rows(app(), document)
     assert led(document) == [("gamma", "row-1")]
     assert named["ids"] == ["row-1"]
+
+
+def test_the_index_of_a_book_on_paper_has_none_of_them() -> None:
+    named = nodes.row("", nodes.entry("", nodes.literal("", "gamma")))
+    document, site = page(named), app("latex", conv="sec-axes")
+    search_words.mark_rows(site, document)
+    search_words.add_words(site, document, "book/a")
+    assert led(document) == []
+    assert not named["ids"]
 
 
 def in_script(call: str, *arguments: Any) -> Any:

@@ -10,6 +10,7 @@ for program in latexmk xelatex rsvg-convert; do
     exit 1
   }
 done
+rm -rf _pdf/_build
 "$(dirname "$1")/jupyter-book" build . --builder latex -W -n --keep-going -q --path-output _pdf
 cd _pdf/_build/latex
 # It ends where no reference moves any more, and with an error where one leads nowhere.

@@ -8,6 +8,7 @@ where there is one.
 
 from __future__ import annotations
 
+import math
 import re
 import shutil
 import subprocess
@@ -23,6 +24,7 @@ PDF = Path(__file__).parents[2] / "_pdf/normbook.pdf"  # written by tools/pdf.sh
 LEFT_OUT = re.compile(r"(^|%|/)book/code_")  # the code reference
 FIRST = "About this book"
 APPENDIX = "Using the book"  # from this part on, chapters have letters
+LINE = 90  # letters of a line
 STYLE = Path(__file__).parents[1] / "_static/living/living.css"
 
 
@@ -42,7 +44,8 @@ def shorten_contents(app: Sphinx, doctree: nodes.document) -> None:
             for title, name in tree["entries"]
             if not LEFT_OUT.search(name)
         ]
-        if caption := tree.get("caption"):
+        # LaTeX takes the first caption that is left for the title of the contents.
+        if caption := tree.attributes.pop("caption", None):
             begin = "\\appendix" if caption == APPENDIX else ""
             place = tree.parent  # a wrapper with a class, which means nothing on paper
             place.insert(place.index(tree), latex(f"{begin}\\part{{{caption}}}"))
@@ -79,6 +82,54 @@ def unfold(doctree: nodes.document) -> None:
             section[0], nodes.title
         ):  # imports were all
             section.parent.remove(section)
+
+
+def break_tables(doctree: nodes.document) -> None:
+    """Let tables run over pages, with columns as wide as what is in them."""
+    for table in list(doctree.findall(nodes.table)):
+        if nested_in(table, nodes.entry):
+            continue  # LaTeX breaks none of these
+        rows = [list(row.findall(nodes.entry)) for row in table.findall(nodes.row)]
+        columns = list(table.findall(nodes.colspec))
+        if any(len(row) != len(columns) for row in rows):
+            continue  # cells that span, or a table in one
+        for column, cells in zip(columns, zip(*rows, strict=True), strict=True):
+            column["colwidth"] = width_of([cell.astext() for cell in cells])
+        if sum(column["colwidth"] for column in columns) > LINE / 2:
+            table["classes"] += ["longtable", "colwidths-given"]
+        elif len(rows) > 15:
+            table["classes"] += ["longtable"]
+
+
+def width_of(texts: list[str]) -> int:
+    """Return how many letters wide a column of these texts should be.
+
+    It holds the longest word; beyond that, width grows as the root of the text.
+    """
+    word = max((len(w) for text in texts for w in text.split()), default=1)
+    line = max(map(len, texts))
+    return max(min(line, 12), min(word, 30), round(math.sqrt(line * LINE / 4)))
+
+
+def nested_in(node: nodes.Node, kind: type[nodes.Node]) -> bool:
+    """Say whether a node stands in one of some kind."""
+    while node := node.parent:
+        if isinstance(node, kind):
+            return True
+    return False
+
+
+def open_solutions(doctree: nodes.document) -> None:
+    """Take the frame from solutions: a framed code in a frame breaks over no page."""
+    for box in list(doctree.findall(nodes.Admonition)):
+        if type(box).__name__ == "solution_node":
+            title, *rest = box.children
+            for link in list(title.findall(nodes.reference)):
+                link.replace_self(link.children)
+            label = f"{box['docname']}:{box['label']}"
+            head = nodes.paragraph("", "", nodes.strong("", "", *title.children))
+            begin = latex(f"\\phantomsection\\label{{{label}}}")
+            box.replace_self([begin, head, *rest])
 
 
 def style_of_stills(css: str) -> str:
@@ -121,6 +172,7 @@ def adapt(app: Sphinx, doctree: nodes.document) -> None:
     if app.env.docname == app.config.root_doc:
         shorten_first_page(doctree)
     unfold(doctree)
+    break_tables(doctree)
     for figure in list(doctree.findall(nodes.figure)):
         if "living" in figure:
             draw_still(app, figure)
@@ -136,6 +188,7 @@ def mend_links(app: Sphinx, doctree: nodes.document, page: str) -> None:
     """
     if app.builder.format != "latex":
         return
+    open_solutions(doctree)
     for link in list(doctree.findall(nodes.reference)):
         if LEFT_OUT.search(link.get("refuri", "")):
             link.replace_self(link.children)

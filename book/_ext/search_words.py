@@ -18,8 +18,8 @@ NOTATION = "book/notation"
 
 def mark_rows(app: Sphinx, doctree: nodes.document) -> None:
     """Give each row of the notation with names in code an address, and lead there."""
-    if app.env.docname != NOTATION:
-        return
+    if app.env.docname != NOTATION or app.builder.format != "html":
+        return  # the index of a book on paper would list them
     for number, row in enumerate(doctree.findall(nodes.row)):
         cells = list(row.findall(nodes.entry))[:2]
         names = [c.astext() for cell in cells for c in cell.findall(nodes.literal)]
@@ -46,6 +46,8 @@ def place_of(env: BuildEnvironment, label: str) -> tuple[str, str] | None:
 
 def add_words(app: Sphinx, doctree: nodes.document, page: str) -> None:
     """Add to a page the words of the configuration that lead there."""
+    if app.builder.format != "html":
+        return
     for word, label in app.config.search_words.items():
         place = place_of(app.env, label)
         if place and place[0] == page:
