@@ -64,7 +64,7 @@ EVERYDAY = {
 # Words that are so common in another sense that these chapters alone use them so.
 ONLY_IN = {
     "cell": ("lstm", "layer_norm_lstm", "handwriting", "reading", "which_hat"),
-    "moment": ("why_normalize", "small_batches"),
+    "moment": ("covariate_shift", "small_batches"),
     "residual stream": ("transformers",),
     "state": (
         *("variable_length", "layer_norm"),
