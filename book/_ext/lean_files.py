@@ -41,7 +41,9 @@ def leave_out(app: Sphinx, exception: Exception | None) -> None:
 
         def later(found: re.Match[str], page: Path = path) -> str:
             width, height = size((page.parent / found[2]).resolve())
-            sizes = "" if "width" in found[1] else f'width="{width}" height="{height}" '
+            sizes = (
+                "" if 'width="' in found[1] else f'width="{width}" height="{height}" '
+            )
             return f'<img loading="lazy" {sizes}{found[1]}'
 
         text = path.read_text(encoding="utf-8")
