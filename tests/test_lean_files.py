@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import lean_files
 import pydata_sphinx_theme
 import pytest
 from fontTools.ttLib import TTFont
+from PIL import Image
 
 THEME = Path(pydata_sphinx_theme.__file__).parent / "theme/pydata_sphinx_theme/static"
 SUN, ROCKET, DRAGON = 0xF185, 0xF135, 0xF6D5
@@ -41,3 +44,17 @@ def test_the_style_asks_for_the_font_that_is_there(site: Path) -> None:
     assert 'webfonts/fa-solid-900.woff) format("woff")' in text
     assert not (site / lean_files.ICONS).with_suffix(".woff2").exists()
     assert "fa-regular-400.woff2" in text  # another font stays as it is
+
+
+@pytest.mark.parametrize("words", ["a curve", "a curve, by the width"])
+def test_a_picture_keeps_its_place_whatever_its_description_says(
+    words: str, tmp_path: Path
+) -> None:
+    Image.new("RGB", (30, 20)).save(tmp_path / "a.png")
+    page = tmp_path / "page.html"
+    page.write_text(f'<img alt="{words}" src="a.png" />')
+    app: Any = SimpleNamespace(
+        builder=SimpleNamespace(format="html"), outdir=str(tmp_path)
+    )
+    lean_files.leave_out(app, None)
+    assert 'width="30" height="20"' in page.read_text("utf-8")
