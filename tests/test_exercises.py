@@ -192,7 +192,7 @@ def test_answers_on_large_transformers_are_those_of_scores() -> None:
     gains = rand.normal(size=(2, 4))
     q, k = rand.normal(size=(2, 1000, 4))
     q[:4] = k[:4] = np.eye(4)
-    (a, b), _ = query_key_norm_forward(q, k, *gains, eps=1e-15)
+    (a, b), _ = query_key_norm_forward(q, k, gains[0], gains[1], 1e-15)
     turned = [a @ rotation(angle) @ b.T / 2 for angle in np.linspace(0, np.pi, 181)]
     assert np.isclose(np.max(np.abs(turned)), right("lt-monitor", *gains))
     product, weight = ALL["lt-decay"].answer.right  # type: ignore[union-attr]
