@@ -65,7 +65,7 @@ EVERYDAY = {
 ONLY_IN = {
     "cell": ("lstm", "layer_norm_lstm", "handwriting", "reading", "which_hat"),
     "moment": ("covariate_shift", "small_batches"),
-    "residual stream": ("transformers",),
+    "residual stream": ("transformers", "large_transformers"),
     "state": (
         *("variable_length", "layer_norm"),
         *("lstm", "layer_norm_lstm", "handwriting", "reading", "which_hat"),
