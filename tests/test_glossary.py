@@ -65,7 +65,8 @@ EVERYDAY = {
 ONLY_IN = {
     "cell": ("lstm", "layer_norm_lstm", "handwriting", "reading", "which_hat"),
     "moment": ("why_normalize", "small_batches"),
-    "residual stream": ("transformers",),
+    "residual stream": ("transformers", "few_bits"),
+    "rotation": ("few_bits",),
     "state": (
         *("variable_length", "layer_norm"),
         *("lstm", "layer_norm_lstm", "handwriting", "reading", "which_hat"),
