@@ -139,8 +139,6 @@ def nearest(texts: list[str], typed: str) -> tuple[list[int], bool]:
         ("nan loss when replacing LSTM by LayerNormLSTM", "gal-eps-outside"),
         ("gradient accumulation batchnorm", "sec-split-accumulation"),
         ("fuse conv and batchnorm results do not match", "folding"),
-        ("layernorm weight does not update in bf16", "sec-fb-less-one"),
-        ("different logits for another batch size", "sec-fb-batch"),
     ],
 )
 def test_words_that_people_type_lead_to_the_entry(typed: str, label: str) -> None:
