@@ -21,6 +21,7 @@ from normbook import exercises
 from normbook.exercises import when_the_batch_fails
 from normbook.exercises.answers import Choice, Exercise, Function, Numbers, Sizes
 from normbook.layer_norm import layer_norm_forward, rms_norm_forward
+from normbook.layers.layer_norm import ModelRMSNorm
 
 BOOK = Path(__file__).parents[1] / "book"
 TOC = Path(__file__).parents[1] / "_toc.yml"
@@ -184,6 +185,23 @@ def test_answers_on_weights_keep_the_function() -> None:
     for name in ("lng-centring", "tr-rms"):
         found, _ = rms_norm_forward(u @ right(name, W).T)
         assert np.allclose(found, expected)
+
+
+def test_answers_on_few_bits_are_those_of_layers_and_of_roundings() -> None:
+    rand = torch.Generator().manual_seed(0)
+    for offset in (0.0, 1.0):
+        norm = ModelRMSNorm(4, offset=offset, dtype=torch.float64)
+        norm.weight.data += torch.randn(4, generator=rand)
+        W, x = torch.randn(2, 4, 4, dtype=torch.float64, generator=rand)
+        expected = norm(x) @ W.T
+        merged = right("fb-merge", W.numpy(), norm.weight.detach().numpy(), offset)
+        norm.weight.data.fill_(1 - offset)
+        assert torch.allclose(norm(x) @ torch.tensor(merged).T, expected)
+    ups = np.random.default_rng(0).random((1000, 4000)) < 0.128  # a spacing is 1/128
+    gains = 1 + ups.sum(0) / 128
+    mean, deviation = ALL["fb-random"].answer.right  # type: ignore[union-attr]
+    assert abs(gains.mean() - mean) < 4 * deviation / 4000**0.5
+    assert abs(gains.std() / deviation - 1) < 0.05
 
 
 def raises(n: int) -> float:
