@@ -99,7 +99,7 @@ EXERCISES = {
                 "permutations": "Those, and more: the directions beside the ones can "
                 "be turned among themselves.",
             },
-            "the rotations that keep the direction of the ones; or others",
+            "the rotations that layer norm lets through",
         ),
     ),
 }
