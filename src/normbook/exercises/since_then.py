@@ -72,7 +72,7 @@ EXERCISES = {
                 ((1, 0), "That is what rounding to nearest does."),
                 (
                     (2, sqrt(_STEPS / 6) * _SPACING),
-                    "One sixth is the mean of r(1 − r) over all r, and r is known here.",
+                    "One sixth is the mean of r(1 − r) over all r. Here r is known.",
                 ),
                 ((2, _DEVIATION**2), "That is the variance."),
                 (
