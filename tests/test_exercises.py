@@ -22,6 +22,7 @@ from normbook import exercises
 from normbook.exercises import when_the_batch_fails
 from normbook.exercises.answers import Choice, Exercise, Function, Numbers, Sizes
 from normbook.layer_norm import layer_norm_forward, rms_norm_forward
+from normbook.layers.layer_norm import ModelRMSNorm
 from normbook.query_key_norm import largest_score, query_key_norm_forward
 
 BOOK = Path(__file__).parents[1] / "book"
@@ -206,6 +207,23 @@ def test_answers_on_large_transformers_are_those_of_scores() -> None:
 def rotation(angle: float) -> Any:  # of the pairs (0, 2) and (1, 3)
     cos, sin = np.cos(angle) * np.eye(2), np.sin(angle) * np.eye(2)
     return np.block([[cos, sin], [-sin, cos]])
+
+
+def test_answers_on_few_bits_are_those_of_layers_and_of_roundings() -> None:
+    rand = torch.Generator().manual_seed(0)
+    for offset in (0.0, 1.0):
+        norm = ModelRMSNorm(4, offset=offset, dtype=torch.float64)
+        norm.weight.data += torch.randn(4, generator=rand)
+        W, x = torch.randn(2, 4, 4, dtype=torch.float64, generator=rand)
+        expected = norm(x) @ W.T
+        merged = right("fb-merge", W.numpy(), norm.weight.detach().numpy(), offset)
+        norm.weight.data.fill_(1 - offset)
+        assert torch.allclose(norm(x) @ torch.tensor(merged).T, expected)
+    ups = np.random.default_rng(0).random((1000, 4000)) < 0.128  # a spacing is 1/128
+    gains = 1 + ups.sum(0) / 128
+    mean, deviation = ALL["fb-random"].answer.right  # type: ignore[union-attr]
+    assert abs(gains.mean() - mean) < 4 * deviation / 4000**0.5
+    assert abs(gains.std() / deviation - 1) < 0.05
 
 
 def raises(n: int) -> float:

@@ -65,7 +65,8 @@ EVERYDAY = {
 ONLY_IN = {
     "cell": ("lstm", "layer_norm_lstm", "handwriting", "reading", "which_hat"),
     "moment": ("covariate_shift", "small_batches"),
-    "residual stream": ("transformers", "large_transformers"),
+    "residual stream": ("transformers", "large_transformers", "few_bits"),
+    "rotation": ("few_bits",),
     "state": (
         *("variable_length", "layer_norm"),
         *("lstm", "layer_norm_lstm", "handwriting", "reading", "which_hat"),
