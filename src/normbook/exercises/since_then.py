@@ -56,7 +56,7 @@ EXERCISES = {
             "W",
             lambda W: _ordered(W, (1, 0, 2)),
             _map,
-            "Scale and shift change places. While all rows are zero, any order is right.",
+            "Scale and shift change places. Of rows of zeros any order is right.",
             (
                 (
                     lambda W: W,
