@@ -177,7 +177,7 @@ def test_a_run_without_its_data_is_refused(name: str) -> None:
         ("transformer", "one of none, post, .*"),
         ("vowels_tuned", "one of none, layer_norm, .*"),
         ("without_norm", "one of batch_norm, none, .*"),
-        ("without_norm_attention", "one of layer_norm, rms_norm, .*"),
+        ("without_norm_attention", "one of layer_norm, dynamic_tanh, .*"),
     ],
 )
 def test_a_normalization_that_there_is_not_is_refused(name: str, known: str) -> None:
