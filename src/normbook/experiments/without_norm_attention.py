@@ -160,7 +160,7 @@ EXPERIMENT = lab.Experiment(
         "cpu": lab.Scale({
             **without_norm.FASHION, "rows": [14, 14], "pool": 2, "depth": 4,
             "width": 32, "heads": 4,
-            "variants": without_norm.tuned([*NORMS], (0.001, 0.003, 0.009), 300),
+            "variants": without_norm.tuned([*NORMS], (0.001, 0.003, 0.009), 200),
         }, (0, 1, 2), "fashion-mnist", "rows of Fashion-MNIST, 4 blocks of width 32"),
     },
     begin=begin,
