@@ -6,7 +6,6 @@ from math import atan, pi
 
 from normbook.exercises.answers import Choice, Exercise, Function, uniform, whole
 
-
 EXERCISES = {
     "wn-fan": Exercise(
         (
