@@ -292,7 +292,7 @@ def figures(record: Record) -> dict[str, Figure]:
 
     "end": loss and error at the end, a row for each method, a point for each seed;
     "grid": the loss on validation images against the learning rate, with a dot at the
-    best, a panel for each method.
+    best, a panel for each method, with the one that has a norm in all.
     """
     record.require(EXPERIMENT.name)
     return drawn(record, LOOKS)
@@ -321,11 +321,13 @@ def _draw_end(record: Record, looks: Mapping[str, tuple[Kind, str]]) -> Figure:
 
 
 def _draw_grid(record: Record, looks: Mapping[str, tuple[Kind, str]]) -> Figure:
-    panels = {
-        f"learning rate\n\n{label}": ("learning_rate", {method: (kind, f"_{label}")})
-        for method, (kind, label) in looks.items()
-    }
-    rows = 2 if len(panels) % 2 == 0 else 1
+    norm, *others = looks
+    panels: dict[str, tuple[str, measures.Looks]] = {}
+    for method in others:
+        kind, label = looks[method]
+        both = {norm: looks[norm], method: (kind, f"_{label}")}
+        panels[f"learning rate\n\n{label}"] = ("learning_rate", both)
+    rows = 2 if len(others) > 3 else 1
     return measures.draw_grid(record, panels, ylabel="validation loss", rows=rows)
 
 
