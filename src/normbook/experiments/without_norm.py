@@ -304,6 +304,8 @@ def drawn(record: Record, looks: Mapping[str, tuple[Kind, str]]) -> dict[str, Fi
 
 
 def _draw_end(record: Record, looks: Mapping[str, tuple[Kind, str]]) -> Figure:
+    from matplotlib.ticker import LogLocator, NullFormatter
+
     from normbook.figures import panels
 
     fig, axes = panels(len(SHOWN), sharey=True)
@@ -314,7 +316,10 @@ def _draw_end(record: Record, looks: Mapping[str, tuple[Kind, str]]) -> Figure:
             colour = STYLES[kind]["color"]
             ax.plot(ends, np.full(len(ends), row), "o", color=colour, fillstyle="none")
         what = "error" if quantity == "error" else "loss (nats)"
-        ax.set(xlabel=f"{what} at the end\n\n{title}")
+        ax.set(xlabel=f"{what} at the end\n\n{title}", xscale="log")
+        ax.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        ax.xaxis.set_major_formatter("{x:g}")
+        ax.xaxis.set_minor_formatter(NullFormatter())
     axes[0].set_yticks(range(len(looks)), [label for _, label in looks.values()])
     axes[0].invert_yaxis()
     return fig
