@@ -74,7 +74,7 @@ def test_only_batch_norm_looks_at_other_images_in_training(method: str) -> None:
     x = run.batch[0]
     with torch.no_grad():
         for parameter in run.model.parameters():  # branches and read-out of 0, too
-            parameter += 0.1
+            parameter.add_(0.1)
         moved = (run.model.train()(x)[:2] - run.model(x[:2])).abs().max()
     assert (float(moved) > 1e-3) == (method == "batch_norm")
 
@@ -106,7 +106,7 @@ def test_gradients_are_clipped_by_unit_but_not_those_of_the_read_out(
 
 @attention
 def test_a_reader_has_what_its_method_says(method: str) -> None:
-    model = small.begun("without_norm_attention", method).model
+    model: Any = small.begun("without_norm_attention", method).model
     kinds = {type(m) for m in model.modules()}
     assert (DynamicTanh in kinds) == (method == "dynamic_tanh")
     names = [n for n, _ in model.named_parameters() if "gates" in n]
@@ -116,13 +116,13 @@ def test_a_reader_has_what_its_method_says(method: str) -> None:
 @attention
 def test_a_reader_sees_rows_from_above(method: str) -> None:
     """Row t of the states does not depend on the rows below it."""
-    model = small.begun("without_norm_attention", method).model
+    model: Any = small.begun("without_norm_attention", method).model
     x = torch.randn(3, 1, 8, 8, generator=generator(0, "images")).double()
     other = x.clone()
     other[:, :, 5:] += 1
     with torch.no_grad():
         for parameter in model.parameters():
-            parameter += 0.1
+            parameter.add_(0.1)
         model.last_norm = nn.Identity()
         states = [
             model.blocks(z[:, 0] @ model.rows + model.positions) for z in (x, other)
