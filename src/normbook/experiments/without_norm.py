@@ -316,10 +316,14 @@ def _draw_end(record: Record, looks: Mapping[str, tuple[Kind, str]]) -> Figure:
             colour = STYLES[kind]["color"]
             ax.plot(ends, np.full(len(ends), row), "o", color=colour, fillstyle="none")
         what = "error" if quantity == "error" else "loss (nats)"
-        ax.set(xlabel=f"{what} at the end\n\n{title}", xscale="log")
-        ax.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-        ax.xaxis.set_major_formatter("{x:g}")
-        ax.xaxis.set_minor_formatter(NullFormatter())
+        ax.set(xlabel=f"{what} at the end\n\n{title}")
+        ax.locator_params(axis="x", nbins=3)
+        least, most = ax.dataLim.intervalx
+        if most > 2 * least:
+            ax.set_xscale("log")
+            ax.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+            ax.xaxis.set_major_formatter("{x:g}")
+            ax.xaxis.set_minor_formatter(NullFormatter())
     axes[0].set_yticks(range(len(looks)), [label for _, label in looks.values()])
     axes[0].invert_yaxis()
     return fig
