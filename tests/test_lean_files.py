@@ -48,6 +48,12 @@ def test_the_style_asks_for_the_font_that_is_there(site: Path) -> None:
     assert "fa-regular-400.woff2" in text  # another font stays as it is
 
 
+def built(out: Path) -> Sphinx:
+    """Return an application that has written a site to a folder."""
+    app = SimpleNamespace(outdir=out, builder=SimpleNamespace(format="html"))
+    return cast(Sphinx, app)
+
+
 @pytest.mark.parametrize(
     ("told", "sizes"),
     [
@@ -61,7 +67,68 @@ def test_a_picture_has_its_size_where_the_page_gives_none(
     imsave(tmp_path / "a.png", np.zeros((3, 5)))
     page = tmp_path / "page.html"
     page.write_text(f'<img {told} src="a.png">')
-    app = SimpleNamespace(outdir=tmp_path, builder=SimpleNamespace(format="html"))
-    lean_files.leave_out(cast(Sphinx, app), None)
+    lean_files.leave_out(built(tmp_path), None)
     expected = f'<img loading="lazy" {sizes} {told} src="a.png">'
     assert page.read_text() == expected.replace("  ", " ")
+
+
+def test_a_page_asks_for_one_style_that_leads_where_the_others_led(
+    tmp_path: Path,
+) -> None:
+    static = tmp_path / "_static"
+    for name, text in {
+        "basic.css": '@charset "UTF-8"; p { color: red; }',
+        "styles/theme.css": '@import "../basic.css"; b { background: url(a.svg); }',
+        "katex/katex.css": 'i { src: url("fonts/k.woff2"), url(data:font/a); }',
+    }.items():
+        (static / name).parent.mkdir(parents=True, exist_ok=True)
+        (static / name).write_text(text)
+    links = [
+        '<link href="../_static/styles/theme.css?digest=1" rel="stylesheet" />',
+        '<link rel="stylesheet" type="text/css" href="../_static/katex/katex.css" />',
+    ]
+    page = tmp_path / "book/page.html"
+    page.parent.mkdir()
+    page.write_text("\n".join(["<head>", *links, '<link rel="icon" href="f.png"/>']))
+    lean_files.leave_out(built(tmp_path), None)
+    (one,) = static.glob("styles/all-*.css")
+    text = page.read_text()
+    assert text.count("stylesheet") == 1
+    assert f'href="../_static/styles/{one.name}"' in text
+    assert 'rel="icon"' in text
+    style = one.read_text()
+    assert style.index("p { color") < style.index("b { b") < style.index("i { src")
+    assert "@" not in style
+    assert 'url("../katex/fonts/k.woff2"), url(data:font/a)' in style
+    assert "url(a.svg)" in style
+
+
+def test_scripts_come_after_the_page_and_settings_before_who_reads_them(
+    tmp_path: Path,
+) -> None:
+    names = {
+        "scheme": 'data-cfasync="false" src="_static/inline/1.js"',
+        "options": 'src="_static/documentation_options.js"',
+        "toggle": 'src="_static/togglebutton.js"',
+        "setting": 'src="_static/inline/2.js"',
+        "folds": 'defer="defer" src="_static/folds.js"',
+    }
+    page = tmp_path / "page.html"
+    tags = (f"<script {told}></script>\n" for told in names.values())
+    page.write_text("".join(tags))
+    lean_files.leave_out(built(tmp_path), None)
+    text = page.read_text()
+    order = ["1.js", "documentation_options", "2.js", "togglebutton", "folds"]
+    places = [text.index(name) for name in order]
+    assert places == sorted(places)
+    late = [line for line in text.splitlines() if " defer" in line]
+    assert len(late) == 4
+    assert "1.js" not in "".join(late)
+
+
+def test_a_template_among_the_files_stays(tmp_path: Path) -> None:
+    macro = tmp_path / "_static/macros.html"
+    macro.parent.mkdir()
+    macro.write_text('<link href="{{ pathto("a.css") }}" rel="stylesheet" />')
+    lean_files.leave_out(built(tmp_path), None)
+    assert "pathto" in macro.read_text()

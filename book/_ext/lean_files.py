@@ -3,13 +3,17 @@
 The theme draws its icons twice, by a web font and by a script of 1.5 MB; of the font,
 pages show some thirty of 1 400. Source maps are for those who debug the theme.
 Pictures are loaded when they come into view; till then their sizes keep their places.
+A page asks for one style in place of a dozen, and shows before its scripts are there.
 """
 
 from __future__ import annotations
 
+import os
 import re
 import struct
-from functools import cache
+from collections.abc import Callable
+from functools import cache, partial
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +23,15 @@ from sphinx.application import Sphinx
 
 SCRIPT = re.compile(r'<script src="[^"]*/fontawesome\.js[^"]*"></script>\n?')
 PICTURE = re.compile(r'<img (?![^>]*\bloading=)([^>]*?src="([^"]+\.png)")')
+# Where code reads no page before it is drawn: all but what sets the scheme.
+EARLY = re.compile(r"<script (?![^>]*\b(?:defer|async|data-cfasync)\b)(?=[^>]*src=)")
+SETTING = re.compile(r' *<script defer src="[^"]*_static/inline/[^"]*"></script>\n?')
+OPTIONS = "documentation_options.js"
+STYLE = re.compile(
+    r' *<link (?=[^>]*rel="stylesheet")[^>]*href="([^"?]+\.css)[^>]*>\n?'
+)
+IMPORT = re.compile(r'@import "([^"]+)";')
+ADDRESS = re.compile(r"url\((['\"]?)(?!data:|https?:|#)([^)'\"]+)\1\)")
 SPARE = ("scripts/fontawesome.js*", "**/*.map", "vendor/**/*.ttf")
 ICONS = Path("_static/vendor/fontawesome/webfonts/fa-solid-900")
 SOURCES_OF_ICONS = re.compile(r"(src:)[^;}]*?(url\([^)]*fa-solid-900)\.woff2\)[^;}]*")
@@ -37,7 +50,8 @@ def leave_out(app: Sphinx, exception: Exception | None) -> None:
     for pattern in SPARE:
         for path in [*(out / "_static").glob(pattern)]:
             path.unlink()
-    for path in out.rglob("*.html"):
+    joined = cache(partial(join_styles, out))
+    for path in (p for p in out.rglob("*.html") if out / "_static" not in p.parents):
 
         def later(found: re.Match[str], page: Path = path) -> str:
             width, height = size((page.parent / found[2]).resolve())
@@ -47,8 +61,57 @@ def leave_out(app: Sphinx, exception: Exception | None) -> None:
 
         text = path.read_text(encoding="utf-8")
         lean = PICTURE.sub(later, SCRIPT.sub("", text))
+        lean = with_one_style(with_late_scripts(lean), path, joined)
         if lean != text:
             path.write_text(lean, encoding="utf-8")
+
+
+def with_late_scripts(text: str) -> str:
+    """Return a page that is drawn first; settings still come before who reads them."""
+    text = EARLY.sub("<script defer ", text)
+    settings = "".join(SETTING.findall(text))
+    head, options, rest = SETTING.sub("", text).partition(OPTIONS)
+    if not options:
+        return text
+    line, end, rest = rest.partition("</script>\n")
+    return head + options + line + end + settings + rest
+
+
+def with_one_style(
+    text: str, page: Path, joined: Callable[[tuple[Path, ...]], Path]
+) -> str:
+    """Return a page that asks for one style in place of those that it asked for."""
+    links = list(STYLE.finditer(text))
+    if not links:
+        return text
+    one = joined(tuple((page.parent / link[1]).resolve() for link in links))
+    address = os.path.relpath(one, page.parent)
+    link = f'    <link rel="stylesheet" href="{address}" />\n'
+    first = links[0]
+    return text[: first.start()] + link + STYLE.sub("", text[first.end() :])
+
+
+def join_styles(out: Path, styles: tuple[Path, ...]) -> Path:
+    """Write one style of several, and return where it is."""
+    folder = out / "_static/styles"
+    text = "\n".join(read_style(style, folder) for style in styles)
+    path = folder / f"all-{sha256(text.encode()).hexdigest()[:16]}.css"
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def read_style(style: Path, folder: Path) -> str:
+    """Return a style with those that it imports, as it has to stand in a folder."""
+
+    def moved(found: re.Match[str]) -> str:
+        place = os.path.relpath(style.parent / found[2], folder)
+        return f"url({found[1]}{place}{found[1]})"
+
+    def imported(found: re.Match[str]) -> str:
+        return read_style((style.parent / found[1]).resolve(), folder)
+
+    text = ADDRESS.sub(moved, style.read_text(encoding="utf-8"))
+    return IMPORT.sub(imported, text).replace('@charset "UTF-8";', "")
 
 
 def icons_of(out: Path) -> set[int]:
@@ -94,5 +157,6 @@ def size(picture: Path) -> tuple[int, int]:
 
 def setup(app: Sphinx) -> dict[str, Any]:
     """Register the extension."""
-    app.connect("build-finished", leave_out)
+    # After code that stood within pages has got files.
+    app.connect("build-finished", leave_out, priority=950)
     return {"parallel_read_safe": True, "parallel_write_safe": True}
