@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import importlib.util
+import itertools
 import json
 import re
 import shutil
@@ -102,6 +103,38 @@ def test_each_wrong_operator_in_its_formulas_is_found(name: str) -> None:
     wrong = [code[: m.start(1)] + OTHER[m[1]] + code[m.end(1) :] for m in places]
     assert wrong
     assert [w for w in wrong if agree(name, w)] == []
+
+
+@needs_node
+def test_numbers_of_examples_do_not_overprint_and_a_clipped_bar_is_marked() -> None:
+    script = """
+    const living = require("./living.js");
+    const figure = require("./batch_on_a_line.js");
+    const drawn = (s) => figure.draw(s, figure.numbers(s), living.pen);
+    console.log(JSON.stringify(given.map((x) =>
+      drawn({...figure.initial(), x, count: x.length}))));
+    """
+    apart, equal, near, chain = in_node(
+        script, [[-3.0, 0.0, 3.0], [1.0, 1.0], [0.0, 0.1, 3.0], [0.0, 0.5, 1.0, 1.5]]
+    )
+
+    def labels(picture: str, y: int) -> list[tuple[float, str]]:
+        """Return places and texts of a row of numbers."""
+        pattern = rf'x="([-\d.]+)" y="{y}">([^<]*)<'
+        return sorted((float(x), words) for x, words in re.findall(pattern, picture))
+
+    assert [words for _, words in labels(apart, 26)] == ["1", "2", "3"]
+    assert [words for _, words in labels(equal, 26)] == ["1,2"]
+    assert [words for _, words in labels(near, 111)] == ["1,2", "3"]
+    for picture, count in ((apart, 3), (equal, 2), (near, 3), (chain, 4)):
+        for y in (26, 111):
+            row = labels(picture, y)
+            named = ",".join(words for _, words in row).split(",")
+            assert sorted(named) == [str(i + 1) for i in range(count)]
+            for (a, left), (b, right) in itertools.pairwise(row):
+                assert b - a >= 5 * (left.count(",") + right.count(",") + 2)
+    assert equal.count("<polyline") == 2  # both bars reach beyond the picture
+    assert apart.count("<polyline") == 0
 
 
 # --- how each of them is written
