@@ -109,13 +109,13 @@ def test_scripts_come_after_the_page_and_settings_before_who_reads_them(
     names = {
         "scheme": 'data-cfasync="false" src="_static/inline/1.js"',
         "options": 'src="_static/documentation_options.js"',
+        "folds": 'defer="defer" src="_static/folds.js"',
         "toggle": 'src="_static/togglebutton.js"',
         "setting": 'src="_static/inline/2.js"',
-        "folds": 'defer="defer" src="_static/folds.js"',
     }
     page = tmp_path / "page.html"
     tags = (f"<script {told}></script>\n" for told in names.values())
-    page.write_text("".join(tags))
+    page.write_text("".join(["<head>", *tags, "</head>"]))
     lean_files.leave_out(built(tmp_path), None)
     text = page.read_text()
     order = ["1.js", "documentation_options", "2.js", "togglebutton", "folds"]

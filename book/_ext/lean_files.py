@@ -26,6 +26,7 @@ PICTURE = re.compile(r'<img (?![^>]*\bloading=)([^>]*?src="([^"]+\.png)")')
 # Where code reads no page before it is drawn: all but what sets the scheme.
 EARLY = re.compile(r"<script (?![^>]*\b(?:defer|async|data-cfasync)\b)(?=[^>]*src=)")
 SETTING = re.compile(r' *<script defer src="[^"]*_static/inline/[^"]*"></script>\n?')
+LATE = re.compile(r' *<script defer="defer" src="[^"]*"></script>\n?')
 OPTIONS = "documentation_options.js"
 STYLE = re.compile(
     r' *<link (?=[^>]*rel="stylesheet")[^>]*href="([^"?]+\.css)[^>]*>\n?'
@@ -67,14 +68,17 @@ def leave_out(app: Sphinx, exception: Exception | None) -> None:
 
 
 def with_late_scripts(text: str) -> str:
-    """Return a page that is drawn first; settings still come before who reads them."""
-    text = EARLY.sub("<script defer ", text)
+    """Return a page that is drawn before its scripts come, in the order they had.
+
+    Settings come before who reads them, and what came late comes last.
+    """
+    late = "".join(LATE.findall(text))
+    text = EARLY.sub("<script defer ", LATE.sub("", text))
     settings = "".join(SETTING.findall(text))
-    head, options, rest = SETTING.sub("", text).partition(OPTIONS)
-    if not options:
-        return text
-    line, end, rest = rest.partition("</script>\n")
-    return head + options + line + end + settings + rest
+    before, options, after = SETTING.sub("", text).partition(OPTIONS)
+    after = after.replace("</script>\n", "</script>\n" + settings, 1)
+    head, end, body = (before + options + after).partition("</head>")
+    return head + late + end + body
 
 
 def with_one_style(
