@@ -53,6 +53,7 @@
     const marks = [
       box(x(mu - sigma), 35, 60 * sigma, 22, "band"),
       line(44, 46, 412, 46, "axis"), text(20, 50, "x"), line(x(mu), 32, x(mu), 60, "batch"),
+      ...[-6, -4, -2, 0, 2, 4, 6].map((v) => text(x(v), 74, short(v, 0), "middle quiet")),
       line(44, 122, 412, 122, "axis"), text(20, 126, "x̂"),
       ...[-2, -1, 0, 1, 2].map((v) => text(y(v), 143, short(v, 0), "middle quiet")),
       line(44, 232, 412, 232, "axis"), text(20, 228, "gra-"), text(20, 243, "dient"),
