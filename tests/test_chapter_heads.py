@@ -47,6 +47,12 @@ def test_the_part_that_a_section_plays_is_a_label_and_an_address() -> None:
     assert found["classes"] == ["role-derivation"]
 
 
+def test_a_greek_letter_at_the_head_of_a_name_is_a_symbol_and_stays() -> None:
+    found = section("Experiment: ε inside or outside the root")
+    heads.name_role(found)
+    assert found[0][1].astext() == "ε inside or outside the root"
+
+
 @pytest.mark.parametrize("title", ["Momentum", "Momentum: two meanings", "Checks"])
 def test_other_titles_stay(title: str) -> None:
     found = section(title)

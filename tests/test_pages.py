@@ -264,6 +264,24 @@ def test_markup_in_the_text_is_noticed_and_in_code_and_formulas_is_none() -> Non
     assert markup_in(text) == ["{doc}`", ":::", "$$", "      :width: 3"]
 
 
+NUMBERED = "Chapter|Definition|Exercise|Figure|Lemma|Proposition|Section|Theorem"
+TWICE = re.compile(rf"\b({NUMBERED})\s+\1\b", re.I)
+
+
+def test_no_page_names_twice_what_it_numbers(pages: Pages) -> None:
+    for path, page in written(pages):
+        article = page.find("article")
+        assert isinstance(article, Tag), path
+        found = [match[0] for match in TWICE.finditer("".join(prose_of(article)))]
+        assert found == [], path
+
+
+def test_a_name_that_a_link_prints_again_is_noticed() -> None:
+    page = "<p>(Exercise <a>Exercise 3.4</a>, section\n<a>Section 2</a>, a section)</p>"
+    text = "".join(prose_of(BeautifulSoup(page, "html.parser")))
+    assert TWICE.findall(text) == ["Exercise", "section"]
+
+
 def test_no_output_shows_a_traceback_but_an_announced_one(pages: Pages) -> None:
     for path, page in written(pages):
         for output in page.select(".cell_output .traceback"):

@@ -40,6 +40,36 @@ def test_every_question_has_options_and_one_of_them_is_right(name: str) -> None:
         assert verdicts.count(True) == 1, question
 
 
+def places_of_right_options(options: int) -> list[int]:
+    """Return where the right one stands in each question with so many options."""
+    found = []
+    for text in WITH_QUIZ.values():
+        for question in QUESTION.split(text)[1:]:
+            verdicts = [quizzes.is_right(box["text"]) for box in BOX.finditer(question)]
+            if len(verdicts) == options:
+                found.append(verdicts.index(True))
+    return found
+
+
+@pytest.mark.parametrize("options", [2, 3])
+def test_the_place_of_an_option_does_not_tell_that_it_is_right(options: int) -> None:
+    places = places_of_right_options(options)
+    assert len(places) > 10
+    for place in range(options):
+        assert 0.7 < options * places.count(place) / len(places) < 1.4, place
+
+
+def test_statements_to_be_judged_are_true_in_part_of_the_cases() -> None:
+    judged = {True: 0, False: 0}
+    for text in WITH_QUIZ.values():
+        for question in QUESTION.split(text)[1:]:
+            for box in BOX.finditer(question):
+                name = box[0].partition("} ")[2].partition("\n")[0]
+                if name in ("True", "False") and quizzes.is_right(box["text"]):
+                    judged[name == "True"] += 1
+    assert min(judged.values()) >= 2
+
+
 def test_chapters_have_a_quiz() -> None:
     assert len(WITH_QUIZ) > 20
 

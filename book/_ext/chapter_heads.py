@@ -72,6 +72,11 @@ def add_heads(app: Sphinx, doctree: nodes.document) -> None:
         name_role(section)
 
 
+def capitalized(text: str) -> str:
+    """Return the text with a capital, but where a symbol begins it: ε stays ε."""
+    return text[:1].upper() + text[1:] if text[:1].isascii() else text
+
+
 def name_role(section: nodes.section) -> None:
     """Mark a section that plays a part in the plan of chapters."""
     title = section[0]
@@ -86,7 +91,7 @@ def name_role(section: nodes.section) -> None:
         return
     first = title[0].removeprefix(role + ": ")
     label = nodes.inline("", role + ": ", classes=["role"])
-    title[:1] = [label, nodes.Text(first[:1].upper() + first[1:])]
+    title[:1] = [label, nodes.Text(capitalized(first))]
     document = section.document
     if identity not in document.ids:
         document.ids[identity] = section

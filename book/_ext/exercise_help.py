@@ -26,7 +26,8 @@ def help_for(name: str) -> str:
         return folds
     call = escape(f'exercises.check("{name}", ...)', quote=False)
     form = escape(exercise.answer.form)
-    return f'{folds}<p class="check">Check it: <code>{call}</code> with {form}.</p>'
+    how = f"In the notebook, check it: <code>{call}</code> with {form}."
+    return f'{folds}<p class="check">{how}</p>'
 
 
 def add_help(app: Sphinx, doctree: nodes.document) -> None:

@@ -417,4 +417,11 @@ EXERCISES = {
             ),
         ),
     ),
+    "lsq-oral": Exercise(
+        (
+            "Take two rows of the table of seven answers, and their links.",
+            "Look for an experiment in which the cause is there and the effect is "
+            "not, or the other way round.",
+        ),
+    ),
 }
