@@ -56,6 +56,7 @@ function addFilter(tables) {
   input.id = "symptom-filter";
   input.type = "search";
   input.autocomplete = "off";
+  input.placeholder = "Expected more than 1 value per channel";
   const count = document.createElement("p");
   count.setAttribute("role", "status"); // read out when it changes
   const results = tables[0].cloneNode(true); // the rows found, of all groups
@@ -70,7 +71,7 @@ function addFilter(tables) {
     if (isWhole) {
       count.textContent = `${found.length} of ${rows.length} symptoms`;
     } else if (found.length > 0) {
-      count.textContent = `No entry holds all of these words; nearest first: ${found.length} of ${rows.length}`;
+      count.textContent = `Nearest first: ${found.length} of ${rows.length}; none holds all of these words`;
     } else {
       count.textContent = "No entry holds any of these words";
     }
