@@ -80,13 +80,35 @@ def share_batches(
     run.stand_in = DataParallel(
         run.model, ranks, has_local_statistics=has_local_statistics
     )
-    run.optimizer.register_step_pre_hook(_sum_gradients)
+    _share_gradients(run.optimizer)
+
+
+def _share_gradients(optimizer: torch.optim.Optimizer) -> None:
+    """Sum the gradients of all processes before each step.
+
+    Once a step: that of a subclass calls that of its base, and torch calls the hooks
+    of both.
+    """
+    depth = 0
+
+    def before(*_: Any) -> None:
+        nonlocal depth
+        depth += 1
+        if depth == 1:
+            _sum_gradients(optimizer)
+
+    def after(*_: Any) -> None:
+        nonlocal depth
+        depth -= 1
+
+    optimizer.register_step_pre_hook(before)
+    optimizer.register_step_post_hook(after)
 
 
 # In place of torch's DistributedDataParallel, which averages the gradients of one
 # objective for each shard, and orders them anew after its first step: with three
 # processes or more the sums, and the last bits after --resume, depend on the order.
-def _sum_gradients(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+def _sum_gradients(optimizer: torch.optim.Optimizer) -> None:
     parameters = (p for group in optimizer.param_groups for p in group["params"])
     gradients = [p.grad for p in parameters if p.grad is not None]
     flat = torch.cat([gradient.flatten() for gradient in gradients])
