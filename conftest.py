@@ -20,6 +20,8 @@ from jupyter_client.manager import KernelManager
 from jupyter_client.provisioning import local_provisioner
 from kernels import Watch, prepare_environment, unix_socket
 
+from normbook import drawn
+
 prepare_environment()
 # They run where the pretend accelerator is: see `tests/test_pretend_accelerator.py`.
 is_there = importlib.util.find_spec("pretend_accelerator")
@@ -57,6 +59,35 @@ class WatchedKernel(nbval.kernel.RunningKernel):  # type: ignore[misc]
                     ) from None
                 if watch is not None and watch.complaint():
                     raise
+
+
+ROUGH = "rough-figure"  # the tag of a cell whose curves a rounding moves
+
+
+def drawn_in(outputs: list[Any]) -> list[Any]:
+    """Return the records of the figures among outputs."""
+    found = (output.get("data", {}).get(drawn.MIME) for output in outputs)
+    return [record for record in found if record is not None]
+
+
+class ComparedCell(nbval.plugin.IPyNbCell):  # type: ignore[misc]
+    """A cell whose figures are compared by what is drawn, not by their pixels."""
+
+    def compare_outputs(self, test: Any, ref: Any, skip_compare: Any = None) -> bool:
+        skipped = (*(skip_compare or self.parent.skip_compare), drawn.MIME)
+        is_same = super().compare_outputs(test, ref, skipped)
+        is_rough = ROUGH in self.cell.metadata.get("tags", [])
+        lines = []
+        if len(drawn_in(test)) != len(drawn_in(ref)):
+            lines = [f"{len(drawn_in(ref))} are stored, {len(drawn_in(test))} drawn"]
+        else:
+            pairs = zip(drawn_in(ref), drawn_in(test), strict=True)
+            for number, (stored, found) in enumerate(pairs, start=1):
+                other = drawn.differences(stored, found, is_rough=is_rough)
+                lines += [f"{number}: {line}" for line in other]
+        if lines:
+            self.comparison_traceback += ["Figures differ:", *lines]
+        return is_same and not lines
 
 
 # The longest file is the first that a worker gets: begun late, it would compute alone
@@ -170,3 +201,4 @@ def record(request: pytest.FixtureRequest) -> Any:
 
 nbval.kernel.KernelManager = UnixSocketKernel
 nbval.plugin.RunningKernel = WatchedKernel
+nbval.plugin.IPyNbCell = ComparedCell
