@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import exercise_help
+import notebook_rules
 import numpy as np
 import pytest
 import torch
@@ -31,8 +32,8 @@ CHECKED = [name for name in exercises.names() if ALL[name].answer is not None]
 def test_every_exercise_of_the_book_has_hints_in_its_order() -> None:
     found = []
     for part in yaml.safe_load(TOC.read_text("utf-8"))["parts"]:
-        for chapter in part["chapters"]:
-            path = BOOK.parent / f"{chapter['file']}.ipynb"
+        for page in notebook_rules.pages(part):
+            path = BOOK.parent / f"{page}.ipynb"
             cells = (
                 json.loads(path.read_text("utf-8"))["cells"] if path.exists() else []
             )

@@ -10,11 +10,15 @@ import yaml
 ROOT = Path(__file__).resolve().parent.parent
 NOTEBOOKS = sorted((ROOT / "book").glob("**/*.ipynb"))
 TOC = yaml.safe_load((ROOT / "_toc.yml").read_text())
+# The chapters keep more rules than the pages under them and those of the reference.
 REFERENCE = {
     Path(page).name
     for part in TOC["parts"]
-    if part["caption"] == "Reference"
-    for page in notebook_rules.pages(part)
+    for page in (
+        notebook_rules.pages(part)
+        if part["caption"] == "Reference"
+        else notebook_rules.pages_under_chapters(part)
+    )
 }
 
 
@@ -31,8 +35,9 @@ def test_notebook_keeps_the_rules(path: Path) -> None:
     assert notebook_rules.violations(path, rules) == []
 
 
-def test_the_reference_part_is_found() -> None:
-    assert "notation" in REFERENCE, "its pages have fewer rules; the chapters all"
+def test_pages_with_fewer_rules_are_found() -> None:
+    assert {"notation", "sources_kim", "failures_modes"} <= REFERENCE
+    assert REFERENCE.isdisjoint({"train_and_eval", "batch_norm"})
 
 
 def test_every_notebook_is_a_chapter() -> None:

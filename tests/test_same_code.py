@@ -45,6 +45,7 @@ PAIRS: list[tuple[str, str, str]] = [
     ("internal_covariate_shift", SHIFT, "quantile_shift"),
     ("internal_covariate_shift", SHIFT, "after_those_below"),
     ("smoothness", "diagnostics.smoothness", "effective_smoothness"),
+    ("train_and_eval", "lab.failures", "observe"),
 ]
 
 

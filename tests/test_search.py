@@ -27,7 +27,11 @@ def app(to: str = "html", **words: str) -> Any:
         "labels": {"sec-axes": ("book/a", "axes", "Axes")},
         "objects": {("term", "gain"): ("book/glossary", "term-gain")},
     }
-    env = SimpleNamespace(docname=search_words.NOTATION, domaindata={"std": std})
+    env = SimpleNamespace(
+        docname=search_words.NOTATION,
+        domaindata={"std": std},
+        metadata={search_words.NOTATION: {}, "book/a": {}},
+    )
     config, builder = SimpleNamespace(search_words=words), SimpleNamespace(format=to)
     return SimpleNamespace(env=env, config=config, builder=builder)
 
@@ -56,11 +60,37 @@ def test_words_lead_to_labels_and_to_the_glossary() -> None:
         assert led(document) == expected
 
 
-def test_names_in_code_lead_to_their_rows() -> None:
-    def row(*cells: nodes.Node) -> nodes.row:
-        texts = (nodes.paragraph("", "", cell) for cell in cells)
-        return nodes.row("", *(nodes.entry("", text) for text in texts))
+def row(*cells: nodes.Node) -> nodes.row:
+    texts = (nodes.paragraph("", "", cell) for cell in cells)
+    return nodes.row("", *(nodes.entry("", text) for text in texts))
 
+
+def test_words_of_a_symptom_lead_to_its_entry() -> None:
+    def link(kind: str, target: str) -> nodes.Node:
+        return addnodes.pending_xref("", reftype=kind, reftarget=target)
+
+    words = nodes.Text("channels last; expected 4D input")
+    rows = [
+        row(nodes.Text("symptom"), nodes.Text("also met as")),
+        row(link("ref", "sec-axes"), words),
+        row(link("doc", "gain"), nodes.Text("no label")),
+    ]
+    site = app()
+    for table in (nodes.table("", *rows), nodes.table("", *rows, classes=["a"])):
+        search_words.keep_symptoms(site, page(table))
+        assert site.env.metadata[search_words.NOTATION] == {}
+    index = nodes.table("", *rows, classes=["symptom-index", "longtable"])
+    search_words.keep_symptoms(site, page(index))
+    for name, expected in (
+        ("book/a", ["channels last", "expected 4D input"]),
+        ("b", []),
+    ):
+        document = page()
+        search_words.add_words(site, document, name)
+        assert led(document) == [(word, "axes") for word in expected]
+
+
+def test_names_in_code_lead_to_their_rows() -> None:
     named = row(nodes.math("", "γ"), nodes.literal("", "gamma"), nodes.Text("the gain"))
     other = row(nodes.math("", "g"), nodes.Text(""), nodes.literal("", "not_this"))
     document = page(other, named)

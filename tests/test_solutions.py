@@ -10,6 +10,7 @@ import nbformat
 import notebook_rules
 import yaml
 from bs4 import BeautifulSoup
+from sphinx_external_toc.api import Document, FileItem, SiteMap, TocTree
 
 ROOT = Path(__file__).resolve().parent.parent
 SITE = ROOT / "_build/html/book"
@@ -56,18 +57,27 @@ def test_a_chapter_without_exercises_is_left_out() -> None:
 
 
 def test_the_chapters_stand_under_their_parts(tmp_path: Path) -> None:
-    nbformat.write(notebook(CHAPTER), tmp_path / "a.ipynb")
+    for name in "ac":
+        nbformat.write(notebook(CHAPTER), tmp_path / f"{name}.ipynb")
     (tmp_path / "b.md").write_text("# A page")
-    parts = [SimpleNamespace(caption=c, items=i) for c, i in (("P", "a"), ("Q", "b"))]
+
+    def trees(**items: str) -> list[TocTree]:
+        found = items.items()
+        return [TocTree([FileItem(i) for i in ii], caption=c) for c, ii in found]
+
+    under = {"index": trees(P="a", Q="b"), "a": trees(R="c"), "b": [], "c": []}
+    first, *others = (Document(name, found) for name, found in under.items())
+    site_map = SiteMap(first)
+    site_map.update({page.docname: page for page in others})
     read: list[str] = []
     env = SimpleNamespace(
-        external_site_map=SimpleNamespace(root=SimpleNamespace(subtrees=parts)),
-        doc2path=lambda name: tmp_path / (name + (".ipynb" if name == "a" else ".md")),
+        external_site_map=site_map,
+        doc2path=lambda name: tmp_path / (name + (".md" if name == "b" else ".ipynb")),
         note_dependency=read.append,
     )
     lines = [*listing.book_lines(env)]
     assert [line for line in lines if line.startswith("## ")] == ["## P"]
-    assert read == [str(tmp_path / "a.ipynb")]
+    assert read == [str(tmp_path / f"{name}.ipynb") for name in "ac"]
 
 
 def test_the_built_page_has_all_of_them_in_order() -> None:

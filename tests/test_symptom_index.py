@@ -10,11 +10,31 @@ from pathlib import Path
 from typing import Any
 
 import nbformat
+import notebook_rules
 import pytest
+import yaml
 
 ROOT = Path(__file__).resolve().parent.parent
-CELLS = nbformat.read(ROOT / "book/train_and_eval.ipynb", as_version=4).cells
-ENTRY = re.compile(r"(?m)^\((gal-[a-z-]+)\)=\n### +\S.*$")
+TOC = yaml.safe_load((ROOT / "_toc.yml").read_text("utf-8"))
+(CHAPTER,) = (
+    page
+    for part in TOC["parts"]
+    for page in part["chapters"]
+    if page["file"] == "book/train_and_eval"
+)
+
+
+def cells_of(page: str) -> list[Any]:
+    """Return the cells of a page."""
+    cells: list[Any] = nbformat.read(ROOT / f"{page}.ipynb", as_version=4).cells
+    return cells
+
+
+# The page of the index, then the pages of failures in their order.
+PAGES = {page: cells_of(page) for page in notebook_rules.pages({"chapters": [CHAPTER]})}
+INDEX, *FAILURES = PAGES
+CELLS = [cell for cells in PAGES.values() for cell in cells]
+ENTRY = re.compile(r"(?m)^\((gal-[a-z-]+)\)=\n## +\S.*$")
 ROW = re.compile(r"(?m)^\| \{ref\}`(gal-[a-z-]+)` \| +\S.* \|$")
 SCRIPT = ROOT / "book/_static/symptom_index.js"
 NODE = shutil.which("node")
@@ -27,7 +47,7 @@ def entries(cells: Any) -> dict[str, list[Any]]:
     label = None
     for cell in cells:
         if cell.cell_type == "markdown":
-            if re.search(r"(?m)^##+ ", cell.source):
+            if re.search(r"(?m)^#+ ", cell.source):
                 starts = ENTRY.findall(cell.source)
                 label = starts[-1] if starts else None
                 found.update((start, []) for start in starts)
@@ -49,6 +69,32 @@ def test_every_entry_stands_in_the_index_once_and_in_order() -> None:
     assert index(CELLS) == list(entries(CELLS))
 
 
+def groups(cells: Any) -> dict[str, str]:
+    """Return what the index holds under each heading."""
+    text = "\n".join(cell.source for cell in cells if cell.cell_type == "markdown")
+    found = re.findall(r"(?ms)^:::\{dropdown\} ([^\n]*)\n(.*?)^:::$", text)
+    return {title: rows for title, rows in found if ":class: symptom-index" in rows}
+
+
+def test_every_group_of_the_index_is_a_page() -> None:
+    *kinds, others = groups(PAGES[INDEX]).items()
+    assert others[0] == "Settled in other chapters"
+    for (title, rows), page in zip(kinds, FAILURES, strict=True):
+        head = PAGES[page][0].source
+        assert re.search(r"(?m)^# Failures: (.*)$", head)[1] == title.lower()  # type: ignore[index]
+        assert f"{{doc}}`{page.removeprefix('book/')}`" in rows
+        assert ROW.findall(rows) == list(entries(PAGES[page]))
+
+
+@pytest.mark.parametrize("page", FAILURES)
+def test_a_page_says_what_is_in_it_and_leads_back_to_the_index(page: str) -> None:
+    opening = PAGES[page][0].source.partition("\n# ")[2].partition("\n## ")[0]
+    _, says = opening.split("\n\n", 1)
+    sentences = " ".join(says.split()).split(". ")
+    assert len(sentences) > 1
+    assert "{ref}`index of symptoms <sec-gal-index>`" in sentences[-1]
+
+
 def test_every_label_of_the_gallery_heads_an_entry() -> None:
     text = "\n".join(c.source for c in CELLS if c.cell_type == "markdown")
     assert re.findall(r"(?m)^\((gal-[\w-]+)\)=", text) == list(entries(CELLS))
@@ -67,7 +113,7 @@ def test_an_entry_has_a_test_that_fails_on_the_bad_code(label: str) -> None:
 
 
 def test_an_entry_without_output_is_noticed() -> None:
-    text = nbformat.v4.new_markdown_cell("(gal-x)=\n### It fails")
+    text = nbformat.v4.new_markdown_cell("(gal-x)=\n## It fails")
     code = nbformat.v4.new_code_cell("x = 1")
     (cell,) = entries([text, code])["gal-x"]
     assert not cell.outputs
@@ -77,9 +123,7 @@ def test_the_tables_carry_the_classes_that_the_filter_looks_for() -> None:
     script = SCRIPT.read_text(encoding="utf-8")
     assert "table.symptom-index" in script
     assert '".symptom-group"' in script
-    text = "\n".join(cell.source for cell in CELLS if cell.cell_type == "markdown")
-    groups = re.findall(r"(?ms)^:::\{dropdown\} [^\n]*\n(.*?)^:::$", text)
-    tables = [group for group in groups if ":class: symptom-index" in group]
+    tables = list(groups(CELLS).values())
     assert all(":class-container: symptom-group" in table for table in tables)
     assert sum(table.count("\n| {") for table in tables) == len(symptoms(CELLS))
     config = (ROOT / "_config.yml").read_text(encoding="utf-8")
@@ -89,7 +133,7 @@ def test_the_tables_carry_the_classes_that_the_filter_looks_for() -> None:
 def symptoms(cells: Any) -> dict[str, str]:
     """Return the text of each row of the index, by the label or page it leads to."""
     text = "\n".join(cell.source for cell in cells if cell.cell_type == "markdown")
-    heads = dict(re.findall(r"(?m)^\((gal-[a-z-]+)\)=\n### +(\S.*)$", text))
+    heads = dict(re.findall(r"(?m)^\((gal-[a-z-]+)\)=\n## +(\S.*)$", text))
     rows = re.findall(r"(?m)^\| \{(?:ref|doc)\}`(.*?)(?: <(.*)>)?` \| (.*) \|$", text)
     heads |= {target: title for title, target, _ in rows if target}
     found = {target or title: words for title, target, words in rows}

@@ -71,6 +71,12 @@ def pages(part: dict[str, Any]) -> Iterator[str]:
         yield from pages(page)
 
 
+def pages_under_chapters(part: dict[str, Any]) -> list[str]:
+    """Return the files of a part that stand under a chapter of it."""
+    chapters = {page["file"] for page in part["chapters"]}
+    return [page for page in pages(part) if page not in chapters]
+
+
 def source_digest(notebook: Notebook) -> str:
     """Return the SHA-256 of the code, by which edits after the last run are seen."""
     sources = [cell.source for cell in notebook.cells if cell.cell_type == "code"]
@@ -406,12 +412,9 @@ def exercises(notebook: Notebook) -> list[tuple[str, str]]:
 
 
 def exercises_solved(notebook: Notebook) -> Iterator[str]:
-    """Every exercise has a folded solution, and one of them is to spot a bug."""
+    """Every exercise has a folded solution."""
     text = all_markdown(notebook)
     found = exercises(notebook)
-    if not found:
-        yield "no exercise"
-        return
     solutions = re.findall(
         r"(?m)^[:`]{3,}\{solution-start\} *(\S+)\n((?::[\w-]+:.*\n)*)", text
     )
@@ -430,7 +433,14 @@ def exercises_solved(notebook: Notebook) -> Iterator[str]:
             yield f"the exercise {label} has no solution"
     for label in solved.keys() - {label for _, label in found}:
         yield f"a solution to {label}, which is no exercise here"
-    if not any("spot the bug" in title.lower() for title, _ in found):
+
+
+def a_bug_to_spot(notebook: Notebook) -> Iterator[str]:
+    """There are exercises, and one of them is to spot a bug."""
+    found = exercises(notebook)
+    if not found:
+        yield "no exercise"
+    elif not any("spot the bug" in title.lower() for title, _ in found):
         yield 'no exercise is called "Spot the bug"'
 
 
@@ -487,12 +497,13 @@ NOTEBOOK_RULES: tuple[Rule, ...] = (
     steady_source,
     python3_kernel,
 )
-REFERENCE_RULES: tuple[Rule, ...] = (one_title,)  # a page to look things up in
+# A page to look things up in, or one under a chapter.
+REFERENCE_RULES: tuple[Rule, ...] = (one_title, exercises_solved)
 CHAPTER_RULES: tuple[Rule, ...] = (
     *REFERENCE_RULES,
     sections_in_order,
     measured_with_settings,
-    exercises_solved,
+    a_bug_to_spot,
 )
 
 

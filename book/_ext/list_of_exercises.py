@@ -40,11 +40,19 @@ def solution_of(label: str) -> str:
     return "sol-" + label.removeprefix("ex-")
 
 
+def pages(site_map: Any, tree: Any) -> Iterator[str]:
+    """Yield the pages of a part, those under a page behind it."""
+    for document in tree.items:
+        yield document
+        for under in site_map[document].subtrees:
+            yield from pages(site_map, under)
+
+
 def book_lines(env: Any) -> Iterator[str]:
     """Yield the text of all chapters under their parts, and note what it is from."""
     for part in env.external_site_map.root.subtrees:
         found = []
-        for document in part.items:
+        for document in pages(env.external_site_map, part):
             path = Path(env.doc2path(document))
             if path.suffix == ".ipynb":
                 env.note_dependency(str(path))

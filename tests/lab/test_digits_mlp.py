@@ -16,6 +16,7 @@ from normbook.lab.digits_mlp import (
     Split,
     build,
     evaluate,
+    fit,
     repeat,
     split,
     train,
@@ -87,6 +88,66 @@ def test_a_step_is_plain_gradient_descent(data: Split) -> None:
     gradients = torch.autograd.grad(loss, list(twin.parameters()))
     for p, q, g in zip(model.parameters(), twin.parameters(), gradients, strict=True):
         torch.testing.assert_close(p, q - 0.5 * g)
+
+
+def test_batches_of_an_epoch_are_full_and_hold_no_image_twice(data: Split) -> None:
+    found = list(data.batches(60, seeded(), epochs=2))
+    each = len(data.x_train) // 60
+    assert len(found) == 2 * each
+    for epoch in (found[:each], found[each:]):
+        images = torch.cat([x for x, _ in epoch])
+        rows = (images[:, None] == data.x_train).all(2)
+        assert rows.any(0).sum() == rows.any(1).sum() == 60 * each
+        labels = torch.cat([y for _, y in epoch])
+        assert torch.equal(labels, data.y_train[rows.int().argmax(1)])
+    assert not torch.equal(found[0][0], found[each][0])
+
+
+@pytest.mark.parametrize(
+    ("given", "error", "message"),
+    [
+        ({"size": 0}, ValueError, "size must lie in"),
+        ({"size": 10_000}, ValueError, "60 is usual"),
+        ({"epochs": 0}, ValueError, "epochs must be at least 1"),
+        ({"size": 1.5}, TypeError, "size"),
+        ({"generator": 0}, TypeError, "generator"),
+    ],
+)
+def test_bad_batches_are_refused_at_once(
+    given: dict[str, Any], error: type[Exception], message: str, data: Split
+) -> None:
+    with pytest.raises(error, match=message):
+        data.batches(**{"size": 60, "generator": seeded(), **given})
+
+
+def test_a_fit_takes_plain_steps_and_tells_the_accuracy_before_each(
+    data: Split,
+) -> None:
+    model, twin = made(depth=1), made(depth=1)
+    feed = list(data.batches(60, seeded(1)))[:3]
+    hits = fit(model, feed, 0.5)
+    for (x, y), hit in zip(feed, hits, strict=True):
+        scores = twin(x)
+        assert hit == pytest.approx((scores.argmax(1) == y).double().mean().item())
+        loss = nn.functional.cross_entropy(scores, y)
+        gradients = torch.autograd.grad(loss, list(twin.parameters()))
+        with torch.no_grad():
+            for p, g in zip(twin.parameters(), gradients, strict=True):
+                p -= 0.5 * g
+    torch.testing.assert_close(model.state_dict(), twin.state_dict())
+
+
+def test_a_fit_keeps_the_mode_and_at_the_rate_0_the_weights(data: Split) -> None:
+    model = made(depth=1)
+    before = [p.clone() for p in model.parameters()]
+    fit(model, data.batches(60, seeded()), 0.0)
+    assert all(map(torch.equal, before, model.parameters()))
+    assert model[1].num_batches_tracked == len(data.x_train) // 60
+    fit(model.eval(), data.batches(60, seeded()), 0.0)
+    assert not model.training
+    assert model[1].num_batches_tracked == len(data.x_train) // 60
+    with pytest.raises(ValueError, match="learning_rate must be finite"):
+        fit(model, [], -1.0)
 
 
 def test_equal_seeds_train_equally(data: Split) -> None:

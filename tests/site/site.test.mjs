@@ -177,7 +177,9 @@ const SEARCHES = {
   gamma: "notation.html#row-",
   eval: "glossary.html#term-evaluation-mode",
   conv: "batch_norm.html#sec-bn-axes",
-  "more than 1 value per channel": "train_and_eval.html",
+  "more than 1 value per channel": "failures_batches.html",
+  "freeze batch norm": "failures_freezing.html#gal-freeze",
+  "statistics updated twice": "failures_state.html#gal-checkpoint",
 };
 for (const [typed, address] of Object.entries(SEARCHES))
   test(`the search leads from "${typed}" to ${address}`, () =>
@@ -187,6 +189,15 @@ for (const [typed, address] of Object.entries(SEARCHES))
       const found = await page.locator("#search-results li > a:first-of-type").evaluateAll((all) => all.map((a) => a.href));
       assert.ok(found.slice(0, 5).some((href) => href.includes(address)), found.slice(0, 5).join("\n"));
     }));
+
+test("an address of a page that was split leads to the part", () =>
+  on("book/train_and_eval.html#equation-eq-gal-shift", still, async (page) => {
+    await page.waitForURL(/failures_modes\.html#equation-eq-gal-shift$/);
+    await isRead(page, "equation-eq-gal-shift");
+    await page.goto(page.url().replace(/failures_modes.*/, "train_and_eval.html#def-gal-state"));
+    await isRead(page, "def-gal-state");
+    assert.match(page.url(), /train_and_eval\.html#def-gal-state$/);
+  }));
 
 test("what one types in a search stands beside the sign of it", () =>
   on("search.html?q=BN", { width: 390 }, async (page) => {

@@ -93,21 +93,6 @@ EXERCISES = {
             "the two lines",
         ),
     ),
-    "gal-evaluate": Exercise(
-        (
-            "Which layers does model.train() put into training mode?",
-            "What has to be known before eval() to put it back?",
-        ),
-        Choice(
-            "all",
-            "The frozen ones thaw. Remember the mode of each module, and put it back.",
-            {
-                "those that were": "train() does not remember who was in which mode.",
-                "the outer one": "train() goes through all children.",
-            },
-            "the layers that train() puts into training mode",
-        ),
-    ),
     "gal-ten": Exercise(
         (
             "Which share do ten updates leave to everything before them?",
@@ -150,6 +135,21 @@ EXERCISES = {
                 (sqrt(_VAR / _DROPPED), "That is the deviation."),
                 (1, "Dropout is off then, and the running variance is that with it."),
             ),
+        ),
+    ),
+    "gal-evaluate": Exercise(
+        (
+            "Which layers does model.train() put into training mode?",
+            "What has to be known before eval() to put it back?",
+        ),
+        Choice(
+            "all",
+            "The frozen ones thaw. Remember the mode of each module, and put it back.",
+            {
+                "those that were": "train() does not remember who was in which mode.",
+                "the outer one": "train() goes through all children.",
+            },
+            "the layers that train() puts into training mode",
         ),
     ),
     "fold-bug": Exercise(

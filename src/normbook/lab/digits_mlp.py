@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from numbers import Real
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
@@ -30,6 +30,7 @@ ACTIVATIONS: dict[str, type[nn.Module]] = {
     "tanh": nn.Tanh,
     "identity": nn.Identity,
 }
+Batch: TypeAlias = tuple[torch.Tensor, torch.Tensor]  # images, labels
 CHUNK = 2000  # examples evaluated at once: more take new memory at each layer
 
 
@@ -40,6 +41,15 @@ class Split(NamedTuple):
     y_train: torch.Tensor
     x_test: torch.Tensor
     y_test: torch.Tensor
+
+    def batches(
+        self, size: int, generator: torch.Generator, epochs: int = 1
+    ) -> Iterator[Batch]:
+        """Return training images and labels, shuffled, full batches only."""
+        _check_size("size", size, len(self.x_train), "60 is usual")
+        _check_size("epochs", epochs)
+        _check_generator(generator)
+        return _epochs(self, size, generator, epochs)
 
 
 class History(NamedTuple):
@@ -128,6 +138,26 @@ def evaluate(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> tuple[float,
             module.training = mode
     loss, accuracy = _judge(scores, y)
     return loss.item(), accuracy.item()
+
+
+def fit(
+    model: nn.Module, batches: Iterable[Batch], learning_rate: float = 0.1
+) -> list[float]:
+    """Train a model in place with plain SGD, in the mode that it is in.
+
+    Returns the accuracy on each batch, before the step that it leads to: what a log of
+    training shows. With the learning rate 0 the weights stay, and running averages
+    move all the same.
+    """
+    _check_scale("learning_rate", learning_rate, "0.1 is usual")
+    optimizer, hits = torch.optim.SGD(model.parameters(), lr=learning_rate), []
+    for x, y in batches:
+        scores = model(x)
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(scores, y).backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        hits.append((scores.argmax(1) == y).double().mean().item())
+    return hits
 
 
 def train(
@@ -231,6 +261,16 @@ def repeat(run: Callable[[torch.Generator], History], seeds: Sequence[int]) -> H
             )
     stacked = (np.stack(column) for column in list(zip(*histories, strict=True))[1:])
     return History(histories[0].steps, *stacked)
+
+
+def _epochs(
+    data: Split, size: int, generator: torch.Generator, epochs: int
+) -> Iterator[Batch]:
+    for _ in range(epochs):
+        order = torch.randperm(len(data.x_train), generator=generator)
+        for batch in torch.split(order[: len(order) // size * size], size):
+            here = batch.to(data.x_train.device)
+            yield data.x_train[here], data.y_train[here]
 
 
 def _judge(scores: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
