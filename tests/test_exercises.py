@@ -22,6 +22,8 @@ from normbook import exercises
 from normbook.exercises import when_the_batch_fails
 from normbook.exercises.answers import Choice, Exercise, Function, Numbers, Sizes
 from normbook.layer_norm import layer_norm_forward, rms_norm_forward
+from normbook.layers.layer_norm import ModelRMSNorm
+from normbook.query_key_norm import largest_score, query_key_norm_forward
 
 BOOK = Path(__file__).parents[1] / "book"
 TOC = Path(__file__).parents[1] / "_toc.yml"
@@ -185,6 +187,43 @@ def test_answers_on_weights_keep_the_function() -> None:
     for name in ("lng-centring", "tr-rms"):
         found, _ = rms_norm_forward(u @ right(name, W).T)
         assert np.allclose(found, expected)
+
+
+def test_answers_on_large_transformers_are_those_of_scores() -> None:
+    rand = np.random.default_rng(0)
+    gains = rand.normal(size=(2, 4))
+    q, k = rand.normal(size=(2, 1000, 4))
+    q[:4] = k[:4] = np.eye(4)
+    (a, b), _ = query_key_norm_forward(q, k, gains[0], gains[1], 1e-15)
+    turned = [a @ rotation(angle) @ b.T / 2 for angle in np.linspace(0, np.pi, 181)]
+    assert np.isclose(np.max(np.abs(turned)), right("lt-monitor", *gains))
+    product, weight = ALL["lt-decay"].answer.right  # type: ignore[union-attr]
+    assert np.isclose(largest_score(np.full(64, product), np.ones(64)), 50)
+    scores = np.zeros(1000)
+    scores[0] = largest_score(np.ones(64), np.ones(64))
+    assert np.isclose(weight, np.exp(scores[0]) / np.exp(scores).sum())
+
+
+def rotation(angle: float) -> Any:  # of the pairs (0, 2) and (1, 3)
+    cos, sin = np.cos(angle) * np.eye(2), np.sin(angle) * np.eye(2)
+    return np.block([[cos, sin], [-sin, cos]])
+
+
+def test_answers_on_few_bits_are_those_of_layers_and_of_roundings() -> None:
+    rand = torch.Generator().manual_seed(0)
+    for offset in (0.0, 1.0):
+        norm = ModelRMSNorm(4, offset=offset, dtype=torch.float64)
+        norm.weight.data += torch.randn(4, generator=rand)
+        W, x = torch.randn(2, 4, 4, dtype=torch.float64, generator=rand)
+        expected = norm(x) @ W.T
+        merged = right("fb-merge", W.numpy(), norm.weight.detach().numpy(), offset)
+        norm.weight.data.fill_(1 - offset)
+        assert torch.allclose(norm(x) @ torch.tensor(merged).T, expected)
+    ups = np.random.default_rng(0).random((1000, 4000)) < 0.128  # a spacing is 1/128
+    gains = 1 + ups.sum(0) / 128
+    mean, deviation = ALL["fb-random"].answer.right  # type: ignore[union-attr]
+    assert abs(gains.mean() - mean) < 4 * deviation / 4000**0.5
+    assert abs(gains.std() / deviation - 1) < 0.05
 
 
 def raises(n: int) -> float:

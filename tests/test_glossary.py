@@ -64,8 +64,9 @@ EVERYDAY = {
 # Words that are so common in another sense that these chapters alone use them so.
 ONLY_IN = {
     "cell": ("lstm", "layer_norm_lstm", "handwriting", "reading", "which_hat"),
-    "moment": ("why_normalize", "small_batches"),
-    "residual stream": ("transformers",),
+    "moment": ("covariate_shift", "small_batches"),
+    "residual stream": ("transformers", "large_transformers", "few_bits"),
+    "rotation": ("few_bits",),
     "state": (
         *("variable_length", "layer_norm"),
         *("lstm", "layer_norm_lstm", "handwriting", "reading", "which_hat"),

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import lean_files
+import numpy as np
 import pydata_sphinx_theme
 import pytest
 from fontTools.ttLib import TTFont
+from matplotlib.image import imsave
+from sphinx.application import Sphinx
 
 THEME = Path(pydata_sphinx_theme.__file__).parent / "theme/pydata_sphinx_theme/static"
 SUN, ROCKET, DRAGON = 0xF185, 0xF135, 0xF6D5
@@ -41,3 +46,22 @@ def test_the_style_asks_for_the_font_that_is_there(site: Path) -> None:
     assert 'webfonts/fa-solid-900.woff) format("woff")' in text
     assert not (site / lean_files.ICONS).with_suffix(".woff2").exists()
     assert "fa-regular-400.woff2" in text  # another font stays as it is
+
+
+@pytest.mark.parametrize(
+    ("told", "sizes"),
+    [
+        ('alt="a line of some width"', 'width="5" height="3"'),
+        ('alt="a line" width="2"', ""),
+    ],
+)
+def test_a_picture_has_its_size_where_the_page_gives_none(
+    told: str, sizes: str, tmp_path: Path
+) -> None:
+    imsave(tmp_path / "a.png", np.zeros((3, 5)))
+    page = tmp_path / "page.html"
+    page.write_text(f'<img {told} src="a.png">')
+    app = SimpleNamespace(outdir=tmp_path, builder=SimpleNamespace(format="html"))
+    lean_files.leave_out(cast(Sphinx, app), None)
+    expected = f'<img loading="lazy" {sizes} {told} src="a.png">'
+    assert page.read_text() == expected.replace("  ", " ")

@@ -107,6 +107,47 @@ def test_a_score_reaches_the_bound(axes: Any) -> None:
     assert score == pytest.approx(largest_score(gamma_q, gamma_k), rel=1e-9)
 
 
+def rotated(x: Any, angle: float) -> Any:
+    """Turn pairs (i, i + D/2) of the last axis, as a rotary embedding does."""
+    a, b = np.split(x, 2, axis=-1)
+    cos, sin = np.cos(angle), np.sin(angle)
+    return np.concatenate([a * cos - b * sin, a * sin + b * cos], axis=-1)
+
+
+def largest_over_angles(gamma_q: Any, gamma_k: Any, *, is_norm_first: bool) -> float:
+    rng = np.random.default_rng(0)
+    q, k = rng.normal(size=(2, 400, len(gamma_q)))
+    q[: len(gamma_q)] = k[: len(gamma_q)] = np.eye(len(gamma_q))
+    found = []
+    for angle in np.linspace(0, 2 * np.pi, 73):
+        if is_norm_first:
+            a, b = query_key_norm(q, k, gamma_q, gamma_k, 1e-15)
+            a = rotated(a, angle)
+        else:
+            a, b = query_key_norm(rotated(q, angle), k, gamma_q, gamma_k, 1e-15)
+        found.append(abs(a @ b.T).max() / np.sqrt(len(gamma_q)))
+    return float(max(found))
+
+
+UNEVEN = np.array([3.0, 1.0, 0.1, 1.0]), np.array([0.1, 1.0, 3.0, 1.0])  # pairs 02, 13
+
+
+def test_a_rotary_embedding_behind_the_norm_breaks_the_bound() -> None:
+    reached = largest_over_angles(*UNEVEN, is_norm_first=True)
+    assert reached > 5 * largest_score(*UNEVEN)
+    larger = [np.tile(np.maximum(*np.split(gamma, 2)), 2) for gamma in UNEVEN]
+    assert reached == pytest.approx(largest_score(*larger), rel=1e-9)
+
+
+def test_the_bound_holds_beside_a_rotary_embedding_otherwise() -> None:
+    bound = largest_score(*UNEVEN) * (1 + 1e-9)
+    assert largest_over_angles(*UNEVEN, is_norm_first=False) <= bound
+    gamma_q, gamma_k = (np.tile(gamma[:2], 2) for gamma in UNEVEN)  # equal on pairs
+    bound = largest_score(gamma_q, gamma_k) * (1 + 1e-9)
+    reached = largest_over_angles(gamma_q, gamma_k, is_norm_first=True)
+    assert 0.999 * bound < reached <= bound
+
+
 X = np.ones((2, 3, 5, 4))
 test_bad_input_is_refused = refusals(
     (lambda: query_key_norm(X, X[..., :2]), ValueError, "^k must have the 4 features"),

@@ -41,7 +41,8 @@ def leave_out(app: Sphinx, exception: Exception | None) -> None:
 
         def later(found: re.Match[str], page: Path = path) -> str:
             width, height = size((page.parent / found[2]).resolve())
-            sizes = "" if "width" in found[1] else f'width="{width}" height="{height}" '
+            is_sized = 'width="' in found[1]  # the word may stand in the description
+            sizes = "" if is_sized else f'width="{width}" height="{height}" '
             return f'<img loading="lazy" {sizes}{found[1]}'
 
         text = path.read_text(encoding="utf-8")

@@ -3,8 +3,8 @@ r"""Query-key normalization: attention whose scores have a bound.
 Before the scores of attention are taken, queries and keys are divided by their root
 mean square, and each feature gets a gain. ``axes`` says over which features: those of a
 head, ``-1`` of an array (..., T, D), or those of all heads, ``(-3, -1)`` of (..., H, T,
-D). Then no score can exceed :func:`largest_score`, whatever the weights that made the
-queries and keys.
+D). Then no score of what comes out can exceed :func:`largest_score`, whatever weights
+made the queries and keys. A rotary embedding behind the norm changes the bound.
 """
 
 from __future__ import annotations
@@ -126,12 +126,27 @@ def largest_score(gamma_q: Array, gamma_k: Array) -> float:
     have shape (D,), or (H, D) of all heads. By Cauchy's inequality, with
     :math:`\lVert\hat q\rVert \le \sqrt n`.
 
+    The scores must be those of :math:`q'` and :math:`k'` as they are. **A rotary
+    embedding between norm and score makes it too low**, unless both gains of each pair
+    that it turns are equal in size: it can bring the two features of a pair together.
+    The bound is then that of gains in which the larger of each pair stands for both. A
+    norm behind the rotary embedding keeps the bound as it is.
+
     Examples
     --------
     >>> largest_score(np.array([1.0, 1.0, 1.0, -3.0]), np.ones(4))
     6.0
     >>> largest_score(np.ones((8, 4)), np.ones((8, 4)))  # all in one of eight heads
     16.0
+
+    Two features, one pair, norm before the rotary embedding: scores reach 12.7.
+
+    >>> gamma_q, gamma_k = np.array([3.0, 0.1]), np.array([0.1, 3.0])
+    >>> round(largest_score(gamma_q, gamma_k), 2)
+    0.42
+    >>> larger = [np.full(2, gamma.max()) for gamma in (gamma_q, gamma_k)]
+    >>> round(largest_score(*larger), 1)
+    12.7
     """
     for name, gamma in (("gamma_q", gamma_q), ("gamma_k", gamma_k)):
         check_float_array(name, gamma)

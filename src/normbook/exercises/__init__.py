@@ -21,6 +21,7 @@ from normbook.exercises import (
     in_practice,
     layer_normalization,
     recurrent_networks,
+    since_then,
     when_the_batch_fails,
     why_it_works,
 )
@@ -35,6 +36,7 @@ _EXERCISES: dict[str, Exercise] = {
     **layer_normalization.EXERCISES,
     **recurrent_networks.EXERCISES,
     **in_practice.EXERCISES,
+    **since_then.EXERCISES,
 }
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from math import sqrt
+from math import exp, sqrt
 from typing import Any
 
 import numpy as np
@@ -22,7 +22,77 @@ def _bound(rand: np.random.Generator) -> tuple[Any, ...]:
     return int(rand.integers(3, 50)), rand.uniform(0.5, 2), rand.uniform(0.5, 2)
 
 
+def _use(rand: np.random.Generator) -> tuple[Any, ...]:
+    return rand.uniform(0.2, 2), rand.uniform(0.3, 1.3)
+
+
 EXERCISES = {
+    "cs-bug": Exercise(
+        (
+            "Read in the manual of np.polyfit what its weights multiply.",
+            "They multiply residuals, which are squared afterwards. As if drawn from "
+            "which density do the inputs count?",
+            "Complete the square in the exponent of p_use² / p_train.",
+        ),
+        Numbers(
+            "mean and standard deviation of the inputs for which the line is best",
+            (12 / 7, 1 / sqrt(7)),
+            "The call lacks a root; its line has the slope 24/7.",
+            (
+                ((1.5, 0.5), "For these the right weights are best. Hers are squared."),
+                ((12 / 7, 1 / 7), "1/7 is the variance. Take the root."),
+                (
+                    (1.5, sqrt(1 / 8)),
+                    "That is p_use² alone. It is divided by p_train once.",
+                ),
+            ),
+        ),
+    ),
+    "cs-prior": Exercise(
+        (
+            "Write the ratio of the joint densities, each split as p(x | t) p(t).",
+            "What stays cancels. What is left does not depend on x.",
+        ),
+        Numbers(
+            "two weights, for t = 0 and for t = 1",
+            (2 / 3, 3 / 2),
+            "They depend on the target alone.",
+            (
+                ((3 / 2, 2 / 3), "They are exchanged: use has more of t = 1."),
+                ((0.4, 0.6), "Those are the new probabilities. Divide by the old."),
+            ),
+        ),
+    ),
+    "cs-cost": Exercise(
+        (
+            "The mean under p_train of the squared ratio is the integral of "
+            "p_use² / p_train.",
+            "Complete the square in x. The factor of x² is 1/2 − 1/σ².",
+        ),
+        Function(
+            "mu, sigma",
+            lambda mu, sigma: exp(mu**2 / (2 - sigma**2)) / sigma / sqrt(2 - sigma**2),
+            _use,
+            "From σ² = 2 on it is infinite.",
+            (
+                (
+                    lambda mu, sigma: exp(mu**2 / (2 - sigma**2)),
+                    "The factor in front is missing: at μ = 0 it is 1/(σ √(2 − σ²)).",
+                ),
+                (
+                    lambda mu, sigma: 1.0,
+                    "That is the mean of the weight. Its square is asked for.",
+                ),
+                (
+                    lambda mu, sigma: (
+                        exp(mu**2 / (2 - sigma**2)) * sigma * sqrt(2 - sigma**2)
+                    ),
+                    "The factor in front is turned over.",
+                ),
+            ),
+            what="the mean square of the weights",
+        ),
+    ),
     "ics-bug": Exercise(
         (
             "How often does gradient_shift call loss, and what does each call draw?",
