@@ -34,6 +34,7 @@ with of_the_book():
 MIME = "application/vnd.normbook.figure+json"
 CLOSE = 2e-3  # of the span of the numbers: less than a line is wide
 SAMPLES = 5  # of an array are kept as they are
+NUMBERS = ("x", "y", "at", "limits", "values", "range")
 
 
 def store_with_figures() -> None:
@@ -58,7 +59,15 @@ def record(figure: Figure) -> list[str]:
     for axes in figure.axes:
         if axes.get_visible():
             parts += _panel(axes)
-    return [json.dumps(part, ensure_ascii=False) for part in parts]
+    return [_line(part) for part in parts]
+
+
+def _line(part: dict[str, Any]) -> str:
+    """Return a line of JSON without what is empty."""
+    told = {
+        key: value for key, value in part.items() if value not in (None, "", "None")
+    }
+    return json.dumps(told, ensure_ascii=False, separators=(",", ":"), default=str)
 
 
 def _panel(axes: Axes) -> Iterator[dict[str, Any]]:
@@ -184,26 +193,23 @@ def _pairs(points: Any, logs: Sequence[bool]) -> dict[str, Any]:
     return found
 
 
-def _numbers(values: Any) -> dict[str, Any]:
-    """Return a print of an array: some of its values, and sums in which all count."""
+def _numbers(values: Any) -> Any:
+    """Return a print of an array: the values, or some and sums in which all count."""
     values = np.asarray(values, dtype=float)
-    flat, shape = values.ravel(), list(values.shape)
-    finite = np.isfinite(flat)
-    flat = np.where(finite, flat, 0.0)
-    if not flat.size:
-        return {"shape": shape}
-    span = float(np.ptp(flat[finite])) if finite.any() else 0.0
-    places = np.unique(np.linspace(0, flat.size - 1, SAMPLES).round().astype(int))
-    rand = np.random.default_rng(0)
-    signs = rand.choice([-1.0, 1.0], size=(2, flat.size))
+    flat, finite = values.ravel(), np.isfinite(values.ravel())
+    if flat.size <= SAMPLES:
+        return [_short(v) if f else None for v, f in zip(flat, finite, strict=True)]
+    size = list(values.shape) if values.ndim > 1 else flat.size
+    found = {"n": size} | ({} if finite.all() else {"finite": int(finite.sum())})
+    if not finite.any():
+        return found
+    span, flat = float(np.ptp(flat[finite])), np.where(finite, flat, 0.0)
+    places = np.linspace(0, flat.size - 1, SAMPLES).round().astype(int)
+    signs = np.random.default_rng(0).choice([-1.0, 1.0], size=(2, flat.size))
     sums = signs @ (flat - flat.mean()) / np.sqrt(flat.size)
-    return {
-        "shape": shape,
-        **({} if finite.all() else {"finite": int(finite.sum())}),
+    return found | {
         "span": _short(span),
-        "mean": _short(flat.mean()),
-        "some": [_short(v) for v in flat[places]],
-        "sums": [_short(v) for v in sums],
+        "sums": [_short(v) for v in (flat.mean(), *sums, *flat[places])],
     }
 
 
@@ -225,32 +231,51 @@ def differences(
     """
     if len(stored) != len(found):
         return [f"{len(stored)} things are stored, {len(found)} are drawn"]
-    pairs = zip(map(json.loads, stored), map(json.loads, found), strict=True)
-    return [why for a, b in pairs for why in [_difference(a, b, is_rough)] if why]
+    spans: dict[str, float] = {}
+    lines = []
+    for a, b in zip(map(json.loads, stored), map(json.loads, found), strict=True):
+        if "axis" in a and a.get("limits"):
+            spans[a["axis"]] = abs(a["limits"][1] - a["limits"][0])
+        if why := _difference(a, b, spans, is_rough):
+            lines.append(why)
+    return lines
 
 
-def _difference(a: Any, b: Any, is_rough: bool) -> str:
-    """Return what is other in two things, or nothing."""
-    if isinstance(a, dict) and isinstance(b, dict):
-        if "shape" in a and "shape" in b:
-            return _apart(a, b, is_rough)
-        name = f"{a.get('axis', a.get('kind', 'words'))} {a.get('label', '')}".strip()
-        for key in {**a, **b}:
-            if why := _difference(a.get(key), b.get(key), is_rough):
-                return f"{name}, {key}: {why}"
-        return ""
-    return "" if a == b else f"stored {a!r}, drawn {b!r}"
-
-
-def _apart(a: Any, b: Any, is_rough: bool) -> str:
-    """Compare two prints of arrays."""
-    for key in ("shape", "finite"):
-        if a.get(key) != b.get(key) and not (is_rough and key == "finite"):
-            return f"{key} stored {a.get(key)}, drawn {b.get(key)}"
-    if is_rough or "mean" not in a:
-        return ""
-    size = max(a["span"], b["span"]) or max(abs(a["mean"]), abs(b["mean"]))
-    for key in ("mean", "some", "sums"):
-        if np.max(np.abs(np.subtract(a[key], b[key]))) > CLOSE * size:
-            return f"{key} stored {a[key]}, drawn {b[key]}"
+def _difference(a: Any, b: Any, spans: dict[str, float], is_rough: bool) -> str:
+    """Return what is other in two things of a record, or nothing."""
+    name = f"{a.get('axis', a.get('kind', 'words'))} {a.get('label', '')}".strip()
+    for key in {**a, **b}:
+        one, other = a.get(key), b.get(key)
+        if key in NUMBERS and one is not None and other is not None:
+            span = spans.get(a["axis"] if key == "limits" else key, 0.0)
+            why = _apart(one, other, span, is_rough)
+        else:
+            why = "" if one == other else f"stored {one!r}, drawn {other!r}"
+        if why:
+            return f"{name}, {key}: {why}"
     return ""
+
+
+def _apart(a: Any, b: Any, span: float, is_rough: bool) -> str:
+    """Compare two prints of arrays, in a panel of some span."""
+    told = f"stored {a}, drawn {b}"
+    if isinstance(a, list) and isinstance(b, list):
+        one, other = a, b
+        is_other = len(a) != len(b)
+    else:
+        if not isinstance(a, dict) or not isinstance(b, dict) or a["n"] != b["n"]:
+            return told
+        one, other = a.get("sums", []), b.get("sums", [])
+        is_other = a.get("finite") != b.get("finite")
+    if is_rough:
+        return told if isinstance(a, list) and len(a) != len(b) else ""
+    if is_other or [v is None for v in one] != [v is None for v in other]:
+        return told
+    one, other = ([v for v in values if v is not None] for values in (one, other))
+    if not one:
+        return ""
+    if isinstance(a, list):
+        size = span or max(np.ptp(one), np.max(np.abs(one)))
+    else:
+        size = max(a["span"], b["span"], span / 10)
+    return told if np.max(np.abs(np.subtract(one, other))) > CLOSE * size else ""
