@@ -226,6 +226,23 @@ def test_answers_on_few_bits_are_those_of_layers_and_of_roundings() -> None:
     assert abs(gains.std() / deviation - 1) < 0.05
 
 
+def test_answers_on_networks_without_a_norm() -> None:
+    rand = np.random.default_rng(0)
+    w = rand.normal(size=(24, 9))  # a row has 9 weights; the port counts 24 times 9
+    w -= w.mean(1, keepdims=True)
+    rows = w / np.sqrt(w.var(1, ddof=1, keepdims=True) * w.size)
+    lengths = np.sqrt((rows**2).sum(1) * 9 / 8)
+    assert np.allclose(right("wn-fan", 24), lengths)
+    z = np.linspace(-12, 12, 200_001)
+    weight = np.exp(-(z**2) / 2)
+    y = right("wn-leaky", 0.3) * np.where(z > 0, z, 0.3 * z)
+    mean = np.average(y, weights=weight)
+    assert np.isclose(np.average((y - mean) ** 2, weights=weight), 1)
+    after = np.array([1.0, -0.4 * 2.5])
+    angle = np.arccos(after[0] / np.sqrt(after @ after))
+    assert np.isclose(right("wn-angle", 0.4, 2.5), angle)
+
+
 def raises(n: int) -> float:
     raise ZeroDivisionError("a hole")
 

@@ -31,7 +31,8 @@ def clip_by_unit(dl_dw: Array, w: Array, most: float, eps: float = 1e-3) -> Arra
     ``most`` or ``eps`` that is not positive is a ValueError.
 
     Source: Brock et al. (2021), "High-performance large-scale image recognition without
-    normalization".
+    normalization"; the eps is that of ``nfnets/optim.py`` in the repository
+    google-deepmind/deepmind-research, where ``most`` is 0.01 by default.
 
     Examples
     --------

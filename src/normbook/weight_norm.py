@@ -136,10 +136,12 @@ def scaled_weight_standardization_forward(
 
     with n weights in a row. Independent inputs of variance 1 then give sums of variance
     :math:`g_i^2`, and their mean, if all have the same, does not come through. Behind
-    ReLU the inputs want ``RELU_GAIN`` as g.
+    ReLU the inputs want ``RELU_GAIN`` as g. The code of the authors adds no eps. It
+    divides by the root of :math:`n \sigma_i^2`, or of 1e-4 where that is larger.
 
     Source: Brock, De and Smith (2021), "Characterizing signal propagation to close the
-    performance gap in unnormalized ResNets".
+    performance gap in unnormalized ResNets", and ``nfnets/base.py`` of the repository
+    google-deepmind/deepmind-research.
 
     Examples
     --------

@@ -45,6 +45,19 @@ def _conv_norms(name: str) -> dict[str, Any]:
     return {"variants": variants, "layers": [[4, 2], [8, 1]], "groups": 2}
 
 
+def _without_norm(name: str, **clipped: list[float]) -> dict[str, Any]:
+    """Let runs be of 6 steps, with two rates."""
+    live = EXPERIMENTS[name].scales["live"].settings["variants"]
+    short: dict[str, Any] = {"steps": 6, "warm_up": 2, "measure_every": 3}
+    short |= {"average_over": 2}
+    variants = {}
+    for variant, own in live.items():
+        more = clipped if variant == "nf_clipped" else {}
+        rates = {"learning_rate": [0.01, 0.02]}
+        variants[variant] = {**own, **short, **untuned("loss", **rates, **more)}
+    return {"variants": variants, "depth": 2, "batch_size": 6}
+
+
 def _batch_size_tuned() -> dict[str, Any]:
     """Let batches be of 8 and of 4, and runs of 6 steps and of 12."""
     variants = {}
@@ -101,6 +114,10 @@ SETTINGS: dict[str, dict[str, Any]] = {
     } | untuned("loss"),
     "conv_norms_tuned": _conv_norms("conv_norms_tuned"),
     "conv_norms_border": _conv_norms("conv_norms_border"),
+    "without_norm": _without_norm("without_norm", most=[0.01, 0.1])
+    | {"stem": [[4, 2], [6, 2]]},
+    "without_norm_attention": _without_norm("without_norm_attention")
+    | {"width": 6, "heads": 2},
     "transformer": {
         "depth": 2, "width": 6, "heads": 2, "batch_size": 7, "steps": 6,
         "average_over": 2, "test_every": 3,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import importlib
 import pkgutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 import pytest
@@ -16,8 +16,9 @@ from torch import Tensor
 from normbook import experiments
 from normbook.errors import RecordError
 from normbook.experiments.catalogue import EXPERIMENTS
+from normbook.experiments.without_norm import Number
 from normbook.lab import runner, tuning
-from normbook.lab.experiment import Experiment
+from normbook.lab.experiment import Experiment, Run
 
 every_experiment = pytest.mark.parametrize("name", small.SETTINGS)
 # The others differ from these in settings alone.
@@ -38,6 +39,28 @@ def equal(some: Iterable[Tensor], others: Iterable[Tensor]) -> bool:
     return all(torch.equal(a, b) for a, b in zip(some, others, strict=True))
 
 
+def is_matrix(parameter: Tensor) -> bool:
+    """Whether a unit has several weights: not of the lengths of weight norm."""
+    return parameter.ndim > 1 and parameter[0].numel() > 1
+
+
+def is_fixup(run: Run) -> bool:
+    return any(isinstance(module, Number) for module in run.model.modules()) and any(
+        not matrix.any() for matrix in run.model.parameters() if is_matrix(matrix)
+    )
+
+
+def rescaled(matrices: Sequence[Tensor], first: Sequence[Tensor]) -> list[Tensor]:
+    """Undo the factors of Fixup, in float32; behind 0 nothing is left to compare."""
+    pairs = list(zip(matrices, first, strict=True))
+    factors = [float(m.detach().norm() / f.detach().norm()) for m, f in pairs]
+    assert {round(k, 6) for k in factors} == {0.0, 1.0, round(2**-0.5, 6)}
+    return [
+        f if k == 0 else torch.where((m / k - f).abs() < 1e-6, f, m / k)
+        for k, (m, f) in zip(factors, pairs, strict=True)
+    ]
+
+
 def test_all_experiments_are_in_the_catalogue_and_all_networks_looked_at_here() -> None:
     names = (m.name for m in pkgutil.iter_modules(experiments.__path__))
     modules = [importlib.import_module(f"normbook.experiments.{m}") for m in names]
@@ -50,9 +73,9 @@ def test_all_experiments_are_in_the_catalogue_and_all_networks_looked_at_here() 
 @pytest.mark.parametrize("name", MODULES.values())
 def test_variants_of_a_seed_begin_with_the_same_weights_and_batches(name: str) -> None:
     runs = [small.begun(name, variant) for variant in small.variants(name)]
-    first, *others = ([p for p in r.model.parameters() if p.ndim > 1] for r in runs)
-    for matrices in others:
-        assert equal(matrices, first)
+    first, *others = ([p for p in r.model.parameters() if is_matrix(p)] for r in runs)
+    for run, matrices in zip(runs[1:], others, strict=True):
+        assert equal(rescaled(matrices, first) if is_fixup(run) else matrices, first)
     by_size = {len(run.batch[0]): run for run in runs}
     for run in runs:
         same = by_size[len(run.batch[0])]
@@ -88,7 +111,9 @@ def test_a_run_goes_on_from_a_checkpoint_bit_for_bit(name: str, variant: str) ->
 def test_every_parameter_is_trained(name: str, variant: str) -> None:
     run = small.begun(name, variant)
     before = {k: p.detach().clone() for k, p in run.model.named_parameters()}
-    for _ in range(2):  # the first gives gains, behind a bias of 0, a slope
+    # The first gives gains, behind a bias of 0, a slope, and what is behind a read-out
+    # of 0; in Fixup the second does so for what is behind a convolution of 0.
+    for _ in range(3 if is_fixup(run) else 2):
         run.update()
     for parameter, after in run.model.named_parameters():
         assert not torch.equal(after, before[parameter]), parameter
@@ -151,6 +176,8 @@ def test_a_run_without_its_data_is_refused(name: str) -> None:
         ("reading", "none, layer_norm or batch_norm"),
         ("transformer", "one of none, post, .*"),
         ("vowels_tuned", "one of none, layer_norm, .*"),
+        ("without_norm", "one of batch_norm, none, .*"),
+        ("without_norm_attention", "one of layer_norm, dynamic_tanh, .*"),
     ],
 )
 def test_a_normalization_that_there_is_not_is_refused(name: str, known: str) -> None:

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
-from math import exp, sqrt
+from math import atan, exp, pi, sqrt
 from typing import Any
 
 import numpy as np
 
-from normbook.exercises.answers import Choice, Drawn, Exercise, Function, Numbers
+from normbook.exercises.answers import (
+    Choice,
+    Drawn,
+    Exercise,
+    Function,
+    Numbers,
+    uniform,
+    whole,
+)
 
 
 def _gains(rand: np.random.Generator) -> Drawn:
@@ -49,6 +57,17 @@ _STEPS = 1000
 _SPACING = 2.0**-7  # of bfloat16 from 1 to 2
 _SHARE = 0.001 / _SPACING  # r of each step
 _DEVIATION = sqrt(_STEPS * _SHARE * (1 - _SHARE)) * _SPACING
+
+
+def _map(rand: np.random.Generator) -> Drawn:
+    features = int(rand.integers(2, 6))
+    return (rand.normal(size=(3 * features, 4)),)
+
+
+def _ordered(W: Any, order: tuple[int, int, int]) -> Any:
+    parts = np.split(np.asarray(W), 3)
+    return np.concatenate([parts[k] for k in order])
+
 
 EXERCISES = {
     "lt-cap": Exercise(
@@ -224,6 +243,202 @@ EXERCISES = {
                 "be turned among themselves.",
             },
             "the rotations that layer norm lets through",
+        ),
+    ),
+    "cn-gate": Exercise(
+        (
+            "Write the gradient of each matrix as a product. Which factors are zero?",
+            "Put the two matrices into the rule of the waking times.",
+        ),
+        Choice(
+            "never",
+            "Each has the other as a factor. Zero the last one alone: the gate is zero "
+            "all the same.",
+            {
+                "update 1": "A matrix gets what comes in times what comes back. In the "
+                "first update one of the two is zero for each.",
+                "update 2": "So it is if one of them is drawn. Which of them moves in "
+                "the first update here?",
+                "update 3": "That would be a chain: one wakes the next. Who is first?",
+            },
+            "when the two matrices get their first gradient",
+        ),
+    ),
+    "cn-order": Exercise(
+        (
+            "Name the three blocks of rows of DiT's matrix, from the top.",
+            "Which block does ours read first?",
+        ),
+        Function(
+            "W",
+            lambda W: _ordered(W, (1, 0, 2)),
+            _map,
+            "Scale and shift change places. Of rows of zeros any order is right.",
+            (
+                (
+                    lambda W: W,
+                    "Then the shift multiplies and the scale is added.",
+                ),
+                (
+                    lambda W: _ordered(W, (2, 1, 0)),
+                    "The gate is the last in both.",
+                ),
+                (
+                    lambda W: _ordered(W, (1, 2, 0)),
+                    "The gate is the last in both.",
+                ),
+            ),
+            what="the matrix (3D, K) for our block, W that of DiT",
+        ),
+    ),
+    "cn-style": Exercise(
+        (
+            "What is the deviation of the normalized content?",
+            "It is below 1, by ε in the root. Then comes the deviation of the style.",
+        ),
+        Function(
+            "v, eps",
+            lambda v, eps: sqrt(v / (v + eps)),
+            uniform((0.1, 2), (0.1, 1)),
+            "A channel with a variance near ε fades, and faster with each layer.",
+            (
+                (lambda v, eps: v / (v + eps), "That is the factor of the variance."),
+                (lambda v, eps: 1.0, "So it is with ε in both roots, or in none."),
+                (
+                    lambda v, eps: sqrt((v + eps) / v),
+                    "The other way round: the content is divided by more.",
+                ),
+            ),
+            what="the factor of the deviations from the mean",
+        ),
+    ),
+    "cn-last": Exercise(
+        (
+            "Which of the parts need nobody?",
+            "What multiplies the gradient of the map before the last layer?",
+            "The table has several ways to the loss. Which zeros are on the shortest?",
+        ),
+        Numbers(
+            "three numbers: the updates of the map, of the gates and of the table",
+            (2, 2, 3),
+            "The last layer wakes first, what it multiplies next, and then the rest.",
+            (
+                (
+                    (1, 1, 2),
+                    "That is without a last layer of zero.",
+                ),
+                (
+                    (2, 3, 4),
+                    "The gates do not need the map: 1 + s is not zero at the start.",
+                ),
+                (
+                    (2, 2, 2),
+                    "The table acts through the map or a gate, and both are zero yet.",
+                ),
+            ),
+        ),
+    ),
+    "wn-fan": Exercise(
+        (
+            "Which of the four sizes belong to one row?",
+            "The row has the length sqrt(n / fan), with n weights and the fan that is "
+            "counted.",
+        ),
+        Function(
+            "c_out",
+            lambda c_out: c_out**-0.5,
+            whole((2, 500)),
+            "The fan counts the outputs as well: a signal of 64 channels loses a "
+            "factor of 8 in each layer.",
+            (
+                (
+                    lambda c_out: 1 / c_out,
+                    "The fan stands under a root: how much shorter is the row, not "
+                    "its square?",
+                ),
+                (
+                    lambda c_out: c_out**0.5,
+                    "A fan that is too large makes the weights shorter, not longer.",
+                ),
+                (
+                    lambda c_out: 1.0,
+                    "That is the length that is meant. shape[0:] begins with the "
+                    "outputs.",
+                ),
+            ),
+            "the length of a row of the result, but for the unbiased variance",
+        ),
+    ),
+    "wn-leaky": Exercise(
+        (
+            "Find the mean of y and of y squared; half of all z are negative.",
+            "The mean is (1 - a) / sqrt(2 pi), that of the square (1 + a²) / 2.",
+        ),
+        Function(
+            "a",
+            lambda a: ((1 + a**2) / 2 - (1 - a) ** 2 / (2 * pi)) ** -0.5,
+            uniform((0.0, 0.9)),
+            "With a = 0 it is the gain of ReLU, with a = 1 it is 1.",
+            (
+                (
+                    lambda a: ((1 + a**2) / 2) ** -0.5,
+                    "That is the gain for the mean square. The variance lacks the "
+                    "square of the mean.",
+                ),
+                (
+                    lambda a: ((1 + a**2) / 2 - (1 + a) ** 2 / (2 * pi)) ** -0.5,
+                    "The negative half lowers the mean: which sign has a?",
+                ),
+                (
+                    lambda a: (1 + a**2) / 2 - (1 - a) ** 2 / (2 * pi),
+                    "That is the variance. Which factor makes it 1?",
+                ),
+            ),
+            "the gain",
+        ),
+    ),
+    "wn-stuck": Exercise(
+        (
+            "How long are the weights of the read-out at the start?",
+            "Which step does the rule allow to a unit of length 0?",
+        ),
+        Choice(
+            "read-out",
+            "A unit of length 0 may take a step of length 0, and while the read-out is "
+            "0 nothing below it has a gradient.",
+            {
+                "first matrices": "Their gradients are 0 at first, in Fixup without "
+                "clipping, too. What should move before them?",
+                "added numbers": "They begin at 0 as well. But would the loss fall if "
+                "they alone stood still?",
+                "nothing": "The loss does not fall at all: something never moves.",
+            },
+            "what never moves, so that nothing below it does",
+        ),
+    ),
+    "wn-angle": Exercise(
+        (
+            "w and the step are orthogonal: draw the triangle.",
+            "The length 1 and the step are the two short sides.",
+        ),
+        Function(
+            "rate, norm_g",
+            lambda rate, norm_g: atan(rate * norm_g),
+            uniform((0.05, 2.0), (0.1, 3.0)),
+            "The growth of each step is taken back, so that the next one turns as far.",
+            (
+                (
+                    lambda rate, norm_g: rate * norm_g,
+                    "That is its tangent, the same for small steps only.",
+                ),
+                (
+                    lambda rate, norm_g: (
+                        rate * norm_g / (1 + (rate * norm_g) ** 2) ** 0.5
+                    ),
+                    "That is its sine.",
+                ),
+            ),
+            "the angle, in radians",
         ),
     ),
 }

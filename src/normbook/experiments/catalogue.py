@@ -14,6 +14,8 @@ from normbook.experiments import (
     vgg,
     vowels,
     which_hat,
+    without_norm,
+    without_norm_attention,
 )
 from normbook.lab.experiment import Experiment
 
@@ -41,5 +43,7 @@ EXPERIMENTS: dict[str, Experiment] = {
         which_hat.QA5,
         which_hat.STROKES,
         which_hat.COUNTING,
+        without_norm.EXPERIMENT,
+        without_norm_attention.EXPERIMENT,
     )
 }
