@@ -189,7 +189,7 @@ def begin(
     """Make one network, its data and its measurements."""
     data = lab.required(data)
     dtype = getattr(torch, settings["dtype"])
-    standardized: _Standardized = _Standardized.of(
+    standardized: Standardized = Standardized.of(
         data, device, dtype, settings["validated"], settings.get("crop", 0)
     )
     x, y = standardized.train
@@ -204,30 +204,13 @@ def begin(
     rate, size = settings["learning_rate"], settings["batch_size"]
     steps, warm_up = settings["steps"], settings["warm_up"]
 
-    def judged(run: lab.Run, x: Tensor, y: Tensor) -> lab.Values:
-        means = tested(run.model, x, y)
-        return {"loss": means["loss"], "error": 1 - means["accuracy"]}
-
-    def test(run: lab.Run) -> lab.Values:
-        trained = judged(run, x[:TRAINED], y[:TRAINED])
-        values = {f"train_{name}": value for name, value in trained.items()}
-        return {**judged(run, *standardized.test), **values}
-
-    def validate(run: lab.Run) -> lab.Values:
-        return judged(run, *standardized.validation)
-
-    def schedule(step: int) -> float:
-        falling = (steps - step) / (steps - warm_up)
-        return float(rate * min((step + 1) / warm_up, falling))
-
-    every = settings["measure_every"]
-    measurements = {
-        "test": lab.Measurement(every, test),
-        "validation": lab.Measurement(every, validate),
-    }
+    measurements = judged(standardized, settings["measure_every"])
     if settings["norm"] == "batch_norm":
         recalibrated = partial(
-            measures.recalibrated, test=test, x=x[:PROBE], size=PROBE_BATCH
+            measures.recalibrated,
+            test=measurements["test"].measure,
+            x=x[:PROBE],
+            size=PROBE_BATCH,
         )
         measurements["recalibrated"] = lab.Measurement(steps, recalibrated)
     if "probed" in settings:
@@ -245,12 +228,46 @@ def begin(
         batches=lab.Batches(x, y, size, lab.generator(seed, "batches")),
         measurements=measurements,
         every=settings["average_over"],
-        schedule=schedule,
+        schedule=rising_and_falling(rate, steps, warm_up),
     )
 
 
+def judged(images: Standardized, every: int) -> dict[str, lab.Measurement]:
+    """Measure loss and error, on test and on validation images, every few steps.
+
+    With those of test images comes what the first ``TRAINED`` training images give.
+    """
+    x, y = (values[:TRAINED] for values in images.train)
+
+    def at(run: lab.Run, x: Tensor, y: Tensor) -> lab.Values:
+        means = tested(run.model, x, y)
+        return {"loss": means["loss"], "error": 1 - means["accuracy"]}
+
+    def test(run: lab.Run) -> lab.Values:
+        trained = {f"train_{name}": value for name, value in at(run, x, y).items()}
+        return {**at(run, *images.test), **trained}
+
+    def validate(run: lab.Run) -> lab.Values:
+        return at(run, *images.validation)
+
+    return {
+        "test": lab.Measurement(every, test),
+        "validation": lab.Measurement(every, validate),
+    }
+
+
+def rising_and_falling(rate: float, steps: int, warm_up: int) -> Callable[[int], float]:
+    """Return the learning rate of each step: up in a warm-up, then down to 0."""
+
+    def schedule(step: int) -> float:
+        falling = (steps - step) / (steps - warm_up)
+        return float(rate * min((step + 1) / warm_up, falling))
+
+    return schedule
+
+
 @dataclass(frozen=True)
-class _Standardized:
+class Standardized:
     """Images and labels: over all pixels of training, mean 0, variance 1.
 
     The last ``validated`` training images are not trained on; ``crop`` pixels at each
@@ -269,13 +286,14 @@ class _Standardized:
         dtype: torch.dtype,
         validated: int,
         crop: int,
-    ) -> _Standardized:
+    ) -> Standardized:
+        """Standardize a data set by its training images, once for all runs."""
         x, y, x_test, y_test = split(data, device)
         x, x_test = (_cropped(images(some, dtype), crop) for some in (x, x_test))
         count = len(x) - validated
         mean, std = x[:count].mean(), x[:count].std()
         x, x_test = (x - mean) / std, (x_test - mean) / std
-        return _Standardized(
+        return Standardized(
             (x[:count], y[:count]), (x[count:], y[count:]), (x_test, y_test)
         )
 

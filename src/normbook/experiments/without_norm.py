@@ -41,8 +41,7 @@ from torch import Tensor, nn
 from normbook.adaptive_clipping import clip_by_unit
 from normbook.data import Dataset
 from normbook.experiments import measures
-from normbook.experiments.conv_norms import TRAINED, _Standardized
-from normbook.experiments.vgg import tested
+from normbook.experiments.conv_norms import Standardized, judged, rising_and_falling
 from normbook.lab import experiment as lab
 from normbook.lab.record import Record
 from normbook.layers.batch_norm import BatchNorm2d
@@ -229,41 +228,19 @@ def classifier(
     """Train a network on images, with a rate that rises and falls."""
     dtype = getattr(torch, settings["dtype"])
     validated = settings["validated"]
-    standardized: _Standardized = _Standardized.of(
+    images: Standardized = Standardized.of(
         lab.required(data), device, dtype, validated, 0
     )
-    x, y = standardized.train
-    rate, steps, warm_up = (settings[k] for k in ("learning_rate", "steps", "warm_up"))
-    every = settings["measure_every"]
-
-    def judged(run: lab.Run, x: Tensor, y: Tensor) -> lab.Values:
-        means = tested(run.model, x, y)
-        return {"loss": means["loss"], "error": 1 - means["accuracy"]}
-
-    def test(run: lab.Run) -> lab.Values:
-        trained = judged(run, x[:TRAINED], y[:TRAINED])
-        values = {f"train_{name}": value for name, value in trained.items()}
-        return {**judged(run, *standardized.test), **values}
-
-    def validate(run: lab.Run) -> lab.Values:
-        return judged(run, *standardized.validation)
-
-    def schedule(step: int) -> float:
-        falling = (steps - step) / (steps - warm_up)
-        return float(rate * min((step + 1) / warm_up, falling))
-
+    schedule = (settings[k] for k in ("learning_rate", "steps", "warm_up"))
     size = settings["batch_size"]
     return lab.Run(
         model=model,
         optimizer=optimizer,
         objective=lab.classification,
-        batches=lab.Batches(x, y, size, lab.generator(seed, "batches")),
-        measurements={
-            "test": lab.Measurement(every, test),
-            "validation": lab.Measurement(every, validate),
-        },
+        batches=lab.Batches(*images.train, size, lab.generator(seed, "batches")),
+        measurements=judged(images, settings["measure_every"]),
         every=settings["average_over"],
-        schedule=schedule,
+        schedule=rising_and_falling(*schedule),
     )
 
 
