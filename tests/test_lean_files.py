@@ -129,6 +129,6 @@ def test_scripts_come_after_the_page_and_settings_before_who_reads_them(
 def test_a_template_among_the_files_stays(tmp_path: Path) -> None:
     macro = tmp_path / "_static/macros.html"
     macro.parent.mkdir()
-    macro.write_text('<link href="{{ pathto("a.css") }}" rel="stylesheet" />')
+    macro.write_text("""<link href="{{ pathto('a.css') }}" rel="stylesheet" />""")
     lean_files.leave_out(built(tmp_path), None)
     assert "pathto" in macro.read_text()
