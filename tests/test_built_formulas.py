@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from types import SimpleNamespace
 
 import built_formulas
 import pytest
@@ -54,6 +55,18 @@ def test_a_comma_stays_on_the_line_of_a_short_formula(
     found = [n.astext().removeprefix(tex) for n in line.findall(nodes.inline)]
     assert found == ([kept] if kept else [])
     assert all(child.parent is line for child in line)
+
+
+@pytest.mark.parametrize(("tex", "kept"), [("a = b", True), ("a = b" * 9, False)])
+def test_a_short_formula_is_not_broken(tex: str, kept: bool) -> None:
+    writer = SimpleNamespace(
+        body=[],
+        starttag=lambda node, tag, end, CLASS: f'<{tag} class="{CLASS}">',
+        builder=SimpleNamespace(app=SimpleNamespace(formulas=FORMULAS)),
+    )
+    with pytest.raises(nodes.SkipNode):
+        built_formulas.visit_inline(writer, nodes.math("", tex))
+    assert ("kept" in writer.body[0]) is kept
 
 
 def test_script_style_and_fonts_are_of_one_version() -> None:

@@ -70,8 +70,9 @@ class Formulas:
 
 
 def visit_inline(self: Any, node: nodes.math) -> None:
-    """Write a formula of a line."""
-    self.body.append(self.starttag(node, "span", "", CLASS="math"))
+    """Write a formula of a line; a short one is not broken."""
+    kept = " kept" if len(node.astext()) <= SHORT else ""
+    self.body.append(self.starttag(node, "span", "", CLASS=f"math{kept}"))
     self.body.append(self.builder.app.formulas.html(self, node) + "</span>")
     raise nodes.SkipNode
 

@@ -50,8 +50,23 @@ export async function open(browser, name, { width = 1440, height = 900, scheme =
   return { page, wrong, close: () => context.close() };
 }
 
+/** Lay out all of a page, and let each part of it pass the window once. */
+async function layOut(page) {
+  await page.addStyleTag({ content: "* { content-visibility: visible !important }" });
+  await page.evaluate(async () => {
+    const frame = () => new Promise(requestAnimationFrame);
+    for (let y = 0; y < document.documentElement.scrollHeight; y += 2 * innerHeight) {
+      scrollTo({ top: y, behavior: "instant" });
+      await frame();
+      await frame(); // what watches the window is told behind the first
+    }
+    scrollTo({ top: 0, behavior: "instant" });
+  });
+}
+
 /** What axe-core finds, in a line each. Drawings of formulas are hidden from readers. */
 export async function barriers(page, rules) {
+  await layOut(page);
   await page.evaluate(axe.source);
   // The theme fades the colours of buttons: what counts is where they arrive.
   await page.evaluate(() => Promise.allSettled(document.getAnimations().map((fade) => fade.finished)));
@@ -69,8 +84,9 @@ export async function barriers(page, rules) {
 }
 
 /** What is wider than the window, and neither scrolls by itself nor stands in what does. */
-export const cutOff = (page) =>
-  page.evaluate(() => {
+export async function cutOff(page) {
+  await layOut(page);
+  return page.evaluate(() => {
     const scrolls = (element) => {
       for (let e = element; e && e.tagName !== "ARTICLE"; e = e.parentElement)
         if (["auto", "scroll"].includes(getComputedStyle(e).overflowX)) return true;
@@ -84,3 +100,4 @@ export const cutOff = (page) =>
       })
       .map((e) => `${e.tagName} ${e.textContent.slice(0, 60)}`);
   });
+}

@@ -29,9 +29,10 @@ for (const name of PAGES) {
       assert.deepEqual(await barriers(page, ["color-contrast"]), []);
     }));
 
-  test(`${name}: nothing is cut off on a phone`, () =>
+  test(`${name}: on a phone nothing is cut off or too small for a finger`, () =>
     on(name, { width: 390, height: 844 }, async (page) => {
       assert.deepEqual(await cutOff(page), []);
+      assert.deepEqual(await barriers(page, ["target-size"]), []);
       assert.equal(await page.evaluate(() => document.documentElement.scrollWidth), 390);
     }));
 }
@@ -237,6 +238,34 @@ test("by the keyboard: the first stop leads past the navigation, each stop is se
       });
       assert.ok(seen.isFine, seen.what);
     }
+  }));
+
+test("the contents of a page mark the section that is read, and what it stands in", () =>
+  on("book/transformers.html", still, async (page) => {
+    const marked = () => page.locator("#pst-page-toc-nav a.active").evaluateAll((all) => all.map((a) => a.hash));
+    const id = "which-axis";
+    await page.goto(`${page.url()}#${id}`);
+    await isRead(page, id);
+    await page.waitForFunction(() => document.querySelector('#pst-page-toc-nav a.active[href="#which-axis"]'));
+    assert.deepEqual(await marked(), ["#definition-before-or-after-the-sum", `#${id}`]);
+    await page.evaluate(() => scrollTo(0, document.getElementById("you-will").offsetTop - innerHeight / 10));
+    await page.waitForFunction(() => !document.querySelector('#pst-page-toc-nav a.active[href="#which-axis"]'));
+    assert.deepEqual(await marked(), ["#you-will"]);
+  }));
+
+test("what scrolls by itself is reached by the keyboard, what does not is no stop", () =>
+  on("book/layer_norm.html", { width: 390 }, async (page) => {
+    const blocks = page.locator("article :is(pre, .pst-scrollable-table-container)");
+    const found = { scrolls: 0, stays: 0 };
+    for (const block of await blocks.all()) {
+      if (!(await block.isVisible())) continue;
+      await block.scrollIntoViewIfNeeded();
+      await page.waitForTimeout(50);
+      const [scrolls, stop] = await block.evaluate((e) => [e.scrollWidth > e.clientWidth || e.scrollHeight > e.clientHeight, e.tabIndex]);
+      assert.equal(stop, scrolls ? 0 : -1, await block.innerText());
+      found[scrolls ? "scrolls" : "stays"] += 1;
+    }
+    assert.ok(found.scrolls > 0 && found.stays > 0, JSON.stringify(found));
   }));
 
 test("lines of prose have 65 to 80 characters", () =>
