@@ -73,7 +73,7 @@ def compare_outputs(cell: Any, test: Any, ref: Any, skip_compare: Any = None) ->
         for outputs in (ref, test)
     )
     if len(stored) != len(found):
-        lines = [f"{len(stored)} records are stored, {len(found)} were drawn"]
+        lines = [f"{len(stored)} records of figures are stored, {len(found)} drawn"]
     else:
         is_rough = drawn.ROUGH in cell.cell.metadata.get("tags", [])
         pairs = zip(stored, found, strict=True)

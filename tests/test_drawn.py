@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import matplotlib.pyplot as plt
+import nbformat
 import numpy as np
 import pytest
 import sabotage
 from matplotlib.axes import Axes
 from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure
+from nbformat.v4 import new_code_cell, new_notebook
 
 from normbook import drawn
 
@@ -134,6 +137,29 @@ def test_a_figure_of_every_kind_is_seen_in_every_way() -> None:
     results = list(sabotage.trials(figure()))
     assert {name for name, *_ in results} == set(sabotage.WAYS)
     assert all(is_seen for _, is_seen, _ in results)
+
+
+SMALL = """import matplotlib.pyplot as plt
+from normbook import figures
+figures.use_style()
+plt.plot([1, 2, 4, 8])
+plt.show()"""
+
+
+def test_sabotage_tells_what_a_comparison_of_roughly_equal_figures_misses(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    notebook = new_notebook(cells=[new_code_cell(SMALL)])
+    path = tmp_path / "small.ipynb"
+    nbformat.write(notebook, path)
+    assert sabotage.main([str(path)]) == 0
+    assert "small, figure 1: 4 tried\n" in capfd.readouterr().out
+    notebook.cells[0].metadata["tags"] = [drawn.ROUGH]
+    nbformat.write(notebook, path)
+    assert sabotage.main([str(path)]) == 1
+    printed = capfd.readouterr().out
+    assert "4 tried, NOT SEEN: 1 one value off, 1 moved along x\n" in printed
+    assert "other colour: 1 of 1 seen" in printed
 
 
 def test_a_blind_record_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,6 +15,7 @@ from __future__ import annotations
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,7 @@ import numpy as np
 from execute import UnixSocketKernel
 from kernels import prepare_environment
 from matplotlib.axes import Axes
-from matplotlib.image import AxesImage
+from matplotlib.collections import Collection
 from matplotlib.lines import Line2D
 from matplotlib.patches import Rectangle
 from nbclient import NotebookClient
@@ -36,95 +37,155 @@ ROOT = Path(__file__).resolve().parent.parent
 Change = tuple[Callable[[], Any], Callable[[], Any]]  # do, and undo
 
 
+SEEN = 0.01  # of a panel: a line is as wide; who changes less changes nothing
+
+
 def lines_of(axes: Axes) -> list[Line2D]:
-    """Return the lines with data that vary along y."""
+    """Return the lines with data."""
     return [
         line
-        for line in axes.get_lines()
+        for line in axes.lines
         if line.get_transform().contains_branch(axes.transData)
-        and np.ptp(np.nan_to_num(np.asarray(line.get_ydata(), dtype=float)))
+        and np.size(line.get_xydata())
     ]
 
 
-def of_line(line: Line2D, xy: Any) -> Change:
-    """Give a line other data."""
+def places(line: Line2D, axes: Axes) -> Any:
+    """Return the points of a line as fractions of a panel."""
+    return (line.get_transform() - axes.transAxes).transform(line.get_xydata())
+
+
+def extent(values: Any) -> float:
+    """Return how far these reach within the panel."""
+    seen = values[np.isfinite(values)].clip(0, 1)
+    return float(np.ptp(seen)) if seen.size else 0.0
+
+
+def moved(line: Line2D, axes: Axes, to: Any) -> Change:
+    """Draw a line at other places of its panel."""
     before = line.get_data()
-    return lambda: line.set_data(*xy), lambda: line.set_data(*before)
+    after = (axes.transAxes - line.get_transform()).transform(to).T
+    return change(partial(set_data, line), before, after)
+
+
+def turned(values: Any) -> Any:
+    """Turn numbers upside down."""
+    return np.nanmax(values) + np.nanmin(values) - values
 
 
 def upside_down(axes: Axes) -> Iterator[Change]:
-    """Turn each line, image and bar round."""
+    """Turn each line, area and image round, and make bars higher by a half."""
     for line in lines_of(axes):
-        x, y = (np.asarray(v, dtype=float) for v in line.get_data())
-        yield of_line(line, (x, np.nanmax(y) + np.nanmin(y) - y))
-    for image in axes.get_images():
-        yield from upside_down_image(image)
+        at = places(line, axes)
+        at[:, 1] = turned(at[:, 1])
+        if extent(places(line, axes)[:, 1] - at[:, 1] + 0.5) > SEEN:
+            yield moved(line, axes, at)
+    for area in axes.collections:
+        yield from area_upside_down(area, axes)
+    for image in axes.images:
+        yield from shades_turned(image)
     for bar in axes.patches:
         if isinstance(bar, Rectangle) and bar.get_height():
-            yield of_bar(bar, bar.get_height())
+            yield change(bar.set_height, bar.get_height(), 1.5 * bar.get_height())
 
 
-def of_bar(bar: Rectangle, height: float) -> Change:
-    """Make a bar larger by a half."""
-    return lambda: bar.set_height(1.5 * height), lambda: bar.set_height(height)
+def area_upside_down(area: Collection, axes: Axes) -> Iterator[Change]:
+    """Turn points, bands or bars of errors round."""
+    if area.get_array() is not None:
+        yield from shades_turned(area)
+        return
+    paths = area.get_paths()
+    if area.get_offset_transform().contains_branch(axes.transData):
+        before: list[Any] = [area.get_offsets()]
+        put: Callable[[Any], Any] = partial(set_offsets, area)
+        to_panel = area.get_offset_transform() - axes.transAxes
+    else:
+        before = [path.vertices for path in paths]
+        put = partial(set_vertices, paths)
+        to_panel = area.get_transform() - axes.transAxes
+    if not before:
+        return
+    height = np.concatenate([to_panel.transform(xy) for xy in before])[:, 1]
+    low, high = np.nanmin(height), np.nanmax(height)
+    after = []
+    for xy in before:
+        at = to_panel.transform(xy)
+        at[:, 1] = high + low - at[:, 1]
+        after.append(to_panel.inverted().transform(at))
+    if np.ptp(height.clip(0, 1)) > SEEN:
+        yield change(put, before, after)
 
 
-def upside_down_image(image: AxesImage) -> Iterator[Change]:
-    """Turn an image round, if that is another one."""
-    values: Any = image.get_array()
-    turned = values[::-1]
-    if not np.array_equal(np.asarray(values), np.asarray(turned), equal_nan=True):
-        yield lambda: image.set_data(turned), lambda: image.set_data(values)
+def set_offsets(area: Collection, offsets: list[Any]) -> None:
+    """Place points elsewhere."""
+    area.set_offsets(offsets[0])
+
+
+def set_vertices(paths: Any, vertices: list[Any]) -> None:
+    """Let paths lead elsewhere."""
+    for path, xy in zip(paths, vertices, strict=True):
+        path.vertices = xy
+
+
+def shades_turned(area: Any) -> Iterator[Change]:
+    """Exchange the colours of an image from the first to the last, if they differ."""
+    before = area.get_array()
+    after = before.ravel()[::-1].reshape(before.shape)
+    if not np.array_equal(before, after):
+        yield change(area.set_array, before, after)
+
+
+def change(put: Callable[[Any], Any], before: Any, after: Any) -> Change:
+    """Put something in the place of what was there."""
+    return lambda: put(after), lambda: put(before)
 
 
 def exchanged(axes: Axes) -> Iterator[Change]:
     """Let a line and the next one show each other's data."""
     for one, other in pairwise(lines_of(axes)):
         a, b = one.get_data(), other.get_data()
-        if np.array_equal(one.get_xydata(), other.get_xydata()):
-            continue
-        yield exchange(one.set_data, other.set_data, a, b)
+        if not np.array_equal(one.get_xydata(), other.get_xydata()):
+            yield exchange(partial(set_data, one), partial(set_data, other), a, b)
 
 
-def exchange(set_one: Any, set_other: Any, a: Any, b: Any) -> Change:
+def set_data(line: Line2D, xy: Any) -> None:
+    """Give a line other data."""
+    line.set_data(*xy)
+
+
+def exchange(put_one: Any, put_other: Any, a: Any, b: Any) -> Change:
     """Give to each of two what the other had."""
-
-    def put(first: Any, second: Any) -> None:
-        set_one(*first) if isinstance(first, tuple) else set_one(first)
-        set_other(*second) if isinstance(second, tuple) else set_other(second)
-
-    return lambda: put(b, a), lambda: put(a, b)
+    return lambda: (put_one(b), put_other(a)), lambda: (put_one(a), put_other(b))
 
 
 def one_value_off(axes: Axes) -> Iterator[Change]:
-    """Move one value of each line by a tenth of what the line covers."""
+    """Move one value of each line by a tenth of what the line covers, or a bit."""
     for line in lines_of(axes):
-        x, y = (np.array(v, dtype=float) for v in line.get_data())
-        k = len(y) // 3
-        if axes.get_yscale() == "log":
-            span = np.nanmax(y) / np.nanmin(y[y > 0])
-            y[k] *= span**0.1
-        else:
-            y[k] += 0.1 * np.ptp(y[np.isfinite(y)])
-        if np.isfinite(y[k]):
-            yield of_line(line, (x, y))
+        at = places(line, axes)
+        k = len(at) // 3
+        at[k, 1] += max(0.1 * extent(at[:, 1]), 2 * SEEN)
+        if 0 <= at[k, 1] <= 1:
+            yield moved(line, axes, at)
 
 
 def moved_along_x(axes: Axes) -> Iterator[Change]:
     """Move each line by a twentieth of what it covers along x."""
     for line in lines_of(axes):
-        x, y = (np.array(v, dtype=float) for v in line.get_data())
-        if np.ptp(x):
-            is_log = axes.get_xscale() == "log"
-            moved = x * (x.max() / x.min()) ** 0.05 if is_log else x + 0.05 * np.ptp(x)
-            yield of_line(line, (moved, y))
+        at = places(line, axes)
+        step = 0.05 * extent(at[:, 0])
+        if step:
+            at[:, 0] += step
+            yield moved(line, axes, at)
 
 
 def labels_exchanged(axes: Axes) -> Iterator[Change]:
-    """Exchange neighbours in the legend, and the labels of both axes."""
-    legend = axes.get_legend()
-    for one, other in pairwise(legend.get_texts() if legend else []):
-        yield exchange(one.set_text, other.set_text, one.get_text(), other.get_text())
+    """Exchange neighbours in legends, and the labels of both axes."""
+    legends = [axes.get_legend()]
+    if axes is axes.figure.axes[0]:
+        legends += axes.figure.legends
+    for legend in filter(None, legends):
+        for a, b in pairwise(legend.get_texts()):
+            yield exchange(a.set_text, b.set_text, a.get_text(), b.get_text())
     x, y = axes.get_xlabel(), axes.get_ylabel()
     if x != y:
         yield exchange(axes.set_xlabel, axes.set_ylabel, x, y)
@@ -133,12 +194,7 @@ def labels_exchanged(axes: Axes) -> Iterator[Change]:
 def other_colour(axes: Axes) -> Iterator[Change]:
     """Draw each line in a colour that the book does not use."""
     for line in lines_of(axes):
-        yield recolour(line, line.get_color())
-
-
-def recolour(line: Line2D, colour: Any) -> Change:
-    """Draw a line in another colour."""
-    return lambda: line.set_color("#123456"), lambda: line.set_color(colour)
+        yield change(line.set_color, line.get_color(), "#123456")
 
 
 WAYS = {

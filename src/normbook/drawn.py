@@ -112,8 +112,10 @@ def _legend(legend: Legend) -> str:
     return _words("legend", *words)
 
 
-def _words(kind: str, *words: str) -> str:
-    return f"{kind}\t" + ", ".join(word for word in words if word not in ("", "None"))
+def _words(kind: str, *words: object) -> str:
+    return f"{kind}\t" + ", ".join(
+        str(word) for word in words if word not in ("", "None")
+    )
 
 
 def _look(artist: Artist) -> str:
