@@ -134,7 +134,7 @@ def test_a_difference_says_where_it_is() -> None:
 
 
 def test_a_figure_of_every_kind_is_seen_in_every_way() -> None:
-    results = list(sabotage.trials(figure()))
+    results = list(sabotage.try_all(figure()))
     assert {name for name, *_ in results} == set(sabotage.WAYS)
     assert all(is_seen for _, is_seen, _ in results)
 
@@ -146,22 +146,39 @@ plt.plot([1, 2, 4, 8])
 plt.show()"""
 
 
-def test_sabotage_tells_what_a_comparison_of_roughly_equal_figures_misses(
+def test_figures_of_a_notebook_are_drawn_wrongly_and_misses_told(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    notebook = new_notebook(cells=[new_code_cell(SMALL)])
+    fine, rough = new_code_cell(SMALL), new_code_cell(SMALL)
+    rough.metadata["tags"] = [drawn.ROUGH]
     path = tmp_path / "small.ipynb"
-    nbformat.write(notebook, path)
+    nbformat.write(new_notebook(cells=[fine, rough]), path)
     assert sabotage.main([str(path)]) == 0
-    assert "small, figure 1: 4 tried\n" in capfd.readouterr().out
-    notebook.cells[0].metadata["tags"] = [drawn.ROUGH]
-    nbformat.write(notebook, path)
-    assert sabotage.main([str(path)]) == 1
     printed = capfd.readouterr().out
-    assert "4 tried, NOT SEEN: 1 one value off, 1 moved along x\n" in printed
-    assert "other colour: 1 of 1 seen" in printed
+    assert "small, figure 1: 4 tried\n" in printed
+    told = (
+        "small, figure 2: 4 tried, NOT SEEN: 1 one value off, 1 moved along x, a rough"
+    )
+    assert told in printed
+    assert "moved along x: 1 of 2 seen" in printed
+
+
+@pytest.mark.parametrize(
+    ("is_rough", "trials", "status"),
+    [
+        (False, [("exchanged", True)], 0),
+        (False, [("exchanged", True), ("exchanged", False)], 1),
+        (True, [("exchanged", False)], 0),
+        (False, [], 1),
+    ],
+)
+def test_a_miss_or_a_figure_without_a_trial_is_red(
+    is_rough: bool, trials: Any, status: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sabotage, "tried", lambda path: iter([(is_rough, trials)]))
+    assert sabotage.main(["small.ipynb"]) == status
 
 
 def test_a_blind_record_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sabotage, "record", lambda figure: [])
-    assert not any(is_seen for _, is_seen, _ in sabotage.trials(figure()))
+    assert not any(is_seen for _, is_seen, _ in sabotage.try_all(figure()))

@@ -7,7 +7,8 @@ Notebooks are run once, and stay as they are. Of each panel that a figure shows,
 drawn is changed in one way after the other and back again: upside down, exchanged with
 a neighbour, one value off, moved along x, labels exchanged, in another colour. Each
 change has to be among the differences from the record of the figure as it was, found
-as `pytest --nbval` finds them. The exit status is 1 if one is not.
+as `pytest --nbval` finds them. The exit status is 1 if one is not, but in a figure
+whose cell has the tag `rough-figure`, where misses are only told.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ ROOT = Path(__file__).resolve().parent.parent
 Change = tuple[Callable[[], Any], Callable[[], Any]]  # do, and undo
 
 
-SEEN = 0.01  # of a panel: a line is as wide; who changes less changes nothing
+SEEN = 0.01  # of a panel: a line is as wide; a smaller change is none
 
 
 def lines_of(axes: Axes) -> list[Line2D]:
@@ -159,7 +160,7 @@ def exchange(put_one: Any, put_other: Any, a: Any, b: Any) -> Change:
 
 
 def one_value_off(axes: Axes) -> Iterator[Change]:
-    """Move one value of each line by a tenth of what the line covers, or a bit."""
+    """Move one value of each line by a tenth of what it covers, or a bit."""
     for line in lines_of(axes):
         at = places(line, axes)
         k = len(at) // 3
@@ -169,13 +170,11 @@ def one_value_off(axes: Axes) -> Iterator[Change]:
 
 
 def moved_along_x(axes: Axes) -> Iterator[Change]:
-    """Move each line by a twentieth of what it covers along x."""
+    """Move each line by a twentieth of what it covers along x, or a bit."""
     for line in lines_of(axes):
         at = places(line, axes)
-        step = 0.05 * extent(at[:, 0])
-        if step:
-            at[:, 0] += step
-            yield moved(line, axes, at)
+        at[:, 0] += max(0.05 * extent(at[:, 0]), 2 * SEEN)
+        yield moved(line, axes, at)
 
 
 def labels_exchanged(axes: Axes) -> Iterator[Change]:
@@ -207,7 +206,7 @@ WAYS = {
 }
 
 
-def trials(figure: Any) -> Iterator[tuple[str, bool, bool]]:
+def try_all(figure: Any) -> Iterator[tuple[str, bool, bool]]:
     """Draw a figure wrongly in every way, and say of each whether it is seen.
 
     That is, once as figures are compared, and once as those that a rounding moves.
@@ -229,11 +228,14 @@ def trials(figure: Any) -> Iterator[tuple[str, bool, bool]]:
 
 def watch() -> None:
     """In a kernel: store what is seen of each figure that is shown, not its record."""
-    drawn.record = lambda figure: list(trials(figure))  # type: ignore[arg-type]
+    drawn.record = lambda figure: list(try_all(figure))  # type: ignore[arg-type]
 
 
-def tried(path: Path) -> Iterator[list[tuple[str, bool]]]:
-    """Run a notebook, and yield for each figure what was tried, and whether seen."""
+def tried(path: Path) -> Iterator[tuple[bool, list[tuple[str, bool]]]]:
+    """Run a notebook, and yield for each figure whether it is rough, and the trials.
+
+    A trial is the way in which the figure was wrong, and whether that is seen.
+    """
     notebook = nbformat.read(path, as_version=4)
     code = f"import sys; sys.path.insert(0, {str(ROOT / 'tools')!r})\n"
     notebook.cells.insert(
@@ -251,9 +253,8 @@ def tried(path: Path) -> Iterator[list[tuple[str, bool]]]:
         for output in cell.get("outputs", []):
             if "image/png" in output.get("data", {}):
                 results = output.data[drawn.MIME]  # KeyError: a figure without record
-                yield [
-                    (name, rough if is_rough else fine) for name, fine, rough in results
-                ]
+                trials = [(way, b if is_rough else a) for way, a, b in results]
+                yield is_rough, trials
 
 
 def main(arguments: list[str]) -> int:
@@ -262,17 +263,20 @@ def main(arguments: list[str]) -> int:
     paths = [Path(name) for name in arguments]
     paths = paths or sorted((ROOT / "book").glob("*.ipynb"))
     total, seen = Counter[str](), Counter[str]()
+    is_blind = False
     for path in paths:
-        for number, results in enumerate(tried(path.resolve()), start=1):
-            total.update(name for name, _ in results)
-            seen.update(name for name, is_seen in results if is_seen)
-            unseen = Counter(name for name, is_seen in results if not is_seen)
-            told = ", ".join(f"{count} {name}" for name, count in unseen.items())
+        for number, (is_rough, trials) in enumerate(tried(path.resolve()), start=1):
+            total.update(way for way, _ in trials)
+            seen.update(way for way, is_seen in trials if is_seen)
+            unseen = Counter(way for way, is_seen in trials if not is_seen)
+            told = ", ".join(f"{count} {way}" for way, count in unseen.items())
             told = f", NOT SEEN: {told}" if told else ""
-            print(f"{path.stem}, figure {number}: {len(results)} tried{told}")
-    for name in WAYS:
-        print(f"{name}: {seen[name]} of {total[name]} seen")
-    return int(seen != total)
+            told += ", a rough figure" if is_rough else ""
+            print(f"{path.stem}, figure {number}: {len(trials)} tried{told}")
+            is_blind |= not trials or (bool(unseen) and not is_rough)
+    for way in WAYS:
+        print(f"{way}: {seen[way]} of {total[way]} seen")
+    return int(is_blind)
 
 
 if __name__ == "__main__":
