@@ -43,7 +43,10 @@ def figure(change: Callable[[Axes, Axes], Any] = lambda *_: None) -> Figure:
     fig.colorbar(image)
     right.bar([0, 1], [1, 2], color="#00ff00")
     right.set_xticks([0, 1], ["no", "yes"])
+    right.inset_axes((0.5, 0.5, 0.4, 0.4)).plot(X, X)
+    right.annotate("high", (1, 2))
     fig.suptitle("Two panels")
+    fig.legend(left.lines[:1], ["wave"])
     change(left, right)
     return fig
 
@@ -66,6 +69,12 @@ CHANGES: dict[str, Callable[[Any, Any], Any]] = {
     "a word": lambda a, b: a.texts[0].set_text("there"),
     "its place": lambda a, b: a.texts[0].set_position((3, 3)),
     "the legend": lambda a, b: a.legend(["growth", "sine"], title="what"),
+    "a colour in the legend": lambda a, b: (
+        a.get_legend().legend_handles[0].set_color("#123456")
+    ),
+    "the legend above both": lambda a, b: (
+        a.figure.legends[0].texts[0].set_text("growth")
+    ),
     "no legend": lambda a, b: a.get_legend().remove(),
     "limits": lambda a, b: a.set_xlim(0, 9),
     "a scale": lambda a, b: a.set_yscale("linear"),
@@ -73,6 +82,8 @@ CHANGES: dict[str, Callable[[Any, Any], Any]] = {
     "its range": lambda a, b: b.images[0].set_clim(1, 5),
     "a bar": lambda a, b: b.patches[1].set_height(1.5),
     "its colour": lambda a, b: b.patches[1].set_color("#000000"),
+    "what a word points at": lambda a, b: setattr(b.texts[0], "xy", (0, 1)),
+    "a panel in a panel": lambda a, b: b.child_axes[0].lines[0].set_ydata(-X),
     "words at ticks": lambda a, b: b.set_xticks([0, 1], ["yes", "no"]),
     "a line less": lambda a, b: a.lines[0].remove(),
     "a panel less": lambda a, b: b.set_visible(False),
@@ -83,6 +94,28 @@ def test_the_same_figure_has_the_same_record() -> None:
     one, other = drawn.record(figure()), drawn.record(figure())
     assert one == other
     assert drawn.differences(one, other) == []
+
+
+def test_what_stands_there_again_is_not_repeated() -> None:
+    fig, axes = plt.subplots()
+    for power in (1, 2, 3):
+        axes.plot(X, X**power, color="#0072b2", label="")
+    axes.plot(X, X, ":", color="#0072b2")
+    axes.plot(X, 2 * X, "--", color="#0072b2")
+    x, _, solid, dotted, dashed = drawn.record(fig)
+    assert x == "x\tlinear\tlimits 0.8 5.2"
+    assert solid.startswith("line\t#0072b2, -\tx 120: 455 9545 5000 ")
+    assert dotted.startswith("line\t#0072b2, :\tx 40: 455 9545 5000 ")
+    assert dashed.startswith("line\t#0072b2, --\t=\ty 40: ")
+    (line,) = drawn.differences([x, dotted, dashed], [x, dotted, dotted])
+    assert line == "stored 'line #0072b2, --', drawn 'line #0072b2, :'"
+    assert drawn.differences([dotted, "line\t=\t=\t="], [dotted, dotted]) == []
+
+
+def test_the_number_of_missing_values_counts() -> None:
+    stored, found = ["line\t-\tx 7: 0 1 2 3 4"], ["line\t-\tx 7 of 8: 0 1 2 3 4"]
+    assert drawn.differences(stored, found)
+    assert drawn.differences(stored, found, is_rough=True) == []
 
 
 @pytest.mark.parametrize("name", CHANGES)
