@@ -38,7 +38,7 @@ ROOT = Path(__file__).resolve().parent.parent
 Change = tuple[Callable[[], Any], Callable[[], Any]]  # do, and undo
 
 
-SEEN = 0.01  # of a panel: a line is as wide; a smaller change is none
+SEEN = 0.02  # of a panel, twice the width of a line: no smaller change is tried
 
 
 def lines_of(axes: Axes) -> list[Line2D]:
@@ -78,15 +78,17 @@ def upside_down(axes: Axes) -> Iterator[Change]:
     """Turn each line, area and image round, and make bars higher by a half."""
     for line in lines_of(axes):
         at = places(line, axes)
-        at[:, 1] = turned(at[:, 1])
-        if extent(places(line, axes)[:, 1] - at[:, 1] + 0.5) > SEEN:
+        if extent(at[:, 1]) > SEEN:
+            at[:, 1] = turned(at[:, 1])
             yield moved(line, axes, at)
     for area in axes.collections:
         yield from area_upside_down(area, axes)
     for image in axes.images:
         yield from shades_turned(image)
     for bar in axes.patches:
-        if isinstance(bar, Rectangle) and bar.get_height():
+        to_panel = bar.get_transform() - axes.transAxes
+        height = extent(to_panel.transform(bar.get_path().vertices)[:, 1])
+        if isinstance(bar, Rectangle) and height > 2 * SEEN:
             yield change(bar.set_height, bar.get_height(), 1.5 * bar.get_height())
 
 
@@ -142,11 +144,17 @@ def change(put: Callable[[Any], Any], before: Any, after: Any) -> Change:
 
 
 def exchanged(axes: Axes) -> Iterator[Change]:
-    """Let a line and the next one show each other's data."""
+    """Let a line and the next one show each other's data, if they look different."""
     for one, other in pairwise(lines_of(axes)):
-        a, b = one.get_data(), other.get_data()
-        if not np.array_equal(one.get_xydata(), other.get_xydata()):
-            yield exchange(partial(set_data, one), partial(set_data, other), a, b)
+        looks = [
+            (i.get_label(), i.get_color(), i.get_linestyle(), i.get_marker())
+            for i in (one, other)
+        ]
+        a, b = places(one, axes), places(other, axes)
+        is_other = a.shape != b.shape or np.nanmax(np.abs(a - b)) > SEEN
+        if is_other and looks[0] != looks[1]:
+            put, put_other = partial(set_data, one), partial(set_data, other)
+            yield exchange(put, put_other, one.get_data(), other.get_data())
 
 
 def set_data(line: Line2D, xy: Any) -> None:
@@ -164,7 +172,7 @@ def one_value_off(axes: Axes) -> Iterator[Change]:
     for line in lines_of(axes):
         at = places(line, axes)
         k = len(at) // 3
-        at[k, 1] += max(0.1 * extent(at[:, 1]), 2 * SEEN)
+        at[k, 1] += max(0.1 * extent(at[:, 1]), SEEN)
         if 0 <= at[k, 1] <= 1:
             yield moved(line, axes, at)
 
@@ -173,7 +181,7 @@ def moved_along_x(axes: Axes) -> Iterator[Change]:
     """Move each line by a twentieth of what it covers along x, or a bit."""
     for line in lines_of(axes):
         at = places(line, axes)
-        at[:, 0] += max(0.05 * extent(at[:, 0]), 2 * SEEN)
+        at[:, 0] += max(0.05 * extent(at[:, 0]), SEEN)
         yield moved(line, axes, at)
 
 

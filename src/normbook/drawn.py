@@ -3,13 +3,14 @@
 A picture of another machine differs in pixels. Here a figure is what its artists hold.
 Each panel has a line of text for each axis, and one for all artists that look alike::
 
-    line; batch normalization, #0072b2, -; x 0 4545 9545; y 50: 455 9545 3000 -60 39
+    line; batch normalization, #0072b2, -; x 0 9545; y 9: 455 9545 3000 -60 39
 
 That is (with tabs in place of the semicolons) a kind, words, and numbers by name.
 Places (x, y) are fractions of a panel, and colours (c) of a colour map, in ten
 thousandths. Few numbers stand there as they are, more as their count, lowest, highest,
-mean, and two sums with signs drawn once and for all, in which each counts. ``=`` stands
-for what the last line of this kind has in this place.
+mean, and two sums of each 32, in which each counts: one with signs drawn once and for
+all, one with the weights 1, 2, -1, -2 in turns. ``=`` stands for what the last line of
+this kind has in this place.
 
 Where a notebook shows a figure, this record is stored beside the picture, and compared
 when the notebook is run again.
@@ -30,7 +31,7 @@ with of_the_book():
     from matplotlib.artist import Artist
     from matplotlib.axes import Axes
     from matplotlib.axis import Axis
-    from matplotlib.collections import Collection
+    from matplotlib.collections import Collection, QuadMesh
     from matplotlib.colors import to_hex
     from matplotlib.figure import Figure
     from matplotlib.image import AxesImage
@@ -46,6 +47,9 @@ ROUGH = "rough-figure"  # the tag of a cell whose curves a rounding moves
 UNIT = 10_000  # the width or height of a panel
 FEW = 6  # numbers that stand in a record as they are
 CLOSE = 0.002  # of what the numbers span, or of a tenth of the panel: less than a line
+BLOCK = 32  # numbers of which a record has sums
+SIGNS = np.random.default_rng(0).choice([-1.0, 1.0], size=BLOCK)
+WEIGHTS = np.stack([SIGNS, np.resize([1.0, 2.0, -1.0, -2.0], BLOCK)], axis=1)
 WIDE = 0.1  # of the panel: where a rounding moves a curve
 
 
@@ -146,6 +150,9 @@ def _places(artist: Artist, axes: Axes) -> dict[str, Any]:
     points: Any = np.empty((0, 2))
     if isinstance(artist, Line2D):
         points = artist.get_xydata()
+    elif isinstance(artist, QuadMesh):
+        points = np.reshape(artist.get_coordinates(), (-1, 2))
+        colours = artist.get_array()
     elif isinstance(artist, Collection):
         points = [path.vertices for path in artist.get_paths()]
         points = np.concatenate(points or [np.empty((0, 2))])
@@ -177,7 +184,7 @@ def _filled(values: Any) -> Any:
 
 
 def _numbers(values: Any) -> str:
-    """Return numbers, or their count, lowest, highest, mean and two sums."""
+    """Return numbers, or their count, lowest, highest, mean and sums."""
     values = np.clip(values, -1.0, 2.0) * UNIT  # what is farther away is not seen
     if values.size <= FEW:
         return " ".join(f"{v:.0f}" for v in values)
@@ -186,9 +193,10 @@ def _numbers(values: Any) -> str:
     if not known.any():
         return count
     low, high, mean = (f(values[known]) for f in (np.min, np.max, np.mean))
-    signs = np.random.default_rng(0).choice([-1.0, 1.0], size=(2, values.size))
-    sums = signs @ np.where(known, values - mean, 0.0) / np.sqrt(values.size)
-    return " ".join([count, *(f"{v:.0f}" for v in (low, high, mean, *sums))])
+    apart = np.where(known, values - mean, 0.0)
+    blocks = np.pad(apart, (0, -apart.size % BLOCK)).reshape(-1, BLOCK)
+    sums = blocks @ WEIGHTS / min(values.size, BLOCK) ** 0.5
+    return " ".join([count, *(f"{v:.0f}" for v in (low, high, mean, *sums.ravel()))])
 
 
 def differences(
