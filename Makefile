@@ -19,7 +19,7 @@ BIN := $(VENV)/bin
 ELSEWHERE = KERAS_BACKEND=jax TF_USE_LEGACY_KERAS=1 PYTHONPATH=src $(VENV)-elsewhere/bin/python
 TRITON = PYTHONPATH=src:tests/layers $(VENV)-triton/bin/python
 
-.PHONY: help setup book test quick lint types check pages test-site cpus pretend data elsewhere triton bare dist pdf pdf-packages colab lab execute bench serve format coverage clean
+.PHONY: help setup book test quick lint types check pages test-site cpus sabotage pretend data elsewhere triton bare dist pdf pdf-packages colab lab execute bench serve format coverage clean
 
 help: ## list these steps
 	@echo 'usage: make STEP, where STEP is one of'
@@ -66,6 +66,9 @@ test-site: book ## build the site and try every page in a browser (Chromium, and
 
 cpus: setup ## recompute stored outputs as other CPUs would; NOTEBOOK=book/x.ipynb, CPU=sse4 for one
 	tools/cpus.sh $(BIN)/python $(if $(NOTEBOOK),"$(NOTEBOOK)",book)
+
+sabotage: setup ## draw every figure wrongly: is it noticed? NOTEBOOK=book/x.ipynb for one
+	$(BIN)/python tools/sabotage.py $(if $(NOTEBOOK),"$(NOTEBOOK)")
 
 pretend: setup ## notebooks and layers on a pretend GPU: is everything moved there? NOTEBOOK=book/x.ipynb for one
 	tools/pretend.sh $(BIN)/python $(if $(NOTEBOOK),"$(NOTEBOOK)",book tests/pretend)

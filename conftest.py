@@ -20,6 +20,8 @@ from jupyter_client.manager import KernelManager
 from jupyter_client.provisioning import local_provisioner
 from kernels import Watch, prepare_environment, unix_socket
 
+from normbook import drawn
+
 prepare_environment()
 # They run where the pretend accelerator is: see `tests/test_pretend_accelerator.py`.
 is_there = importlib.util.find_spec("pretend_accelerator")
@@ -57,6 +59,30 @@ class WatchedKernel(nbval.kernel.RunningKernel):  # type: ignore[misc]
                     ) from None
                 if watch is not None and watch.complaint():
                     raise
+
+
+COMPARE = nbval.plugin.IPyNbCell.compare_outputs
+
+
+def compare_outputs(cell: Any, test: Any, ref: Any, skip_compare: Any = None) -> bool:
+    """Compare outputs as nbval does, and figures by what is drawn."""
+    skipped = (*(skip_compare or cell.parent.skip_compare), drawn.MIME)
+    is_same = COMPARE(cell, test, ref, skipped)
+    stored, found = (
+        [o["data"][drawn.MIME] for o in outputs if drawn.MIME in o.get("data", {})]
+        for outputs in (ref, test)
+    )
+    if len(stored) != len(found):
+        lines = [f"{len(stored)} records of figures are stored, {len(found)} drawn"]
+    else:
+        is_rough = drawn.ROUGH in cell.cell.metadata.get("tags", [])
+        pairs = zip(stored, found, strict=True)
+        lines = [
+            d for a, b in pairs for d in drawn.differences(a, b, is_rough=is_rough)
+        ]
+    if lines:
+        cell.comparison_traceback += ["Figures differ:", *lines]
+    return is_same and not lines
 
 
 # The longest file is the first that a worker gets: begun late, it would compute alone
@@ -170,3 +196,4 @@ def record(request: pytest.FixtureRequest) -> Any:
 
 nbval.kernel.KernelManager = UnixSocketKernel
 nbval.plugin.RunningKernel = WatchedKernel
+nbval.plugin.IPyNbCell.compare_outputs = compare_outputs

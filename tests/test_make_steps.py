@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import base64
+import io
 import json
 import os
 import shutil
@@ -17,10 +19,15 @@ from typing import Any
 
 import execute as execute_notebook
 import kernels
+import matplotlib.pyplot as plt
 import nbformat
 import notebook_rules as rules
+import numpy as np
 import pytest
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
+from PIL import Image
+
+from normbook import drawn, figures
 
 ROOT = Path(__file__).resolve().parent.parent
 BIN = Path(sys.executable).parent
@@ -58,6 +65,26 @@ def chapter(*cells: tuple[str, list[Any]], text: str = "Prose.") -> Any:
 
 def value(text: str) -> list[Any]:
     return [new_output("execute_result", {"text/plain": text}, execution_count=1)]
+
+
+DRAW = """import matplotlib.pyplot as plt
+from normbook import figures
+figures.use_style()
+plt.plot([1, 2])
+plt.show()"""
+
+
+def picture(*values: int, is_recorded: bool = True) -> list[Any]:
+    """Return the output of `DRAW`, with the record of such a line."""
+    with plt.rc_context():
+        figures.use_style()
+        figure, axes = plt.subplots()
+        axes.plot(values)
+    data: dict[str, Any] = {"image/png": "iVBORw0KGgo=", "text/plain": repr(figure)}
+    if is_recorded:
+        data[drawn.MIME] = drawn.record(figure)
+    plt.close(figure)
+    return [new_output("display_data", data)]
 
 
 def error(name: str) -> list[Any]:
@@ -112,6 +139,9 @@ NOTEBOOKS = {
         ("print(1 / 3)", [new_output("stream", name="stdout", text="0.333\n")])
     ),
     "output_lost": chapter(("1 + 2", [])),
+    "figure": chapter((DRAW, picture(1, 2))),
+    "wrong_figure": chapter((DRAW, picture(1, 3))),
+    "unrecorded_figure": chapter((DRAW, picture(1, 2, is_recorded=False))),
     "raises": chapter(("1 / 0", [])),
     "warns": chapter(("import warnings\nwarnings.warn('careful')", [])),
     "killed": chapter(("import os\nos.kill(os.getpid(), 9)", []), ("1", value("1"))),
@@ -143,7 +173,7 @@ def verdicts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     return found
 
 
-@pytest.mark.parametrize("name", ["sound", "slow"])
+@pytest.mark.parametrize("name", ["sound", "figure", "slow"])
 def test_nbval_is_green(name: str, verdicts: dict[str, str]) -> None:
     assert verdicts[name] == ""
 
@@ -154,6 +184,8 @@ def test_nbval_is_green(name: str, verdicts: dict[str, str]) -> None:
         ("wrong_number", "outputs differ"),
         ("wrong_print", "outputs differ"),
         ("output_lost", "output"),
+        ("wrong_figure", "limits stored '0.9 3.1', drawn '0.95 2.05'"),
+        ("unrecorded_figure", "0 records of figures are stored, 1 drawn"),
         ("raises", "ZeroDivisionError"),
         ("warns", "careful"),
         ("killed", "the kernel died"),
@@ -310,6 +342,19 @@ def test_executing_again_changes_nothing_and_refuses_what_is_no_notebook(
     assert status == 1
     assert "book/gone.ipynb: FAILED, file unchanged: cannot be read" in printed
     assert "book/index.md: not a notebook" in printed
+
+
+@pytest.mark.parametrize(("alpha", "mode"), [(255, "RGB"), (254, "RGBA")])
+def test_a_picture_is_packed_without_another_pixel(alpha: int, mode: str) -> None:
+    pixels = np.random.default_rng(0).integers(0, 255, (9, 9, 4)).astype(np.uint8)
+    pixels[..., 3] = alpha
+    stored = io.BytesIO()
+    Image.fromarray(pixels).save(stored, "PNG", dpi=(144, 144))
+    packed = execute_notebook.packed(base64.b64encode(stored.getvalue()).decode())
+    image = Image.open(io.BytesIO(base64.b64decode(packed)))
+    assert image.mode == mode
+    assert image.info["dpi"] == pytest.approx((144, 144), abs=0.1)
+    np.testing.assert_array_equal(np.asarray(image.convert("RGBA")), pixels)
 
 
 # --- the commands

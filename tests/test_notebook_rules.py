@@ -12,6 +12,8 @@ import notebook_rules as rules
 import pytest
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
 
+from normbook import drawn
+
 PIXEL = (  # a picture of one point
     "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAQAAAC1HAwCAAAAC0lEQVR42mNk+A8AAQUBAScY42YAAAAA"
     "SUVORK5CYII="
@@ -57,7 +59,8 @@ FIGURE = {
 
 def sound_notebook() -> Any:
     """Return a notebook that keeps every rule."""
-    picture = new_output("display_data", {"image/png": PIXEL, "text/plain": "<Figure>"})
+    data = {"image/png": PIXEL, "text/plain": "<Figure>", drawn.MIME: ["text\tshort"]}
+    picture = new_output("display_data", data)
     value = new_output("execute_result", {"text/plain": "3"}, execution_count=1)
     printed = new_output("stream", name="stdout", text="3\n")
     cells = [
@@ -174,6 +177,11 @@ def draw_twice(notebook: Any) -> None:
     notebook.cells[3].outputs *= 2
 
 
+def lose_record(notebook: Any) -> None:
+    """Forget what a figure shows."""
+    del notebook.cells[3].outputs[0].data[drawn.MIME]
+
+
 def hide_figure(notebook: Any) -> None:
     notebook.cells[3].metadata["tags"] = ["remove-cell"]
 
@@ -234,6 +242,7 @@ PLANTED: dict[str, tuple[Callable[[Any], None], str]] = {
     "two figures": (draw_twice, "2 figures, one a cell"),
     "hidden figure": (hide_figure, "a figure that nobody sees"),
     "figure without anything": (forget_figure, "no name of the form"),
+    "figure without record": (lose_record, "without a record of what it shows"),
     "figure without name": (figure("figure", "name", ""), "no name of the form"),
     "figure without caption": (figure("figure", "caption", " "), "no caption"),
     "figure without alt text": (figure("image", "alt", ""), "has 0 characters"),

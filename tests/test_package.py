@@ -51,6 +51,7 @@ ORDER = [
     "conventions",
     "comparison",
     "gradient_check",
+    "drawn",
     "figures",
     "device",
     "data",
@@ -66,7 +67,7 @@ ORDER = [
 ]
 MAY_IMPORT = {
     "torch": {"layers", "diagnostics", "checks", "lab", "experiments"},
-    "matplotlib": {"figures"},
+    "matplotlib": {"drawn", "figures"},
 }
 
 
@@ -210,7 +211,7 @@ def without_the_book(code: str) -> str:
 
 
 def test_formulas_layers_checks_and_folding_need_no_package_of_the_book() -> None:
-    needs = {"figures", "lab", "experiments"}
+    needs = {"drawn", "figures", "lab", "experiments"}
     small = [m for m in LIBRARY if part(m) not in needs]
     assert (
         without_the_book(

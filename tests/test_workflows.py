@@ -24,6 +24,7 @@ WEEKLY = {
     "make data",
     "make elsewhere",
     "make pdf",
+    "make sabotage",
     "make test-site",
     "make triton",
 }

@@ -29,6 +29,7 @@ MAX_COLUMNS = 76
 MAX_PROSE = 90
 MAX_BYTES = 1_000_000
 MIN_ALT = 40
+FIGURE = "application/vnd.normbook.figure+json"  # drawn.MIME
 SECTIONS = (
     "You will",
     "You need",
@@ -287,6 +288,18 @@ def figures_described(notebook: Notebook) -> Iterator[str]:
             yield f"cell {position}: the figure's text alternative repeats its caption"
 
 
+def figures_recorded(notebook: Notebook) -> Iterator[str]:
+    """What a figure shows is stored beside its picture, so that it is compared."""
+    for position, cell in code_cells(notebook):
+        for output in cell.outputs:
+            data = output.get("data", {})
+            if "image/png" in data and FIGURE not in data:
+                yield (
+                    f"cell {position}: a figure without a record of what it shows; "
+                    "draw it after `figures.use_style()`"
+                )
+
+
 def steady_source(notebook: Notebook) -> Iterator[str]:
     """No cell installs, seeds a global generator, ends on `;` or prints the time."""
     for position, cell in code_cells(notebook):
@@ -494,6 +507,7 @@ NOTEBOOK_RULES: tuple[Rule, ...] = (
     nothing_skipped,
     asserts_can_fail,
     figures_described,
+    figures_recorded,
     steady_source,
     python3_kernel,
 )

@@ -18,6 +18,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import ArrayLike
 
+from normbook import drawn
 from normbook.arguments import check_index
 from normbook.arrays import check_same_shape
 from normbook.extra import of_the_book
@@ -40,9 +41,13 @@ Runs = Mapping[str, tuple[Kind, ArrayLike]]
 
 
 def use_style() -> None:
-    """Take on the book's look for every figure that follows."""
+    """Take on the book's look for every figure that follows.
+
+    In a notebook, each figure is stored with a record of what it shows.
+    """
     with as_file(files("normbook") / "book.mplstyle") as path:
         plt.style.use(path)
+    drawn.store_with_figures()
 
 
 def band(

@@ -1,0 +1,217 @@
+"""The record of a figure: equal where it is drawn again, other where it is wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import matplotlib.pyplot as plt
+import nbformat
+import numpy as np
+import pytest
+import sabotage
+from matplotlib.axes import Axes
+from matplotlib.colors import LogNorm
+from matplotlib.figure import Figure
+from nbformat.v4 import new_code_cell, new_notebook
+
+from normbook import drawn
+
+X = np.linspace(1, 5, 40)
+
+
+@pytest.fixture(autouse=True)
+def _no_window() -> Iterator[None]:
+    plt.switch_backend("agg")
+    yield
+    plt.close("all")
+
+
+def figure(change: Callable[[Axes, Axes], Any] = lambda *_: None) -> Figure:
+    """Return a figure with something of each kind, after a change."""
+    fig, (left, right) = plt.subplots(1, 2)
+    left.plot(X, np.sin(X), label="sine")
+    left.plot(X, np.exp(X), "--", label="growth")
+    left.fill_between(X, np.sin(X) - 0.1, np.sin(X) + 0.1, alpha=0.2)
+    left.scatter(X[::8], X[::8], c=["#ff0000"])
+    left.axhline(1.5)
+    left.set(xlabel="step", ylabel="loss", yscale="log", title="Training")
+    left.text(2, 3, "here")
+    left.legend(title="what")
+    image = right.imshow(np.arange(12.0).reshape(3, 4) + 1, norm=LogNorm())
+    fig.colorbar(image)
+    right.bar([0, 1], [1, 2], color="#00ff00")
+    right.set_xticks([0, 1], ["no", "yes"])
+    right.inset_axes((0.5, 0.5, 0.4, 0.4)).plot(X, X)
+    right.annotate("high", (1, 2))
+    fig.suptitle("Two panels")
+    fig.legend(left.lines[:1], ["wave"])
+    change(left, right)
+    return fig
+
+
+CHANGES: dict[str, Callable[[Any, Any], Any]] = {
+    "a line": lambda a, b: a.lines[0].set_ydata(np.cos(X)),
+    "one value": lambda a, b: a.lines[0].set_ydata(np.sin(X) + 0.2 * (X[17] == X)),
+    "a missing value": lambda a, b: a.lines[0].set_ydata(
+        np.where(X[17] == X, np.nan, np.sin(X))
+    ),
+    "a band": lambda a, b: a.collections[0].set_data(X, np.sin(X), np.sin(X) + 0.2),
+    "points": lambda a, b: a.collections[1].set_offsets(np.stack([X[:5], X[:5]], 1)),
+    "their colour": lambda a, b: a.collections[1].set_color("#00ff00"),
+    "a level": lambda a, b: a.lines[2].set_ydata([2, 2]),
+    "a colour": lambda a, b: a.lines[0].set_color("#123456"),
+    "dashes": lambda a, b: a.lines[1].set_linestyle("-"),
+    "a label": lambda a, b: a.set_xlabel("update"),
+    "a title": lambda a, b: a.set_title("Test"),
+    "a title above both": lambda a, b: a.figure.suptitle("Two"),
+    "a word": lambda a, b: a.texts[0].set_text("there"),
+    "its place": lambda a, b: a.texts[0].set_position((3, 3)),
+    "the legend": lambda a, b: a.legend(["growth", "sine"], title="what"),
+    "a colour in the legend": lambda a, b: (
+        a.get_legend().legend_handles[0].set_color("#123456")
+    ),
+    "the legend above both": lambda a, b: (
+        a.figure.legends[0].texts[0].set_text("growth")
+    ),
+    "no legend": lambda a, b: a.get_legend().remove(),
+    "limits": lambda a, b: a.set_xlim(0, 9),
+    "a scale": lambda a, b: a.set_yscale("linear"),
+    "an image": lambda a, b: b.images[0].set_data(np.ones((3, 4))),
+    "its range": lambda a, b: b.images[0].set_clim(1, 5),
+    "a bar": lambda a, b: b.patches[1].set_height(1.5),
+    "its colour": lambda a, b: b.patches[1].set_color("#000000"),
+    "what a word points at": lambda a, b: setattr(b.texts[0], "xy", (0, 1)),
+    "a panel in a panel": lambda a, b: b.child_axes[0].lines[0].set_ydata(-X),
+    "words at ticks": lambda a, b: b.set_xticks([0, 1], ["yes", "no"]),
+    "a line less": lambda a, b: a.lines[0].remove(),
+    "a panel less": lambda a, b: b.set_visible(False),
+}
+
+
+def test_the_same_figure_has_the_same_record() -> None:
+    one, other = drawn.record(figure()), drawn.record(figure())
+    assert one == other
+    assert drawn.differences(one, other) == []
+
+
+def test_what_stands_there_again_is_not_repeated() -> None:
+    fig, axes = plt.subplots()
+    for power in (1, 2, 3):
+        axes.plot(X, X**power, color="#0072b2", label="")
+    axes.plot(X, X, ":", color="#0072b2")
+    axes.plot(X, 2 * X, "--", color="#0072b2")
+    x, _, solid, dotted, dashed = drawn.record(fig)
+    assert x == "x\tlinear\tlimits 0.8 5.2"
+    assert solid.startswith("line\t#0072b2, -\tx 120: 455 9545 5000 ")
+    assert dotted.startswith("line\t#0072b2, :\tx 40: 455 9545 5000 ")
+    assert dashed.startswith("line\t#0072b2, --\t=\ty 40: ")
+    (line,) = drawn.differences([x, dotted, dashed], [x, dotted, dotted])
+    assert line == "stored 'line #0072b2, --', drawn 'line #0072b2, :'"
+    assert drawn.differences([dotted, "line\t=\t=\t="], [dotted, dotted]) == []
+
+
+def test_the_number_of_missing_values_counts() -> None:
+    stored, found = ["line\t-\tx 7: 0 1 2 3 4"], ["line\t-\tx 7 of 8: 0 1 2 3 4"]
+    assert drawn.differences(stored, found)
+    assert drawn.differences(stored, found, is_rough=True) == []
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_a_change_is_seen(name: str) -> None:
+    stored, found = drawn.record(figure()), drawn.record(figure(CHANGES[name]))
+    assert drawn.differences(stored, found)
+
+
+def wobble(size: float) -> Callable[[Axes, Axes], None]:
+    """Return a change that moves each value of a line by such a part of it, or less."""
+    parts = 1 + size * np.random.default_rng(0).uniform(-1, 1, X.shape)
+    return lambda left, right: left.lines[1].set_ydata(np.exp(X) * parts)
+
+
+def test_a_rounding_is_no_difference() -> None:
+    stored, found = drawn.record(figure()), drawn.record(figure(wobble(1e-3)))
+    assert stored != found
+    assert drawn.differences(stored, found) == []
+
+
+def test_what_can_be_seen_is_a_difference_but_where_a_rounding_moves_curves() -> None:
+    stored, found = drawn.record(figure()), drawn.record(figure(wobble(0.2)))
+    assert drawn.differences(stored, found)
+    assert drawn.differences(stored, found, is_rough=True) == []
+
+
+GROSS = [
+    "a line",
+    "limits",
+    "a colour",
+    "a line less",
+    "a label",
+    "the legend",
+    "a bar",
+]
+
+
+@pytest.mark.parametrize("name", GROSS)
+def test_gross_changes_are_seen_there_too(name: str) -> None:
+    stored, found = drawn.record(figure()), drawn.record(figure(CHANGES[name]))
+    assert drawn.differences(stored, found, is_rough=True)
+
+
+def test_a_difference_says_where_it_is() -> None:
+    stored, found = (drawn.record(figure(CHANGES[n])) for n in ("a line", "a label"))
+    lines = drawn.differences(stored, found)
+    assert any(line.startswith("line sine, #1f77b4, -: y stored ") for line in lines)
+    assert "stored 'x step, linear', drawn 'x update, linear'" in lines
+
+
+def test_a_figure_of_every_kind_is_seen_in_every_way() -> None:
+    results = list(sabotage.try_all(figure()))
+    assert {name for name, *_ in results} == set(sabotage.WAYS)
+    assert all(is_seen for _, is_seen, _ in results)
+
+
+SMALL = """import matplotlib.pyplot as plt
+from normbook import figures
+figures.use_style()
+plt.plot([1, 2, 4, 8])
+plt.show()"""
+
+
+def test_figures_of_a_notebook_are_drawn_wrongly_and_misses_told(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    fine, rough = new_code_cell(SMALL), new_code_cell(SMALL)
+    rough.metadata["tags"] = [drawn.ROUGH]
+    path = tmp_path / "small.ipynb"
+    nbformat.write(new_notebook(cells=[fine, rough]), path)
+    assert sabotage.main([str(path)]) == 0
+    printed = capfd.readouterr().out
+    assert "small, figure 1: 4 tried\n" in printed
+    told = (
+        "small, figure 2: 4 tried, NOT SEEN: 1 one value off, 1 moved along x, a rough"
+    )
+    assert told in printed
+    assert "moved along x: 1 of 2 seen" in printed
+
+
+@pytest.mark.parametrize(
+    ("is_rough", "trials", "status"),
+    [
+        (False, [("exchanged", True)], 0),
+        (False, [("exchanged", True), ("exchanged", False)], 1),
+        (True, [("exchanged", False)], 0),
+        (False, [], 1),
+    ],
+)
+def test_a_miss_or_a_figure_without_a_trial_is_red(
+    is_rough: bool, trials: Any, status: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sabotage, "tried", lambda path: iter([(is_rough, trials)]))
+    assert sabotage.main(["small.ipynb"]) == status
+
+
+def test_a_blind_record_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sabotage, "record", lambda figure: [])
+    assert not any(is_seen for _, is_seen, _ in sabotage.try_all(figure()))
