@@ -7,7 +7,6 @@ those of the same version, in ``book/_static/katex``.
 
 from __future__ import annotations
 
-import re
 from functools import cache
 from importlib.metadata import files
 from typing import Any
@@ -19,8 +18,6 @@ from sphinx.util import logging
 from sphinx.util.math import get_node_equation_number
 
 LOGGER = logging.getLogger(__name__)
-MARKS = re.compile(r"[,.;:!?)\]’]+")
-SHORT = 25  # characters of a formula's source
 
 
 @cache
@@ -70,9 +67,8 @@ class Formulas:
 
 
 def visit_inline(self: Any, node: nodes.math) -> None:
-    """Write a formula of a line; a short one is not broken."""
-    kept = " kept" if len(node.astext()) <= SHORT else ""
-    self.body.append(self.starttag(node, "span", "", CLASS=f"math{kept}"))
+    """Write a formula of a line."""
+    self.body.append(self.starttag(node, "span", "", CLASS="math"))
     self.body.append(self.builder.app.formulas.html(self, node) + "</span>")
     raise nodes.SkipNode
 
@@ -90,18 +86,6 @@ def visit_displayed(self: Any, node: nodes.math_block) -> None:
     raise nodes.SkipNode
 
 
-def keep_punctuation(app: Sphinx, doctree: nodes.document, page: str) -> None:
-    """Keep the mark behind a short formula on its line; a long one has to break."""
-    for formula in [*doctree.findall(nodes.math)]:
-        line = formula.parent
-        place = line.index(formula)
-        after = line[place + 1] if place + 1 < len(line) else nodes.Text("")
-        mark = MARKS.match(after) if isinstance(after, nodes.Text) else None
-        if mark and len(formula.astext()) <= SHORT:
-            kept = nodes.inline("", "", formula, nodes.Text(mark[0]), classes=["kept"])
-            line[place : place + 2] = [kept, nodes.Text(after[mark.end() :])]
-
-
 def begin(app: Sphinx) -> None:
     """Keep what a build draws beside it."""
     app.formulas = Formulas(app.config.formula_macros)  # type: ignore[attr-defined]
@@ -113,5 +97,4 @@ def setup(app: Sphinx) -> dict[str, Any]:
     app.add_html_math_renderer("katex", (visit_inline, None), (visit_displayed, None))
     app.add_css_file("katex/katex.min.css")
     app.connect("builder-inited", begin)
-    app.connect("doctree-resolved", keep_punctuation)
     return {"parallel_read_safe": True, "parallel_write_safe": False}

@@ -1,0 +1,60 @@
+"""Keep on one line what belongs together: a short formula, a comma behind it, a number.
+
+A reader stumbles over a line that begins with a comma, and over 65 | 504.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from docutils import nodes
+from sphinx.application import Sphinx
+
+MARKS = re.compile(r"[,.;:!?)\]’]+")
+WORD = re.compile(r"\\[a-zA-Z]+|\\.")  # of a formula's source, drawn as one sign
+UNSEEN = re.compile(r"[{}^_&\s]")
+SHORT = 22  # signs: half the width of a phone
+INSIDE = re.compile(r"(?<=\d) (?=\d{3}(?!\d)|%)")  # of a number or before its unit
+AS_THEY_ARE = nodes.literal | nodes.FixedTextElement | nodes.math | nodes.raw
+
+
+def is_short(tex: str) -> bool:
+    """Return whether a formula of a line has room on one of a phone."""
+    return len(UNSEEN.sub("", WORD.sub("x", tex))) <= SHORT
+
+
+def keep_formulas(doctree: nodes.document) -> None:
+    """Keep a short formula in one piece, and the mark behind it on its line."""
+    for formula in [*doctree.findall(nodes.math)]:
+        if not is_short(formula.astext()):
+            continue
+        formula["classes"].append("kept")
+        line = formula.parent
+        place = line.index(formula)
+        after = line[place + 1] if place + 1 < len(line) else nodes.Text("")
+        mark = MARKS.match(after) if isinstance(after, nodes.Text) else None
+        if mark:
+            kept = nodes.inline("", "", formula, nodes.Text(mark[0]), classes=["kept"])
+            line[place : place + 2] = [kept, nodes.Text(after[mark.end() :])]
+
+
+def keep_numbers(doctree: nodes.document) -> None:
+    """Keep the thousands of a number, and its per cent, on its line."""
+    for text in [*doctree.findall(nodes.Text)]:
+        if not isinstance(text.parent, AS_THEY_ARE) and INSIDE.search(text):
+            text.parent.replace(
+                text, nodes.Text(INSIDE.sub("\N{NO-BREAK SPACE}", text))
+            )
+
+
+def keep(app: Sphinx, doctree: nodes.document, page: str) -> None:
+    """Keep together what is on a page."""
+    keep_formulas(doctree)
+    keep_numbers(doctree)
+
+
+def setup(app: Sphinx) -> dict[str, Any]:
+    """Register the extension."""
+    app.connect("doctree-resolved", keep)
+    return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -1,0 +1,67 @@
+"""What belongs together stays on one line, and nothing else changes."""
+
+from __future__ import annotations
+
+import kept_together
+import pytest
+from docutils import nodes
+
+
+@pytest.mark.parametrize(
+    ("tex", "text", "kept"),
+    [
+        ("x_i", ", and so on", ","),
+        ("x", "). So", ")."),
+        ("x", " and", ""),
+        ("x" * 40, ", and", ""),
+    ],
+)
+def test_a_comma_stays_on_the_line_of_a_short_formula(
+    tex: str, text: str, kept: str
+) -> None:
+    line = nodes.paragraph("", "", nodes.math("", tex), nodes.Text(text))
+    page = nodes.section("", line)
+    kept_together.keep_formulas(page)  # type: ignore[arg-type]
+    assert line.astext() == tex + text
+    found = [n.astext().removeprefix(tex) for n in line.findall(nodes.inline)]
+    assert found == ([kept] if kept else [])
+    assert all(child.parent is line for child in line)
+
+
+@pytest.mark.parametrize(
+    ("tex", "is_kept"),
+    [
+        (r"(\sigma^2 + \epsilon)^{-3/2}", True),
+        (r"\gamma (x - m) / \sqrt{v + \epsilon}", True),
+        (
+            r"\hat x_i = (x_i - \mu) / \sqrt{\sigma^2 + \epsilon}, \; i = 1, \dots",
+            False,
+        ),
+    ],
+)
+def test_a_short_formula_is_not_broken(tex: str, is_kept: bool) -> None:
+    formula = nodes.math("", tex)
+    kept_together.keep_formulas(nodes.paragraph("", "", formula))  # type: ignore[arg-type]
+    assert ("kept" in formula["classes"]) is is_kept
+
+
+@pytest.mark.parametrize(
+    ("text", "kept"),
+    [
+        ("in 65 504 steps", "in 65~504 steps"),
+        ("1 234 567", "1~234~567"),
+        ("2.8 % of", "2.8~% of"),
+        ("with 4 seeds", "with 4 seeds"),
+        ("in 5 12345 and 3 20", "in 5 12345 and 3 20"),
+    ],
+)
+def test_a_number_stays_whole(text: str, kept: str) -> None:
+    line = nodes.paragraph("", text)
+    kept_together.keep_numbers(nodes.section("", line))  # type: ignore[arg-type]
+    assert line.astext() == kept.replace("~", "\N{NO-BREAK SPACE}")
+
+
+def test_code_stays_as_it_is() -> None:
+    line = nodes.paragraph("", "", nodes.literal("", "4 096"))
+    kept_together.keep_numbers(nodes.section("", line))  # type: ignore[arg-type]
+    assert line.astext() == "4 096"
