@@ -46,7 +46,7 @@ MIME = "application/vnd.normbook.figure+json"
 ROUGH = "rough-figure"  # the tag of a cell whose curves a rounding moves
 UNIT = 10_000  # the width or height of a panel
 FEW = 6  # numbers that stand in a record as they are
-CLOSE = 0.002  # of what the numbers span, or of a tenth of the panel: less than a line
+CLOSE = 0.001  # of what the numbers span, or of a tenth of the panel: less than a line
 BLOCK = 32  # numbers of which a record has sums
 SIGNS = np.random.default_rng(0).choice([-1.0, 1.0], size=BLOCK)
 WEIGHTS = np.stack([SIGNS, np.resize([1.0, 2.0, -1.0, -2.0], BLOCK)], axis=1)
