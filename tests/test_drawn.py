@@ -149,7 +149,6 @@ GROSS = [
     "a line less",
     "a label",
     "the legend",
-    "a bar",
 ]
 
 

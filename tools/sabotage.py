@@ -146,15 +146,18 @@ def change(put: Callable[[Any], Any], before: Any, after: Any) -> Change:
 def exchanged(axes: Axes) -> Iterator[Change]:
     """Let a line and the next one show each other's data, if they look different."""
     for one, other in pairwise(lines_of(axes)):
-        looks = [
-            (i.get_label(), i.get_color(), i.get_linestyle(), i.get_marker())
-            for i in (one, other)
-        ]
         a, b = places(one, axes), places(other, axes)
         is_other = a.shape != b.shape or np.nanmax(np.abs(a - b)) > SEEN
-        if is_other and looks[0] != looks[1]:
+        if is_other and looks(one) != looks(other):
             put, put_other = partial(set_data, one), partial(set_data, other)
             yield exchange(put, put_other, one.get_data(), other.get_data())
+
+
+def looks(line: Line2D) -> tuple[Any, ...]:
+    """Return by what a reader tells a line from others."""
+    label = str(line.get_label())
+    style = line.get_linestyle(), line.get_marker(), line.get_color()
+    return "" if label.startswith("_") else label, *style
 
 
 def set_data(line: Line2D, xy: Any) -> None:

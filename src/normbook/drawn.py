@@ -8,9 +8,8 @@ Each panel has a line of text for each axis, and one for all artists that look a
 That is (with tabs in place of the semicolons) a kind, words, and numbers by name.
 Places (x, y) are fractions of a panel, and colours (c) of a colour map, in ten
 thousandths. Few numbers stand there as they are, more as their count, lowest, highest,
-mean, and two sums of each 32, in which each counts: one with signs drawn once and for
-all, one with the weights 1, 2, -1, -2 in turns. ``=`` stands for what the last line of
-this kind has in this place.
+mean, and two weighted sums of each 32, in which each counts. ``=`` stands for what the
+last line of this kind has in this place.
 
 Where a notebook shows a figure, this record is stored beside the picture, and compared
 when the notebook is run again.
@@ -46,11 +45,12 @@ MIME = "application/vnd.normbook.figure+json"
 ROUGH = "rough-figure"  # the tag of a cell whose curves a rounding moves
 UNIT = 10_000  # the width or height of a panel
 FEW = 6  # numbers that stand in a record as they are
-CLOSE = 0.002  # of what the numbers span, or of a tenth of the panel: less than a line
+CLOSE = 0.001  # of what the numbers span, a tenth of the panel or more: below a line
 BLOCK = 32  # numbers of which a record has sums
-SIGNS = np.random.default_rng(0).choice([-1.0, 1.0], size=BLOCK)
-WEIGHTS = np.stack([SIGNS, np.resize([1.0, 2.0, -1.0, -2.0], BLOCK)], axis=1)
-WIDE = 0.1  # of the panel: where a rounding moves a curve
+# Two for each, less 2: whatever number moves, or run of numbers, one of the sums does.
+DIGITS = "11001001043011010441030010303030", "03404130103404330030444303134033"
+WEIGHTS = np.array([[*digits] for digits in DIGITS], dtype=float).T - 2
+WIDE = 0.2  # of the panel: where a rounding moves a curve
 
 
 def store_with_figures() -> None:
@@ -210,7 +210,7 @@ def differences(
         Two records.
     is_rough
         For curves that a rounding moves: words and looks are compared as ever, but of
-        the numbers only where things begin and end and their mean, to a tenth of the
+        the numbers only where things begin and end and their mean, to a fifth of the
         panel.
     """
     if len(stored) != len(found):
@@ -258,7 +258,7 @@ def _is_apart(one: str, other: str, is_limits: bool, is_rough: bool) -> bool:
         limit = WIDE * (span if is_limits else UNIT)
         a, b = (values[:3] if count else values for values in (a, b))
     else:
-        limit = CLOSE * (span if is_limits else max(span, UNIT / 10))
+        limit = CLOSE * (span if is_limits else np.clip(span, UNIT / 10, UNIT))
     return not np.allclose(a, b, rtol=0, atol=limit, equal_nan=True)
 
 
