@@ -7,6 +7,8 @@ takes care of the branch F:
 
 - "batch_norm" stands before each ReLU;
 - "none": nothing does;
+- "dynamic_tanh": Dynamic Tanh stands there (Zhu et al. 2025), with one slope
+  :math:`\alpha`, from 0.5, and a gain and a bias for each channel;
 - "weight_norm": each row of a convolution is a length times a direction (Salimans and
   Kingma 2016), the length beginning as it is, so that the start is that of "none";
 - "gate": :math:`x + \alpha F(x)` with one number for a branch, trained from 0. This is
@@ -45,6 +47,7 @@ from normbook.experiments.conv_norms import Standardized, judged, rising_and_fal
 from normbook.lab import experiment as lab
 from normbook.lab.record import Record
 from normbook.layers.batch_norm import BatchNorm2d
+from normbook.layers.dynamic_tanh import DynamicTanh
 from normbook.layers.weight_norm import ScaledWeightStandardization, WeightNorm
 from normbook.looks import STYLES, Kind
 from normbook.weight_norm import RELU_GAIN
@@ -52,10 +55,13 @@ from normbook.weight_norm import RELU_GAIN
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-SOURCE = "Zhang et al. (2019); De and Smith (2020); Brock et al. (2021)"
+SOURCE = (
+    "Zhang et al. (2019); De and Smith (2020); Brock et al. (2021); Zhu et al. (2025)"
+)
 ALPHA = 0.2  # of "nf"
 METHODS = (
-    "batch_norm", "none", "weight_norm", "gate", "fixup", "nf", "nf_clipped",
+    "batch_norm", "dynamic_tanh", "none", "weight_norm", "gate", "fixup", "nf",
+    "nf_clipped",
 )  # fmt: skip
 
 
@@ -70,6 +76,14 @@ class Number(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Add it, or multiply by it."""
         return x * self.value if self.multiplies else x + self.value
+
+
+class ChannelTanh(DynamicTanh):
+    """Dynamic Tanh of images (N, C, H, W), with a gain and a bias for each channel."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Squash."""
+        return super().forward(x.movedim(1, -1)).movedim(-1, 1)
 
 
 class ScaledReLU(nn.Module):
@@ -94,6 +108,12 @@ class Block(nn.Module):
         return x + changed if self.alpha == 1 else x + self.alpha * changed
 
 
+NORMS: dict[str, Callable[[int], nn.Module]] = {
+    "batch_norm": BatchNorm2d,
+    "dynamic_tanh": ChannelTanh,
+}
+
+
 def build(
     method: str,
     *,
@@ -113,7 +133,7 @@ def build(
     is_nf = method.startswith("nf")
 
     def convolution(inputs: int, outputs: int, stride: int = 1) -> nn.Conv2d:
-        has_bias = method not in ("batch_norm", "fixup")
+        has_bias = method not in (*NORMS, "fixup")
         layer = nn.Conv2d(inputs, outputs, 3, stride, padding=1, bias=has_bias)
         nn.init.kaiming_normal_(layer.weight, nonlinearity="relu", generator=generator)
         if layer.bias is not None:
@@ -126,7 +146,7 @@ def build(
 
     def before(size: int) -> list[nn.Module]:
         """Make what stands before a convolution: a ReLU, and what prepares it."""
-        norm = [BatchNorm2d(size)] if method == "batch_norm" else number(0.0)
+        norm = [NORMS[method](size)] if method in NORMS else number(0.0)
         return [*norm, ScaledReLU() if is_nf else nn.ReLU(), *number(0.0)]
 
     modules: list[nn.Module] = []
@@ -249,6 +269,7 @@ def classifier(
 
 LOOKS: dict[str, tuple[Kind, str]] = {
     "batch_norm": ("batch", "batch norm"),
+    "dynamic_tanh": ("other", "Dynamic Tanh"),
     "none": ("none", "nothing"),
     "weight_norm": ("other", "weight norm"),
     "gate": ("other", "gate from 0"),
@@ -269,7 +290,7 @@ def figures(record: Record) -> dict[str, Figure]:
 
     "end": loss and error at the end, a row for each method, a point for each seed;
     "grid": the loss on validation images against the learning rate, with a dot at the
-    best, a panel for each method, with the one that has a norm in all.
+    best, a panel for each method, with the first one, which has a norm, in all.
     """
     record.require(EXPERIMENT.name)
     return drawn(record, LOOKS)
@@ -307,14 +328,12 @@ def _draw_end(record: Record, looks: Mapping[str, tuple[Kind, str]]) -> Figure:
 
 
 def _draw_grid(record: Record, looks: Mapping[str, tuple[Kind, str]]) -> Figure:
-    norm, *others = looks
+    norm = next(iter(looks))
     panels: dict[str, tuple[str, measures.Looks]] = {}
-    for method in others:
-        kind, label = looks[method]
-        both = {norm: looks[norm], method: (kind, f"_{label}")}
-        panels[f"learning rate\n\n{label}"] = ("learning_rate", both)
-    rows = 2 if len(others) > 3 else 1
-    return measures.draw_grid(record, panels, ylabel="validation loss", rows=rows)
+    for method, (kind, label) in looks.items():
+        shown = {method: (kind, f"_{label}"), norm: looks[norm]}
+        panels[f"learning rate\n\n{label}"] = ("learning_rate", shown)
+    return measures.draw_grid(record, panels, ylabel="validation loss", rows=2)
 
 
 # --- settings
