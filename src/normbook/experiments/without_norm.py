@@ -290,10 +290,10 @@ def figures(record: Record) -> dict[str, Figure]:
 
     "end": loss and error at the end, a row for each method, a point for each seed;
     "grid": the loss on validation images against the learning rate, with a dot at the
-    best, a panel for each method, with the first one, which has a norm, in all.
+    best, a panel for each method, with the one that has a norm in all.
     """
     record.require(EXPERIMENT.name)
-    return drawn(record, LOOKS)
+    return drawn(record, {method: LOOKS[method] for method in record.variants})
 
 
 def drawn(record: Record, looks: Mapping[str, tuple[Kind, str]]) -> dict[str, Figure]:
@@ -328,12 +328,16 @@ def _draw_end(record: Record, looks: Mapping[str, tuple[Kind, str]]) -> Figure:
 
 
 def _draw_grid(record: Record, looks: Mapping[str, tuple[Kind, str]]) -> Figure:
-    norm = next(iter(looks))
+    norm, *others = looks
+    rows = 2 if len(others) > 3 else 1
+    if not others or len(others) % rows:  # then the norm has a panel of its own
+        others = [*looks]
     panels: dict[str, tuple[str, measures.Looks]] = {}
-    for method, (kind, label) in looks.items():
+    for method in others:
+        kind, label = looks[method]
         shown = {method: (kind, f"_{label}"), norm: looks[norm]}
         panels[f"learning rate\n\n{label}"] = ("learning_rate", shown)
-    return measures.draw_grid(record, panels, ylabel="validation loss", rows=2)
+    return measures.draw_grid(record, panels, ylabel="validation loss", rows=rows)
 
 
 # --- settings
@@ -368,6 +372,9 @@ WARM_UP = 9  # the rate rises in the first ninth
 AVERAGES = 20  # of the training loss, in a run
 DIGITS: dict[str, Any] = {"dtype": "float64", "validated": 200, "batch_size": 32}
 FASHION: dict[str, Any] = {"dtype": "float32", "validated": 5000, "batch_size": 64}
+EIGHT: dict[str, Any] = {**FASHION, "stem": [[8, 2], [16, 2]], "depth": 8}
+RATES = 0.01, 0.03, 0.09
+TANH = "dynamic_tanh"  # it came later, and is recorded by itself
 EXPERIMENT = lab.Experiment(
     name="without_norm",
     title="Residual branches without a norm, each way at its own best rate",
@@ -378,9 +385,12 @@ EXPERIMENT = lab.Experiment(
             "variants": tuned(METHODS, (0.03, 0.1), 60),
         }, (0, 1), "digits", "embedded digits, four blocks"),
         "cpu": lab.Scale({
-            **FASHION, "stem": [[8, 2], [16, 2]], "depth": 8,
-            "variants": tuned(METHODS, (0.01, 0.03, 0.09), 300),
+            **EIGHT,
+            "variants": tuned([m for m in METHODS if m != TANH], RATES, 300),
         }, (0, 1, 2), "fashion-mnist", "Fashion-MNIST, eight blocks of 16 channels"),
+        "tanh": lab.Scale({
+            **EIGHT, "variants": tuned([TANH], RATES, 300),
+        }, (0, 1, 2), "fashion-mnist", "the same, with Dynamic Tanh alone"),
     },
     begin=begin,
     figures=figures,
