@@ -169,9 +169,10 @@ EXERCISES = {
     ),
     "fb-merge": Exercise(
         (
-            "The norm stores w and multiplies by w + offset. With offset 1, is w the gain?",
-            "After the merge the norm has to multiply by 1. Which w does it, with offset "
-            "0 and with offset 1?",
+            "The norm stores w and multiplies by w + offset. With offset 1, is w the "
+            "gain?",
+            "After the merge the norm has to multiply by 1. Which w does it, with "
+            "offset 0 and with offset 1?",
             "Three layers read one norm, and the function is called for each of them. "
             "Which gain does the second call find?",
         ),
@@ -207,10 +208,10 @@ EXERCISES = {
         (
             "Rounding at random is right on average. So where is the gain on average, "
             "after 1000 steps of 0.001?",
-            "From 1 to 2 the numbers of bfloat16 are 1/128 apart. Which share r of that is "
-            "a step of 0.001?",
-            "One rounding goes up with probability r, by 1/128, and down otherwise: its "
-            "variance is r(1 − r)/128². The variances of 1000 independent steps add up.",
+            "From 1 to 2 the numbers of bfloat16 are 1/128 apart. Which share r of it "
+            "is a step of 0.001?",
+            "One rounding ends 1/128 higher with probability r and else where it was: "
+            "the variance is r(1 − r)/128². Those of 1000 independent steps add up.",
         ),
         Numbers(
             "two numbers, expectation and standard deviation",
@@ -233,10 +234,10 @@ EXERCISES = {
     ),
     "fb-mean": Exercise(
         (
-            "Let P take off the mean. Layer norm is RMSNorm of P x, and RMSNorm lets every "
-            "rotation Q through. So the question is for which Q the rotated P x is P of "
-            "the rotated x, for all x.",
-            "Try x = (1, 1, ..., 1). P sends it to 0. What must P do with the rotated x?",
+            "Let P take off the mean. Layer norm is RMSNorm of P x, and RMSNorm lets "
+            "every rotation Q through. So for which Q are Q P x and P Q x the same for "
+            "all x?",
+            "Try x = (1, 1, ..., 1). P sends it to 0. What must P do with Q x?",
         ),
         Choice(
             "ones",
