@@ -6,9 +6,9 @@ each, one more ReLU, the mean over all places, a linear read-out. They differ in
 takes care of the branch F:
 
 - "batch_norm" stands before each ReLU;
+- "dynamic_tanh" does (Zhu et al. 2025), with one slope, and a gain and a bias for each
+  channel (an experiment of its own, with two slopes at the start);
 - "none": nothing does;
-- "dynamic_tanh": Dynamic Tanh stands there (Zhu et al. 2025), with one slope
-  :math:`\alpha`, from 0.5, and a gain and a bias for each channel;
 - "weight_norm": each row of a convolution is a length times a direction (Salimans and
   Kingma 2016), the length beginning as it is, so that the start is that of "none";
 - "gate": :math:`x + \alpha F(x)` with one number for a branch, trained from 0. This is
@@ -55,14 +55,12 @@ from normbook.weight_norm import RELU_GAIN
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-SOURCE = (
-    "Zhang et al. (2019); De and Smith (2020); Brock et al. (2021); Zhu et al. (2025)"
-)
+SOURCE = "Zhang et al. (2019); De and Smith (2020); Brock et al. (2021)"
 ALPHA = 0.2  # of "nf"
 METHODS = (
-    "batch_norm", "dynamic_tanh", "none", "weight_norm", "gate", "fixup", "nf",
-    "nf_clipped",
+    "batch_norm", "none", "weight_norm", "gate", "fixup", "nf", "nf_clipped",
 )  # fmt: skip
+TANH_METHOD = "dynamic_tanh"
 
 
 class Number(nn.Module):
@@ -108,12 +106,6 @@ class Block(nn.Module):
         return x + changed if self.alpha == 1 else x + self.alpha * changed
 
 
-NORMS: dict[str, Callable[[int], nn.Module]] = {
-    "batch_norm": BatchNorm2d,
-    "dynamic_tanh": ChannelTanh,
-}
-
-
 def build(
     method: str,
     *,
@@ -121,19 +113,23 @@ def build(
     depth: int,
     generator: torch.Generator,
     classes: int = 10,
+    slope: float = 0.5,
 ) -> nn.Sequential:
-    """Make the network of one method, one of ``METHODS``, else ValueError (float32).
+    """Make the network of one method (float32).
 
+    That is one of ``METHODS``, or "dynamic_tanh", which begins with ``slope``; else
+    ValueError.
     ``stem`` are channels and stride of the first convolutions, 3 x 3 as all are, of
     images (N, 1, H, W); then come ``depth`` blocks. Matrices, from a CPU generator, are
     normal after He, the read-out with half the variance; biases begin at 0.
     """
-    if method not in METHODS:
-        raise ValueError(f"norm must be one of {', '.join(METHODS)}, got {method!r}.")
+    known = *METHODS, TANH_METHOD
+    if method not in known:
+        raise ValueError(f"norm must be one of {', '.join(known)}, got {method!r}.")
     is_nf = method.startswith("nf")
 
     def convolution(inputs: int, outputs: int, stride: int = 1) -> nn.Conv2d:
-        has_bias = method not in (*NORMS, "fixup")
+        has_bias = method not in ("batch_norm", TANH_METHOD, "fixup")
         layer = nn.Conv2d(inputs, outputs, 3, stride, padding=1, bias=has_bias)
         nn.init.kaiming_normal_(layer.weight, nonlinearity="relu", generator=generator)
         if layer.bias is not None:
@@ -146,7 +142,11 @@ def build(
 
     def before(size: int) -> list[nn.Module]:
         """Make what stands before a convolution: a ReLU, and what prepares it."""
-        norm = [NORMS[method](size)] if method in NORMS else number(0.0)
+        norm = number(0.0)
+        if method == "batch_norm":
+            norm = [BatchNorm2d(size)]
+        elif method == TANH_METHOD:
+            norm = [ChannelTanh(size, slope)]
         return [*norm, ScaledReLU() if is_nf else nn.ReLU(), *number(0.0)]
 
     modules: list[nn.Module] = []
@@ -226,6 +226,7 @@ def begin(
         stem=settings["stem"],
         depth=settings["depth"],
         generator=lab.generator(seed, "weights"),
+        slope=settings.get("slope", 0.5),
     )
     dtype = getattr(torch, settings["dtype"])
     model.to(device, dtype, memory_format=torch.channels_last)  # type: ignore[call-overload]
@@ -269,13 +270,16 @@ def classifier(
 
 LOOKS: dict[str, tuple[Kind, str]] = {
     "batch_norm": ("batch", "batch norm"),
-    "dynamic_tanh": ("other", "Dynamic Tanh"),
     "none": ("none", "nothing"),
     "weight_norm": ("other", "weight norm"),
     "gate": ("other", "gate from 0"),
     "fixup": ("other", "Fixup"),
     "nf": ("other", "NF"),
     "nf_clipped": ("other", "NF, clipped"),
+}
+TANH_LOOKS: dict[str, tuple[Kind, str]] = {
+    "half": ("other", "slope from 0.5"),
+    "two": ("layer", "slope from 2"),
 }
 SHOWN = {"train_loss": "training images", "loss": "test set", "error": "test set"}
 
@@ -293,7 +297,13 @@ def figures(record: Record) -> dict[str, Figure]:
     best, a panel for each method, with the one that has a norm in all.
     """
     record.require(EXPERIMENT.name)
-    return drawn(record, {method: LOOKS[method] for method in record.variants})
+    return drawn(record, LOOKS)
+
+
+def tanh_figures(record: Record) -> dict[str, Figure]:
+    """Draw a record of Dynamic Tanh, as :func:`figures` does."""
+    record.require(TANH.name)
+    return drawn(record, TANH_LOOKS)
 
 
 def drawn(record: Record, looks: Mapping[str, tuple[Kind, str]]) -> dict[str, Figure]:
@@ -329,14 +339,12 @@ def _draw_end(record: Record, looks: Mapping[str, tuple[Kind, str]]) -> Figure:
 
 def _draw_grid(record: Record, looks: Mapping[str, tuple[Kind, str]]) -> Figure:
     norm, *others = looks
-    rows = 2 if len(others) > 3 else 1
-    if not others or len(others) % rows:  # then the norm has a panel of its own
-        others = [*looks]
     panels: dict[str, tuple[str, measures.Looks]] = {}
     for method in others:
         kind, label = looks[method]
-        shown = {method: (kind, f"_{label}"), norm: looks[norm]}
-        panels[f"learning rate\n\n{label}"] = ("learning_rate", shown)
+        both = {norm: looks[norm], method: (kind, f"_{label}")}
+        panels[f"learning rate\n\n{label}"] = ("learning_rate", both)
+    rows = 2 if len(others) > 3 else 1
     return measures.draw_grid(record, panels, ylabel="validation loss", rows=rows)
 
 
@@ -368,13 +376,16 @@ def tuned(
     return variants
 
 
+def by_slope(rates: Sequence[float], steps: int) -> dict[str, dict[str, Any]]:
+    """Return variants of Dynamic Tanh, tuned as the others are."""
+    one = tuned([TANH_METHOD], rates, steps)[TANH_METHOD]
+    return {"half": {**one, "slope": 0.5}, "two": {**one, "slope": 2.0}}
+
+
 WARM_UP = 9  # the rate rises in the first ninth
 AVERAGES = 20  # of the training loss, in a run
 DIGITS: dict[str, Any] = {"dtype": "float64", "validated": 200, "batch_size": 32}
 FASHION: dict[str, Any] = {"dtype": "float32", "validated": 5000, "batch_size": 64}
-EIGHT: dict[str, Any] = {**FASHION, "stem": [[8, 2], [16, 2]], "depth": 8}
-RATES = 0.01, 0.03, 0.09
-TANH = "dynamic_tanh"  # it came later, and is recorded by itself
 EXPERIMENT = lab.Experiment(
     name="without_norm",
     title="Residual branches without a norm, each way at its own best rate",
@@ -385,13 +396,27 @@ EXPERIMENT = lab.Experiment(
             "variants": tuned(METHODS, (0.03, 0.1), 60),
         }, (0, 1), "digits", "embedded digits, four blocks"),
         "cpu": lab.Scale({
-            **EIGHT,
-            "variants": tuned([m for m in METHODS if m != TANH], RATES, 300),
+            **FASHION, "stem": [[8, 2], [16, 2]], "depth": 8,
+            "variants": tuned(METHODS, (0.01, 0.03, 0.09), 300),
         }, (0, 1, 2), "fashion-mnist", "Fashion-MNIST, eight blocks of 16 channels"),
-        "tanh": lab.Scale({
-            **EIGHT, "variants": tuned([TANH], RATES, 300),
-        }, (0, 1, 2), "fashion-mnist", "the same, with Dynamic Tanh alone"),
     },
     begin=begin,
     figures=figures,
+)  # fmt: skip
+TANH = lab.Experiment(
+    name="without_norm_tanh",
+    title="Dynamic Tanh in the place of batch norm, each slope at its own best rate",
+    source="Zhu et al. (2025)",
+    scales={
+        "live": lab.Scale({
+            **DIGITS, "stem": [[4, 1], [8, 2]], "depth": 4,
+            "variants": by_slope((0.03, 0.1), 60),
+        }, (0, 1), "digits", "embedded digits, four blocks"),
+        "cpu": lab.Scale({
+            **FASHION, "stem": [[8, 2], [16, 2]], "depth": 8,
+            "variants": by_slope((0.01, 0.03, 0.09), 300),
+        }, (0, 1, 2), "fashion-mnist", "Fashion-MNIST, eight blocks of 16 channels"),
+    },
+    begin=begin,
+    figures=tanh_figures,
 )  # fmt: skip
