@@ -208,6 +208,22 @@ def nearest(texts: list[str], typed: str) -> tuple[list[int], bool]:
         ("activations explode without batch norm", "sec-wn-seen"),
         ("AGC loss does not fall", "ex-wn-stuck"),
         ("scaled weight standardization signal vanishes", "ex-wn-fan"),
+        ("FedAvg batch norm", "gal-federated"),
+        ("opacus GroupNorm", "gal-private"),
+        ("test-time adaptation batch norm", "gal-shifted"),
+        ("convert batch norm to group norm", "gal-from-batch"),
+        # As questions in public trackers of 2024 to 2026 begin:
+        ("RMSNorm parameters stay at 1 and do not update", "sec-fb-less-one"),
+        ("Batchnorm support with FSDP2", "sec-lt-fsdp-short"),
+        ("Expected running_mean to have type BFloat16", "sec-lt-fsdp-short"),
+        ("prompt_logprobs argmax disagrees with greedy decode", "sec-fb-batch"),
+        ("Gemma 3 is broken with fp16", "sec-fb-statistics"),
+        ("MiniMax M2 TP dimension issue in q_norm and k_norm", "sec-lt-ranks"),
+        ("OLMo 3 Q/K norms after splitting heads", "sec-lt-ranks"),
+        ("models with only offline rotation", "sec-fb-rotation"),
+        ("DyT loss does not converge", "sec-wn-fair"),
+        ("TP grad all-reduce for qk-layernorm", "sec-lt-ranks"),
+        ("Norm weights excluded from weight decay", "gal-weight-decay"),
     ],
 )
 def test_words_that_people_type_lead_to_the_entry(typed: str, label: str) -> None:

@@ -116,6 +116,8 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "conv_norms_border": _conv_norms("conv_norms_border"),
     "without_norm": _without_norm("without_norm", most=[0.01, 0.1])
     | {"stem": [[4, 2], [6, 2]]},
+    "without_norm_tanh": _without_norm("without_norm_tanh")
+    | {"stem": [[4, 2], [6, 2]]},
     "without_norm_attention": _without_norm("without_norm_attention")
     | {"width": 6, "heads": 2},
     "transformer": {

@@ -13,8 +13,10 @@ from torch import nn
 
 from normbook.adaptive_clipping import clip_by_unit
 from normbook.experiments import without_norm, without_norm_attention
+from normbook.experiments.catalogue import EXPERIMENTS
 from normbook.experiments.without_norm import ALPHA, METHODS, Block, build
 from normbook.lab.experiment import generator
+from normbook.layers.batch_norm import BatchNorm2d
 from normbook.layers.dynamic_tanh import DynamicTanh
 
 begun = partial(small.begun, "without_norm")
@@ -79,6 +81,26 @@ def test_only_batch_norm_looks_at_other_images_in_training(method: str) -> None:
     assert (float(moved) > 1e-3) == (method == "batch_norm")
 
 
+@pytest.mark.parametrize(("variant", "slope"), [("half", 0.5), ("two", 2.0)])
+def test_dynamic_tanh_stands_where_batch_norm_does(variant: str, slope: float) -> None:
+    model: Any = small.begun("without_norm_tanh", variant).model
+    kinds = {BatchNorm2d: "norm", without_norm.ChannelTanh: "norm"}
+    names = [
+        [kinds.get(type(m), type(m).__name__) for m in net.modules()]
+        for net in (model, small.begun("without_norm", "batch_norm").model)
+    ]
+    assert names[0] == names[1]
+    slopes = [p for name, p in model.named_parameters() if name.endswith("alpha")]
+    assert len(slopes) == names[0].count("norm")
+    assert all(p.item() == slope for p in slopes)
+    x = torch.randn(2, 3, 4, 5, generator=generator(0, "images"))
+    layer = without_norm.ChannelTanh(3, slope)
+    with torch.no_grad():
+        layer.weight.copy_(torch.tensor([1.0, 2.0, 3.0]))
+        told = layer.weight[:, None, None] * torch.tanh(slope * x)
+        torch.testing.assert_close(layer(x), told)
+
+
 @pytest.mark.parametrize("method", ["nf", "nf_clipped"])
 def test_gradients_are_clipped_by_unit_but_not_those_of_the_read_out(
     method: str,
@@ -131,13 +153,19 @@ def test_a_reader_sees_rows_from_above(method: str) -> None:
     assert not torch.allclose(states[0][:, 5:], states[1][:, 5:])
 
 
-@pytest.mark.parametrize("name", ["without_norm", "without_norm_attention"])
-def test_the_end_shows_a_circle_for_each_seed(name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "looks"),
+    [
+        ("without_norm", without_norm.LOOKS),
+        ("without_norm_tanh", without_norm.TANH_LOOKS),
+        ("without_norm_attention", without_norm_attention.LOOKS),
+    ],
+)
+def test_the_end_shows_a_circle_for_each_seed(name: str, looks: Any) -> None:
     record = small.record(name)
-    module: Any = without_norm if name == "without_norm" else without_norm_attention
-    axes = module.figures(record)["end"].axes
+    axes = EXPERIMENTS[name].figures(record)["end"].axes
     for ax, quantity in zip(axes, without_norm.SHOWN, strict=True):
         circles = small.circles(ax)
-        for line, method in zip(circles, module.LOOKS, strict=True):
+        for line, method in zip(circles, looks, strict=True):
             ends = without_norm.at_end(record, method, quantity)
             np.testing.assert_array_equal(line.get_xdata(), ends)

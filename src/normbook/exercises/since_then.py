@@ -169,9 +169,12 @@ EXERCISES = {
     ),
     "fb-merge": Exercise(
         (
-            "What is the gain where a family stores it less 1?",
-            "What has to be stored afterwards, so that the norm has the gain 1?",
-            "What does the second layer that reads this norm find in it?",
+            "The norm stores w and multiplies by w + offset. With offset 1, is w the "
+            "gain?",
+            "After the merge the norm has to multiply by 1. Which w does it, with "
+            "offset 0 and with offset 1?",
+            "Three layers read one norm, and the function is called for each of them. "
+            "Which gain does the second call find?",
         ),
         Function(
             "W, w, offset",
@@ -203,9 +206,12 @@ EXERCISES = {
     ),
     "fb-random": Exercise(
         (
-            "What is the expectation of one rounding?",
-            "Which share r of a spacing is the step of 0.001?",
-            "The variance of one rounding is r(1 − r) squared spacings.",
+            "Rounding at random is right on average. So where is the gain on average, "
+            "after 1000 steps of 0.001?",
+            "From 1 to 2 the numbers of bfloat16 are 1/128 apart. Which share r of it "
+            "is a step of 0.001?",
+            "One rounding ends 1/128 higher with probability r and else where it was: "
+            "the variance is r(1 − r)/128². Those of 1000 independent steps add up.",
         ),
         Numbers(
             "two numbers, expectation and standard deviation",
@@ -228,8 +234,10 @@ EXERCISES = {
     ),
     "fb-mean": Exercise(
         (
-            "When is P Q = Q P, with P what takes off the mean?",
-            "Where do P and Q send the vector of ones?",
+            "Let P take off the mean. Layer norm is RMSNorm of P x, and RMSNorm lets "
+            "every rotation Q through. So for which Q are Q P x and P Q x the same for "
+            "all x?",
+            "Try x = (1, 1, ..., 1). P sends it to 0. What must P do with Q x?",
         ),
         Choice(
             "ones",

@@ -44,6 +44,7 @@ EXPERIMENTS: dict[str, Experiment] = {
         which_hat.STROKES,
         which_hat.COUNTING,
         without_norm.EXPERIMENT,
+        without_norm.TANH,
         without_norm_attention.EXPERIMENT,
     )
 }

@@ -6,6 +6,8 @@ each, one more ReLU, the mean over all places, a linear read-out. They differ in
 takes care of the branch F:
 
 - "batch_norm" stands before each ReLU;
+- "dynamic_tanh" does (Zhu et al. 2025), with one slope, and a gain and a bias for each
+  channel (an experiment of its own, with two slopes at the start);
 - "none": nothing does;
 - "weight_norm": each row of a convolution is a length times a direction (Salimans and
   Kingma 2016), the length beginning as it is, so that the start is that of "none";
@@ -45,6 +47,7 @@ from normbook.experiments.conv_norms import Standardized, judged, rising_and_fal
 from normbook.lab import experiment as lab
 from normbook.lab.record import Record
 from normbook.layers.batch_norm import BatchNorm2d
+from normbook.layers.dynamic_tanh import DynamicTanh
 from normbook.layers.weight_norm import ScaledWeightStandardization, WeightNorm
 from normbook.looks import STYLES, Kind
 from normbook.weight_norm import RELU_GAIN
@@ -57,6 +60,7 @@ ALPHA = 0.2  # of "nf"
 METHODS = (
     "batch_norm", "none", "weight_norm", "gate", "fixup", "nf", "nf_clipped",
 )  # fmt: skip
+TANH_METHOD = "dynamic_tanh"
 
 
 class Number(nn.Module):
@@ -70,6 +74,14 @@ class Number(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Add it, or multiply by it."""
         return x * self.value if self.multiplies else x + self.value
+
+
+class ChannelTanh(DynamicTanh):
+    """Dynamic Tanh of images (N, C, H, W), with a gain and a bias for each channel."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Squash."""
+        return super().forward(x.movedim(1, -1)).movedim(-1, 1)
 
 
 class ScaledReLU(nn.Module):
@@ -101,19 +113,23 @@ def build(
     depth: int,
     generator: torch.Generator,
     classes: int = 10,
+    slope: float = 0.5,
 ) -> nn.Sequential:
-    """Make the network of one method, one of ``METHODS``, else ValueError (float32).
+    """Make the network of one method (float32).
 
+    That is one of ``METHODS``, or "dynamic_tanh", which begins with ``slope``; else
+    ValueError.
     ``stem`` are channels and stride of the first convolutions, 3 x 3 as all are, of
     images (N, 1, H, W); then come ``depth`` blocks. Matrices, from a CPU generator, are
     normal after He, the read-out with half the variance; biases begin at 0.
     """
-    if method not in METHODS:
-        raise ValueError(f"norm must be one of {', '.join(METHODS)}, got {method!r}.")
+    known = *METHODS, TANH_METHOD
+    if method not in known:
+        raise ValueError(f"norm must be one of {', '.join(known)}, got {method!r}.")
     is_nf = method.startswith("nf")
 
     def convolution(inputs: int, outputs: int, stride: int = 1) -> nn.Conv2d:
-        has_bias = method not in ("batch_norm", "fixup")
+        has_bias = method not in ("batch_norm", TANH_METHOD, "fixup")
         layer = nn.Conv2d(inputs, outputs, 3, stride, padding=1, bias=has_bias)
         nn.init.kaiming_normal_(layer.weight, nonlinearity="relu", generator=generator)
         if layer.bias is not None:
@@ -126,7 +142,11 @@ def build(
 
     def before(size: int) -> list[nn.Module]:
         """Make what stands before a convolution: a ReLU, and what prepares it."""
-        norm = [BatchNorm2d(size)] if method == "batch_norm" else number(0.0)
+        norm = number(0.0)
+        if method == "batch_norm":
+            norm = [BatchNorm2d(size)]
+        elif method == TANH_METHOD:
+            norm = [ChannelTanh(size, slope)]
         return [*norm, ScaledReLU() if is_nf else nn.ReLU(), *number(0.0)]
 
     modules: list[nn.Module] = []
@@ -206,6 +226,7 @@ def begin(
         stem=settings["stem"],
         depth=settings["depth"],
         generator=lab.generator(seed, "weights"),
+        slope=settings.get("slope", 0.5),
     )
     dtype = getattr(torch, settings["dtype"])
     model.to(device, dtype, memory_format=torch.channels_last)  # type: ignore[call-overload]
@@ -256,6 +277,10 @@ LOOKS: dict[str, tuple[Kind, str]] = {
     "nf": ("other", "NF"),
     "nf_clipped": ("other", "NF, clipped"),
 }
+TANH_LOOKS: dict[str, tuple[Kind, str]] = {
+    "half": ("other", "slope from 0.5"),
+    "two": ("layer", "slope from 2"),
+}
 SHOWN = {"train_loss": "training images", "loss": "test set", "error": "test set"}
 
 
@@ -273,6 +298,12 @@ def figures(record: Record) -> dict[str, Figure]:
     """
     record.require(EXPERIMENT.name)
     return drawn(record, LOOKS)
+
+
+def tanh_figures(record: Record) -> dict[str, Figure]:
+    """Draw a record of Dynamic Tanh, as :func:`figures` does."""
+    record.require(TANH.name)
+    return drawn(record, TANH_LOOKS)
 
 
 def drawn(record: Record, looks: Mapping[str, tuple[Kind, str]]) -> dict[str, Figure]:
@@ -345,6 +376,12 @@ def tuned(
     return variants
 
 
+def by_slope(rates: Sequence[float], steps: int) -> dict[str, dict[str, Any]]:
+    """Return variants of Dynamic Tanh, tuned as the others are."""
+    one = tuned([TANH_METHOD], rates, steps)[TANH_METHOD]
+    return {"half": {**one, "slope": 0.5}, "two": {**one, "slope": 2.0}}
+
+
 WARM_UP = 9  # the rate rises in the first ninth
 AVERAGES = 20  # of the training loss, in a run
 DIGITS: dict[str, Any] = {"dtype": "float64", "validated": 200, "batch_size": 32}
@@ -365,4 +402,21 @@ EXPERIMENT = lab.Experiment(
     },
     begin=begin,
     figures=figures,
+)  # fmt: skip
+TANH = lab.Experiment(
+    name="without_norm_tanh",
+    title="Dynamic Tanh in the place of batch norm, each slope at its own best rate",
+    source="Zhu et al. (2025)",
+    scales={
+        "live": lab.Scale({
+            **DIGITS, "stem": [[4, 1], [8, 2]], "depth": 4,
+            "variants": by_slope((0.03, 0.1), 60),
+        }, (0, 1), "digits", "embedded digits, four blocks"),
+        "cpu": lab.Scale({
+            **FASHION, "stem": [[8, 2], [16, 2]], "depth": 8,
+            "variants": by_slope((0.01, 0.03, 0.09), 300),
+        }, (0, 1, 2), "fashion-mnist", "Fashion-MNIST, eight blocks of 16 channels"),
+    },
+    begin=begin,
+    figures=tanh_figures,
 )  # fmt: skip
