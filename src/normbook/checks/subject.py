@@ -110,7 +110,10 @@ class Subject:
         kind: str | None,
         eps: float | None,
         relative: tuple[str, str] | None = None,
+        *,
+        has_condition: bool = False,
     ) -> None:
+        self.has_condition = has_condition
         try:
             copy.deepcopy(layer)
         except Exception as error:  # noqa: BLE001 - any refusal becomes a finding
@@ -169,7 +172,9 @@ class Subject:
 
     @property
     def has_known_affine(self) -> bool:
-        """Return whether every parameter is the gain or the bias, and no buffer is."""
+        """Return whether every parameter is the gain or the bias, and nothing else."""
+        if self.has_condition:
+            return False
         others = {name for name, _ in self.layer.named_parameters()} - {*self.names}
         return not others and not recognition.has_fixed_affine(self.layer)
 
@@ -204,7 +209,7 @@ class Subject:
                 parameter.copy_(sign * values)
 
     @property
-    def _along(self) -> list[int]:
+    def along(self) -> list[int]:
         """Return the shape of gain and bias, with axes of length 1 between."""
         axes = self.definition.parameter_axes(len(self.shape))
         return [n if axis in axes else 1 for axis, n in enumerate(self.shape)]
@@ -215,11 +220,9 @@ class Subject:
             return None
         value = self.layer.get_parameter(name).detach().double()
         value = value + self.gain_offset if name == self.gain else value
-        if value.numel() not in (1, math.prod(self._along)):
+        if value.numel() not in (1, math.prod(self.along)):
             return None
-        return value.reshape(
-            self._along if value.numel() > 1 else [1] * len(self.shape)
-        )
+        return value.reshape(self.along if value.numel() > 1 else [1] * len(self.shape))
 
     # Running it.
 
@@ -238,7 +241,8 @@ class Subject:
     @property
     def small(self) -> tuple[int, ...]:
         """Return a shape of few examples, where a batch need not be full."""
-        return self.sized(4 if self.kind == "batch" else 2)
+        few = {"batch": 4, "none": self.shape[0]}  # a relative may need many
+        return self.sized(few.get(self.kind, 2))
 
     def draw(self, seed: int, scale: float = LARGE) -> Tensor:
         """Draw an input of the usual shape, in float64."""
@@ -290,7 +294,7 @@ class Subject:
     def is_random(self) -> bool:
         """Return whether two calls on one input differ."""
         x = self.draw(1)
-        return not torch.allclose(self.output(x), self.output(x))
+        return not torch.allclose(self.output(x), self.output(x), equal_nan=True)
 
     @property
     def is_finite(self) -> bool:
@@ -341,10 +345,12 @@ class Subject:
             self._find_relation(said)
         if self.kind in ("layer", "rms") and shape is None:
             features = self.shape[-max(self.definition.last, 1) :]
-            longer = (self.shape[0], 5, *features)
-            is_small = math.prod(longer) <= 1e6 and len(longer) > len(self.shape)
+            longer, shorter = (self.shape[0], 5, *features), self.shape
+            is_small = math.prod(longer) <= 1e6 and len(longer) > len(shorter)
             if is_small and self.definition.last and self._error_on(longer) is None:
-                self.shape = longer
+                was_right, self.shape = self._fits(), longer
+                if was_right and not self._fits():
+                    self.shape = shorter
 
     def _take_as(
         self, relative: tuple[str, str], shape: tuple[int, ...] | None
@@ -353,14 +359,14 @@ class Subject:
         self.definition, self.eps = Definition("none", last=0), 0.0
         self.is_eps_told, self.is_kind_given = False, False
         likely = recognition.shapes_like(shape) if shape else None
-        for sizes in likely or recognition.shapes_of(self.layer, None):
-            self.shape = recognition.affordable(sizes)
-            if self._error_on(self.shape) is None:
-                break
-        else:
-            raise ValueError("the layer takes none of the likely shapes; pass shape.")
-        self._compute_in_double_precision()
         self._move_parameters()
+        shapes = [*(likely or recognition.shapes_of(self.layer, None))]
+        shapes = [recognition.affordable(sizes) for sizes in shapes]
+        taken = [sizes for sizes in shapes if self._error_on(sizes) is None]
+        if not taken:
+            raise ValueError("the layer takes none of the likely shapes; pass shape.")
+        self.shape = next(filter(self._does_something, taken), taken[0])
+        self._compute_in_double_precision()
         if self.is_random or not self.is_finite:
             raise ValueError("the layer must give the same for the same input.")
         name, text = relative
@@ -399,7 +405,8 @@ class Subject:
         """Find a shape that the layer takes, and the definition that fits there."""
         first: tuple[Definition, tuple[int, ...]] | None = None
         runs, errors = [], []
-        for shape in shapes:
+        # What some layers give back as it is has not the number of axes they expect.
+        for shape in sorted(shapes, key=lambda sizes: not self._does_something(sizes)):
             if error := self._error_on(shape):
                 errors.append(error)
                 continue
@@ -519,6 +526,13 @@ class Subject:
             reason = f"the last axis is normalized in {definition.groups} groups, each "
             reason += "by itself: only a scale that all of a group share is forgotten."
             self.relations.append(Relation("groups", reason))
+        if definition.apart:
+            where = f"axis {definition.apart[0]}"
+            if len(definition.apart) > 1:
+                where = f"axes {', '.join(map(str, definition.apart))}"
+            reason = f"each position of {where} has statistics of its own, as the "
+            reason += "frames of a film or the tokens of all heads do."
+            self.relations.append(Relation("positions apart", reason))
         if definition.heads:
             reason = f"gain and bias differ along axis {definition.heads}, too, and the"
             reason += " statistics run over the last axis: a norm for each head."
@@ -559,6 +573,13 @@ class Subject:
             return error
         self.dtype = like.dtype
         return None
+
+    def _does_something(self, shape: tuple[int, ...]) -> bool:
+        """Return whether the layer takes a shape and does not give x back as it is."""
+        if self._error_on(shape):
+            return True
+        x = draw(shape, 0).to(self.dtype)
+        return not torch.equal(call(self.fresh(), x), x)
 
     def _compute_in_double_precision(self) -> None:
         """Take float64 if the layer can compute in it, else its own dtype."""
@@ -607,7 +628,7 @@ class Subject:
         bias = self.spread(self.bias) if self.bias else torch.zeros(())
         if gain is None or bias is None or not self.has_known_affine:
             return None
-        zeros = torch.zeros(self._along, dtype=torch.float64)
+        zeros = torch.zeros(self.along, dtype=torch.float64)
         return gain + zeros, bias + zeros
 
     def _find_affine(self) -> tuple[Tensor, Tensor]:
