@@ -583,6 +583,41 @@ def test_a_condition_that_cannot_be_made_is_asked_for() -> None:
         check(NeedsText())
 
 
+class Gated(Affine):
+    """A gate for each number, as behind a scan over states."""
+
+    def forward(self, x: Tensor, gate: Tensor) -> Tensor:
+        wide_x = wide(x)
+        root = (wide_x.square().mean(-1, keepdim=True) + 1e-6).sqrt()
+        return self.weight * (wide_x / root).to(x.dtype) * F.silu(gate)
+
+
+class SpatialNorm(nn.Module):
+    """Gain and bias of each place come from a map (Park et al. 2019)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.GroupNorm(2, 6)
+        self.gain, self.shift = (nn.Conv2d(4, 6, 3, padding=1) for _ in range(2))
+
+    def forward(self, x: Tensor, places: Tensor) -> Tensor:
+        y: Tensor = self.norm(x) * self.gain(places) + self.shift(places)
+        return y
+
+
+@pytest.mark.parametrize(
+    ("layer", "kind"),
+    [(Gated(12), "RMS norm"), (SpatialNorm(), "group norm")],
+    ids=lambda value: type(value).__name__,
+)
+def test_a_condition_may_make_a_gain_for_each_position(
+    layer: nn.Module, kind: str
+) -> None:
+    report = check(layer)
+    assert report.kind.startswith(f"{kind} of (N, "), report
+    assert (report.failed, [*report.others]) == ((), ["conditional"]), report
+
+
 # --- the gain, and where half precision is rounded
 
 
@@ -625,6 +660,145 @@ def test_the_place_of_rounding_is_noted(layer: nn.Module, note: str) -> None:
     is_less_one = getattr(layer, "offset", 0) == 1
     assert [*report.others] == (["1 + gain"] if is_less_one else [])
     assert ("NOTE" in str(report)) == bool(note)
+
+
+# --- what the sweep over new libraries showed
+
+
+class HiddenGain(nn.Module):
+    """Unbiased, with a gain by another name: the factor is not the gain's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.unconstrained = nn.Parameter(torch.zeros(8))
+        self.bias = nn.Parameter(torch.zeros(8))
+        self.running_mean = nn.Buffer(torch.zeros(8))
+        self.running_var = nn.Buffer(torch.ones(8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if len(x) == 1 and self.training:
+            raise ValueError("one value")
+        var: Tensor = self.running_var
+        mean: Tensor = self.running_mean
+        if self.training:
+            var, mean = torch.var_mean(wide(x), 0)
+            self.running_mean.lerp_(mean.detach().to(self.running_mean), 0.1)
+            self.running_var.lerp_(var.detach().to(self.running_var), 0.1)
+        y = F.softplus(self.unconstrained) * ((x - mean) / (var + 1e-5).sqrt())
+        return y.to(x.dtype) + self.bias
+
+
+def test_an_unbiased_variance_is_told_from_a_gain_that_is_not_known() -> None:
+    report = check(HiddenGain(), (16, 8), kind="batch", eps=1e-5)
+    assert report.failed == ("the variance divides by n, not by n - 1",), report
+
+
+class ActNorm(Affine):
+    """Gain and bias are set by the first batch, and then stay."""
+
+    def __init__(self) -> None:
+        super().__init__(8)
+        self.initialized = nn.Buffer(torch.tensor(False))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.initialized:
+            with torch.no_grad():
+                self.weight.copy_(1 / x.std(0))
+                self.bias.copy_(-x.mean(0) / x.std(0))
+                self.initialized.fill_(True)
+        return self.weight * x + self.bias
+
+
+def test_a_layer_set_by_its_first_batch_is_no_norm_layer() -> None:
+    with pytest.raises(ValueError, match="as in ActNorm, it is no norm layer"):
+        check(ActNorm(), (16, 8), kind="batch")
+
+
+class GBN(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.bn = nn.BatchNorm1d(8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.cat([self.bn(part) for part in torch.split(x, 4)])
+
+
+def test_a_batch_norm_that_is_called_for_parts_needs_no_name() -> None:
+    report = check(GBN(), (16, 8))
+    assert (report.failed, [*report.others]) == ((), ["ghost batch norm"])
+
+
+class FrozenBatchNormAct2d(Affine):
+    def __init__(self) -> None:
+        super().__init__(6, 1, 1)
+        self.act = nn.ReLU()
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.act(self.weight * x + self.bias)
+        return y
+
+
+def test_an_activation_behind_a_relative_is_told() -> None:
+    report = check(FrozenBatchNormAct2d())
+    assert report.failed == ()
+    assert {*report.others} == {"frozen batch norm", "activation"}
+
+
+class GainPerGroup(Affine):
+    def forward(self, x: Tensor) -> Tensor:
+        parts = standard(x.reshape(len(x), 2, -1), (2,)).to(x.dtype)
+        y = self.weight[:, None] * parts + self.bias[:, None]
+        return y.reshape(x.shape)
+
+
+def test_a_gain_for_each_group_is_a_convention() -> None:
+    layer: Any = GainPerGroup(2)
+    layer.channels = 6
+    report = check(layer)
+    assert report.kind == "group norm of (N, 6, 6)"
+    assert (report.failed, [*report.others]) == ((), ["gain per group"]), report
+
+
+class Times(nn.Module):
+    """The length that the scale tells, though no parameter has its size."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale, self.g = 20**0.5, nn.Parameter(torch.ones(1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.g * (F.normalize(wide(x), dim=-1) * self.scale).to(x.dtype)
+
+
+def test_the_root_of_the_size_tells_the_size() -> None:
+    report = check(Times())
+    assert report.kind == "RMS norm of (N, 5, 20)"
+    assert (report.failed, [*report.others]) == ((), ["one gain"]), report
+
+
+class Irreps(nn.Module):
+    """Scalars as in batch norm, vectors of three over their mean length."""
+
+    irreps = "2x0e+2x1o"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(2, affine=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        vectors = wide(x)[:, 2:].reshape(-1, 2, 3)
+        root = (vectors.square().mean((0, 2), keepdim=True) + 1e-5).sqrt()
+        parts = [self.norm(x[:, :2]), (vectors / root).flatten(1).to(x.dtype)]
+        return torch.cat(parts, 1)
+
+
+Irreps.__name__ = "BatchNorm"
+
+
+def test_a_norm_of_vectors_is_named_and_not_called_wrong() -> None:
+    report = check(Irreps(), (16, 8))
+    assert (report.failed, [*report.others]) == ((), ["equivariant norm"]), report
+    assert FORMULA in report.untested
 
 
 # --- what is no norm layer

@@ -120,7 +120,8 @@ def _row(
     count = math.prod(sizes)
     order = torch.randperm(count, generator=torch.Generator().manual_seed(0))
     row = sign * torch.linspace(-1, 1, count + 1)[1:][order]
-    return row.reshape(1, *sizes).to(x).expand(len(x), *sizes).contiguous()
+    row = row.reshape(1, *sizes).to(x)
+    return row.expand(len(x), *sizes).contiguous()
 
 
 def _way(names: list[str], make: Made, sign: int) -> Way:

@@ -51,7 +51,7 @@ class Definition(NamedTuple):
     # How many last axes are normalized, for kinds "layer" and "rms". With 0 it is axis
     # 1, at every position, as for images (N, C, H, W) in some networks.
     last: int = 1
-    heads: int = 0  # a further axis along which gain and bias differ, 0 for none
+    further: tuple[int, ...] = ()  # axes along which gain and bias differ, too
     # Axes of the input, of those normalized, each position of which has statistics of
     # its own, for kinds "group", "layer" and "rms".
     apart: tuple[int, ...] = ()
@@ -91,9 +91,8 @@ class Definition(NamedTuple):
     def parameter_axes(self, dim: int) -> tuple[int, ...]:
         """Return the axes along which gain and bias differ."""
         if self.kind in ("layer", "rms") and self.last:
-            axes = self._axes(dim)
-            return (self.heads, *axes) if self.heads else axes
-        return (1,)
+            return tuple(sorted({*self.further, *self._axes(dim)}))
+        return (1, *self.further)
 
     def parameter_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         """Return the shape of gain and bias, for x of a shape."""

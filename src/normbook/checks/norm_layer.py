@@ -37,7 +37,7 @@ from normbook.checks.state_claims import (
     in_evaluation,
     no_graph,
 )
-from normbook.checks.subject import Subject
+from normbook.checks.subject import Subject, without_activations
 
 
 def check_norm_layer(
@@ -163,14 +163,13 @@ def _report_on(
     has_condition: bool,
 ) -> Report:
     """Report on a relative whose formula holds, or a norm, or a relative without."""
-    relatives = relatives_of(layer) if kind is None else ()
-    reports = [
-        _report_on_relative(layer, shape, eps, relative) for relative in relatives
-    ]
-    as_relative = [report for report in reports if report is not None]
-    as_relative.sort(key=lambda report: report.findings[0].passed is not True)
-    if as_relative and as_relative[0].findings[0].passed:
-        return as_relative[0]
+    as_relative = []
+    for relative, is_named in relatives_of(layer) if kind is None else ():
+        report = _report_on_relative(layer, shape, eps, relative)
+        if report is not None and report.findings[0].passed:
+            return report
+        if report is not None and is_named:
+            as_relative.append(report)
     try:
         report = _report(Subject(layer, shape, kind, eps, has_condition=has_condition))
     except ValueError:
@@ -179,7 +178,7 @@ def _report_on(
         return as_relative[0]
     # Of what has no known formula a test for another norm would tell nothing true.
     unknown = [one for one in as_relative if one.findings[0].passed is None]
-    return unknown[0] if unknown and report.failed else report
+    return unknown[0] if unknown and not report.findings[0].passed else report
 
 
 def _report_on_relative(
@@ -188,20 +187,35 @@ def _report_on_relative(
     eps: float | None,
     relative: Relative,
 ) -> Report | None:
-    try:
-        told = relative.name, relative.text
-        subject = Subject(layer, shape, None, eps, told)
-    except ValueError:
-        return None
-    sizes = ", ".join(["N", *map(str, subject.shape[1:])])
-    formula = formula_of(relative)(subject)
-    if formula.passed:
-        (relation,) = subject.relations
-        reason = f"{relation.reason} {formula.reason}"
-        subject.relations = [relation._replace(reason=reason)]
-    tests = (dtype_is_kept, half_precisions, strides, input_is_kept, no_graph, copies)
-    findings = (formula, *(test(subject) for test in (*tests, as_named)))
-    return Report(f"{relative.name} of ({sizes})", findings)
+    """Report on a layer as a relative, or on what is left of it without activations."""
+    told, report = (relative.name, relative.text), None
+    for bare, removed in without_activations(layer):
+        try:
+            subject = Subject(bare, shape, None, eps, told)
+        except ValueError:
+            return report
+        formula = formula_of(relative)(subject)
+        if report is not None and not formula.passed:
+            return report
+        if formula.passed:
+            (relation,) = subject.relations
+            reason = f"{relation.reason} {formula.reason}"
+            subject.relations = [relation._replace(reason=reason)]
+        sizes = ", ".join(["N", *map(str, subject.shape[1:])])
+        tests = [dtype_is_kept, half_precisions, strides, input_is_kept, no_graph]
+        findings = [formula, *(test(subject) for test in (*tests, copies, as_named))]
+        if removed:
+            findings.append(_behind(removed))
+        report = Report(f"{relative.name} of ({sizes})", tuple(findings))
+        if formula.passed is not False:
+            break
+    return report
+
+
+def _behind(activations: list[str]) -> Finding:
+    what = f"{', '.join(activations)} follows. All other tests are made without it."
+    name = "nothing follows the norm"
+    return Finding(name, None, what, "", "activation")
 
 
 def _report(subject: Subject) -> Report:

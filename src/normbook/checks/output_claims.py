@@ -311,10 +311,14 @@ def parameter_shapes(subject: Subject) -> Fault | None:
         if math.prod(shape) != math.prod(sizes):
             single = "one scalar for the whole layer: " if math.prod(shape) == 1 else ""
             is_scale_norm = single and subject.kind == "rms" and not subject.eps
+            is_by_group = subject.kind == "group" and shape == (
+                subject.definition.groups,
+            )
+            other = "one gain" if is_scale_norm else ""
             return Fault(
                 f"{single}{name} has shape {shape}, expected {sizes}.",
                 f"Make it a Parameter of shape {sizes}.",
-                "one gain" if is_scale_norm else "",
+                "gain per group" if is_by_group else other,
             )
     return None
 
@@ -594,9 +598,10 @@ def _place_of_rounding(subject: Subject) -> Note | None:
     def rounded(values: Tensor) -> Tensor:
         return values.to(half).double()
 
-    once = rounded(gain * x_hat + bias)
+    once = rounded(gain * x_hat + bias), rounded(rounded(gain) * x_hat + bias)
     first = rounded(rounded(rounded(gain) * rounded(x_hat)) + bias)
-    by_once, by_first = ((y == z).double().mean().item() for z in (once, first))
+    by_once = max((y == z).double().mean().item() for z in once)
+    by_first = (y == first).double().mean().item()
     if by_once > 0.98:
         return None
     if by_first > 0.98:

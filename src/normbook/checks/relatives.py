@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from normbook.checks import relative_formulas as formulas
 from normbook.checks.claim import Claim, Fault, NotTested
@@ -45,7 +46,7 @@ RELATIVES = (
     Relative("EvoNorm", "evonorm",
         "an activation and a norm that were found by search",
         formulas.evonorm, "it is neither S0 nor B0, and no formula of another"),
-    Relative("GRN", "globalresponse|^grn$",
+    Relative("GRN", "globalresponse|grn$",
         "global response norm: each channel by its share of the size of all",
         formulas.global_response),
     Relative("ghost batch norm", "ghostb|splitbatchnorm|splitbn",
@@ -75,6 +76,8 @@ RELATIVES = (
     Relative("graph norm", "graph|^nodes",
         "statistics over the nodes of a graph, which lie along axis 0",
         formulas.over_nodes),
+    Relative("equivariant norm", "^irreps",
+        "vectors over their mean length, and scalars as in batch norm"),
     Relative("cumulative norm", "cumulative",
         "statistics of the steps so far",
         formulas.cumulative),
@@ -93,17 +96,22 @@ RELATIVES = (
 # fmt: on
 
 
-def relatives_of(layer: nn.Module) -> Iterator[Relative]:
-    """Yield the relatives that the names of the classes tell, or the arguments.
+def relatives_of(layer: nn.Module) -> Iterator[tuple[Relative, bool]]:
+    """Yield the relatives that a layer may be, and whether its class says so.
 
-    What takes the argument ``batch``, the graph of each node, has nodes along axis 0.
+    What takes the argument ``batch``, the graph of each node, has nodes along axis 0; a
+    batch norm inside may be called for each part of a batch.
     """
     names = [ancestor.__name__.lower() for ancestor in type(layer).__mro__]
+    more = ["irreps"] if hasattr(layer, "irreps") else []
     if "batch" in [*inspect.signature(layer.forward).parameters][1:]:
-        names.append("nodes")
+        more.append("nodes")
+    if any(isinstance(part, _BatchNorm) for part in layer.children()):
+        more.append("ghostbatchnorm")
     for relative in RELATIVES:
-        if any(re.search(relative.pattern, name) for name in names):
-            yield relative
+        is_named = any(re.search(relative.pattern, name) for name in names)
+        if is_named or any(re.search(relative.pattern, name) for name in more):
+            yield relative, is_named or relative.misfits is None
 
 
 def formula_of(relative: Relative) -> Claim[Subject]:

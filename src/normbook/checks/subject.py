@@ -66,6 +66,18 @@ def _is_elementwise(part: nn.Module) -> bool:
     return is_map and bool(torch.equal(y[::2], some))
 
 
+def without_activations(layer: nn.Module) -> Iterator[tuple[nn.Module, list[str]]]:
+    """Yield a layer, and if it holds activations a copy without them."""
+    yield layer, []
+    bare, removed = copy_of(layer), []
+    for name, part in layer.named_modules():
+        if name and _is_elementwise(part):
+            bare.set_submodule(name, nn.Identity())
+            removed.append(type(part).__name__)
+    if removed:
+        yield bare, removed
+
+
 def fit(y: Tensor, z: Tensor, axes: tuple[int, ...]) -> tuple[Tensor, Tensor]:
     """Find a and b, which differ along ``axes`` only, with y nearest to a z + b."""
     rest = tuple(axis for axis in range(y.dim()) if axis not in axes)
@@ -126,8 +138,10 @@ class Subject:
         self.given_dtype = next(
             (p.dtype for p in self.layer.parameters()), torch.float32
         )
-        self.gain = recognition.only_parameter(self.layer, recognition.GAINS)
-        self.bias = recognition.only_parameter(self.layer, recognition.BIASES)
+        self.gain = self.bias = None  # of a condition they are not the layer's own
+        if not has_condition:
+            self.gain = recognition.only_parameter(self.layer, recognition.GAINS)
+            self.bias = recognition.only_parameter(self.layer, recognition.BIASES)
         self.relations: list[Relation] = []
         if relative:
             self._take_as(relative, shape)
@@ -343,14 +357,22 @@ class Subject:
         self.definition, self.shape = self._first_that_fits(shapes, said)
         if not self._fits():
             self._find_relation(said)
-        if self.kind in ("layer", "rms") and shape is None:
-            features = self.shape[-max(self.definition.last, 1) :]
-            longer, shorter = (self.shape[0], 5, *features), self.shape
-            is_small = math.prod(longer) <= 1e6 and len(longer) > len(shorter)
-            if is_small and self.definition.last and self._error_on(longer) is None:
-                was_right, self.shape = self._fits(), longer
-                if was_right and not self._fits():
-                    self.shape = shorter
+        if shape is None and (longer := self._longer()):
+            was_right, shorter, self.shape = self._fits(), self.shape, longer
+            if was_right and not self._fits():
+                self.shape = shorter
+
+    def _longer(self) -> tuple[int, ...] | None:
+        """Return a shape with one axis more, which the layer takes, for more tests."""
+        n, *sizes = self.shape
+        if self.kind in ("layer", "rms") and self.definition.last:
+            longer = (n, 5, *sizes[-self.definition.last :])
+        elif self.kind == "group":
+            longer = (n, sizes[0], 6)
+        else:
+            return None
+        is_longer = len(longer) > len(self.shape) and math.prod(longer) <= 1e6
+        return longer if is_longer and self._error_on(longer) is None else None
 
     def _take_as(
         self, relative: tuple[str, str], shape: tuple[int, ...] | None
@@ -486,7 +508,7 @@ class Subject:
     def _find_relation(self, said: str | None) -> bool:
         """Find which other norm, or what behind the norm, explains the output."""
         before = self.layer
-        for layer, removed in self._without_activations():
+        for layer, removed in without_activations(self.layer):
             self.layer, names = layer, removed
             is_held = names or self._holds_as_many(self.definition)
             if said and is_held and self._fits():
@@ -504,7 +526,7 @@ class Subject:
     def _find_relative(self, said: str | None) -> bool:
         """Find which norm of another kind, in groups or by heads explains it."""
         before = self.definition if said else None
-        for relative in recognition.relatives_of(self.shape, said):
+        for relative in recognition.relatives_of(self.shape, said, self.has_condition):
             self.definition = relative
             if self._holds_as_many(self.definition) and self._fits():
                 break
@@ -533,22 +555,13 @@ class Subject:
             reason = f"each position of {where} has statistics of its own, as the "
             reason += "frames of a film or the tokens of all heads do."
             self.relations.append(Relation("positions apart", reason))
-        if definition.heads:
-            reason = f"gain and bias differ along axis {definition.heads}, too, and the"
+        if definition.further and not self.has_condition:
+            reason = (
+                f"gain and bias differ along axis {definition.further[0]}, too, and the"
+            )
             reason += " statistics run over the last axis: a norm for each head."
             self.relations.append(Relation("gain per head", reason))
         return True
-
-    def _without_activations(self) -> Iterator[tuple[nn.Module, list[str]]]:
-        """Yield the layer, and if it holds activations a copy without them."""
-        yield self.layer, []
-        bare, removed = copy_of(self.layer), []
-        for name, part in self.layer.named_modules():
-            if name and _is_elementwise(part):
-                bare.set_submodule(name, nn.Identity())
-                removed.append(type(part).__name__)
-        if removed:
-            yield bare, removed
 
     def _further_arguments(self) -> str:
         """Name the arguments that the layer needs besides x."""
@@ -598,6 +611,14 @@ class Subject:
                 f"grows by {ratio:.3g} when the input grows by 50; pass a norm layer, "
                 "in a mode in which it normalizes by its input."
             )
+        layer = self.fresh()
+        after_first = call(layer, x.to(self.dtype)).std()
+        if call(layer, (50 * x).to(self.dtype)).std() > 10 * after_first:
+            raise ValueError(
+                f"the layer must normalize in training, got a {self.name} whose output "
+                "after its first batch grows with the input; if gain and bias are set "
+                "by that batch and then stay, as in ActNorm, it is no norm layer."
+            )
 
     def _eps_by_behaviour(self) -> float:
         """Find the usual eps that explains how small inputs come out; 0 if none."""
@@ -631,12 +652,31 @@ class Subject:
         zeros = torch.zeros(self.along, dtype=torch.float64)
         return gain + zeros, bias + zeros
 
+    def _factor_of_batches(self, a: Tensor) -> float:
+        """Return the factor of an unbiased variance, if a small batch shows it; or 1.
+
+        It stands apart from a gain that is not known by its change with the batch.
+        """
+        if self.kind != "batch" or not self.is_right_up_to_scale:
+            return 1.0
+        small = self.sized(4)
+        x = draw(small, 4, self.large)
+        at_few, _ = self.fit(self.output(x), self.x_hat(x))
+        few, many = (
+            math.sqrt(1 - 1 / self.definition.size(shape))
+            for shape in (small, self.shape)
+        )
+        change = (at_few / a).mean().item()
+        is_unbiased = abs(change - few / many) < 0.1 * abs(change - 1)
+        return many if is_unbiased else 1.0
+
     def _find_affine(self) -> tuple[Tensor, Tensor]:
         """Return the gain and bias that act, spread over an input."""
         x = self.draw(4, self.large)
         a, b = self.fit(self.output(x), self.x_hat(x))
         if self.as_set is None:
-            return a, b
+            self.factor = self._factor_of_batches(a)
+            return a / self.factor, b
         gain, bias = self.as_set
         if not self.is_right_up_to_scale:
             return gain, bias
