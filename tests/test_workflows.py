@@ -23,6 +23,7 @@ WEEKLY = {
     "make bare",
     "make data",
     "make elsewhere",
+    "make in-the-wild",
     "make pdf",
     "make test-site",
     "make triton",
