@@ -62,6 +62,11 @@ def test_the_record_is_of_the_table_and_of_the_releases_that_are_pinned() -> Non
         assert version.partition("+")[0] == names[name], package
 
 
+def test_the_record_is_right_and_no_layer_takes_long() -> None:
+    assert {r["verdict"] for r in RECORD["layers"]} == {"right"}
+    assert max(r["seconds"] for r in RECORD["layers"]) < 5
+
+
 def test_the_first_verdicts_are_of_the_same_layers() -> None:
     first = json.loads((FOLDER / "recorded/in_the_wild_first.json").read_text())
     packages = Counter(row.package for row in ROWS)
