@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from normbook.checks import recognition
+import normbook.checks.recognition as recognition
 from normbook.checks.calls import LayerError, Way, call, called
 from normbook.checks.copies import copy_of
 from normbook.checks.subject import TOLERANCE, draw, largest

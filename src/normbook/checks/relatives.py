@@ -14,7 +14,7 @@ from typing import NamedTuple
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from normbook.checks import relative_formulas as formulas
+import normbook.checks.relative_formulas as formulas
 from normbook.checks.claim import Claim, Fault, NotTested
 from normbook.checks.subject import TOLERANCE, Subject
 
