@@ -17,9 +17,10 @@ PDF_PACKAGES = latexmk texlive-latex-recommended texlive-latex-extra texlive-fon
 export PYTHON VENV VERSIONS
 BIN := $(VENV)/bin
 ELSEWHERE = KERAS_BACKEND=jax TF_USE_LEGACY_KERAS=1 PYTHONPATH=src $(VENV)-elsewhere/bin/python
+WILD = $(VENV)-wild/bin/python
 TRITON = PYTHONPATH=src:tests/layers $(VENV)-triton/bin/python
 
-.PHONY: help setup book test quick lint types check pages test-site cpus sabotage pretend data elsewhere triton bare dist pdf pdf-packages colab lab execute bench serve format coverage clean
+.PHONY: help setup book test quick lint types check pages test-site cpus sabotage pretend data elsewhere in-the-wild triton bare dist pdf pdf-packages colab lab execute bench serve format coverage clean
 
 help: ## list these steps
 	@echo 'usage: make STEP, where STEP is one of'
@@ -84,6 +85,12 @@ elsewhere: ## compare the converters with Keras, TensorFlow, Flax, ONNX and lang
 	$(VENV)-elsewhere/bin/python -m pip --disable-pip-version-check install -q -r tests/elsewhere.txt
 	$(ELSEWHERE) -c 'import flax.linen, flax.nnx, jax, keras, onnx.reference, onnxruntime, tensorflow, tf_keras, torch, transformers'
 	$(ELSEWHERE) -m pytest -q -rs --noconftest -c /dev/null -p no:cacheprovider tests/test_conventions_elsewhere.py
+
+in-the-wild: ## check the norm layers of 18 public libraries, in an environment of their own (OUT=folder for the record)
+	$(PYTHON) -m venv $(VENV)-wild
+	$(WILD) -m pip --disable-pip-version-check install -q -r benchmarks/in_the_wild/requirements.txt
+	$(WILD) -m pip --disable-pip-version-check install -q --no-deps -r benchmarks/in_the_wild/alone.txt
+	PYTHONPATH=src $(WILD) benchmarks/in_the_wild/run.py --out $(OUT)/in_the_wild.json
 
 # Interpreted, then compiled: a kernel is one or the other from its import on.
 triton: ## test the kernels for a GPU without one: interpreted, and compiled; in an environment of its own

@@ -23,6 +23,7 @@ WEEKLY = {
     "make bare",
     "make data",
     "make elsewhere",
+    "make in-the-wild",
     "make pdf",
     "make sabotage",
     "make test-site",

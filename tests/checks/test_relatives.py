@@ -339,32 +339,10 @@ def test_a_relative_that_computes_something_else_is_wrong(
 def test_a_relative_without_a_known_formula_is_not_tested_for_it() -> None:
     report = check(Evonorm(), (8, 6))
     assert report.failed == ()
-    assert "no formula of EvoNorm is known here" in report.untested[FORMULA]
-
-
-class Conditional(nn.Module):
-    """Gain and bias come from a condition, by a Linear inside."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear = nn.Linear(5, 24)
-        self.norm = nn.LayerNorm(12, elementwise_affine=False)
-
-    def forward(self, x: Tensor, condition: Tensor) -> tuple[Tensor, Tensor]:
-        gain, bias = self.linear(condition).chunk(2, -1)
-        return self.norm(x) * (1 + gain) + bias, condition
-
-
-def with_condition(layer: nn.Module, x: Tensor) -> Any:
-    return layer(x, torch.linspace(-1, 1, 5).to(x))[0]
-
-
-def test_a_further_argument_is_named_and_given_by_call() -> None:
-    with pytest.raises(ValueError, match=r"it takes condition, too: pass call=lambda"):
-        check(Conditional())
-    report = check(Conditional(), call=with_condition)
-    assert report.passed, report
-    assert report.kind == "layer norm of (N, 5, 12)"
+    assert (
+        "neither S0 nor B0, and no formula of another EvoNorm"
+        in report.untested[FORMULA]
+    )
 
 
 class ChannelsLast(nn.BatchNorm1d):

@@ -23,6 +23,13 @@ class Fault(NamedTuple):
     other: str = ""
 
 
+class Note(NamedTuple):
+    """What was seen where there is no fault, and the convention that it is."""
+
+    reason: str
+    other: str = ""
+
+
 class DoesNotApply(Exception):
     """Raised by a claim that has no meaning for this layer."""
 
@@ -37,11 +44,11 @@ class NotTested(DoesNotApply):
 class Claim(NamedTuple, Generic[Subject]):
     """A sentence, and the function that looks for a fault in it.
 
-    Where there is none the function may return what it saw.
+    Where there is none the function may return what it saw, or a note.
     """
 
     name: str
-    fault: Callable[[Subject], Fault | str | None]
+    fault: Callable[[Subject], Fault | Note | str | None]
 
     def __call__(self, subject: Subject) -> Finding:
         """Look for a fault; an error of the user's layer is one, no other error."""
@@ -56,15 +63,17 @@ class Claim(NamedTuple, Generic[Subject]):
             fault = Fault(f"the layer raises {error}.", cure)
         if isinstance(fault, Fault):
             return Finding(self.name, None if fault.other else False, *fault)
+        if isinstance(fault, Note):
+            return Finding(self.name, True, fault.reason, "", fault.other)
         return Finding(self.name, True, fault or "")
 
 
 def claim(
     name: str, among: list[Any] | None = None
-) -> Callable[[Callable[[Subject], Fault | str | None]], Claim[Subject]]:
+) -> Callable[[Callable[[Subject], Fault | Note | str | None]], Claim[Subject]]:
     """Make a claim of a function that looks for a fault; put it among others."""
 
-    def made(fault: Callable[[Subject], Fault | str | None]) -> Claim[Subject]:
+    def made(fault: Callable[[Subject], Fault | Note | str | None]) -> Claim[Subject]:
         new = Claim(name, fault)
         if among is not None:
             among.append(new)

@@ -51,7 +51,10 @@ class Definition(NamedTuple):
     # How many last axes are normalized, for kinds "layer" and "rms". With 0 it is axis
     # 1, at every position, as for images (N, C, H, W) in some networks.
     last: int = 1
-    heads: int = 0  # a further axis along which gain and bias differ, 0 for none
+    further: tuple[int, ...] = ()  # axes along which gain and bias differ, too
+    # Axes of the input, of those normalized, each position of which has statistics of
+    # its own, for kinds "group", "layer" and "rms".
+    apart: tuple[int, ...] = ()
 
     @property
     def name(self) -> str:
@@ -63,7 +66,7 @@ class Definition(NamedTuple):
     def _view(self, x: Tensor) -> tuple[Tensor, tuple[int, ...]]:
         """Return x so that one set of statistics lies along the axes given."""
         if self.kind == "group":
-            x = x.reshape(len(x), self.groups, -1)
+            x = x.reshape(len(x), self.groups, -1, *x.shape[2:])
         elif self.groups > 1:
             x = x.reshape(*x.shape[:-1], self.groups, -1)
         return x, self._axes(x.dim())
@@ -75,9 +78,10 @@ class Definition(NamedTuple):
                 return 0, *range(2, dim)
             case "instance":
                 return tuple(range(2, dim))
-            case "group":
-                return (2,)
-        return tuple(range(dim - self.last, dim)) if self.last else (1,)
+            case "group":  # of a view with one axis more
+                return tuple(a for a in range(2, dim) if a - 1 not in self.apart)
+        axes = tuple(range(dim - self.last, dim)) if self.last else (1,)
+        return tuple(axis for axis in axes if axis not in self.apart)
 
     def size(self, shape: tuple[int, ...]) -> int:
         """Count the values of one set of statistics."""
@@ -87,9 +91,8 @@ class Definition(NamedTuple):
     def parameter_axes(self, dim: int) -> tuple[int, ...]:
         """Return the axes along which gain and bias differ."""
         if self.kind in ("layer", "rms") and self.last:
-            axes = tuple(range(dim - self.last, dim))
-            return (self.heads, *axes) if self.heads else axes
-        return (1,)
+            return tuple(sorted({*self.further, *self._axes(dim)}))
+        return (1, *self.further)
 
     def parameter_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         """Return the shape of gain and bias, for x of a shape."""
@@ -114,9 +117,14 @@ class Definition(NamedTuple):
     def axes_cure(self, dim: int) -> str:
         """Say over which axes the statistics run, for an input of dim axes."""
         axes = self._axes(dim)
-        of = f" of x.reshape(N, {self.groups}, -1)" if self.kind == "group" else ""
+        of = ""
+        if self.kind == "group" and self.apart:
+            axes = self._axes(dim + 1)
+            of = f" of x.unflatten(1, ({self.groups}, -1))"
+        elif self.kind == "group":
+            axes, of = (2,), f" of x.reshape(N, {self.groups}, -1)"
         if self.kind in ("layer", "rms") and self.last:
-            axes = tuple(range(-self.last, 0))
+            axes = tuple(axis - dim for axis in axes)
             if self.groups > 1:
                 of = f" of x.unflatten(-1, ({self.groups}, -1))"
         return f"Take the statistics over dim={axes}{of}, with keepdim=True."

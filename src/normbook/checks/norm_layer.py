@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 from collections.abc import Sequence
 from typing import Any
@@ -13,6 +14,7 @@ from torch.nn.modules.lazy import LazyModuleMixin
 from normbook.arrays import check_eps
 from normbook.checks.calls import Way, called
 from normbook.checks.claim import Fault, claim
+from normbook.checks.conditions import conditioned, needs_more
 from normbook.checks.copies import tensors_of
 from normbook.checks.definitions import KINDS
 from normbook.checks.example_claims import EXAMPLE_CLAIMS
@@ -24,11 +26,18 @@ from normbook.checks.output_claims import (
     input_is_kept,
     strides,
 )
+from normbook.checks.recognition import OWNERS
 from normbook.checks.recurrent import REDUNDANT, recurrent_findings
-from normbook.checks.relatives import Relative, formula_of, relative_of
+from normbook.checks.relatives import Relative, formula_of, relatives_of
 from normbook.checks.report import Finding, Report
-from normbook.checks.state_claims import STATE_CLAIMS, copies, follows, in_evaluation
-from normbook.checks.subject import Subject
+from normbook.checks.state_claims import (
+    STATE_CLAIMS,
+    copies,
+    follows,
+    in_evaluation,
+    no_graph,
+)
+from normbook.checks.subject import Subject, without_activations
 
 
 def check_norm_layer(
@@ -68,11 +77,12 @@ def check_norm_layer(
     call : callable, optional
         How the layer is called, where it takes more than x or returns more than y:
         ``lambda layer, x: layer(x, condition)[0]``. The condition must be the same for
-        every example, and of the dtype of x.
+        every example, and of the dtype of x. By default a condition is made where the
+        layer needs one and its projection, or x, tells of which size.
     allow : str or sequence of str, optional
         What is meant so: conventions such as "1 + gain", "RMS norm", "groups", "gain
-        per head", "one gain", "unit length" or "activation", under the names that the
-        report gives them, or names of tests.
+        per head", "positions apart", "conditional", "one gain", "unit length" or
+        "activation", under the names that the report gives them, or names of tests.
 
     Raises
     ------
@@ -107,47 +117,105 @@ def check_norm_layer(
             else:
                 if shape is not None and channel_axis != 1:
                     shape = tuple(torch.empty(shape).movedim(channel_axis, 1).shape)
-                with called(call, channel_axis):
-                    report = _report_on(layer, shape, kind, eps)
+                _check_that_it_is_no_weight(layer)
+                report = _report_with_condition(
+                    layer, shape, kind, eps, call, channel_axis
+                )
     report = report.allowing((allow,) if isinstance(allow, str) else tuple(allow))
     if not quiet:
         print(report)
     return report
 
 
-def _report_on(
-    layer: nn.Module, shape: tuple[int, ...] | None, kind: str | None, eps: float | None
+def _report_with_condition(
+    layer: nn.Module,
+    shape: tuple[int, ...] | None,
+    kind: str | None,
+    eps: float | None,
+    call: Way | None,
+    axis: int,
 ) -> Report:
-    """Report on a layer: a relative whose formula holds, a norm, or a relative."""
-    relative = relative_of(layer) if kind is None else None
-    as_relative = _report_on_relative(layer, shape, eps, relative)
-    if as_relative is not None and as_relative.findings[0].passed:
-        return as_relative
+    """Report on a layer, with a condition where it needs one and none is given."""
+    found = conditioned(layer, shape, kind, axis) if call is None else None
+    layer, call = (found.layer, found.way) if found else (layer, call)
+    has_condition = found is not None or (call is not None and needs_more(layer))
+    with called(call, axis):
+        report = _report_on(layer, shape, kind, eps, has_condition)
+    is_relative = any(relation in report.kind for relation in report.others)
+    if not found or not found.does_matter or is_relative:
+        return report
+    finding = Finding(
+        "gain and bias are the layer's own",
+        None,
+        f"they are made from a condition, {found.names}: with another one the output is"
+        " another. All tests are made with one condition for every example.",
+        "",
+        "conditional",
+    )
+    return report._replace(findings=(*report.findings, finding))
+
+
+def _report_on(
+    layer: nn.Module,
+    shape: tuple[int, ...] | None,
+    kind: str | None,
+    eps: float | None,
+    has_condition: bool,
+) -> Report:
+    """Report on a relative whose formula holds, or a norm, or a relative without."""
+    as_relative = []
+    for relative, is_named in relatives_of(layer) if kind is None else ():
+        report = _report_on_relative(layer, shape, eps, relative)
+        if report is not None and report.findings[0].passed:
+            return report
+        if report is not None and is_named:
+            as_relative.append(report)
     try:
-        return _report(Subject(layer, shape, kind, eps))
+        report = _report(Subject(layer, shape, kind, eps, has_condition=has_condition))
     except ValueError:
-        if as_relative is None:
+        if not as_relative:
             raise
-    return as_relative
+        return as_relative[0]
+    # Of what has no known formula a test for another norm would tell nothing true.
+    unknown = [one for one in as_relative if one.findings[0].passed is None]
+    return unknown[0] if unknown and not report.findings[0].passed else report
 
 
 def _report_on_relative(
     layer: nn.Module,
     shape: tuple[int, ...] | None,
     eps: float | None,
-    relative: Relative | None,
+    relative: Relative,
 ) -> Report | None:
-    if relative is None:
-        return None
-    try:
-        told = relative.name, relative.text
-        subject = Subject(layer, shape, None, eps, told)
-    except ValueError:
-        return None
-    sizes = ", ".join(["N", *map(str, subject.shape[1:])])
-    tests = (dtype_is_kept, half_precisions, strides, input_is_kept, copies, as_named)
-    findings = tuple(test(subject) for test in (formula_of(relative), *tests))
-    return Report(f"{relative.name} of ({sizes})", findings)
+    """Report on a layer as a relative, or on what is left of it without activations."""
+    told, report = (relative.name, relative.text), None
+    for bare, removed in without_activations(layer):
+        try:
+            subject = Subject(bare, shape, None, eps, told)
+        except ValueError:
+            return report
+        formula = formula_of(relative)(subject)
+        if report is not None and not formula.passed:
+            return report
+        if formula.passed:
+            (relation,) = subject.relations
+            reason = f"{relation.reason} {formula.reason}"
+            subject.relations = [relation._replace(reason=reason)]
+        sizes = ", ".join(["N", *map(str, subject.shape[1:])])
+        tests = [dtype_is_kept, half_precisions, strides, input_is_kept, no_graph]
+        findings = [formula, *(test(subject) for test in (*tests, copies, as_named))]
+        if removed:
+            findings.append(_behind(removed))
+        report = Report(f"{relative.name} of ({sizes})", tuple(findings))
+        if formula.passed is not False:
+            break
+    return report
+
+
+def _behind(activations: list[str]) -> Finding:
+    what = f"{', '.join(activations)} follows. All other tests are made without it."
+    name = "nothing follows the norm"
+    return Finding(name, None, what, "", "activation")
 
 
 def _report(subject: Subject) -> Report:
@@ -175,6 +243,19 @@ def as_named(subject: Subject) -> Fault | None:
     names = ", ".join(relation.name for relation in subject.relations)
     reason = " ".join(relation.reason for relation in subject.relations)
     return Fault(reason, "Give it the name of what it computes.", names)
+
+
+def _check_that_it_is_no_weight(layer: nn.Module) -> None:
+    """Refuse what normalizes a weight, and not its input."""
+    name = type(layer).__name__
+    has_name = re.search("weightnorm|weightstand|spectralnorm|^ws", name.lower())
+    if isinstance(layer, OWNERS) or has_name:
+        raise ValueError(
+            f"the layer must normalize its input, got a {name}, which multiplies it by "
+            "weights, normalized or not: another scale of x scales the output. Weight "
+            "norm, weight standardization and spectral norm are no norm layers; pass "
+            "the norm layer behind it."
+        )
 
 
 def _is_recurrent(layer: nn.Module) -> bool:

@@ -9,7 +9,15 @@ import torch
 from torch import Tensor
 
 from normbook.checks.calls import LayerError, backward, call, evaluating, run
-from normbook.checks.claim import Claim, DoesNotApply, Fault, NotTested, claim, named
+from normbook.checks.claim import (
+    Claim,
+    DoesNotApply,
+    Fault,
+    Note,
+    NotTested,
+    claim,
+    named,
+)
 from normbook.checks.copies import copy_of
 from normbook.checks.definitions import ACTIVATIONS, DIVISORS
 from normbook.checks.recognition import affordable
@@ -303,10 +311,14 @@ def parameter_shapes(subject: Subject) -> Fault | None:
         if math.prod(shape) != math.prod(sizes):
             single = "one scalar for the whole layer: " if math.prod(shape) == 1 else ""
             is_scale_norm = single and subject.kind == "rms" and not subject.eps
+            is_by_group = subject.kind == "group" and shape == (
+                subject.definition.groups,
+            )
+            other = "one gain" if is_scale_norm else ""
             return Fault(
                 f"{single}{name} has shape {shape}, expected {sizes}.",
                 f"Make it a Parameter of shape {sizes}.",
-                "one gain" if is_scale_norm else "",
+                "gain per group" if is_by_group else other,
             )
     return None
 
@@ -524,8 +536,11 @@ def input_is_kept(subject: Subject) -> Fault | None:
 
 
 @claim("float16 and bfloat16 give what float32 gives", OUTPUT_CLAIMS)
-def half_precisions(subject: Subject) -> Fault | None:
-    """Compare outputs on numbers of usual, large and small size, and on zeros."""
+def half_precisions(subject: Subject) -> Fault | Note | None:
+    """Compare outputs on numbers of usual, large and small size, and on zeros.
+
+    Where they are right, note where they are rounded.
+    """
     if subject.given_dtype == torch.float64:
         raise DoesNotApply("the layer is given in float64")
     is_run = False
@@ -556,7 +571,50 @@ def half_precisions(subject: Subject) -> Fault | None:
     if not is_run:
         why = "the layer does not run in half precision on this CPU"
         raise NotTested(why, "Run it on a device where it does.")
-    return None
+    return _place_of_rounding(subject)
+
+
+def _place_of_rounding(subject: Subject) -> Note | None:
+    """Count the outputs in bfloat16 that each place explains to the last bit."""
+    if subject.kind not in ("layer", "rms") or not (subject.gain and subject.as_set):
+        return None
+    if abs(subject.factor - 1) > TOLERANCE or not subject.is_right_up_to_scale:
+        return None
+    half = torch.bfloat16
+    layer, x = subject.fresh().to(half), draw(subject.batch_of(6), 26, 1.0).to(half)
+    try:
+        y = call(layer, x).double()
+    except LayerError:
+        return None
+
+    def held(name: str | None) -> Tensor:
+        values = layer.get_parameter(name) if name else torch.zeros(1)
+        values = values.detach().double()
+        return values.reshape(subject.along) if values.numel() > 1 else values
+
+    x_hat = subject.x_hat(x.double())
+    gain, bias = held(subject.gain) + subject.gain_offset, held(subject.bias)
+
+    def rounded(values: Tensor) -> Tensor:
+        return values.to(half).double()
+
+    once = rounded(gain * x_hat + bias), rounded(rounded(gain) * x_hat + bias)
+    first = rounded(rounded(rounded(gain) * rounded(x_hat)) + bias)
+    by_once = max((y == z).double().mean().item() for z in once)
+    by_first = (y == first).double().mean().item()
+    if by_once > 0.98:
+        return None
+    if by_first > 0.98:
+        return Note(
+            "In bfloat16 x_hat is rounded before the gain multiplies it, as in the "
+            "code of Llama; torch rounds once, behind the gain. Last bits differ.",
+            "rounds before the gain",
+        )
+    return Note(
+        f"Of the outputs in bfloat16 {by_once:.0%} are those of float32, rounded: the "
+        "layer rounds in more places than behind the gain.",
+        "rounds inside",
+    )
 
 
 def _range(values: Tensor) -> str:

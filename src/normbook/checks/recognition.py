@@ -6,6 +6,7 @@ the checks tries the candidates and keeps the one that fits.
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 from collections.abc import Iterator
@@ -133,28 +134,45 @@ def definitions_of(
                 yield Definition("group", groups=count), True
 
 
-def relatives_of(shape: tuple[int, ...], said: str | None) -> Iterator[Definition]:
+def relatives_of(
+    shape: tuple[int, ...], said: str | None, has_condition: bool = False
+) -> Iterator[Definition]:
     """Yield what a layer may be on purpose under another name, for an input of shape.
 
-    No kind with statistics over the batch is among them: such a slip is never meant.
+    No kind with statistics over the batch is among them: such a slip is never meant. A
+    condition may make a gain for each position.
     """
     if said == "batch":
         return
     dim, features = len(shape), shape[-1]
+    if has_condition and dim > 2:
+        for kind in ("rms", "layer"):
+            yield Definition(kind, further=tuple(range(1, dim - 1)))
+        every = tuple(range(2, dim))
+        yield Definition("instance", further=every)
+        for groups in (n for n in range(1, shape[1] + 1) if shape[1] % n == 0):
+            yield Definition("group", groups=groups, further=every)
     for kind in ("rms", "layer"):
         yield Definition(kind)
         if dim > 2:
             yield Definition(kind, last=0)
         for heads in range(1, dim - 1):
-            yield Definition(kind, heads=heads)
+            yield Definition(kind, further=(heads,))
         for groups in range(2, features // 2 + 1):
             if features % groups == 0:
                 yield Definition(kind, groups=groups)
-    if dim > 2:
-        yield Definition("instance")
-        for groups in range(1, shape[1] // 2 + 1):
-            if shape[1] % groups == 0:
-                yield Definition("group", groups=groups)
+    if dim < 3:
+        return
+    yield Definition("instance")
+    counts = [n for n in range(1, shape[1] // 2 + 1) if shape[1] % n == 0]
+    positions = range(2, dim)
+    for size in range(dim - 2):
+        for apart in itertools.combinations(positions, size):
+            for groups in counts:
+                yield Definition("group", groups=groups, apart=apart)
+    for kind in ("rms", "layer"):  # query-key norm of all heads, say
+        for position in range(2, dim - 1):
+            yield Definition(kind, last=dim - 1, apart=(position,))
 
 
 def _normalized_shape(layer: nn.Module) -> tuple[int, ...]:
@@ -197,9 +215,12 @@ def shapes_of(layer: nn.Module, said: str | None) -> Iterator[tuple[int, ...]]:
     sizes = layer.get_parameter(gain).squeeze().shape if gain else ()
     if len(sizes) == 2:  # one gain for each head, perhaps
         yield from ((n, sizes[0], 5, sizes[1]), (n, 5, *sizes))
-    said_counts = told(layer, "num_features", "num_channels")
+    said_counts = told(layer, "num_features", "num_channels", "in_channels", "channels")
     count = next((c for c in said_counts if isinstance(c, int)), None)
-    counts = [count] if isinstance(count, int) else lengths
+    counts = [count, *lengths] if isinstance(count, int) else lengths
+    # x times the root of its length, over its length.
+    roots = [s * s for s in told(layer, "scale") if isinstance(s, float)]
+    counts = counts or [round(s) for s in roots if s > 1 and abs(s - round(s)) < 1e-6]
     if not counts:  # nothing tells a size, so that any may do
         yield from ((n, 5, 16), (n, 6, 4, 5), (n, 16))
     tails = [(), (6,), (3, 4), (2, 3, 2)]

@@ -66,6 +66,18 @@ def _is_elementwise(part: nn.Module) -> bool:
     return is_map and bool(torch.equal(y[::2], some))
 
 
+def without_activations(layer: nn.Module) -> Iterator[tuple[nn.Module, list[str]]]:
+    """Yield a layer, and if it holds activations a copy without them."""
+    yield layer, []
+    bare, removed = copy_of(layer), []
+    for name, part in layer.named_modules():
+        if name and _is_elementwise(part):
+            bare.set_submodule(name, nn.Identity())
+            removed.append(type(part).__name__)
+    if removed:
+        yield bare, removed
+
+
 def fit(y: Tensor, z: Tensor, axes: tuple[int, ...]) -> tuple[Tensor, Tensor]:
     """Find a and b, which differ along ``axes`` only, with y nearest to a z + b."""
     rest = tuple(axis for axis in range(y.dim()) if axis not in axes)
@@ -110,7 +122,10 @@ class Subject:
         kind: str | None,
         eps: float | None,
         relative: tuple[str, str] | None = None,
+        *,
+        has_condition: bool = False,
     ) -> None:
+        self.has_condition = has_condition
         try:
             copy.deepcopy(layer)
         except Exception as error:  # noqa: BLE001 - any refusal becomes a finding
@@ -123,8 +138,10 @@ class Subject:
         self.given_dtype = next(
             (p.dtype for p in self.layer.parameters()), torch.float32
         )
-        self.gain = recognition.only_parameter(self.layer, recognition.GAINS)
-        self.bias = recognition.only_parameter(self.layer, recognition.BIASES)
+        self.gain = self.bias = None  # of a condition they are not the layer's own
+        if not has_condition:
+            self.gain = recognition.only_parameter(self.layer, recognition.GAINS)
+            self.bias = recognition.only_parameter(self.layer, recognition.BIASES)
         self.relations: list[Relation] = []
         if relative:
             self._take_as(relative, shape)
@@ -169,7 +186,9 @@ class Subject:
 
     @property
     def has_known_affine(self) -> bool:
-        """Return whether every parameter is the gain or the bias, and no buffer is."""
+        """Return whether every parameter is the gain or the bias, and nothing else."""
+        if self.has_condition:
+            return False
         others = {name for name, _ in self.layer.named_parameters()} - {*self.names}
         return not others and not recognition.has_fixed_affine(self.layer)
 
@@ -204,7 +223,7 @@ class Subject:
                 parameter.copy_(sign * values)
 
     @property
-    def _along(self) -> list[int]:
+    def along(self) -> list[int]:
         """Return the shape of gain and bias, with axes of length 1 between."""
         axes = self.definition.parameter_axes(len(self.shape))
         return [n if axis in axes else 1 for axis, n in enumerate(self.shape)]
@@ -215,11 +234,9 @@ class Subject:
             return None
         value = self.layer.get_parameter(name).detach().double()
         value = value + self.gain_offset if name == self.gain else value
-        if value.numel() not in (1, math.prod(self._along)):
+        if value.numel() not in (1, math.prod(self.along)):
             return None
-        return value.reshape(
-            self._along if value.numel() > 1 else [1] * len(self.shape)
-        )
+        return value.reshape(self.along if value.numel() > 1 else [1] * len(self.shape))
 
     # Running it.
 
@@ -238,7 +255,8 @@ class Subject:
     @property
     def small(self) -> tuple[int, ...]:
         """Return a shape of few examples, where a batch need not be full."""
-        return self.sized(4 if self.kind == "batch" else 2)
+        few = {"batch": 4, "none": self.shape[0]}  # a relative may need many
+        return self.sized(few.get(self.kind, 2))
 
     def draw(self, seed: int, scale: float = LARGE) -> Tensor:
         """Draw an input of the usual shape, in float64."""
@@ -290,7 +308,7 @@ class Subject:
     def is_random(self) -> bool:
         """Return whether two calls on one input differ."""
         x = self.draw(1)
-        return not torch.allclose(self.output(x), self.output(x))
+        return not torch.allclose(self.output(x), self.output(x), equal_nan=True)
 
     @property
     def is_finite(self) -> bool:
@@ -339,12 +357,22 @@ class Subject:
         self.definition, self.shape = self._first_that_fits(shapes, said)
         if not self._fits():
             self._find_relation(said)
-        if self.kind in ("layer", "rms") and shape is None:
-            features = self.shape[-max(self.definition.last, 1) :]
-            longer = (self.shape[0], 5, *features)
-            is_small = math.prod(longer) <= 1e6 and len(longer) > len(self.shape)
-            if is_small and self.definition.last and self._error_on(longer) is None:
-                self.shape = longer
+        if shape is None and (longer := self._longer()):
+            was_right, shorter, self.shape = self._fits(), self.shape, longer
+            if was_right and not self._fits():
+                self.shape = shorter
+
+    def _longer(self) -> tuple[int, ...] | None:
+        """Return a shape with one axis more, which the layer takes, for more tests."""
+        n, *sizes = self.shape
+        if self.kind in ("layer", "rms") and self.definition.last:
+            longer = (n, 5, *sizes[-self.definition.last :])
+        elif self.kind == "group":
+            longer = (n, sizes[0], 6)
+        else:
+            return None
+        is_longer = len(longer) > len(self.shape) and math.prod(longer) <= 1e6
+        return longer if is_longer and self._error_on(longer) is None else None
 
     def _take_as(
         self, relative: tuple[str, str], shape: tuple[int, ...] | None
@@ -353,14 +381,14 @@ class Subject:
         self.definition, self.eps = Definition("none", last=0), 0.0
         self.is_eps_told, self.is_kind_given = False, False
         likely = recognition.shapes_like(shape) if shape else None
-        for sizes in likely or recognition.shapes_of(self.layer, None):
-            self.shape = recognition.affordable(sizes)
-            if self._error_on(self.shape) is None:
-                break
-        else:
-            raise ValueError("the layer takes none of the likely shapes; pass shape.")
-        self._compute_in_double_precision()
         self._move_parameters()
+        shapes = [*(likely or recognition.shapes_of(self.layer, None))]
+        shapes = [recognition.affordable(sizes) for sizes in shapes]
+        taken = [sizes for sizes in shapes if self._error_on(sizes) is None]
+        if not taken:
+            raise ValueError("the layer takes none of the likely shapes; pass shape.")
+        self.shape = next(filter(self._does_something, taken), taken[0])
+        self._compute_in_double_precision()
         if self.is_random or not self.is_finite:
             raise ValueError("the layer must give the same for the same input.")
         name, text = relative
@@ -399,7 +427,8 @@ class Subject:
         """Find a shape that the layer takes, and the definition that fits there."""
         first: tuple[Definition, tuple[int, ...]] | None = None
         runs, errors = [], []
-        for shape in shapes:
+        # What some layers give back as it is has not the number of axes they expect.
+        for shape in sorted(shapes, key=lambda sizes: not self._does_something(sizes)):
             if error := self._error_on(shape):
                 errors.append(error)
                 continue
@@ -479,7 +508,7 @@ class Subject:
     def _find_relation(self, said: str | None) -> bool:
         """Find which other norm, or what behind the norm, explains the output."""
         before = self.layer
-        for layer, removed in self._without_activations():
+        for layer, removed in without_activations(self.layer):
             self.layer, names = layer, removed
             is_held = names or self._holds_as_many(self.definition)
             if said and is_held and self._fits():
@@ -497,7 +526,7 @@ class Subject:
     def _find_relative(self, said: str | None) -> bool:
         """Find which norm of another kind, in groups or by heads explains it."""
         before = self.definition if said else None
-        for relative in recognition.relatives_of(self.shape, said):
+        for relative in recognition.relatives_of(self.shape, said, self.has_condition):
             self.definition = relative
             if self._holds_as_many(self.definition) and self._fits():
                 break
@@ -519,22 +548,20 @@ class Subject:
             reason = f"the last axis is normalized in {definition.groups} groups, each "
             reason += "by itself: only a scale that all of a group share is forgotten."
             self.relations.append(Relation("groups", reason))
-        if definition.heads:
-            reason = f"gain and bias differ along axis {definition.heads}, too, and the"
+        if definition.apart:
+            where = f"axis {definition.apart[0]}"
+            if len(definition.apart) > 1:
+                where = f"axes {', '.join(map(str, definition.apart))}"
+            reason = f"each position of {where} has statistics of its own, as the "
+            reason += "frames of a film or the tokens of all heads do."
+            self.relations.append(Relation("positions apart", reason))
+        if definition.further and not self.has_condition:
+            reason = (
+                f"gain and bias differ along axis {definition.further[0]}, too, and the"
+            )
             reason += " statistics run over the last axis: a norm for each head."
             self.relations.append(Relation("gain per head", reason))
         return True
-
-    def _without_activations(self) -> Iterator[tuple[nn.Module, list[str]]]:
-        """Yield the layer, and if it holds activations a copy without them."""
-        yield self.layer, []
-        bare, removed = copy_of(self.layer), []
-        for name, part in self.layer.named_modules():
-            if name and _is_elementwise(part):
-                bare.set_submodule(name, nn.Identity())
-                removed.append(type(part).__name__)
-        if removed:
-            yield bare, removed
 
     def _further_arguments(self) -> str:
         """Name the arguments that the layer needs besides x."""
@@ -560,6 +587,13 @@ class Subject:
         self.dtype = like.dtype
         return None
 
+    def _does_something(self, shape: tuple[int, ...]) -> bool:
+        """Return whether the layer takes a shape and does not give x back as it is."""
+        if self._error_on(shape):
+            return True
+        x = draw(shape, 0).to(self.dtype)
+        return not torch.equal(call(self.fresh(), x), x)
+
     def _compute_in_double_precision(self) -> None:
         """Take float64 if the layer can compute in it, else its own dtype."""
         own, single = self.dtype, self.layer
@@ -576,6 +610,14 @@ class Subject:
                 f"the layer must normalize in training, got a {self.name} whose output "
                 f"grows by {ratio:.3g} when the input grows by 50; pass a norm layer, "
                 "in a mode in which it normalizes by its input."
+            )
+        layer = self.fresh()
+        after_first = call(layer, x.to(self.dtype)).std()
+        if call(layer, (50 * x).to(self.dtype)).std() > 10 * after_first:
+            raise ValueError(
+                f"the layer must normalize in training, got a {self.name} whose output "
+                "after its first batch grows with the input; if gain and bias are set "
+                "by that batch and then stay, as in ActNorm, it is no norm layer."
             )
 
     def _eps_by_behaviour(self) -> float:
@@ -607,15 +649,34 @@ class Subject:
         bias = self.spread(self.bias) if self.bias else torch.zeros(())
         if gain is None or bias is None or not self.has_known_affine:
             return None
-        zeros = torch.zeros(self._along, dtype=torch.float64)
+        zeros = torch.zeros(self.along, dtype=torch.float64)
         return gain + zeros, bias + zeros
+
+    def _factor_of_batches(self, a: Tensor) -> float:
+        """Return the factor of an unbiased variance, if a small batch shows it; or 1.
+
+        It stands apart from a gain that is not known by its change with the batch.
+        """
+        if self.kind != "batch" or not self.is_right_up_to_scale:
+            return 1.0
+        small = self.sized(4)
+        x = draw(small, 4, self.large)
+        at_few, _ = self.fit(self.output(x), self.x_hat(x))
+        few, many = (
+            math.sqrt(1 - 1 / self.definition.size(shape))
+            for shape in (small, self.shape)
+        )
+        change = (at_few / a).mean().item()
+        is_unbiased = abs(change - few / many) < 0.1 * abs(change - 1)
+        return many if is_unbiased else 1.0
 
     def _find_affine(self) -> tuple[Tensor, Tensor]:
         """Return the gain and bias that act, spread over an input."""
         x = self.draw(4, self.large)
         a, b = self.fit(self.output(x), self.x_hat(x))
         if self.as_set is None:
-            return a, b
+            self.factor = self._factor_of_batches(a)
+            return a / self.factor, b
         gain, bias = self.as_set
         if not self.is_right_up_to_scale:
             return gain, bias

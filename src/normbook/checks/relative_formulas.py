@@ -1,0 +1,358 @@
+r"""Formulas of what stands in a norm's place: batches tell whether a layer has them.
+
+A formula leaves a gain and a bias for each channel free: y = rest + a z(x) + b. Each
+function yields what is left of the outputs when the formula is taken away, for each way
+in which the formula may be meant.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from normbook.checks.subject import LARGE, Subject, draw, fit, largest
+
+Formula = Callable[[Tensor], Tensor]
+
+
+class Misfit(NamedTuple):
+    """What a formula leaves of the outputs, with the best gain, and that gain."""
+
+    error: float  # as a share of the largest output
+    gain: Tensor = torch.ones(())
+    what: str = ""  # of several ways the one that this is
+
+
+Misfits = Callable[[Subject], Iterator[Misfit]]
+
+
+def _channels_and_positions(dims: int) -> Iterator[tuple[int, tuple[int, ...]]]:
+    """Yield where the channels may be, with the axes of the positions."""
+    for channel in dict.fromkeys((1, dims - 1)):
+        yield channel, tuple(axis for axis in range(1, dims) if axis != channel)
+
+
+def _draws(subject: Subject, count: int = 3, scale: float = 1.0) -> list[Tensor]:
+    """Draw inputs of scale 1, 2 and 3, where no eps shows and no tanh is flat."""
+    return [draw(subject.shape, seed, scale * (seed + 1)) for seed in range(count)]
+
+
+def _error(seen: Tensor, expected: Tensor) -> float:
+    error = (largest(seen - expected)) / largest(seen)
+    return error if math.isfinite(error) else math.inf
+
+
+def _misfit(
+    subject: Subject,
+    z: Formula,
+    along: tuple[int, ...],
+    *,
+    view: Formula = lambda y: y,
+    scale: float = 1.0,
+    has_rest: bool = False,
+    what: str = "",
+) -> Misfit:
+    """Find gain and bias along axes on one batch, and demand them on two others.
+
+    The rest is x; ``view`` gives the output the shape of z.
+    """
+    first, *others = _draws(subject, scale=scale)
+
+    def output(x: Tensor) -> Tensor:
+        y = subject.output(x)
+        return view(y - x if has_rest else y)
+
+    a, b = fit(output(first), z(first), along)
+    return Misfit(max(_error(output(x), a * z(x) + b) for x in others), a, what)
+
+
+def _standard(x: Tensor, axes: tuple[int, ...]) -> Tensor:
+    """Return x without its mean, over its deviation."""
+    var, mean = torch.var_mean(x, axes, correction=0, keepdim=True)
+    return (x - mean) / var.sqrt()
+
+
+def frozen(subject: Subject) -> Iterator[Misfit]:
+    """Gain and bias alone."""
+    for channel, _ in _channels_and_positions(len(subject.shape)):
+        yield _misfit(subject, lambda x: x, (channel,))
+
+
+def filter_response(subject: Subject) -> Iterator[Misfit]:
+    """A threshold behind is the least output of a channel, where several are it."""
+    for _, positions in _channels_and_positions(len(subject.shape)):
+        rest = (0, *positions)
+
+        def z(x: Tensor, axes: tuple[int, ...] = positions) -> Tensor:
+            return x * x.square().mean(axes, keepdim=True).rsqrt()
+
+        first, *others = _draws(subject)
+        y, inside = subject.output(first), z(first)
+        least = y.amin(rest, keepdim=True)
+        is_held = (y == least).sum(rest, keepdim=True) > 1
+        threshold = least.where(is_held, -math.inf)
+        free = (y > threshold).double()
+        count = free.sum(rest, keepdim=True)
+        deviation = free * (inside - (free * inside).sum(rest, keepdim=True) / count)
+        a = (deviation * y).sum(rest, keepdim=True)
+        a = a / deviation.square().sum(rest, keepdim=True)
+        b = (free * (y - a * inside)).sum(rest, keepdim=True) / count
+        expected = (torch.maximum(a * z(x) + b, threshold) for x in others)
+        pairs = zip(others, expected, strict=True)
+        yield Misfit(max(_error(subject.output(x), value) for x, value in pairs), a)
+
+
+def global_response(subject: Subject) -> Iterator[Misfit]:
+    """Each channel by its share of the size of all, with x added or not."""
+    for channel, positions in _channels_and_positions(len(subject.shape)):
+
+        def z(
+            x: Tensor, axis: int = channel, axes: tuple[int, ...] = positions
+        ) -> Tensor:
+            size = x.square().sum(axes, keepdim=True).sqrt()
+            return x * size / size.mean(axis, keepdim=True)
+
+        for has_rest in (True, False):
+            yield _misfit(subject, z, (channel,), has_rest=has_rest)
+
+
+def dynamic_tanh(subject: Subject) -> Iterator[Misfit]:
+    """Find gain and bias far out, where tanh is 1 and -1; alpha by one batch."""
+    far = torch.full(subject.shape, 1e6, dtype=torch.float64)
+    high, low = subject.output(far), subject.output(-far)
+    a, b = (high - low) / 2, (high + low) / 2
+    first, *others = (x / 3 for x in _draws(subject))
+    alpha = ((subject.output(first) - b) / a).clamp(-1, 1).atanh() / first
+    alpha = alpha.median()
+    outputs = ((subject.output(x), a * (alpha * x).tanh() + b) for x in others)
+    yield Misfit(max(largest(y - z) / largest(high) for y, z in outputs), a)
+
+
+def pair_norm(subject: Subject) -> Iterator[Misfit]:
+    """Rows are nodes: with one scale for all, or (SI) with one for each."""
+
+    def over(x: Tensor, is_each: bool) -> Tensor:
+        x = x - x.mean(0)
+        square = x.square().sum(-1, keepdim=True)
+        return x * (square if is_each else square.mean()).rsqrt()
+
+    last = (len(subject.shape) - 1,)
+    yield _misfit(subject, lambda x: over(x, False), last)
+    yield _misfit(subject, lambda x: over(x, True), last)
+
+
+def mean_subtraction(subject: Subject) -> Iterator[Misfit]:
+    """Nodes without their mean."""
+    yield _misfit(subject, lambda x: x - x.mean(0), (len(subject.shape) - 1,))
+
+
+def scale_alone(subject: Subject) -> Iterator[Misfit]:
+    """Give x over the deviation from its mean, which stays."""
+    for axis, _ in _channels_and_positions(len(subject.shape)):
+
+        def z(x: Tensor, axis: int = axis) -> Tensor:
+            return x / x.std(axis, keepdim=True)
+
+        yield _misfit(subject, z, (axis,))
+
+
+def message_norm(subject: Subject) -> Iterator[Misfit]:
+    """Each row as a direction, with a length that is not of x, or a length alone."""
+    last = len(subject.shape) - 1
+
+    def length(x: Tensor) -> Tensor:
+        return x.square().sum(last, keepdim=True).sqrt().expand_as(x)
+
+    yield _misfit(subject, length, (last,), what="x is the node")
+    yield _misfit(subject, lambda x: x / length(x), (0,))
+
+
+def graph_size(subject: Subject) -> Iterator[Misfit]:
+    """Give x over the root of the number of nodes, and nothing else."""
+    yield _misfit(subject, lambda x: x / len(x) ** 0.5, (len(subject.shape) - 1,))
+
+
+def over_nodes(subject: Subject) -> Iterator[Misfit]:
+    """All that a graph holds by one mean, or each channel, less a share of its mean."""
+    every, last = tuple(range(len(subject.shape))), len(subject.shape) - 1
+
+    def by_all(x: Tensor) -> Tensor:
+        return _standard(x, every)
+
+    what = "one mean and one variance for all that a graph holds"
+    yield _misfit(subject, by_all, (last,), scale=LARGE, what=what)
+    what = "each channel by the nodes of its graph, less a share of their mean"
+    yield _moving_line(subject, last, what)
+
+
+def estimated(subject: Subject) -> Iterator[Misfit]:
+    """A straight line in each step: mean and variance are running ones."""
+    yield _moving_line(subject, 1)
+
+
+def _moving_line(subject: Subject, channel: int, what: str = "") -> Misfit:
+    """Demand that x meets a line, which mean and variance of the batch move.
+
+    With y = s x + h, 1 / s^2 must be a sum of 1, the variance and the squared mean, and
+    h one of 1, s and s times the mean: with fixed shares, in more batches than shares.
+    """
+    rest = tuple(axis for axis in range(len(subject.shape)) if axis != channel)
+    terms, squares, heights = [], [], []
+    for x in _draws(subject, 8):
+        y = subject.output(x)
+        s, h = fit(y, x, (channel,))
+        if _error(y, s * x + h) > 1e-6:
+            return Misfit(math.inf)
+        var, mean = torch.var_mean(x, rest, correction=0)
+        s, h, one = s.flatten(), h.flatten(), torch.ones_like(mean)
+        terms.append((one, var, mean.square(), one, s, s * mean))
+        squares.append(s.square().reciprocal())
+        heights.append(h)
+    worst = 0.0
+    table = torch.stack([torch.stack(row) for row in terms]).permute(2, 0, 1)
+    for columns, values in ((table[..., :3], squares), (table[..., 3:], heights)):
+        wanted = torch.stack(values, 1).unsqueeze(-1)
+        shares = torch.linalg.lstsq(columns, wanted).solution
+        worst = max(worst, _error(wanted, columns @ shares))
+    return Misfit(worst, what=what)
+
+
+def by_parts(subject: Subject) -> Iterator[Misfit]:
+    """Parts of the batch, each by its own mean and variance, gain and bias perhaps."""
+    positions, n = tuple(range(3, len(subject.shape) + 1)), subject.shape[0]
+    for size in (size for size in range(2, n) if n % size == 0):
+
+        def parts(x: Tensor, size: int = size) -> Tensor:
+            return x.reshape(-1, size, *x.shape[1:])
+
+        def z(x: Tensor, parts: Formula = parts) -> Tensor:
+            return _standard(parts(x), (1, *positions))
+
+        what = f"parts of {size}"
+        yield _misfit(subject, z, (0, 2), view=parts, scale=LARGE, what=what)
+
+
+def evonorm(subject: Subject) -> Iterator[Misfit]:
+    """S0 and B0 (Liu et al. 2020), with each parameter in turn for v, or 1."""
+    sizes, dim = subject.shape, len(subject.shape)
+    if dim < 3:
+        return
+    positions = tuple(range(2, dim))
+    counts = [n for n in range(1, sizes[1] + 1) if sizes[1] % n == 0]
+
+    def deviation(x: Tensor, axes: tuple[int, ...]) -> Tensor:
+        return x.var(axes, correction=0, keepdim=True).sqrt()
+
+    held = [p.detach().double() for p in subject.layer.parameters()]
+    for p in held:
+        if p.numel() != sizes[1]:
+            continue
+        v = p.reshape(-1, *[1] * (dim - 2))
+
+        def b0(x: Tensor, v: Tensor = v) -> Tensor:
+            over_batch = deviation(x, (0, *positions))
+            return x / over_batch.maximum(v * x + deviation(x, positions))
+
+        yield _misfit(subject, b0, (1,), what="EvoNorm-B0")
+        for groups in counts:
+
+            def s0(x: Tensor, v: Tensor = v, groups: int = groups) -> Tensor:
+                grouped = x.reshape(len(x), groups, -1, *x.shape[2:])
+                over = deviation(grouped, tuple(range(2, dim + 1))).squeeze(2)
+                over = over.repeat_interleave(sizes[1] // groups, 1)
+                return x * (v * x).sigmoid() / over
+
+            yield _misfit(subject, s0, (1,), what=f"EvoNorm-S0 in {groups} groups")
+
+
+def cumulative(subject: Subject) -> Iterator[Misfit]:
+    """Mean and variance of the steps so far; time on axis 1 or the last.
+
+    The variance is that of the steps, or of each step from the mean at that step.
+    """
+    dim = len(subject.shape)
+    if dim < 3:
+        return
+    for time, channel in ((1, dim - 1), (dim - 1, 1)):
+        rest = tuple(axis for axis in range(1, dim) if axis != time)
+        along = [-1 if axis == time else 1 for axis in range(dim)]
+        steps = torch.arange(1.0, subject.shape[time] + 1).double().reshape(along)
+
+        def so_far(
+            x: Tensor,
+            rest: tuple[int, ...] = rest,
+            time: int = time,
+            steps: Tensor = steps,
+        ) -> Tensor:
+            return x.mean(rest, keepdim=True).cumsum(time) / steps
+
+        def exact(x: Tensor, mean_of: Formula = so_far) -> Tensor:
+            mean = mean_of(x)
+            return (x - mean) / (mean_of(x.square()) - mean.square()).sqrt()
+
+        def each(x: Tensor, mean_of: Formula = so_far) -> Tensor:
+            centred = x - mean_of(x)
+            return centred / mean_of(centred.square()).sqrt()
+
+        yield _misfit(subject, exact, (channel,), scale=LARGE)
+        what = "the variance takes each step from the mean up to that step"
+        yield _misfit(subject, each, (channel,), scale=LARGE, what=what)
+
+
+def complex_norm(subject: Subject) -> Iterator[Misfit]:
+    """Pairs of real and imaginary part, made white by their 2 x 2 covariance.
+
+    A matrix of gains for each channel is found on one batch and demanded on others.
+    """
+    dim = len(subject.shape)
+    if subject.shape[-1] % 2:
+        return
+    for axes in _parts_of_the_axes(dim):
+
+        def white(x: Tensor, axes: tuple[int, ...] = axes) -> Tensor:
+            pair = torch.stack(x.chunk(2, -1), -1)
+            pair = pair - pair.mean(axes, keepdim=True)
+            outer = (pair.unsqueeze(-1) * pair.unsqueeze(-2)).mean(axes, keepdim=True)
+            values, vectors = torch.linalg.eigh(outer)
+            root = vectors * values.rsqrt().unsqueeze(-2) @ vectors.mT
+            z: Tensor = (root @ pair.unsqueeze(-1)).squeeze(-1)
+            return z
+
+        def known(x: Tensor, white: Formula = white) -> Tensor:
+            z = white(x).flatten(0, -3).movedim(0, 1)  # (C, places, 2)
+            return torch.cat([z, torch.ones_like(z[..., :1])], -1)
+
+        def seen(x: Tensor) -> Tensor:
+            y = torch.stack(subject.output(x).chunk(2, -1), -1)
+            return y.flatten(0, -3).movedim(0, 1)
+
+        first, *others = _draws(subject, scale=LARGE)
+        gains = torch.linalg.lstsq(known(first), seen(first)).solution
+        yield Misfit(max(_error(seen(x), known(x) @ gains) for x in others))
+
+
+def quaternion_norm(subject: Subject) -> Iterator[Misfit]:
+    """Four parts of a number, by the mean of each and one variance of all."""
+    dim = len(subject.shape)
+    if subject.shape[-1] % 4:
+        return
+    for axes in _parts_of_the_axes(dim):
+
+        def z(x: Tensor, axes: tuple[int, ...] = axes) -> Tensor:
+            parts = torch.stack(x.chunk(4, -1), -1)
+            centred = parts - parts.mean(axes, keepdim=True)
+            square = centred.square().sum(-1, keepdim=True).mean(axes, keepdim=True)
+            return torch.cat((centred * square.rsqrt()).unbind(-1), -1)
+
+        yield _misfit(subject, z, (dim - 1,), scale=LARGE)
+
+
+def _parts_of_the_axes(dim: int) -> Iterator[tuple[int, ...]]:
+    """Yield the batch, the batch with all positions, the positions, and features."""
+    axes = [(0,), tuple(range(dim - 1)), tuple(range(1, dim - 1)), (dim - 1,)]
+    axes.append(tuple(range(1, dim)))
+    yield from dict.fromkeys(filter(None, axes))
