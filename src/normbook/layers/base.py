@@ -48,7 +48,7 @@ import torch
 from torch import Tensor, nn
 
 from normbook.arguments import whole_number
-from normbook.running_statistics import averaged, cumulative_average, unbiased
+from normbook.running_statistics import averaged, corrected
 
 Updates = list[tuple[Tensor, Tensor]]  # running statistics and their next values
 
@@ -262,7 +262,7 @@ class ChannelNorm(NormLayer):
         if momentum == 0:  # torch's way to freeze the running statistics
             return updates
         if count is not None:
-            var = unbiased(var, count)
+            var = corrected(var, count)
         pairs = (self.running_mean, mean), (self.running_var, var)
         for running, new in pairs:
             if running is None:
@@ -271,8 +271,9 @@ class ChannelNorm(NormLayer):
             if momentum is not None:
                 updates.append((running, averaged(old, new, 1 - momentum)))
             elif self.num_batches_tracked is not None:
-                steps = int(self.num_batches_tracked)
-                updates.append((running, cumulative_average(old, new, steps)))
+                # A tensor: as a number it would be a constant of an exported graph.
+                share = 1 / (self.num_batches_tracked.to(new.dtype) + 1)
+                updates.append((running, averaged(old, new, 1 - share)))
         return updates
 
     def _load_from_state_dict(
