@@ -39,7 +39,7 @@ from normbook.arrays import (
 from normbook.normalize import moments
 
 
-def averaged(average: Array, value: Array, alpha: float) -> Array:
+def averaged(average: Array, value: Array, alpha: Any) -> Array:
     """Take one more value into an exponential moving average."""
     return alpha * average + (1 - alpha) * value
 
