@@ -51,7 +51,7 @@ def debiased(average: Array, alpha: float, steps: int) -> Array:
 
 def corrected(var: Array, count: Any) -> Array:
     """Multiply by n / (n - 1), n a number, or what stands for one in a traced graph."""
-    return var + var / (count - 1)
+    return var * (count / (count - 1))
 
 
 def one_pass(values: Iterable[Array]) -> tuple[Array, Array]:

@@ -7,7 +7,7 @@ import inspect
 import textwrap
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from types import BuiltinFunctionType, FunctionType
+from types import BuiltinFunctionType, FunctionType, GetSetDescriptorType
 from typing import Any
 
 from torch import nn
@@ -63,16 +63,17 @@ def _called(module: nn.Module) -> list[str]:
     try:
         _check_attributes(module)
         methods = [m for kind in kinds for m in _methods(kind)]
-        named = {m.name for m in methods}
+        named = {name for name, _ in methods}
         # From forward, and from what Python calls by itself, to all that these name.
-        reached = {n for n in named if n[:2] == "__" != n} - {"__init__"} | {"forward"}
-        todo = [m for m in methods if m.name in reached]
-        for method in todo:
-            names = {n.attr for n in ast.walk(method) if isinstance(n, ast.Attribute)}
+        by_itself = {name for name in named if name.startswith("__")} - {"__init__"}
+        reached = by_itself | {"forward"}
+        todo = [code for name, code in methods if name in reached]
+        for code in todo:
+            names = {n.attr for n in ast.walk(code) if isinstance(n, ast.Attribute)}
             new = names & named - reached
             reached |= new
-            todo += [m for m in methods if m.name in new]
-            for name, way in _uses(method, names):
+            todo += [other for name, other in methods if name in new]
+            for name, way in _uses(code, names):
                 ways.setdefault(name, set()).add(way)
     except (OSError, TypeError, SyntaxError, ValueError, _ReachError):
         return []
@@ -105,26 +106,28 @@ def _check_attributes(module: nn.Module) -> None:
         raise _ReachError
 
 
-def _methods(kind: type[Any]) -> Iterator[ast.FunctionDef]:
-    """Read the code of a class, if its methods are those that stand there."""
+def _methods(kind: type[Any]) -> Iterator[tuple[str, ast.FunctionDef]]:
+    """Read the code of the methods of a class; refuse what else may reach anything."""
     if kind.__module__.startswith("torch."):
         raise _ReachError
-    for key, value in vars(kind).items():
-        if isinstance(value, FunctionType):
-            is_there = value.__qualname__ == f"{kind.__qualname__}.{key}"
-            if not (is_there and value.__module__ == kind.__module__):
-                raise _ReachError
-    (definition,) = ast.parse(textwrap.dedent(inspect.getsource(kind))).body
-    if not isinstance(definition, ast.ClassDef):
-        raise _ReachError
-    for statement in definition.body:
-        if isinstance(statement, ast.FunctionDef):
-            yield statement
-        elif isinstance(statement, (ast.Expr, ast.Assign, ast.AnnAssign)):
-            if statement.value is not None:  # a setting, or text
-                ast.literal_eval(statement.value)
-        elif not isinstance(statement, ast.Pass):
+    for name, value in vars(kind).items():
+        if isinstance(value, property):
+            methods = [f for f in (value.fget, value.fset, value.fdel) if f]
+        elif isinstance(value, staticmethod | FunctionType):
+            methods = [getattr(value, "__func__", value)]
+        elif isinstance(value, GetSetDescriptorType) or not any(
+            callable(leaf) and not isinstance(leaf, type) for leaf in tree_leaves(value)
+        ):
+            continue
+        else:
             raise _ReachError
+        for method in methods:
+            code = inspect.unwrap(method)
+            (read,) = ast.parse(textwrap.dedent(inspect.getsource(code))).body
+            is_own = {*code.__code__.co_freevars} <= {"__class__"}
+            if not (is_own and isinstance(read, ast.FunctionDef)):
+                raise _ReachError
+            yield name, read
 
 
 def _uses(method: ast.FunctionDef, names: set[str]) -> Iterator[tuple[str, str]]:
