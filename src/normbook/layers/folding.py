@@ -74,10 +74,15 @@ def fold_batch_norm(
     ``Linear`` and all convolutions; identity and dropout may stand between. In place of
     a batch norm stays :class:`FoldedBatchNorm`, so the names in a ``state_dict`` stay.
     A subclass whose ``forward`` is its batch norm and then modules that it holds, such
-    as an activation, is taken apart, and :class:`Opened` stays in its place. A batch
-    norm that the model in evaluation mode never calls, as in a second head, stays as it
-    is. Parameters keep dtype, device and ``requires_grad``. A layer without a bias gets
-    one. The folded model is for inference.
+    as an activation, is taken apart, and :class:`Opened` stays in its place. Behind a
+    ``torch.cat`` of outputs of linear layers along the channels, each layer takes in
+    its share. A batch norm that the model in evaluation mode never calls, as in a
+    second head, stays as it is. Parameters keep dtype, device and ``requires_grad``. A
+    layer without a bias gets one. The folded model is for inference.
+
+    What cannot be traced, as it goes by the shape of its input, is taken for one step,
+    and folding goes on around it; within, in each child that its code calls and uses in
+    no other way. With ``strict=False`` it may be the whole model.
 
     The model must be in evaluation mode. With ``example``, an input or a tuple of all
     positional arguments, both models are run in float64 on the CPU, which a model that

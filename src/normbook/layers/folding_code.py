@@ -28,6 +28,9 @@ _MARKS = {
     *("torch.jit.ignore", "torch.jit.ignore()", "torch.jit.unused"),
 }
 
+# What a class holds for those who ask for types.
+_OF_TYPES = {"__annotations__", "__orig_bases__", "__parameters__"}
+
 
 class _ReachError(Exception):
     """Code that may reach anything."""
@@ -115,8 +118,13 @@ def _methods(kind: type[Any]) -> Iterator[tuple[str, ast.FunctionDef]]:
             methods = [f for f in (value.fget, value.fset, value.fdel) if f]
         elif isinstance(value, staticmethod | FunctionType):
             methods = [getattr(value, "__func__", value)]
-        elif isinstance(value, GetSetDescriptorType) or not any(
-            callable(leaf) and not isinstance(leaf, type) for leaf in tree_leaves(value)
+        elif (
+            name in _OF_TYPES
+            or isinstance(value, GetSetDescriptorType)
+            or not any(
+                callable(leaf) and not isinstance(leaf, type)
+                for leaf in tree_leaves(value)
+            )
         ):
             continue
         else:

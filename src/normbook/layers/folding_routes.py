@@ -302,8 +302,9 @@ def planned(traced: Traced, layers: Layers) -> dict[str, Folding]:
         cause = str(error).splitlines()[0] if str(error) else repr(error)
         where = f"in {box!r}" if box else "in the model"
         reason = f"it is {where}, which torch.fx cannot trace ({cause})"
+        cure = "keep it, or call it and its linear layer there as one module"
         for norm in within[box]:
-            plan[norm] = Folding(norm, None, None, reason, against.KEEP)
+            plan[norm] = Folding(norm, None, None, reason, cure)
     for norm in layers.norms:
         reason = "the model calls a part of what holds it by itself"
         plan.setdefault(norm, Folding(norm, None, None, reason, against.KEEP))
