@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -194,6 +195,27 @@ class Marked(Block):
         return self.one(x) if by_shape(x) else x
 
 
+def with_more(method: Any) -> Any:
+    @functools.wraps(method)
+    def wrapped(self: Any, x: Tensor) -> Any:
+        return method(self, x) + self.one.conv(x)
+
+    return wrapped
+
+
+class Wrapped(Block):
+    @with_more
+    def head(self, x: Tensor) -> Tensor:
+        return self.one(x) if by_shape(x) else x
+
+
+class EachInside(Block):
+    def head(self, x: Tensor) -> Tensor:
+        for layer in self.several:
+            x = layer(x) + layer.conv(x)  # type: ignore[operator]
+        return self.one(x) if by_shape(x) else x
+
+
 class OfTwo(Block):
     def __init__(self) -> None:
         super().__init__()
@@ -243,7 +265,7 @@ def helper(self: Any, x: Tensor) -> Tensor:
 Replaced = variant(head=helper)
 KINDS = [
     *(Weight, Inside, Renamed, HandedOn, All, OneByOne, Subscript, Nested, ByName),
-    *(Computed, Marked, OfTwo, Kept, Hidden, Calls, Replaced),
+    *(Wrapped, EachInside, Computed, Marked, OfTwo, Kept, Hidden, Calls, Replaced),
 ]
 
 

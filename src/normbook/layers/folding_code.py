@@ -20,7 +20,14 @@ _REACH = {
     *("modules", "children", "parameters", "buffers", "state_dict", "apply"),
     *("named_modules", "named_children", "named_parameters", "named_buffers"),
     *("get_submodule", "get_parameter", "get_buffer", "__dict__", "_modules"),
-    *("_parameters", "_buffers", "_apply", "__getattr__", "__getattribute__"),
+    *(
+        "load_state_dict",
+        "_parameters",
+        "_buffers",
+        "_apply",
+        "__getattr__",
+        "__getattribute__",
+    ),
 }
 # What may stand above a method: it changes nothing that is looked at.
 _MARKS = {
@@ -98,15 +105,12 @@ def _is_harmless(way: str, child: nn.Module | None) -> bool:
 
 def _check_attributes(module: nn.Module) -> None:
     """Refuse what its code may call and reading it does not show."""
-    own = [(key, value) for key, value in vars(module).items() if key != "_modules"]
-    for value in tree_leaves([value for _, value in own]):
+    held = [value for key, value in vars(module).items() if key != "_modules"]
+    for value in tree_leaves(held):
         is_plain = isinstance(value, (type, BuiltinFunctionType))
         is_plain |= isinstance(value, FunctionType) and value.__closure__ is None
         if callable(value) and not is_plain:
             raise _ReachError
-    is_hidden = (callable(v) and hasattr(type(module), k) for k, v in own)
-    if any(is_hidden):
-        raise _ReachError
 
 
 def _methods(kind: type[Any]) -> Iterator[tuple[str, ast.FunctionDef]]:
@@ -149,8 +153,7 @@ def _uses(method: ast.FunctionDef, names: set[str]) -> Iterator[tuple[str, str]]
     for node in nodes:
         if isinstance(node, ast.Name) and node.id in me:
             attribute: Any = parents[node]
-            is_own = isinstance(attribute, ast.Attribute)  # else it is handed on
-            if not is_own or hasattr(nn.Module, attribute.attr):
+            if not isinstance(attribute, ast.Attribute):  # it is handed on
                 raise _ReachError
             yield attribute.attr, _way(attribute, parents, nodes)
 
