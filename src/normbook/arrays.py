@@ -35,7 +35,8 @@ def as_float32(x: Array) -> Array:
 def check_eps(eps: float) -> float:
     """Refuse an eps that is negative or not finite; return it as a float."""
     try:
-        value = float(eps) if isinstance(eps, Real) else math.nan
+        is_real = type(eps) is float or isinstance(eps, Real)  # the latter takes longer
+        value = float(eps) if is_real else math.nan
     except OverflowError:
         value = math.inf
     if not (math.isfinite(value) and value >= 0):

@@ -24,7 +24,7 @@ import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from numbers import Integral, Real
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from array_api_compat import array_namespace
 
@@ -39,7 +39,7 @@ from normbook.arrays import (
 from normbook.normalize import moments
 
 
-def averaged(average: Array, value: Array, alpha: float) -> Array:
+def averaged(average: Array, value: Array, alpha: Any) -> Array:
     """Take one more value into an exponential moving average."""
     return alpha * average + (1 - alpha) * value
 
@@ -47,6 +47,11 @@ def averaged(average: Array, value: Array, alpha: float) -> Array:
 def debiased(average: Array, alpha: float, steps: int) -> Array:
     """Divide by the weights of the values: what is missing to 1 is the start at 0."""
     return average / (1 - alpha**steps)
+
+
+def corrected(var: Array, count: Any) -> Array:
+    """Multiply by n / (n - 1), n a number, or what stands for one in a traced graph."""
+    return var * (count / (count - 1))
 
 
 def one_pass(values: Iterable[Array]) -> tuple[Array, Array]:
@@ -133,7 +138,7 @@ def unbiased(var: Array, count: int) -> Array:
     """
     cure = "the unbiased variance divides by count - 1, so one value is not enough"
     _check_number("count", count, 2, cure)
-    return var * (int(count) / (int(count) - 1))
+    return corrected(var, int(count))
 
 
 @dataclass(frozen=True, eq=False)

@@ -333,13 +333,12 @@ def test_a_model_that_amplifies_rounding_has_more_room_but_not_for_a_wrong_foldi
     error = relative_error(fold_batch_norm(model)(X), model(X))
     assert (error > 1.5e-8) == (power > 1)  # which was refused
     fold_batch_norm(model, X)
-    take_in = folding._take_in
+    change = folding._change
 
-    def wrong(model: nn.Module, found: Any) -> None:
-        take_in(model, found)
-        layer: Any = model.get_submodule(found.layer)
+    def wrong(name: str, layer: Any, *rest: Any) -> None:
+        change(name, layer, *rest)
         layer.bias.data.mul_(1 + wrong_by)
 
-    monkeypatch.setattr(folding, "_take_in", wrong)
+    monkeypatch.setattr(folding, "_change", wrong)
     with pytest.raises(FoldingError, match="difference, as a share of the largest"):
         fold_batch_norm(model, X)

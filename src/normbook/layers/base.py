@@ -48,7 +48,7 @@ import torch
 from torch import Tensor, nn
 
 from normbook.arguments import whole_number
-from normbook.running_statistics import averaged, cumulative_average, unbiased
+from normbook.running_statistics import averaged, corrected
 
 Updates = list[tuple[Tensor, Tensor]]  # running statistics and their next values
 
@@ -115,6 +115,8 @@ class NormLayer(nn.Module):
 
     def _checked_number(self, name: str, usual: str = "1e-5 is usual") -> float:
         value: Any = getattr(self, name)
+        if type(value) is float:  # the usual, and to ask more costs time
+            return value
         if not isinstance(value, Real):
             raise TypeError(f"{name} must be a number, got {value!r}; {usual}.")
         try:
@@ -157,6 +159,9 @@ class NormLayer(nn.Module):
 
     def _check_dtypes(self, input: Tensor, **states: Tensor | None) -> None:
         """Refuse another dtype than the input's, but float32 beside half precision."""
+        dtype = input.dtype
+        if all(value is None or value.dtype == dtype for value in states.values()):
+            return
         dtypes = {k: value.dtype for k, value in states.items() if value is not None}
         kinds = set(dtypes.values())
         # Half precision may come with float32 state, as autocast makes it.
@@ -247,7 +252,7 @@ class ChannelNorm(NormLayer):
         names = "weight", "bias", "running_mean", "running_var"
         return {name: getattr(self, name) for name in names}
 
-    def _updates(self, mean: Tensor, var: Tensor, count: int | None) -> Updates:
+    def _updates(self, mean: Tensor, var: Tensor, count: Any) -> Updates:
         """Return what to write, by mean and biased variance of ``count`` values.
 
         Without a count the variance is unbiased already.
@@ -262,7 +267,8 @@ class ChannelNorm(NormLayer):
         if momentum == 0:  # torch's way to freeze the running statistics
             return updates
         if count is not None:
-            var = unbiased(var, count)
+            is_traced = isinstance(count, Tensor)  # by torch.jit
+            var = corrected(var, count.to(var.dtype) if is_traced else count)
         pairs = (self.running_mean, mean), (self.running_var, var)
         for running, new in pairs:
             if running is None:
@@ -271,8 +277,9 @@ class ChannelNorm(NormLayer):
             if momentum is not None:
                 updates.append((running, averaged(old, new, 1 - momentum)))
             elif self.num_batches_tracked is not None:
-                steps = int(self.num_batches_tracked)
-                updates.append((running, cumulative_average(old, new, steps)))
+                # A tensor: as a number it would be a constant of an exported graph.
+                share = 1 / (self.num_batches_tracked.to(new.dtype) + 1)
+                updates.append((running, averaged(old, new, 1 - share)))
         return updates
 
     def _load_from_state_dict(
@@ -355,6 +362,8 @@ def laid_out(y: Tensor, x: Tensor) -> Tensor:
 
 def as_autocast(input: Tensor, *parameters: Tensor | None) -> tuple[Any, ...]:
     """Cast as torch.autocast does, which on GPUs runs these layers in float32."""
+    if input.is_cpu:  # sooner known than the type of the device
+        return input, *parameters
     device = input.device.type
     if device not in _AUTOCAST or not torch.is_autocast_enabled(device):
         return input, *parameters

@@ -19,6 +19,7 @@ from normbook.layers.batch_norm import _BatchNorm
 _CONVOLUTIONS = nn.Conv1d, nn.Conv2d, nn.Conv3d
 TRANSPOSED = nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d
 LINEAR: tuple[type[Any], ...] = (nn.Linear, *_CONVOLUTIONS, *TRANSPOSED)
+KNOWN: tuple[type[Any], ...] = (TorchBatchNorm, *LINEAR)  # they call no others
 # What the layers do that are looked at: in evaluation, a scale and a shift for each
 # channel, or a linear map. A layer with a method of its own may do anything.
 _METHODS = {
@@ -66,12 +67,18 @@ def first(rows: Rows, it: str, *args: Any) -> Obstacle | None:
     return None
 
 
+def joined(name: str, path: str) -> str:
+    """Return the name in a model of what has a name in a part of it."""
+    return f"{name}.{path}" if name and path else name or path
+
+
 class Beside(NamedTuple):
     """A linear layer that may take in a batch norm."""
 
     layer: Any
     norm: Any
     side: str
+    channels: int  # of the batch norm that it takes in
     is_shared: bool
 
 
@@ -128,18 +135,22 @@ def forget_check(module: nn.Module) -> None:
         vars(module)["_check_input_dim"] = lambda input: None
 
 
+def width(layer: Any, side: str) -> int:
+    """Count the channels between a linear layer and what is folded from a side."""
+    end = "out" if side == "previous" else "in"
+    kind = "features" if isinstance(layer, nn.Linear) else "channels"
+    return int(getattr(layer, f"{end}_{kind}"))
+
+
 def _fits(beside: Beside) -> bool:
     """Return whether channels of the one are channels of the other."""
-    layer, norm, side, _ = beside
-    is_dense = isinstance(layer, nn.Linear)
-    axes = 2 if is_dense else layer.weight.dim()
+    layer, norm, side, channels, _ = beside
+    axes = 2 if isinstance(layer, nn.Linear) else layer.weight.dim()
     try:
         norm._check_input_dim(torch.empty((1,) * axes, device="meta"))
     except (ValueError, NotImplementedError):
         return False
-    end = "out" if side == "previous" else "in"
-    width = getattr(layer, f"{end}_{'features' if is_dense else 'channels'}")
-    return bool(width == norm.num_features)
+    return width(layer, side) == channels
 
 
 def _pads_with_zeros(layer: Any) -> bool:

@@ -78,7 +78,7 @@ class GroupNorm(NormLayer, nn.GroupNorm):
         # Without parameters torch takes any number of channels that has the groups.
         split = self.num_groups, input.shape[1] // self.num_groups
         gamma, beta = (None if v is None else v.reshape(split) for v in (weight, bias))
-        grouped = x.reshape(len(x), *split, *x.shape[2:])
+        grouped = x.reshape(x.shape[0], *split, *x.shape[2:])
         layout = METHODS["group norm"].of(grouped.ndim)
         y = normalize(grouped, gamma, beta, **layout, eps=eps)
         return laid_out(y.reshape(input.shape), input)

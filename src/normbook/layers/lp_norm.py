@@ -58,7 +58,7 @@ class LpNorm1d(NormLayer):
 
     def forward(self, x: Tensor) -> Tensor:
         """Normalize; ``x`` has shape (N, D)."""
-        if x.dim() != 2 or x.shape[1] != self.num_features or len(x) == 0:
+        if x.dim() != 2 or x.shape[1] != self.num_features or x.shape[0] == 0:
             raise ValueError(
                 f"x must have shape (N, {self.num_features}) with N >= 1, got "
                 f"{tuple(x.shape)}; flatten other axes."

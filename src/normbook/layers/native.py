@@ -85,9 +85,11 @@ def can_run(tensors: Sequence[Tensor], name: str = "compiled_lstm") -> bool:
 def are_plain(tensors: Sequence[Tensor]) -> bool:
     """Whether they are of one kind and hold numbers, and nothing looks at operators."""
     x, *_ = tensors
-    dtype, device = x.dtype, x.device
+    dtype, device, is_cpu = x.dtype, x.device, x.is_cpu
     for v in tensors:
-        if type(v) not in KINDS or v.dtype != dtype or v.device != device:
+        if type(v) not in KINDS or v.dtype != dtype:
+            return False
+        if not (v.is_cpu if is_cpu else v.device == device):  # the former is faster
             return False
         if not _is_in_memory(v):
             return False
