@@ -65,3 +65,10 @@ def test_code_stays_as_it_is() -> None:
     line = nodes.paragraph("", "", nodes.literal("", "4 096"))
     kept_together.keep_numbers(nodes.section("", line))  # type: ignore[arg-type]
     assert line.astext() == "4 096"
+
+
+@pytest.mark.parametrize(("code", "is_kept"), [("--nnodes", True), ("a " * 20, False)])
+def test_a_short_piece_of_code_is_not_broken(code: str, is_kept: bool) -> None:
+    literal = nodes.literal("", code)
+    kept_together.keep_code(nodes.paragraph("", "", literal))  # type: ignore[arg-type]
+    assert ("kept" in literal["classes"]) is is_kept

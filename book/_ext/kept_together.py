@@ -1,4 +1,4 @@
-"""Keep on one line what belongs together: a short formula, a comma behind it, a number.
+"""Keep on one line what belongs together: short formulas and code, a comma, a number.
 
 A reader stumbles over a line that begins with a comma, and over 65 | 504.
 """
@@ -48,9 +48,17 @@ def keep_numbers(doctree: nodes.document) -> None:
             )
 
 
+def keep_code(doctree: nodes.document) -> None:
+    """Keep a short piece of code in one."""
+    for code in doctree.findall(nodes.literal):
+        if len(code.astext()) <= SHORT:
+            code["classes"].append("kept")
+
+
 def keep(app: Sphinx, doctree: nodes.document, page: str) -> None:
     """Keep together what is on a page."""
     keep_formulas(doctree)
+    keep_code(doctree)
     keep_numbers(doctree)
 
 
