@@ -162,7 +162,8 @@ def curve_grid(
     wide, high = len(columns), len(rows)
     shared: Any = {"sharex": "col", "sharey": "row"}
     with _figure(wide * high, columns=wide, **shared) as (fig, axes):
-        fig.set_size_inches(max(6.4, 2.1 * wide), 1.1 + 2.3 * high)
+        # No wider: on a page the type must not fall below 8 pt.
+        fig.set_size_inches(min(max(6.4, 1.8 * wide), 8.4), 1.1 + 2.3 * high)
         grid = [axes[k : k + wide] for k in range(0, wide * high, wide)]
         known: dict[str, Artist] = {}
         references: set[str] = set()

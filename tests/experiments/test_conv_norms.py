@@ -292,7 +292,9 @@ def test_each_panel_has_its_normalization_and_batch_norm(
 ) -> None:
     ax: Any = conv_norms.figures(record)["error"].axes[OTHERS.index(norm)]
     kind, label = LOOKS[norm]
-    assert ax.get_xlabel() == f"batch size\n\n{label}"
+    assert ax.get_title() == label
+    is_below = OTHERS.index(norm) >= 3
+    assert ax.get_xlabel() == ("batch size" if is_below else "")
     for own, colour in ((norm, kind), ("batch_norm", "batch")):
         check_median(ax, colour, [3, 6], [errors(record, own)])
 
@@ -328,8 +330,10 @@ def test_nothing_published_stands_beside_digits(record: Record) -> None:
 
 def test_a_grid_has_its_best_rate_marked(record: Record) -> None:
     figure = conv_norms.figures(record)["grid_3"]
+    below = [ax.get_xlabel() for ax in figure.axes]
+    assert below == [""] * 3 + ["learning rate"] * 3
     for ax, norm in zip(figure.axes, OTHERS, strict=True):
-        assert ax.get_xlabel() == f"learning rate\n\n{LOOKS[norm][1]}"
+        assert ax.get_title() == LOOKS[norm][1]
         for own in ("batch_norm", norm):
             grid = record.grid(f"{own} batch=2")
             check_median(ax, LOOKS[own][0], grid["learning_rate"], grid["score"].T)

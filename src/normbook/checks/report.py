@@ -111,7 +111,7 @@ class Report(NamedTuple):
         for name, reason in self.untested.items():
             by_reason.setdefault(reason, []).append(name)
         for reason, names in by_reason.items():
-            lines += _wrapped(f"Not tested, as {reason}:", f"{'; '.join(names)}.")
+            lines += _wrapped(f"Not tested, as {reason}: {'; '.join(names)}.")
         return "\n".join(lines)
 
     def _summary(self) -> str:

@@ -401,8 +401,10 @@ def _errors(record: Record) -> Figure:
     fig.set_size_inches(8.4, 6.2)
     for ax, norm in zip(axes, OTHERS, strict=True):
         sizes = _beside_batch_norm(ax, record, norm)
-        ax.set(xlabel=f"batch size\n\n{LOOKS[norm][1]}", xscale="log")
+        ax.set(title=LOOKS[norm][1], xscale="log")
         tick(ax, sizes, digits=3)
+    for ax in axes[3:]:
+        ax.set(xlabel="batch size")
     for ax in axes[::3]:
         ax.set(ylabel="test error")
     _name_first(fig, axes[0])
@@ -435,11 +437,15 @@ def _grid(record: Record, batch_size: int) -> Figure:
     for norm in OTHERS:
         kind, label = LOOKS[norm]
         both = {**batch, names[norm]: (kind, f"_{label}")}
-        shown[f"learning rate\n\n{label}"] = ("learning_rate", both)
+        shown[label] = ("learning_rate", both)
     fig = measures.draw_grid(record, shown, ylabel="validation loss (nats)", rows=2)
     tried = {rate for v in names.values() for rate in record.grid(v)["learning_rate"]}
-    for ax in fig.axes:
-        tick(ax, sorted(tried)[::2], digits=2)
+    for ax in fig.axes:  # a name between two rows would be taken for the lower one's
+        ax.set_title(ax.get_xlabel())
+        ax.set_xlabel("")
+        tick(ax, sorted(tried)[1:-1:2], digits=2)
+    for ax in fig.axes[3:]:
+        ax.set_xlabel("learning rate")
     return fig
 
 

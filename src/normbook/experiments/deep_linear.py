@@ -132,7 +132,10 @@ def figures(record: Record) -> dict[str, Figure]:
             }
             row = measures.row(record, columns, measurement, curve)
             rows[f"{ylabel}\nrate {rate:g}"] = row
-        return curve_grid(rows, yscale=yscale)[0]
+        fig, grid = curve_grid(rows, yscale=yscale)
+        for ax in grid[-1]:  # the last number would touch the first of the next
+            ax.set_xticks([0, record.settings["steps"] // 2])
+        return fig
 
     def relative_loss(variant: str) -> NDArray[np.float64]:
         losses = record.values(variant, "landscape", "loss")

@@ -518,6 +518,8 @@ def figures(record: Record) -> dict[str, Figure]:
     that both come through; dotted with the best rate for each height. "samples": lines
     that the networks of the first seed wrote after training.
     """
+    from matplotlib.ticker import MultipleLocator
+
     from normbook.figures import band, legend_above, panels, pen_lines, points
 
     record.require(EXPERIMENT.name)
@@ -546,7 +548,7 @@ def figures(record: Record) -> dict[str, Figure]:
     legend_above(drawn["loss"], ours[0])
 
     drawn["quotient"], axes = panels(len(parts), sharey=True)
-    drawn["quotient"].set_size_inches(8.4, 3.8)
+    drawn["quotient"].set_size_inches(7.2, 3.8)
     for ax, (part, title) in zip(axes, parts.items(), strict=True):
         for variant, (kind, label) in list(LOOKS.items())[1:]:
             heights = common_heights(record, part, variant)
@@ -560,8 +562,9 @@ def figures(record: Record) -> dict[str, Figure]:
         ax.set(xlabel=f"loss of a line (nats)\n\n{title}")
         ax.set_yscale("log", base=2)
         ax.yaxis.set_major_formatter("{x:g}")
+        ax.xaxis.set_major_locator(MultipleLocator(1000))
         ax.invert_xaxis()
-    axes[0].set(ylabel="times as many updates without", ylim=(0.5, 10))
+    axes[0].set(ylabel="updates without\nover updates with it", ylim=(0.5, 10))
     legend_above(drawn["quotient"], axes[0], columns=2)
 
     samples = {

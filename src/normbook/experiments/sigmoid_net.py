@@ -222,14 +222,19 @@ def _draw_input_shift(record: Record) -> Figure:
 
 
 def _draw_gradient_shift(record: Record) -> Figure:
-    from normbook.figures import bands, legend_above, panels
+    from normbook.figures import band, legend_above, panels
 
     depth = record.settings["depth"]  # and a layer of scores; nothing below the lowest
     above = range(1, depth + 1)
     shifts = [_stretches(record, q, layer) for q in ("l2", "cosine") for layer in above]
     fig, axes = panels(2 * depth, rows=2, sharex=True, sharey="row")
     for ax, shift in zip(axes, shifts, strict=True):
-        bands(ax, shift)
+        for label, (kind, middles, runs) in shift.items():
+            # Three bands could not be told apart: of one the median alone.
+            shown = np.asarray(runs)
+            if kind == "other":
+                shown = np.median(shown, axis=0, keepdims=True)
+            band(ax, middles, shown, kind=kind, label=label)
     for layer, ax in enumerate(axes[depth:], start=2):
         ax.set(xlabel=f"training steps\n\nlayer {layer}")
     axes[0].set(ylabel="$\\|G - G'\\|$", yscale="log")

@@ -194,7 +194,7 @@ def _draw_sweep(record: Record) -> Figure:
     from normbook.figures import band, legend_above, panels, tick
 
     fig, axes = panels(3)
-    fig.set_size_inches(8.4, 3.0)
+    fig.set_size_inches(7.2, 3.0)
     for norm, (kind, title) in LOOKS.items():
         runs = np.stack([summary(record, name(norm, r)) for r in rates(record)], axis=2)
         for ax, values in zip(axes, runs, strict=True):

@@ -294,7 +294,7 @@ def figures(record: Record) -> dict[str, Figure]:
     rates = np.concatenate([record.grid(v)["learning_rate"] for v in LOOKS])
     for ax in grid.axes:  # one scale for all: the ends of their grids differ
         ax.set_xlim(rates.min() / 2, rates.max() * 2)
-    grid.set_size_inches(10.5, grid.get_size_inches()[1])
+    grid.set_size_inches(8.4, grid.get_size_inches()[1])
     rows = {
         "test error": row(record, columns, "test", "error"),
         "training loss (nats)": row(record, columns, "test", "train_loss"),
@@ -302,16 +302,16 @@ def figures(record: Record) -> dict[str, Figure]:
     training, _ = curve_grid(rows, yscale="log")
 
     bounds = record.settings["bounds"]
-    names = [*(f"≤ {bound}" for bound in bounds), f"> {bounds[-1]}"]
+    names = [*map(str, bounds), f">{bounds[-1]}"]
     lengths, axes = panels(len(PANELS), sharey=True)
-    lengths.set_size_inches(10.5, lengths.get_size_inches()[1])  # as wide as the other
+    lengths.set_size_inches(8.4, lengths.get_size_inches()[1])  # as wide as the other
     places = np.arange(len(names))
     for ax, (title, shown) in zip(axes, columns.items(), strict=True):
         for variant, (kind, label) in shown.items():
             runs = record.values(variant, "test", "error_by_length")[:, -1]
             band(ax, places, runs, kind=kind, label=label)
         ax.set_xticks(places, names)
-        ax.set(xlabel=f"length (steps)\n\n{title}")
+        ax.set(xlabel=f"steps, up to\n\n{title}")
     axes[0].set(ylabel="test error")
     legend_above(lengths, axes[0])
     return {"grid": grid, "training": training, "lengths": lengths}

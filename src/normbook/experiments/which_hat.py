@@ -445,7 +445,9 @@ def draw_cell(records: Mapping[str, Record]) -> Figure:
         yscale="log",
     )
     for ax, *_ in grid:
-        ax.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        low, high = ax.get_ylim()
+        few = (1,) if high > 100 * low else (1, 2, 5)
+        ax.yaxis.set_major_locator(LogLocator(subs=few))
         ax.yaxis.set_major_formatter("{x:g}")
         ax.yaxis.set_minor_formatter(NullFormatter())
     return fig
