@@ -21,7 +21,7 @@ def test_a_comma_stays_on_the_line_of_a_short_formula(
 ) -> None:
     line = nodes.paragraph("", "", nodes.math("", tex), nodes.Text(text))
     page = nodes.section("", line)
-    kept_together.keep_formulas(page)  # type: ignore[arg-type]
+    kept_together.keep_formulas(page)
     assert line.astext() == tex + text
     found = [n.astext().removeprefix(tex) for n in line.findall(nodes.inline)]
     assert found == ([kept] if kept else [])
@@ -41,7 +41,7 @@ def test_a_comma_stays_on_the_line_of_a_short_formula(
 )
 def test_a_short_formula_is_not_broken(tex: str, is_kept: bool) -> None:
     formula = nodes.math("", tex)
-    kept_together.keep_formulas(nodes.paragraph("", "", formula))  # type: ignore[arg-type]
+    kept_together.keep_formulas(nodes.paragraph("", "", formula))
     assert ("kept" in formula["classes"]) is is_kept
 
 
@@ -57,18 +57,18 @@ def test_a_short_formula_is_not_broken(tex: str, is_kept: bool) -> None:
 )
 def test_a_number_stays_whole(text: str, kept: str) -> None:
     line = nodes.paragraph("", text)
-    kept_together.keep_numbers(nodes.section("", line))  # type: ignore[arg-type]
+    kept_together.keep_numbers(nodes.section("", line))
     assert line.astext() == kept.replace("~", "\N{NO-BREAK SPACE}")
 
 
 def test_code_stays_as_it_is() -> None:
     line = nodes.paragraph("", "", nodes.literal("", "4 096"))
-    kept_together.keep_numbers(nodes.section("", line))  # type: ignore[arg-type]
+    kept_together.keep_numbers(nodes.section("", line))
     assert line.astext() == "4 096"
 
 
 @pytest.mark.parametrize(("code", "is_kept"), [("--nnodes", True), ("a " * 20, False)])
 def test_a_short_piece_of_code_is_not_broken(code: str, is_kept: bool) -> None:
     literal = nodes.literal("", code)
-    kept_together.keep_code(nodes.paragraph("", "", literal))  # type: ignore[arg-type]
+    kept_together.keep_code(nodes.paragraph("", "", literal))
     assert ("kept" in literal["classes"]) is is_kept

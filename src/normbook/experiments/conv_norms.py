@@ -437,15 +437,11 @@ def _grid(record: Record, batch_size: int) -> Figure:
     for norm in OTHERS:
         kind, label = LOOKS[norm]
         both = {**batch, names[norm]: (kind, f"_{label}")}
-        shown[label] = ("learning_rate", both)
+        shown[f"learning rate\n\n{label}"] = ("learning_rate", both)
     fig = measures.draw_grid(record, shown, ylabel="validation loss (nats)", rows=2)
     tried = {rate for v in names.values() for rate in record.grid(v)["learning_rate"]}
-    for ax in fig.axes:  # a name between two rows would be taken for the lower one's
-        ax.set_title(ax.get_xlabel())
-        ax.set_xlabel("")
+    for ax in fig.axes:
         tick(ax, sorted(tried)[1:-1:2], digits=2)
-    for ax in fig.axes[3:]:
-        ax.set_xlabel("learning rate")
     return fig
 
 

@@ -141,7 +141,8 @@ def draw_grid(
 ) -> Figure:
     """Draw the scores of a tuning along one setting, with a dot where it is best.
 
-    A panel has the label of its horizontal axis, and of variants with their looks.
+    A panel has the label of its horizontal axis, with a name of its own behind an empty
+    line, and of variants with their looks.
     """
     from normbook import figures
 
@@ -156,6 +157,11 @@ def draw_grid(
         ax.set(xlabel=xlabel, xscale="log", yscale=yscale)
     for ax in axes[:: len(axes) // rows]:
         ax.set(ylabel=ylabel)
+    if rows > 1:  # a name between two rows would be taken for the lower one's
+        for ax in axes:
+            setting, _, name = ax.get_xlabel().partition("\n\n")
+            is_lowest = ax in axes[-(len(axes) // rows) :]
+            ax.set(title=name, xlabel=setting if is_lowest else "")
     figures.legend_above(fig, axes[0])
     return fig
 
