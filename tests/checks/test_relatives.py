@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from normbook.checks import check_norm_layer
+from normbook.checks.relatives import relatives_of
 from normbook.checks.report import Report
 
 
@@ -422,3 +423,15 @@ def test_a_report_raises_and_is_json() -> None:
     content = json.loads(report.to_json())
     assert content["passed"] is False
     assert {row["verdict"] for row in content["findings"]} >= {"right", "other"}
+
+
+def test_a_graph_in_a_name_is_no_graph_norm() -> None:
+    class InGraph(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x
+
+    class MyGraphNorm(InGraph):
+        pass
+
+    assert [*relatives_of(InGraph())] == []
+    assert [found.name for found, _ in relatives_of(MyGraphNorm())] == ["graph norm"]

@@ -73,7 +73,7 @@ RELATIVES = (
         formulas.graph_size),
     Relative("differentiable group norm", "diffgroup|differentiablegroup",
         "x and a share of batch norms of soft groups of nodes"),
-    Relative("graph norm", "graph|^nodes",
+    Relative("graph norm", "graphnorm|^nodes",
         "statistics over the nodes of a graph, which lie along axis 0",
         formulas.over_nodes),
     Relative("equivariant norm", "^irreps",
