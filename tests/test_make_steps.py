@@ -198,6 +198,16 @@ def test_nbval_is_red(name: str, complaint: str, verdicts: dict[str, str]) -> No
     assert complaint in verdicts[name]
 
 
+@pytest.mark.parametrize("how", [["-O"], []], ids=["option", "variable"])
+def test_nothing_is_run_with_asserts_switched_off(how: list[str]) -> None:
+    code = "import kernels; kernels.prepare_environment(); print('ran')"
+    given = {"PYTHONPATH": str(ROOT / "tools")}
+    off = {} if how else {"PYTHONOPTIMIZE": "1"}
+    status, printed = run([sys.executable, *how, "-c", code], ROOT, **given, **off)
+    assert (status, printed.count("asserts are switched off")) == (1, 1)
+    assert "ran" not in printed
+
+
 def test_the_real_timeout_is_below_two_minutes(pytestconfig: pytest.Config) -> None:
     assert 10 < float(pytestconfig.getoption("nbval_cell_timeout")) < 120
 
