@@ -163,7 +163,8 @@ def test_errors_are_one_tree_and_each_has_a_builtin_type() -> None:
 def test_experiments_are_listed_without_drawing() -> None:
     """Pictures are for `plot`; each process of a run would load what draws them."""
     code = (
-        "import normbook.experiments.catalogue, sys; "
+        "from normbook.experiments.catalogue import EXPERIMENTS; import sys; "
+        "assert all(name == found.name for name, found in EXPERIMENTS.items()); "
         "print({'normbook.figures', 'matplotlib'} & {*sys.modules})"
     )
     run = subprocess.run(
