@@ -69,6 +69,12 @@ cpus: setup ## recompute stored outputs as other CPUs would; NOTEBOOK=book/x.ipy
 sabotage: setup ## draw every figure wrongly: is it noticed? NOTEBOOK=book/x.ipynb for one
 	$(BIN)/python tools/sabotage.py $(if $(NOTEBOOK),"$(NOTEBOOK)")
 
+mutants: setup ## change the package in one place at a time: do its tests notice? MODULES=figures for one
+	$(BIN)/python tools/mutants.py $(MODULES)
+
+reliability: setup ## what shows each goal of reliability, and what it finds; 10 minutes, ALL=1: hours; GOAL=D3 for one
+	$(BIN)/python tools/reliability.py $(if $(ALL),--all) $(GOAL)
+
 pretend: setup ## notebooks and layers on a pretend GPU: is everything moved there? NOTEBOOK=book/x.ipynb for one
 	tools/pretend.sh $(BIN)/python $(if $(NOTEBOOK),"$(NOTEBOOK)",book tests/pretend)
 
