@@ -30,7 +30,10 @@ SMALL = {
     "transformer": {"steps": 40},
 }
 VARIANTS, SEEDS = 2, ["0", "1"]
-TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+TORCHRUN = [
+    *("-m", "torch.distributed.run", "--standalone", "--local-addr", "127.0.0.1"),
+    *("--nproc-per-node", "2"),
+]
 
 
 def work(name: str, out: str, *options: str) -> int:

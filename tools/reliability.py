@@ -112,7 +112,7 @@ GOALS = {
     ),
     "B4": Goal(
         "A full disk, a closed folder, a wrong Python: one clear line",
-        PYTEST + STEPS + " -k 'setup_ or cannot_write'",
+        PYTEST + STEPS + " -k 'setup_says or setup_leaves or cannot_write'",
         "{passed} of {total} faults told in one line",
         0.5,
         CHANGE,

@@ -20,7 +20,16 @@ from normbook.lab.record import Record
 from normbook.lab.runner import run
 
 WHERE = Path(__file__).parent
-LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
+# Where the name of this machine leads nowhere, torch would warn on stderr of that.
+LOOPBACK = {
+    "GLOO_SOCKET_IFNAME": "lo",
+    "OMP_NUM_THREADS": "1",
+    "TORCH_CPP_LOG_LEVEL": "ERROR",
+}
+TORCHRUN = [
+    *("-m", "torch.distributed.run", "--standalone", "--local-addr", "127.0.0.1"),
+    *("--nproc-per-node", "2"),
+]
 SCRIPT = """
 import os, sys
 from normbook.errors import OtherProcessError, RunError
@@ -139,8 +148,7 @@ def test_other_code_or_data_on_another_machine_is_refused() -> None:
 def records(tmp_path: Path) -> tuple[Record, Record]:
     """The record of two processes of torchrun, and that of one."""
     shared, alone = tmp_path / "shared.json", tmp_path / "alone.json"
-    torchrun = ["torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    command = [sys.executable, "-m", *torchrun, "tiny.py", "--out", str(shared)]
+    command = [sys.executable, *TORCHRUN, "tiny.py", "--out", str(shared)]
     done = subprocess.run(
         command,
         cwd=WHERE,
