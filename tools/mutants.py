@@ -26,6 +26,11 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "src/normbook"
 TIMEOUT = 600  # seconds; a change may make an endless loop
+# Settings of an experiment are compared with those of its record.
+SETTINGS = (
+    "tests/experiments/test_records.py::test_a_record_is_of_an_experiment_of_its_name_"
+    "with_the_settings_of_the_code"
+)
 TESTS = {
     "figures": ["tests/test_figures.py"],
     "__main__": ["tests/test_main.py", "tests/lab/test_command.py"],
@@ -38,7 +43,7 @@ TESTS = {
         )
     },
     **{
-        f"experiments/{name}": [f"tests/experiments/test_{name}.py"]
+        f"experiments/{name}": [f"tests/experiments/test_{name}.py", SETTINGS]
         for name in (
             *("batch_size", "conv_norms", "deep_linear", "handwriting", "published"),
             *("reading", "sigmoid_net", "smoothness_rates", "transformer", "vgg"),

@@ -105,9 +105,9 @@ GOALS = {
     ),
     "B3": Goal(
         "Two builds are equal byte by byte, and so is one after others were killed",
-        "python tools/builds.py --kills 20",
-        r"clean builds: .*|kills: .*",
-        45,
+        "python tools/builds.py --kills 4",
+        r"clean builds: .*|kills: .*|full disk: .*|no permission: .*",
+        15,
         WEEK,
     ),
     "B4": Goal(
@@ -299,8 +299,6 @@ def main() -> int:
     options = parser.parse_args()
     if unknown := set(options.goals) - set(GOALS):
         parser.error(f"GOAL must be one of {', '.join(GOALS)}, got {unknown.pop()}")
-    kept = json.loads(RECORD.read_text("utf-8")) if RECORD.exists() else {"goals": []}
-    seen = {old["goal"]: old for old in kept["goals"]}
     chosen = options.goals or [
         key for key, goal in GOALS.items() if options.all or goal.minutes <= QUICK
     ]
@@ -311,6 +309,9 @@ def main() -> int:
             continue
         found = show(goal)
         state = "shown" if found.pop("is_good") else "failed"
+        # Read now: another run may have kept something meanwhile.
+        kept = json.loads(RECORD.read_text("utf-8"))
+        seen = {old["goal"]: old for old in kept["goals"]}
         seen[key] = {"command": goal.command, "state": state, **found}
         failed += state == "failed"
         print(f"{key} {state}: {found['shown']} ({found['minutes']} min)", flush=True)
