@@ -38,7 +38,7 @@ TESTS = {
         f"lab/{name}": [f"tests/lab/test_{name}.py"]
         for name in (
             *("architectures", "checkpoints", "data_parallel", "digits_mlp"),
-            *("experiment", "failures", "processes", "provenance", "ranks", "record"),
+            *("experiment", "failures", "processes", "provenance", "ranks"),
             *("runner", "tuning"),
         )
     },
@@ -50,6 +50,8 @@ TESTS = {
             *("vowels", "which_hat"),
         )
     },
+    # What a record tells of a search is tested beside the search.
+    "lab/record": ["tests/lab/test_record.py", "tests/lab/test_tuning.py"],
     "data/files": ["tests/data/test_files.py"],
     "data/synthetic": ["tests/data/test_synthetic.py"],
 }
