@@ -198,7 +198,7 @@ def pickles(source: str) -> list[str]:
         for node in ast.walk(ast.parse(source))
         if isinstance(node, ast.Call)
         and (name := ast.unparse(node.func)) in LOADERS
-        and LOADERS[name] not in map(ast.unparse, node.keywords)
+        and LOADERS[name] not in [ast.unparse(word) for word in node.keywords]
     ]
 
 

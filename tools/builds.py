@@ -74,7 +74,7 @@ def kill(folder: Path, seconds: float) -> None:
 
 def outside(folder: Path) -> str:
     """Return what differs in a copy from its commit, but for what is being built."""
-    command = ["git", "-C", folder, "status", "--porcelain", "--ignored"]
+    command = ["git", "-C", str(folder), "status", "--porcelain", "--ignored"]
     done = subprocess.run(command, check=True, capture_output=True, text=True)
     return "".join(x for x in done.stdout.splitlines() if x != "!! _build/")
 
@@ -83,7 +83,7 @@ def outside(folder: Path) -> str:
 def small_disk(where: Path, megabytes: int) -> Iterator[Path]:
     """Give a disk of a few megabytes, to which who is root may mount it."""
     where.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", f"size={megabytes}m", "tmpfs", where]
+    mount = ["mount", "-t", "tmpfs", "-o", f"size={megabytes}m", "tmpfs", str(where)]
     subprocess.run(mount, check=True)
     try:
         yield where

@@ -52,7 +52,7 @@ def work(name: str, out: str, *options: str) -> int:
 def start(name: str, out: Path, *options: str) -> subprocess.Popen[bytes]:
     """Start two processes that share the runs."""
     given = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-    command = [sys.executable, *TORCHRUN, __file__, "--work", name, out, *options]
+    command = [sys.executable, *TORCHRUN, __file__, "--work", name, str(out), *options]
     return subprocess.Popen(
         command,
         env=os.environ | given,

@@ -21,6 +21,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -62,7 +63,7 @@ SWAPPED: dict[type[ast.AST], type[ast.AST]] = {
     **{ast.Eq: ast.NotEq, ast.NotEq: ast.Eq, ast.Is: ast.IsNot, ast.IsNot: ast.Is},
     **{ast.In: ast.NotIn, ast.NotIn: ast.In, ast.And: ast.Or, ast.Or: ast.And},
 }
-Change = Callable[[], None]
+Change = Callable[[], object]
 
 
 def changes(tree: ast.AST) -> Iterator[tuple[int, str, Change]]:
@@ -72,29 +73,29 @@ def changes(tree: ast.AST) -> Iterator[tuple[int, str, Change]]:
         if isinstance(node, ast.BinOp | ast.BoolOp) and type(node.op) in SWAPPED:
             new = SWAPPED[type(node.op)]()
             text = f"{type(node.op).__name__} becomes {type(new).__name__}"
-            yield line, text, lambda node=node, new=new: setattr(node, "op", new)
+            yield line, text, partial(setattr, node, "op", new)
         elif isinstance(node, ast.Compare):
             new = SWAPPED[type(node.ops[0])]()
             text = f"{type(node.ops[0]).__name__} becomes {type(new).__name__}"
-            yield line, text, lambda n=node, new=new: n.ops.__setitem__(0, new)
+            yield line, text, partial(node.ops.__setitem__, 0, new)
         elif isinstance(node, ast.Constant) and isinstance(node.value, bool):
             flipped = not node.value
             text = f"{node.value} becomes {flipped}"
-            yield line, text, lambda n=node, x=flipped: setattr(n, "value", x)
+            yield line, text, partial(setattr, node, "value", flipped)
         elif isinstance(node, ast.Constant) and isinstance(node.value, int | float):
             other = node.value + 1
             text = f"{node.value} becomes {other}"
-            yield line, text, lambda n=node, x=other: setattr(n, "value", x)
+            yield line, text, partial(setattr, node, "value", other)
         elif isinstance(node, ast.If | ast.IfExp | ast.While):
             test = ast.UnaryOp(ast.Not(), node.test)
             text = f"not ({ast.unparse(node.test)})"
-            yield line, text, lambda n=node, x=test: setattr(n, "test", x)
+            yield line, text, partial(setattr, node, "test", test)
         elif isinstance(node, ast.Return) and node.value is not None:
-            yield line, "returns None", lambda n=node: setattr(n, "value", None)
+            yield line, "returns None", partial(setattr, node, "value", None)
         elif isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
             nothing = ast.Constant(None)
             text = f"without {ast.unparse(node.value)[:50]}"
-            yield line, text, lambda n=node, x=nothing: setattr(n, "value", x)
+            yield line, text, partial(setattr, node, "value", nothing)
 
 
 def runs(tree: ast.AST) -> Iterator[ast.AST]:
