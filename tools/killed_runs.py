@@ -70,7 +70,11 @@ def numbers(out: Path) -> list[str]:
 def broken(name: str, out: Path, drawn: random.Random, longest: float) -> int:
     """Kill one of the two processes at a random moment; return how often it took."""
     for tries in range(1, 20):
-        running = start(name, out, *(["--resume"] if tries > 1 else []))
+        running = start(
+            name,
+            out,
+            *(["--resume"] if Path(f"{out}.partial/plan.json").exists() else []),
+        )
         folder = Path(f"{out}.partial")
         while not folder.exists() and running.poll() is None:
             time.sleep(0.05)
@@ -102,11 +106,16 @@ def main() -> int:
                 sys.exit(f"{name}: it fails without being killed")
             broken(name, out, drawn, (time.monotonic() - began) / 2)
             kept = len(list(Path(f"{out}.partial").glob("*.pt")))
-            options = ["--resume"] if Path(f"{out}.partial").exists() else []
+            # Killed before there was anything to go on from: begun again, as it says.
+            has_begun = Path(f"{out}.partial/plan.json").exists()
+            options = ["--resume"] if has_begun else []
             is_done = start(name, out, *options).wait() == 0
             is_equal = is_done and numbers(out) == numbers(whole)
             equal += is_equal
-            print(f"  {name}: killed with {kept} checkpoints, then equal: {is_equal}")
+            how = (
+                f"killed with {kept} checkpoints, {'went on' if has_begun else 'begun'}"
+            )
+            print(f"  {name}: {how}, done: {is_done}, equal: {is_equal}", flush=True)
     print(f"killed runs: {equal} of {len(SMALL)} experiments went on to equal numbers")
     return int(equal < len(SMALL))
 
