@@ -106,7 +106,8 @@ GOALS = {
     "B3": Goal(
         "Two builds are equal byte by byte, and so is one after others were killed",
         "python tools/builds.py --kills 4",
-        r"clean builds: .*|kills: .*|full disk: .*|no permission: .*",
+        r"clean builds: .* differ|kills: .*?equal|"
+        r"(?:full disk|no permission): exit \d+, \d+ line, \w+ left",
         15,
         WEEK,
     ),
