@@ -20,7 +20,7 @@ ELSEWHERE = KERAS_BACKEND=jax TF_USE_LEGACY_KERAS=1 PYTHONPATH=src $(VENV)-elsew
 WILD = $(VENV)-wild/bin/python
 TRITON = PYTHONPATH=src:tests/layers $(VENV)-triton/bin/python
 
-.PHONY: help setup book test quick lint types check pages test-site cpus sabotage pretend data elsewhere in-the-wild triton bare dist pdf pdf-packages colab lab execute bench serve format coverage clean
+.PHONY: help setup book test quick lint types check pages test-site cpus sabotage pretend mutants reliability data elsewhere in-the-wild triton bare builds locked lock audit sbom dist pdf pdf-packages colab lab execute bench serve format coverage clean
 
 help: ## list these steps
 	@echo 'usage: make STEP, where STEP is one of'
@@ -31,8 +31,7 @@ setup: ## make the environment .venv and install everything (the other steps do 
 	@tools/setup.sh
 
 book: setup ## build the site from nothing into _build/html and print where it is
-	rm -rf _build
-	$(BIN)/jupyter-book build . -W -n --keep-going -q
+	@tools/book.sh $(BIN)/python
 	@$(BIN)/python -c 'import pathlib; print("The site:", pathlib.Path("_build/html/index.html").resolve().as_uri())'
 
 # Side by side, so that no core waits for another step. Looked at are types, then pages,
@@ -71,6 +70,12 @@ cpus: setup ## recompute stored outputs as other CPUs would; NOTEBOOK=book/x.ipy
 sabotage: setup ## draw every figure wrongly: is it noticed? NOTEBOOK=book/x.ipynb for one
 	$(BIN)/python tools/sabotage.py $(if $(NOTEBOOK),"$(NOTEBOOK)")
 
+mutants: setup ## change the package in one place at a time: do its tests notice? MODULES=figures for one
+	$(BIN)/python tools/mutants.py $(MODULES)
+
+reliability: setup ## what shows each goal of reliability, and what it finds; 10 minutes, ALL=1: hours; GOAL=D3 for one
+	$(BIN)/python tools/reliability.py $(if $(ALL),--all) $(GOAL)
+
 pretend: setup ## notebooks and layers on a pretend GPU: is everything moved there? NOTEBOOK=book/x.ipynb for one
 	tools/pretend.sh $(BIN)/python $(if $(NOTEBOOK),"$(NOTEBOOK)",book tests/pretend)
 
@@ -107,6 +112,35 @@ bare: ## test the LSTM layers and their chapters without numba, in an environmen
 	$(VENV)-bare/bin/python -m pip --disable-pip-version-check uninstall -q -y numba llvmlite
 	! $(VENV)-bare/bin/python -c 'import numba' 2>/dev/null
 	$(VENV)-bare/bin/python -m pytest -q --nbval -n 3 --dist loadfile tests/layers tests/test_package.py tests/experiments/test_handwriting.py tests/experiments/test_reading.py src/normbook/layers $(LSTMS:%=book/%.ipynb)
+
+builds: setup ## build twice, kill builds, fill the disk: is the site the same? KILLS=20
+	$(BIN)/python tools/builds.py --kills $(or $(KILLS),20)
+
+# Versions are those of constraints.txt; each file is known by its hash. torch is the one
+# for CPUs: its index is told to pip as in README.md.
+locked: ## install what requirements.lock lists, each file by its hash, and test with it
+	$(PYTHON) -m venv --clear $(VENV)-locked
+	$(VENV)-locked/bin/python -m pip --disable-pip-version-check install -q --only-binary :all: --require-hashes --no-deps -r requirements.lock
+	$(VENV)-locked/bin/python -m pip --disable-pip-version-check install -q --no-deps --no-build-isolation -e .
+	$(VENV)-locked/bin/python -m pip --disable-pip-version-check check
+	$(VENV)-locked/bin/python -m pytest -q tests/test_formulas.py tests/layers/test_base.py
+
+$(VENV)-supply: tools/supply.txt
+	$(PYTHON) -m venv --clear $@
+	$@/bin/python -m pip --disable-pip-version-check install -q -r tools/supply.txt
+
+lock: $(VENV)-supply ## write requirements.lock anew, from constraints.txt
+	{ grep -v '^-e' requirements.txt; grep -oE 'setuptools==[0-9.]+' pyproject.toml; } > _lock.in
+	$(VENV)-supply/bin/uv pip compile _lock.in --python-version 3.11.7 --python-platform x86_64-manylinux_2_28 --generate-hashes --no-header --no-annotate -q -o requirements.lock $(addprefix -f ,$(FIND_LINKS))
+	rm _lock.in
+
+audit: $(VENV)-supply ## known faults of what is installed, and of the workflows
+	$(VENV)-supply/bin/zizmor --offline --no-progress .github
+	$(VENV)-supply/bin/pip-audit --strict --disable-pip --no-deps --progress-spinner off -r <(sed 's/+cpu//' requirements.lock)
+
+sbom: $(VENV)-supply ## write what the locked environment is made of into _sbom/normbook.cdx.json
+	mkdir -p _sbom
+	$(VENV)-supply/bin/cyclonedx-py requirements requirements.lock --of JSON -o _sbom/normbook.cdx.json
 
 dist: ## build wheel and source archive, check them, and try them in an empty environment
 	@tools/dist.sh
@@ -146,5 +180,5 @@ coverage: setup ## lines and branches of the package that the tests reach
 	$(BIN)/python -m pytest -q --cov=normbook --cov-branch --cov-report=term-missing tests src
 
 clean: ## remove what was built (the environment stays)
-	rm -rf _build _pdf .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage
+	rm -rf _build _pdf _sbom .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage
 	find src tests tools book -name __pycache__ -type d -prune -exec rm -rf {} +

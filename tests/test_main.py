@@ -85,10 +85,13 @@ def test_wrong_usage_is_told_in_one_line(
     assert re.search(message, usage_error(arguments, capsys))
 
 
-def test_help_comes_at_once_since_nothing_heavy_is_imported() -> None:
+@pytest.mark.parametrize("words", [["--help"], ["run", "wrong"], ["plot", "wrong"]])
+def test_help_and_errors_come_at_once_since_nothing_heavy_is_imported(
+    words: list[str],
+) -> None:
     code = (
         "import sys, normbook.__main__ as m\n"
-        "try: m.main(['--help'])\n"
+        f"try: m.main({words})\n"
         "except SystemExit: pass\n"
         "heavy = {'numpy', 'torch', 'sklearn', 'requests', 'matplotlib'}\n"
         "sys.exit(', '.join(heavy & set(sys.modules)) or 0)"

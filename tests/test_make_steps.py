@@ -7,6 +7,7 @@ import base64
 import io
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -196,6 +197,16 @@ def test_nbval_is_green(name: str, verdicts: dict[str, str]) -> None:
 )
 def test_nbval_is_red(name: str, complaint: str, verdicts: dict[str, str]) -> None:
     assert complaint in verdicts[name]
+
+
+@pytest.mark.parametrize("how", [["-O"], []], ids=["option", "variable"])
+def test_nothing_is_run_with_asserts_switched_off(how: list[str]) -> None:
+    code = "import kernels; kernels.prepare_environment(); print('ran')"
+    given = {"PYTHONPATH": str(ROOT / "tools")}
+    off = {} if how else {"PYTHONOPTIMIZE": "1"}
+    status, printed = run([sys.executable, *how, "-c", code], ROOT, **given, **off)
+    assert (status, printed.count("asserts are switched off")) == (1, 1)
+    assert "ran" not in printed
 
 
 def test_the_real_timeout_is_below_two_minutes(pytestconfig: pytest.Config) -> None:
@@ -427,6 +438,34 @@ def test_a_failing_step_fails_the_test_command(
     step: str, commands: Callable[[str, str], tuple[int, str, str]]
 ) -> None:
     assert commands(".ci/run", step)[0] != 0
+
+
+FULL = """#!/bin/sh
+mkdir -p _build/html
+seq 70
+echo "OSError: [Errno 28] No space left on device: '/a/page.html'"
+exit 2
+"""
+
+
+@pytest.mark.parametrize(
+    ("stub", "lines", "said", "is_left"),
+    [
+        (FULL, 1, "could not be written to .*_build: No space left on device", False),
+        (FULL.replace("Errno 28", "warning"), 71, "No space left on device", True),
+    ],
+    ids=["full", "another fault"],
+)
+def test_a_build_that_cannot_write_ends_in_one_line(
+    stub: str, lines: int, said: str, is_left: bool, tmp_path: Path
+) -> None:
+    shutil.copytree(ROOT / "tools", tmp_path / "tools")
+    (tmp_path / "jupyter-book").write_text(stub, encoding="utf-8")
+    (tmp_path / "jupyter-book").chmod(0o755)
+    status, printed = run(["tools/book.sh", str(tmp_path / "python")], tmp_path)
+    assert (status, len(printed.splitlines())) == (1, lines)
+    assert re.search(said, printed)
+    assert (tmp_path / "_build").exists() is is_left
 
 
 @pytest.mark.parametrize(

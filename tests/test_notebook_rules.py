@@ -169,6 +169,17 @@ def ignore_output(notebook: Any) -> None:
     notebook.cells[2].metadata["tags"] = ["nbval-ignore-output"]
 
 
+def ignore_with_a_token(notebook: Any) -> None:
+    ignore_output(notebook)
+    notebook.cells[2].metadata["reason"] = "x x x x x"
+
+
+def exchange_cells(notebook: Any) -> None:
+    cells = notebook.cells
+    cells[1], cells[2] = cells[2], cells[1]
+    cells[1].execution_count, cells[2].execution_count = 1, 2
+
+
 def skip(notebook: Any) -> None:
     notebook.cells[2].metadata["tags"] = ["nbval-skip"]
 
@@ -239,6 +250,19 @@ PLANTED: dict[str, tuple[Callable[[Any], None], str]] = {
     "skipped by comment": (code("# NBVAL_SKIP\nprint(3)"), "is skipped"),
     "ignored": (ignore_output, 'give no "reason"'),
     "ignored by comment": (code("# NBVAL_IGNORE_OUTPUT\nprint(3)"), 'no "reason"'),
+    "skipped by an indented comment": (
+        code("if x:\n    # NBVAL_SKIP\n    print(3)"),
+        "is skipped",
+    ),
+    "ignored by two hashes": (code("## NBVAL_IGNORE_OUTPUT\nx"), 'no "reason"'),
+    "ignored by an indented comment": (
+        code("if x:\n    # NBVAL_IGNORE_OUTPUT\n    print(3)"),
+        'no "reason"',
+    ),
+    "a token reason": (ignore_with_a_token, 'no "reason" of 4 words'),
+    "cells exchanged": (exchange_cells, "changed after it was last run"),
+    "the end": (code("print(3)\nquit()"), "ends the kernel: 'quit'"),
+    "the end of the system": (code("print(3)\nos._exit(0)"), "'os._exit'"),
     "two figures": (draw_twice, "2 figures, one a cell"),
     "hidden figure": (hide_figure, "a figure that nobody sees"),
     "figure without anything": (forget_figure, "no name of the form"),
@@ -302,7 +326,7 @@ def test_a_planted_defect_is_found(name: str, tmp_path: Path) -> None:
 def test_a_reason_permits_to_ignore_an_output(tmp_path: Path) -> None:
     notebook = sound_notebook()
     notebook.cells[2].metadata.update(
-        tags=["nbval-ignore-output"], reason="a wall-clock time"
+        tags=["nbval-ignore-output"], reason="a time differs by machine"
     )
     assert rules.violations(write(notebook, tmp_path / "small.ipynb")) == []
 

@@ -163,13 +163,64 @@ def test_errors_are_one_tree_and_each_has_a_builtin_type() -> None:
 def test_experiments_are_listed_without_drawing() -> None:
     """Pictures are for `plot`; each process of a run would load what draws them."""
     code = (
-        "import normbook.experiments.catalogue, sys; "
+        "from normbook.experiments.catalogue import EXPERIMENTS; import sys; "
+        "assert all(name == found.name for name, found in EXPERIMENTS.items()); "
         "print({'normbook.figures', 'matplotlib'} & {*sys.modules})"
     )
     run = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True
     )
     assert run.stdout.strip() == "set()"
+
+
+# Where pickle reads what the same program has written: between its processes, and of
+# the layer that is looked at.
+OWN = {"lab/processes.py", "checks/state_claims.py"}
+# What could run what is in a file, and how it may be called, if at all.
+LOADERS = {
+    "torch.load": "weights_only=True",
+    "np.load": "allow_pickle=False",
+    "pickle.load": None,
+    "pickle.loads": None,
+    "cloudpickle.load": None,
+    "cloudpickle.loads": None,
+    "torch.hub.load": None,
+    "torch.hub.load_state_dict_from_url": None,
+    "load_state_dict_from_url": None,
+    "joblib.load": None,
+}
+
+
+def pickles(source: str) -> list[str]:
+    """Return the calls that read a file by running what is in it."""
+    return [
+        ast.unparse(node)
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.Call)
+        and (name := ast.unparse(node.func)) in LOADERS
+        and LOADERS[name] not in [ast.unparse(word) for word in node.keywords]
+    ]
+
+
+def test_no_file_is_read_by_pickle() -> None:
+    for path in sorted(ROOT.rglob("*.py")):
+        if str(path.relative_to(ROOT)) not in OWN:
+            assert pickles(path.read_text("utf-8")) == [], path
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        "torch.load(file)",
+        "torch.load(file, weights_only=False)",
+        "np.load(file, allow_pickle=True)",
+        "pickle.load(file)",
+        "torch.hub.load_state_dict_from_url(url)",
+    ],
+)
+def test_a_call_of_pickle_is_noticed(call: str) -> None:
+    assert pickles(f"def f(): return {call}") == [call]
+    assert pickles("torch.load(file, weights_only=True)") == []
 
 
 @pytest.mark.parametrize("module", LIBRARY)

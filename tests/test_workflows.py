@@ -20,10 +20,13 @@ def workflow(request: pytest.FixtureRequest) -> Any:
 
 
 WEEKLY = {
+    "make audit",
     "make bare",
+    "make builds",
     "make data",
     "make elsewhere",
     "make in-the-wild",
+    "make locked",
     "make pdf",
     "make sabotage",
     "make test-site",
@@ -129,6 +132,27 @@ def test_the_weekly_job_has_all_frameworks_that_tests_ask_for() -> None:
     assert {name for name in missing if f"{name}." not in imported} == set()
     pinned = re.findall(r"^(\w+)==", (ROOT / "tests/elsewhere.txt").read_text(), re.M)
     assert {name.split(".")[0] for name in asked_for} <= set(pinned)
+
+
+def normal(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def test_the_lock_has_what_the_constraints_say_each_with_its_hash() -> None:
+    pins = (ROOT / "constraints.txt").read_text("utf-8")
+    wanted = {normal(n): v for n, v in re.findall(r"^([\w.-]+)==(\S+)", pins, re.M)}
+    lock = (ROOT / "requirements.lock").read_text("utf-8").replace("+cpu", "")
+    entries = re.split(r"\n(?=\S)", lock.strip())
+    locked = {}
+    for entry in entries:
+        found = re.match(
+            r"([\w.-]+)==(\S+)(?:\s+\\\s+--hash=sha256:[0-9a-f]{64})+$", entry
+        )
+        assert found, f"without hashes, run make lock: {entry[:60]}"
+        locked[normal(found[1])] = found[2]
+    # What builds the package stands beside what constraints.txt pins.
+    assert {n: v for n, v in locked.items() if n in wanted} == wanted
+    assert locked.keys() - wanted.keys() == {"setuptools", "wheel"}
 
 
 def test_a_release_is_sent_only_if_the_owner_has_turned_it_on() -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import atexit
 import os
 import shutil
+import sys
 import tempfile
 import time
 import uuid
@@ -30,6 +31,7 @@ RUNTIME = Path(
 atexit.register(shutil.rmtree, RUNTIME, ignore_errors=True)
 
 ENVIRONMENT = {
+    "PYTHONOPTIMIZE": "",  # asserts are never switched off
     "PYTHONHASHSEED": "0",  # sets print in one order
     "PYTHONUTF8": "1",  # whatever LANG says
     "MPLBACKEND": "module://matplotlib_inline.backend_inline",
@@ -46,7 +48,12 @@ DEFAULTS = {
 
 
 def prepare_environment() -> None:
-    """Set the variables that every kernel started from this process inherits."""
+    """Set the variables that every kernel started from this process inherits.
+
+    Where asserts are switched off, nothing is run: all of them would look green.
+    """
+    if not __debug__:
+        sys.exit("asserts are switched off; run without -O and PYTHONOPTIMIZE")
     os.environ.update(ENVIRONMENT)
     for name, value in DEFAULTS.items():
         os.environ.setdefault(name, value)

@@ -29,6 +29,7 @@ MAX_COLUMNS = 76
 MAX_PROSE = 90
 MAX_BYTES = 1_000_000
 MIN_ALT = 40
+MIN_REASON = 4  # different words that say why an output is not compared
 FIGURE = "application/vnd.normbook.figure+json"  # drawn.MIME
 SECTIONS = (
     "You will",
@@ -243,14 +244,16 @@ def nothing_skipped(notebook: Notebook) -> Iterator[str]:
     """Nbval compares every output, or a reason is written down."""
     for position, cell in notebook_cells(notebook):
         marks = {tag.lower().replace("_", "-") for tag in tags(cell)}
-        comments = re.findall(r"(?mi)^#\s*(NBVAL_\w+|PYTEST_\w+)", cell.source)
+        # However indented, and with however many hashes: so nbval reads them.
+        comments = re.findall(r"(?mi)^\s*#+\s*(NBVAL_\w+|PYTEST_\w+)", cell.source)
         marks |= {comment.lower().replace("_", "-") for comment in comments}
         if marks & {"nbval-skip", "pytest-validate-ignore-output", "skip-execution"}:
             yield f"cell {position}: is skipped; a skipped cell is an untested cell"
-        if "nbval-ignore-output" in marks and not cell.metadata.get("reason"):
+        reason = str(cell.metadata.get("reason", ""))
+        if "nbval-ignore-output" in marks and len(set(reason.split())) < MIN_REASON:
             yield (
                 f"cell {position}: its output is not compared and its metadata "
-                'give no "reason"'
+                f'give no "reason" of {MIN_REASON} words, got {reason!r}'
             )
 
 
@@ -316,6 +319,17 @@ def steady_source(notebook: Notebook) -> Iterator[str]:
                 reason = cell.metadata.get("reason")
                 if not ("nbval-ignore-output" in tags(cell) and reason):
                     yield f"cell {position}: reads the clock: {bare!r}"
+
+
+def stays_to_the_end(notebook: Notebook) -> Iterator[str]:
+    """No cell ends the kernel: what would be checked behind it looks green."""
+    enders = {"quit", "exit", "_exit", "abort", "ask_exit", "do_shutdown"}
+    for position, cell in code_cells(notebook):
+        for statement in statements(cell):
+            for node in ast.walk(statement):
+                name = getattr(node, "id", getattr(node, "attr", ""))
+                if name in enders:
+                    yield f"cell {position}: ends the kernel: {ast.unparse(node)!r}"
 
 
 def asserts_can_fail(notebook: Notebook) -> Iterator[str]:
@@ -505,6 +519,7 @@ NOTEBOOK_RULES: tuple[Rule, ...] = (
     narrow_prose,
     no_line_is_a_comment,
     nothing_skipped,
+    stays_to_the_end,
     asserts_can_fail,
     figures_described,
     figures_recorded,

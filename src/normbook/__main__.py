@@ -11,10 +11,11 @@ import argparse
 import contextlib
 import importlib
 import io
+import math
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from normbook.lab.experiment import Experiment, Scale
 
 ALL = "all"
+DRAWABLE = 1e300  # beyond, the ends of an axis overflow
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -434,6 +436,12 @@ def _plot(options: argparse.Namespace) -> int:
             f"the record must be of {experiment.name}, got one of {found.name} in "
             f"{path}; give another --record."
         )
+    largest = _largest([[*run.curves.values(), run.opening] for run in found.runs])
+    if largest > DRAWABLE:
+        raise RecordError(
+            f"values must be at most {DRAWABLE:g} to be drawn, got {largest:g} in "
+            f"{path}; leave out the run that diverged."
+        )
     use_style()
     for name, figure in experiment.figures(found).items():
         picture = options.out / f"{experiment.name}-{name}.png"
@@ -443,6 +451,16 @@ def _plot(options: argparse.Namespace) -> int:
             raise RecordError(str(error)) from error
         print(picture)
     return 0
+
+
+def _largest(values: Any) -> float:
+    """Return the largest size of a finite number, however deep in lists it stands."""
+    if isinstance(values, Mapping):
+        values = list(values.values())
+    if isinstance(values, list):
+        return max(map(_largest, values), default=0.0)
+    is_number = isinstance(values, int | float) and math.isfinite(values)
+    return abs(values) if is_number else 0.0
 
 
 def _duration(seconds: float) -> str:

@@ -783,9 +783,29 @@ def test_where_no_archive_came_the_names_of_it_are_told(
         read(packed(server.source(behaviour)))
 
 
+def headed(kind: bytes) -> bytes:
+    """A tar archive whose first header says that much follows of what is kept."""
+    header = tarfile.TarInfo("long")
+    header.type, header.size = kind, 10**7
+    if kind == tarfile.GNUTYPE_SPARSE:
+        text = bytearray(header.tobuf(tarfile.GNU_FORMAT))
+        text[482] = 1  # a list of holes follows, of 42 numbers a block
+        text[148:156] = b"%06o\0 " % (sum(text[:148]) + sum(text[156:]) + 8 * 32)
+        block = b"00000000001\0" * 42 + b"\1" + bytes(7)
+        return gzip.compress(bytes(text) + block * 20_000, mtime=0)
+    text = bytearray(header.tobuf(tarfile.GNU_FORMAT)) + b"a" * 10**7
+    return gzip.compress(bytes(text), mtime=0)
+
+
+MANY = {str(number): b"" for number in range(1001)}
 BOMBS = {
     "zip": (zipped(LONGER), "larger than the 20480 bytes"),
     "tar": (tarred({"0": bytes(10**7), INSIDE: CONTENT}), "more than 1048576 bytes"),
+    "name": (headed(tarfile.GNUTYPE_LONGNAME), "a name has more than 10000 bytes"),
+    "pax": (headed(tarfile.XHDTYPE), "a name has more than 10000 bytes"),
+    "holes": (headed(tarfile.GNUTYPE_SPARSE), "a file with holes is in it"),
+    "many-tar": (tarred(MANY), "more than 1000 files are in it"),
+    "many-zip": (zipped(MANY), "more than 1000 files are in it"),
 }
 
 
@@ -794,11 +814,14 @@ def test_an_archive_is_no_bomb(
     kind: str, server: Server, folder: Path, monkeypatch: Patch
 ) -> None:
     bomb, reason = BOMBS[kind]
-    monkeypatch.setattr(files, "UNPACKED", 2**20)
+    if kind == "tar":  # what follows a header is refused before it is unpacked
+        monkeypatch.setattr(files, "UNPACKED", 2**20)
+    monkeypatch.setattr(files, "MEMBERS", 1000)
     put(folder / "odd.zip", bomb)
+    archive = replace(NESTED, limit=200_000)
     tracemalloc.start()
     with pytest.raises(files.DataError, match=reason):
-        read(packed(server.source("odd.zip")))
+        read(packed(server.source("odd.zip"), archive))
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < 10**7 / 2

@@ -301,6 +301,7 @@ def test_a_plot_writes_each_figure_and_prints_its_name(
         (["--record", "broken.json"], "must be a JSON file, got broken.json"),
         (["--record", "list.json"], "must follow record.schema.json, got list.json"),
         (["--record", "other.json"], "must be of tiny, got one of vgg in other.json"),
+        (["--record", "large.json"], r"at most 1e\+300 to be drawn, got 1e\+308 in l"),
         (["--record", "."], "Is a directory"),
         (["--out", "no"], "--out must be a folder that exists, got no; make it"),
         (["--out", "tiny.json"], "--out must be a folder that exists, got tiny.json"),
@@ -317,6 +318,8 @@ def test_a_plot_that_cannot_be_drawn_is_told_in_one_line(
     monkeypatch.setattr("normbook.__main__._give_up_output", pytest.fail)
     other = tiny_json.read_text().replace('"name": "tiny"', '"name": "vgg"')
     tiny_json.with_name("other.json").write_text(other)
+    large = re.sub(r'("loss": \[)[^,]*', r"\g<1>-1e308", tiny_json.read_text())
+    tiny_json.with_name("large.json").write_text(large)
     tiny_json.with_name("broken.json").write_text("{")
     tiny_json.with_name("list.json").write_text(json.dumps([1]))
     error = said(capsys, "plot", "tiny", *options, code=1)

@@ -282,6 +282,14 @@ def test_values_have_one_row_for_each_seed(made: Record) -> None:
         np.testing.assert_array_equal(row, run_of_seed.curves["weights"]["each"])
 
 
+def test_the_first_step_of_each_seed_is_nan_where_there_is_none(made: Record) -> None:
+    steps = made.steps("weights", "plain")
+    is_there = np.zeros((2, len(steps)), dtype=bool)
+    is_there[1, [1, -1]] = True
+    found = made.first_steps("plain", "weights", is_there)
+    np.testing.assert_array_equal(found, [np.nan, steps[1]])
+
+
 def test_texts_are_as_they_were_recorded(path: Path) -> None:
     read = record.load(path)
     signs = ["".join("+-"[int(w < 0)] for w in row) for row in read.values(*EACH)[1]]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import math
+import os
 import signal
 import subprocess
 import sys
@@ -16,6 +17,7 @@ from typing import Any
 import pytest
 import tiny
 import torch
+from test_ranks import LOOPBACK, TORCHRUN
 
 from normbook.__main__ import main
 from normbook.errors import RecordError, RunError
@@ -341,9 +343,9 @@ def content(of: Record) -> list[Any]:
 
 def test_processes_share_the_grid(kept: Record, tmp_path: Path) -> None:
     out = tmp_path / "tiny.json"
-    torchrun = ["torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    command = [sys.executable, "-m", *torchrun, "tiny.py", "--tuned", "--out", str(out)]
-    subprocess.run(command, cwd=Path(__file__).parent, check=True, timeout=100)
+    command = [sys.executable, *TORCHRUN, "tiny.py", "--tuned", "--out", str(out)]
+    env = {**os.environ, **LOOPBACK}
+    subprocess.run(command, env=env, cwd=Path(__file__).parent, check=True, timeout=100)
     assert content(record.load(out)) == content(kept)
 
 

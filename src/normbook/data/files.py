@@ -43,7 +43,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Self
 from urllib.parse import urljoin, urlsplit
 
 from normbook import atomic_file
@@ -71,6 +71,10 @@ GRACE = 30.0
 REDIRECTS = 5
 # Bytes of a tar archive that are unpacked at most, in search of a file.
 UNPACKED = 500_000_000
+# Members that an archive has at most, and bytes that the name of one may have: both are
+# kept in memory.
+MEMBERS = 10_000
+LONGEST_NAME = 10_000
 # Letters of a path or of a server's answer that an error message shows at most.
 MESSAGE = 300
 
@@ -474,6 +478,8 @@ def _unpack(
 
 # Each yields the beginnings, of these sizes, of files in an archive.
 def _from_zip(packed: bytes, sizes: dict[str, int]) -> Iterator[tuple[str, bytes]]:
+    if packed.count(b"PK\1\2") > MEMBERS:  # the entries of its list, read as a whole
+        raise _ArchiveError(f"more than {MEMBERS} files are in it")
     with zipfile.ZipFile(io.BytesIO(packed)) as archive:
         for name, size in sizes.items():
             with archive.open(name) as handle:
@@ -486,12 +492,28 @@ def _from_tar(packed: bytes, sizes: dict[str, int]) -> Iterator[tuple[str, bytes
     # As a stream, which is read once and no further than to the last of the files.
     with (
         unpack(io.BytesIO(packed)) as stream,
-        tarfile.open(fileobj=_Bounded(stream), mode="r|") as archive,
+        tarfile.open(fileobj=_Bounded(stream), mode="r|", tarinfo=_Header) as archive,
     ):
-        while left and (member := archive.next()):
+        for _ in range(MEMBERS):
+            if not left or not (member := archive.next()):
+                return
             if member.name in left and (handle := archive.extractfile(member)):
                 yield member.name, handle.read(sizes[member.name])
                 left.remove(member.name)
+        raise _ArchiveError(f"more than {MEMBERS} files are in it")
+
+
+class _Header(tarfile.TarInfo):
+    """A header of a member that stays small when it is read."""
+
+    @classmethod
+    def frombuf(cls, *arguments: Any) -> Self:
+        header = super().frombuf(*arguments)
+        if header.type == tarfile.GNUTYPE_SPARSE:
+            raise _ArchiveError("a file with holes is in it")
+        if not header.isreg() and header.size > LONGEST_NAME:
+            raise _ArchiveError(f"a name has more than {LONGEST_NAME} bytes")
+        return header
 
 
 class _Bounded(io.RawIOBase):

@@ -1,0 +1,173 @@
+"""Change the package in one place at a time, and see whether its tests notice.
+
+    python tools/mutants.py                       # 10 changes of each module below
+    python tools/mutants.py figures lab/record --count 3 --seed 7
+
+A change exchanges an operator, a comparison or a truth value, moves a number, drops a
+call or a returned value, or reads a condition the other way round. It is made in a copy
+of the package, and the tests of the module run with that. A line for each change, and
+one for each module; the exit status is 1 where fewer than 95 % were noticed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGE = ROOT / "src/normbook"
+TIMEOUT = 600  # seconds; a change may make an endless loop
+# Settings of an experiment are compared with those of its record.
+SETTINGS = (
+    "tests/experiments/test_records.py::test_a_record_is_of_an_experiment_of_its_name_"
+    "with_the_settings_of_the_code"
+)
+TESTS = {
+    "figures": ["tests/test_figures.py"],
+    "__main__": ["tests/test_main.py", "tests/lab/test_command.py"],
+    **{
+        f"lab/{name}": [f"tests/lab/test_{name}.py"]
+        for name in (
+            *("architectures", "checkpoints", "data_parallel", "digits_mlp"),
+            *("experiment", "failures", "processes", "provenance", "ranks"),
+            *("runner", "tuning"),
+        )
+    },
+    **{
+        f"experiments/{name}": [f"tests/experiments/test_{name}.py", SETTINGS]
+        for name in (
+            *("batch_size", "conv_norms", "deep_linear", "handwriting", "published"),
+            *("reading", "sigmoid_net", "smoothness_rates", "transformer", "vgg"),
+            *("vowels", "which_hat"),
+        )
+    },
+    # What a record tells of a search is tested beside the search.
+    "lab/record": ["tests/lab/test_record.py", "tests/lab/test_tuning.py"],
+    "data/files": ["tests/data/test_files.py"],
+    "data/synthetic": ["tests/data/test_synthetic.py"],
+}
+SWAPPED: dict[type[ast.AST], type[ast.AST]] = {
+    **{ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.Div, ast.Div: ast.Mult},
+    **{ast.Pow: ast.Mult, ast.FloorDiv: ast.Mult, ast.Mod: ast.Mult},
+    **{ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt},
+    **{ast.Eq: ast.NotEq, ast.NotEq: ast.Eq, ast.Is: ast.IsNot, ast.IsNot: ast.Is},
+    **{ast.In: ast.NotIn, ast.NotIn: ast.In, ast.And: ast.Or, ast.Or: ast.And},
+}
+Change = Callable[[], object]
+
+
+def changes(tree: ast.AST) -> Iterator[tuple[int, str, Change]]:
+    """Yield the line, a description and the making of each change of a module."""
+    for node in runs(tree):
+        line = getattr(node, "lineno", 0)
+        if isinstance(node, ast.BinOp | ast.BoolOp) and type(node.op) in SWAPPED:
+            new = SWAPPED[type(node.op)]()
+            text = f"{type(node.op).__name__} becomes {type(new).__name__}"
+            yield line, text, partial(setattr, node, "op", new)
+        elif isinstance(node, ast.Compare):
+            new = SWAPPED[type(node.ops[0])]()
+            text = f"{type(node.ops[0]).__name__} becomes {type(new).__name__}"
+            yield line, text, partial(node.ops.__setitem__, 0, new)
+        elif isinstance(node, ast.Constant) and isinstance(node.value, bool):
+            flipped = not node.value
+            text = f"{node.value} becomes {flipped}"
+            yield line, text, partial(setattr, node, "value", flipped)
+        elif isinstance(node, ast.Constant) and isinstance(node.value, int | float):
+            other = node.value + 1
+            text = f"{node.value} becomes {other}"
+            yield line, text, partial(setattr, node, "value", other)
+        elif isinstance(node, ast.If | ast.IfExp | ast.While):
+            test = ast.UnaryOp(ast.Not(), node.test)
+            text = f"not ({ast.unparse(node.test)})"
+            yield line, text, partial(setattr, node, "test", test)
+        elif isinstance(node, ast.Return) and node.value is not None:
+            yield line, "returns None", partial(setattr, node, "value", None)
+        elif isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
+            nothing = ast.Constant(None)
+            text = f"without {ast.unparse(node.value)[:50]}"
+            yield line, text, partial(setattr, node, "value", nothing)
+
+
+def runs(tree: ast.AST) -> Iterator[ast.AST]:
+    """Yield what a program runs: no annotations, and nothing for types alone."""
+    for name, value in ast.iter_fields(tree):
+        if name in ("annotation", "returns"):
+            continue
+        for node in value if isinstance(value, list) else [value]:
+            is_for_types = isinstance(node, ast.If) and (
+                ast.unparse(node.test) == "TYPE_CHECKING"
+            )
+            if isinstance(node, ast.AST) and not is_for_types:
+                yield node
+                yield from runs(node)
+
+
+def verdict(package: Path, tests: list[str]) -> str:
+    """Run tests with a copy of the package; tell whether they noticed."""
+    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider"]
+    process = subprocess.Popen(
+        [*command, *tests],
+        cwd=ROOT,
+        env=os.environ | {"PYTHONPATH": str(package.parent), "OMP_NUM_THREADS": "1"},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    try:
+        return "LIVES" if process.wait(TIMEOUT) == 0 else "noticed"
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        return "too slow"
+
+
+def main() -> int:
+    """Try changes of modules; return the exit status."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("modules", nargs="*", default=[*TESTS], metavar="MODULE")
+    parser.add_argument("--count", type=int, default=10)
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args()
+    noticed = tried = 0
+    for name in options.modules:
+        with tempfile.TemporaryDirectory() as scratch:
+            package = Path(scratch, "normbook")
+            shutil.copytree(PACKAGE, package)
+            path = package / f"{name}.py"
+            source = path.read_text(encoding="utf-8")
+            path.write_text(ast.unparse(ast.parse(source)), encoding="utf-8")
+            if verdict(package, TESTS[name]) != "LIVES":
+                sys.exit(f"{name}: its tests fail without any change; mend that first")
+            number = len(list(changes(ast.parse(source))))
+            drawn = random.Random(f"{name} {options.seed}")  # noqa: S311 - no secret
+            alive = 0
+            chosen = sorted(drawn.sample(range(number), min(options.count, number)))
+            for place in chosen:
+                tree = ast.parse(source)
+                line, text, change = list(changes(tree))[place]
+                change()
+                text = f"line {line}, {text}"
+                ast.fix_missing_locations(tree)
+                path.write_text(ast.unparse(tree), encoding="utf-8")
+                found = verdict(package, TESTS[name])
+                alive += found == "LIVES"
+                print(f"  {found}: {name}, {text}", flush=True)
+        tried += len(chosen)
+        noticed += len(chosen) - alive
+        print(f"{name}: {len(chosen) - alive} of {len(chosen)} noticed", flush=True)
+    print(f"mutants: {noticed} of {tried} noticed, seed {options.seed}")
+    return int(noticed < 0.95 * tried)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
