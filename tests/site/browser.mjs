@@ -51,7 +51,7 @@ export async function open(browser, name, { width = 1440, height = 900, scheme =
 }
 
 /** Lay out all of a page, and let each part of it pass the window once. */
-async function layOut(page) {
+export async function layOut(page) {
   await page.addStyleTag({ content: "* { content-visibility: visible !important }" });
   await page.evaluate(async () => {
     const frame = () => new Promise(requestAnimationFrame);

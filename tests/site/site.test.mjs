@@ -3,7 +3,7 @@ import assert from "node:assert/strict";
 import { createRequire } from "node:module";
 import { join } from "node:path";
 import { after, before, test } from "node:test";
-import { barriers, cutOff, FIGURES, launch, open, PAGES, pageWith, SITE } from "./browser.mjs";
+import { barriers, cutOff, FIGURES, launch, layOut, open, PAGES, pageWith, SITE } from "./browser.mjs";
 
 let browser;
 before(async () => (browser = await launch()));
@@ -135,7 +135,7 @@ test("a quiz says what is right, counts first choices alone, remembers and forge
   on("book/scale_invariance.html", still, async (page) => {
     const option = (words) => page.locator("details.quiz-option", { hasText: words });
     const told = page.locator(".quiz-progress [role=status]");
-    const is = (words) => told.innerText().then((text) => assert.match(text, words));
+    const is = (words) => told.textContent().then((text) => assert.match(text, words));
     await is(/Here: 0 of 3 answered, 0 right .* book: 0 answered/);
     await option("half as large").first().locator("summary").click();
     assert.match(await option("half as large").first().locator("summary").innerText(), /not so/);
@@ -270,6 +270,7 @@ test("what scrolls by itself is reached by the keyboard, what does not is no sto
 
 test("lines of prose have 65 to 80 characters", () =>
   on("book/batch_norm.html", {}, async (page) => {
+    await layOut(page);
     const lengths = await page.evaluate(() => {
       const long = [...document.querySelectorAll("article section > p")].filter((p) => !p.querySelector(".math") && p.innerText.length > 200);
       return long.map((p) => {
