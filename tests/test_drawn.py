@@ -22,10 +22,13 @@ X = np.linspace(1, 5, 40)
 
 
 @pytest.fixture(autouse=True)
-def _no_window() -> Iterator[None]:
-    plt.switch_backend("agg")
-    yield
-    plt.close("all")
+def _plain_style() -> Iterator[None]:
+    """Draw without a window, and in no style that another test took on."""
+    with plt.rc_context():
+        plt.rcdefaults()
+        plt.switch_backend("agg")
+        yield
+        plt.close("all")
 
 
 def figure(change: Callable[[Axes, Axes], Any] = lambda *_: None) -> Figure:

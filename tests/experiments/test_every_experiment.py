@@ -146,12 +146,14 @@ def test_recalibration_is_measured_where_there_is_batch_norm(name: str) -> None:
 
 
 @every_experiment
-def test_every_figure_labels_its_axes_and_has_no_title(name: str) -> None:
+def test_every_figure_labels_its_axes_and_has_titles_only_in_rows(name: str) -> None:
     drawn = EXPERIMENTS[name].figures(small.record(name))
     for figure in (f for k, f in drawn.items() if not k.startswith("attention")):
         assert figure.axes[0].get_xlabel() + figure.axes[0].get_ylabel()
         assert figure.axes[-1].get_xlabel()
-        assert not any(ax.get_title() for ax in figure.axes)
+        rows = {round(ax.get_position().y0, 3) for ax in figure.axes}
+        # Below a panel, its name would be taken for that of the next row.
+        assert len(rows) > 1 or not any(ax.get_title() for ax in figure.axes)
 
 
 @every_experiment
