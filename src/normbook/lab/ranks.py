@@ -100,6 +100,8 @@ def join(*, tensors_on: str = "cpu", timeout: timedelta = PATIENCE) -> Iterator[
     try:
         distributed.init_process_group(backend, timeout=timeout)
         try:
+            # Who fails while another is still connecting makes torch speak of a crash.
+            ranks.any(False)
             yield ranks
         finally:
             distributed.destroy_process_group()
