@@ -29,20 +29,22 @@ def test_a_comma_stays_on_the_line_of_a_short_formula(
 
 
 @pytest.mark.parametrize(
-    ("tex", "is_kept"),
+    ("tex", "classes"),
     [
-        (r"(\sigma^2 + \epsilon)^{-3/2}", True),
-        (r"\gamma (x - m) / \sqrt{v + \epsilon}", True),
+        (r"(\sigma^2 + \epsilon)^{-3/2}", ["kept"]),
+        (r"\gamma (x - m) / \sqrt{v + \epsilon}", ["kept"]),
         (
             r"\hat x_i = (x_i - \mu) / \sqrt{\sigma^2 + \epsilon}, \; i = 1, \dots",
-            False,
+            ["kept-if-wide"],
         ),
+        ("x" * 44, ["kept-if-wide"]),
+        ("x" * 45, []),
     ],
 )
-def test_a_short_formula_is_not_broken(tex: str, is_kept: bool) -> None:
+def test_a_short_formula_is_not_broken(tex: str, classes: list[str]) -> None:
     formula = nodes.math("", tex)
     kept_together.keep_formulas(nodes.paragraph("", "", formula))
-    assert ("kept" in formula["classes"]) is is_kept
+    assert formula["classes"] == classes
 
 
 @pytest.mark.parametrize(

@@ -72,12 +72,24 @@ def test_a_picture_has_its_size_where_the_page_gives_none(
     assert page.read_text() == expected.replace("  ", " ")
 
 
+def test_a_picture_that_is_too_wide_for_a_phone_gets_a_frame(tmp_path: Path) -> None:
+    for name, width in {"a": lean_files.WIDE - 1, "b": lean_files.WIDE}.items():
+        imsave(tmp_path / f"{name}.png", np.zeros((1, width)))
+    page = tmp_path / "page.html"
+    page.write_text('<img alt="1 &gt; 0" src="a.png"/>, <img src="b.png"/>!')
+    lean_files.leave_out(built(tmp_path), None)
+    narrow, wide = page.read_text().split(", ")
+    assert "wide-picture" not in narrow
+    assert wide.startswith('<div class="wide-picture"><img ')
+    assert wide.endswith('src="b.png"/></div>!')
+
+
 def test_a_page_asks_for_one_style_that_leads_where_the_others_led(
     tmp_path: Path,
 ) -> None:
     static = tmp_path / "_static"
     for name, text in {
-        "basic.css": '@charset "UTF-8"; p { color: red; }',
+        "basic.css": '@charset "UTF-8"; p { color: red; } .on { x: 1; } .off { x: 1; }',
         "styles/theme.css": '@import "../basic.css"; b { background: url(a.svg); }',
         "katex/katex.css": 'i { src: url("fonts/k.woff2"), url(data:font/a); }',
     }.items():
@@ -89,7 +101,8 @@ def test_a_page_asks_for_one_style_that_leads_where_the_others_led(
     ]
     page = tmp_path / "book/page.html"
     page.parent.mkdir()
-    page.write_text("\n".join(["<head>", *links, '<link rel="icon" href="f.png"/>']))
+    named = [*links, '<link rel="icon" href="f.png"/>', '<p class="on">']
+    page.write_text("\n".join(["<head>", *named]))
     lean_files.leave_out(built(tmp_path), None)
     (one,) = static.glob("styles/all-*.css")
     text = page.read_text()
@@ -97,7 +110,9 @@ def test_a_page_asks_for_one_style_that_leads_where_the_others_led(
     assert f'href="../_static/styles/{one.name}"' in text
     assert 'rel="icon"' in text
     style = one.read_text()
-    assert style.index("p { color") < style.index("b { b") < style.index("i { src")
+    assert style.index("p{color") < style.index("b{b") < style.index("i{src")
+    assert ".on{" in style
+    assert ".off" not in style
     assert "@" not in style
     assert 'url("../katex/fonts/k.woff2"), url(data:font/a)' in style
     assert "url(a.svg)" in style

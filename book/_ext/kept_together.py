@@ -15,19 +15,25 @@ MARKS = re.compile(r"[,.;:!?)\]’]+")
 WORD = re.compile(r"\\[a-zA-Z]+|\\.")  # of a formula's source, drawn as one sign
 UNSEEN = re.compile(r"[{}^_&\s]")
 SHORT = 22  # signs: half the width of a phone
+OF_A_LINE = 44  # more than half of a line where the window is wider
 INSIDE = re.compile(r"(?<=\d) (?=\d{3}(?!\d)|%)")  # of a number or before its unit
 AS_THEY_ARE = nodes.literal | nodes.FixedTextElement | nodes.math | nodes.raw
 
 
-def is_short(tex: str) -> bool:
-    """Return whether a formula of a line has room on one of a phone."""
-    return len(UNSEEN.sub("", WORD.sub("x", tex))) <= SHORT
+def signs(tex: str) -> int:
+    """Return how many signs a formula of a line is drawn with, about."""
+    return len(UNSEEN.sub("", WORD.sub("x", tex)))
 
 
 def keep_formulas(doctree: nodes.document) -> None:
-    """Keep a short formula in one piece, and the mark behind it on its line."""
+    """Keep a short formula in one piece, and the mark behind it on its line.
+
+    One that is longer than that is kept where the window is wide.
+    """
     for formula in [*doctree.findall(nodes.math)]:
-        if not is_short(formula.astext()):
+        if signs(formula.astext()) > SHORT:
+            if signs(formula.astext()) <= OF_A_LINE:
+                formula["classes"].append("kept-if-wide")
             continue
         formula["classes"].append("kept")
         line = formula.parent

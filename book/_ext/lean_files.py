@@ -3,7 +3,9 @@
 The theme draws its icons twice, by a web font and by a script of 1.5 MB; of the font,
 pages show some thirty of 1 400. Source maps are for those who debug the theme.
 Pictures are loaded when they come into view; till then their sizes keep their places.
-A page asks for one style in place of a dozen, and shows before its scripts are there.
+One that is too wide for a phone gets a frame that scrolls.
+A page asks for one style in place of a dozen, without the rules that no page calls up,
+and shows before its scripts are there.
 """
 
 from __future__ import annotations
@@ -20,9 +22,12 @@ from typing import Any
 from fontTools import subset
 from fontTools.ttLib import TTFont
 from sphinx.application import Sphinx
+from used_rules import keep_used, words_of
 
 SCRIPT = re.compile(r'<script src="[^"]*/fontawesome\.js[^"]*"></script>\n?')
 PICTURE = re.compile(r'<img (?![^>]*\bloading=)([^>]*?src="([^"]+\.png)")')
+SIZED = re.compile(r'<img loading="lazy"[^>]*? width="(\d+)"[^>]*>')
+WIDE = 960  # pixels; letters of a wider one are some 5 high on a phone
 # Where code reads no page before it is drawn: all but what sets the scheme.
 EARLY = re.compile(r"<script (?![^>]*\b(?:defer|async|data-cfasync)\b)(?=[^>]*src=)")
 SETTING = re.compile(r' *<script defer src="[^"]*_static/inline/[^"]*"></script>\n?')
@@ -51,7 +56,7 @@ def leave_out(app: Sphinx, exception: Exception | None) -> None:
     for pattern in SPARE:
         for path in [*(out / "_static").glob(pattern)]:
             path.unlink()
-    joined = cache(partial(join_styles, out))
+    joined = cache(partial(join_styles, out, words_of(out)))
     for path in (p for p in out.rglob("*.html") if out / "_static" not in p.parents):
 
         def later(found: re.Match[str], page: Path = path) -> str:
@@ -61,10 +66,16 @@ def leave_out(app: Sphinx, exception: Exception | None) -> None:
             return f'<img loading="lazy" {sizes}{found[1]}'
 
         text = path.read_text(encoding="utf-8")
-        lean = PICTURE.sub(later, SCRIPT.sub("", text))
+        lean = SIZED.sub(framed, PICTURE.sub(later, SCRIPT.sub("", text)))
         lean = with_one_style(with_late_scripts(lean), path, joined)
         if lean != text:
             path.write_text(lean, encoding="utf-8")
+
+
+def framed(found: re.Match[str]) -> str:
+    """Return the tag of a picture, in a frame that scrolls if it is wide."""
+    is_wide = int(found[1]) >= WIDE
+    return f'<div class="wide-picture">{found[0]}</div>' if is_wide else found[0]
 
 
 def with_late_scripts(text: str) -> str:
@@ -95,10 +106,11 @@ def with_one_style(
     return text[: first.start()] + link + STYLE.sub("", text[first.end() :])
 
 
-def join_styles(out: Path, styles: tuple[Path, ...]) -> Path:
-    """Write one style of several, and return where it is."""
+def join_styles(out: Path, words: set[str], styles: tuple[Path, ...]) -> Path:
+    """Write one style of several, with the rules for these words; return its place."""
     folder = out / "_static/styles"
     text = "\n".join(read_style(style, folder) for style in styles)
+    text = keep_used(text, words)
     path = folder / f"all-{sha256(text.encode()).hexdigest()[:16]}.css"
     path.write_text(text, encoding="utf-8")
     return path

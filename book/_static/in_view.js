@@ -33,7 +33,7 @@ function reachWide() {
   const watch = () => {
     wide.disconnect();
     for (const block of document.querySelectorAll(
-      "article :is(pre, .cell_output > .output, .pst-scrollable-table-container)",
+      "article :is(pre, .cell_output > .output, .pst-scrollable-table-container, .wide-picture)",
     ))
       wide.observe(block);
   };
