@@ -79,7 +79,7 @@ To :doc:`code_all`, and :ref:`the function <sec-function>`.
 Chapter two
 ===========
 
-See :numref:`ex-one`.
+See :numref:`ex-one`, which :ref:`asks little <ex-one>`.
 """,
     "code_all": """
 Code
@@ -158,6 +158,9 @@ def test_an_exercise_is_whole_and_a_link_to_it_has_its_label_and_number(
     text = written(build("latex"))
     assert "Do it." in text
     assert "\\hyperref[exercise:ex-one]{Exercise 1.1}" in text
+    told = r"\\hyperref\[exercise:ex-one\]\{.*asks little.*\}"
+    assert re.search(told, text)
+    assert "one:ex-one}" not in text
     assert "\\label{exercise:ex-one}" in text
 
 

@@ -192,14 +192,16 @@ def mend_links(app: Sphinx, doctree: nodes.document, page: str) -> None:
     for link in list(doctree.findall(nodes.reference)):
         if LEFT_OUT.search(link.get("refuri", "")):
             link.replace_self(link.children)
-    for link in list(doctree.findall(addnodes.number_reference)):
+    for link in list(doctree.findall(nodes.reference)):
         target, _, label = link.get("refuri", "").lstrip("%").partition("#")
         label = label or link.get("refid", "")
         numbers = app.env.toc_fignumbers.get(target or page, {}).get("exercise", {})
         if label in numbers:
-            number = ".".join(map(str, numbers[label]))
-            text = f"\\hyperref[exercise:{label}]{{Exercise {number}}}"
-            link.replace_self(latex(text))
+            told = link.children
+            if isinstance(link, addnodes.number_reference):
+                told = [latex("Exercise " + ".".join(map(str, numbers[label])))]
+            begin = latex(f"\\hyperref[exercise:{label}]{{")
+            link.replace_self([begin, *told, latex("}")])
 
 
 class OnPaper(SphinxDirective):
