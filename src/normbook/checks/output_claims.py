@@ -20,6 +20,7 @@ from normbook.checks.claim import (
 )
 from normbook.checks.copies import copy_of
 from normbook.checks.definitions import ACTIVATIONS, DIVISORS
+from normbook.checks.diagnosis import diagnosis
 from normbook.checks.recognition import affordable
 from normbook.checks.subject import TOLERANCE, Subject, draw, largest, normal
 
@@ -114,6 +115,8 @@ def statistics(subject: Subject) -> Fault | None:
             "activation",
         )
     cure = f"Compare it with {_formula(subject)}; if it is another norm, pass its kind."
+    if seen := diagnosis(subject):
+        return Fault(f"{seen.text} {reason}", seen.cure or cure)
     return Fault(reason, cure)
 
 
@@ -169,7 +172,16 @@ def _wrong_formulas(subject: Subject) -> dict[str, Formula]:
     def rms(x: Tensor) -> Tensor:
         return mean_of(x.square()).sqrt()
 
-    return {
+    def between(parts: int) -> Formula:
+        """Leave out of the variance what lies between the means of parts."""
+
+        def inside(x: Tensor) -> Tensor:
+            parts_of = [part - mean_of(part) for part in x.chunk(parts)]
+            return mean_of(torch.cat(parts_of).square()).sqrt()
+
+        return over(inside)
+
+    known = {
         "the mean is not subtracted": lambda x: x / sigma(x),
         "the mean is not subtracted at all, as in RMS norm": lambda x: x / rms(x),
         "divided by the variance, not by its root": over(lambda x: sigma(x).square()),
@@ -178,6 +190,12 @@ def _wrong_formulas(subject: Subject) -> dict[str, Formula]:
             lambda x: mean_of((x - mean_of(x)).abs())
         ),
     }
+    if subject.kind == "batch":
+        what = "parts of the batch, as on several devices, is left out of the variance"
+        known |= {
+            f"what lies between the means of {n} {what}": between(n) for n in (2, 4, 8)
+        }
+    return known
 
 
 def _wrong_axes(subject: Subject) -> dict[str, Formula]:

@@ -7,6 +7,7 @@ import re
 import textwrap
 import warnings
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 import torch
@@ -154,14 +155,21 @@ class _Auditor:
         self.name, self.original = type(model).__name__, model
         self.model = evaluating(copy_of(model))
         self.x = x
+        self.shared: set[str] = set()  # batch norms whose inputs differ by the place
+        self.again: dict[str, list[Tensor]] = {}  # what norms saw when called again
         self.untested: list[str] = []
         self.names = [name for name, _ in _norms(self.model)]
         if not self.names:
-            raise ValueError(f"the model must hold a norm, got a {self.name} without.")
+            hidden = ", ".join(_hidden(self.model))
+            where = f" but in lists of Python: {hidden:.160}; use nn.ModuleList"
+            raise ValueError(
+                f"the model must hold a norm, got a {self.name} without"
+                f"{where if hidden else ''}."
+            )
         by_batch = copy_of(self.model)
         for _, norm in _norms(by_batch):
             norm.train()
-        self.seen = [*self._look(by_batch)]
+        self.seen = [*self._look(by_batch, self.again)]
         unused = len(self.names) - len(self.seen)
         if unused:
             self.untested.append(f"{unused} norms that the model did not call on x.")
@@ -170,9 +178,11 @@ class _Auditor:
         """Make all tests, and sort what they found by harm."""
         tests: tuple[Callable[[], Iterator[Harm]], ...] = (
             self._broken,
+            self._unregistered,
             self._neighbours,
             self._not_features,
             self._one_value,
+            self._shared,
             self._gaps,
             self._frozen,
             self._padding,
@@ -197,15 +207,24 @@ class _Auditor:
                 return model(**x)
             return model(*x) if isinstance(x, tuple) else model(x)
 
-    def _look(self, model: nn.Module) -> Iterator[_Seen]:
-        """Run a model and yield what each of its norms saw first, in their order."""
+    def _look(
+        self, model: nn.Module, again: dict[str, list[Tensor]] | None = None
+    ) -> Iterator[_Seen]:
+        """Run a model and yield what each of its norms saw first, in their order.
+
+        What came to a norm later goes to ``again``.
+        """
         met: dict[str, tuple[nn.Module, Tensor, Tensor]] = {}
 
         def note(name: str) -> Any:
             def hook(norm: nn.Module, inputs: Any, y: Any) -> None:
                 x = inputs[0] if inputs else None
-                if isinstance(x, Tensor) and isinstance(y, Tensor) and name not in met:
+                if not (isinstance(x, Tensor) and isinstance(y, Tensor)):
+                    return
+                if name not in met:
                     met[name] = norm, x.detach().clone(), y.detach().clone()
+                elif again is not None:
+                    again.setdefault(name, []).append(x.detach().double())
 
             return hook
 
@@ -254,18 +273,53 @@ class _Auditor:
                         "Training and evaluation",
                     )
 
+    def _unregistered(self) -> Iterator[Harm]:
+        """Look for norms in lists and dicts, and whether the model calls them."""
+        hidden, called = _hidden(self.model), list[str]()
+
+        def note(name: str) -> Any:
+            return lambda *_: called.append(name)
+
+        handles = [
+            norm.register_forward_hook(note(name)) for name, norm in hidden.items()
+        ]
+        with suppress(LayerError):
+            self._run(self.model, self.x)
+        for handle in handles:
+            handle.remove()
+        if not (found := [name for name in hidden if name in called]):
+            return
+        in_training = sum(hidden[name].training for name in found)
+        yield Harm(
+            WRONG,
+            "norms that are not registered",
+            len(found),
+            _place(found),
+            "they stand in a list or dict of Python, where parameters(), state_dict() "
+            "and to() do not see them, nor eval(): "
+            f"{in_training or 'none'} of them normalize{'s' * (in_training == 1)} by "
+            "the batch in evaluation.",
+            "Put them into nn.ModuleList or nn.ModuleDict.",
+            "Training and evaluation",
+        )
+
     def _neighbours(self) -> Iterator[Harm]:
         """Evaluate the first example alone, and find where it first differs."""
         if not isinstance(self.x, Tensor) or len(self.x) < 2:
             self.untested.append("neighbours in evaluation: x must be one tensor.")
             return
+        few = self.x[:1]
+        try:
+            self._run(self.model, few)
+        except LayerError as error:
+            self.untested.append(f"one example in evaluation: {error}")
+            few = self.x[: max(2, len(self.x) // 2)]
         try:
             together, again, alone = (
-                _first_tensor(self._run(self.model, x))
-                for x in (self.x, self.x, self.x[:1])
+                _first_tensor(self._run(self.model, x)) for x in (self.x, self.x, few)
             )
         except LayerError as error:
-            self.untested.append(f"neighbours in evaluation: one example, {error}")
+            self.untested.append(f"neighbours in evaluation: {error}")
             return
         if together is None or not torch.equal(together, _or(again, together)):
             self.untested.append("neighbours in evaluation: the model is random.")
@@ -275,7 +329,7 @@ class _Auditor:
             return
         whole = {seen.name: seen for seen in self._look(self.model)}
         part = _Auditor.__new__(_Auditor)
-        part.x = self.x[:1]
+        part.x = few
         first = next(
             (
                 seen.name
@@ -290,8 +344,8 @@ class _Auditor:
             "an example depends on its neighbours in evaluation",
             change,
             first,
-            "the first example alone has another output than beside the others, by "
-            "this share; it begins here.",
+            f"{_first(few)} has another output than beside the others, by this share; "
+            "it begins here.",
             "Evaluate by running statistics, or normalize each example by itself.",
             "Training and evaluation",
         )
@@ -359,6 +413,49 @@ class _Auditor:
                     "Choosing axes",
                 )
 
+    def _shared(self) -> Iterator[Harm]:
+        """Compare what comes to a batch norm in several places of one pass."""
+        for seen in self.seen:
+            if seen.kind != "batch" or seen.name not in self.again:
+                continue
+            if not isinstance(getattr(seen.norm, "running_mean", None), Tensor):
+                continue
+            inputs = [seen.x, *self.again[seen.name]]
+            if any(
+                x.dim() != seen.x.dim() or x.shape[1] != seen.x.shape[1] for x in inputs
+            ):
+                continue
+            var, mean = (
+                torch.stack(moments)
+                for moments in zip(
+                    *(torch.var_mean(x, [0, *range(2, x.dim())]) for x in inputs),
+                    strict=True,
+                )
+            )
+            var = var + 1e-12
+            drift = (mean.amax(0) - mean.amin(0)) / var.amin(0).sqrt()
+            ratio = float((var.amax(0) / var.amin(0)).max())
+            apart = float(drift.max())
+            # As many standard errors as a batch may err by, of mean and of variance.
+            noise = (
+                STANDARD_ERRORS / (min(x.numel() / x.shape[1] for x in inputs)) ** 0.5
+            )
+            if apart < max(LARGE_GAP, noise) and ratio < 1 + max(LARGE_GAP, 2 * noise):
+                continue
+            self.shared.add(seen.name)
+            yield Harm(
+                RISK,
+                "one batch norm in several places",
+                len(inputs),
+                seen.name,
+                f"its inputs there differ: the means by up to {apart:.2g} sigma, the "
+                f"variances by up to {ratio:.3g} times. The running statistics mix "
+                "them, and evaluation normalizes neither as training does.",
+                "Give each place a batch norm of its own; weights around it may be "
+                "shared.",
+                "Training and evaluation",
+            )
+
     def _gaps(self) -> Iterator[Harm]:
         """Compare evaluation with training at each layer, on the same input."""
         fresh, parts = [], dict(self.model.named_modules())
@@ -371,6 +468,8 @@ class _Auditor:
             if not isinstance(mean, Tensor) or not isinstance(var, Tensor):
                 continue
             if seen.kind != "batch" or mean.numel() != seen.x.shape[1]:
+                continue
+            if seen.name in self.shared:  # told by its own harm
                 continue
             count = getattr(norm, "num_batches_tracked", None)
             if isinstance(count, Tensor) and count == 0:
@@ -520,6 +619,40 @@ def _norms(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
         is_inner = not any(other.startswith(f"{name}.") for other in found) or not name
         if is_inner and (name or len(found) == 1):
             yield name, part
+
+
+def _hidden(model: nn.Module) -> dict[str, nn.Module]:
+    """Return the norms that stand in lists and dicts, and are not registered."""
+    registered, hidden = {*model.modules()}, {}
+    for path, part in model.named_modules():
+        for name, held in _held_apart(part):
+            where = f"{path}.{name}" if path else name
+            for inner, norm in _norms(held):
+                if norm not in registered:
+                    hidden[f"{where}.{inner}" if inner else where] = norm
+    return hidden
+
+
+def _held_apart(part: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """Yield the modules that a module holds in a list, tuple or dict of Python."""
+    for name, value in vars(part).items():
+        if name.startswith("_"):  # where nn.Module keeps its own
+            continue
+        items: Any = ()
+        if isinstance(value, list | tuple):
+            items = enumerate(value)
+        elif isinstance(value, dict):
+            items = value.items()
+        for key, held in items:
+            if isinstance(held, nn.Module):
+                yield f"{name}[{key!r}]", held
+
+
+def _first(few: Tensor) -> str:
+    count = len(few)
+    return (
+        "the first example alone" if count == 1 else f"one of the first {count} alone"
+    )
 
 
 def _place(names: list[str], first: str | None = None) -> str:
