@@ -191,13 +191,13 @@ class _Auditor:
         )
         alike: dict[Any, list[Harm]] = {}
         for harm in (harm for test in tests for harm in test()):
-            alike.setdefault(harm._replace(place="", number=0), []).append(harm)
-        harms = [
-            max(group, key=lambda harm: harm.number)._replace(
-                place=_place([harm.place for harm in group])
-            )
-            for group in alike.values()
-        ]
+            key = harm.level, harm.what, harm.cure
+            alike.setdefault(key, []).append(harm)
+        harms = []
+        for group in alike.values():
+            worst = max(group, key=lambda harm: harm.number)
+            place = _place([harm.place for harm in group], worst.place)
+            harms.append(worst._replace(place=place))
         harms.sort(key=lambda harm: (LEVELS.index(harm.level), -harm.number))
         return Audit(self.name, len(self.names), tuple(harms), tuple(self.untested))
 
@@ -262,9 +262,11 @@ class _Auditor:
                 continue
             for finding in report.findings:
                 if finding.verdict == "wrong":
-                    is_half = "float16" in finding.name
+                    level = RISK if "float16" in finding.name else WRONG
+                    if "is refused" in finding.name:  # there is no such batch here
+                        level = NOTE
                     yield Harm(
-                        RISK if is_half else WRONG,
+                        level,
                         f"not true of {type(least.norm).__name__}: {finding.name}",
                         len(group),
                         place,
@@ -305,15 +307,18 @@ class _Auditor:
 
     def _neighbours(self) -> Iterator[Harm]:
         """Evaluate the first example alone, and find where it first differs."""
-        if not isinstance(self.x, Tensor) or len(self.x) < 2:
-            self.untested.append("neighbours in evaluation: x must be one tensor.")
+        whole_x = _batch(self.x)
+        if whole_x is None or len(whole_x) < 2:
+            why = "all tensors of x must have one length, of two or more."
+            self.untested.append(f"neighbours in evaluation: {why}")
             return
-        few = self.x[:1]
+        count, few = 1, _narrow(self.x, 0, 1)
         try:
             self._run(self.model, few)
         except LayerError as error:
             self.untested.append(f"one example in evaluation: {error}")
-            few = self.x[: max(2, len(self.x) // 2)]
+            count = max(2, len(whole_x) // 2)
+            few = _narrow(self.x, 0, count)
         try:
             together, again, alone = (
                 _first_tensor(self._run(self.model, x)) for x in (self.x, self.x, few)
@@ -344,26 +349,28 @@ class _Auditor:
             "an example depends on its neighbours in evaluation",
             change,
             first,
-            f"{_first(few)} has another output than beside the others, by this share; "
-            "it begins here.",
+            f"{_first(count)} has another output than beside the others, by this "
+            "share; it begins here.",
             "Evaluate by running statistics, or normalize each example by itself.",
             "Training and evaluation",
         )
 
     def _not_features(self) -> Iterator[Harm]:
         """Give fewer examples and positions; what changes length is no feature."""
-        if not isinstance(self.x, Tensor):
-            self.untested.append("axes that are no features: x must be one tensor.")
+        whole_x = _batch(self.x)
+        if whole_x is None:
+            why = "all tensors of x must have one length."
+            self.untested.append(f"axes that are no features: {why}")
             return
-        bare = copy_of(self.model) if any(self.names) else _Through()
+        bare = copy_of(self.model) if any(self.names) else _Through(self.model)
         for name in filter(None, self.names):
-            bare.set_submodule(name, _Through())
+            bare.set_submodule(name, _Through(bare.get_submodule(name)))
         sizes = self._lengths(bare, self.x)
         found, is_tried = {}, False
-        for axis, length in enumerate(self.x.shape):
+        for axis, length in enumerate(whole_x.shape):
             if length < 4:
                 continue
-            others = self._lengths(bare, self.x.narrow(axis, 0, length // 2))
+            others = self._lengths(bare, _narrow(self.x, axis, length // 2))
             is_tried |= axis > 0 and bool(others)
             what = "examples" if axis == 0 else "positions"
             for seen in self.seen:
@@ -371,7 +378,7 @@ class _Auditor:
                 for k in seen.definition.parameter_axes(seen.x.dim()):
                     if len(own) == len(other) == seen.x.dim() and own[k] != other[k]:
                         found[seen.name] = what, k, own[k]
-        if not is_tried and self.x.dim() > 2:
+        if not is_tried and whole_x.dim() > 2:
             self.untested.append(
                 "positions as features: the model takes one length only."
             )
@@ -387,7 +394,7 @@ class _Auditor:
                 "Choosing axes",
             )
 
-    def _lengths(self, bare: nn.Module, x: Tensor) -> dict[str, tuple[int, ...]]:
+    def _lengths(self, bare: nn.Module, x: Any) -> dict[str, tuple[int, ...]]:
         """Return the shapes that come to the norms; none where the model refuses x."""
         for part in bare.modules():
             if isinstance(part, _Through):
@@ -598,9 +605,21 @@ class _Auditor:
 
 
 class _Through(nn.Module):
-    """Stands where a norm was, and notes the shape that comes."""
+    """Stands where a norm was, and notes the shape that comes.
+
+    Whoever asks for eps, say, gets that of the norm. With a hook the fast path of
+    torch's transformers, which calls no norm, is not taken.
+    """
 
     shape: tuple[int, ...] = ()
+
+    def __init__(self, norm: nn.Module) -> None:
+        super().__init__()
+        vars(self)["norm"] = norm  # not registered: no part of the model
+        self.register_forward_hook(lambda *_: None)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(vars(self)["norm"], name)
 
     def forward(self, x: Tensor, *_: Any, **__: Any) -> Tensor:
         self.shape = tuple(x.shape)
@@ -648,8 +667,7 @@ def _held_apart(part: nn.Module) -> Iterator[tuple[str, nn.Module]]:
                 yield f"{name}[{key!r}]", held
 
 
-def _first(few: Tensor) -> str:
-    count = len(few)
+def _first(count: int) -> str:
     return (
         "the first example alone" if count == 1 else f"one of the first {count} alone"
     )
@@ -668,6 +686,33 @@ def _first_tensor(made: Any) -> Tensor | None:
     if isinstance(values, str) or not hasattr(values, "__iter__"):
         return None
     return next((t for t in map(_first_tensor, values) if t is not None), None)
+
+
+def _batch(x: Any) -> Tensor | None:
+    """Return the first tensor of x, if all have as many examples."""
+    if isinstance(x, dict):
+        x = tuple(x.values())
+    tensors = [t for t in (x if isinstance(x, tuple) else (x,)) if t is not None]
+    if not tensors or not all(isinstance(t, Tensor) and t.dim() for t in tensors):
+        return None
+    return tensors[0] if len({len(t) for t in tensors}) == 1 else None
+
+
+def _narrow(x: Any, axis: int, length: int) -> Any:
+    """Cut an axis of x, and of all its tensors on which it is as long."""
+    if isinstance(x, Tensor):
+        return x.narrow(axis, 0, length)
+    first = _batch(x)
+    values = x.values() if isinstance(x, dict) else x
+    cut = [
+        t.narrow(axis, 0, length)
+        if first is not None
+        and t is not None
+        and t.shape[: axis + 1] == first.shape[: axis + 1]
+        else t
+        for t in values
+    ]
+    return dict(zip(x, cut, strict=True)) if isinstance(x, dict) else tuple(cut)
 
 
 def _or(made: Tensor | None, other: Tensor) -> Tensor:
