@@ -23,7 +23,8 @@ import torch
 from normbook.checks import audit, check_norm_layer
 
 HERE = pathlib.Path(__file__).parent
-KINDS = ("right", "wrong reason", "missed", "quiet", "false alarm")
+KINDS = ("right", "wrong reason", "missed", "quiet", "true alarm", "false alarm")
+GOOD = ("right", "quiet", "true alarm")
 
 
 class Row(NamedTuple):
@@ -80,8 +81,11 @@ def judged(row: Row) -> dict[str, Any]:
     except (TypeError, ValueError) as error:
         said = [f"refused: {error}"]
     seconds = round(time.process_time() - start, 2)
-    if row.words == "-":
-        verdict = "false alarm" if [s for s in said if s[:5] != "other"] else "quiet"
+    if row.words.startswith("-"):  # what is said behind it is true, as was seen later
+        true = row.words[1:].strip()
+        against = [text for text in said if not text.startswith("other")]
+        wrong = [text for text in against if not true or not re.search(true, text)]
+        verdict = "false alarm" if wrong else "true alarm" if against else "quiet"
     elif not said:
         verdict = "missed"
     elif any(re.search(row.words, s, re.IGNORECASE | re.DOTALL) for s in said):
@@ -100,7 +104,7 @@ def judged(row: Row) -> dict[str, Any]:
 
 
 def main() -> int:
-    """Run; return 1 where a verdict is neither right nor quiet."""
+    """Run; return 1 where a verdict is not good."""
     torch.set_num_threads(1)
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=pathlib.Path, help="where the record goes")
@@ -111,7 +115,7 @@ def main() -> int:
     results = [judged(row) for row in rows if chosen.only in row.name]
     for one in results:
         print(f"{one['verdict']}: {one['name']}, {one['seconds']} s")
-        if one["verdict"] not in ("right", "quiet") or chosen.only:
+        if one["verdict"] not in GOOD or chosen.only:
             print(f"  should say: {one['should_say']}")
             print(*(f"  says: {said}" for said in one["said"]), sep="\n")
     print(f"\n{'':12} " + " ".join(f"{kind:>12}" for kind in KINDS))
@@ -126,7 +130,7 @@ def main() -> int:
             "layers": results,
         }
         chosen.out.write_text(json.dumps(record, indent=1) + "\n")
-    return int(any(r["verdict"] not in ("right", "quiet") for r in results))
+    return int(any(r["verdict"] not in GOOD for r in results))
 
 
 if __name__ == "__main__":

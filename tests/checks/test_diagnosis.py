@@ -140,3 +140,38 @@ def test_evaluation_takes_any_number_of_examples() -> None:
     assert ALONE in report.failed
     assert "evaluation of 1 example raises RuntimeError" in found[ALONE]
     assert "8 examples are taken" in found[ALONE]
+
+
+class OneGainForEachGroup(nn.Module):
+    """A group norm with a gain of shape (1, G, 1)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.num_groups, self.eps = 4, 1e-6
+        self.weight = nn.Parameter(torch.ones(1, 4, 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = nn.functional.group_norm(x, 4, eps=self.eps)
+        return (y.reshape(len(x), 4, -1) * self.weight).view_as(x)
+
+
+def test_a_gain_for_each_group_is_named_in_any_shape() -> None:
+    report = check_norm_layer(
+        OneGainForEachGroup(), (3, 8, 5), kind="group", quiet=True
+    )
+    assert "gain per group" in report.others
+    assert any("one value for each group" in f.reason for f in report.findings)
+
+
+def test_half_precision_is_shown_where_it_is_furthest_off() -> None:
+    class Half(nn.LayerNorm):
+        def forward(self, x: Tensor) -> Tensor:
+            var = (x - x.mean(-1, keepdim=True)).square().mean(-1, keepdim=True)
+            y = (x - x.mean(-1, keepdim=True)) / (var + self.eps).sqrt()
+            return y * self.weight + self.bias
+
+    report = check_norm_layer(Half(6), quiet=True)
+    name = "float16 and bfloat16 give what float32 gives"
+    text = next(f.reason for f in report.findings if f.name == name)
+    assert name in report.failed
+    assert " where float32 gives " in text

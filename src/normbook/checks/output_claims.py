@@ -329,12 +329,12 @@ def parameter_shapes(subject: Subject) -> Fault | None:
         if math.prod(shape) != math.prod(sizes):
             single = "one scalar for the whole layer: " if math.prod(shape) == 1 else ""
             is_scale_norm = single and subject.kind == "rms" and not subject.eps
-            is_by_group = subject.kind == "group" and shape == (
-                subject.definition.groups,
-            )
+            groups = subject.definition.groups
+            is_by_group = subject.kind == "group" and math.prod(shape) == groups > 1
+            by_group = ", one value for each group" if is_by_group else ""
             other = "one gain" if is_scale_norm else ""
             return Fault(
-                f"{single}{name} has shape {shape}, expected {sizes}.",
+                f"{single}{name} has shape {shape}{by_group}, expected {sizes}.",
                 f"Make it a Parameter of shape {sizes}.",
                 "gain per group" if is_by_group else other,
             )
@@ -582,7 +582,7 @@ def half_precisions(subject: Subject) -> Fault | Note | None:
             why = "a square beyond 65504 is infinite" if scale > 1 else ""
             why = why or "what is below 6e-8 is 0, and so is a small eps"
             return Fault(
-                f"in {dtype} {what} gives {_range(y)}, in float32 {_range(exact)}"
+                f"in {dtype} {what} gives {_at_worst(y, exact)}"
                 f"{f': {why}' if dtype == torch.float16 else ''}.",
                 "Compute in float32: x.float() first, and .to(x.dtype) last.",
             )
@@ -635,10 +635,13 @@ def _place_of_rounding(subject: Subject) -> Note | None:
     )
 
 
-def _range(values: Tensor) -> str:
-    if not values.isfinite().all():
-        return "NaN or infinity"
-    return f"{values.min():.3g} to {values.max():.3g}"
+def _at_worst(y: Tensor, exact: Tensor) -> str:
+    """Show the output that is furthest from that in float32."""
+    if not y.isfinite().all():
+        low, high = exact.aminmax()
+        return f"NaN or infinity, in float32 {low:.3g} to {high:.3g}"
+    k = int((y - exact).abs().argmax())
+    return f"{y.flatten()[k]:.3g} where float32 gives {exact.flatten()[k]:.3g}"
 
 
 @claim("the memory layout of the input does not matter", OUTPUT_CLAIMS)
