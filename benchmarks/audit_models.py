@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import datetime
 import importlib.metadata
 import json
 import pathlib
@@ -162,6 +163,7 @@ def main() -> None:
         found.append({"name": name, "cpu_seconds": round(of_cpu, 1)} | content)
     if chosen.out:
         record = {
+            "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
             "python": platform.python_version(),
             "versions": {p: importlib.metadata.version(p) for p in PACKAGES},
             "models": found,

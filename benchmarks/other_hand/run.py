@@ -7,6 +7,7 @@ ran on it; this prints for how many the report says so. `make other-hand` runs i
 from __future__ import annotations
 
 import argparse
+import datetime
 import json
 import pathlib
 import platform
@@ -125,6 +126,7 @@ def main() -> int:
         print(f"{part or 'together':12} {counts}")
     if chosen.out:
         record = {
+            "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
             "python": platform.python_version(),
             "torch": torch.__version__,
             "layers": results,

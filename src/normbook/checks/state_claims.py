@@ -682,7 +682,7 @@ def _other_numbers(layer: nn.Module, x: Tensor) -> Fault | None:
     """Evaluate the first few of x, which as a whole the layer takes."""
     expected = _evaluate(layer, x)
     for count in (1, 2, 3, 5, 7):
-        number = f"{count} example{'s' * (count > 1)}"
+        number = "one example" if count == 1 else f"{count} examples"
         try:
             change = largest(expected[:count] - _evaluate(layer, x[:count]))
         except LayerError as error:
