@@ -721,3 +721,155 @@ class LogGain(nn.Module):
 
 class SoundLSTM(_Stack):
     """A layer-norm LSTM of two layers and directions, without a slip."""
+
+
+# --- a second table, written when the checks had been mended by the first
+
+
+class OverStepsToo(nn.Module):
+    """An RMS norm of (N, T, D) by the root mean square of T and D together."""
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(dim))
+
+    def forward(self, x: Tensor) -> Tensor:
+        ff_rms = torch.linalg.norm(x, dim=(1, 2)) * x[0].numel() ** -0.5
+        return self.scale * (x / ff_rms[:, None, None])
+
+
+class ByDeviation(nn.Module):
+    """An RMS norm that takes the deviation for the root mean square, and its root."""
+
+    def __init__(self, dim: int, eps: float = 1e-5) -> None:
+        super().__init__()
+        self.eps = eps
+        self.weight = nn.Parameter(torch.ones(dim))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = x.float()
+        rms = torch.sqrt(torch.std(y, -1, keepdim=True) + self.eps)
+        return (y / rms * self.weight).to(x.dtype)
+
+
+class InterleavedGroups(nn.Module):
+    """A group norm whose groups are of every G-th channel."""
+
+    def __init__(self, num_groups: int, num_channels: int, eps: float = 1e-5) -> None:
+        super().__init__()
+        self.num_groups, self.eps = num_groups, eps
+        self.weight = nn.Parameter(torch.ones(num_channels))
+        self.bias = nn.Parameter(torch.zeros(num_channels))
+
+    def forward(self, x: Tensor) -> Tensor:
+        n, c, h, w = x.shape
+        y = x.view(n, c // self.num_groups, self.num_groups, h, w)
+        var, mean = torch.var_mean(y, (1, 3, 4), correction=0, keepdim=True)
+        y = ((y - mean) * (var + self.eps).rsqrt()).view(n, c, h, w)
+        return y * self.weight.view(1, -1, 1, 1) + self.bias.view(1, -1, 1, 1)
+
+
+class MeanNotSquared(nn.Module):
+    """A layer norm with E[x^2] - E[x] for the variance."""
+
+    def __init__(self, dim: int, eps: float = 1e-5) -> None:
+        super().__init__()
+        self.eps = eps
+        self.gamma = nn.Parameter(torch.ones(dim))
+        self.beta = nn.Parameter(torch.zeros(dim))
+
+    def forward(self, x: Tensor) -> Tensor:
+        mean = x.mean(-1, keepdim=True)
+        var = ((x**2).mean(-1, keepdim=True) - mean).clamp_min(0)
+        return self.gamma * (x - mean) / torch.sqrt(var + self.eps) + self.beta
+
+
+class StatisticsAreParameters(nn.Module):
+    """A batch norm whose running statistics are parameters, with gradients."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.eps, self.momentum = 1e-5, 0.1
+        self.weight = nn.Parameter(torch.ones(channels))
+        self.bias = nn.Parameter(torch.zeros(channels))
+        self.running_mean = nn.Parameter(torch.zeros(channels))
+        self.running_var = nn.Parameter(torch.ones(channels))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training:
+            var, mean = torch.var_mean(x, 0, correction=0)
+            count = len(x)
+            m = self.momentum
+            self.running_mean.data.mul_(1 - m).add_(m * mean.detach())
+            unbiased = var.detach() * count / (count - 1)
+            self.running_var.data.mul_(1 - m).add_(m * unbiased)
+        else:
+            mean, var = self.running_mean, self.running_var
+        return (x - mean) / torch.sqrt(var + self.eps) * self.weight + self.bias
+
+
+class OneForgotten(nn.Module):
+    """An RMS norm for weights of Gemma, which begin at 0, without the 1 +."""
+
+    def __init__(self, dim: int, eps: float = 1e-6) -> None:
+        super().__init__()
+        self.eps = eps
+        self.weight = nn.Parameter(torch.zeros(dim))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = x.float()
+        y = y * torch.rsqrt(y.pow(2).mean(-1, keepdim=True) + self.eps)
+        return (y * self.weight.float()).to(x.dtype)
+
+
+class _Added(_Cell):
+    """Add the input gate to what it should multiply."""
+
+    def forward(self, x: Tensor, state: tuple[Tensor, Tensor]) -> Any:
+        h, c = state
+        i, f, g, o = self.gates(x, h)
+        c = torch.sigmoid(f) * c + (torch.sigmoid(i) + torch.tanh(g))
+        return torch.sigmoid(o) * torch.tanh(self.layernorm_c(c)), c
+
+
+class GateAdded(_Stack):
+    """A layer-norm LSTM whose input gate is added."""
+
+    cell = _Added
+
+
+class OneStateForAll(_Stack):
+    """A stack all of whose layers begin with the states of the first."""
+
+    def forward(self, x: Tensor, hx: Any = None) -> Any:
+        if hx is not None:
+            hx = tuple(s[:1].expand(len(self.cells), -1, -1) for s in hx)
+        return super().forward(x, hx)
+
+
+class PaddedTogether(nn.Module):
+    """Padded sequences, and a batch norm that takes the padding in."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(50, 8, padding_idx=0)
+        self.conv = nn.Conv1d(8, 8, 1)
+        self.norm = nn.BatchNorm1d(8)
+        self.head = nn.Linear(8, 2)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x = self.norm(self.conv(self.embed(ids).transpose(1, 2))).relu()
+        return self.head(x.mean(-1))
+
+
+class OverTheExamples(nn.Module):
+    """A layer norm of (D, N), behind a transposition that was for something else."""
+
+    def __init__(self, batch: int = 64) -> None:
+        super().__init__()
+        self.inner = nn.Linear(16, 8)
+        self.norm = nn.LayerNorm(batch)
+        self.head = nn.Linear(8, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.norm(self.inner(x).t()).t())
