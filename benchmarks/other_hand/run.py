@@ -70,7 +70,7 @@ def alarms(row: Row) -> list[str]:
     return [
         f"{f.verdict}: {f.name}: {f.other} {f.reason} {f.cure}"
         for f in report.findings
-        if f.verdict in ("wrong", "other")
+        if f.verdict in ("wrong", "other") or f.other
     ]
 
 
@@ -92,7 +92,7 @@ def judged(row: Row) -> dict[str, Any]:
     seconds = round(time.process_time() - start, 2)
     if row.words.startswith("-"):  # what is said behind it is true, as was seen later
         true = row.words[1:].strip()
-        against = [text for text in said if not text.startswith("other")]
+        against = [t for t in said if t.startswith(("wrong", "refused"))]
         wrong = [text for text in against if not true or not re.search(true, text)]
         verdict = "false alarm" if wrong else "true alarm" if against else "quiet"
     elif not said:

@@ -175,3 +175,80 @@ def test_half_precision_is_shown_where_it_is_furthest_off() -> None:
     text = next(f.reason for f in report.findings if f.name == name)
     assert name in report.failed
     assert " where float32 gives " in text
+
+
+@pytest.mark.parametrize(
+    ("kind", "rule", "text"),
+    [
+        (
+            "rms",
+            lambda x: x / x.std(-1, keepdim=True).sqrt(),
+            "divided by the root of the deviation",
+        ),
+        ("rms", lambda x: x / x.std(-1, keepdim=True), "divided by the deviation"),
+        (
+            "layer",
+            lambda x: (
+                (x - x.mean(-1, keepdim=True))
+                / (x.square().mean(-1, keepdim=True) - x.mean(-1, keepdim=True))
+                .clamp_min(0)
+                .sqrt()
+            ),
+            "the mean is not squared in it",
+        ),
+    ],
+)
+def test_a_wrong_divisor_is_named(kind: str, rule: Rule, text: str) -> None:
+    report = check_norm_layer(ByRule(rule, 6), kind=kind, quiet=True)
+    assert text in reason(report)
+
+
+def test_channels_that_are_not_side_by_side_are_told() -> None:
+    def rule(x: Tensor) -> Tensor:
+        y = x.reshape(len(x), 3, 2, -1)
+        var, mean = torch.var_mean(y, (1, 3), correction=0, keepdim=True)
+        return ((y - mean) / (var + 1e-6).sqrt()).view_as(x)
+
+    layer = ByRule(rule, 6, axis=1)
+    layer.num_groups = 2  # type: ignore[assignment]
+    report = check_norm_layer(layer, (3, 6, 5), kind="group", quiet=True)
+    assert "every second of 6, not those side by side, along axis 1" in reason(report)
+
+
+class Learned(nn.BatchNorm1d):
+    """A batch norm whose running mean is a parameter."""
+
+    def __init__(self, *, requires_grad: bool) -> None:
+        super().__init__(6)
+        del self.running_mean
+        self.running_mean = nn.Parameter(torch.zeros(6), requires_grad)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training:
+            self.running_mean.data.lerp_(x.detach().mean(0), 0.1)
+            with torch.no_grad():
+                self.running_var.lerp_(x.var(0), 0.1)  # type: ignore[union-attr]
+            return nn.functional.batch_norm(x, None, None, self.weight, self.bias, True)
+        y = (x - self.running_mean) / (self.running_var + self.eps).sqrt()  # type: ignore[operator]
+        return y * self.weight + self.bias
+
+
+@pytest.mark.parametrize("requires_grad", [True, False])
+def test_running_statistics_that_an_optimizer_moves_are_found(
+    requires_grad: bool,
+) -> None:
+    report = check_norm_layer(Learned(requires_grad=requires_grad), (8, 6), quiet=True)
+    found = {f.name: f.reason for f in report.findings if f.verdict == "wrong"}
+    text = found.get("the running statistics hold no graph", "")
+    assert ("writes to running_mean without an optimizer" in text) == requires_grad
+
+
+def test_a_gain_that_begins_at_0_is_noted() -> None:
+    layer = nn.RMSNorm(6)
+    nn.init.zeros_(layer.weight)
+    report = check_norm_layer(layer, quiet=True)
+    assert report.passed
+    notes = {f.other: f.reason for f in report.findings}
+    assert "the output is the bias" in notes["gain of 0"]
+    usual = check_norm_layer(nn.RMSNorm(6), quiet=True)
+    assert "gain of 0" not in {f.other for f in usual.findings}

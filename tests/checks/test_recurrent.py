@@ -403,3 +403,34 @@ def test_weights_of_torch_need_the_order_of_torch() -> None:
     assert "order of gates" in other.others
     reasons = " ".join(f.reason for f in other.findings)
     assert "in the order i, f, o, g; torch" in reasons
+
+
+class OtherCell(OtherOrder):
+    """Writes to c, and reads from it, by rules of its own."""
+
+    def __init__(self, rule: Any) -> None:
+        super().__init__("ifgo")
+        self.rule = rule
+
+    def forward(self, x: Tensor, states: Any = None) -> Any:  # type: ignore[override]
+        zero = x.new_zeros(1, x.shape[1], H)
+        h, c = (s[0] for s in states or (zero, zero))
+        out = []
+        for x_t in x:
+            a = self.norm_x(x_t @ self.weight_ih_l0.T)
+            a = a + self.norm_h(h @ self.weight_hh_l0.T)
+            i, f, g, o = a.chunk(4, -1)
+            c = f.sigmoid() * c + self.rule(i, g)
+            h = o.sigmoid() * self.norm_c(c).tanh()
+            out.append(h)
+        return torch.stack(out), (h[None], c[None])
+
+
+def test_what_is_written_to_c_is_named_or_told_to_be_of_another_cell() -> None:
+    added = OtherCell(lambda i, g: i.sigmoid() + g.tanh())
+    found = failures(added)
+    assert "the input gate is added to tanh(g)" in found[recurrent.CELL]
+    strange = OtherCell(lambda i, g: i.sigmoid() * (g.tanh() - 0.3 * g.sin()))
+    report = check_norm_layer(strange, kind="lstm", quiet=True)
+    assert "another cell" in report.others
+    assert not report.passed

@@ -302,8 +302,9 @@ def test_norms_in_a_list_of_python_are_found() -> None:
 
 def test_the_same_harm_in_many_places_is_told_once_by_the_worst() -> None:
     x = drawn(32, 4)
-    model = trained(nn.Sequential(*(nn.BatchNorm1d(4) for _ in range(5))), x)
-    for k, norm in enumerate(model):  # type: ignore[arg-type]
+    norms: list[Any] = [nn.BatchNorm1d(4) for _ in range(5)]
+    model = trained(nn.Sequential(*norms), x)
+    for k, norm in enumerate(norms):
         norm.running_mean += 1.0 + (k == 3)
     found = [h for h in audit(model, x, quiet=True).harms if h.level == RISK]
     assert [(h.what, h.place) for h in found] == [

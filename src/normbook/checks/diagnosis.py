@@ -89,9 +89,8 @@ def _values(with_it: Tensor, should: Tensor) -> Seen:
     ]
     if math.prod(lengths) == count:
         parts = [
-            f"{'all' if n == size else n} {size if n == size else f'of {size}'} along "
-            f"axis {axis}"
-            for axis, (n, size) in enumerate(zip(lengths, with_it.shape, strict=True))
+            f"{_numbers(with_it, axis)} along axis {axis}"
+            for axis, n in enumerate(lengths)
             if n > 1
         ]
         is_cut = any(1 < n < with_it.shape[a] for a, n in enumerate(lengths) if a != 1)
@@ -103,6 +102,20 @@ def _values(with_it: Tensor, should: Tensor) -> Seen:
             how = f"that lie one behind the other in memory{layout}, those of no axis"
             return Seen(f"{of} {how}, {not_on}.", PERMUTE)
     return Seen(f"{of} that are those of no axis, {not_on}.", PERMUTE)
+
+
+def _numbers(with_it: Tensor, axis: int) -> str:
+    """Say which places along an axis have a part: all, or their numbers."""
+    rest = tuple(a for a in range(with_it.dim()) if a != axis)
+    places = with_it.any(rest).nonzero().flatten().tolist()
+    size = with_it.shape[axis]
+    if len(places) == size:
+        return f"all {size}"
+    step = places[1] - places[0]
+    if step > 1 and places == [*range(places[0], places[-1] + 1, step)]:
+        which = {2: "second", 3: "third", 4: "fourth"}.get(step, f"{step}th")
+        return f"every {which} of {size}, not those side by side,"
+    return f"{len(places)} of {size}"
 
 
 def _line(subject: Subject) -> Seen | None:

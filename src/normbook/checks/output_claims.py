@@ -159,9 +159,18 @@ def _formula(subject: Subject) -> str:
 
 def _wrong_formulas(subject: Subject) -> dict[str, Formula]:
     """Name what may be done with the right statistics."""
-    if subject.kind == "rms":
-        return {}
     mean_of = subject.definition.mean
+    if subject.kind == "rms":
+
+        def spread(x: Tensor) -> Tensor:
+            return mean_of((x - mean_of(x)).square())
+
+        by = "divided by the {} of x from its mean, not by the root mean square"
+        return {
+            by.format("deviation"): lambda x: x / spread(x).sqrt(),
+            by.format("root of the deviation"): lambda x: x / spread(x) ** 0.25,
+            by.format("squared deviation"): lambda x: x / spread(x),
+        }
 
     def over(divisor: Formula) -> Formula:
         return lambda x: (x - mean_of(x)) / divisor(x)
@@ -188,6 +197,9 @@ def _wrong_formulas(subject: Subject) -> dict[str, Formula]:
         "divided by the root mean square of x, not of x - mean": over(rms),
         "divided by the mean absolute deviation": over(
             lambda x: mean_of((x - mean_of(x)).abs())
+        ),
+        "the variance is E[x^2] - E[x], the mean is not squared in it": over(
+            lambda x: (mean_of(x.square()) - mean_of(x)).clamp_min(0).sqrt()
         ),
     }
     if subject.kind == "batch":
@@ -227,7 +239,7 @@ def _wrong_axes(subject: Subject) -> dict[str, Formula]:
 
 
 @claim("gain and bias act on the output as they are", OUTPUT_CLAIMS)
-def affine(subject: Subject) -> Fault | None:
+def affine(subject: Subject) -> Fault | Note | None:
     """Set both to other values twice and find them again in the output."""
     need_right_statistics(subject)
     if not (subject.names or subject.has_known_affine):
@@ -255,6 +267,14 @@ def affine(subject: Subject) -> Fault | None:
             "by the weight itself are larger by 1.",
             PLAIN_AFFINE,
             "1 + gain",
+        )
+    if subject.begins_at_0:
+        return Note(
+            f"{subject.gain} is 0 throughout, and x_hat is multiplied by it: the "
+            "output is the bias, whatever x is. That is on purpose where a residual "
+            "branch begins at 0. Weights made for 1 + gain, as those of Gemma, begin "
+            "at 0, too.",
+            "gain of 0",
         )
     return None
 

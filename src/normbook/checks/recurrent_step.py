@@ -88,13 +88,16 @@ def _rest(
         written = _first(_written(step, gates["i"], gates["g"]), step.written)
         read = _first(_read(step, gates["o"]), step.h_1)
         if written and read:
-            slips = (written != RIGHT) + (read not in READ)
-            found.append((slips, written, read, "".join(names)))
+            count = (written != RIGHT) + (read not in READ)
+            found.append((count, written, read, "".join(names)))
     cell = f"f = {forget}(a_f), a by {kind}"
     if not found:
-        raise NotTested(
-            f"{cell}; what the other gates do is none of the known ways",
-            "Compare a step with its equation by hand.",
+        return Fault(
+            f"{cell}; what the other gates do is none of the known ways, with any order"
+            " of the gates.",
+            "Compare a step with its equation: c_1 = f c + i tanh(g) and h_1 = o "
+            "tanh(LN(c_1)).",
+            "another cell",
         )
     _, written, read, others = min(found)
     seen = others[: order[1]] + "f" + others[order[1] :]
@@ -134,6 +137,7 @@ def _written(step: Step, i: Tensor, g: Tensor) -> dict[str, Tensor]:
         "i has no sigmoid": i * g.tanh(),
         "the input gate is 1 - f": (1 - step.f) * g.tanh(),
         "the input gate is not used": g.tanh(),
+        "the input gate is added to tanh(g), not multiplied": i.sigmoid() + g.tanh(),
         "g is multiplied by f, not by i": step.f * g.tanh(),
     }
 

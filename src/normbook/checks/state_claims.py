@@ -347,6 +347,16 @@ def no_graph(subject: Subject) -> Fault | None:
     """Look for tensors with a grad_fn after training, and count what hangs on them."""
     if subject.kind != "none":  # that of a relative
         _need_statistics(subject)
+    before = dict(subject.fresh().named_parameters())
+    after = dict(_trained(subject).named_parameters())
+    moved = [n for n in before if not torch.equal(before[n], after.get(n, before[n]))]
+    if moved := [name for name in moved if name in subject.learned]:
+        return Fault(
+            f"training mode writes to {' and '.join(moved)} without an optimizer: "
+            "they are running statistics, and parameters with a gradient. An optimizer "
+            "moves them as well, by weight decay or by what evaluation gives them.",
+            'Use self.register_buffer("running_mean", ...), or requires_grad=False.',
+        )
     short, long = (_held(_trained(subject, count)) for count in (STEPS, 2 * STEPS))
     if not long:
         return None

@@ -135,6 +135,7 @@ class Subject:
         except Exception as error:  # noqa: BLE001 - any refusal becomes a finding
             self.copy_error = error
         self.layer, self.name = copy_of(layer), type(layer).__name__
+        self.learned = {n for n, p in layer.named_parameters() if p.requires_grad}
         for parameter in self.layer.parameters():
             if parameter.is_floating_point():
                 parameter.requires_grad_()
@@ -146,6 +147,9 @@ class Subject:
         if not has_condition:
             self.gain = recognition.only_parameter(self.layer, recognition.GAINS)
             self.bias = recognition.only_parameter(self.layer, recognition.BIASES)
+        self.begins_at_0 = bool(
+            self.gain and not self.layer.get_parameter(self.gain).any()
+        )
         self.relations: list[Relation] = []
         if relative:
             self._take_as(relative, shape)
