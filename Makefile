@@ -97,8 +97,9 @@ in-the-wild: ## check the norm layers of 18 public libraries, in an environment 
 	$(WILD) -m pip --disable-pip-version-check install -q --no-deps -r benchmarks/in_the_wild/alone.txt
 	PYTHONPATH=src $(WILD) benchmarks/in_the_wild/run.py --out $(OUT)/in_the_wild.json
 
-other-hand: setup ## check layers and models with a slip each, written by another hand (OUT=folder for the record)
+other-hand: setup ## check layers and models of another hand with a slip each (OUT=folder for the record)
 	$(BIN)/python benchmarks/other_hand/run.py --out $(OUT)/other_hand.json
+	$(BIN)/python benchmarks/other_hand/run.py --table second.txt --out $(OUT)/other_hand_second.json
 
 # Interpreted, then compiled: a kernel is one or the other from its import on.
 triton: ## test the kernels for a GPU without one: interpreted, and compiled; in an environment of its own

@@ -215,22 +215,25 @@ def test_channels_that_are_not_side_by_side_are_told() -> None:
     assert "every second of 6, not those side by side, along axis 1" in reason(report)
 
 
-class Learned(nn.BatchNorm1d):
+class Learned(nn.Module):
     """A batch norm whose running mean is a parameter."""
 
     def __init__(self, *, requires_grad: bool) -> None:
-        super().__init__(6)
-        del self.running_mean
+        super().__init__()
+        self.eps, self.momentum = 1e-5, 0.1
+        self.weight = nn.Parameter(torch.ones(6))
+        self.bias = nn.Parameter(torch.zeros(6))
         self.running_mean = nn.Parameter(torch.zeros(6), requires_grad)
+        self.running_var: Tensor
+        self.register_buffer("running_var", torch.ones(6))
 
     def forward(self, x: Tensor) -> Tensor:
-        if self.training:
-            self.running_mean.data.lerp_(x.detach().mean(0), 0.1)
-            with torch.no_grad():
-                self.running_var.lerp_(x.var(0), 0.1)  # type: ignore[union-attr]
-            return nn.functional.batch_norm(x, None, None, self.weight, self.bias, True)
-        y = (x - self.running_mean) / (self.running_var + self.eps).sqrt()  # type: ignore[operator]
-        return y * self.weight + self.bias
+        if not self.training:
+            y = (x - self.running_mean) / (self.running_var + self.eps).sqrt()
+            return y * self.weight + self.bias
+        self.running_mean.data.lerp_(x.detach().mean(0), 0.1)
+        self.running_var.lerp_(x.detach().var(0), 0.1)
+        return nn.functional.batch_norm(x, None, None, self.weight, self.bias, True)
 
 
 @pytest.mark.parametrize("requires_grad", [True, False])

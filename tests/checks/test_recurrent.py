@@ -379,6 +379,8 @@ class OtherOrder(nn.LSTM):
     def __init__(self, order: str) -> None:
         super().__init__(D, H)
         self.order = order
+        self.w_x: Any = self.weight_ih_l0
+        self.w_h: Any = self.weight_hh_l0
         self.norm_x, self.norm_h = nn.LayerNorm(4 * H), nn.LayerNorm(4 * H)
         self.norm_c = nn.LayerNorm(H)
 
@@ -387,8 +389,8 @@ class OtherOrder(nn.LSTM):
         h, c = (s[0] for s in states or (zero, zero))
         out = []
         for x_t in x:
-            a = self.norm_x(x_t @ self.weight_ih_l0.T)
-            a = a + self.norm_h(h @ self.weight_hh_l0.T)
+            a = self.norm_x(nn.functional.linear(x_t, self.w_x))
+            a = a + self.norm_h(nn.functional.linear(h, self.w_h))
             gate = dict(zip(self.order, a.chunk(4, -1), strict=True))
             c = gate["f"].sigmoid() * c + gate["i"].sigmoid() * gate["g"].tanh()
             h = gate["o"].sigmoid() * self.norm_c(c).tanh()
@@ -417,8 +419,8 @@ class OtherCell(OtherOrder):
         h, c = (s[0] for s in states or (zero, zero))
         out = []
         for x_t in x:
-            a = self.norm_x(x_t @ self.weight_ih_l0.T)
-            a = a + self.norm_h(h @ self.weight_hh_l0.T)
+            a = self.norm_x(nn.functional.linear(x_t, self.w_x))
+            a = a + self.norm_h(nn.functional.linear(h, self.w_h))
             i, f, g, o = a.chunk(4, -1)
             c = f.sigmoid() * c + self.rule(i, g)
             h = o.sigmoid() * self.norm_c(c).tanh()
