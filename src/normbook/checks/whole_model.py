@@ -91,10 +91,10 @@ def audit(model: nn.Module, x: Any, *, quiet: bool = False) -> Audit:
     normalizes features, how far its running statistics are from those of x and what
     that changes, whether it is frozen in training mode, how large eps is beside the
     variances, over how many values a mean is, whether padding is among them, which
-    gains are 0, whether one batch norm stands in places whose inputs differ, and whether
-    an example depends on its neighbours in evaluation. Norms in lists of Python, which
-    eval() does not reach, are found. Biases in front of a norm and weight decay are left
-    to general linters such as torch-audit.
+    gains are 0, whether one batch norm stands in places whose inputs differ, and
+    whether an example depends on its neighbours in evaluation. Norms in lists of
+    Python, which eval() does not reach, are found. Biases in front of a norm and weight
+    decay are left to general linters such as torch-audit.
 
     All runs are those of a copy without hooks, on the CPU or where the model is: the
     model itself, its modes and the random numbers stay as they are.
