@@ -873,3 +873,148 @@ class OverTheExamples(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.head(self.norm(self.inner(x).t()).t())
+
+
+# --- a third table, written when the second had been found, too
+
+
+class MeanSquareOfAll(nn.Module):
+    """Divide by the mean square of the whole batch, as `torch.mean` without axes."""
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(dim))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.weight * x / torch.sqrt(torch.mean(x**2) + 1e-6)
+
+
+class RunningInTraining(nn.BatchNorm1d):
+    """A batch norm that moves its statistics and then normalizes by them."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training:
+            with torch.no_grad():
+                self.running_mean.lerp_(x.mean(0), self.momentum)
+                self.running_var.lerp_(x.var(0), self.momentum)
+        y = (x - self.running_mean) / torch.sqrt(self.running_var + self.eps)
+        return y * self.weight + self.bias
+
+
+class AllButTheFirst(nn.Module):
+    """A layer norm of (N, T, D) over `x.shape[1:]`."""
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(dim))
+        self.bias = nn.Parameter(torch.zeros(dim))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.layer_norm(x, x.shape[1:]) * self.weight + self.bias
+
+
+class PartialByTheWholeCount(nn.Module):
+    """A partial RMS norm that divides the sum over a part by the count of all."""
+
+    def __init__(self, d: int, p: float = 0.25, eps: float = 1e-8) -> None:
+        super().__init__()
+        self.d, self.part, self.eps = d, int(d * p), eps
+        self.scale = nn.Parameter(torch.ones(d))
+
+    def forward(self, x: Tensor) -> Tensor:
+        norm = x[..., : self.part].norm(2, dim=-1, keepdim=True)
+        return self.scale * x / (norm * self.d**-0.5 + self.eps)
+
+
+class AffineFirst(nn.Module):
+    """A layer norm that multiplies by its gain before it normalizes."""
+
+    def __init__(self, dim: int, eps: float = 1e-5) -> None:
+        super().__init__()
+        self.eps = eps
+        self.weight = nn.Parameter(torch.ones(dim))
+        self.bias = nn.Parameter(torch.zeros(dim))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x * self.weight + self.bias
+        var, mean = torch.var_mean(x, -1, correction=0, keepdim=True)
+        return (x - mean) * torch.rsqrt(var + self.eps)
+
+
+class BothForward(nn.Module):
+    """A bidirectional LSTM whose other direction runs forward, too."""
+
+    def __init__(self, input_size: int, hidden_size: int) -> None:
+        super().__init__()
+        self.input_size, self.hidden_size, self.bidirectional = (
+            input_size,
+            hidden_size,
+            True,
+        )
+        self.ahead = _Stack(input_size, hidden_size)
+        self.back = _Stack(input_size, hidden_size)
+
+    def forward(self, x: Tensor, hx: Any = None) -> Any:
+        if hx is None:
+            zeros = x.new_zeros(2, x.shape[1], self.hidden_size)
+            hx = zeros, zeros
+        a, (h_a, c_a) = self.ahead(x, (hx[0][:1], hx[1][:1]))
+        b, (h_b, c_b) = self.back(x, (hx[0][1:], hx[1][1:]))
+        return torch.cat([a, b], -1), (torch.cat([h_a, h_b]), torch.cat([c_a, c_b]))
+
+
+class _Detached(_Cell):
+    """Cut the graph at every step."""
+
+    def forward(self, x: Tensor, state: tuple[Tensor, Tensor]) -> Any:
+        return super().forward(x, (state[0].detach(), state[1].detach()))
+
+
+class StateDetached(_Stack):
+    """A layer-norm LSTM through which no gradient goes back in time."""
+
+    cell = _Detached
+
+
+class _OneOnInput(_Cell):
+    """Add the 1 of the forget bias to the input gate."""
+
+    def gates(self, x: Tensor, h: Tensor) -> tuple[Tensor, ...]:
+        i, f, g, o = super().gates(x, h)
+        return i + 1, f, g, o
+
+
+class OneOnInput(_Stack):
+    """A layer-norm LSTM whose forget bias stands at the input gate."""
+
+    cell = _OneOnInput
+
+
+class NoTracking(nn.Module):
+    """A network whose batch norms track no statistics."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(
+            nn.Linear(16, 8),
+            nn.BatchNorm1d(8, track_running_stats=False),
+            nn.ReLU(),
+            nn.Linear(8, 2),
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.body(x)
+
+
+class GroupsOfOne(nn.Module):
+    """A group norm with a channel for each group, behind global pooling."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv1d(1, 8, 3)
+        self.norm = nn.GroupNorm(8, 8)
+        self.head = nn.Linear(8, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.conv(x[:, None]).mean(-1, keepdim=True)
+        return self.head(self.norm(x).flatten(1))

@@ -118,7 +118,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=pathlib.Path, help="where the record goes")
     parser.add_argument("--only", default="", help="part of the name of a class")
-    parser.add_argument("--table", default="expected.txt", help="or second.txt")
+    parser.add_argument("--table", default="expected.txt", help="or second.txt, third.txt")
     chosen = parser.parse_args()
     warnings.simplefilter("ignore")
     rows = expected((HERE / chosen.table).read_text())
