@@ -100,6 +100,7 @@ in-the-wild: ## check the norm layers of 18 public libraries, in an environment 
 other-hand: setup ## check layers and models of another hand with a slip each (OUT=folder for the record)
 	$(BIN)/python benchmarks/other_hand/run.py --out $(OUT)/other_hand.json
 	$(BIN)/python benchmarks/other_hand/run.py --table second.txt --out $(OUT)/other_hand_second.json
+	$(BIN)/python benchmarks/other_hand/run.py --table third.txt --out $(OUT)/other_hand_third.json
 
 # Interpreted, then compiled: a kernel is one or the other from its import on.
 triton: ## test the kernels for a GPU without one: interpreted, and compiled; in an environment of its own

@@ -22,6 +22,7 @@ def recorded(name: str) -> Any:
 TABLES = [
     ("expected.txt", "other_hand_first", "other_hand", (11, 9, 5)),
     ("second.txt", "other_hand_second_first", "other_hand_second", (4, 4, 2)),
+    ("third.txt", "other_hand_third_first", "other_hand_third", (6, 4, 0)),
 ]
 
 

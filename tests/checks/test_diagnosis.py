@@ -255,3 +255,26 @@ def test_a_gain_that_begins_at_0_is_noted() -> None:
     assert "the output is the bias" in notes["gain of 0"]
     usual = check_norm_layer(nn.RMSNorm(6), quiet=True)
     assert "gain of 0" not in {f.other for f in usual.findings}
+
+
+@pytest.mark.parametrize("kind", ["layer", "rms"])
+def test_gain_and_bias_in_front_of_the_norm_are_named(kind: str) -> None:
+    class First(ByRule):
+        def forward(self, x: Tensor) -> Tensor:
+            y: Tensor = self.rule(x * self.weight + self.bias)
+            return y
+
+    rule = over(1)
+    if kind == "rms":
+        rule = lambda x: x / x.square().mean(-1, keepdim=True).sqrt()  # noqa: E731
+    report = check_norm_layer(First(rule, 6), kind=kind, quiet=True)
+    assert "gain and bias act before the normalization" in reason(report)
+
+
+def test_a_part_of_the_features_is_told_and_no_reshape_is_advised() -> None:
+    def rule(x: Tensor) -> Tensor:
+        return x / x[..., :2].square().mean(-1, keepdim=True).sqrt()
+
+    report = check_norm_layer(ByRule(rule, 6), kind="rms", quiet=True)
+    assert "2 of 6 along axis" in reason(report)
+    assert "permute" not in reason(report)

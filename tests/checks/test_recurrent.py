@@ -333,12 +333,13 @@ class Stack(nn.Module):
                 given = 0 if self.slip == "states" else k
                 h, c = (s[given, None] for s in states)
                 y, cells = [], []
-                for x_t in x.flip(0) if way else x:
+                is_turned = way and self.slip != "forward"
+                for x_t in x.flip(0) if is_turned else x:
                     _, (h, c) = self.parts[k](x_t[None], (h, c))
                     y.append(h[0])
                     cells.append(c[0])
                 ends.append((h[0], c[0]))
-                turn = way and self.slip != "reversed"
+                turn = is_turned and self.slip != "reversed"
                 whole = torch.stack(y).flip(0) if turn else torch.stack(y)
                 outs.append(whole)
                 passed.append(torch.stack(cells) if self.slip == "cells" else whole)
@@ -362,6 +363,7 @@ def test_layers_one_above_the_other_pass(ways: int) -> None:
         ("cells", {"ways": 2}, recurrent.UPPER, "the cell state c is passed on"),
         ("reversed", {"ways": 2, "layers": 1}, recurrent.UPPER, "in reversed order"),
         ("reversed", {"ways": 2}, recurrent.UPPER, "in reversed order"),
+        ("forward", {"ways": 2}, recurrent.UPPER, "both directions run forward"),
         ("dropout", {}, recurrent.SAME, "dropout acts in evaluation"),
     ],
 )
@@ -432,7 +434,20 @@ def test_what_is_written_to_c_is_named_or_told_to_be_of_another_cell() -> None:
     added = OtherCell(lambda i, g: i.sigmoid() + g.tanh())
     found = failures(added)
     assert "the input gate is added to tanh(g)" in found[recurrent.CELL]
+    one = failures(OtherCell(lambda i, g: (1 + i).sigmoid() * g.tanh()))
+    assert "1 is added to the input gate" in one[recurrent.CELL]
     strange = OtherCell(lambda i, g: i.sigmoid() * (g.tanh() - 0.3 * g.sin()))
     report = check_norm_layer(strange, kind="lstm", quiet=True)
     assert "another cell" in report.others
     assert not report.passed
+
+
+def test_states_that_are_detached_are_named() -> None:
+    class Detached(LayerNormLSTM):
+        def forward(self, x: Tensor, states: Any = None) -> Any:
+            zero = x.new_zeros(1, x.shape[1], H)
+            h, c = states or (zero, zero)
+            return super().forward(x, (h.detach(), c.detach()))
+
+    found = failures(Detached(D, H, has_redundant_biases=False))
+    assert "No gradient reaches h_0 or c_0" in found[recurrent.GRADIENTS]

@@ -93,8 +93,10 @@ def _values(with_it: Tensor, should: Tensor) -> Seen:
             for axis, n in enumerate(lengths)
             if n > 1
         ]
-        is_cut = any(1 < n < with_it.shape[a] for a, n in enumerate(lengths) if a != 1)
-        cure = PERMUTE if is_cut and lengths[0] == 1 else ""
+        several = [a for a, n in enumerate(lengths) if n > 1]
+        is_cut = any(lengths[a] < with_it.shape[a] for a in several if a != 1)
+        # A part of one axis alone is no matter of reshape.
+        cure = PERMUTE if is_cut and lengths[0] == 1 and len(several) > 1 else ""
         return Seen(f"{of}, {', '.join(parts) or 'itself alone'}, {not_on}.", cure)
     for layout, mask in (("", with_it), (", channels last", with_it.movedim(1, -1))):
         places = mask.flatten().nonzero()

@@ -160,6 +160,11 @@ def _formula(subject: Subject) -> str:
 def _wrong_formulas(subject: Subject) -> dict[str, Formula]:
     """Name what may be done with the right statistics."""
     mean_of = subject.definition.mean
+    before: dict[str, Formula] = {}
+    if subject.as_set is not None and subject.names:
+        gain, bias = subject.as_set
+        name = "gain and bias act before the normalization, not behind it"
+        before = {name: lambda x: subject.x_hat(gain * x + bias)}
     if subject.kind == "rms":
 
         def spread(x: Tensor) -> Tensor:
@@ -170,6 +175,7 @@ def _wrong_formulas(subject: Subject) -> dict[str, Formula]:
             by.format("deviation"): lambda x: x / spread(x).sqrt(),
             by.format("root of the deviation"): lambda x: x / spread(x) ** 0.25,
             by.format("squared deviation"): lambda x: x / spread(x),
+            **before,
         }
 
     def over(divisor: Formula) -> Formula:
@@ -202,6 +208,7 @@ def _wrong_formulas(subject: Subject) -> dict[str, Formula]:
             lambda x: (mean_of(x.square()) - mean_of(x)).clamp_min(0).sqrt()
         ),
     }
+    known |= before
     if subject.kind == "batch":
         what = "parts of the batch, as on several devices, is left out of the variance"
         known |= {

@@ -551,6 +551,14 @@ def _turned_back(stack: _Stack) -> Fault | None:
         return None
     if _change(back[0], h[-1]) < EXACT or _change(back[-1], h[-1]) > EXACT:
         return None
+    moved = torch.cat([stack.x[:-1], stack.probe.draw(*stack.x[-1:].shape)])
+    after = stack.run(moved, stack.h, stack.c)[0]
+    if _change(out[:-1], after[:-1]) < EXACT:
+        return Fault(
+            "Another x at the last step changes no output before it: both directions "
+            "run forward.",
+            "Give the other direction x.flip(0), and turn its outputs back.",
+        )
     return Fault(
         "The other direction ends at the first step of x, and its last h stands at the "
         "last step of the output: its outputs are in reversed order, beside those of "
@@ -726,6 +734,13 @@ def _gradients(probe: _Probe) -> Fault | str:
             wrong.append(f"{name}: {seen:.4g} for {expected:.4g}")
     if not wrong:
         return f"Central differences agree to {worst:.0e}."
+    by_state = slopes[1:3]
+    if not any(bool(slope.any()) for slope in by_state):
+        return Fault(
+            "No gradient reaches h_0 or c_0, on which the outputs depend: the states "
+            "are cut off from the graph, and nothing is learned through time.",
+            "Detach states between sequences, if at all, and not inside the loop.",
+        )
     return Fault(
         "Along a random direction the gradient and the central differences of the "
         f"loss are: {'; '.join(wrong)}.",

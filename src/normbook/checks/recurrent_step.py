@@ -137,6 +137,9 @@ def _written(step: Step, i: Tensor, g: Tensor) -> dict[str, Tensor]:
         "i has no sigmoid": i * g.tanh(),
         "the input gate is 1 - f": (1 - step.f) * g.tanh(),
         "the input gate is not used": g.tanh(),
+        "1 is added to the input gate, not to the forget gate": (
+            (1 + i).sigmoid() * g.tanh()
+        ),
         "the input gate is added to tanh(g), not multiplied": i.sigmoid() + g.tanh(),
         "g is multiplied by f, not by i": step.f * g.tanh(),
     }
@@ -160,6 +163,7 @@ def _read(step: Step, o: Tensor) -> dict[str, Tensor]:
         "o has no sigmoid": o * hat.tanh(),
         "o goes through tanh, not through a sigmoid": o.tanh() * hat.tanh(),
         "the output gate is not used": hat.tanh(),
+        "1 is added to the output gate": (1 + o).sigmoid() * hat.tanh(),
     }
 
 
