@@ -444,7 +444,7 @@ def test_what_is_written_to_c_is_named_or_told_to_be_of_another_cell() -> None:
 
 def test_states_that_are_detached_are_named() -> None:
     class Detached(LayerNormLSTM):
-        def forward(self, x: Tensor, states: Any = None) -> Any:
+        def forward(self, x: Any, states: Any = None) -> Any:
             zero = x.new_zeros(1, x.shape[1], H)
             h, c = states or (zero, zero)
             return super().forward(x, (h.detach(), c.detach()))

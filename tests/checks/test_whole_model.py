@@ -294,6 +294,16 @@ def test_norms_in_a_list_of_python_are_found() -> None:
     assert "2 of them normalize by the batch in evaluation" in harm.reason
     # One example alone raises; several show it.
     assert "an example depends on its neighbours in evaluation" in found
+    by_example = Listed(has_other=True)
+    by_example.more = [nn.LayerNorm(4)]  # type: ignore[list-item]
+    harm = harms(trained(by_example, x), x)["norms that are not registered"]
+    assert harm.level == WRONG
+    assert "by the batch" not in harm.reason
+    teacher = Listed(has_other=True)
+    for norm in teacher.more:
+        trained(norm, x)
+    harm = harms(trained(teacher, x), x)["norms that are not registered"]
+    assert harm.level == NOTE
     unused = harms(trained(Listed(has_other=True, is_used=False), x), x)
     assert "norms that are not registered" not in unused
     with pytest.raises(ValueError, match=r"in lists of Python: more\[0\]"):

@@ -293,16 +293,17 @@ class _Auditor:
             handle.remove()
         if not (found := [name for name in hidden if name in called]):
             return
-        in_training = sum(hidden[name].training for name in found)
+        missed = [hidden[name] for name in found if hidden[name].training]
+        by_batch = sum(recognition.kind_of(norm) == "batch" for norm in missed)
+        of_them = f"{by_batch} of them normalize{'s' * (by_batch == 1)} by the batch in"
         yield Harm(
-            WRONG,
+            WRONG if missed else NOTE,  # in evaluation mode perhaps on purpose
             "norms that are not registered",
             len(found),
             _place(found),
             "they stand in a list or dict of Python, where parameters(), state_dict() "
-            "and to() do not see them, nor eval(): "
-            f"{in_training or 'none'} of them normalize{'s' * (in_training == 1)} by "
-            "the batch in evaluation.",
+            "and to() do not see them, nor eval()"
+            f"{f': {of_them} evaluation' if by_batch else ''}.",
             "Put them into nn.ModuleList or nn.ModuleDict.",
             "Training and evaluation",
         )
