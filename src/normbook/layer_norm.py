@@ -110,7 +110,7 @@ def rms_norm_forward(
     rounds : {"after", "before"}
         Where x of half precision is rounded: once, after the gain; or before it and
         again after it, as the product of x_hat and gamma has it. With a gamma of
-        float32 the second gives float32.
+        float32 the second gives float32; an offset does not change the dtype.
 
     Examples
     --------
@@ -127,6 +127,7 @@ def rms_norm_forward(
     array([0.2 , 1.82], dtype=float16)
     """
     offset, rounds = check_rms_options(offset, rounds)
+    stored = gamma
     if gamma is not None and offset:
         check_float_array("gamma", gamma)
         gamma = as_float32(gamma) + offset
@@ -136,6 +137,8 @@ def rms_norm_forward(
     )
     if rounds == "before":
         y = affine(as_dtype(cache.x_hat, x.dtype), gamma, None, cache.parameter_axes)
+        if stored is not None and stored.dtype == x.dtype:
+            y = as_dtype(y, x.dtype)  # 1 + w is float32
     return y, cache
 
 

@@ -93,7 +93,7 @@ def test_offset_and_rounds_are_those_of_the_formula(
     with torch.no_grad():
         layer.weight.add_(draw(5, seed=1).to(dtype))
     expected = rms_norm(x, layer.weight, 1e-3, **options)
-    assert layer(x).dtype == expected.dtype
+    assert layer(x).dtype == expected.dtype == dtype
     assert distance(layer(x), expected) <= 4 * torch.finfo(dtype).eps
 
 

@@ -188,8 +188,10 @@ class ModelRMSNorm(RMSNorm):
     def _of(
         self, x: Tensor, weight: Tensor | None, axes: tuple[int, ...], eps: float
     ) -> Tensor:
-        if weight is not None and self.offset:
-            weight = as_float32(weight) + self.offset
-        if weight is None or self.rounds == "after":
-            return super()._of(x, weight, axes, eps)
-        return super()._of(x, None, axes, eps) * weight
+        if weight is None:
+            return super()._of(x, None, axes, eps)
+        gain = as_float32(weight) + self.offset if self.offset else weight
+        if self.rounds == "after":
+            return super()._of(x, gain, axes, eps)
+        y = super()._of(x, None, axes, eps) * gain
+        return y.to(torch.promote_types(x.dtype, weight.dtype))
