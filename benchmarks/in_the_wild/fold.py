@@ -30,6 +30,7 @@ import torch
 from torch import Tensor, nn
 from torch.fx.experimental.optimization import fuse
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 HERE = pathlib.Path(__file__).parent
@@ -38,7 +39,6 @@ EPS = torch.finfo(torch.float64).eps
 TOLERANCE, FIRST_DIGITS, AMPLIFIED = 1e-8, 1e-3, 100
 SECONDS = 240  # for one model, all together
 SIDES = "3x64x64", "3x128x128", "3x224x224", "3x256x256"
-SMALL = {"min_size": 64, "max_size": 64}  # else detectors make inputs large
 OUTCOMES = "whole", "partly", "none", "refused", "wrong"
 
 
@@ -71,9 +71,10 @@ def import_torchvision() -> Any:
     real = torch.library.register_fake
     torch.library.register_fake = lambda *args, **kwargs: lambda function: function
     try:
-        return importlib.import_module("torchvision")
+        module = importlib.import_module("torchvision")
     finally:
         torch.library.register_fake = real
+    return module
 
 
 def imported(package: str) -> Any:
@@ -86,11 +87,8 @@ def _torchvision(name: str) -> nn.Module:
     tv = import_torchvision()
     make = tv.models.get_model_builder(name)
     kwargs: dict[str, Any] = {"weights": None}
-    is_detector = hasattr(tv.models.detection, name)
-    if is_detector or hasattr(tv.models.segmentation, name):
+    if hasattr(tv.models.segmentation, name):
         kwargs["weights_backbone"] = None
-    if is_detector and not name.startswith("ssd"):
-        kwargs |= SMALL
     if name in ("googlenet", "inception_v3"):
         kwargs["init_weights"] = False
     model: nn.Module = make(**kwargs)
@@ -123,7 +121,7 @@ def build(row: Row) -> nn.Module:
 
 
 def inputs(row: Row, shape: str, generator: torch.Generator) -> tuple[Any, ...]:
-    """Draw an input, two for optical flow, a list of images for a detector."""
+    """Draw an input, two for optical flow."""
     sizes = [int(size) for size in shape.split("x")]
     draws = [
         torch.randn(1, *sizes, generator=generator, dtype=torch.float64)
@@ -131,9 +129,6 @@ def inputs(row: Row, shape: str, generator: torch.Generator) -> tuple[Any, ...]:
     ]
     if "raft" in row.name:
         return tuple(draws)
-    detectors = "rcnn", "retinanet", "fcos", "ssdlite"
-    if row.package == "torchvision" and any(name in row.name for name in detectors):
-        return ([draws[0][0]],)
     return (draws[0],)
 
 
@@ -178,12 +173,29 @@ def stir(
     return called
 
 
+class Norms(TorchFunctionMode):
+    """Count the batch norms that are computed, by their running means."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: set[int] = set()
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        if func is nn.functional.batch_norm:
+            mean = args[1] if len(args) > 1 else (kwargs or {})["running_mean"]
+            self.seen.add(0 if mean is None else mean.data_ptr())
+        return func(*args, **(kwargs or {}))
+
+
 @torch.no_grad()
-def outputs(model: nn.Module, args: tuple[Any, ...]) -> list[Tensor]:
-    """Return all tensors of real numbers that a model gives."""
+def outputs(model: nn.Module, args: tuple[Any, ...]) -> tuple[list[Tensor], int]:
+    """Return all tensors of real numbers that a model gives, and its batch norms."""
     torch.manual_seed(0)
-    leaves = tree_leaves(model(*tree_map(lambda x: x.clone(), args)))
-    return [x for x in map(_tensor, leaves) if x is not None]
+    with Norms() as norms:
+        leaves = tree_leaves(model(*tree_map(lambda x: x.clone(), args)))
+    return [x for x in map(_tensor, leaves) if x is not None], len(norms.seen)
 
 
 def _tensor(x: Any) -> Tensor | None:
@@ -219,7 +231,7 @@ def tried(
     model: nn.Module,
     args: tuple[Any, ...],
     expected: list[Tensor],
-    called: list[str],
+    called: int,
     room: float,
 ) -> dict[str, Any]:
     """Fold a model by one tool, and say what came of it."""
@@ -229,15 +241,14 @@ def tried(
     except Exception as why:  # noqa: BLE001 - a tool may raise anything
         return {"outcome": "refused", "folded": 0, "why": f"{why!r:.400}"}
     seconds = round(time.process_time() - start, 3)
-    stay = {name for name, m in folded.named_modules() if isinstance(m, _BatchNorm)}
-    # A subclass that was taken apart holds its batch norm, or does so no more.
-    folds = sum(name not in stay and f"{name}.batch_norm" not in stay for name in called)
-    outcome = "whole" if folds == len(called) else "partly" if folds else "none"
-    result = {"folded": folds, "seconds": seconds}
+    result: dict[str, Any] = {"folded": 0, "seconds": seconds}
     try:
-        off = error(outputs(folded, args), expected)
+        y, stay = outputs(folded, args)
     except Exception as why:  # noqa: BLE001
         return result | {"outcome": "wrong", "why": f"{why!r:.400}"}
+    off, result["folded"] = error(y, expected), called - stay
+    outcome = "partly" if stay else "whole"
+    outcome = "none" if stay == called else outcome
     result["error"] = float(f"{off:.1e}")
     return result | {"outcome": outcome if off < room else "wrong"}
 
@@ -258,12 +269,11 @@ def seen_of(row: Row, before: pathlib.Path | None) -> dict[str, Any]:
     else:
         raise failure
     kept = [m for m in model.modules() if isinstance(m, _BatchNorm)]
-    names = [name for name, m in model.named_modules() if m in called]
-    if not names:
+    if not called:
         raise ValueError("it calls no batch norm")
-    y = outputs(model, args)
+    y, count = outputs(model, args)
     moved = tree_map(lambda x: x * (1 + 4 * EPS), args)
-    own = error(outputs(model, moved), y)
+    own = error(outputs(model, moved)[0], y)
     room = max(TOLERANCE, min(AMPLIFIED * own, FIRST_DIGITS))
     # Would a wrong first layer be seen?
     other = copy.deepcopy(model)
@@ -272,11 +282,11 @@ def seen_of(row: Row, before: pathlib.Path | None) -> dict[str, Any]:
     )
     with torch.no_grad():
         first.running_var.mul_(1.01)  # type: ignore[union-attr, operator]
-    notice = error(outputs(other, args), y)
+    notice = error(outputs(other, args)[0], y)
     result: dict[str, Any] = {
         "shape": shape,
         "batch_norms": len(kept),
-        "called": len(names),
+        "called": count,
         "own": float(f"{own:.1e}"),
         "room": float(f"{room:.1e}"),
         "one_per_cent_of_the_first_variance": float(f"{notice:.1e}"),
@@ -287,7 +297,7 @@ def seen_of(row: Row, before: pathlib.Path | None) -> dict[str, Any]:
     tools = {name: fold_from(folder) for name, folder in sources.items()}
     tools["fx"] = lambda model: fuse(model)
     for name, tool in tools.items():
-        result[name] = tried(tool, model, args, y, names, room)
+        result[name] = tried(tool, model, args, y, count, room)
     return result
 
 

@@ -30,8 +30,10 @@ from normbook.checks import check_norm_layer
 HERE = pathlib.Path(__file__).parent
 # Imported by these packages for reading data, and of no use to a layer.
 ABSENT = "torchvision torchaudio torchao tiktoken numba datasets ema_pytorch ftfy "
-ABSENT += "omegaconf accelerate blobfile kagglehub asteroid_filterbanks tensorly tltorch "
-ABSENT += "pytorch_lightning torch_optimizer pb_bss_eval torch_stoi h5py zarr wandb "
+ABSENT += "omegaconf accelerate blobfile kagglehub asteroid_filterbanks tensorly "
+ABSENT += (
+    "tltorch pytorch_lightning torch_optimizer pb_bss_eval torch_stoi h5py zarr wandb "
+)
 ABSENT += "torch_harmonics configmypy librosa soundfile pandas"
 TESTS = {
     "float16": "float16 and bfloat16 give what float32 gives",
