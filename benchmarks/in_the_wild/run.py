@@ -47,6 +47,7 @@ TESTS = {
     "layout": "the memory layout of the input does not matter",
     "eps": "eps is added to the variance, inside the root",
     "one value": "a batch with one value for each channel is refused in training",
+    "others": "evaluation of an example does not depend on the others",
     "factor": "gain and bias act on the output as they are",
 }
 SHORT = {name: short for short, name in TESTS.items()}
