@@ -113,7 +113,6 @@ def build(row: Row) -> nn.Module:
         ).get_model(row.name),
         "efficientnet-pytorch": lambda: module.EfficientNet.from_name(row.name),
         "facenet-pytorch": lambda: getattr(module, row.name)(),
-        "pretrainedmodels": lambda: vars(module)[row.name](pretrained=None),
         "segmentation-models-pytorch": lambda: _unet(module, row.name),
     }
     model: nn.Module = ways[row.package]()
@@ -335,7 +334,7 @@ def table(rows: list[dict[str, Any]]) -> str:
     packages = dict.fromkeys(row["package"] for row in rows)
     for package in packages:
         of = [r for r in rows if r["package"] == package and "ours" in r]
-        for tool in ("before", "ours", "fx"):
+        for tool in ("before", "first", "ours", "fx"):
             some = [r[tool] for r in of if tool in r]
             counts = Counter(r["outcome"] for r in some)
             numbers = " ".join(f"{counts[o]:7}" for o in OUTCOMES)
@@ -364,6 +363,7 @@ def main() -> int:
     parser.add_argument(
         "--rows", type=pathlib.Path, help="rows, one a line: added to, and gone on from"
     )
+    parser.add_argument("--no-run", action="store_true", help="only sum up these rows")
     chosen = parser.parse_args()
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
@@ -376,6 +376,8 @@ def main() -> int:
         if chosen.only not in f"{row.package}/{row.name}":
             continue
         result = done.get((row.package, row.name))
+        if result is None and chosen.no_run:
+            continue
         if result is None:
             imported(row.package)  # here once, and not in each process
             result = judged(row, chosen.before)
