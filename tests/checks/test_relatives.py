@@ -562,6 +562,19 @@ class NormSoFar(nn.Module):
 
 
 NormSoFar.__name__ = "LayerNorm"
+
+
+class CumulativeNorm(nn.Module):
+    """Each step from the mean up to it: no large numbers are subtracted."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        wide = x.float() if x.dtype.itemsize == 2 else x
+        steps = torch.arange(1, x.shape[-1] + 1, device=x.device)
+        centred = wide - wide.mean(1, keepdim=True).cumsum(-1) / steps
+        var = centred.square().mean(1, keepdim=True).cumsum(-1) / steps
+        return (centred * torch.rsqrt(var + 1e-8)).to(x.dtype)
+
+
 FORMS = ("s0", "s1", "s2", "b0", "b1", "b2")
 IMAGES = (4, 6, 5, 3)
 
@@ -611,6 +624,12 @@ def test_a_batch_renormalization_gone_wrong_is_a_batch_norm_gone_wrong(
     report = check(BatchRenorm(wrong), IMAGES)
     assert report.kind.startswith("batch norm of"), report
     assert report.failed
+
+
+def test_a_variance_in_one_pass_of_a_cumulative_norm_is_noticed() -> None:
+    name = "a mean far from 0 costs no precision in float32"
+    for layer, failed in ((NormSoFar(), (name,)), (CumulativeNorm(), ())):
+        assert check(layer, (4, 8, 5)).failed == failed
 
 
 def test_a_cumulative_norm_gone_wrong_is_no_other_norm() -> None:

@@ -22,6 +22,7 @@ from normbook.checks.gradient_claims import GRADIENT_CLAIMS
 from normbook.checks.output_claims import (
     OUTPUT_CLAIMS,
     dtype_is_kept,
+    far_from_zero,
     half_precisions,
     input_is_kept,
     strides,
@@ -209,6 +210,7 @@ def _report_on_relative(
             subject.relations = [relation._replace(reason=reason)]
         sizes = ", ".join(["N", *map(str, subject.shape[1:])])
         tests = [dtype_is_kept, half_precisions, strides, input_is_kept, no_graph]
+        tests += [far_from_zero] if relative.subtracts_mean else []
         findings = [formula, *(test(subject) for test in (*tests, copies, as_named))]
         if removed:
             findings.append(_behind(removed))

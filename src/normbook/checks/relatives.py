@@ -28,6 +28,7 @@ class Relative(NamedTuple):
     pattern: str
     text: str
     misfits: formulas.Misfits | None = None
+    subtracts_mean: bool = False  # and a mean far from 0 should do no harm
     others: str = ""  # says that there are other forms, of which no formula is known
 
 
@@ -48,7 +49,7 @@ RELATIVES = (
         formulas.evonorm),
     Relative("EvoNorm", "evonorm(?!.*[sb][012])",
         "an activation and a norm that were found by search",
-        formulas.evonorm, "it is none of S0 to B2, and no formula of another"),
+        formulas.evonorm, others="it is none of S0 to B2, and no formula of another"),
     Relative("GRN", "globalresponse|grn$",
         "global response norm: each channel by its share of the size of all",
         formulas.global_response),
@@ -86,7 +87,7 @@ RELATIVES = (
         formulas.equivariant),
     Relative("cumulative norm", "cumulative",
         "statistics of the steps so far",
-        formulas.cumulative),
+        formulas.cumulative, subtracts_mean=True),
     Relative("batch-channel norm", "batchchannel",
         "batch norm and then a norm by channels"),
     Relative("scale alone", "simplenorm",
