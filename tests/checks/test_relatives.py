@@ -451,7 +451,7 @@ class Evo(Named):
         own = wide.var((2, 3), correction=0, keepdim=True).add(1e-5).sqrt()
         size = wide.square().mean((2, 3), keepdim=True).add(1e-5).sqrt()
         batch = wide.var((0, 2, 3), correction=0, keepdim=True).add(1e-5).sqrt()
-        parts = wide.unflatten(1, (2, 3))
+        parts = wide.reshape(len(x), 2, 3, *x.shape[2:])
         groups = parts.var((2, 3, 4), correction=0, keepdim=True).add(1e-5).sqrt()
         sizes = parts.square().mean((2, 3, 4), keepdim=True).add(1e-5).sqrt()
         groups, sizes = (s.expand_as(parts).flatten(1, 2) for s in (groups, sizes))
@@ -463,7 +463,8 @@ class Evo(Named):
             "b1": wide / batch.maximum((wide + 1) * size),
             "b2": wide / batch.maximum(size - wide),
         }[self.form]
-        return gain * z.to(x.dtype) + bias
+        y: Tensor = gain * z.to(x.dtype) + bias
+        return y
 
 
 class BatchRenorm(Named):
@@ -496,7 +497,8 @@ class BatchRenorm(Named):
         else:
             z = (wide - mean.reshape(per)) / (var + self.eps).sqrt().reshape(per)
         gain, bias = self.weight.reshape(per), self.bias.reshape(per)
-        return gain * z.to(x.dtype) + bias
+        y: Tensor = gain * z.to(x.dtype) + bias
+        return y
 
 
 class DiffGroupNorm(nn.Module):
@@ -511,7 +513,7 @@ class DiffGroupNorm(nn.Module):
         scores = self.lin(x)
         s = scores.softmax(-1) if self.share == "softmax" else scores.sigmoid()
         parts = (s.unsqueeze(-1) * x.unsqueeze(-2)).flatten(1)
-        y: Tensor = x + 0.01 * self.norm(parts).unflatten(1, (3, 6)).sum(-2)
+        y: Tensor = x + 0.01 * self.norm(parts).reshape(-1, 3, 6).sum(-2)
         return y
 
 
@@ -533,7 +535,7 @@ class Equivariant(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         wide = x.float() if x.dtype.itemsize == 2 else x
-        scalars, vectors = wide[:, :2, None], wide[:, 2:].unflatten(1, (2, 3))
+        scalars, vectors = wide[:, :2, None], wide[:, 2:].reshape(-1, 2, 3)
         scalars = scalars - scalars.mean(0)
         vectors = vectors - vectors.mean(0) if self.is_centred else vectors
         out = []
@@ -624,6 +626,13 @@ def test_a_batch_renormalization_gone_wrong_is_a_batch_norm_gone_wrong(
     report = check(BatchRenorm(wrong), IMAGES)
     assert report.kind.startswith("batch norm of"), report
     assert report.failed
+
+
+def test_an_equivariant_norm_of_scalars_is_a_batch_norm() -> None:
+    layer: Any = nn.BatchNorm1d(6)
+    layer.irreps = [(6, Irrep(1))]
+    report = check(layer, (16, 6))
+    assert (report.kind, report.passed) == ("batch norm of (N, 6)", True)
 
 
 def test_a_variance_in_one_pass_of_a_cumulative_norm_is_noticed() -> None:

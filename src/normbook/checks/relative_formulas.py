@@ -24,6 +24,7 @@ from normbook.checks.subject import (
 )
 
 Formula = Callable[[Tensor], Tensor]
+Sized = Callable[[Tensor, tuple[int, ...]], Tensor]  # a size along axes
 
 
 class Misfit(NamedTuple):
@@ -259,7 +260,6 @@ def evonorm(subject: Subject) -> Iterator[Misfit]:
     positions = tuple(range(2, dim))
     held = [p.detach().double() for p in subject.layer.parameters()]
     held = [p.reshape(-1, *[1] * (dim - 2)) for p in held if p.numel() == sizes[1]]
-    counts = [n for n in range(1, sizes[1] + 1) if sizes[1] % n == 0]
 
     def deviation(x: Tensor, axes: tuple[int, ...]) -> Tensor:
         return x.var(axes, correction=0, keepdim=True).sqrt()
@@ -270,32 +270,27 @@ def evonorm(subject: Subject) -> Iterator[Misfit]:
     def by_batch(right: Formula) -> Formula:
         return lambda x: x / deviation(x, (0, *positions)).maximum(right(x))
 
-    def in_groups(
-        x: Tensor, of: Callable[[Tensor, tuple[int, ...]], Tensor], groups: int
-    ) -> Tensor:
-        over = of(x.unflatten(1, (groups, -1)), tuple(range(2, dim + 1))).squeeze(2)
-        return over.repeat_interleave(sizes[1] // groups, 1)
+    def b0(v: Tensor) -> Formula:
+        return by_batch(lambda x: v * x + deviation(x, positions))
+
+    def in_groups(n: int, of: Sized, v: Tensor) -> Formula:
+        def z(x: Tensor) -> Tensor:
+            parts = x.reshape(len(x), n, -1, *x.shape[2:])
+            over = of(parts, tuple(range(2, dim + 1))).squeeze(2)
+            return x * (v * x).sigmoid() / over.repeat_interleave(sizes[1] // n, 1)
+
+        return z
 
     one: list[tuple[str, Formula]] = [
         ("b1", by_batch(lambda x: (x + 1) * size(x, positions))),
         ("b2", by_batch(lambda x: size(x, positions) - x)),
+        *(("b0", b0(v)) for v in held),
     ]
-    for v in held:
-        one.append(("b0", by_batch(lambda x, v=v: v * x + deviation(x, positions))))
-    for n in counts:
-        for form, of in (("s1", deviation), ("s2", size)):
-            one.append(
-                (form, lambda x, of=of, n=n: x * x.sigmoid() / in_groups(x, of, n))
-            )
-        for v in held:
-            one.append(
-                (
-                    "s0",
-                    lambda x, v=v, n=n: (
-                        x * (v * x).sigmoid() / in_groups(x, deviation, n)
-                    ),
-                )
-            )
+    for n in (n for n in range(1, sizes[1] + 1) if sizes[1] % n == 0):
+        plain = torch.ones(())
+        one += [("s1", in_groups(n, deviation, plain))]
+        one += [("s2", in_groups(n, size, plain))]
+        one += [("s0", in_groups(n, deviation, v)) for v in held]
     for form, z in one:
         if form in forms:
             yield _misfit(subject, z, (1,), what=f"EvoNorm-{form.upper()}")
@@ -310,7 +305,7 @@ def renormalized(subject: Subject) -> Iterator[Misfit]:
     slope. Where all is cut off at the same value it is a batch norm.
     """
     rest = tuple(axis for axis in range(len(subject.shape)) if axis != 1)
-    us, vs, sigmas, means = [], [], [], []
+    seen: list[Tensor] = []
     for seed, scale in enumerate((0.05, 0.3, 0.6, 1.0, 1.5, 3.0, 20.0)):
         for offset in (-20.0, -0.4, 0.0, 0.7, 20.0):
             x = draw(subject.shape, seed, scale) + offset
@@ -321,13 +316,9 @@ def renormalized(subject: Subject) -> Iterator[Misfit]:
                 return
             var, mean = torch.var_mean(x, rest, correction=0, keepdim=True)
             sigma = (var + subject.eps).sqrt()
-            for held, value in zip(
-                (us, vs, sigmas, means),
-                (s * sigma, h + s * mean, sigma, mean),
-                strict=True,
-            ):
-                held.append(value.flatten())
-    u, v, sigma, mean = (torch.stack(held) for held in (us, vs, sigmas, means))
+            values = s * sigma, h + s * mean, sigma, mean
+            seen.append(torch.stack([value.flatten() for value in values]))
+    u, v, sigma, mean = torch.stack(seen, 1)
 
     def cut(seen: Tensor, line: Tensor) -> tuple[Tensor, Tensor]:
         """Return where what is seen is not at its limits, and the line within them."""
@@ -387,6 +378,8 @@ def equivariant(subject: Subject) -> Iterator[Misfit]:
     """
     blocks = [(int(mul), ir) for mul, ir in getattr(subject.layer, "irreps", ())]
     if sum(mul * ir.dim for mul, ir in blocks) != subject.shape[-1]:
+        return
+    if all(ir.is_scalar() for _, ir in blocks):  # a batch norm, then
         return
     worst, start = 0.0, 0
     for mul, ir in blocks:
