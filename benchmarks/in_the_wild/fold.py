@@ -272,7 +272,9 @@ def seen_of(row: Row, before: pathlib.Path | None) -> dict[str, Any]:
     y, count = outputs(model, args)
     moved = tree_map(lambda x: x * (1 + 4 * EPS), args)
     own = error(outputs(model, moved)[0], y)
-    room = max(TOLERANCE, min(AMPLIFIED * own, FIRST_DIGITS))
+    if AMPLIFIED * own > FIRST_DIGITS:
+        raise ValueError(f"rounding of its input alone moves its outputs by {own:.1e}")
+    room = max(TOLERANCE, AMPLIFIED * own)
     # Would a wrong first layer be seen?
     other = copy.deepcopy(model)
     first = other.get_submodule(
