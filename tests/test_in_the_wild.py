@@ -111,8 +111,11 @@ def test_the_record_of_folding_is_of_the_models_listed_and_none_is_wrong() -> No
         for when in {"ours", "mended"} & {*r}:
             assert r[when]["outcome"] in ("whole", "partly", "none"), r
             assert r[when]["error"] < r["room"] <= 1e-3, r
-        # A first layer that is wrong by one per cent would be seen.
-        assert r["one_per_cent_of_the_first_variance"] > 100 * r["room"], r
+        # Where layers folded, a first one that is wrong by one per cent would be seen.
+        assert (
+            not r["ours"]["folded"]
+            or r["one_per_cent_of_the_first_variance"] > 100 * r["room"]
+        ), r
 
 
 class Branches(fold.nn.Module):  # type: ignore[misc, name-defined]
