@@ -20,7 +20,7 @@ ELSEWHERE = KERAS_BACKEND=jax TF_USE_LEGACY_KERAS=1 PYTHONPATH=src $(VENV)-elsew
 WILD = $(VENV)-wild/bin/python
 TRITON = PYTHONPATH=src:tests/layers $(VENV)-triton/bin/python
 
-.PHONY: help setup book test quick lint types check pages test-site cpus sabotage pretend mutants reliability data elsewhere in-the-wild other-hand triton bare builds locked lock audit sbom dist pdf pdf-packages colab lab execute bench serve format coverage clean
+.PHONY: help setup book test quick lint types check pages test-site cpus sabotage pretend mutants reliability data elsewhere in-the-wild fold-in-the-wild other-hand triton bare builds locked lock audit sbom dist pdf pdf-packages colab lab execute bench serve format coverage clean
 
 help: ## list these steps
 	@echo 'usage: make STEP, where STEP is one of'
@@ -101,6 +101,12 @@ other-hand: setup ## check layers and models of another hand with a slip each (O
 	$(BIN)/python benchmarks/other_hand/run.py --out $(OUT)/other_hand.json
 	$(BIN)/python benchmarks/other_hand/run.py --table second.txt --out $(OUT)/other_hand_second.json
 	$(BIN)/python benchmarks/other_hand/run.py --table third.txt --out $(OUT)/other_hand_third.json
+
+fold-in-the-wild: ## fold the models of public libraries and compare outputs, in an environment of their own; hours (OUT=folder for the record)
+	$(PYTHON) -m venv $(VENV)-fold
+	$(VENV)-fold/bin/python -m pip --disable-pip-version-check install -q -r benchmarks/in_the_wild/fold_requirements.txt
+	$(VENV)-fold/bin/python -m pip --disable-pip-version-check install -q --no-deps -r benchmarks/in_the_wild/fold_alone.txt
+	OMP_NUM_THREADS=1 $(VENV)-fold/bin/python benchmarks/in_the_wild/fold.py --rows $(OUT)/fold_rows.txt --out $(OUT)/in_the_wild_folding.json
 
 # Interpreted, then compiled: a kernel is one or the other from its import on.
 triton: ## test the kernels for a GPU without one: interpreted, and compiled; in an environment of its own

@@ -341,7 +341,7 @@ def test_a_relative_without_a_known_formula_is_not_tested_for_it() -> None:
     report = check(Evonorm(), (8, 6))
     assert report.failed == ()
     assert (
-        "neither S0 nor B0, and no formula of another EvoNorm"
+        "none of S0 to B2, and no formula of another EvoNorm"
         in report.untested[FORMULA]
     )
 
@@ -435,3 +435,227 @@ def test_a_graph_in_a_name_is_no_graph_norm() -> None:
 
     assert [*relatives_of(InGraph())] == []
     assert [found.name for found, _ in relatives_of(MyGraphNorm())] == ["graph norm"]
+
+
+class Evo(Named):
+    """The six forms of Liu et al. (2020), two groups; the class says which it is."""
+
+    def __init__(self, form: str, computes: str = "") -> None:
+        super().__init__()
+        self.form, self.v = computes or form, nn.Parameter(torch.linspace(0.5, 1.5, 6))
+        self.__class__ = type(f"EvoNorm2d{form.upper()}", (Evo,), {})
+
+    def forward(self, x: Tensor) -> Tensor:
+        wide = x.float() if x.dtype.itemsize == 2 else x
+        gain, bias, v = (p[:, None, None] for p in (self.weight, self.bias, self.v))
+        own = wide.var((2, 3), correction=0, keepdim=True).add(1e-5).sqrt()
+        size = wide.square().mean((2, 3), keepdim=True).add(1e-5).sqrt()
+        batch = wide.var((0, 2, 3), correction=0, keepdim=True).add(1e-5).sqrt()
+        parts = wide.reshape(len(x), 2, 3, *x.shape[2:])
+        groups = parts.var((2, 3, 4), correction=0, keepdim=True).add(1e-5).sqrt()
+        sizes = parts.square().mean((2, 3, 4), keepdim=True).add(1e-5).sqrt()
+        groups, sizes = (s.expand_as(parts).flatten(1, 2) for s in (groups, sizes))
+        z = {
+            "s0": wide * (v * wide).sigmoid() / groups,
+            "s1": F.silu(wide) / groups,
+            "s2": F.silu(wide) / sizes,
+            "b0": wide / batch.maximum(v * wide + own),
+            "b1": wide / batch.maximum((wide + 1) * size),
+            "b2": wide / batch.maximum(size - wide),
+        }[self.form]
+        y: Tensor = gain * z.to(x.dtype) + bias
+        return y
+
+
+class BatchRenorm(Named):
+    """Ioffe (2017), with limits for r and d; the right one and wrong ones."""
+
+    def __init__(self, wrong: str = "", limits: tuple[float, float] = (3, 5)) -> None:
+        super().__init__()
+        self.wrong, self.limits, self.eps = wrong, limits, 1e-5
+        self.running_mean = nn.Buffer(torch.linspace(-0.5, 0.5, 6))
+        self.running_var = nn.Buffer(torch.linspace(0.5, 2.0, 6))
+
+    def forward(self, x: Tensor) -> Tensor:
+        axes, per = (0, *range(2, x.dim())), (-1, *[1] * (x.dim() - 2))
+        wide = x.float() if x.dtype.itemsize == 2 else x
+        mean, var = self.running_mean.to(wide), self.running_var.to(wide)
+        if self.training:
+            own_var, own_mean = torch.var_mean(wide, axes, correction=0)
+            if self.wrong == "update first":
+                mean, var = mean.lerp(own_mean, 0.1), var.lerp(own_var, 0.1)
+            sigma, own = (var + self.eps).sqrt(), (own_var + self.eps).sqrt()
+            most, far = self.limits
+            r = (own / sigma).clamp(1 / most, most).detach()
+            d = ((own_mean - mean) / sigma).clamp(-far, far).detach()
+            d = 0 * d if self.wrong == "no d" else d
+            r = 1 / r if self.wrong == "one over r" else r
+            z = (wide - own_mean.reshape(per)) / own.reshape(per)
+            z = z * r.reshape(per) + d.reshape(per)
+            self.running_mean.lerp_(own_mean.detach().to(self.running_mean), 0.1)
+            self.running_var.lerp_(own_var.detach().to(self.running_var), 0.1)
+        else:
+            z = (wide - mean.reshape(per)) / (var + self.eps).sqrt().reshape(per)
+        gain, bias = self.weight.reshape(per), self.bias.reshape(per)
+        y: Tensor = gain * z.to(x.dtype) + bias
+        return y
+
+
+class DiffGroupNorm(nn.Module):
+    """Zhou et al. (2020); the right one, and one whose shares are no shares."""
+
+    def __init__(self, share: str = "softmax") -> None:
+        super().__init__()
+        self.lin, self.norm = nn.Linear(6, 3, bias=False), nn.BatchNorm1d(18)
+        self.share = share
+
+    def forward(self, x: Tensor) -> Tensor:
+        scores = self.lin(x)
+        s = scores.softmax(-1) if self.share == "softmax" else scores.sigmoid()
+        parts = (s.unsqueeze(-1) * x.unsqueeze(-2)).flatten(1)
+        y: Tensor = x + 0.01 * self.norm(parts).reshape(-1, 3, 6).sum(-2)
+        return y
+
+
+class Irrep:
+    def __init__(self, dim: int) -> None:
+        self.dim = dim
+
+    def is_scalar(self) -> bool:
+        return self.dim == 1
+
+
+class Equivariant(nn.Module):
+    """Two scalars and two vectors; the right one, and one that moves its vectors."""
+
+    def __init__(self, *, is_centred: bool = False) -> None:
+        super().__init__()
+        self.irreps, self.is_centred = [(2, Irrep(1)), (2, Irrep(3))], is_centred
+        self.weight = nn.Parameter(torch.ones(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        wide = x.float() if x.dtype.itemsize == 2 else x
+        scalars, vectors = wide[:, :2, None], wide[:, 2:].reshape(-1, 2, 3)
+        scalars = scalars - scalars.mean(0)
+        vectors = vectors - vectors.mean(0) if self.is_centred else vectors
+        out = []
+        for v, gain in ((scalars, self.weight[:2]), (vectors, self.weight[2:])):
+            size = v.square().mean(-1, keepdim=True).mean(0).add(1e-5).sqrt()
+            out.append((v / size).to(x.dtype).mul(gain[:, None]).flatten(1))
+        return torch.cat(out, 1)
+
+
+class NormSoFar(nn.Module):
+    """A cumulative norm, which its class calls a layer norm."""
+
+    def __init__(self, *, is_shifted: bool = False) -> None:
+        super().__init__()
+        self.is_shifted = is_shifted
+
+    def forward(self, x: Tensor) -> Tensor:
+        wide = x.float() if x.dtype.itemsize == 2 else x
+        steps = torch.arange(1, x.shape[-1] + 1, device=x.device)
+        mean = wide.mean(1, keepdim=True).cumsum(-1) / steps
+        square = wide.square().mean(1, keepdim=True).cumsum(-1) / steps
+        if self.is_shifted:
+            mean = mean.roll(1, -1)
+        z: Tensor = (wide - mean) * torch.rsqrt((square - mean.square()).abs() + 1e-8)
+        return z.to(x.dtype)
+
+
+NormSoFar.__name__ = "LayerNorm"
+
+
+class CumulativeNorm(nn.Module):
+    """Each step from the mean up to it: no large numbers are subtracted."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        wide = x.float() if x.dtype.itemsize == 2 else x
+        steps = torch.arange(1, x.shape[-1] + 1, device=x.device)
+        centred = wide - wide.mean(1, keepdim=True).cumsum(-1) / steps
+        var = centred.square().mean(1, keepdim=True).cumsum(-1) / steps
+        return (centred * torch.rsqrt(var + 1e-8)).to(x.dtype)
+
+
+FORMS = ("s0", "s1", "s2", "b0", "b1", "b2")
+IMAGES = (4, 6, 5, 3)
+
+
+@pytest.mark.parametrize(
+    ("layer", "shape", "name"),
+    [
+        *((Evo(form), IMAGES, "EvoNorm") for form in FORMS),
+        (BatchRenorm(), IMAGES, "batch renormalization"),
+        (BatchRenorm(), (16, 6), "batch renormalization"),
+        (BatchRenorm(limits=(1, 0)), IMAGES, "batch renormalization"),
+        (DiffGroupNorm(), (20, 6), "differentiable group norm"),
+        (Equivariant(), (16, 8), "equivariant norm"),
+        (NormSoFar(), (4, 8, 5), "cumulative norm"),
+    ],
+)
+def test_more_relatives_compute_the_formula_of_their_name(
+    layer: nn.Module, shape: tuple[int, ...], name: str
+) -> None:
+    report = check(layer, shape)
+    assert report.kind.startswith(f"{name} of (N, "), report
+    assert FORMULA not in (*report.untested, *report.failed), report
+    assert name in report.others
+
+
+@pytest.mark.parametrize(
+    ("layer", "shape"),
+    [
+        *(
+            (Evo(form, other), IMAGES)
+            for form, other in zip(FORMS, FORMS[::-1], strict=True)
+        ),
+        (DiffGroupNorm("sigmoid"), (20, 6)),
+        (Equivariant(is_centred=True), (16, 8)),
+    ],
+)
+def test_more_relatives_that_compute_something_else_are_wrong(
+    layer: nn.Module, shape: tuple[int, ...]
+) -> None:
+    assert FORMULA in check(layer, shape).failed
+
+
+@pytest.mark.parametrize("wrong", ["update first", "no d", "one over r"])
+def test_a_batch_renormalization_gone_wrong_is_a_batch_norm_gone_wrong(
+    wrong: str,
+) -> None:
+    report = check(BatchRenorm(wrong), IMAGES)
+    assert report.kind.startswith("batch norm of"), report
+    assert report.failed
+
+
+def test_an_equivariant_norm_of_scalars_is_a_batch_norm() -> None:
+    layer: Any = nn.BatchNorm1d(6)
+    layer.irreps = [(6, Irrep(1))]
+    report = check(layer, (16, 6))
+    assert (report.kind, report.passed) == ("batch norm of (N, 6)", True)
+
+
+def test_a_variance_in_one_pass_of_a_cumulative_norm_is_noticed() -> None:
+    name = "a mean far from 0 costs no precision in float32"
+    for layer, failed in ((NormSoFar(), (name,)), (CumulativeNorm(), ())):
+        assert check(layer, (4, 8, 5)).failed == failed
+
+
+def test_a_cumulative_norm_gone_wrong_is_no_other_norm() -> None:
+    report = check(NormSoFar(is_shifted=True), (4, 8, 5))
+    assert report.failed
+    assert report.kind.startswith("layer norm")
+
+
+def test_eps_in_a_tensor_is_read() -> None:
+    class LayerNorm(Weighted):
+        def __init__(self) -> None:
+            super().__init__()
+            self.eps = nn.Buffer(torch.tensor(1e-10))
+
+        def forward(self, x: Tensor) -> Tensor:
+            wide = x.float() if x.dtype.itemsize == 2 else x
+            y = F.layer_norm(wide, x.shape[-1:], eps=1e-10)
+            return self.weight * y.to(x.dtype)
+
+    assert check(LayerNorm()).passed

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 from torch.nn.modules.batchnorm import _BatchNorm as TorchBatchNorm
 
 from normbook.gradient_check import relative_error
@@ -415,3 +416,63 @@ def test_a_layer_that_cannot_take_its_share_is_told() -> None:
     found = {f.norm: f for f in folding_plan(model)}["norm"]
     assert "'b' is parametrized" in found.reason
     assert folding.fold_batch_norm(model, X, strict=False)(X).equal(model(X))
+
+
+class PaddedByItself(nn.Conv2d):
+    """As TensorFlow pads: by the size of the input, which no trace knows."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        more = x.shape[-1] % 2
+        x = functional.pad(x, (1, 1 + more, 1, 1 + more))
+        return functional.conv2d(x, self.weight, self.bias, groups=self.groups)
+
+
+class Behind(PaddedByItself):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x).relu()
+
+
+class WithoutMean(PaddedByItself):
+    def forward(self, x: Tensor) -> Tensor:
+        w = self.weight - self.weight.mean() + 1
+        return functional.conv2d(x, w, self.bias)
+
+
+class Rounded(PaddedByItself):
+    def forward(self, x: Tensor) -> Tensor:
+        w = (100 * self.weight).round() / 100
+        return functional.conv2d(x, w, self.bias)
+
+
+class WithoutBias(PaddedByItself):
+    def forward(self, x: Tensor) -> Tensor:
+        return functional.conv2d(x, self.weight)
+
+
+def of_kind(kind: type[nn.Conv2d], groups: int = 1) -> nn.Module:
+    layers = kind(4, 6, 3, groups=groups, bias=False), nn.BatchNorm2d(6)
+    model = stir(nn.Sequential(*layers), torch.Generator().manual_seed(0))
+    return model.double()
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+def test_a_convolution_that_pads_by_itself_takes_in_what_is_behind(groups: int) -> None:
+    model = of_kind(PaddedByItself, groups)
+    folded = fold_batch_norm(model)
+    for size in (7, 8):
+        x = torch.randn(2, 4, size, size, dtype=torch.float64)
+        assert relative_error(folded(x), model(x)) < 1e-13
+
+
+@pytest.mark.parametrize("kind", [Behind, WithoutMean, Rounded, WithoutBias])
+def test_a_convolution_that_is_not_linear_in_its_weights_takes_in_nothing(
+    kind: type[nn.Conv2d],
+) -> None:
+    with pytest.raises(FoldingError, match="computes something of its own"):
+        fold_batch_norm(of_kind(kind))
+
+
+def test_a_convolution_that_pads_by_itself_takes_in_nothing_in_front() -> None:
+    model = nn.Sequential(nn.BatchNorm2d(4), PaddedByItself(4, 6, 3)).eval()
+    with pytest.raises(FoldingError, match="may pad its input"):
+        fold_batch_norm(model)

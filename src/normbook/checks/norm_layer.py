@@ -22,13 +22,14 @@ from normbook.checks.gradient_claims import GRADIENT_CLAIMS
 from normbook.checks.output_claims import (
     OUTPUT_CLAIMS,
     dtype_is_kept,
+    far_from_zero,
     half_precisions,
     input_is_kept,
     strides,
 )
 from normbook.checks.recognition import OWNERS
 from normbook.checks.recurrent import REDUNDANT, recurrent_findings
-from normbook.checks.relatives import Relative, formula_of, relatives_of
+from normbook.checks.relatives import Relative, formula_of, relatives_of, unnamed
 from normbook.checks.report import Finding, Report
 from normbook.checks.state_claims import (
     STATE_CLAIMS,
@@ -178,7 +179,13 @@ def _report_on(
         return as_relative[0]
     # Of what has no known formula a test for another norm would tell nothing true.
     unknown = [one for one in as_relative if one.findings[0].passed is None]
-    return unknown[0] if unknown and not report.findings[0].passed else report
+    if report.findings[0].passed or unknown or kind is not None:
+        return unknown[0] if unknown and not report.findings[0].passed else report
+    for relative in unnamed():
+        found = _report_on_relative(layer, shape, eps, relative)
+        if found is not None and found.findings[0].passed:
+            return found
+    return report
 
 
 def _report_on_relative(
@@ -203,6 +210,7 @@ def _report_on_relative(
             subject.relations = [relation._replace(reason=reason)]
         sizes = ", ".join(["N", *map(str, subject.shape[1:])])
         tests = [dtype_is_kept, half_precisions, strides, input_is_kept, no_graph]
+        tests += [far_from_zero] if relative.subtracts_mean else []
         findings = [formula, *(test(subject) for test in (*tests, copies, as_named))]
         if removed:
             findings.append(_behind(removed))

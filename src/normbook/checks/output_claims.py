@@ -467,6 +467,22 @@ def two_passes(subject: Subject) -> Fault | None:
     )
 
 
+@claim("a mean far from 0 costs no precision in float32")
+def far_from_zero(subject: Subject) -> Fault | None:
+    """Compare a layer with itself in float64, at mean / sigma 1e4."""
+    x = (subject.draw(5, 1.0) + 1e4).float()
+    exact = subject.output(x.double())
+    off = _share(subject.output(x, torch.float32), exact)
+    if off < 0.03:
+        return None
+    return Fault(
+        f"for mean / sigma = 1e4 the output in float32 is off by {off:.2g} of its "
+        "largest value: E[x^2] - E[x]^2 subtracts two large numbers that are nearly "
+        "equal.",
+        "Take the mean first, then the mean of (x - mean) ** 2.",
+    )
+
+
 def _one_pass(subject: Subject, x: Tensor) -> Tensor:
     mean_of = subject.definition.mean
     var = mean_of(x.square()) - mean_of(x).square()

@@ -14,9 +14,17 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from normbook.checks.subject import LARGE, Subject, draw, fit, largest
+from normbook.checks.subject import (
+    LARGE,
+    TOLERANCE,
+    Subject,
+    draw,
+    fit,
+    largest,
+)
 
 Formula = Callable[[Tensor], Tensor]
+Sized = Callable[[Tensor, tuple[int, ...]], Tensor]  # a size along axes
 
 
 class Misfit(NamedTuple):
@@ -236,37 +244,160 @@ def by_parts(subject: Subject) -> Iterator[Misfit]:
         yield _misfit(subject, z, (0, 2), view=parts, scale=LARGE, what=what)
 
 
+_EVONORMS = ("s0", "s1", "s2", "b0", "b1", "b2")
+
+
 def evonorm(subject: Subject) -> Iterator[Misfit]:
-    """S0 and B0 (Liu et al. 2020), with each parameter in turn for v, or 1."""
+    """S0 to B2 (Liu et al. 2020), with each parameter in turn for v.
+
+    A form that the class names is the only one that it may be.
+    """
     sizes, dim = subject.shape, len(subject.shape)
     if dim < 3:
         return
+    name = type(subject.layer).__name__.lower()
+    forms = [form for form in _EVONORMS if form in name] or _EVONORMS
     positions = tuple(range(2, dim))
-    counts = [n for n in range(1, sizes[1] + 1) if sizes[1] % n == 0]
+    held = [p.detach().double() for p in subject.layer.parameters()]
+    held = [p.reshape(-1, *[1] * (dim - 2)) for p in held if p.numel() == sizes[1]]
 
     def deviation(x: Tensor, axes: tuple[int, ...]) -> Tensor:
         return x.var(axes, correction=0, keepdim=True).sqrt()
 
-    held = [p.detach().double() for p in subject.layer.parameters()]
-    for p in held:
-        if p.numel() != sizes[1]:
+    def size(x: Tensor, axes: tuple[int, ...]) -> Tensor:
+        return x.square().mean(axes, keepdim=True).sqrt()
+
+    def by_batch(right: Formula) -> Formula:
+        return lambda x: x / deviation(x, (0, *positions)).maximum(right(x))
+
+    def b0(v: Tensor) -> Formula:
+        return by_batch(lambda x: v * x + deviation(x, positions))
+
+    def in_groups(n: int, of: Sized, v: Tensor) -> Formula:
+        def z(x: Tensor) -> Tensor:
+            parts = x.reshape(len(x), n, -1, *x.shape[2:])
+            over = of(parts, tuple(range(2, dim + 1))).squeeze(2)
+            return x * (v * x).sigmoid() / over.repeat_interleave(sizes[1] // n, 1)
+
+        return z
+
+    one: list[tuple[str, Formula]] = [
+        ("b1", by_batch(lambda x: (x + 1) * size(x, positions))),
+        ("b2", by_batch(lambda x: size(x, positions) - x)),
+        *(("b0", b0(v)) for v in held),
+    ]
+    for n in (n for n in range(1, sizes[1] + 1) if sizes[1] % n == 0):
+        plain = torch.ones(())
+        one += [("s1", in_groups(n, deviation, plain))]
+        one += [("s2", in_groups(n, size, plain))]
+        one += [("s0", in_groups(n, deviation, v)) for v in held]
+    for form, z in one:
+        if form in forms:
+            yield _misfit(subject, z, (1,), what=f"EvoNorm-{form.upper()}")
+
+
+def renormalized(subject: Subject) -> Iterator[Misfit]:
+    """Batch renormalization (Ioffe 2017): y = gain (r x_hat + d) + bias.
+
+    r is the deviation of the batch over the running one, d how far its mean is from
+    the running one, over the same, both within limits. So the slope times the deviation
+    of the batch, and the output at its mean, are lines that are cut off, and have one
+    slope. Where all is cut off at the same value it is a batch norm.
+    """
+    rest = tuple(axis for axis in range(len(subject.shape)) if axis != 1)
+    seen: list[Tensor] = []
+    for seed, scale in enumerate((0.05, 0.3, 0.6, 1.0, 1.5, 3.0, 20.0)):
+        for offset in (-20.0, -0.4, 0.0, 0.7, 20.0):
+            x = draw(subject.shape, seed, scale) + offset
+            y = subject.output(x)
+            s, h = fit(y, x, (1,))
+            if _error(y, s * x + h) > 1e-6:
+                yield Misfit(math.inf)
+                return
+            var, mean = torch.var_mean(x, rest, correction=0, keepdim=True)
+            sigma = (var + subject.eps).sqrt()
+            values = s * sigma, h + s * mean, sigma, mean
+            seen.append(torch.stack([value.flatten() for value in values]))
+    u, v, sigma, mean = torch.stack(seen, 1)
+
+    def cut(seen: Tensor, line: Tensor) -> tuple[Tensor, Tensor]:
+        """Return where what is seen is not at its limits, and the line within them."""
+        low, high = seen.amin(0), seen.amax(0)
+        room = 1e-6 * (high - low)
+        return (seen > low + room) & (seen < high - room), line.clamp(low, high)
+
+    free, _ = cut(u, u)
+    slope = (u / sigma).where(free, torch.nan).nanmedian(0).values.nan_to_num()
+    free, _ = cut(v, v)
+    start = (v - slope * mean).where(free, torch.nan).nanmedian(0).values
+    error_u = _error(u, cut(u, slope * sigma)[1])
+    error_v = _error(v, cut(v, start + slope * mean)[1])
+    still_u, still_v = (
+        largest(line.amax(0) - line.amin(0)) < TOLERANCE * largest(u) for line in (u, v)
+    )
+    if still_u or still_v:  # r is held at 1, and d at 0, or neither is
+        what = "its limits hold r at 1 and d at 0, and it is a batch norm"
+        yield Misfit(0.0 if still_u and still_v else math.inf, what=what)
+        return
+    yield Misfit(max(error_u, error_v), slope)
+
+
+def soft_groups(subject: Subject) -> Iterator[Misfit]:
+    """Batch norms of x times its share in each of some groups (Zhou et al. 2020).
+
+    Shares are the softmax of a linear map that the layer holds; what comes is added to
+    x. A gain for each feature of each group is found on one batch.
+    """
+    features = subject.shape[-1]
+    if len(subject.shape) != 2:
+        return
+    for p in subject.layer.parameters():
+        if p.dim() != 2 or p.shape[1] != features:
             continue
-        v = p.reshape(-1, *[1] * (dim - 2))
+        w = p.detach().double()
 
-        def b0(x: Tensor, v: Tensor = v) -> Tensor:
-            over_batch = deviation(x, (0, *positions))
-            return x / over_batch.maximum(v * x + deviation(x, positions))
+        def known(x: Tensor, w: Tensor = w) -> Tensor:
+            parts = (x @ w.T).softmax(-1).unsqueeze(-1) * x.unsqueeze(-2)
+            var, mean = torch.var_mean(parts, 0, correction=0)
+            z = ((parts - mean) / (var + subject.eps).sqrt()).permute(2, 0, 1)
+            return torch.cat([z, torch.ones_like(z[..., :1])], -1)  # (features, N, ...)
 
-        yield _misfit(subject, b0, (1,), what="EvoNorm-B0")
-        for groups in counts:
+        def seen(x: Tensor) -> Tensor:
+            return (subject.output(x) - x).T.unsqueeze(-1)
 
-            def s0(x: Tensor, v: Tensor = v, groups: int = groups) -> Tensor:
-                grouped = x.reshape(len(x), groups, -1, *x.shape[2:])
-                over = deviation(grouped, tuple(range(2, dim + 1))).squeeze(2)
-                over = over.repeat_interleave(sizes[1] // groups, 1)
-                return x * (v * x).sigmoid() / over
+        first, *others = _draws(subject)
+        gains = torch.linalg.lstsq(known(first), seen(first)).solution
+        errors = [_error(seen(x), known(x) @ gains) for x in others]
+        yield Misfit(max(errors), what=f"{len(w)} groups")
 
-            yield _misfit(subject, s0, (1,), what=f"EvoNorm-S0 in {groups} groups")
+
+def equivariant(subject: Subject) -> Iterator[Misfit]:
+    """Vectors over their root mean square length, scalars as in batch norm.
+
+    The layer says in ``irreps`` how many there are of which size; a gain for each.
+    """
+    blocks = [(int(mul), ir) for mul, ir in getattr(subject.layer, "irreps", ())]
+    if sum(mul * ir.dim for mul, ir in blocks) != subject.shape[-1]:
+        return
+    if all(ir.is_scalar() for _, ir in blocks):  # a batch norm, then
+        return
+    worst, start = 0.0, 0
+    for mul, ir in blocks:
+        stop, is_scalar = start + mul * ir.dim, bool(ir.is_scalar())
+
+        def part(
+            x: Tensor, start: int = start, stop: int = stop, n: int = mul
+        ) -> Tensor:
+            return x[..., start:stop].reshape(-1, n, (stop - start) // n)
+
+        def z(x: Tensor, part: Formula = part, is_scalar: bool = is_scalar) -> Tensor:
+            v = part(x)
+            v = v - v.mean(0) if is_scalar else v
+            return v / v.square().sum(-1, keepdim=True).mean(0).sqrt()
+
+        found = _misfit(subject, z, (1,), view=part, scale=LARGE)
+        worst, start = max(worst, found.error), stop
+    yield Misfit(worst)
 
 
 def cumulative(subject: Subject) -> Iterator[Misfit]:

@@ -28,6 +28,7 @@ class Relative(NamedTuple):
     pattern: str
     text: str
     misfits: formulas.Misfits | None = None
+    subtracts_mean: bool = False  # and a mean far from 0 should do no harm
     others: str = ""  # says that there are other forms, of which no formula is known
 
 
@@ -43,9 +44,12 @@ RELATIVES = (
         "filter response norm: x over the root mean square of its positions, and a "
         "threshold behind",
         formulas.filter_response),
-    Relative("EvoNorm", "evonorm",
+    Relative("EvoNorm", "evonorm.*[sb][012]",
         "an activation and a norm that were found by search",
-        formulas.evonorm, "it is neither S0 nor B0, and no formula of another"),
+        formulas.evonorm),
+    Relative("EvoNorm", "evonorm(?!.*[sb][012])",
+        "an activation and a norm that were found by search",
+        formulas.evonorm, others="it is none of S0 to B2, and no formula of another"),
     Relative("GRN", "globalresponse|grn$",
         "global response norm: each channel by its share of the size of all",
         formulas.global_response),
@@ -58,7 +62,8 @@ RELATIVES = (
         "moved just before; no gradient passes through them",
         formulas.estimated),
     Relative("batch renormalization", "renorm",
-        "in training the running statistics take part"),
+        "in training the running statistics take part",
+        formulas.renormalized),
     Relative("pair norm", "pairnorm",
         "nodes without their mean, and over the size of all or of each",
         formulas.pair_norm),
@@ -72,15 +77,17 @@ RELATIVES = (
         "x over the root of the number of nodes, no statistics",
         formulas.graph_size),
     Relative("differentiable group norm", "diffgroup|differentiablegroup",
-        "x and a share of batch norms of soft groups of nodes"),
+        "x and a share of batch norms of soft groups of nodes",
+        formulas.soft_groups),
     Relative("graph norm", "graphnorm|^nodes",
         "statistics over the nodes of a graph, which lie along axis 0",
         formulas.over_nodes),
     Relative("equivariant norm", "^irreps",
-        "vectors over their mean length, and scalars as in batch norm"),
+        "vectors over their mean length, and scalars as in batch norm",
+        formulas.equivariant),
     Relative("cumulative norm", "cumulative",
         "statistics of the steps so far",
-        formulas.cumulative),
+        formulas.cumulative, subtracts_mean=True),
     Relative("batch-channel norm", "batchchannel",
         "batch norm and then a norm by channels"),
     Relative("scale alone", "simplenorm",
@@ -103,7 +110,8 @@ def relatives_of(layer: nn.Module) -> Iterator[tuple[Relative, bool]]:
     batch norm inside may be called for each part of a batch.
     """
     names = [ancestor.__name__.lower() for ancestor in type(layer).__mro__]
-    more = ["irreps"] if hasattr(layer, "irreps") else []
+    names += ["irreps"] if hasattr(layer, "irreps") else []
+    more = []
     if "batch" in [*inspect.signature(layer.forward).parameters][1:]:
         more.append("nodes")
     if any(isinstance(part, _BatchNorm) for part in layer.children()):
@@ -112,6 +120,11 @@ def relatives_of(layer: nn.Module) -> Iterator[tuple[Relative, bool]]:
         is_named = any(re.search(relative.pattern, name) for name in names)
         if is_named or any(re.search(relative.pattern, name) for name in more):
             yield relative, is_named or relative.misfits is None
+
+
+def unnamed() -> Iterator[Relative]:
+    """Yield the relatives whose formula tells them from what is merely wrong."""
+    yield from (one for one in RELATIVES if one.name == "cumulative norm")
 
 
 def formula_of(relative: Relative) -> Claim[Subject]:

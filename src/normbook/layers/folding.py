@@ -71,8 +71,10 @@ def fold_batch_norm(
     (:func:`~normbook.folding.fold_into_next`), if all of its outputs meet all of its
     weights: a convolution may not pad with zeros, and a transposed one must have a
     stride of 1 and padding - output_padding >= dilation (kernel - 1). Linear layers are
-    ``Linear`` and all convolutions; identity and dropout may stand between. In place of
-    a batch norm stays :class:`FoldedBatchNorm`, so the names in a ``state_dict`` stay.
+    ``Linear`` and all convolutions; identity and dropout may stand between. A subclass
+    of a convolution that pads by itself takes in what is behind it, if a trial shows
+    that its outputs are linear in its weights. In place of a batch norm stays
+    :class:`FoldedBatchNorm`, so the names in a ``state_dict`` stay.
     A subclass whose ``forward`` is its batch norm and then modules that it holds, such
     as an activation, is taken apart, and :class:`Opened` stays in its place. Behind a
     ``torch.cat`` of outputs of linear layers along the channels, each layer takes in

@@ -142,6 +142,39 @@ def width(layer: Any, side: str) -> int:
     return int(getattr(layer, f"{end}_{kind}"))
 
 
+def is_linear_map(layer: Any) -> bool:
+    """Try whether each output channel is linear in its weights and its bias.
+
+    So it is of a convolution that first pads its input in its own way, whatever the
+    rest of its ``forward`` does. Weights that it standardizes or rounds fail, and so
+    does an activation behind.
+    """
+    if isinstance(layer, nn.Linear) or first(OF_ITS_OWN, "it", layer):
+        return False
+    draw, exponents = torch.Generator().manual_seed(0), torch.tensor([-2.0, 2.0])
+    try:
+        whole = copy.deepcopy(layer).to("cpu", torch.float64)
+        w, channels = whole.weight.detach(), width(layer, "previous")
+        sizes = width(layer, "next"), *(1 + 2 * k for k in whole.kernel_size)
+        x = torch.randn(2, *sizes, generator=draw, dtype=w.dtype)
+        k, b = torch.randn(2, channels, generator=draw, dtype=w.dtype)
+        k = k * 10 ** exponents[torch.arange(channels) % 2].to(w)
+        by_channel = k.reshape(-1, *[1] * len(whole.kernel_size))
+        axes = by_channel if isinstance(layer, TRANSPOSED) else by_channel.unsqueeze(1)
+        if isinstance(layer, TRANSPOSED) and whole.groups > 1:
+            return False
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            whole.bias = nn.Parameter(torch.zeros_like(b))
+            y = whole(x.clone())
+            whole.weight, whole.bias = nn.Parameter(w * axes), nn.Parameter(b)
+            z = whole(x.clone())
+        expected = y * by_channel + b.reshape_as(by_channel)
+        scale = expected.abs().amax((0, *range(2, x.dim())), keepdim=True)
+        return bool(((z - expected).abs() <= 1e-10 * scale).all())
+    except Exception:  # noqa: BLE001  # whatever it is, it stays
+        return False
+
+
 def _fits(beside: Beside) -> bool:
     """Return whether channels of the one are channels of the other."""
     layer, norm, side, channels, _ = beside
@@ -203,8 +236,8 @@ MODEL: Rows = (
      "remove them, and register them on the folded model"),
 )
 
-# Of a layer that computes anything but what its class in torch does.
-ANY_LAYER: Rows = (
+# Of a layer that has anything beside its class.
+OF_ITS_OWN: Rows = (
     (lambda layer: _kind(LazyModuleMixin)(layer) and layer.has_uninitialized_params(),
      "{it} is lazy and has no size yet",
      "run the model once on an example"),
@@ -215,9 +248,17 @@ ANY_LAYER: Rows = (
     (has_hooks,
      "{it} has hooks, as weight norm and pruning use them",
      "remove them"),
-    (_with_own_method,
-     "{it}, a {got}, computes something of its own",
-     KEEP),
+)
+_OWN = "{it}, a {got}, computes something of its own"
+
+# Of a layer that computes anything but what its class in torch does.
+ANY_LAYER: Rows = (*OF_ITS_OWN, (_with_own_method, _OWN, KEEP))
+
+# The same of a linear layer, which may do something to its input first.
+ANY_LINEAR: Rows = (
+    *OF_ITS_OWN,
+    (lambda layer: _with_own_method(layer) and not is_linear_map(layer)
+     and type(layer).__name__, _OWN, KEEP),
 )
 NO_VALUES = (
     lambda layer: any(v.is_meta for v in (*layer.parameters(), *layer.buffers())),
@@ -266,6 +307,9 @@ TAKING_IN: Rows = (
     (lambda beside: not _fits(beside),
      "{it} has its channels elsewhere or another number of them",
      "keep it: it normalizes along another axis"),
+    (lambda beside: beside.side == "next" and _with_own_method(beside.layer),
+     "{it}, a {got}, may pad its input, which batch norm does not shift",
+     KEEP),
     (lambda beside: beside.side == "next" and _has_a_border(beside.layer),
      "{it} is transposed, and not all of its outputs meet all of its weights",
      "keep it: only with a stride of 1 and, along each axis, padding - output_padding "

@@ -222,7 +222,7 @@ class Route:
         )
         return (
             first(against.CALLS, it, self, layer)
-            or first((*against.ANY_LAYER, against.NO_VALUES), it, module)
+            or first((*against.ANY_LINEAR, against.NO_VALUES), it, module)
             or first(against.TAKING_IN, it, beside)
         )
 
