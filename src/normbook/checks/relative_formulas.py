@@ -14,6 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from normbook.checks.claim import NotTested
 from normbook.checks.subject import (
     LARGE,
     TOLERANCE,
@@ -288,12 +289,14 @@ def evonorm(subject: Subject) -> Iterator[Misfit]:
     ]
     for n in (n for n in range(1, sizes[1] + 1) if sizes[1] % n == 0):
         plain = torch.ones(())
-        one += [("s1", in_groups(n, deviation, plain))]
-        one += [("s2", in_groups(n, size, plain))]
-        one += [("s0", in_groups(n, deviation, v)) for v in held]
+        one += [(f"s1 in {n} groups", in_groups(n, deviation, plain))]
+        one += [(f"s2 in {n} groups", in_groups(n, size, plain))]
+        one += [(f"s0 in {n} groups", in_groups(n, deviation, v)) for v in held]
     for form, z in one:
-        if form in forms:
-            yield _misfit(subject, z, (1,), what=f"EvoNorm-{form.upper()}")
+        if form[:2] in forms:
+            yield _misfit(
+                subject, z, (1,), what=f"EvoNorm-{form[:2].upper()}{form[2:]}"
+            )
 
 
 def renormalized(subject: Subject) -> Iterator[Misfit]:
@@ -376,7 +379,10 @@ def equivariant(subject: Subject) -> Iterator[Misfit]:
 
     The layer says in ``irreps`` how many there are of which size; a gain for each.
     """
-    blocks = [(int(mul), ir) for mul, ir in getattr(subject.layer, "irreps", ())]
+    irreps = getattr(subject.layer, "irreps", ())
+    if isinstance(irreps, str):
+        raise NotTested("irreps is a text, which is not read here", "Give it as pairs.")
+    blocks = [(int(mul), ir) for mul, ir in irreps]
     if sum(mul * ir.dim for mul, ir in blocks) != subject.shape[-1]:
         return
     if all(ir.is_scalar() for _, ir in blocks):  # a batch norm, then
