@@ -23,7 +23,12 @@ Notebook: TypeAlias = Any  # nbformat.NotebookNode, which carries no types
 Cell: TypeAlias = Any
 
 KERNEL = {"display_name": "Python 3", "language": "python", "name": "python3"}
-CELL_METADATA = ("mystnb", "reason", "tags")  # everything else differs by editor
+CELL_METADATA = (
+    "mystnb",
+    "numbers",
+    "reason",
+    "tags",
+)  # everything else differs by editor
 MAX_LINES = 15
 MAX_COLUMNS = 76
 MAX_PROSE = 90

@@ -90,6 +90,13 @@ GOALS = {
         r"cold start: .*",
         5,
     ),
+    "N7": Goal(
+        "A decimal of two figures or more in prose is what an output prints",
+        "python tools/prose_numbers.py",
+        r"\d+ of \d+ decimals.*",
+        0.2,
+        CHANGE,
+    ),
     "B1": Goal(
         "A cell that raises makes the build red, the first time and the second",
         PYTEST + STEPS + " -k 'builds or build_red or nothing_is_red'",
