@@ -517,6 +517,13 @@ class DiffGroupNorm(nn.Module):
         return y
 
 
+@pytest.mark.parametrize("seed", range(6))
+def test_a_soft_group_that_hardly_any_node_is_in_has_an_eps(seed: int) -> None:
+    torch.manual_seed(seed)
+    report = check(DiffGroupNorm(), (20, 6))
+    assert FORMULA not in (*report.untested, *report.failed), report
+
+
 class Irrep:
     def __init__(self, dim: int) -> None:
         self.dim = dim

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from normbook.checks.claim import NotTested
+from normbook.checks.recognition import eps_of
 from normbook.checks.subject import (
     LARGE,
     TOLERANCE,
@@ -308,6 +309,7 @@ def renormalized(subject: Subject) -> Iterator[Misfit]:
     slope. Where all is cut off at the same value it is a batch norm.
     """
     rest = tuple(axis for axis in range(len(subject.shape)) if axis != 1)
+    eps = eps_of(subject.layer, subject.dtype) or 0.0
     seen: list[Tensor] = []
     for seed, scale in enumerate((0.05, 0.3, 0.6, 1.0, 1.5, 3.0, 20.0)):
         for offset in (-20.0, -0.4, 0.0, 0.7, 20.0):
@@ -318,7 +320,7 @@ def renormalized(subject: Subject) -> Iterator[Misfit]:
                 yield Misfit(math.inf)
                 return
             var, mean = torch.var_mean(x, rest, correction=0, keepdim=True)
-            sigma = (var + subject.eps).sqrt()
+            sigma = (var + eps).sqrt()
             values = s * sigma, h + s * mean, sigma, mean
             seen.append(torch.stack([value.flatten() for value in values]))
     u, v, sigma, mean = torch.stack(seen, 1)
@@ -352,6 +354,8 @@ def soft_groups(subject: Subject) -> Iterator[Misfit]:
     x. A gain for each feature of each group is found on one batch.
     """
     features = subject.shape[-1]
+    # Of a group that hardly any node has a share in, the variance is as small as it.
+    eps = eps_of(subject.layer, subject.dtype) or 0.0
     if len(subject.shape) != 2:
         return
     for p in subject.layer.parameters():
@@ -362,7 +366,7 @@ def soft_groups(subject: Subject) -> Iterator[Misfit]:
         def known(x: Tensor, w: Tensor = w) -> Tensor:
             parts = (x @ w.T).softmax(-1).unsqueeze(-1) * x.unsqueeze(-2)
             var, mean = torch.var_mean(parts, 0, correction=0)
-            z = ((parts - mean) / (var + subject.eps).sqrt()).permute(2, 0, 1)
+            z = ((parts - mean) / (var + eps).sqrt()).permute(2, 0, 1)
             return torch.cat([z, torch.ones_like(z[..., :1])], -1)  # (features, N, ...)
 
         def seen(x: Tensor) -> Tensor:
