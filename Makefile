@@ -20,7 +20,7 @@ ELSEWHERE = KERAS_BACKEND=jax TF_USE_LEGACY_KERAS=1 PYTHONPATH=src $(VENV)-elsew
 WILD = $(VENV)-wild/bin/python
 TRITON = PYTHONPATH=src:tests/layers $(VENV)-triton/bin/python
 
-.PHONY: help setup book test quick lint types check pages test-site cpus sabotage pretend mutants reliability data elsewhere in-the-wild triton bare builds locked lock audit sbom dist pdf pdf-packages colab lab execute bench serve format coverage clean
+.PHONY: help setup book test quick lint types check pages test-site cpus sabotage pretend mutants reliability data elsewhere in-the-wild other-hand triton bare builds locked lock audit sbom dist pdf pdf-packages colab lab execute bench serve format coverage clean
 
 help: ## list these steps
 	@echo 'usage: make STEP, where STEP is one of'
@@ -96,6 +96,11 @@ in-the-wild: ## check the norm layers of 18 public libraries, in an environment 
 	$(WILD) -m pip --disable-pip-version-check install -q -r benchmarks/in_the_wild/requirements.txt
 	$(WILD) -m pip --disable-pip-version-check install -q --no-deps -r benchmarks/in_the_wild/alone.txt
 	PYTHONPATH=src $(WILD) benchmarks/in_the_wild/run.py --out $(OUT)/in_the_wild.json
+
+other-hand: setup ## check layers and models of another hand with a slip each (OUT=folder for the record)
+	$(BIN)/python benchmarks/other_hand/run.py --out $(OUT)/other_hand.json
+	$(BIN)/python benchmarks/other_hand/run.py --table second.txt --out $(OUT)/other_hand_second.json
+	$(BIN)/python benchmarks/other_hand/run.py --table third.txt --out $(OUT)/other_hand_third.json
 
 # Interpreted, then compiled: a kernel is one or the other from its import on.
 triton: ## test the kernels for a GPU without one: interpreted, and compiled; in an environment of its own

@@ -306,3 +306,148 @@ def test_an_error_of_the_layer_is_a_finding(kind: Any, claim: str, raised: str) 
     (finding,) = (f for f in recurrent_findings(layer) if f.name == claim)
     assert finding.passed is False
     assert raised in finding.reason
+
+
+class Stack(nn.Module):
+    """Two layers, each forward or in both directions; ``slip`` is what is wrong."""
+
+    def __init__(self, slip: str = "", ways: int = 1, layers: int = 2) -> None:
+        super().__init__()
+        self.slip, self.ways, self.layers = slip, ways, layers
+        self.input_size, self.hidden_size, self.dropout = D, H, 0.0
+        self.parts = nn.ModuleList(
+            LayerNormLSTM(D if k == 0 else ways * H, H, has_redundant_biases=False)
+            for k in range(layers)
+            for _ in range(ways)
+        )
+
+    def forward(self, x: Tensor, states: Any = None) -> Any:
+        if states is None:
+            zero = x.new_zeros(len(self.parts), x.shape[1], H)
+            states = zero, zero
+        ends = []
+        for layer in range(self.layers):
+            outs, passed = [], []
+            for way in range(self.ways):
+                k = layer * self.ways + way
+                given = 0 if self.slip == "states" else k
+                h, c = (s[given, None] for s in states)
+                y, cells = [], []
+                is_turned = way and self.slip != "forward"
+                for x_t in x.flip(0) if is_turned else x:
+                    _, (h, c) = self.parts[k](x_t[None], (h, c))
+                    y.append(h[0])
+                    cells.append(c[0])
+                ends.append((h[0], c[0]))
+                turn = is_turned and self.slip != "reversed"
+                whole = torch.stack(y).flip(0) if turn else torch.stack(y)
+                outs.append(whole)
+                passed.append(torch.stack(cells) if self.slip == "cells" else whole)
+            out, x = torch.cat(outs, -1), torch.cat(passed, -1)
+            if self.slip == "dropout":
+                x = nn.functional.dropout(x, self.dropout)
+        h, c = (torch.stack(s) for s in zip(*ends, strict=True))
+        return out, (h, c)
+
+
+@pytest.mark.parametrize("ways", [1, 2])
+def test_layers_one_above_the_other_pass(ways: int) -> None:
+    assert failures(Stack(ways=ways)) == {}
+
+
+@pytest.mark.parametrize(
+    ("slip", "settings", "name", "reason"),
+    [
+        ("states", {}, recurrent.UPPER, "Another h_0[1] changes nothing"),
+        ("cells", {}, recurrent.UPPER, "the cell state c is passed on"),
+        ("cells", {"ways": 2}, recurrent.UPPER, "the cell state c is passed on"),
+        ("reversed", {"ways": 2, "layers": 1}, recurrent.UPPER, "in reversed order"),
+        ("reversed", {"ways": 2}, recurrent.UPPER, "in reversed order"),
+        ("forward", {"ways": 2}, recurrent.UPPER, "both directions run forward"),
+        ("dropout", {}, recurrent.SAME, "dropout acts in evaluation"),
+    ],
+)
+def test_a_slip_above_the_first_layer_is_named(
+    slip: str, settings: dict[str, int], name: str, reason: str
+) -> None:
+    found = failures(Stack(slip, **settings))
+    assert reason in found[name]
+    assert {*found} == {name}
+
+
+class OtherOrder(nn.LSTM):
+    """The cell of the paper with the weights of torch, in an order of its own."""
+
+    def __init__(self, order: str) -> None:
+        super().__init__(D, H)
+        self.order = order
+        self.w_x: Any = self.weight_ih_l0
+        self.w_h: Any = self.weight_hh_l0
+        self.norm_x, self.norm_h = nn.LayerNorm(4 * H), nn.LayerNorm(4 * H)
+        self.norm_c = nn.LayerNorm(H)
+
+    def forward(self, x: Tensor, states: Any = None) -> Any:  # type: ignore[override]
+        zero = x.new_zeros(1, x.shape[1], H)
+        h, c = (s[0] for s in states or (zero, zero))
+        out = []
+        for x_t in x:
+            a = self.norm_x(nn.functional.linear(x_t, self.w_x))
+            a = a + self.norm_h(nn.functional.linear(h, self.w_h))
+            gate = dict(zip(self.order, a.chunk(4, -1), strict=True))
+            c = gate["f"].sigmoid() * c + gate["i"].sigmoid() * gate["g"].tanh()
+            h = gate["o"].sigmoid() * self.norm_c(c).tanh()
+            out.append(h)
+        return torch.stack(out), (h[None], c[None])
+
+
+def test_weights_of_torch_need_the_order_of_torch() -> None:
+    right = check_norm_layer(OtherOrder("ifgo"), kind="lstm", quiet=True)
+    other = check_norm_layer(OtherOrder("ifog"), kind="lstm", quiet=True)
+    assert "order of gates" not in right.others
+    assert "order of gates" in other.others
+    reasons = " ".join(f.reason for f in other.findings)
+    assert "in the order i, f, o, g; torch" in reasons
+
+
+class OtherCell(OtherOrder):
+    """Writes to c, and reads from it, by rules of its own."""
+
+    def __init__(self, rule: Any) -> None:
+        super().__init__("ifgo")
+        self.rule = rule
+
+    def forward(self, x: Tensor, states: Any = None) -> Any:  # type: ignore[override]
+        zero = x.new_zeros(1, x.shape[1], H)
+        h, c = (s[0] for s in states or (zero, zero))
+        out = []
+        for x_t in x:
+            a = self.norm_x(nn.functional.linear(x_t, self.w_x))
+            a = a + self.norm_h(nn.functional.linear(h, self.w_h))
+            i, f, g, o = a.chunk(4, -1)
+            c = f.sigmoid() * c + self.rule(i, g)
+            h = o.sigmoid() * self.norm_c(c).tanh()
+            out.append(h)
+        return torch.stack(out), (h[None], c[None])
+
+
+def test_what_is_written_to_c_is_named_or_told_to_be_of_another_cell() -> None:
+    added = OtherCell(lambda i, g: i.sigmoid() + g.tanh())
+    found = failures(added)
+    assert "the input gate is added to tanh(g)" in found[recurrent.CELL]
+    one = failures(OtherCell(lambda i, g: (1 + i).sigmoid() * g.tanh()))
+    assert "1 is added to the input gate" in one[recurrent.CELL]
+    strange = OtherCell(lambda i, g: i.sigmoid() * (g.tanh() - 0.3 * g.sin()))
+    report = check_norm_layer(strange, kind="lstm", quiet=True)
+    assert "another cell" in report.others
+    assert not report.passed
+
+
+def test_states_that_are_detached_are_named() -> None:
+    class Detached(LayerNormLSTM):
+        def forward(self, x: Any, states: Any = None) -> Any:
+            zero = x.new_zeros(1, x.shape[1], H)
+            h, c = states or (zero, zero)
+            return super().forward(x, (h.detach(), c.detach()))
+
+    found = failures(Detached(D, H, has_redundant_biases=False))
+    assert "No gradient reaches h_0 or c_0" in found[recurrent.GRADIENTS]

@@ -215,7 +215,7 @@ def test_what_cannot_be_looked_at_is_said() -> None:
     report = audit(Two(), (drawn(8, 4), torch.ones(())), quiet=True)
     assert report.passed
     assert "1 norms that the model did not call" in str(report)
-    assert "neighbours in evaluation: x must be one tensor" in str(report)
+    assert "neighbours in evaluation: all tensors of x must" in str(report)
 
 
 def test_the_audit_is_printed_raises_and_is_json(capsys: Any) -> None:
@@ -238,3 +238,123 @@ def test_the_audit_is_printed_raises_and_is_json(capsys: Any) -> None:
 def test_bad_input_is_refused(model: Any, x: Any, error: Any, match: str) -> None:
     with pytest.raises(error, match=match):
         audit(model, x)
+
+
+class Branches(nn.Module):
+    """Two inputs of unlike sizes, by one batch norm or by two."""
+
+    def __init__(self, is_shared: bool, scale: float = 20.0) -> None:
+        super().__init__()
+        self.scale, self.a = scale, nn.BatchNorm1d(4)
+        self.b = self.a if is_shared else nn.BatchNorm1d(4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.a(x) + self.b(self.scale * x + self.scale - 1)
+        return y
+
+
+@pytest.mark.parametrize(
+    ("is_shared", "scale", "expected"),
+    [(True, 20.0, True), (False, 20.0, False), (True, 1.0, False)],
+)
+def test_a_batch_norm_in_two_places_is_told_where_their_inputs_differ(
+    is_shared: bool, scale: float, expected: bool
+) -> None:
+    x = drawn(32, 4)
+    torch.manual_seed(0)
+    found = harms(trained(Branches(is_shared, scale), x), x)
+    what = "one batch norm in several places"
+    assert (what in found) == expected
+    if expected:
+        assert (found[what].number, found[what].place) == (2, "a")
+        assert "evaluation differs from training" not in found  # nor its cure
+
+
+class Listed(nn.Module):
+    """Batch norms in a list of Python, beside one that is registered."""
+
+    def __init__(self, *, has_other: bool, is_used: bool = True) -> None:
+        super().__init__()
+        self.first = nn.BatchNorm1d(4) if has_other else nn.Identity()
+        self.more = [nn.BatchNorm1d(4), nn.BatchNorm1d(4)]
+        self.is_used = is_used
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x)
+        for norm in self.more if self.is_used else ():
+            x = norm(x * x)
+        return x
+
+
+def test_norms_in_a_list_of_python_are_found() -> None:
+    x = drawn(32, 4)
+    found = harms(trained(Listed(has_other=True), x), x)
+    harm = found["norms that are not registered"]
+    assert (harm.level, harm.number, harm.place) == (WRONG, 2, "more[0] and 1 more")
+    assert "2 of them normalize by the batch in evaluation" in harm.reason
+    # One example alone raises; several show it.
+    assert "an example depends on its neighbours in evaluation" in found
+    by_example = Listed(has_other=True)
+    by_example.more = [nn.LayerNorm(4)]  # type: ignore[list-item]
+    harm = harms(trained(by_example, x), x)["norms that are not registered"]
+    assert harm.level == WRONG
+    assert "by the batch" not in harm.reason
+    teacher = Listed(has_other=True)
+    for norm in teacher.more:
+        trained(norm, x)
+    harm = harms(trained(teacher, x), x)["norms that are not registered"]
+    assert harm.level == NOTE
+    unused = harms(trained(Listed(has_other=True, is_used=False), x), x)
+    assert "norms that are not registered" not in unused
+    with pytest.raises(ValueError, match=r"in lists of Python: more\[0\]"):
+        audit(Listed(has_other=False), x, quiet=True)
+
+
+def test_the_same_harm_in_many_places_is_told_once_by_the_worst() -> None:
+    x = drawn(32, 4)
+    norms: list[Any] = [nn.BatchNorm1d(4) for _ in range(5)]
+    model = trained(nn.Sequential(*norms), x)
+    for k, norm in enumerate(norms):
+        norm.running_mean += 1.0 + (k == 3)
+    found = [h for h in audit(model, x, quiet=True).harms if h.level == RISK]
+    assert [(h.what, h.place) for h in found] == [
+        ("evaluation differs from training", "3 and 4 more")
+    ]
+
+
+class BehindTorchs(nn.Module):
+    """A layer norm over positions behind an encoder of torch, which has a fast path."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+        self.norm = nn.LayerNorm(6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.norm(self.encoder(x).transpose(1, 2)).mean(-1)
+        return y
+
+
+def test_positions_are_found_behind_an_encoder_of_torch() -> None:
+    found = harms(BehindTorchs(), drawn(16, 6, 8))
+    assert found["normalizes positions, not features"].place == "norm"
+
+
+class Named(nn.Module):
+    """Takes two inputs by name; evaluates by the batch, if told so."""
+
+    def __init__(self, *, is_by_batch: bool) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(4, track_running_stats=not is_by_batch)
+
+    def forward(self, x: Tensor, weight: Tensor) -> dict[str, Tensor]:
+        return {"y": self.norm(x) * weight}
+
+
+@pytest.mark.parametrize("is_by_batch", [True, False])
+@pytest.mark.parametrize("is_dict", [True, False])
+def test_several_inputs_are_cut_together(is_by_batch: bool, is_dict: bool) -> None:
+    x: Any = {"x": drawn(16, 4), "weight": drawn(16, 1)}
+    x = x if is_dict else tuple(x.values())
+    what = "an example depends on its neighbours in evaluation"
+    assert (what in harms(Named(is_by_batch=is_by_batch), x)) == is_by_batch

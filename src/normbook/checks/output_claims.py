@@ -20,6 +20,7 @@ from normbook.checks.claim import (
 )
 from normbook.checks.copies import copy_of
 from normbook.checks.definitions import ACTIVATIONS, DIVISORS
+from normbook.checks.diagnosis import diagnosis
 from normbook.checks.recognition import affordable
 from normbook.checks.subject import TOLERANCE, Subject, draw, largest, normal
 
@@ -114,6 +115,8 @@ def statistics(subject: Subject) -> Fault | None:
             "activation",
         )
     cure = f"Compare it with {_formula(subject)}; if it is another norm, pass its kind."
+    if seen := diagnosis(subject):
+        return Fault(f"{seen.text} {reason}", seen.cure or cure)
     return Fault(reason, cure)
 
 
@@ -156,9 +159,24 @@ def _formula(subject: Subject) -> str:
 
 def _wrong_formulas(subject: Subject) -> dict[str, Formula]:
     """Name what may be done with the right statistics."""
-    if subject.kind == "rms":
-        return {}
     mean_of = subject.definition.mean
+    before: dict[str, Formula] = {}
+    if subject.as_set is not None and subject.names:
+        gain, bias = subject.as_set
+        name = "gain and bias act before the normalization, not behind it"
+        before = {name: lambda x: subject.x_hat(gain * x + bias)}
+    if subject.kind == "rms":
+
+        def spread(x: Tensor) -> Tensor:
+            return mean_of((x - mean_of(x)).square())
+
+        by = "divided by the {} of x from its mean, not by the root mean square"
+        return {
+            by.format("deviation"): lambda x: x / spread(x).sqrt(),
+            by.format("root of the deviation"): lambda x: x / spread(x) ** 0.25,
+            by.format("squared deviation"): lambda x: x / spread(x),
+            **before,
+        }
 
     def over(divisor: Formula) -> Formula:
         return lambda x: (x - mean_of(x)) / divisor(x)
@@ -169,7 +187,16 @@ def _wrong_formulas(subject: Subject) -> dict[str, Formula]:
     def rms(x: Tensor) -> Tensor:
         return mean_of(x.square()).sqrt()
 
-    return {
+    def between(parts: int) -> Formula:
+        """Leave out of the variance what lies between the means of parts."""
+
+        def inside(x: Tensor) -> Tensor:
+            parts_of = [part - mean_of(part) for part in x.chunk(parts)]
+            return mean_of(torch.cat(parts_of).square()).sqrt()
+
+        return over(inside)
+
+    known = {
         "the mean is not subtracted": lambda x: x / sigma(x),
         "the mean is not subtracted at all, as in RMS norm": lambda x: x / rms(x),
         "divided by the variance, not by its root": over(lambda x: sigma(x).square()),
@@ -177,7 +204,17 @@ def _wrong_formulas(subject: Subject) -> dict[str, Formula]:
         "divided by the mean absolute deviation": over(
             lambda x: mean_of((x - mean_of(x)).abs())
         ),
+        "the variance is E[x^2] - E[x], the mean is not squared in it": over(
+            lambda x: (mean_of(x.square()) - mean_of(x)).clamp_min(0).sqrt()
+        ),
     }
+    known |= before
+    if subject.kind == "batch":
+        what = "parts of the batch, as on several devices, is left out of the variance"
+        known |= {
+            f"what lies between the means of {n} {what}": between(n) for n in (2, 4, 8)
+        }
+    return known
 
 
 def _wrong_axes(subject: Subject) -> dict[str, Formula]:
@@ -209,7 +246,7 @@ def _wrong_axes(subject: Subject) -> dict[str, Formula]:
 
 
 @claim("gain and bias act on the output as they are", OUTPUT_CLAIMS)
-def affine(subject: Subject) -> Fault | None:
+def affine(subject: Subject) -> Fault | Note | None:
     """Set both to other values twice and find them again in the output."""
     need_right_statistics(subject)
     if not (subject.names or subject.has_known_affine):
@@ -237,6 +274,14 @@ def affine(subject: Subject) -> Fault | None:
             "by the weight itself are larger by 1.",
             PLAIN_AFFINE,
             "1 + gain",
+        )
+    if subject.begins_at_0:
+        return Note(
+            f"{subject.gain} is 0 throughout, and x_hat is multiplied by it: the "
+            "output is the bias, whatever x is. That is on purpose where a residual "
+            "branch begins at 0. Weights made for 1 + gain, as those of Gemma, begin "
+            "at 0, too.",
+            "gain of 0",
         )
     return None
 
@@ -311,12 +356,12 @@ def parameter_shapes(subject: Subject) -> Fault | None:
         if math.prod(shape) != math.prod(sizes):
             single = "one scalar for the whole layer: " if math.prod(shape) == 1 else ""
             is_scale_norm = single and subject.kind == "rms" and not subject.eps
-            is_by_group = subject.kind == "group" and shape == (
-                subject.definition.groups,
-            )
+            groups = subject.definition.groups
+            is_by_group = subject.kind == "group" and math.prod(shape) == groups > 1
+            by_group = ", one value for each group" if is_by_group else ""
             other = "one gain" if is_scale_norm else ""
             return Fault(
-                f"{single}{name} has shape {shape}, expected {sizes}.",
+                f"{single}{name} has shape {shape}{by_group}, expected {sizes}.",
                 f"Make it a Parameter of shape {sizes}.",
                 "gain per group" if is_by_group else other,
             )
@@ -564,7 +609,7 @@ def half_precisions(subject: Subject) -> Fault | Note | None:
             why = "a square beyond 65504 is infinite" if scale > 1 else ""
             why = why or "what is below 6e-8 is 0, and so is a small eps"
             return Fault(
-                f"in {dtype} {what} gives {_range(y)}, in float32 {_range(exact)}"
+                f"in {dtype} {what} gives {_at_worst(y, exact)}"
                 f"{f': {why}' if dtype == torch.float16 else ''}.",
                 "Compute in float32: x.float() first, and .to(x.dtype) last.",
             )
@@ -617,10 +662,13 @@ def _place_of_rounding(subject: Subject) -> Note | None:
     )
 
 
-def _range(values: Tensor) -> str:
-    if not values.isfinite().all():
-        return "NaN or infinity"
-    return f"{values.min():.3g} to {values.max():.3g}"
+def _at_worst(y: Tensor, exact: Tensor) -> str:
+    """Show the output that is furthest from that in float32."""
+    if not y.isfinite().all():
+        low, high = exact.aminmax()
+        return f"NaN or infinity, in float32 {low:.3g} to {high:.3g}"
+    k = int((y - exact).abs().argmax())
+    return f"{y.flatten()[k]:.3g} where float32 gives {exact.flatten()[k]:.3g}"
 
 
 @claim("the memory layout of the input does not matter", OUTPUT_CLAIMS)

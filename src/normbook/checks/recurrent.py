@@ -36,6 +36,7 @@ CALLS = "a second call begins with zeros, as the first"
 PIECES = "a sequence in two pieces gives what it gives in one"
 LAYOUTS = "states of either shape are the same states"
 UPPER = "the layers above the first, and the other direction"
+SAME = "evaluation drops nothing"
 REST = "half precision, packed sequences and dropout"
 GRADIENTS = "the gradients are those of the outputs"
 ZEROS = "a state of zeros gives finite outputs and gradients"
@@ -85,10 +86,11 @@ def recurrent_findings(
             rest = [test(probe) for test in (_later_steps, _padding, _calls)]
             rest += [pieces, _layouts(probe)]
             step = _step(probe) if raw.passed and others.passed else None
+            upper, same = _upper(probe), _same_in_evaluation(layer, probe)
         why = "the state is not carried as it is, or the examples not apart"
         step = step or Finding(CELL, None, why, "Mend that first.")
-        last = (_redundant_biases, _gradients, _zeros, _upper, _rest)
-        rest += [test(probe) for test in last]
+        last = (_redundant_biases, _gradients, _zeros)
+        rest += [*(test(probe) for test in last), upper, same, _rest(probe)]
         return [raw, *gates, step, others, *rest]
 
 
@@ -499,14 +501,149 @@ def _step(probe: _Probe) -> Fault | str:
     h_1, c_1 = plain.step(x, h, c)
     f, written = _forget(plain, x, h), plain.step(x, h, 0 * c)[1]
     matrices = [p for p in plain.layer.parameters() if p.ndim == 2 and min(p.shape) > 1]
-    return step_fault(Step(x, h, c, f, written, c_1, h_1), matrices)
+    is_torch = isinstance(probe.layer, nn.RNNBase | nn.RNNCellBase)
+    order = "ifgo" if is_torch else ""
+    return step_fault(Step(x, h, c, f, written, c_1, h_1), matrices, order)
 
 
 @claim(UPPER)
 def _upper(probe: _Probe) -> Fault | None:
     if probe.stacked in (None, 1):
         raise DoesNotApply("there is one layer of one direction")
-    raise NotTested("only the gates of the first are looked at", CURE_ONE)
+    stack = _Stack(probe)
+    for look in (_turned_back, _own_states, _passed_on):
+        if fault := look(stack):
+            return fault
+    raise NotTested(
+        "they begin with states of their own, and get h in the order of time; only the "
+        "gates of the first are looked at",
+        CURE_ONE,
+    )
+
+
+class _Stack:
+    """Layers one above the other, each with states of its own."""
+
+    def __init__(self, probe: _Probe) -> None:
+        self.probe, self.count = probe, probe.stacked or 1
+        n = probe.sizes[1]
+        self.x = probe.draw(*probe.sizes)
+        self.h = probe.draw(self.count, n, probe.units[0])
+        self.c = probe.draw(self.count, n, probe.units[1])
+        out = self.run(self.x, self.h, self.c)[0]
+        self.ways = max(out.shape[-1] // probe.units[0], 1)
+
+    def run(self, x: Tensor, h: Tensor, c: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Run over x (T, N, D), from states (L, N, H)."""
+        is_first = self.probe.is_batch_first
+        with of_the_layer():
+            out, (h, c) = self.probe.layer(x.transpose(0, 1) if is_first else x, (h, c))
+        return out.transpose(0, 1) if is_first else out, h, c
+
+
+def _turned_back(stack: _Stack) -> Fault | None:
+    """Find the last h of the other direction among the outputs: at the first step."""
+    if stack.ways != 2:
+        return None
+    out, h, _ = stack.run(stack.x, stack.h, stack.c)
+    back = out[..., stack.probe.units[0] :]
+    if back.shape != (*out.shape[:2], h.shape[-1]):
+        return None
+    if _change(back[0], h[-1]) < EXACT or _change(back[-1], h[-1]) > EXACT:
+        return None
+    moved = torch.cat([stack.x[:-1], stack.probe.draw(*stack.x[-1:].shape)])
+    after = stack.run(moved, stack.h, stack.c)[0]
+    if _change(out[:-1], after[:-1]) < EXACT:
+        return Fault(
+            "Another x at the last step changes no output before it: both directions "
+            "run forward.",
+            "Give the other direction x.flip(0), and turn its outputs back.",
+        )
+    return Fault(
+        "The other direction ends at the first step of x, and its last h stands at the "
+        "last step of the output: its outputs are in reversed order, beside those of "
+        "other steps.",
+        "Turn the outputs of the other direction back, flip(0), before joining them.",
+    )
+
+
+def _own_states(stack: _Stack) -> Fault | None:
+    """Give each layer another state, one after the other."""
+    states = {"h_0": stack.h, "c_0": stack.c}
+    before = stack.run(stack.x, **_named(states))
+    for k in range(stack.count):
+        for name, state in states.items():
+            other = state.clone()
+            other[k] = stack.probe.draw(*other[k].shape)
+            after = stack.run(stack.x, **_named(states | {name: other}))
+            if _change(before[2][k], after[2][k]) > EXACT:
+                continue
+            return Fault(
+                f"Another {name}[{k}] changes nothing in the layer or direction that "
+                f"it is for, number {k}.",
+                "Begin each layer and direction with its own h_0[k] and c_0[k].",
+            )
+    return None
+
+
+def _named(states: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {"h": states["h_0"], "c": states["c_0"]}
+
+
+def _passed_on(stack: _Stack) -> Fault | None:
+    """Move c_1 of the first layer so that its h_1 stays: nothing above may change.
+
+    The norm between c and h forgets scale and shift, as in the test of h.
+    """
+    if stack.count == stack.ways:
+        return None
+    first = slice(0, stack.ways)
+    x, h, c = stack.x[:1], stack.h, stack.c
+    zero, one = c.clone(), c.clone()
+    zero[first], one[first] = 0, 1
+    rest = stack.run(x, h, zero)[2][first]
+    f = (stack.run(x, h, one)[2][first] - rest).clamp_min(1e-12)
+    out, h_1, c_1 = stack.run(x, h, c)
+    moved = c.clone()
+    moved[first] = (3 * c_1[first] + 2 - rest) / f
+    after, h_2, _ = stack.run(x, h, moved)
+    below, above = _change(h_1[first], h_2[first]), _change(out, after)
+    if below > 0.01 or above < INVARIANT:
+        return None
+    return Fault(
+        f"From c_1 to 3 c_1 + 2 in the first layer its h changes by {below:.1%}, and "
+        f"the output of the layer above by {above:.0%}: the cell state c is passed on "
+        "to it, not h.",
+        "Give the next layer the outputs h of the one below.",
+    )
+
+
+def _same_in_evaluation(layer: nn.Module, probe: _Probe) -> Finding:
+    """Evaluate twice, with dropout where the layer has a place for it."""
+    twin, has_place = evaluating(copy_of(layer)).double(), False
+    for module in twin.modules():
+        if isinstance(module, nn.modules.dropout._DropoutNd):
+            module.p, has_place = 0.5, True
+        share = getattr(module, "dropout", None)
+        # As in nn.LSTM it may mean nothing to a single layer.
+        if isinstance(share, float) and (share or probe.stacked not in (None, 1)):
+            vars(module)["dropout"], has_place = 0.5, True
+    if not has_place:
+        return Finding(SAME, None, "the layer has no dropout that can be set")
+    return _evaluated(probe._replace(layer=twin))
+
+
+@claim(SAME)
+def _evaluated(probe: _Probe) -> Fault | None:
+    x, states = probe.draw(*probe.sizes), probe.states(probe.sizes[1])
+    change = _change(*(probe.run(x, *states)[0] for _ in range(2)))
+    if change < EXACT:
+        return None
+    return Fault(
+        f"After eval() two calls on one input differ by {change:.0%}: dropout acts in "
+        "evaluation, too.",
+        "Pass self.training to dropout, or use nn.Dropout.",
+    )
 
 
 @claim(REST)
@@ -597,6 +734,13 @@ def _gradients(probe: _Probe) -> Fault | str:
             wrong.append(f"{name}: {seen:.4g} for {expected:.4g}")
     if not wrong:
         return f"Central differences agree to {worst:.0e}."
+    by_state = slopes[1:3]
+    if not any(bool(slope.any()) for slope in by_state):
+        return Fault(
+            "No gradient reaches h_0 or c_0, on which the outputs depend: the states "
+            "are cut off from the graph, and nothing is learned through time.",
+            "Detach states between sequences, if at all, and not inside the loop.",
+        )
     return Fault(
         "Along a random direction the gradient and the central differences of the "
         f"loss are: {'; '.join(wrong)}.",

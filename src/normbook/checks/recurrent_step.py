@@ -50,14 +50,17 @@ class Step(NamedTuple):
     h_1: Tensor
 
 
-def step_fault(step: Step, matrices: Sequence[Tensor]) -> Fault | str:
-    """Name the cell, or the slip in it; raise NotTested where neither is found."""
+def step_fault(step: Step, matrices: Sequence[Tensor], order: str = "") -> Fault | str:
+    """Name the cell, or the slip in it; raise NotTested where neither is found.
+
+    ``order`` is that in which the gates should stand, if it matters: "ifgo", say.
+    """
     for kind, a in _pre_activations(step, matrices):
         for gates in (a.chunk(4, -1), tuple(a[:, k::4] for k in range(4))):
             for k, gate in enumerate(gates):
                 if name := _forget_gate(step.f, gate):
                     rest = [other for j, other in enumerate(gates) if j != k]
-                    return _rest(step, rest, kind, name)
+                    return _rest(step, rest, kind, name, (order, k))
     raise NotTested(
         "no known cell has this forget gate with the matrices that the layer holds",
         "Compare a step with its equation by hand.",
@@ -75,21 +78,29 @@ def _forget_gate(f: Tensor, a: Tensor) -> str:
     return named(known, lambda value: _fits(f, value)).rstrip(": ")
 
 
-def _rest(step: Step, rest: list[Tensor], kind: str, forget: str) -> Fault | str:
+def _rest(
+    step: Step, rest: list[Tensor], kind: str, forget: str, order: tuple[str, int]
+) -> Fault | str:
     """Find the other three gates, and how they act."""
-    found: list[tuple[int, str, str]] = []
-    for i, g, o in itertools.permutations(rest):
-        written = _first(_written(step, i, g), step.written)
-        read = _first(_read(step, o), step.h_1)
+    found: list[tuple[int, str, str, str]] = []
+    for names in itertools.permutations("igo"):
+        gates = dict(zip(names, rest, strict=True))
+        written = _first(_written(step, gates["i"], gates["g"]), step.written)
+        read = _first(_read(step, gates["o"]), step.h_1)
         if written and read:
-            found.append(((written != RIGHT) + (read not in READ), written, read))
+            count = (written != RIGHT) + (read not in READ)
+            found.append((count, written, read, "".join(names)))
     cell = f"f = {forget}(a_f), a by {kind}"
     if not found:
-        raise NotTested(
-            f"{cell}; what the other gates do is none of the known ways",
-            "Compare a step with its equation by hand.",
+        return Fault(
+            f"{cell}; what the other gates do is none of the known ways, with any order"
+            " of the gates.",
+            "Compare a step with its equation: c_1 = f c + i tanh(g) and h_1 = o "
+            "tanh(LN(c_1)).",
+            "another cell",
         )
-    _, written, read = min(found)
+    _, written, read, others = min(found)
+    seen = others[: order[1]] + "f" + others[order[1] :]
     slips = [s for s in (written, read) if s != RIGHT and s not in READ]
     if forget == "sigmoid of 1 + a" and not slips:
         reason = f"1 is added to what opens the forget gate ({cell})."
@@ -101,6 +112,14 @@ def _rest(step: Step, rest: list[Tensor], kind: str, forget: str) -> Fault | str
     if slips:
         cure = "Write c_1 = f c + i tanh(g) and h_1 = o tanh(LN(c_1)), with sigmoids."
         return Fault(f"{'; '.join(slips)} ({cell}).", cure)
+    if order[0] and seen != order[0]:
+        return Fault(
+            f"The gates stand in the order {', '.join(seen)}; torch, whose parameters "
+            f"these are, has {', '.join(order[0])}: weights of nn.LSTM can be loaded, "
+            f"and mean something else ({cell}).",
+            "Cut the gates in the order of torch.",
+            "order of gates",
+        )
     return f"{cell}; {RIGHT}; {read}."
 
 
@@ -118,6 +137,10 @@ def _written(step: Step, i: Tensor, g: Tensor) -> dict[str, Tensor]:
         "i has no sigmoid": i * g.tanh(),
         "the input gate is 1 - f": (1 - step.f) * g.tanh(),
         "the input gate is not used": g.tanh(),
+        "1 is added to the input gate, not to the forget gate": (
+            (1 + i).sigmoid() * g.tanh()
+        ),
+        "the input gate is added to tanh(g), not multiplied": i.sigmoid() + g.tanh(),
         "g is multiplied by f, not by i": step.f * g.tanh(),
     }
 
@@ -140,6 +163,7 @@ def _read(step: Step, o: Tensor) -> dict[str, Tensor]:
         "o has no sigmoid": o * hat.tanh(),
         "o goes through tanh, not through a sigmoid": o.tanh() * hat.tanh(),
         "the output gate is not used": hat.tanh(),
+        "1 is added to the output gate": (1 + o).sigmoid() * hat.tanh(),
     }
 
 

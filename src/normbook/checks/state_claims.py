@@ -347,6 +347,16 @@ def no_graph(subject: Subject) -> Fault | None:
     """Look for tensors with a grad_fn after training, and count what hangs on them."""
     if subject.kind != "none":  # that of a relative
         _need_statistics(subject)
+    before = dict(subject.fresh().named_parameters())
+    after = dict(_trained(subject).named_parameters())
+    moved = [n for n in before if not torch.equal(before[n], after.get(n, before[n]))]
+    if moved := [name for name in moved if name in subject.learned]:
+        return Fault(
+            f"training mode writes to {' and '.join(moved)} without an optimizer: "
+            "they are running statistics, and parameters with a gradient. An optimizer "
+            "moves them as well, by weight decay or by what evaluation gives them.",
+            'Use self.register_buffer("running_mean", ...), or requires_grad=False.',
+        )
     short, long = (_held(_trained(subject, count)) for count in (STEPS, 2 * STEPS))
     if not long:
         return None
@@ -666,14 +676,7 @@ def neighbours(subject: Subject) -> Fault | None:
     alone = _evaluate(layer, first, is_recorded=True)
     change = largest(together - alone)
     if change < 1e-4:
-        one = _evaluate(layer, x[:1])
-        change = largest(together[:1] - one)
-        if change < 1e-4:
-            return None
-        return Fault(
-            f"one example evaluated alone changes by up to {change:.2g}.",
-            "Treat a batch of one like any other.",
-        )
+        return _other_numbers(layer, x)
     by_batch = call(layer.train(), first).detach().double()
     why = "the batch gets into what evaluation normalizes by"
     if largest(alone - by_batch) < 1e-4:
@@ -683,6 +686,28 @@ def neighbours(subject: Subject) -> Fault | None:
         f"{why}.",
         "With self.training False, use the running mean and variance, and no more.",
     )
+
+
+def _other_numbers(layer: nn.Module, x: Tensor) -> Fault | None:
+    """Evaluate the first few of x, which as a whole the layer takes."""
+    expected = _evaluate(layer, x)
+    for count in (1, 2, 3, 5, 7):
+        number = "one example" if count == 1 else f"{count} examples"
+        try:
+            change = largest(expected[:count] - _evaluate(layer, x[:count]))
+        except LayerError as error:
+            return Fault(
+                f"evaluation of {number} raises {error}; {len(x)} examples are taken.",
+                "In evaluation take any number: no parts of a batch, and no statistics "
+                "of it.",
+            )
+        if change > 1e-4:
+            return Fault(
+                f"{number} evaluated alone change{'s' * (count == 1)} by up to "
+                f"{change:.2g}.",
+                "Treat a batch of one like any other.",
+            )
+    return None
 
 
 @claim("a batch with one value for each channel is refused in training", STATE_CLAIMS)

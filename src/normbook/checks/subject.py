@@ -78,6 +78,10 @@ def without_activations(layer: nn.Module) -> Iterator[tuple[nn.Module, list[str]
         yield bare, removed
 
 
+def _times_sigma(x: Tensor, mean: Tensor, var: Tensor) -> Tensor:
+    return (x - mean) * var.sqrt()
+
+
 def fit(y: Tensor, z: Tensor, axes: tuple[int, ...]) -> tuple[Tensor, Tensor]:
     """Find a and b, which differ along ``axes`` only, with y nearest to a z + b."""
     rest = tuple(axis for axis in range(y.dim()) if axis not in axes)
@@ -131,6 +135,7 @@ class Subject:
         except Exception as error:  # noqa: BLE001 - any refusal becomes a finding
             self.copy_error = error
         self.layer, self.name = copy_of(layer), type(layer).__name__
+        self.learned = {n for n, p in layer.named_parameters() if p.requires_grad}
         for parameter in self.layer.parameters():
             if parameter.is_floating_point():
                 parameter.requires_grad_()
@@ -142,6 +147,9 @@ class Subject:
         if not has_condition:
             self.gain = recognition.only_parameter(self.layer, recognition.GAINS)
             self.bias = recognition.only_parameter(self.layer, recognition.BIASES)
+        self.begins_at_0 = bool(
+            self.gain and not self.layer.get_parameter(self.gain).any()
+        )
         self.relations: list[Relation] = []
         if relative:
             self._take_as(relative, shape)
@@ -249,8 +257,15 @@ class Subject:
         return (examples, *self.shape[1:])
 
     def batch_of(self, examples: int) -> tuple[int, ...]:
-        """Return the same for batch norm, and for other kinds the usual shape."""
-        return self.sized(examples) if self.kind == "batch" else self.shape
+        """Return the same for batch norm, and for other kinds the usual shape.
+
+        Where it does not take so many, as a ghost batch norm may not, it is more.
+        """
+        if self.kind != "batch":
+            return self.shape
+        sizes = [examples, *(2**k for k in range(10) if 2**k > examples)]
+        taken = (s for s in sizes if self._error_on(self.sized(s)) is None)
+        return self.sized(next(taken, examples))
 
     @property
     def small(self) -> tuple[int, ...]:
@@ -473,20 +488,22 @@ class Subject:
 
     def _best(self, said: str | None) -> Definition | None:
         """Find the definition that fits best; what is said limits the choice."""
-        fits: list[tuple[float, Definition]] = []
+        found: list[tuple[float, Definition]] = []
         choices = recognition.definitions_of(self.layer, self.shape, said)
         for self.definition, is_told in choices:
             error = self.misfit(self.x_hat)
-            if is_told or error < TOLERANCE:
-                fits.append((error, self.definition))
-        if said and not fits:
+            # While all gains are 1 it does not show along which axis they differ.
+            fits = error < TOLERANCE and self._holds_as_many(self.definition)
+            if is_told or fits:
+                found.append((error, self.definition))
+        if said and not found:
             raise ValueError(
                 f"an input of a {said} norm must have an axis to normalize, got shape "
                 f"{self.shape}; pass another shape."
             )
         # Among those that fit alike, the first whose gain and bias fit, too.
-        enough = max(1.01 * min((fit[0] for fit in fits), default=0.0), TOLERANCE)
-        alike = [fit for fit in fits if fit[0] <= enough]
+        enough = max(1.01 * min((fit[0] for fit in found), default=0.0), TOLERANCE)
+        alike = [fit for fit in found if fit[0] <= enough]
         inside = recognition.kind_inside(self.layer)
         alike.sort(key=lambda fit: fit[1].kind != inside)
         held = [fit for fit in alike if self._holds_as_many(fit[1])]
@@ -605,7 +622,7 @@ class Subject:
     def _check_that_it_normalizes(self) -> None:
         x = self.draw(0)
         ratio = self.output(50 * x).std() / self.output(x).std()
-        if ratio > 10:
+        if ratio > 10 and not self._multiplies():
             raise ValueError(
                 f"the layer must normalize in training, got a {self.name} whose output "
                 f"grows by {ratio:.3g} when the input grows by 50; pass a norm layer, "
@@ -613,12 +630,20 @@ class Subject:
             )
         layer = self.fresh()
         after_first = call(layer, x.to(self.dtype)).std()
-        if call(layer, (50 * x).to(self.dtype)).std() > 10 * after_first:
+        if (
+            ratio <= 10
+            and call(layer, (50 * x).to(self.dtype)).std() > 10 * after_first
+        ):
             raise ValueError(
                 f"the layer must normalize in training, got a {self.name} whose output "
                 "after its first batch grows with the input; if gain and bias are set "
                 "by that batch and then stay, as in ActNorm, it is no norm layer."
             )
+
+    def _multiplies(self) -> bool:
+        """Return whether it multiplies by sigma: a norm with a slip, and no other."""
+        moments = self.definition.moments
+        return self.misfit(lambda x: _times_sigma(x, *moments(x))) < TOLERANCE
 
     def _eps_by_behaviour(self) -> float:
         """Find the usual eps that explains how small inputs come out; 0 if none."""

@@ -7,6 +7,7 @@ import re
 import textwrap
 import warnings
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 import torch
@@ -90,8 +91,10 @@ def audit(model: nn.Module, x: Any, *, quiet: bool = False) -> Audit:
     normalizes features, how far its running statistics are from those of x and what
     that changes, whether it is frozen in training mode, how large eps is beside the
     variances, over how many values a mean is, whether padding is among them, which
-    gains are 0, and whether an example depends on its neighbours in evaluation. Biases
-    in front of a norm and weight decay are left to general linters such as torch-audit.
+    gains are 0, whether one batch norm stands in places whose inputs differ, and
+    whether an example depends on its neighbours in evaluation. Norms in lists of
+    Python, which eval() does not reach, are found. Biases in front of a norm and weight
+    decay are left to general linters such as torch-audit.
 
     All runs are those of a copy without hooks, on the CPU or where the model is: the
     model itself, its modes and the random numbers stay as they are.
@@ -154,14 +157,21 @@ class _Auditor:
         self.name, self.original = type(model).__name__, model
         self.model = evaluating(copy_of(model))
         self.x = x
+        self.shared: set[str] = set()  # batch norms whose inputs differ by the place
+        self.again: dict[str, list[Tensor]] = {}  # what norms saw when called again
         self.untested: list[str] = []
         self.names = [name for name, _ in _norms(self.model)]
         if not self.names:
-            raise ValueError(f"the model must hold a norm, got a {self.name} without.")
+            hidden = ", ".join(_hidden(self.model))
+            where = f" but in lists of Python: {hidden:.160}; use nn.ModuleList"
+            raise ValueError(
+                f"the model must hold a norm, got a {self.name} without"
+                f"{where if hidden else ''}."
+            )
         by_batch = copy_of(self.model)
         for _, norm in _norms(by_batch):
             norm.train()
-        self.seen = [*self._look(by_batch)]
+        self.seen = [*self._look(by_batch, self.again)]
         unused = len(self.names) - len(self.seen)
         if unused:
             self.untested.append(f"{unused} norms that the model did not call on x.")
@@ -170,9 +180,11 @@ class _Auditor:
         """Make all tests, and sort what they found by harm."""
         tests: tuple[Callable[[], Iterator[Harm]], ...] = (
             self._broken,
+            self._unregistered,
             self._neighbours,
             self._not_features,
             self._one_value,
+            self._shared,
             self._gaps,
             self._frozen,
             self._padding,
@@ -181,13 +193,13 @@ class _Auditor:
         )
         alike: dict[Any, list[Harm]] = {}
         for harm in (harm for test in tests for harm in test()):
-            alike.setdefault(harm._replace(place="", number=0), []).append(harm)
-        harms = [
-            max(group, key=lambda harm: harm.number)._replace(
-                place=_place([harm.place for harm in group])
-            )
-            for group in alike.values()
-        ]
+            key = harm.level, harm.what, harm.cure
+            alike.setdefault(key, []).append(harm)
+        harms = []
+        for group in alike.values():
+            worst = max(group, key=lambda harm: harm.number)
+            place = _place([harm.place for harm in group], worst.place)
+            harms.append(worst._replace(place=place))
         harms.sort(key=lambda harm: (LEVELS.index(harm.level), -harm.number))
         return Audit(self.name, len(self.names), tuple(harms), tuple(self.untested))
 
@@ -197,15 +209,24 @@ class _Auditor:
                 return model(**x)
             return model(*x) if isinstance(x, tuple) else model(x)
 
-    def _look(self, model: nn.Module) -> Iterator[_Seen]:
-        """Run a model and yield what each of its norms saw first, in their order."""
+    def _look(
+        self, model: nn.Module, again: dict[str, list[Tensor]] | None = None
+    ) -> Iterator[_Seen]:
+        """Run a model and yield what each of its norms saw first, in their order.
+
+        What came to a norm later goes to ``again``.
+        """
         met: dict[str, tuple[nn.Module, Tensor, Tensor]] = {}
 
         def note(name: str) -> Any:
             def hook(norm: nn.Module, inputs: Any, y: Any) -> None:
                 x = inputs[0] if inputs else None
-                if isinstance(x, Tensor) and isinstance(y, Tensor) and name not in met:
+                if not (isinstance(x, Tensor) and isinstance(y, Tensor)):
+                    return
+                if name not in met:
                     met[name] = norm, x.detach().clone(), y.detach().clone()
+                elif again is not None:
+                    again.setdefault(name, []).append(x.detach().double())
 
             return hook
 
@@ -243,9 +264,11 @@ class _Auditor:
                 continue
             for finding in report.findings:
                 if finding.verdict == "wrong":
-                    is_half = "float16" in finding.name
+                    level = RISK if "float16" in finding.name else WRONG
+                    if "is refused" in finding.name:  # there is no such batch here
+                        level = NOTE
                     yield Harm(
-                        RISK if is_half else WRONG,
+                        level,
                         f"not true of {type(least.norm).__name__}: {finding.name}",
                         len(group),
                         place,
@@ -254,18 +277,57 @@ class _Auditor:
                         "Training and evaluation",
                     )
 
+    def _unregistered(self) -> Iterator[Harm]:
+        """Look for norms in lists and dicts, and whether the model calls them."""
+        hidden, called = _hidden(self.model), list[str]()
+
+        def note(name: str) -> Any:
+            return lambda *_: called.append(name)
+
+        handles = [
+            norm.register_forward_hook(note(name)) for name, norm in hidden.items()
+        ]
+        with suppress(LayerError):
+            self._run(self.model, self.x)
+        for handle in handles:
+            handle.remove()
+        if not (found := [name for name in hidden if name in called]):
+            return
+        missed = [hidden[name] for name in found if hidden[name].training]
+        by_batch = sum(recognition.kind_of(norm) == "batch" for norm in missed)
+        of_them = f"{by_batch} of them normalize{'s' * (by_batch == 1)} by the batch in"
+        yield Harm(
+            WRONG if missed else NOTE,  # in evaluation mode perhaps on purpose
+            "norms that are not registered",
+            len(found),
+            _place(found),
+            "they stand in a list or dict of Python, where parameters(), state_dict() "
+            "and to() do not see them, nor eval()"
+            f"{f': {of_them} evaluation' if by_batch else ''}.",
+            "Put them into nn.ModuleList or nn.ModuleDict.",
+            "Training and evaluation",
+        )
+
     def _neighbours(self) -> Iterator[Harm]:
         """Evaluate the first example alone, and find where it first differs."""
-        if not isinstance(self.x, Tensor) or len(self.x) < 2:
-            self.untested.append("neighbours in evaluation: x must be one tensor.")
+        whole_x = _batch(self.x)
+        if whole_x is None or len(whole_x) < 2:
+            why = "all tensors of x must have one length, of two or more."
+            self.untested.append(f"neighbours in evaluation: {why}")
             return
+        count, few = 1, _narrow(self.x, 0, 1)
+        try:
+            self._run(self.model, few)
+        except LayerError as error:
+            self.untested.append(f"one example in evaluation: {error}")
+            count = max(2, len(whole_x) // 2)
+            few = _narrow(self.x, 0, count)
         try:
             together, again, alone = (
-                _first_tensor(self._run(self.model, x))
-                for x in (self.x, self.x, self.x[:1])
+                _first_tensor(self._run(self.model, x)) for x in (self.x, self.x, few)
             )
         except LayerError as error:
-            self.untested.append(f"neighbours in evaluation: one example, {error}")
+            self.untested.append(f"neighbours in evaluation: {error}")
             return
         if together is None or not torch.equal(together, _or(again, together)):
             self.untested.append("neighbours in evaluation: the model is random.")
@@ -275,7 +337,7 @@ class _Auditor:
             return
         whole = {seen.name: seen for seen in self._look(self.model)}
         part = _Auditor.__new__(_Auditor)
-        part.x = self.x[:1]
+        part.x = few
         first = next(
             (
                 seen.name
@@ -290,26 +352,28 @@ class _Auditor:
             "an example depends on its neighbours in evaluation",
             change,
             first,
-            "the first example alone has another output than beside the others, by "
-            "this share; it begins here.",
+            f"{_first(count)} has another output than beside the others, by this "
+            "share; it begins here.",
             "Evaluate by running statistics, or normalize each example by itself.",
             "Training and evaluation",
         )
 
     def _not_features(self) -> Iterator[Harm]:
         """Give fewer examples and positions; what changes length is no feature."""
-        if not isinstance(self.x, Tensor):
-            self.untested.append("axes that are no features: x must be one tensor.")
+        whole_x = _batch(self.x)
+        if whole_x is None:
+            why = "all tensors of x must have one length."
+            self.untested.append(f"axes that are no features: {why}")
             return
-        bare = copy_of(self.model) if any(self.names) else _Through()
+        bare = copy_of(self.model) if any(self.names) else _Through(self.model)
         for name in filter(None, self.names):
-            bare.set_submodule(name, _Through())
+            bare.set_submodule(name, _Through(bare.get_submodule(name)))
         sizes = self._lengths(bare, self.x)
         found, is_tried = {}, False
-        for axis, length in enumerate(self.x.shape):
+        for axis, length in enumerate(whole_x.shape):
             if length < 4:
                 continue
-            others = self._lengths(bare, self.x.narrow(axis, 0, length // 2))
+            others = self._lengths(bare, _narrow(self.x, axis, length // 2))
             is_tried |= axis > 0 and bool(others)
             what = "examples" if axis == 0 else "positions"
             for seen in self.seen:
@@ -317,7 +381,7 @@ class _Auditor:
                 for k in seen.definition.parameter_axes(seen.x.dim()):
                     if len(own) == len(other) == seen.x.dim() and own[k] != other[k]:
                         found[seen.name] = what, k, own[k]
-        if not is_tried and self.x.dim() > 2:
+        if not is_tried and whole_x.dim() > 2:
             self.untested.append(
                 "positions as features: the model takes one length only."
             )
@@ -333,7 +397,7 @@ class _Auditor:
                 "Choosing axes",
             )
 
-    def _lengths(self, bare: nn.Module, x: Tensor) -> dict[str, tuple[int, ...]]:
+    def _lengths(self, bare: nn.Module, x: Any) -> dict[str, tuple[int, ...]]:
         """Return the shapes that come to the norms; none where the model refuses x."""
         for part in bare.modules():
             if isinstance(part, _Through):
@@ -359,6 +423,49 @@ class _Auditor:
                     "Choosing axes",
                 )
 
+    def _shared(self) -> Iterator[Harm]:
+        """Compare what comes to a batch norm in several places of one pass."""
+        for seen in self.seen:
+            if seen.kind != "batch" or seen.name not in self.again:
+                continue
+            if not isinstance(getattr(seen.norm, "running_mean", None), Tensor):
+                continue
+            inputs = [seen.x, *self.again[seen.name]]
+            if any(
+                x.dim() != seen.x.dim() or x.shape[1] != seen.x.shape[1] for x in inputs
+            ):
+                continue
+            var, mean = (
+                torch.stack(moments)
+                for moments in zip(
+                    *(torch.var_mean(x, [0, *range(2, x.dim())]) for x in inputs),
+                    strict=True,
+                )
+            )
+            var = var + 1e-12
+            drift = (mean.amax(0) - mean.amin(0)) / var.amin(0).sqrt()
+            ratio = float((var.amax(0) / var.amin(0)).max())
+            apart = float(drift.max())
+            # As many standard errors as a batch may err by, of mean and of variance.
+            noise = (
+                STANDARD_ERRORS / (min(x.numel() / x.shape[1] for x in inputs)) ** 0.5
+            )
+            if apart < max(LARGE_GAP, noise) and ratio < 1 + max(LARGE_GAP, 2 * noise):
+                continue
+            self.shared.add(seen.name)
+            yield Harm(
+                RISK,
+                "one batch norm in several places",
+                len(inputs),
+                seen.name,
+                f"its inputs there differ: the means by up to {apart:.2g} sigma, the "
+                f"variances by up to {ratio:.3g} times. The running statistics mix "
+                "them, and evaluation normalizes neither as training does.",
+                "Give each place a batch norm of its own; weights around it may be "
+                "shared.",
+                "Training and evaluation",
+            )
+
     def _gaps(self) -> Iterator[Harm]:
         """Compare evaluation with training at each layer, on the same input."""
         fresh, parts = [], dict(self.model.named_modules())
@@ -371,6 +478,8 @@ class _Auditor:
             if not isinstance(mean, Tensor) or not isinstance(var, Tensor):
                 continue
             if seen.kind != "batch" or mean.numel() != seen.x.shape[1]:
+                continue
+            if seen.name in self.shared:  # told by its own harm
                 continue
             count = getattr(norm, "num_batches_tracked", None)
             if isinstance(count, Tensor) and count == 0:
@@ -499,9 +608,21 @@ class _Auditor:
 
 
 class _Through(nn.Module):
-    """Stands where a norm was, and notes the shape that comes."""
+    """Stands where a norm was, and notes the shape that comes.
+
+    Whoever asks for eps, say, gets that of the norm. With a hook the fast path of
+    torch's transformers, which calls no norm, is not taken.
+    """
 
     shape: tuple[int, ...] = ()
+
+    def __init__(self, norm: nn.Module) -> None:
+        super().__init__()
+        vars(self)["norm"] = norm  # not registered: no part of the model
+        self.register_forward_hook(lambda *_: None)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(vars(self)["norm"], name)
 
     def forward(self, x: Tensor, *_: Any, **__: Any) -> Tensor:
         self.shape = tuple(x.shape)
@@ -522,6 +643,39 @@ def _norms(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
             yield name, part
 
 
+def _hidden(model: nn.Module) -> dict[str, nn.Module]:
+    """Return the norms that stand in lists and dicts, and are not registered."""
+    registered, hidden = {*model.modules()}, {}
+    for path, part in model.named_modules():
+        for name, held in _held_apart(part):
+            where = f"{path}.{name}" if path else name
+            for inner, norm in _norms(held):
+                if norm not in registered:
+                    hidden[f"{where}.{inner}" if inner else where] = norm
+    return hidden
+
+
+def _held_apart(part: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """Yield the modules that a module holds in a list, tuple or dict of Python."""
+    for name, value in vars(part).items():
+        if name.startswith("_"):  # where nn.Module keeps its own
+            continue
+        items: Any = ()
+        if isinstance(value, list | tuple):
+            items = enumerate(value)
+        elif isinstance(value, dict):
+            items = value.items()
+        for key, held in items:
+            if isinstance(held, nn.Module):
+                yield f"{name}[{key!r}]", held
+
+
+def _first(count: int) -> str:
+    return (
+        "the first example alone" if count == 1 else f"one of the first {count} alone"
+    )
+
+
 def _place(names: list[str], first: str | None = None) -> str:
     first = first or names[0]
     return f"{first} and {len(names) - 1} more" if len(names) > 1 else first
@@ -535,6 +689,33 @@ def _first_tensor(made: Any) -> Tensor | None:
     if isinstance(values, str) or not hasattr(values, "__iter__"):
         return None
     return next((t for t in map(_first_tensor, values) if t is not None), None)
+
+
+def _batch(x: Any) -> Tensor | None:
+    """Return the first tensor of x, if all have as many examples."""
+    if isinstance(x, dict):
+        x = tuple(x.values())
+    tensors = [t for t in (x if isinstance(x, tuple) else (x,)) if t is not None]
+    if not tensors or not all(isinstance(t, Tensor) and t.dim() for t in tensors):
+        return None
+    return tensors[0] if len({len(t) for t in tensors}) == 1 else None
+
+
+def _narrow(x: Any, axis: int, length: int) -> Any:
+    """Cut an axis of x, and of all its tensors on which it is as long."""
+    if isinstance(x, Tensor):
+        return x.narrow(axis, 0, length)
+    first = _batch(x)
+    values = x.values() if isinstance(x, dict) else x
+    cut = [
+        t.narrow(axis, 0, length)
+        if first is not None
+        and t is not None
+        and t.shape[: axis + 1] == first.shape[: axis + 1]
+        else t
+        for t in values
+    ]
+    return dict(zip(x, cut, strict=True)) if isinstance(x, dict) else tuple(cut)
 
 
 def _or(made: Tensor | None, other: Tensor) -> Tensor:

@@ -1,0 +1,172 @@
+"""What a layer takes for mean and variance, measured where no known slip explains it.
+
+The gradient of one output tells which inputs have a part in it. Where these are the
+right ones, the output is a line in x within each set of statistics: its slope tells
+what x is divided by, its zero what is subtracted.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from normbook.checks.calls import LayerError, backward, call
+from normbook.checks.subject import TOLERANCE, Subject
+
+# Of a gradient, beside its largest value: what float64 leaves of 0.
+NOTHING = 1e-9
+
+PERMUTE = (
+    "Move the axes with permute or transpose, then reshape, and move them back: "
+    "reshape and view alone cut the values in the order of memory."
+)
+
+# By the power of sigma, or of the root mean square, that it is divided by.
+POWERS = {
+    4: "divided by the fourth power of {}: the square of its square, not the root",
+    3: "divided by the third power of {}",
+    2: "divided by the square of {}: the root is missing",
+    0.5: "divided by the root of {}: by one root too many",
+    -1: "multiplied by {}, not divided by it",
+    -2: "multiplied by the square of {}, not divided by its root",
+}
+
+
+class Seen(NamedTuple):
+    """What was measured, and a cure where one follows from it."""
+
+    text: str
+    cure: str = ""
+
+
+def diagnosis(subject: Subject) -> Seen | None:
+    """Say over which values the statistics run, or what they are."""
+    with_it = _has_a_part(subject)
+    if with_it is None:
+        return None
+    should = _should_have_a_part(subject)
+    return _line(subject) if with_it.equal(should) else _values(with_it, should)
+
+
+def _place(subject: Subject) -> tuple[int, ...]:
+    return tuple(min(1, size - 1) for size in subject.shape)
+
+
+def _has_a_part(subject: Subject) -> Tensor | None:
+    """Return which inputs one output depends on, as a mask; None without a graph."""
+    x = subject.draw(1).to(subject.dtype).requires_grad_()
+    try:
+        y = call(subject.fresh(), x)
+        if not y.requires_grad:
+            return None
+        dl_dy = torch.zeros_like(y)
+        dl_dy[_place(subject)] = 1
+        backward(y, dl_dy)
+    except LayerError:
+        return None
+    if x.grad is None or not x.grad.isfinite().all():
+        return None
+    return x.grad.abs() > NOTHING * x.grad.abs().max()
+
+
+def _should_have_a_part(subject: Subject) -> Tensor:
+    one = torch.zeros(subject.shape, dtype=torch.float64)
+    one[_place(subject)] = 1
+    return subject.definition.mean(one) > 0
+
+
+def _values(with_it: Tensor, should: Tensor) -> Seen:
+    """Describe values that are those of some axes, or lie together in memory."""
+    count, expected = int(with_it.sum()), int(should.sum())
+    of = f"an output depends on {count} values"
+    not_on = f"and not on the {expected} that share its statistics by the definition"
+    lengths = [
+        int(with_it.any(tuple(a for a in range(with_it.dim()) if a != axis)).sum())
+        for axis in range(with_it.dim())
+    ]
+    if math.prod(lengths) == count:
+        parts = [
+            f"{_numbers(with_it, axis)} along axis {axis}"
+            for axis, n in enumerate(lengths)
+            if n > 1
+        ]
+        several = [a for a, n in enumerate(lengths) if n > 1]
+        is_cut = any(lengths[a] < with_it.shape[a] for a in several if a != 1)
+        # A part of one axis alone is no matter of reshape.
+        cure = PERMUTE if is_cut and lengths[0] == 1 and len(several) > 1 else ""
+        return Seen(f"{of}, {', '.join(parts) or 'itself alone'}, {not_on}.", cure)
+    for layout, mask in (("", with_it), (", channels last", with_it.movedim(1, -1))):
+        places = mask.flatten().nonzero()
+        if int(places[-1] - places[0]) + 1 == count:
+            how = f"that lie one behind the other in memory{layout}, those of no axis"
+            return Seen(f"{of} {how}, {not_on}.", PERMUTE)
+    return Seen(f"{of} that are those of no axis, {not_on}.", PERMUTE)
+
+
+def _numbers(with_it: Tensor, axis: int) -> str:
+    """Say which places along an axis have a part: all, or their numbers."""
+    rest = tuple(a for a in range(with_it.dim()) if a != axis)
+    places = with_it.any(rest).nonzero().flatten().tolist()
+    size = with_it.shape[axis]
+    if len(places) == size:
+        return f"all {size}"
+    step = places[1] - places[0]
+    if step > 1 and places == [*range(places[0], places[-1] + 1, step)]:
+        which = {2: "second", 3: "third", 4: "fourth"}.get(step, f"{step}th")
+        return f"every {which} of {size}, not those side by side,"
+    return f"{len(places)} of {size}"
+
+
+def _line(subject: Subject) -> Seen | None:
+    """Measure what is subtracted and what x - mean is divided by."""
+    if subject.as_set is None:
+        return None
+    gain, bias = subject.as_set
+    mean_of = subject.definition.mean
+    shifts, divisors, means, sigmas = [], [], [], []
+    for seed in (1, 2):
+        x = subject.draw(seed)
+        u = (subject.output(x) - bias) / gain
+        mean, var = mean_of(x), mean_of((x - mean_of(x)).square())
+        slope = mean_of((x - mean) * (u - mean_of(u))) / var
+        line = mean_of(u) + slope * (x - mean)
+        if not float((u - line).abs().max()) < TOLERANCE * float(u.abs().max()):
+            return None
+        shifts.append(mean - mean_of(u) / slope)
+        divisors.append(1 / slope)
+        means.append(mean)
+        sigmas.append((mean_of(x.square()) if subject.kind == "rms" else var).sqrt())
+    shift, divisor, mean, sigma = map(torch.cat, (shifts, divisors, means, sigmas))
+    of = "the root mean square" if subject.kind == "rms" else "sigma"
+    parts = [] if subject.kind == "rms" else [_shift(shift, mean, sigma)]
+    parts.append(_divisor(divisor, sigma, of))
+    parts[-1] = f"{'x' if subject.kind == 'rms' else 'the rest'} is {parts[-1]}"
+    return Seen(f"{', and '.join(parts)}.")
+
+
+def _shift(shift: Tensor, mean: Tensor, sigma: Tensor) -> str:
+    if float(((shift - mean) / sigma).abs().max()) < TOLERANCE:
+        return "what is subtracted is the mean"
+    times = float((shift * mean).sum() / mean.square().sum())
+    if float(((shift - times * mean) / sigma).abs().max()) < TOLERANCE:
+        count = ": its sum is divided by a wrong count" if times > 1 else ""
+        return f"what is subtracted is {times:.3g} times the mean{count}"
+    return "what is subtracted is another number than the mean"
+
+
+def _divisor(divisor: Tensor, sigma: Tensor, of: str) -> str:
+    if not bool((divisor > 0).all()):
+        return f"divided by what is not {of}, and not positive"
+    by, log = divisor.log().flatten(), sigma.log().flatten()
+    power = float(((log - log.mean()) * (by - by.mean())).sum()) / float(
+        (log - log.mean()).square().sum()
+    )
+    rest = by - by.mean() - power * (log - log.mean())
+    near = min(POWERS, key=lambda known: abs(known - power))
+    if float(rest.abs().max()) < 0.01 and abs(near - power) < 0.01:
+        return POWERS[near].format(of)
+    low, high = (divisor / sigma).aminmax()
+    return f"divided by {low:.3g} to {high:.3g} times {of}"

@@ -1,0 +1,280 @@
+"""What a layer takes for its statistics is said where no known slip explains it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from normbook.checks import check_norm_layer
+from normbook.checks.report import Report
+
+OUTPUT = "the output is x normalized over the right axes"
+ALONE = "evaluation of an example does not depend on the others"
+
+Rule = Callable[[Tensor], Tensor]
+
+
+class ByRule(nn.Module):
+    """A layer whose x_hat is a rule, with gain and bias of the last axis, or axis 1."""
+
+    def __init__(self, rule: Rule, size: int, axis: int = -1) -> None:
+        super().__init__()
+        self.rule, self.axis, self.eps = rule, axis, 1e-6
+        self.weight = nn.Parameter(torch.ones(size))
+        self.bias = nn.Parameter(torch.zeros(size))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.rule(x).movedim(self.axis, -1) * self.weight + self.bias
+        return y.movedim(-1, self.axis)
+
+
+def reason(report: Report) -> str:
+    return next(f"{f.reason} {f.cure}" for f in report.findings if f.name == OUTPUT)
+
+
+def over(power: float) -> Rule:
+    def rule(x: Tensor) -> Tensor:
+        x = x - x.mean(-1, keepdim=True)
+        return x / (x.square().mean(-1, keepdim=True) + 1e-6) ** (power / 2)
+
+    return rule
+
+
+@pytest.mark.parametrize(
+    ("power", "text"),
+    [
+        (4, "the rest is divided by the fourth power of sigma"),
+        (0.5, "the rest is divided by the root of sigma"),
+        (-1, "the rest is multiplied by sigma, not divided by it"),
+    ],
+)
+def test_a_wrong_power_of_sigma_is_named(power: float, text: str) -> None:
+    report = check_norm_layer(ByRule(over(power), 6), kind="layer", quiet=True)
+    assert OUTPUT in report.failed
+    assert text in reason(report)
+
+
+def test_an_rms_norm_that_multiplies_is_named() -> None:
+    layer = ByRule(lambda x: x * x.square().mean(-1, keepdim=True).sqrt(), 6)
+    report = check_norm_layer(layer, kind="rms", quiet=True)
+    assert "x is multiplied by the root mean square" in reason(report)
+
+
+def test_what_does_not_normalize_is_still_refused() -> None:
+    with pytest.raises(ValueError, match="must normalize in training"):
+        check_norm_layer(ByRule(lambda x: 3 * x, 6), kind="layer", quiet=True)
+
+
+def test_a_mean_by_a_wrong_count_is_named() -> None:
+    def rule(x: Tensor) -> Tensor:
+        mean = x.sum((0, 2), keepdim=True) / len(x)
+        var = (x - mean).square().mean((0, 2), keepdim=True)
+        return (x - mean) / var.sqrt()
+
+    layer = ByRule(rule, 6, axis=1)
+    report = check_norm_layer(layer, (8, 6, 3), kind="batch", quiet=True)
+    assert "what is subtracted is 3 times the mean" in reason(report)
+
+
+def test_a_variance_without_the_part_between_devices_is_named() -> None:
+    def rule(x: Tensor) -> Tensor:
+        parts = [p.var(0, correction=0, keepdim=True) for p in x.chunk(4)]
+        return (x - x.mean(0)) / (torch.stack(parts).mean(0) + 1e-6).sqrt()
+
+    report = check_norm_layer(ByRule(rule, 6), (8, 6), kind="batch", quiet=True)
+    assert "between the means of 4 parts of the batch" in reason(report)
+
+
+def test_statistics_over_the_wrong_axis_are_named_by_where_the_gain_lies() -> None:
+    def rule(x: Tensor) -> Tensor:
+        var, mean = torch.var_mean(x, 1, correction=0, keepdim=True)
+        return (x - mean) / (var + 1e-6).sqrt()
+
+    report = check_norm_layer(ByRule(rule, 12), (4, 7, 12), kind="layer", quiet=True)
+    assert "the statistics run over axis 1 only" in reason(report)
+    assert "there is one gain and one bias for each channel" not in report.failed
+
+
+def test_a_view_that_cuts_memory_is_told_from_an_axis() -> None:
+    def rule(x: Tensor) -> Tensor:  # (N, C, T) taken as (N, T, C)
+        y = x.reshape(len(x), x.shape[2], x.shape[1])
+        var, mean = torch.var_mean(y, -1, correction=0, keepdim=True)
+        return ((y - mean) / (var + 1e-6).sqrt()).view_as(x)
+
+    layer = ByRule(rule, 6, axis=1)
+    layer.normalized_shape = (6,)  # type: ignore[assignment]
+    report = check_norm_layer(layer, (4, 6, 5), kind="layer", quiet=True)
+    assert "6 values that lie one behind the other in memory" in reason(report)
+    assert "permute" in reason(report)
+
+
+def test_groups_that_are_cut_with_the_channels_last_are_named() -> None:
+    def rule(x: Tensor) -> Tensor:  # (N, H, W, C)
+        y = x.reshape(len(x), 4, -1)
+        var, mean = torch.var_mean(y, -1, correction=0, keepdim=True)
+        return ((y - mean) / (var + 1e-6).sqrt()).view_as(x)
+
+    layer = ByRule(rule, 8)
+    layer.num_groups = 4  # type: ignore[assignment]
+    report = check_norm_layer(
+        layer, (3, 6, 5, 8), kind="group", channel_axis=-1, quiet=True
+    )
+    assert "in memory, channels last" in reason(report)
+
+
+class Pairs(nn.BatchNorm1d):
+    """A batch norm that evaluates two examples at a time."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training:
+            return super().forward(x)
+        return torch.cat([super(Pairs, self).forward(p) for p in x.view(-1, 2, 6)])
+
+
+def test_evaluation_takes_any_number_of_examples() -> None:
+    report = check_norm_layer(Pairs(6), (8, 6), quiet=True)
+    found = {f.name: f.reason for f in report.findings}
+    assert ALONE in report.failed
+    assert "evaluation of one example raises RuntimeError" in found[ALONE]
+    assert "8 examples are taken" in found[ALONE]
+
+
+class OneGainForEachGroup(nn.Module):
+    """A group norm with a gain of shape (1, G, 1)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.num_groups, self.eps = 4, 1e-6
+        self.weight = nn.Parameter(torch.ones(1, 4, 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = nn.functional.group_norm(x, 4, eps=self.eps)
+        return (y.reshape(len(x), 4, -1) * self.weight).view_as(x)
+
+
+def test_a_gain_for_each_group_is_named_in_any_shape() -> None:
+    report = check_norm_layer(
+        OneGainForEachGroup(), (3, 8, 5), kind="group", quiet=True
+    )
+    assert "gain per group" in report.others
+    assert any("one value for each group" in f.reason for f in report.findings)
+
+
+def test_half_precision_is_shown_where_it_is_furthest_off() -> None:
+    class Half(nn.LayerNorm):
+        def forward(self, x: Tensor) -> Tensor:
+            var = (x - x.mean(-1, keepdim=True)).square().mean(-1, keepdim=True)
+            y = (x - x.mean(-1, keepdim=True)) / (var + self.eps).sqrt()
+            return y * self.weight + self.bias
+
+    report = check_norm_layer(Half(6), quiet=True)
+    name = "float16 and bfloat16 give what float32 gives"
+    text = next(f.reason for f in report.findings if f.name == name)
+    assert name in report.failed
+    assert " where float32 gives " in text
+
+
+@pytest.mark.parametrize(
+    ("kind", "rule", "text"),
+    [
+        (
+            "rms",
+            lambda x: x / x.std(-1, keepdim=True).sqrt(),
+            "divided by the root of the deviation",
+        ),
+        ("rms", lambda x: x / x.std(-1, keepdim=True), "divided by the deviation"),
+        (
+            "layer",
+            lambda x: (
+                (x - x.mean(-1, keepdim=True))
+                / (x.square().mean(-1, keepdim=True) - x.mean(-1, keepdim=True))
+                .clamp_min(0)
+                .sqrt()
+            ),
+            "the mean is not squared in it",
+        ),
+    ],
+)
+def test_a_wrong_divisor_is_named(kind: str, rule: Rule, text: str) -> None:
+    report = check_norm_layer(ByRule(rule, 6), kind=kind, quiet=True)
+    assert text in reason(report)
+
+
+def test_channels_that_are_not_side_by_side_are_told() -> None:
+    def rule(x: Tensor) -> Tensor:
+        y = x.reshape(len(x), 3, 2, -1)
+        var, mean = torch.var_mean(y, (1, 3), correction=0, keepdim=True)
+        return ((y - mean) / (var + 1e-6).sqrt()).view_as(x)
+
+    layer = ByRule(rule, 6, axis=1)
+    layer.num_groups = 2  # type: ignore[assignment]
+    report = check_norm_layer(layer, (3, 6, 5), kind="group", quiet=True)
+    assert "every second of 6, not those side by side, along axis 1" in reason(report)
+
+
+class Learned(nn.Module):
+    """A batch norm whose running mean is a parameter."""
+
+    def __init__(self, *, requires_grad: bool) -> None:
+        super().__init__()
+        self.eps, self.momentum = 1e-5, 0.1
+        self.weight = nn.Parameter(torch.ones(6))
+        self.bias = nn.Parameter(torch.zeros(6))
+        self.running_mean = nn.Parameter(torch.zeros(6), requires_grad)
+        self.running_var: Tensor
+        self.register_buffer("running_var", torch.ones(6))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.training:
+            y = (x - self.running_mean) / (self.running_var + self.eps).sqrt()
+            return y * self.weight + self.bias
+        self.running_mean.data.lerp_(x.detach().mean(0), 0.1)
+        self.running_var.lerp_(x.detach().var(0), 0.1)
+        return nn.functional.batch_norm(x, None, None, self.weight, self.bias, True)
+
+
+@pytest.mark.parametrize("requires_grad", [True, False])
+def test_running_statistics_that_an_optimizer_moves_are_found(
+    requires_grad: bool,
+) -> None:
+    report = check_norm_layer(Learned(requires_grad=requires_grad), (8, 6), quiet=True)
+    found = {f.name: f.reason for f in report.findings if f.verdict == "wrong"}
+    text = found.get("the running statistics hold no graph", "")
+    assert ("writes to running_mean without an optimizer" in text) == requires_grad
+
+
+def test_a_gain_that_begins_at_0_is_noted() -> None:
+    layer = nn.RMSNorm(6)
+    nn.init.zeros_(layer.weight)
+    report = check_norm_layer(layer, quiet=True)
+    assert report.passed
+    notes = {f.other: f.reason for f in report.findings}
+    assert "the output is the bias" in notes["gain of 0"]
+    usual = check_norm_layer(nn.RMSNorm(6), quiet=True)
+    assert "gain of 0" not in {f.other for f in usual.findings}
+
+
+@pytest.mark.parametrize("kind", ["layer", "rms"])
+def test_gain_and_bias_in_front_of_the_norm_are_named(kind: str) -> None:
+    class First(ByRule):
+        def forward(self, x: Tensor) -> Tensor:
+            y: Tensor = self.rule(x * self.weight + self.bias)
+            return y
+
+    rule = over(1)
+    if kind == "rms":
+        rule = lambda x: x / x.square().mean(-1, keepdim=True).sqrt()  # noqa: E731
+    report = check_norm_layer(First(rule, 6), kind=kind, quiet=True)
+    assert "gain and bias act before the normalization" in reason(report)
+
+
+def test_a_part_of_the_features_is_told_and_no_reshape_is_advised() -> None:
+    def rule(x: Tensor) -> Tensor:
+        return x / x[..., :2].square().mean(-1, keepdim=True).sqrt()
+
+    report = check_norm_layer(ByRule(rule, 6), kind="rms", quiet=True)
+    assert "2 of 6 along axis" in reason(report)
+    assert "permute" not in reason(report)
