@@ -281,21 +281,17 @@ def test_a_part_of_the_features_is_told_and_no_reshape_is_advised() -> None:
     assert "permute" not in reason(report)
 
 
-class Batch(nn.BatchNorm1d):
-    """Batch norm of columns, to be spoiled."""
+class Swapped(nn.BatchNorm1d):
+    momentum: float
 
-    def forward(self, x: Tensor) -> Tensor:
-        own = self.running_mean, self.running_var, self.weight, self.bias
-        return functional.batch_norm(x, *own, self.training, self.momentum, self.eps)
-
-
-class Swapped(Batch):
     def forward(self, x: Tensor) -> Tensor:
         own = self.running_mean, self.running_var, self.weight, self.bias
         return functional.batch_norm(x, *own, self.training, self.eps, self.momentum)
 
 
-class EpsInVariance(Batch):
+class EpsInVariance(nn.BatchNorm1d):
+    momentum: float
+
     def forward(self, x: Tensor) -> Tensor:
         y = super().forward(x)
         if self.training and self.running_var is not None:
@@ -304,7 +300,7 @@ class EpsInVariance(Batch):
         return y
 
 
-class Alone(Batch):
+class Alone(nn.BatchNorm1d):
     def forward(self, x: Tensor) -> Tensor:
         return x if len(x) == 1 else super().forward(x)
 
