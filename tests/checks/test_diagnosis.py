@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from normbook.checks import check_norm_layer
 from normbook.checks.report import Report
@@ -278,3 +279,124 @@ def test_a_part_of_the_features_is_told_and_no_reshape_is_advised() -> None:
     report = check_norm_layer(ByRule(rule, 6), kind="rms", quiet=True)
     assert "2 of 6 along axis" in reason(report)
     assert "permute" not in reason(report)
+
+
+class Swapped(nn.BatchNorm1d):
+    momentum: float
+
+    def forward(self, x: Tensor) -> Tensor:
+        own = self.running_mean, self.running_var, self.weight, self.bias
+        return functional.batch_norm(x, *own, self.training, self.eps, self.momentum)
+
+
+class EpsInVariance(nn.BatchNorm1d):
+    momentum: float
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = super().forward(x)
+        if self.training and self.running_var is not None:
+            part = self.momentum * self.eps * len(x) / (len(x) - 1)
+            self.running_var += part
+        return y
+
+
+class Alone(nn.BatchNorm1d):
+    def forward(self, x: Tensor) -> Tensor:
+        return x if len(x) == 1 else super().forward(x)
+
+
+class InPlaceInSinglePrecision(nn.Module):
+    """RMS norm whose float() of a float32 tensor is that tensor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(6))
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            y = x.float()
+            y *= (y.square().mean(-1, keepdim=True) + 1e-6).rsqrt()
+        return y.to(x.dtype) * self.weight
+
+
+def found(layer: nn.Module, name: str, **settings: str) -> str:
+    report = check_norm_layer(layer, quiet=True, **settings)  # type: ignore[arg-type]
+    return next(f.reason for f in report.findings if f.name == name)
+
+
+def test_another_eps_is_named_and_where_it_is_from() -> None:
+    text = found(Swapped(6), "eps is added to the variance, inside the root")
+    assert (
+        "the eps that acts is 0.1, the value of momentum: the two may be swapped"
+        in text
+    )
+
+
+def test_eps_in_the_running_variance_is_named() -> None:
+    name = "the running variance averages the unbiased variances"
+    assert "eps is averaged with the variance" in found(EpsInVariance(6, 1e-2), name)
+
+
+def test_what_a_single_value_gives_in_training_is_said() -> None:
+    name = "a batch with one value for each channel is refused in training"
+    assert "the output is not normalized: it changes with x" in found(Alone(6), name)
+
+    def rule(x: Tensor) -> Tensor:
+        var, mean = torch.var_mean(x, 0, correction=0)
+        return (x - mean) / (var + 1e-6).sqrt()
+
+    text = found(ByRule(rule, 6), name, kind="batch")
+    assert "the output is the bias, whatever the input" in text
+
+
+def test_an_input_that_changes_in_float32_alone_is_found() -> None:
+    text = found(InPlaceInSinglePrecision(), "the input is left as it is", kind="rms")
+    assert "writes into its input, if that is torch.float32" in text
+
+
+def test_axes_of_one_length_that_come_out_swapped_are_named() -> None:
+    class Images(nn.LayerNorm):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x.permute(0, 2, 3, 1)).permute(0, 3, 2, 1)
+
+    report = check_norm_layer(Images(6), (4, 6, 5, 5), quiet=True)
+    assert "axes 2 and 3 of the output are swapped" in reason(report)
+
+
+def test_running_statistics_of_the_last_batch_alone_are_noted() -> None:
+    name = "the running mean averages the means of the batches"
+    layer = nn.BatchNorm1d(6, momentum=0.99)
+    assert "the last batch alone weighs 0.99" in found(layer, name)
+    assert check_norm_layer(layer, quiet=True).passed
+    assert "weighs" not in found(nn.BatchNorm1d(6), name)
+
+
+def test_zeros_are_told_apart_from_squares_that_overflow_in_half_precision() -> None:
+    class Half(nn.Module):
+        def __init__(self, eps: float) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(6))
+            self.eps = eps
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = x - x.mean(-1, keepdim=True)
+            var = x.square().mean(-1, keepdim=True)
+            return x / (var + self.eps).sqrt() * self.weight
+
+    name = "float16 and bfloat16 give what float32 gives"
+    small, usual = found(Half(1e-12), name), found(Half(1e-5), name)
+    assert "a square beyond 65504 is infinite" in small
+    assert "a square beyond 65504 is infinite" in usual
+    assert "an input of zeros gives NaN or infinity" in small
+    assert "zeros" not in usual
+
+
+def test_it_is_zeros_that_an_rms_norm_must_take() -> None:
+    class Scaled(nn.RMSNorm):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x / x.abs().amax(-1, keepdim=True))
+
+    name = "a constant channel stays finite, output and gradient"
+    assert "for an input of zeros the output is not finite" in found(
+        Scaled(6, 1e-6), name
+    )

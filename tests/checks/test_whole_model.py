@@ -358,3 +358,11 @@ def test_several_inputs_are_cut_together(is_by_batch: bool, is_dict: bool) -> No
     x = x if is_dict else tuple(x.values())
     what = "an example depends on its neighbours in evaluation"
     assert (what in harms(Named(is_by_batch=is_by_batch), x)) == is_by_batch
+
+
+def test_an_instance_norm_that_evaluates_as_batch_norm_is_a_risk() -> None:
+    x = drawn(16, 4, 12) * (1 + drawn(16, 1, 1).square()) + drawn(16, 4, 1)
+    what = "instance norm that evaluates by running statistics"
+    tracked = trained(network(nn.InstanceNorm1d(6, track_running_stats=True)), x)
+    assert harms(tracked, x)[what].level == RISK
+    assert what not in harms(trained(network(nn.InstanceNorm1d(6)), x), x)

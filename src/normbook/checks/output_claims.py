@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterator
 
@@ -102,6 +103,8 @@ def statistics(subject: Subject) -> Fault | None:
     def fits(z: Formula, axes: tuple[int, ...] | None = None) -> bool:
         return subject.misfit(z, axes) < TOLERANCE
 
+    if name := named(_swapped(subject), fits):
+        return Fault(f"{name}{reason}", "Move each axis back to its place.")
     last = (len(subject.shape) - 1,)
     if name := named(_wrong_axes(subject), lambda z: fits(z) or fits(z, last)):
         return Fault(f"{name}{reason}", subject.axes_cure)
@@ -215,6 +218,19 @@ def _wrong_formulas(subject: Subject) -> dict[str, Formula]:
             f"what lies between the means of {n} {what}": between(n) for n in (2, 4, 8)
         }
     return known
+
+
+def _swapped(subject: Subject) -> dict[str, Formula]:
+    """Name two axes of one length that are not back at their places."""
+
+    def swapped(a: int, b: int) -> Formula:
+        return lambda x: subject.x_hat(x).transpose(a, b)
+
+    return {
+        f"axes {a} and {b} of the output are swapped": swapped(a, b)
+        for a, b in itertools.combinations(range(1, len(subject.shape)), 2)
+        if subject.shape[a] == subject.shape[b]
+    }
 
 
 def _wrong_axes(subject: Subject) -> dict[str, Formula]:
@@ -433,7 +449,22 @@ def eps_place(subject: Subject) -> Fault | None:
             if "eps^2" in name:
                 reason += ", or a second norm behind the first, which gives the same"
             break
+    else:
+        reason += _acting_eps(subject, var, seen)
     return Fault(f"{reason}.", "Divide by (var + eps).sqrt().")
+
+
+def _acting_eps(subject: Subject, var: Tensor, seen: Tensor) -> str:
+    """Name the one eps that explains the output, if another than that told does."""
+    eps = var / seen.square() - var
+    acting = eps.mean().item()
+    if not (acting > 0 and largest(eps / acting - 1) < 0.01):
+        return ""
+    text = f"; the eps that acts is {acting:.3g}"
+    momentum = getattr(subject.layer, "momentum", None)
+    if isinstance(momentum, float) and abs(acting / momentum - 1) < 0.01:
+        text += ", the value of momentum: the two may be swapped"
+    return text
 
 
 @claim("a mean far from 0 costs no precision in float32", OUTPUT_CLAIMS)
@@ -497,11 +528,13 @@ def constant_channel(subject: Subject) -> Fault | None:
     x = subject.draw(6, 1.0)
     one = x[:, 0] if subject.kind == "batch" else x[0]
     one.fill_(0.0 if subject.kind == "rms" else 0.1)
+    where = "a channel with one value throughout"
+    where = "an input of zeros" if subject.kind == "rms" else where
     x = x.to(subject.dtype).requires_grad_()
     y = call(subject.fresh(), x)
     if not y.isfinite().all():
         return Fault(
-            "for a channel with one value throughout the output is not finite.",
+            f"for {where} the output is not finite.",
             "Divide by (var + eps).sqrt(), with eps > 0.",
         )
     if not y.requires_grad:
@@ -509,8 +542,8 @@ def constant_channel(subject: Subject) -> Fault | None:
     backward(y, y.detach())
     if x.grad is not None and not x.grad.isfinite().all():
         return Fault(
-            "for a channel with one value throughout the output is finite, its "
-            "gradient is not: the root of a variance of 0 has no derivative.",
+            f"for {where} the output is finite, its gradient is not: the root of a "
+            "variance of 0 has no derivative.",
             "Add eps before the root, (var + eps).sqrt().",
         )
     return None
@@ -584,16 +617,19 @@ def _in_precision(
 @claim("the input is left as it is", OUTPUT_CLAIMS)
 def input_is_kept(subject: Subject) -> Fault | None:
     """Compare the input before and after."""
-    x = subject.draw(0).to(subject.dtype)
-    before = x.clone()
-    with torch.no_grad():
-        run(subject.fresh(), x)
-    if torch.equal(x, before):
-        return None
-    return Fault(
-        "the layer writes into its input, which others may still need.",
-        "Use x = x - mean in place of x -= mean.",
-    )
+    # float() copies x, but where it is in float32 already.
+    for dtype in dict.fromkeys((subject.dtype, subject.given_dtype)):
+        x = subject.draw(0).to(dtype)
+        before = x.clone()
+        with torch.no_grad():
+            run(subject.fresh().to(dtype), x)
+        if not torch.equal(x, before):
+            only = f", if that is {dtype}" if dtype != subject.dtype else ""
+            return Fault(
+                f"the layer writes into its input{only}, which others may still need.",
+                "Use x = x - mean in place of x -= mean.",
+            )
+    return None
 
 
 @claim("float16 and bfloat16 give what float32 gives", OUTPUT_CLAIMS)
@@ -607,6 +643,7 @@ def half_precisions(subject: Subject) -> Fault | Note | None:
     is_run = False
     for dtype in (torch.float16, torch.bfloat16):
         layer = subject.fresh().to(dtype)
+        seen: dict[str, str] = {}  # by its reason, the first input that shows it
         for scale in (1.0, 300.0, 1e-3, 0.0):
             x = draw(subject.small, 21, scale).to(dtype)
             try:
@@ -624,9 +661,11 @@ def half_precisions(subject: Subject) -> Fault | Note | None:
             what = f"an input of size {scale:g}" if scale else "an input of zeros"
             why = "a square beyond 65504 is infinite" if scale > 1 else ""
             why = why or "what is below 6e-8 is 0, and so is a small eps"
+            because = f": {why}" if dtype == torch.float16 else ""
+            seen.setdefault(because, f"{what} gives {_at_worst(y, exact)}{because}")
+        if seen:
             return Fault(
-                f"in {dtype} {what} gives {_at_worst(y, exact)}"
-                f"{f': {why}' if dtype == torch.float16 else ''}.",
+                f"in {dtype} {'; '.join(seen.values())}.",
                 "Compute in float32: x.float() first, and .to(x.dtype) last.",
             )
     if not is_run:

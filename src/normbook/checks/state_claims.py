@@ -18,7 +18,15 @@ import torch
 from torch import Tensor, nn
 
 from normbook.checks.calls import LayerError, backward, call, evaluating, of_the_layer
-from normbook.checks.claim import Claim, DoesNotApply, Fault, NotTested, claim, named
+from normbook.checks.claim import (
+    Claim,
+    DoesNotApply,
+    Fault,
+    Note,
+    NotTested,
+    claim,
+    named,
+)
 from normbook.checks.copies import copy_of, graph_nodes, tensors_of
 from normbook.checks.gradient_claims import STEP as DIFFERENCE
 from normbook.checks.gradient_claims import by_parameters, by_x, point
@@ -26,6 +34,9 @@ from normbook.checks.output_claims import eps_place, need_right_statistics, two_
 from normbook.checks.subject import TOLERANCE, Subject, draw, largest, normal
 
 STATE_CLAIMS: list[Claim[Subject]] = []
+
+# The weight of a new value that leaves nearly nothing of the old one.
+FORGETFUL = 0.8
 
 # Batches of 4: there the biased variance is three quarters of the unbiased one.
 EXAMPLES = 4
@@ -231,7 +242,7 @@ def _eps_fault(subject: Subject) -> Fault | None:
 
 
 @claim("the running mean averages the means of the batches", STATE_CLAIMS)
-def running_mean(subject: Subject) -> Fault | None:
+def running_mean(subject: Subject) -> Fault | Note | None:
     """Measure the weight of the new value in each step; compare it with momentum."""
     steps = _history(subject)
     momentum = getattr(subject.layer, "momentum", ...)
@@ -284,6 +295,13 @@ def running_mean(subject: Subject) -> Fault | None:
             f"average: {seen}.",
             f"{AVERAGE}.",
         )
+    if is_constant and last > FORGETFUL:
+        return Note(
+            f"the last batch alone weighs {last:.3g} in the running statistics. In "
+            f"torch momentum is the weight of the new value: Keras's {last:.3g} is "
+            f"{1 - last:.3g} here.",
+            "only the last batch",
+        )
     return None
 
 
@@ -301,7 +319,7 @@ def running_variance(subject: Subject) -> Fault | None:
 
     if misfit(bessel) < max(TOLERANCE / steps[0].weight * 0.1, 1e-6):
         return None
-    reason = _variance_reason(steps[-1], bessel)
+    reason = _variance_reason(steps[-1], bessel, subject.eps)
     if misfit(1.0) < TOLERANCE:
         reason = (
             f"the biased variance of the batch is averaged: with n = {n} values it "
@@ -313,7 +331,7 @@ def running_variance(subject: Subject) -> Fault | None:
     return Fault(reason, cure)
 
 
-def _variance_reason(step: _Step, bessel: float) -> str:
+def _variance_reason(step: _Step, bessel: float, eps: float) -> str:
     w, old = step.weight, step.before.var
     known: dict[str, Tensor] = {}
     for name, factor in (("unbiased", bessel), ("biased", 1.0)):
@@ -334,8 +352,13 @@ def _variance_reason(step: _Step, bessel: float) -> str:
             ),
         }
     seen = step.after.var
-    name = named(known, lambda value: largest(value / seen - 1) < TOLERANCE)
     expected = (1 - w) * old + w * bessel * step.batch.var
+    in_it = "eps is averaged with the variance, and evaluation adds it again"
+    for plus in (eps, bessel * eps):
+        # It is small beside the variance, and so is looked for in the difference.
+        if largest((seen - expected) / (w * plus) - 1) < 0.1:
+            return f"{in_it}: by {w * plus:.3g} a batch it is too large."
+    name = named(known, lambda value: largest(value / seen - 1) < TOLERANCE)
     return (
         f"{name}after a batch the running variance is {seen[0]:.3g}, expected "
         f"{expected[0]:.3g} (first channel)."
@@ -716,11 +739,14 @@ def single_value(subject: Subject) -> Fault | None:
     if subject.kind != "batch":
         raise DoesNotApply("only batch norm is meant to refuse")
     shape = (1, subject.shape[1], *(1 for _ in subject.shape[2:]))
+    x = torch.ones(shape, dtype=subject.dtype)
     try:
-        y = call(subject.fresh(), torch.ones(shape, dtype=subject.dtype))
+        y, other = (call(subject.fresh(), x * factor) for factor in (1, 2))
     except LayerError:  # the refusal, whatever its type
         return None
     what = "NaN" if y.isnan().any() else "the bias, whatever the input"
+    if largest(other - y) > TOLERANCE:
+        what = "not normalized: it changes with x"
     return Fault(
         f"for an input of shape {shape} the output is {what}; torch refuses: with "
         "one value the deviation from the mean is 0.",

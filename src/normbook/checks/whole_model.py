@@ -186,6 +186,7 @@ class _Auditor:
             self._one_value,
             self._shared,
             self._gaps,
+            self._tracked,
             self._frozen,
             self._padding,
             self._small_variances,
@@ -517,6 +518,31 @@ class _Auditor:
                 "evaluation normalizes by the mean 0 and variance 1 of the start.",
                 "Train, load a checkpoint with its buffers, or recalibrate.",
                 "Moving averages",
+            )
+
+    def _tracked(self) -> Iterator[Harm]:
+        """Compare evaluation with training where instance norm has both."""
+        parts = dict(self.model.named_modules())
+        for seen in self.seen:
+            if seen.kind != "instance" or not getattr(
+                seen.norm, "track_running_stats", False
+            ):
+                continue
+            norm = copy_of(parts[seen.name])
+            like = next(norm.parameters(), norm.running_mean)
+            y = norm(seen.x.to(like.dtype)).double()
+            gap = _share(y - seen.y, seen.y, of="norm")
+            if gap < LARGE_GAP:
+                continue
+            yield Harm(
+                RISK,
+                "instance norm that evaluates by running statistics",
+                gap,
+                seen.name,
+                "evaluation normalizes all examples by one mean and variance, as batch "
+                "norm does, and differs from training by this share of the output.",
+                "Leave track_running_stats=False.",
+                "Training and evaluation",
             )
 
     def _frozen(self) -> Iterator[Harm]:
