@@ -97,10 +97,12 @@ in-the-wild: ## check the norm layers of 18 public libraries, in an environment 
 	$(WILD) -m pip --disable-pip-version-check install -q --no-deps -r benchmarks/in_the_wild/alone.txt
 	PYTHONPATH=src $(WILD) benchmarks/in_the_wild/run.py --out $(OUT)/in_the_wild.json
 
-other-hand: setup ## check layers and models of another hand with a slip each (OUT=folder for the record)
+other-hand: setup ## check layers and models of other hands with a slip each (OUT=folder for the record)
 	$(BIN)/python benchmarks/other_hand/run.py --out $(OUT)/other_hand.json
 	$(BIN)/python benchmarks/other_hand/run.py --table second.txt --out $(OUT)/other_hand_second.json
 	$(BIN)/python benchmarks/other_hand/run.py --table third.txt --out $(OUT)/other_hand_third.json
+	$(BIN)/python benchmarks/second_hand/demonstrations.py
+	$(BIN)/python benchmarks/second_hand/run.py
 
 fold-in-the-wild: ## fold the models of public libraries and compare outputs, in an environment of their own; hours (OUT=folder for the record)
 	$(PYTHON) -m venv $(VENV)-fold
