@@ -1,8 +1,8 @@
 """Compare what the checks say of the layers of a second hand with what they should.
 
 What they said at first was compared with ``expected.txt`` by hand: ``verdicts.txt``,
-and ``recorded/second_hand.json`` with the reports. Here a slip is named if the report has the
-words of ``words.txt``, which were chosen when eight more had been mended. A sound layer
+and ``recorded/second_hand.json`` with the reports. Here a slip is named if the report
+has the words of ``words.txt``, chosen when eight more had been mended. A sound layer
 must pass, but for those whose alarm was seen to be true. `make other-hand` runs it.
 """
 
