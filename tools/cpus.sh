@@ -5,8 +5,9 @@
 #
 # CPU names one of the settings below; left out, all of them follow each other.
 #
-# A setting only takes instructions away: on a machine without AVX-512 the ones that
-# use it cannot be tried.
+# A setting of instructions only takes some away: on a machine without AVX-512 the ones
+# that use it cannot be tried. What they would do to a training, `nudged` does: each
+# backward pass begins with a gradient that is a few units off in its last place.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 
@@ -17,14 +18,16 @@ declare -A settings=(
   [avx2]="ATEN_CPU_CAPABILITY=avx2 OPENBLAS_CORETYPE=Haswell NUMBA_CPU_NAME=haswell NUMBA_CPU_FEATURES=+avx2,+fma"
   [sse4]="OPENBLAS_CORETYPE=Nehalem NPY_DISABLE_CPU_FEATURES=X86_V3 ONEDNN_MAX_CPU_ISA=SSE41 ATEN_CPU_CAPABILITY=default NUMBA_CPU_NAME=nehalem NUMBA_CPU_FEATURES=+sse4.2"
   [threads]="OMP_NUM_THREADS=4 OPENBLAS_NUM_THREADS=4"
+  [nudged]="NORMBOOK_NUDGE=3"
 )
-names=${CPU:-plain avx2 sse4 threads}
+names=${CPU:-plain avx2 sse4 threads nudged}
 for name in $names; do
   if [ -z "${settings[$name]:-}" ]; then
-    echo "cpus: there is no setting '$name'; give CPU one of plain, avx2, sse4 and threads" >&2
+    echo "cpus: there is no setting '$name'; give CPU one of plain, avx2, sse4, threads and nudged" >&2
     exit 2
   fi
 done
+export PYTHONPATH=$PWD/tools/nudge${PYTHONPATH:+:$PYTHONPATH}
 failed=0
 for name in $names; do
   printf '\n== %s: %s\n' "$name" "${settings[$name]}"
