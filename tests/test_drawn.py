@@ -145,6 +145,26 @@ def test_what_can_be_seen_is_a_difference_but_where_a_rounding_moves_curves() ->
     assert drawn.differences(stored, found, is_rough=True) == []
 
 
+def told(weights: str, probability: float) -> list[str]:
+    fig, ax = plt.subplots()
+    for k, weight in enumerate(weights.split()):
+        ax.text(k / 10, 0.5, weight)
+    ax.set_title(f"P(@entity4) = {probability}")
+    plt.close(fig)
+    return drawn.record(fig)
+
+
+@pytest.mark.parametrize(
+    ("weights", "is_same"), [("31 5 Anna", True), ("29 29 Anna", True), ("29", False)]
+)
+def test_of_numbers_that_are_written_a_rough_figure_does_not_tell(
+    weights: str, is_same: bool
+) -> None:
+    stored, found = told("29 6 Anna", 0.95), told(weights, 0.93)
+    assert drawn.differences(stored, found)
+    assert (drawn.differences(stored, found, is_rough=True) == []) == is_same
+
+
 GROSS = [
     "a line",
     "limits",

@@ -17,6 +17,7 @@ when the notebook is run again.
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Iterator, Sequence
 from itertools import zip_longest
@@ -51,6 +52,8 @@ BLOCK = 32  # numbers of which a record has sums
 DIGITS = "11001001043011010441030010303030", "03404130103404330030444303134033"
 WEIGHTS = np.array([[*digits] for digits in DIGITS], dtype=float).T - 2
 WIDE = 0.2  # of the panel: where a rounding moves a curve
+DECIMAL = re.compile(r"\d+\.\d+")
+NUMBER = re.compile(r"text [\d.]+")  # a thing that is drawn: a text, and it a number
 
 
 def store_with_figures() -> None:
@@ -211,13 +214,21 @@ def differences(
     is_rough
         For curves that a rounding moves: words and looks are compared as ever, but of
         the numbers only where things begin and end and their mean, to a fifth of the
-        panel.
+        panel; of decimals in words that they are there, and texts that are a number
+        not at all.
     """
-    if len(stored) != len(found):
-        return [f"{len(stored)} things are stored, {len(found)} are drawn"]
+    rows, others = (
+        [
+            (DECIMAL.sub("#", look) if is_rough else look, numbers)
+            for look, numbers in _read(record)
+            if not (is_rough and NUMBER.fullmatch(look))
+        ]
+        for record in (stored, found)
+    )
+    if len(rows) != len(others):
+        return [f"{len(rows)} things are stored, {len(others)} are drawn"]
     lines = []
-    pairs = zip(_read(stored), _read(found), strict=True)
-    for (look, one), (other_look, other) in pairs:
+    for (look, one), (other_look, other) in zip(rows, others, strict=True):
         if look != other_look or [*one] != [*other]:
             lines.append(f"stored {look!r}, drawn {other_look!r}")
             continue
