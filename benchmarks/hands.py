@@ -1,0 +1,121 @@
+"""Compare what the checks say of the layers of other hands with what they should.
+
+    python benchmarks/hands.py second_hand
+    python benchmarks/hands.py third_hand --record recorded/third_hand.json
+
+What they said at first was compared with ``expected.txt`` of the folder by hand:
+``verdicts.txt``, which ``--record`` stores with the reports. Here a slip is named if
+the report has the words of ``words.txt``, chosen when more had been mended. A sound
+layer must pass, but for those whose alarm was seen to be true. `make other-hand`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import platform
+import re
+import runpy
+import sys
+from collections import Counter
+from functools import cache
+from importlib import metadata
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+
+from normbook.checks import audit, check_norm_layer
+
+HERE = Path(__file__).resolve().parent
+OPEN = "not yet"
+ALARM = re.compile(r"^(FAILS|WRONG|RISK) ", re.MULTILINE)
+
+
+@cache
+def layers_of(folder: Path) -> SimpleNamespace:
+    """Import the layers of a hand."""
+    return SimpleNamespace(**runpy.run_path(str(folder / "layers.py")))
+
+
+def table(path: Path) -> dict[str, list[str]]:
+    """Read a table: of each case what stands behind its name."""
+    rows = [line.split(" | ") for line in path.read_text().splitlines()]
+    return {name: rest for name, *rest in rows}
+
+
+def said(case: Any) -> str:
+    """Return what the check or the audit says of a case."""
+    torch.manual_seed(0)
+    try:
+        subject = case.make()
+        if case.batch is not None:
+            return str(audit(subject, case.batch(), quiet=True))
+        return str(check_norm_layer(subject, quiet=True, **case.arguments))
+    except Exception as error:  # noqa: BLE001 - that, too, is what a user is told
+        return f"{type(error).__name__}: {error}"
+
+
+def is_right(case: Any, wanted: str | None, is_control: bool) -> bool:
+    """Return whether a report says what it must, and of a sound layer nothing else."""
+    report = said(case)
+    if is_control:
+        alarms = len(ALARM.findall(report))
+        return alarms == (0 if wanted is None else 1) and (wanted or "") in report
+    return wanted is not None and wanted in " ".join(report.split())
+
+
+def judged(folder: Path) -> list[tuple[str, bool, bool]]:
+    """Return of each case its name, whether its report is right, and is open."""
+    layers, words = layers_of(folder), table(folder / "words.txt")
+    rows = []
+    for case in (*layers.BUGS, *layers.CONTROLS):
+        (wanted,) = words.get(case.name, [None])
+        right = is_right(case, wanted, case in layers.CONTROLS)
+        rows.append((case.name, right, wanted == OPEN))
+    return rows
+
+
+def record(folder: Path) -> dict[str, Any]:
+    """Return what is said now, with the verdicts that were given by hand."""
+    layers, verdicts = layers_of(folder), table(folder / "verdicts.txt")
+    rows = []
+    for group in ("bugs", "controls"):
+        for case in getattr(layers, group.upper()):
+            verdict, because = verdicts[case.name]
+            rows.append(
+                {"layer": case.name, "group": group, "verdict": verdict}
+                | {"because": because, "said": said(case).splitlines()}
+            )
+    versions = {name: metadata.version(name) for name in ("normbook", "numpy", "torch")}
+    return {
+        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
+        "versions": {"python": platform.python_version()} | versions,
+        "score": Counter(f"{row['group']}: {row['verdict']}" for row in rows),
+        "layers": rows,
+    }
+
+
+def main() -> int:
+    """Check all; return 1 where one that was named is named no more."""
+    parser = argparse.ArgumentParser(description="Check the layers of another hand.")
+    parser.add_argument("folder", help="second_hand or third_hand")
+    parser.add_argument("--record", help="store reports and verdicts in this file")
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    folder = HERE / given.folder
+    if given.record:
+        text = json.dumps(record(folder), indent=1)
+        (HERE / given.record).write_text(text + "\n")
+        return 0
+    worse = 0
+    for name, right, is_open in judged(folder):
+        worse += not right and not is_open
+        print(f"{name:28} {'right' if right else OPEN if is_open else 'NO LONGER'}")
+    return int(worse > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,61 @@
+"""The blind trials of other hands: records are as judged, and what was named still is.
+
+That of the first hand has a script and tests of its own.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import hands
+import pytest
+
+BENCHMARKS = Path(hands.__file__).parent
+FIRST = {  # verdicts on the bugs when the checks had not seen them
+    "second_hand": {"right": 14, "wrong reason": 7, "missed": 4},
+}
+OPEN = {
+    "second_hand": {"conditional batch norm", "fast instance norm", "deep lstm"},
+}
+pytestmark = pytest.mark.parametrize("name", FIRST)
+
+
+def test_the_record_has_the_verdicts_by_hand(name: str) -> None:
+    record = json.loads((BENCHMARKS / f"recorded/{name}.json").read_text())
+    rows = {r["layer"]: [r["verdict"], r["because"]] for r in record["layers"]}
+    assert hands.table(BENCHMARKS / name / "verdicts.txt") == rows
+    bugs = Counter(r["verdict"] for r in record["layers"] if r["group"] == "bugs")
+    assert bugs == FIRST[name]
+
+
+def test_what_was_named_is_named_still_and_sound_layers_pass(name: str) -> None:
+    folder = BENCHMARKS / name
+    bugs = {case.name for case in hands.layers_of(folder).BUGS}
+    words = hands.table(folder / "words.txt")
+    assert words.keys() >= bugs
+    assert {case for case, text in words.items() if text == [hands.OPEN]} == OPEN[name]
+    wrong = {case for case, is_right, _ in hands.judged(folder) if not is_right}
+    assert wrong == OPEN[name]
+
+
+def test_a_report_without_the_words_is_not_right(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = BENCHMARKS / name
+    monkeypatch.setattr(hands, "said", lambda case: "FAILS  another test\nfor a reason")
+    assert not any(is_right for _, is_right, _ in hands.judged(folder))
+    monkeypatch.setattr(hands, "said", lambda case: "all 31 tests pass.")
+    bugs = {case.name for case in hands.layers_of(folder).BUGS}
+    assert not any(right for case, right, _ in hands.judged(folder) if case in bugs)
+
+
+def test_an_error_is_what_is_said(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*args: Any, **kwargs: Any) -> None:
+        raise ValueError("no such layer")
+
+    monkeypatch.setattr(hands, "check_norm_layer", fails)
+    (case, *_) = hands.layers_of(BENCHMARKS / name).BUGS
+    assert hands.said(case) == "ValueError: no such layer"
