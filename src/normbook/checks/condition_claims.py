@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 import normbook.checks.recognition as recognition
 from normbook.checks.calls import LayerError, Way, call, called
-from normbook.checks.claim import Claim, DoesNotApply, Fault, NotTested, claim
+from normbook.checks.claim import Claim, DoesNotApply, Fault, Note, NotTested, claim
 from normbook.checks.conditions import Conditioned, is_first
 from normbook.checks.copies import copy_of
 from normbook.checks.explanations import explanation
@@ -26,10 +26,10 @@ CLAIMS: list[Claim[_Case]] = []
 
 
 class _Case(NamedTuple):
-    """A layer with conditions, and what it should be; None where that is not known."""
+    """A layer with conditions, and what it should be."""
 
     found: Conditioned
-    subject: Subject | None
+    subject: Subject
     x: Tensor
     axis: int
 
@@ -39,7 +39,7 @@ class _Case(NamedTuple):
 
     def affine(self, y: Tensor) -> tuple[Tensor, Tensor]:
         """Return gain and bias that give an output, if x_hat is right."""
-        if self.subject is None or not self.subject.is_right_up_to_scale:
+        if not self.subject.is_right_up_to_scale:
             raise DoesNotApply("no x_hat is known")
         x = self.x.double()
         a, b = self.subject.fit(y, self.subject.x_hat(x))
@@ -100,7 +100,7 @@ def own(case: _Case) -> Fault | None:
 
 
 @claim("another condition gives another gain and bias", CLAIMS)
-def does_matter(case: _Case) -> Fault | None:
+def does_matter(case: _Case) -> Fault | Note | None:
     """Compare gain and bias under two conditions."""
     names = case.found.names
     if not case.found.does_matter:
@@ -121,9 +121,10 @@ def does_matter(case: _Case) -> Fault | None:
     for name, change in (("gain", by_gain), ("bias", by_bias)):
         if largest(change) < TOLERANCE * size:
             other = "bias" if name == "gain" else "gain"
-            return Fault(
+            if name == "bias" and case.subject.kind == "rms":
+                return None
+            return Note(
                 f"the {name} does not depend on the condition, the {other} alone does.",
-                f"Make the {name} from it, too.",
                 f"{other} alone",
             )
     return None
@@ -181,6 +182,8 @@ def apart(case: _Case) -> Fault | None:
 def around_1(case: _Case) -> Fault | None:
     """Look at the gains of the layer as it was given, at the middle of conditions."""
     found = case.found
+    if not any(isinstance(part, recognition.OWNERS) for part in found.given.modules()):
+        raise DoesNotApply("gain and bias are given, and not projected")
     outputs = [case.run(way, found.given) for way in (found.way, found.other)]
     a = sum(case.affine(y)[0] for y in outputs) / 2
     a = torch.as_tensor(a)

@@ -143,7 +143,13 @@ def _row(
 
 def _way(names: list[str], make: Made, sign: int) -> Way:
     def way(layer: nn.Module, x: Tensor) -> Any:
-        y = layer(x, **{name: make(x, sign) for name in names})
+        given = {}
+        for number, name in enumerate(names):
+            value = make(x, sign)
+            if value.dim() > 1:  # not gain and bias alike, where both are given
+                value = value.roll(number, 1)
+            given[name] = value
+        y = layer(x, **given)
         if isinstance(y, tuple | list):  # a gate behind it, perhaps
             return next((part for part in y if isinstance(part, Tensor)), None)
         return y

@@ -45,7 +45,7 @@ class Seen(NamedTuple):
 
 def diagnosis(subject: Subject) -> Seen | None:
     """Say over which values the statistics run, or what they are."""
-    for look in (_precision, explanation, _clipped):
+    for look in (precision, explanation, _clipped):
         if text := look(subject):
             return Seen(f"{text}.")
     place = tuple(min(1, size - 1) for size in subject.shape)
@@ -58,7 +58,7 @@ def diagnosis(subject: Subject) -> Seen | None:
     return _line(subject) if with_it.equal(should) else _values(with_it, should)
 
 
-def _precision(subject: Subject) -> str:
+def precision(subject: Subject) -> str:
     """Find out whether an input that is rounded first gives the very same."""
     for dtype in (torch.bfloat16, torch.float16):
         if subject.dtype.itemsize == 2:

@@ -22,7 +22,7 @@ from normbook.checks.claim import (
 )
 from normbook.checks.copies import copy_of
 from normbook.checks.definitions import ACTIVATIONS, DIVISORS
-from normbook.checks.diagnosis import diagnosis
+from normbook.checks.diagnosis import diagnosis, precision
 from normbook.checks.recognition import affordable
 from normbook.checks.subject import TOLERANCE, Subject, draw, largest, normal
 
@@ -454,6 +454,8 @@ def eps_place(subject: Subject) -> Fault | None:
             break
     else:
         reason += _acting_eps(subject, var, seen)
+    if text := precision(subject):
+        reason = f"{text}: {reason}"
     return Fault(f"{reason}.", "Divide by (var + eps).sqrt().")
 
 
