@@ -124,7 +124,7 @@ def test_the_number_of_groups_is_told_from_their_size() -> None:
 
     layer = Last(rule, 8)
     layer.num_groups = 4  # type: ignore[assignment]
-    layer.ended = lambda z: z
+    layer.ended = lambda z: z  # type: ignore[method-assign]
     text = said(layer, (4, 8, 5, 5), "group")
     assert "4 channels make a group, in place of 4 groups" in text
 
@@ -167,7 +167,7 @@ class Backward(torch.autograd.Function):
         return z * gain[:, None] + bias[:, None]
 
     @staticmethod
-    def backward(ctx: Any, dy: Tensor) -> Any:  # type: ignore[override]
+    def backward(ctx: Any, dy: Tensor) -> Any:
         z, divisor, gain = ctx.saved_tensors
         by_gain, by_bias = (dy * z).sum((0, 2)), dy.sum((0, 2))
         v = dy * gain[:, None]
