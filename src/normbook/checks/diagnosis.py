@@ -251,5 +251,12 @@ def _divisor(divisor: Tensor, sigma: Tensor, of: str) -> str:
     near = min(POWERS, key=lambda known: abs(known - power))
     if float(rest.abs().max()) < 0.01 and abs(near - power) < 0.01:
         return POWERS[near].format(of)
+    for what, added in (
+        ("the root of the variance and", divisor.square() - sigma.square()),
+        ("sigma and", divisor - sigma),
+    ):
+        eps = float(added.mean())
+        if eps > 0 and float((added / eps - 1).abs().max()) < 0.01:
+            return f"divided by {what} {eps:.3g}, which acts as eps"
     low, high = (divisor / sigma).aminmax()
     return f"divided by {low:.3g} to {high:.3g} times {of}"

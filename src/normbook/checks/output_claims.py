@@ -411,7 +411,9 @@ def biased(subject: Subject) -> Fault | None:
             "The definition, and torch, take the biased one in training.",
             "Use var(unbiased=False), or ((x - mean) ** 2).mean().",
         )
-    return Fault(f"{seen}.", "Divide by sqrt(mean((x - mean) ** 2) + eps).")
+    few = subject.kind == "batch" and not 0.5 < factor < 2
+    why = f"a batch of {shape[0]} examples is treated in another way: " if few else ""
+    return Fault(f"{why}{seen}.", "Divide by sqrt(mean((x - mean) ** 2) + eps).")
 
 
 def _no_eps(subject: Subject) -> DoesNotApply:
@@ -461,16 +463,17 @@ def eps_place(subject: Subject) -> Fault | None:
 
 def _acting_eps(subject: Subject, var: Tensor, seen: Tensor) -> str:
     """Name the one eps that explains the output, if another than that told does."""
-    eps = var / seen.square() - var
-    acting = eps.mean().item()
-    if not (acting > 0 and largest(eps / acting - 1) < 0.01):
+    below = var / seen.square()
+    floor = below.mean().item()
+    at = math.sqrt(floor)
+    if largest(below / floor - 1) < 0.01 and subject.shrinkage([at]).item() > 0.9:
+        return f"; the divisor is sqrt(max(variance, {floor:.3g})), a floor"
+    acting = (below - var).mean().item()
+    if not (acting > 0 and largest((below - var) / acting - 1) < 0.01):
         return ""
     text = f"; the eps that acts is {acting:.3g}"
     if abs(acting / subject.eps / 2 - 1) < 0.01:
         return f"{text}: eps is added twice"
-    at = math.sqrt(acting)
-    if abs(subject.shrinkage([at]).item() / (at / math.sqrt(acting)) - 1) < 0.1:
-        return f"; the divisor is sqrt(max(variance, {acting:.3g})), a floor"
     momentum = getattr(subject.layer, "momentum", None)
     if isinstance(momentum, float) and abs(acting / momentum - 1) < 0.01:
         text += ", the value of momentum: the two may be swapped"

@@ -32,6 +32,7 @@ from normbook.checks.copies import copy_of, graph_nodes, tensors_of
 from normbook.checks.gradient_claims import STEP as DIFFERENCE
 from normbook.checks.gradient_claims import by_parameters, by_x, point
 from normbook.checks.output_claims import eps_place, need_right_statistics, two_settings
+from normbook.checks.recognition import MEANS
 from normbook.checks.subject import TOLERANCE, Subject, draw, largest, normal
 
 STATE_CLAIMS: list[Claim[Subject]] = []
@@ -260,9 +261,14 @@ def running_mean(subject: Subject) -> Fault | Note | None:
         raise DoesNotApply("momentum is 0")
     weights = [step.weight for step in steps]
     if max(map(abs, weights)) < 1e-6:
+        if moves_alike(subject).passed is False:
+            raise NotTested("they move by the gradients alone", "Mend that first.")
+        why = "what is held never moves"
+        if moved := _moved_means(subject):
+            why = f"{moved} moves, and evaluation does not subtract it"
         return Fault(
-            f"after {STEPS} batches evaluation still uses the first mean.",
-            "Update the running statistics in training mode.",
+            f"after {STEPS} batches evaluation still uses the first mean: {why}.",
+            "Update the running statistics in training mode, and evaluate by them.",
         )
     if not all(step.is_average for step in steps):
         batch, before, after = (of.mean[0].item() for of in steps[-1][1:4])
@@ -277,6 +283,14 @@ def running_mean(subject: Subject) -> Fault | Note | None:
     first, *_, last = weights
     is_constant = abs(last - first) < TOLERANCE
     is_plain = abs(last - first / (1 + (STEPS - 1) * first)) < TOLERANCE
+    is_late = is_plain and not is_constant and first < FORGETFUL
+    if is_late and not steps[0].before.mean.any():
+        return Fault(
+            f"the weights of the new mean are {seen}, those of a plain average that "
+            "counts what the layer begins with, 0, as a batch: the count of batches is "
+            "too large.",
+            "Give the first batch the weight 1.",
+        )
     if momentum is None and not is_plain:
         return Fault(
             "momentum=None means a plain average of all batches, weights 1, 1/2, "
@@ -318,6 +332,20 @@ def running_mean(subject: Subject) -> Fault | Note | None:
             "only the last batch",
         )
     return None
+
+
+def _moved_means(subject: Subject) -> str:
+    """Name what is called a mean and is moved by training, if anything is."""
+    before = dict(tensors_of(subject.layer))
+    return next(
+        (
+            name
+            for name, value in tensors_of(_trained(subject))
+            if name.rpartition(".")[2] in MEANS
+            and not (name in before and torch.equal(before[name], value))
+        ),
+        "",
+    )
 
 
 @claim("the running variance averages the unbiased variances", STATE_CLAIMS)
@@ -714,7 +742,9 @@ def evaluation_keeps(subject: Subject) -> Fault | None:
     layer = _trained(subject)
     x = _batch(subject, 9)
     expected = _evaluate(layer, x)
-    if not _alike(_evaluate(evaluating(layer).train(), x), expected):
+    evaluating(layer)
+    layer.train()
+    if not _alike(_evaluate(layer, x), expected):
         return Fault(
             "after eval() and train() alone, without a batch, evaluation is another: a "
             "change of mode resets or moves the running statistics.",
