@@ -42,8 +42,10 @@ def acting(seen: Tensor, gain: Tensor, bias: Tensor, role: str) -> str:
         "the bias is multiplied by the gain, as it is added before it": gain * bias,
         "the bias is multiplied by the gain, and has the wrong sign": -gain * bias,
         "the gain is added, too": gain + bias,
-        "the gain is added, not multiplied, and the bias not used": gain,
+        "the gain is added, not multiplied": gain,
     }
+    if not bias.any():  # there is none
+        known = {name: v for name, v in known.items() if "exchanged" not in name}
     if role == "bias":
         known["the gain acts on the bias, too, and both are added"] = bias + gain * bias
 

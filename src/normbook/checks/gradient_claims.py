@@ -66,7 +66,8 @@ def by_x(subject: Subject) -> Fault | None:
     # A formula is named if it leaves little of what was off.
     left = min(10 * TOLERANCE, 0.1 * error)
     if seen.shape == x.shape and (fault := _closed_form(subject, x, dl_dy, seen, left)):
-        return fault._replace(reason=f"{fault.reason}: {reason}.")
+        unseen = f" {UNSEEN}" if fault.cure == TAKE_OUT else ""
+        return fault._replace(reason=f"{fault.reason}: {reason}.{unseen}")
     factor = ((seen * expected).sum() / expected.square().sum()).item()
     if factor and relative_error(seen, factor * expected) < left:
         return Fault(f"{_times_right(factor)}: {reason}. {UNSEEN}", TAKE_OUT)
@@ -182,7 +183,7 @@ def _factors(
     is_1 = [abs(share - 1) < 0.01 for share in (mean, variance)]
     is_0 = [abs(share) < 0.01 for share in (mean, variance)]
     if all(is_1):
-        return "" if abs(first - 1) < 1e-6 else f"{_times_right(first)}. {UNSEEN}", ""
+        return "" if abs(first - 1) < 1e-6 else _times_right(first), ""
     parts = [] if abs(first - 1) < 0.01 else [_times_right(first)]
     here = "in the backward pass"
     if any(is_0):

@@ -105,8 +105,10 @@ def recurrent_findings(
             upper, same = _upper(probe), _same_in_evaluation(layer, probe)
         why = "the state is not carried as it is, or the examples not apart"
         step = step or Finding(CELL, None, why, "Mend that first.")
-        last = (_redundant_biases, _gradients, _zeros, _used)
+        last = (_redundant_biases, _gradients, _zeros)
         rest += [*(test(probe) for test in last), upper, same, _rest(probe)]
+        used = _used(probe)
+        rest += [] if used.passed else [used]
         # What is wrong in the step says more than what h does not see.
         named_first = [step] if step.passed is False else []
         gates += [] if named_first else [step]
@@ -187,6 +189,13 @@ def _gates(probe: Probe, raw: Finding, others: Finding) -> list[Finding]:
         for term, change in (("x", by_x), ("h", by_h)):
             if change < INVARIANT:
                 rest = why = f"only W_{term} {term} is normalized"
+        zeros = torch.zeros_like(c)
+        f = probe.step(x, h, zeros + 1)[1] - probe.step(x, h, zeros)[1]
+        if f.min() < -0.01 or f.max() > 1.01:
+            seen += (
+                f". The forget gate is {f.min():.2g} to {f.max():.2g}, outside 0 to 1"
+            )
+            rest = "a norm behind the sigmoids, perhaps"
         cure = "Put layer norm around W_h h and around W_x x."
         normed = Finding(NORMED, False, f"{seen}; {rest}.", cure)
         terms, together = (Finding(name, None, why) for name in (TERMS, TOGETHER))
