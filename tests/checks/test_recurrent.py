@@ -155,7 +155,8 @@ def test_a_step_is_compared_with_the_cell_that_it_fits(layer: Any, cell: str) ->
 
 def test_what_was_not_tested_is_said() -> None:
     report = check_norm_layer(LayerNormLSTM(D, H, num_layers=2), quiet=True)
-    assert {recurrent.CELL, recurrent.PIECES, recurrent.UPPER} <= {*report.untested}
+    assert recurrent.PIECES in report.untested
+    assert not {recurrent.CELL, recurrent.UPPER} & {*report.untested}
     assert "Not tested, as the runs are in float64" in str(report)
 
 

@@ -30,6 +30,9 @@ class Conditioned(NamedTuple):
     way: Way
     names: str  # of the arguments
     does_matter: bool  # whether another condition gives another output
+    other: Way  # with another condition
+    mixed: Way  # of every example one of the two
+    given: nn.Module  # the layer with projections as they are
 
 
 def conditioned(
@@ -54,16 +57,18 @@ def conditioned(
 
     if any(output(None, x) is not None for x in inputs):
         return None
-    layer = _moved(layer)
+    given, layer = layer, _moved(layer)
     for names in _arguments(layer):
         for make in _conditions(layer):
             way, other = _way(names, make, 1), _way(names, make, -1)
+            mixed = _way(names, partial(_mixed, make=make), 1)
             for x in inputs:
                 if (y := output(way, x)) is None:
                     continue
                 z = output(other, x)
                 matters = z is not None and largest(y - z) > TOLERANCE * largest(y)
-                return Conditioned(layer, way, ", ".join(names), matters)
+                text = ", ".join(names)
+                return Conditioned(layer, way, text, matters, other, mixed, given)
     return None
 
 
@@ -112,6 +117,18 @@ def _conditions(layer: nn.Module) -> Iterator[Made]:
     yield lambda x, sign: _row(x, sign, tuple(x.shape[-1:]))
 
 
+def is_first(examples: int) -> Tensor:
+    """Return which examples of a mixed batch have the first of two conditions."""
+    pattern = torch.tensor([1, 0, 0, 1, 0, 1, 1, 1], dtype=torch.bool)
+    return pattern.repeat(examples // len(pattern) + 1)[:examples]
+
+
+def _mixed(x: Tensor, sign: int, make: Made) -> Tensor:
+    first, second = make(x, sign), make(x, -sign)
+    is_one = is_first(len(x)).reshape(-1, *[1] * (first.dim() - 1))
+    return torch.where(is_one, first, second)
+
+
 def _row(
     x: Tensor, sign: int, sizes: tuple[int, ...], *, is_map: bool = False
 ) -> Tensor:
@@ -126,7 +143,13 @@ def _row(
 
 def _way(names: list[str], make: Made, sign: int) -> Way:
     def way(layer: nn.Module, x: Tensor) -> Any:
-        y = layer(x, **{name: make(x, sign) for name in names})
+        given = {}
+        for number, name in enumerate(names):
+            value = make(x, sign)
+            if value.dim() > 1:  # not gain and bias alike, where both are given
+                value = value.roll(number, 1)
+            given[name] = value
+        y = layer(x, **given)
         if isinstance(y, tuple | list):  # a gate behind it, perhaps
             return next((part for part in y if isinstance(part, Tensor)), None)
         return y

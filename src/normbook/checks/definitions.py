@@ -69,9 +69,9 @@ class Definition(NamedTuple):
             x = x.reshape(len(x), self.groups, -1, *x.shape[2:])
         elif self.groups > 1:
             x = x.reshape(*x.shape[:-1], self.groups, -1)
-        return x, self._axes(x.dim())
+        return x, self.axes(x.dim())
 
-    def _axes(self, dim: int) -> tuple[int, ...]:
+    def axes(self, dim: int) -> tuple[int, ...]:
         """Return the axes of the statistics in the view."""
         match self.kind:
             case "batch":
@@ -91,7 +91,7 @@ class Definition(NamedTuple):
     def parameter_axes(self, dim: int) -> tuple[int, ...]:
         """Return the axes along which gain and bias differ."""
         if self.kind in ("layer", "rms") and self.last:
-            return tuple(sorted({*self.further, *self._axes(dim)}))
+            return tuple(sorted({*self.further, *self.axes(dim)}))
         return (1, *self.further)
 
     def parameter_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -116,10 +116,10 @@ class Definition(NamedTuple):
 
     def axes_cure(self, dim: int) -> str:
         """Say over which axes the statistics run, for an input of dim axes."""
-        axes = self._axes(dim)
+        axes = self.axes(dim)
         of = ""
         if self.kind == "group" and self.apart:
-            axes = self._axes(dim + 1)
+            axes = self.axes(dim + 1)
             of = f" of x.unflatten(1, ({self.groups}, -1))"
         elif self.kind == "group":
             axes, of = (2,), f" of x.reshape(N, {self.groups}, -1)"
@@ -131,7 +131,7 @@ class Definition(NamedTuple):
 
     def other_axes(self, dim: int) -> dict[str, tuple[int, ...]]:
         """Name wrong choices of axes for the statistics of an input of dim axes."""
-        own, every = self._axes(dim), tuple(range(dim))
+        own, every = self.axes(dim), tuple(range(dim))
         over = "the statistics run over"
         if self.kind == "batch":
             axes = {

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from normbook.checks.calls import LayerError, backward, call
+from normbook.checks.explanations import explanation
 from normbook.checks.subject import TOLERANCE, Subject
 
 # Of a gradient, beside its largest value: what float64 leaves of 0.
@@ -44,26 +45,105 @@ class Seen(NamedTuple):
 
 def diagnosis(subject: Subject) -> Seen | None:
     """Say over which values the statistics run, or what they are."""
-    with_it = _has_a_part(subject)
+    for look in (precision, explanation, _clipped):
+        if text := look(subject):
+            return Seen(f"{text}.")
+    place = tuple(min(1, size - 1) for size in subject.shape)
+    with_it = _has_a_part(subject, place)
     if with_it is None:
         return None
-    should = _should_have_a_part(subject)
+    should = _should_have_a_part(subject, place)
+    if seen := _so_far(subject, place) or _left_out(subject, should, place):
+        return seen
     return _line(subject) if with_it.equal(should) else _values(with_it, should)
 
 
-def _place(subject: Subject) -> tuple[int, ...]:
-    return tuple(min(1, size - 1) for size in subject.shape)
+def precision(subject: Subject) -> str:
+    """Find out whether an input that is rounded first gives the very same."""
+    for dtype in (torch.bfloat16, torch.float16):
+        if subject.dtype.itemsize == 2:
+            break
+        x = subject.draw(1, 1.0)
+        rounded = x.to(dtype).double()
+        if torch.equal(subject.output(rounded), subject.output(x)):
+            return f"x is rounded to {dtype}, whatever its dtype, and computed in it"
+    return ""
 
 
-def _has_a_part(subject: Subject) -> Tensor | None:
+def _clipped(subject: Subject) -> str:
+    """Find out whether all but the largest x_hat are right."""
+    if subject.as_set is None:
+        return ""
+    gain, bias = subject.as_set
+    x = subject.draw(1)
+    x_hat = subject.x_hat(x)
+    expected = gain * x_hat + bias
+    off = (subject.output(x) - expected).abs() > TOLERANCE * expected.abs().max()
+    if not off.any() or off.double().mean() > 0.5:
+        return ""
+    most, least = x_hat[~off].abs().max(), x_hat[off].abs().min()
+    if not least > 0.99 * most:
+        return ""
+    return f"large x_hat is clipped: what is beyond {most:.3g} is other, the rest right"
+
+
+def _so_far(subject: Subject, place: tuple[int, ...]) -> Seen | None:
+    """Find an axis along which an output depends on no later place, but on earlier."""
+    for axis, size in enumerate(subject.shape):
+        if size < 3:
+            continue
+        counts = []
+        for at in (0, 1, size - 1):
+            mask = _has_a_part(subject, (*place[:axis], at, *place[axis + 1 :]))
+            if mask is None:
+                return None
+            rest = tuple(a for a in range(mask.dim()) if a != axis)
+            counts.append(int(mask.any(rest).sum()))
+        if counts == [1, 2, size]:
+            return Seen(
+                f"an output depends on the steps so far along axis {axis}, on no later "
+                "ones: the statistics are cumulative.",
+            )
+    return None
+
+
+def _left_out(subject: Subject, should: Tensor, place: tuple[int, ...]) -> Seen | None:
+    """Find out whether it is their own size that leaves values out, in two batches."""
+    others = should.clone()
+    others[place] = False  # it has a part itself, whatever the statistics are
+    rules: set[str] | None = None
+    for seed in (1, 2):
+        part, x = _has_a_part(subject, place, seed), subject.draw(seed)[others]
+        if part is None or (part & ~should).any():
+            return None
+        is_in = part[others]
+        if is_in.all() or not is_in.any():
+            return None
+        size, least, most = x.abs(), x.abs()[is_in].min(), x.abs()[is_in].max()
+        found = {
+            "at or below 0": x <= 0,
+            "at or above 0": x >= 0,
+            "that are the largest in size": size > most,
+            "that are the smallest in size": size < least,
+        }
+        fitting = {name for name, out in found.items() if torch.equal(out, ~is_in)}
+        rules = fitting if rules is None else rules & fitting
+    if not rules:
+        return None
+    return Seen(f"the statistics leave out values {min(rules)}.", "Take all values.")
+
+
+def _has_a_part(
+    subject: Subject, place: tuple[int, ...], seed: int = 1
+) -> Tensor | None:
     """Return which inputs one output depends on, as a mask; None without a graph."""
-    x = subject.draw(1).to(subject.dtype).requires_grad_()
+    x = subject.draw(seed).to(subject.dtype).requires_grad_()
     try:
         y = call(subject.fresh(), x)
         if not y.requires_grad:
             return None
         dl_dy = torch.zeros_like(y)
-        dl_dy[_place(subject)] = 1
+        dl_dy[place] = 1
         backward(y, dl_dy)
     except LayerError:
         return None
@@ -72,15 +152,18 @@ def _has_a_part(subject: Subject) -> Tensor | None:
     return x.grad.abs() > NOTHING * x.grad.abs().max()
 
 
-def _should_have_a_part(subject: Subject) -> Tensor:
+def _should_have_a_part(subject: Subject, place: tuple[int, ...]) -> Tensor:
     one = torch.zeros(subject.shape, dtype=torch.float64)
-    one[_place(subject)] = 1
+    one[place] = 1
     return subject.definition.mean(one) > 0
 
 
 def _values(with_it: Tensor, should: Tensor) -> Seen:
     """Describe values that are those of some axes, or lie together in memory."""
     count, expected = int(with_it.sum()), int(should.sum())
+    if count == expected and not bool((with_it & should).any()):
+        text = "an output depends on the values of another place alone: x_hat may be"
+        return Seen(f"{text} right, and come out at a wrong place.", PERMUTE)
     of = f"an output depends on {count} values"
     not_on = f"and not on the {expected} that share its statistics by the definition"
     lengths = [
@@ -168,5 +251,12 @@ def _divisor(divisor: Tensor, sigma: Tensor, of: str) -> str:
     near = min(POWERS, key=lambda known: abs(known - power))
     if float(rest.abs().max()) < 0.01 and abs(near - power) < 0.01:
         return POWERS[near].format(of)
+    for what, added in (
+        ("the root of the variance and", divisor.square() - sigma.square()),
+        ("sigma and", divisor - sigma),
+    ):
+        eps = float(added.mean())
+        if eps > 0 and float((added / eps - 1).abs().max()) < 0.01:
+            return f"divided by {what} {eps:.3g}, which acts as eps"
     low, high = (divisor / sigma).aminmax()
     return f"divided by {low:.3g} to {high:.3g} times {of}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import torch
@@ -24,6 +25,17 @@ EXACT = 1e-4
 # Of what the gradient is a difference of.
 ROUNDING = 1e-6
 
+UNSEEN = (
+    "A check with two examples or with y.sum() as the loss passes whatever the factor, "
+    "since every gradient is 0 there."
+)
+TAKE_OUT = (
+    "Take the factor out; check with three examples or more and a random upstream "
+    "gradient."
+)
+GAIN_FIRST = "Multiply the upstream gradient by the gain before the means are taken."
+DIVIDE = "Divide both sums by m, the number of values that share one mean."
+DIVIDE_BY = "Divide what is left by sigma, once."
 DETACHED = "Compute mean and variance with gradient: no no_grad, no detach, no .data."
 
 
@@ -53,19 +65,12 @@ def by_x(subject: Subject) -> Fault | None:
     reason = f"the gradient is off by {_percent(error)} of its largest value"
     # A formula is named if it leaves little of what was off.
     left = min(10 * TOLERANCE, 0.1 * error)
-    if seen.shape == x.shape:
-        for name, (wrong, cure) in _wrong_gradients(subject, x, dl_dy).items():
-            if relative_error(seen, wrong) < left:
-                return Fault(f"{name}: {reason}.", cure)
+    if seen.shape == x.shape and (fault := _closed_form(subject, x, dl_dy, seen, left)):
+        unseen = f" {UNSEEN}" if fault.cure == TAKE_OUT else ""
+        return fault._replace(reason=f"{fault.reason}: {reason}.{unseen}")
     factor = ((seen * expected).sum() / expected.square().sum()).item()
     if factor and relative_error(seen, factor * expected) < left:
-        return Fault(
-            f"the gradient is {factor:.5g} times the right one: {reason}. A check "
-            "with two examples or with y.sum() as the loss passes whatever the "
-            "factor, since every gradient is 0 there.",
-            "Take the factor out; check with three examples or more and a random "
-            "upstream gradient.",
-        )
+        return Fault(f"{_times_right(factor)}: {reason}. {UNSEEN}", TAKE_OUT)
     return Fault(
         f"{reason} for a generic upstream gradient.",
         "Let autograd pass through mean and variance, or check the closed form.",
@@ -105,45 +110,98 @@ def _differences(subject: Subject, x: Tensor, dl_dy: Tensor) -> tuple[Tensor, Te
     return entries, torch.stack(slopes)
 
 
-def _wrong_gradients(
-    subject: Subject, x: Tensor, dl_dy: Tensor
-) -> dict[str, tuple[Tensor, str]]:
-    """Return what known bugs give for the gradient, and their cures."""
+def _times_right(factor: float) -> str:
+    return f"the gradient is {factor:.5g} times the right one"
+
+
+POWERS = {
+    0: "it is not divided by sigma",
+    1: "it is multiplied by sigma, not divided by it",
+    -2: "it is divided by sigma twice, by the variance",
+    -3: "it is divided by sigma three times",
+}
+
+
+def _closed_form(
+    subject: Subject, x: Tensor, dl_dy: Tensor, seen: Tensor, left: float
+) -> Fault | None:
+    """Fit the three terms of the closed form, each with a factor; name what is not 1.
+
+    With v = gain dl_dy it is (v - mean(v) - x_hat mean(v x_hat)) / sigma.
+    """
     a, _ = subject.affine
-    gained = dl_dy * a
     mean, (_, var) = subject.definition.mean, subject.definition.moments(x)
-    z = subject.x_hat(x)
+    z, sigma = subject.x_hat(x), (var + subject.eps).sqrt()
+    for power, (where, (v, outside)) in itertools.product(
+        (-1, 0, -2, 1, -3),
+        {
+            "": (dl_dy * a, torch.ones(())),
+            "the gain is missing": (dl_dy, torch.ones(())),
+            "the gain multiplies the result, not the upstream gradient": (dl_dy, a),
+        }.items(),
+    ):
+        terms = [v, -mean(v), -z * mean(v * z)]
+        if subject.kind == "rms":
+            del terms[1]
+        terms = [(term * outside * sigma**power).flatten() for term in terms]
+        columns = torch.stack(terms, -1)
+        factors = torch.linalg.lstsq(columns, seen.reshape(-1, 1)).solution
+        fitted = (columns @ factors).reshape(seen.shape)
+        if not relative_error(seen, fitted) < left:
+            continue
+        first, *rest = factors.flatten().tolist()
+        by_mean, by_variance = (rest[0], rest[-1]) if len(rest) > 1 else (first, *rest)
+        n, by_power = subject.definition.size(tuple(x.shape)), POWERS.get(power, "")
+        form, cure = _factors(first, by_mean, by_variance, n, len(x))
+        cure = cure or (GAIN_FIRST if where else DIVIDE_BY if by_power else TAKE_OUT)
+        return Fault("; ".join(filter(None, (where, by_power, form))), cure)
+    return None
 
-    def closed(v: Tensor, by_mean: float = 1, by_variance: float = 1) -> Tensor:
-        """Return the closed form with its two sums weighted."""
-        by_mean = 0 if subject.kind == "rms" else by_mean
-        inner = v - by_mean * mean(v) - by_variance * z * mean(v * z)
-        return inner / (var + subject.eps).sqrt()
 
-    n = subject.definition.size(tuple(x.shape))
-    root, bessel = math.sqrt(n), n / max(n - 1, 1)
-    here = "in the backward pass"
-    return {
-        f"mean and variance are constants {here}": (closed(gained, 0, 0), DETACHED),
-        f"the variance is a constant {here}": (closed(gained, 1, 0), DETACHED),
-        f"the mean is a constant {here}": (closed(gained, 0, 1), DETACHED),
-        "the closed form has sqrt(m) in place of m": (
-            closed(gained, root, root),
-            "Divide both sums by m, the number of values that share one mean.",
-        ),
-        "the closed form has m - 1 in place of m": (
-            closed(gained, bessel, bessel),
-            "Divide both sums by m, as the forward pass does.",
-        ),
-        "the gain is missing": (
-            closed(dl_dy),
-            "Multiply the upstream gradient by the gain first.",
-        ),
-        "the gain multiplies the result, not the upstream gradient": (
-            a * closed(dl_dy),
-            "Multiply the upstream gradient by the gain before the means are taken.",
-        ),
+def _factors(
+    first: float, by_mean: float, by_variance: float, n: int, examples: int
+) -> tuple[str, str]:
+    """Say in words which terms of the closed form have a factor, and what to do."""
+    names = {
+        -1.0: "the wrong sign",
+        0.5: "the factor 1/2",
+        2.0: "the factor 2",
+        n / examples: f"the {examples} examples in place of the m = {n} values",
+        math.sqrt(n): "sqrt(m) in place of m",
+        n / max(n - 1, 1): "m - 1 in place of m",
+        n / (n + 1): "m + 1 in place of m",
+        float(n): "sums over m values, not means",
+        1 / n: "m^2 in place of m",
     }
+
+    def named_factor(factor: float) -> str:
+        known = min(names, key=lambda value: abs(value - factor))
+        is_known = abs(known - factor) < 0.01 * max(abs(factor), 0.1)
+        return names[known] if is_known else f"the factor {factor:.3g}"
+
+    mean, variance = by_mean / first, by_variance / first
+    is_1 = [abs(share - 1) < 0.01 for share in (mean, variance)]
+    is_0 = [abs(share) < 0.01 for share in (mean, variance)]
+    if all(is_1):
+        return "" if abs(first - 1) < 1e-6 else _times_right(first), ""
+    parts = [] if abs(first - 1) < 0.01 else [_times_right(first)]
+    here = "in the backward pass"
+    if any(is_0):
+        what = "the mean is a" if is_0[0] else "the variance is a"
+        what = "mean and variance are" if all(is_0) else what
+        parts.append(f"{what} constant{'s' * all(is_0)} {here}")
+    if abs(mean - variance) < 0.01 and not any(is_0):
+        parts.append(f"the closed form has {named_factor(mean)}")
+        return "; ".join(parts), DIVIDE
+    for name, share, is_right in (
+        ("mean", mean, is_1[0] or is_0[0]),
+        ("variance", variance, is_1[1] or is_0[1]),
+    ):
+        if not is_right:
+            parts.append(
+                f"the term of the {name} in the closed form has {named_factor(share)}"
+            )
+    return "; ".join(parts), DETACHED if any(is_0) else DIVIDE
 
 
 @claim("the gradients by gain and bias are those of the output", GRADIENT_CLAIMS)
@@ -173,27 +231,57 @@ def by_parameters(subject: Subject) -> Fault | None:
                 f"{name}, the {role}, gets no gradient.",
                 "Use the Parameter itself in the output, and no no_grad around it.",
             )
-        if fault := _sum_fault(subject, name, seen.double(), integrand):
+        integrands = {
+            "dl_dy * x_hat" + ", as for the gain" * (role == "bias"): dl_dy * x_hat,
+            "dl_dy" + ", as for the bias" * (role == "gain"): dl_dy,
+            "dl_dy * (x - mean), not divided by sigma": (
+                dl_dy * (x - subject.definition.moments(x)[0])
+            ),
+            "dl_dy * x": dl_dy * x,
+            "dl_dy * gain * x_hat, with the gain once too often": dl_dy * a * x_hat,
+            "dl_dy * gain": dl_dy * a,
+            "dl_dy * y": dl_dy * y.detach().double(),
+        }
+        if fault := _sum_fault(subject, name, seen.double(), integrand, integrands):
             return fault
     return None
 
 
 def _sum_fault(
-    subject: Subject, name: str, seen: Tensor, integrand: Tensor
+    subject: Subject,
+    name: str,
+    seen: Tensor,
+    integrand: Tensor,
+    others: dict[str, Tensor],
 ) -> Fault | None:
+    """Compare with the sum; if it is another, name of what, and its factor."""
     along = subject.definition.parameter_axes(integrand.dim())
     rest = tuple(axis for axis in range(integrand.dim()) if axis not in along)
-    expected = integrand.sum(rest).flatten()
-    if seen.numel() == 1:
-        expected = expected.sum().reshape(1)
-    seen = seen.flatten()
+
+    def summed(values: Tensor) -> Tensor:
+        sums = values.sum(rest).flatten()
+        return sums.sum().reshape(1) if seen.numel() == 1 else sums
+
+    expected, seen = summed(integrand), seen.flatten()
     error = relative_error(seen, expected)
     if error < TOLERANCE:
         return None
     reason = f"the gradient of {name} is off by {_percent(error)} of its largest value"
-    count = integrand.numel() / expected.numel()
-    if relative_error(seen, expected / count) < 10 * TOLERANCE:
-        reason = f"{reason}: it is a mean, not a sum, over the batch"
-    return Fault(
-        f"{reason}.", "Sum dl_dy * x_hat (gain) and dl_dy (bias) over all examples."
+    cure = "Sum dl_dy * x_hat (gain) and dl_dy (bias) over all examples."
+    count, n = integrand.numel() / expected.numel(), len(integrand)
+    factors = (
+        (1.0, "the sum"),
+        (1 / count, "a mean, not a sum, over the batch,"),
+        (1 / n, f"the sum over the {n} examples, divided by their number,"),
+        (n / count, f"the sum, divided by the {count / n:.3g} positions,"),
+        (-1.0, "minus the sum"),
     )
+    for what, values in others.items():
+        sums = summed(values)
+        factor = ((seen * sums).sum() / sums.square().sum()).item()
+        if not factor or relative_error(seen, factor * sums) > 10 * TOLERANCE:
+            continue
+        rough = f"{factor:.3g} times the sum"
+        how = next((t for f, t in factors if abs(f / factor - 1) < 0.02), rough)
+        return Fault(f"{reason}: it is {how} of {what}.", cure)
+    return Fault(f"{reason}.", cure)

@@ -14,6 +14,7 @@ from torch.nn.modules.lazy import LazyModuleMixin
 from normbook.arrays import check_eps
 from normbook.checks.calls import Way, called
 from normbook.checks.claim import Fault, claim
+from normbook.checks.condition_claims import condition_findings, explained_kind
 from normbook.checks.conditions import conditioned, needs_more
 from normbook.checks.copies import tensors_of
 from normbook.checks.definitions import KINDS
@@ -141,19 +142,20 @@ def _report_with_condition(
     layer, call = (found.layer, found.way) if found else (layer, call)
     has_condition = found is not None or (call is not None and needs_more(layer))
     with called(call, axis):
-        report = _report_on(layer, shape, kind, eps, has_condition)
+        try:
+            report = _report_on(layer, shape, kind, eps, has_condition)
+        except ValueError:
+            guess = explained_kind(layer, shape, eps) if has_condition else None
+            if kind is not None or guess is None:
+                raise
+            report = _report_on(layer, shape, guess, eps, has_condition)
     is_relative = any(relation in report.kind for relation in report.others)
-    if not found or not found.does_matter or is_relative:
+    if not found or is_relative:
         return report
-    finding = Finding(
-        "gain and bias are the layer's own",
-        None,
-        f"they are made from a condition, {found.names}: with another one the output is"
-        " another. All tests are made with one condition for every example.",
-        "",
-        "conditional",
-    )
-    return report._replace(findings=(*report.findings, finding))
+    conditions = condition_findings(found, shape, kind, eps, axis)
+    first = tuple(f for f in conditions if f.passed is False)
+    last = tuple(f for f in conditions if f.passed is not False)
+    return report._replace(findings=(*first, *report.findings, *last))
 
 
 def _report_on(
@@ -231,6 +233,8 @@ def _report(subject: Subject) -> Report:
     claims += EXAMPLE_CLAIMS if subject.kind != "batch" else []
     claims += STATE_CLAIMS if subject.kind in ("batch", "instance") else []
     claims += [in_evaluation, follows, copies, as_named]
+    # Half precision goes wrong for many reasons; others come first.
+    claims.append(claims.pop(claims.index(half_precisions)))
     first, *others = claims
     findings = [first(subject)]
     if subject.is_random or not subject.is_finite:  # no other test tells anything

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
+from normbook.checks.affine_values import acting
 from normbook.checks.calls import LayerError, backward, call, evaluating, run
 from normbook.checks.claim import (
     Claim,
@@ -21,7 +22,7 @@ from normbook.checks.claim import (
 )
 from normbook.checks.copies import copy_of
 from normbook.checks.definitions import ACTIVATIONS, DIVISORS
-from normbook.checks.diagnosis import diagnosis
+from normbook.checks.diagnosis import diagnosis, precision
 from normbook.checks.recognition import affordable
 from normbook.checks.subject import TOLERANCE, Subject, draw, largest, normal
 
@@ -167,7 +168,12 @@ def _wrong_formulas(subject: Subject) -> dict[str, Formula]:
     if subject.as_set is not None and subject.names:
         gain, bias = subject.as_set
         name = "gain and bias act before the normalization, not behind it"
-        before = {name: lambda x: subject.x_hat(gain * x + bias)}
+        before = {
+            name: lambda x: subject.x_hat(gain * x + bias),
+            "a second norm stands behind gain and bias": lambda x: subject.x_hat(
+                gain * subject.x_hat(x) + bias
+            ),
+        }
     if subject.kind == "rms":
 
         def spread(x: Tensor) -> Tensor:
@@ -273,15 +279,16 @@ def affine(subject: Subject) -> Fault | Note | None:
     a, b, gain, bias = two_settings(subject)
     ratio = a / gain
     if largest(ratio / ratio.mean() - 1) > 0.01:
-        return _gain_fault(a, gain)
+        return _gain_fault(a, b, gain, bias)
     # The factor of the unbiased variance is the fault of a claim of its own.
     is_one = abs(subject.factor - 1) < TOLERANCE or subject.takes_unbiased
     if subject.as_set is not None and not is_one:
         return _factor_fault(subject)
     if largest(b - bias) > 0.01:
-        unused = "the bias is not used: " if largest(b) < 0.01 else ""
         expected, seen = _few(bias, b)
-        reason = f"{unused}expected {expected} to be added, seen {seen}."
+        name = acting(b / subject.factor, gain, bias, "bias")
+        name += ": " * bool(name)
+        reason = f"{name}expected {expected} to be added, seen {seen}."
         return Fault(reason, PLAIN_AFFINE)
     if subject.gain_offset:
         return Fault(
@@ -323,18 +330,14 @@ def two_settings(subject: Subject) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     return a, b, gain, bias
 
 
-def _gain_fault(a: Tensor, gain: Tensor) -> Fault:
-    known = {
-        "the gain is used as exp(gain)": gain.exp(),
-        "the gain is used as its absolute value": gain.abs(),
-        "a negative gain is used as 0": gain.clamp_min(0),
-        "the gain is squared": gain.square(),
-        "the gain is not used": torch.ones_like(gain),
-    }
-    name = named(known, lambda values: largest(a - values) < 0.05 * largest(a))
+def _gain_fault(a: Tensor, b: Tensor, gain: Tensor, bias: Tensor) -> Fault:
     expected, seen = _few(gain, a)
-    reason = f"{name}expected x_hat times {expected}, seen times {seen}."
-    return Fault(reason, PLAIN_AFFINE)
+    reason = f"expected x_hat times {expected}, seen times {seen}."
+    names = [acting(a, gain, bias, "gain")]
+    if largest(b - bias) > 0.01:
+        names.append(acting(b, gain, bias, "bias"))
+    what = "; ".join(dict.fromkeys(filter(None, names)))
+    return Fault(f"{what}{': ' * bool(what)}{reason}", PLAIN_AFFINE)
 
 
 def _factor_fault(subject: Subject) -> Fault:
@@ -408,7 +411,9 @@ def biased(subject: Subject) -> Fault | None:
             "The definition, and torch, take the biased one in training.",
             "Use var(unbiased=False), or ((x - mean) ** 2).mean().",
         )
-    return Fault(f"{seen}.", "Divide by sqrt(mean((x - mean) ** 2) + eps).")
+    few = subject.kind == "batch" and not 0.5 < factor < 2
+    why = f"a batch of {shape[0]} examples is treated in another way: " if few else ""
+    return Fault(f"{why}{seen}.", "Divide by sqrt(mean((x - mean) ** 2) + eps).")
 
 
 def _no_eps(subject: Subject) -> DoesNotApply:
@@ -451,16 +456,24 @@ def eps_place(subject: Subject) -> Fault | None:
             break
     else:
         reason += _acting_eps(subject, var, seen)
+    if text := precision(subject):
+        reason = f"{text}: {reason}"
     return Fault(f"{reason}.", "Divide by (var + eps).sqrt().")
 
 
 def _acting_eps(subject: Subject, var: Tensor, seen: Tensor) -> str:
     """Name the one eps that explains the output, if another than that told does."""
-    eps = var / seen.square() - var
-    acting = eps.mean().item()
-    if not (acting > 0 and largest(eps / acting - 1) < 0.01):
+    below = var / seen.square()
+    floor = below.mean().item()
+    at = math.sqrt(floor)
+    if largest(below / floor - 1) < 0.01 and subject.shrinkage([at]).item() > 0.9:
+        return f"; the divisor is sqrt(max(variance, {floor:.3g})), a floor"
+    acting = (below - var).mean().item()
+    if not (acting > 0 and largest((below - var) / acting - 1) < 0.01):
         return ""
     text = f"; the eps that acts is {acting:.3g}"
+    if abs(acting / subject.eps / 2 - 1) < 0.01:
+        return f"{text}: eps is added twice"
     momentum = getattr(subject.layer, "momentum", None)
     if isinstance(momentum, float) and abs(acting / momentum - 1) < 0.01:
         text += ", the value of momentum: the two may be swapped"

@@ -7,20 +7,27 @@ f of every unit, and :math:`\log f/(1-f)` is the f part of :math:`a_1`.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from normbook.checks.calls import LayerError, evaluating, of_the_layer
-from normbook.checks.claim import DoesNotApply, Fault, NotTested, claim
+from normbook.checks.calls import evaluating, of_the_layer
+from normbook.checks.claim import DoesNotApply, Fault, NotTested, claim, named
 from normbook.checks.copies import copy_of
-from normbook.checks.recurrent_step import Step, step_fault
+from normbook.checks.recurrent_layers import (
+    Stack,
+    compared,
+    order_of_states,
+    own_fault,
+    upper_fault,
+)
+from normbook.checks.recurrent_probe import EXACT, Probe, probe_of, relative_change
+from normbook.checks.recurrent_step import layer_norm
 from normbook.checks.report import Finding
 
-STEPS, EXAMPLES = 6, 5
 RAW = "the carried state is c, not its normalized form"
 NORMED = "what enters the gates is normalized"
 TERMS = "W_h h and W_x x are normalized each on its own"
@@ -39,6 +46,7 @@ UPPER = "the layers above the first, and the other direction"
 SAME = "evaluation drops nothing"
 REST = "half precision, packed sequences and dropout"
 GRADIENTS = "the gradients are those of the outputs"
+USED = "every parameter has a part in the outputs"
 ZEROS = "a state of zeros gives finite outputs and gradients"
 
 CURE_ONE = "Check one with a single layer and direction, too."
@@ -46,14 +54,14 @@ INSIDE_THE_LOOP = (
     "Take the statistics of one example at one step, inside the loop over time."
 )
 
-# In float64 rounding stays below EXACT. A normalization forgets the scale of what it
-# takes up to eps, and up to a bias that is added inside it: INVARIANT lies far above
-# that and far below what another scale does without a normalization, about 0.5.
-EXACT = 1e-9
+# A normalization forgets the scale of what it takes up to eps, and up to a bias that is
+# added inside it: INVARIANT lies far above that and far below what another scale does
+# without a normalization, about 0.5.
 INVARIANT = 0.15
 
-# Central differences of fourth order, in steps: they err by 1e-8 or less.
-STEP = 1e-4
+# Central differences of fourth order: they err by 1e-8 or less, but where a sigma is
+# small, as of a few units, which a smaller step shows.
+STEPS_OF = (1e-4, 1e-5)
 DIFFERENCES = ((1, 2 / 3), (-1, -2 / 3), (2, -1 / 12), (-2, 1 / 12))
 SLOPES = 1e-5
 
@@ -63,8 +71,9 @@ def recurrent_findings(
 ) -> list[Finding]:
     r"""Test a layer with the interface of ``nn.LSTM`` or ``nn.LSTMCell``.
 
-    Of several layers and directions the gates of the first are looked at. ``sizes`` is
-    the shape of one input as the layer takes it; by default D is ``layer.input_size``.
+    Of several layers and directions the first is looked at closely, the others are
+    compared with it. ``sizes`` is the shape of one input as the layer takes it; by
+    default D is ``layer.input_size``.
     Fewer than two steps or examples are taken as two. ``eps``, by default that of the
     layer, serves a reason only.
 
@@ -73,14 +82,21 @@ def recurrent_findings(
     that weights of 0, or saturated gates, hide nothing.
     """
     with torch.random.fork_rng(devices=[]):
-        probe = _probe(layer, sizes, eps)
+        probe = probe_of(layer, sizes, eps)
         with torch.no_grad():
+            # In training mode what is random was put into evaluation mode.
+            random = _evaluated(probe)
+            if random.passed is False and not probe.layer.training:
+                return [random]
             others, pieces = _other_examples(probe), _pieces(probe)
             raw = _carried(probe)
             if (
                 pieces.passed is False and "raises" not in pieces.reason
             ):  # no state is what it seems
                 why = "the states that are given or returned are not the states"
+                raw = Finding(RAW, None, why, "Mend that first.")
+            if probe.stacked not in (None, 1) and order_of_states(Stack(probe)):
+                why = "the states are returned in another order of the layers"
                 raw = Finding(RAW, None, why, "Mend that first.")
             gates = _gates(probe, raw, others)
             rest = [test(probe) for test in (_later_steps, _padding, _calls)]
@@ -91,187 +107,36 @@ def recurrent_findings(
         step = step or Finding(CELL, None, why, "Mend that first.")
         last = (_redundant_biases, _gradients, _zeros)
         rest += [*(test(probe) for test in last), upper, same, _rest(probe)]
-        return [raw, *gates, step, others, *rest]
-
-
-class _Probe(NamedTuple):
-    """A copy of the layer with one interface: time first, states (N, H)."""
-
-    layer: nn.Module
-    eps: float | None
-    sizes: tuple[int, int, int]  # T, N, D
-    is_cell: bool
-    is_batch_first: bool
-    stacked: int | None  # L of states (L, N, H), None for states (N, H)
-    units: tuple[int, int]  # features of h and of c
-    generator: torch.Generator
-
-    def draw(self, *shape: int) -> Tensor:
-        return torch.randn(shape, generator=self.generator, dtype=torch.float64)
-
-    def states(self, examples: int) -> tuple[Tensor, Tensor]:
-        h, c = (self.draw(examples, units) for units in self.units)
-        return h, c
-
-    def run(self, x: Tensor, h: Tensor, c: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Run over x (T, N, D); all layers begin with h and c of shape (N, H)."""
-        if self.is_cell:
-            outputs = []
-            with of_the_layer():
-                for x_t in x:
-                    h, c = self.layer(x_t, (h, c))
-                    outputs.append(h)
-            return torch.stack(outputs), h, c
-        if self.stacked is not None:
-            h, c = (s.expand(self.stacked, *s.shape).contiguous() for s in (h, c))
-        x = x.transpose(0, 1) if self.is_batch_first else x
-        with of_the_layer():
-            out, (h, c) = self.layer(x, (h, c))
-        out = out.transpose(0, 1) if self.is_batch_first else out
-        return (out, h, c) if self.stacked is None else (out, h[0], c[0])
-
-    def start(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Run over x without states; not every layer can."""
-        x = x.transpose(0, 1) if self.is_batch_first else x
-        try:
-            out, (h, c) = self.layer(x)
-        except Exception as error:
-            raise DoesNotApply("the layer must be given states") from error
-        out = out.transpose(0, 1) if self.is_batch_first else out
-        return (out, h, c) if self.stacked is None else (out, h[0], c[0])
-
-    def step(self, x: Tensor, h: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
-        """Run the first layer one step on."""
-        _, h, c = self.run(x[None], h, c)
-        return h, c
-
-    def early_change(
-        self, states: tuple[Tensor, Tensor], x: Tensor, other: Tensor, why: str
-    ) -> float:
-        """Return how two inputs change h at all steps but the last.
-
-        Where every part of the output looks ahead, ``why`` says why that is no fault.
-        """
-        last = self.sizes[0] - 1
-        before, after = (self.run(v, *states)[0][:last] for v in (x, other))
-        units = self.units[0]
-        # With more layers each direction sees both below it.
-        if before.shape[-1] != units and self.stacked != 2:
-            raise DoesNotApply(why)
-        return _change(before[..., :units], after[..., :units])
-
-
-def _probe(layer: nn.Module, sizes: Sequence[int] | None, eps: float | None) -> _Probe:
-    is_batch_first = bool(getattr(layer, "batch_first", False))
-    if sizes is None:
-        features = getattr(layer, "input_size", None)
-        if not isinstance(features, int):
-            raise ValueError(
-                "the shape of one input is needed, as the layer has no input_size; "
-                "pass (T, N, D)."
-            )
-        pair = (EXAMPLES, STEPS) if is_batch_first else (STEPS, EXAMPLES)
-        sizes = (*pair, features)
-    if len(sizes) not in (2, 3):
-        raise ValueError(
-            "the shape of one input must be (T, N, D), or (N, D) for a cell, got "
-            f"{tuple(sizes)}; leave no axis out."
-        )
-    shape = (*(max(size, 2) for size in sizes[:-1]), sizes[-1])
-    twin = _twin(layer)
-    is_cell, (h, c) = _call(twin, shape)
-    steps, examples = shape[:2] if len(shape) == 3 else (STEPS, shape[0])
-    n = h.shape[-2]
-    if not is_cell and not hasattr(layer, "batch_first"):
-        is_batch_first = n == steps != examples
-    if is_batch_first:
-        steps, examples = examples, steps
-    probe = _Probe(
-        twin.double(),  # rounding would hide slips
-        getattr(layer, "eps", None) if eps is None else eps,
-        (steps, examples, shape[-1]),
-        is_cell,
-        is_batch_first,
-        len(h) if h.ndim == 3 else None,
-        (h.shape[-1], c.shape[-1]),
-        torch.Generator().manual_seed(0),
-    )
-    with torch.no_grad():
-        for parameter in twin.parameters():
-            if parameter.ndim == 2 and min(parameter.shape) > 1:
-                columns = parameter.shape[1]
-                parameter.copy_(probe.draw(*parameter.shape) * columns**-0.5)
-        inputs = probe.draw(*probe.sizes), *probe.states(examples)
-        try:
-            first = probe.run(*inputs)[0]
-        except LayerError as error:
-            raise TypeError(
-                f"layer must run in float64, got {error}; make constants with the "
-                "dtype of the input."
-            ) from error
-        if not torch.equal(first, probe.run(*inputs)[0]):
-            evaluating(twin)
-    return probe
-
-
-def _twin(layer: nn.Module) -> nn.Module:
-    """Copy the layer, in training mode and without dropout."""
-    twin = copy_of(layer).train().requires_grad_()
-    for module in twin.modules():
-        if isinstance(module, nn.modules.dropout._DropoutNd):
-            module.p = 0.0
-        if isinstance(getattr(module, "dropout", None), float):
-            vars(module)["dropout"] = 0.0  # as in nn.LSTM
-    return twin
-
-
-def _call(layer: nn.Module, shape: Sequence[int]) -> tuple[bool, tuple[Tensor, Tensor]]:
-    """Find out how the layer is called: whether it is a cell, and its states."""
-    like = next(layer.parameters(), torch.zeros(()))
-    ways: list[tuple[Any, ...]] = []
-    units = getattr(layer, "hidden_size", None)
-    for is_cell in (False, True) if len(shape) == 3 else (True,):
-        x = like.new_zeros(shape[-2:] if is_cell else shape)
-        ways.append((x,))
-        if isinstance(units, int):
-            n = shape[0] if getattr(layer, "batch_first", False) else shape[-2]
-            zeros = like.new_zeros(n, units)
-            states = [zeros] if is_cell else [zeros[None], zeros]
-            ways += [(x, (zero, zero)) for zero in states]
-    problems = []
-    for arguments in ways:
-        try:
-            with torch.no_grad():
-                made = layer(*arguments)
-        except Exception as error:  # noqa: BLE001 - the next way may fit
-            problems.append(f"{type(error).__name__}: {error}")
-            continue
-        match made:
-            case (Tensor(), (Tensor() as h, Tensor() as c)) if arguments[0].ndim == 3:
-                return False, (h, c)
-            case (Tensor() as h, Tensor() as c) if arguments[0].ndim == 2:
-                if h.shape == c.shape:
-                    return True, (h, c)
-        values = made if isinstance(made, tuple) else (made,)
-        problems.append(f"({', '.join(type(v).__name__ for v in values)})")
-    raise TypeError(
-        "layer must be called as torch.nn.LSTM, h, (h_last, c_last) = layer(x, (h_0, "
-        "c_0)), or as torch.nn.LSTMCell, h, c = layer(x_t, (h, c)), got "
-        f"{problems[0]} for an input of shape {tuple(shape)}; check the shape, or wrap "
-        "the layer."
-    )
+        used = _used(probe)
+        rest += [] if used.passed else [used]
+        # What is wrong in the step says more than what h does not see.
+        named_first = [step] if step.passed is False else []
+        gates += [] if named_first else [step]
+        return [raw, *named_first, *gates, others, *rest]
 
 
 @claim(RAW)
-def _carried(probe: _Probe) -> Fault | str:
+def _carried(probe: Probe) -> Fault | str:
     n = 2 * probe.units[1]
     x, (h, c) = probe.draw(n, probe.sizes[2]), probe.states(n)
     c_1 = {k: probe.step(x, h, k * c)[1] for k in (0, 1, 2, 10, 100)}
-    bend = _change(2 * (c_1[1] - c_1[0]), c_1[2] - c_1[0], c_1[0])
+    bend = relative_change(2 * (c_1[1] - c_1[0]), c_1[2] - c_1[0], c_1[0])
     if bend < EXACT:
         return f"c_1 is linear in c_0, to {bend:.0e}."
+    if text := _exchanged(probe):
+        return Fault(text, "Take and return (h, c), h first.")
+    other = c.clone()
+    other[:, 0] += 1
+    is_bounded = bool(c_1[100].abs().max() < 3 * c_1[10].abs().max())
+    if not is_bounded and torch.equal(c_1[1][:, 1:], probe.step(x, h, other)[1][:, 1:]):
+        return Fault(
+            "c_1 is not linear in c_0, unit by unit: its gates see c, each unit that "
+            "of its own (peephole connections).",
+            "Let the gates depend on x and h alone.",
+            "peepholes",
+        )
     small, large = (c_1[k].std(1, correction=0) for k in (10, 100))
-    if _change(small, large) < 0.05:
+    if relative_change(small, large) < 0.05:
         mean = c_1[100].mean(1).abs().max()
         reason = (
             "A c_0 with a deviation of 10 leaves a c_1 with a deviation of "
@@ -288,7 +153,7 @@ def _carried(probe: _Probe) -> Fault | str:
     return Fault(reason, "Normalize c only on its way to h, and carry c itself.")
 
 
-def _gates(probe: _Probe, raw: Finding, others: Finding) -> list[Finding]:
+def _gates(probe: Probe, raw: Finding, others: Finding) -> list[Finding]:
     """Test what the forget gate tells, of a layer that carries c itself."""
     if not (raw.passed and others.passed):
         why = "the statistics are those of several examples"
@@ -299,7 +164,7 @@ def _gates(probe: _Probe, raw: Finding, others: Finding) -> list[Finding]:
     x, (h, c) = probe.draw(n, probe.sizes[2]), probe.states(n)
     a = _logit(probe, 5 * x, 5 * h)
     by_x, by_h, by_both = (
-        _change(a, _logit(probe, k * x, m * h), a.mean(0))
+        relative_change(a, _logit(probe, k * x, m * h), a.mean(0))
         for k, m in ((10, 5), (5, 10), (10, 10))
     )
     seen = (
@@ -324,6 +189,13 @@ def _gates(probe: _Probe, raw: Finding, others: Finding) -> list[Finding]:
         for term, change in (("x", by_x), ("h", by_h)):
             if change < INVARIANT:
                 rest = why = f"only W_{term} {term} is normalized"
+        zeros = torch.zeros_like(c)
+        f = probe.step(x, h, zeros + 1)[1] - probe.step(x, h, zeros)[1]
+        if f.min() < -0.01 or f.max() > 1.01:
+            seen += (
+                f". The forget gate is {f.min():.2g} to {f.max():.2g}, outside 0 to 1"
+            )
+            rest = "a norm behind the sigmoids, perhaps"
         cure = "Put layer norm around W_h h and around W_x x."
         normed = Finding(NORMED, False, f"{seen}; {rest}.", cure)
         terms, together = (Finding(name, None, why) for name in (TERMS, TOGETHER))
@@ -331,7 +203,7 @@ def _gates(probe: _Probe, raw: Finding, others: Finding) -> list[Finding]:
 
 
 @claim(TOGETHER)
-def _together(probe: _Probe) -> Fault | str:
+def _together(probe: Probe) -> Fault | str:
     """Look for a weighted mean of the pre-activations of f that never moves.
 
     The H numbers of a gate that is normalized by itself sum to 0; with a gain they
@@ -359,13 +231,13 @@ def _together(probe: _Probe) -> Fault | str:
     )
 
 
-def _output(probe: _Probe, x: Tensor, h: Tensor, c: Tensor) -> Finding:
+def _output(probe: Probe, x: Tensor, h: Tensor, c: Tensor) -> Finding:
     """Shift and stretch c_1 by the choice of c_0: its hat stays."""
     f = _forget(probe, x, h)
     before, c_1 = probe.step(x, h, c)
     rest = c_1 - f * c
     after, _ = probe.step(x, h, (3 * c_1 + 2 - rest) / f)
-    change = _change(before, after)
+    change = relative_change(before, after)
     seen = f"From c_1 to 3 c_1 + 2, which has the same hat, h changes by {change:.1%}"
     if change < INVARIANT:
         return Finding(OUTPUT, True, f"{seen}.")
@@ -374,11 +246,11 @@ def _output(probe: _Probe, x: Tensor, h: Tensor, c: Tensor) -> Finding:
 
 
 @claim(LATER)
-def _later_steps(probe: _Probe) -> Fault | None:
+def _later_steps(probe: Probe) -> Fault | None:
     x, states = probe.draw(*probe.sizes), probe.states(probe.sizes[1])
     moved = torch.cat([x[:-1], probe.draw(*x[-1:].shape)])
     why = "each step sees all others in two directions"
-    change = probe.early_change(states, x, moved, why)
+    change = probe.earlyrelative_change(states, x, moved, why)
     if change < EXACT:
         return None
     return Fault(
@@ -389,13 +261,13 @@ def _later_steps(probe: _Probe) -> Fault | None:
 
 
 @claim(PADDING)
-def _padding(probe: _Probe) -> Fault | None:
+def _padding(probe: Probe) -> Fault | None:
     if probe.is_cell:
         raise DoesNotApply("a cell sees one step")
     x, states = probe.draw(*probe.sizes), probe.states(probe.sizes[1])
     padded = torch.cat([x[:-1], 0 * x[-1:]])
     why = "the other direction begins in the padding"
-    change = probe.early_change(states, x[:-1], padded, why)
+    change = probe.earlyrelative_change(states, x[:-1], padded, why)
     if change < EXACT:
         return None
     return Fault(
@@ -407,12 +279,12 @@ def _padding(probe: _Probe) -> Fault | None:
 
 
 @claim(CALLS)
-def _calls(probe: _Probe) -> Fault | None:
+def _calls(probe: Probe) -> Fault | None:
     if probe.is_cell:
         raise DoesNotApply("a cell sees one step")
     x, (h, c) = probe.draw(*probe.sizes), probe.states(probe.sizes[1])
     first, second = probe.start(x)[0], probe.start(x)[0]
-    change = _change(first, second)
+    change = relative_change(first, second)
     if change > EXACT:
         return Fault(
             f"A second call without states changes h by {change:.1%}: it goes on with "
@@ -420,7 +292,7 @@ def _calls(probe: _Probe) -> Fault | None:
             "Begin with zeros where no states are given, and keep none on self.",
         )
     zeros = probe.run(x, 0 * h, 0 * c)[0]
-    change = _change(zeros, first)
+    change = relative_change(zeros, first)
     if change < EXACT:
         return None
     return Fault(
@@ -431,7 +303,7 @@ def _calls(probe: _Probe) -> Fault | None:
 
 
 @claim(PIECES)
-def _pieces(probe: _Probe) -> Fault | None:
+def _pieces(probe: Probe) -> Fault | None:
     if probe.stacked not in (None, 1):
         raise NotTested("only one layer of one direction is cut", CURE_ONE)
     x, (h, c) = probe.draw(*probe.sizes), probe.states(probe.sizes[1])
@@ -439,29 +311,93 @@ def _pieces(probe: _Probe) -> Fault | None:
     middle = len(x) // 2
     early, h_0, c_0 = probe.run(x[:middle], h, c)
     late, h_end, c_end = probe.run(x[middle:], h_0, c_0)
-    change = _change(out[-1], h_last)
+    change = relative_change(out[-1], h_last)
     if change > EXACT and out[-1].shape == h_last.shape:
+        exchanged = _exchanged(probe)
+        how = {
+            "it is the state c": c_last,
+            "it is tanh(c)": c_last.tanh(),
+            "it is h normalized once more": layer_norm(h_last),
+            "it is c normalized": layer_norm(c_last),
+            "it is one step late, the state before the last step": (
+                probe.run(x[:-1], h, c)[1]
+            ),
+        }
+        why = named(how, lambda v: relative_change(out[-1], v) < 1e-3).rstrip(": ")
+        why = f". Of the last output: {why}" if why else ""
         return Fault(
-            "The state h that is returned differs from the last output by "
-            f"{change:.1%}.",
+            f"{exchanged}{' ' * bool(exchanged)}The state h that is returned differs "
+            f"from the last output by {change:.1%}{why}.",
             "Return (h_T, c_T) of the last step, h first.",
         )
     pairs = ((out, torch.cat([early, late])), (h_last, h_end), (c_last, c_end))
-    change = max(_change(before, after) for before, after in pairs)
+    change = max(relative_change(before, after) for before, after in pairs)
     if change < EXACT:
         return None
     if _later_steps(probe).passed is False:
         raise NotTested("h depends on later steps", "Mend that first.")
+    why = _exchanged(probe) or _unused_states(probe)
     return Fault(
-        f"Cut in two, with the states of the first piece given to the second, the "
+        f"{why}{' ' * bool(why)}Cut in two, with the states of the first piece given "
+        "to the second, the "
         f"sequence has other outputs or states, by {change:.1%}: what is returned is "
         "not the state, or what is given is not used.",
         "Return (h_T, c_T) as they are, and begin with the states that are given.",
     )
 
 
+def _exchanged(probe: Probe) -> str:
+    """Look which state that is returned is linear in which that is given."""
+    if probe.units[0] != probe.units[1] or probe.stacked not in (None, 1):
+        return ""
+    n = 2 * probe.units[1]
+    x, states = probe.draw(n, probe.sizes[2]), probe.states(n)
+
+    def is_linear(taken: int, returned: int) -> bool:
+        outs = []
+        for k in (0, 1, 2):
+            given = [s * (k if j == taken else 1) for j, s in enumerate(states)]
+            outs.append(probe.step(x, given[0], given[1])[returned])
+        once, twice = outs[1] - outs[0], outs[2] - outs[0]
+        return bool(once.any()) and relative_change(2 * once, twice) < EXACT
+
+    if is_linear(1, 1):
+        return ""
+    for taken, returned, where in (
+        (1, 0, "what is returned"),
+        (0, 1, "what is given"),
+        (0, 0, "what is given and in what is returned"),
+    ):
+        if is_linear(taken, returned):
+            return f"h and c are exchanged in {where}."
+    return ""
+
+
+def _unused_states(probe: Probe) -> str:
+    """Name a state that is not used, given or carried."""
+    x, (h, c) = probe.draw(*probe.sizes), probe.states(probe.sizes[1])
+    before = torch.cat(probe.run(x[:1], h, c)[1:], -1)
+    unused = [
+        name
+        for name, states in (("h_0", (-h, c)), ("c_0", (h, -c)))
+        if torch.equal(before, torch.cat(probe.run(x[:1], *states)[1:], -1))
+    ]
+    if unused:
+        return (
+            f"{' and '.join(unused)} that {'are' if unused[1:] else 'is'} given, "
+            "changes nothing: it is not used."
+        )
+    moved = torch.cat([-x[:1], x[1:]])
+    if torch.equal(probe.run(x, h, c)[0][1:], probe.run(moved, h, c)[0][1:]):
+        return (
+            "The first x changes no later output: each step begins with the states "
+            "that are given, none is carried on."
+        )
+    return ""
+
+
 @claim(LAYOUTS)
-def _layouts(probe: _Probe) -> Fault | None:
+def _layouts(probe: Probe) -> Fault | None:
     if probe.is_cell or probe.stacked not in (None, 1):
         raise DoesNotApply("there is one shape")
     x, (h, c) = probe.draw(*probe.sizes), probe.states(probe.sizes[1])
@@ -475,7 +411,7 @@ def _layouts(probe: _Probe) -> Fault | None:
         out.shape != expected.shape or last[0].shape != h.shape
     ):  # it returns others than it was given
         raise DoesNotApply("the layer has states of one shape")
-    change = _change(expected, out)
+    change = relative_change(expected, out)
     if change < EXACT:
         return None
     shapes = f"(N, H) = {tuple(h.shape)} and (1, N, H)"
@@ -487,138 +423,52 @@ def _layouts(probe: _Probe) -> Fault | None:
 
 
 @claim(CELL)
-def _step(probe: _Probe) -> Fault | str:
-    """Compare with gains of 1 and biases of 0, so that the matrices say all."""
-    if probe.stacked not in (None, 1):
-        raise NotTested("only one layer of one direction is compared", CURE_ONE)
-    plain = probe._replace(layer=copy_of(probe.layer))
-    for name, value in plain.layer.named_parameters():
-        if value.ndim < 2 or min(value.shape) == 1:
-            is_gain = re.search("weight|gamma|gain|scale", name.lower())
-            value.fill_(1.0 if is_gain or bool((value == 1).all()) else 0.0)
-    n = probe.units[1] + 8
-    x, (h, c) = 3 * probe.draw(n, probe.sizes[2]), probe.states(n)
-    h_1, c_1 = plain.step(x, h, c)
-    f, written = _forget(plain, x, h), plain.step(x, h, 0 * c)[1]
-    matrices = [p for p in plain.layer.parameters() if p.ndim == 2 and min(p.shape) > 1]
+def _step(probe: Probe) -> Fault | str:
+    """Compare a step of the first layer with the cell that it fits."""
+    names = [name for name, _ in probe.layer.named_parameters()]
     is_torch = isinstance(probe.layer, nn.RNNBase | nn.RNNCellBase)
-    order = "ifgo" if is_torch else ""
-    return step_fault(Step(x, h, c, f, written, c_1, h_1), matrices, order)
+    is_torch = is_torch or any(re.search("weight_(ih|hh)(_l0)?$", n) for n in names)
+    first, *_ = compared(probe, "ifgo" if is_torch else "")
+    if first is None:
+        raise NotTested(
+            "no known cell has this forget gate with the matrices that the layer holds",
+            "Compare a step with its equation by hand.",
+        )
+    outcome = first[1].outcome
+    unused = _unused(probe)
+    gains = [
+        name
+        for name, p in probe.layer.named_parameters()
+        if name not in unused and p.numel() == 4 * probe.units[1] and p.ndim == 1
+        if re.search("weight|gamma|gain|scale", name.lower())
+    ]
+    is_each = isinstance(outcome, str) and "of W_x x and of W_h h" in outcome
+    if is_each and len(gains) == 1 and probe.stacked in (None, 1):
+        return Fault(
+            "W_x x and W_h h are normalized each on its own, and share one gain, "
+            f"{gains[0]}: one norm is called for both ({outcome})",
+            "Give each term a layer norm of its own.",
+            "one norm for both terms",
+        )
+    return outcome
 
 
 @claim(UPPER)
-def _upper(probe: _Probe) -> Fault | None:
+def _upper(probe: Probe) -> Fault | str:
     if probe.stacked in (None, 1):
         raise DoesNotApply("there is one layer of one direction")
-    stack = _Stack(probe)
-    for look in (_turned_back, _own_states, _passed_on):
-        if fault := look(stack):
-            return fault
-    raise NotTested(
-        "they begin with states of their own, and get h in the order of time; only the "
-        "gates of the first are looked at",
-        CURE_ONE,
-    )
+    stack = Stack(probe)
+    if fault := own_fault(stack):
+        return fault
+    found = compared(probe)
+    if fault := upper_fault(stack, found):
+        return fault
+    if found[0] is None:
+        raise NotTested("no known cell fits the first layer", CURE_ONE)
+    return "Each is the same cell with matrices of its own, and gets h from below."
 
 
-class _Stack:
-    """Layers one above the other, each with states of its own."""
-
-    def __init__(self, probe: _Probe) -> None:
-        self.probe, self.count = probe, probe.stacked or 1
-        n = probe.sizes[1]
-        self.x = probe.draw(*probe.sizes)
-        self.h = probe.draw(self.count, n, probe.units[0])
-        self.c = probe.draw(self.count, n, probe.units[1])
-        out = self.run(self.x, self.h, self.c)[0]
-        self.ways = max(out.shape[-1] // probe.units[0], 1)
-
-    def run(self, x: Tensor, h: Tensor, c: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Run over x (T, N, D), from states (L, N, H)."""
-        is_first = self.probe.is_batch_first
-        with of_the_layer():
-            out, (h, c) = self.probe.layer(x.transpose(0, 1) if is_first else x, (h, c))
-        return out.transpose(0, 1) if is_first else out, h, c
-
-
-def _turned_back(stack: _Stack) -> Fault | None:
-    """Find the last h of the other direction among the outputs: at the first step."""
-    if stack.ways != 2:
-        return None
-    out, h, _ = stack.run(stack.x, stack.h, stack.c)
-    back = out[..., stack.probe.units[0] :]
-    if back.shape != (*out.shape[:2], h.shape[-1]):
-        return None
-    if _change(back[0], h[-1]) < EXACT or _change(back[-1], h[-1]) > EXACT:
-        return None
-    moved = torch.cat([stack.x[:-1], stack.probe.draw(*stack.x[-1:].shape)])
-    after = stack.run(moved, stack.h, stack.c)[0]
-    if _change(out[:-1], after[:-1]) < EXACT:
-        return Fault(
-            "Another x at the last step changes no output before it: both directions "
-            "run forward.",
-            "Give the other direction x.flip(0), and turn its outputs back.",
-        )
-    return Fault(
-        "The other direction ends at the first step of x, and its last h stands at the "
-        "last step of the output: its outputs are in reversed order, beside those of "
-        "other steps.",
-        "Turn the outputs of the other direction back, flip(0), before joining them.",
-    )
-
-
-def _own_states(stack: _Stack) -> Fault | None:
-    """Give each layer another state, one after the other."""
-    states = {"h_0": stack.h, "c_0": stack.c}
-    before = stack.run(stack.x, **_named(states))
-    for k in range(stack.count):
-        for name, state in states.items():
-            other = state.clone()
-            other[k] = stack.probe.draw(*other[k].shape)
-            after = stack.run(stack.x, **_named(states | {name: other}))
-            if _change(before[2][k], after[2][k]) > EXACT:
-                continue
-            return Fault(
-                f"Another {name}[{k}] changes nothing in the layer or direction that "
-                f"it is for, number {k}.",
-                "Begin each layer and direction with its own h_0[k] and c_0[k].",
-            )
-    return None
-
-
-def _named(states: dict[str, Tensor]) -> dict[str, Tensor]:
-    return {"h": states["h_0"], "c": states["c_0"]}
-
-
-def _passed_on(stack: _Stack) -> Fault | None:
-    """Move c_1 of the first layer so that its h_1 stays: nothing above may change.
-
-    The norm between c and h forgets scale and shift, as in the test of h.
-    """
-    if stack.count == stack.ways:
-        return None
-    first = slice(0, stack.ways)
-    x, h, c = stack.x[:1], stack.h, stack.c
-    zero, one = c.clone(), c.clone()
-    zero[first], one[first] = 0, 1
-    rest = stack.run(x, h, zero)[2][first]
-    f = (stack.run(x, h, one)[2][first] - rest).clamp_min(1e-12)
-    out, h_1, c_1 = stack.run(x, h, c)
-    moved = c.clone()
-    moved[first] = (3 * c_1[first] + 2 - rest) / f
-    after, h_2, _ = stack.run(x, h, moved)
-    below, above = _change(h_1[first], h_2[first]), _change(out, after)
-    if below > 0.01 or above < INVARIANT:
-        return None
-    return Fault(
-        f"From c_1 to 3 c_1 + 2 in the first layer its h changes by {below:.1%}, and "
-        f"the output of the layer above by {above:.0%}: the cell state c is passed on "
-        "to it, not h.",
-        "Give the next layer the outputs h of the one below.",
-    )
-
-
-def _same_in_evaluation(layer: nn.Module, probe: _Probe) -> Finding:
+def _same_in_evaluation(layer: nn.Module, probe: Probe) -> Finding:
     """Evaluate twice, with dropout where the layer has a place for it."""
     twin, has_place = evaluating(copy_of(layer)).double(), False
     for module in twin.modules():
@@ -634,9 +484,9 @@ def _same_in_evaluation(layer: nn.Module, probe: _Probe) -> Finding:
 
 
 @claim(SAME)
-def _evaluated(probe: _Probe) -> Fault | None:
+def _evaluated(probe: Probe) -> Fault | None:
     x, states = probe.draw(*probe.sizes), probe.states(probe.sizes[1])
-    change = _change(*(probe.run(x, *states)[0] for _ in range(2)))
+    change = relative_change(*(probe.run(x, *states)[0] for _ in range(2)))
     if change < EXACT:
         return None
     return Fault(
@@ -647,16 +497,16 @@ def _evaluated(probe: _Probe) -> Fault | None:
 
 
 @claim(REST)
-def _rest(probe: _Probe) -> Fault | None:
+def _rest(probe: Probe) -> Fault | None:
     why = "the runs are in float64, over whole sequences, without dropout"
     raise NotTested(why, "Test those by themselves.")
 
 
 @claim(OTHERS)
-def _other_examples(probe: _Probe) -> Fault | None:
+def _other_examples(probe: Probe) -> Fault | None:
     def change() -> float:
         before, after = (probe.run(s * x, s * h, s * c)[0] for s in (1, signs))
-        return _change(before[:, 1:], after[:, 1:])
+        return relative_change(before[:, 1:], after[:, 1:])
 
     x, (h, c) = probe.draw(*probe.sizes), probe.states(probe.sizes[1])
     # The first example is another one, in input and states.
@@ -683,7 +533,7 @@ def _other_examples(probe: _Probe) -> Fault | None:
 
 
 @claim(BIASES)
-def _redundant_biases(probe: _Probe) -> Fault | None:
+def _redundant_biases(probe: Probe) -> Fault | None:
     values = dict(probe.layer.named_parameters())
     _, slopes = _loss_and_slopes(probe, *_inputs(probe), values.values())
     flat = {name: s.flatten() for name, s in zip(values, slopes, strict=True)}
@@ -691,7 +541,7 @@ def _redundant_biases(probe: _Probe) -> Fault | None:
     for name, slope in flat.items():
         for group in groups:
             other = flat[group[0]]
-            if other.shape == slope.shape and _change(other, slope) < EXACT:
+            if other.shape == slope.shape and relative_change(other, slope) < EXACT:
                 group.append(name)
                 break
         else:
@@ -710,8 +560,29 @@ def _redundant_biases(probe: _Probe) -> Fault | None:
     )
 
 
+def _unused(probe: Probe) -> list[str]:
+    """Return the names of the parameters that have no part in the outputs."""
+    held = dict(probe.layer.named_parameters())
+    with torch.enable_grad():
+        _, slopes = _loss_and_slopes(probe, *_inputs(probe), held.values())
+    return [n for n, s in zip(held, slopes, strict=True) if not s.any()]
+
+
+@claim(USED)
+def _used(probe: Probe) -> Fault | None:
+    names = _unused(probe)
+    if not names:
+        return None
+    return Fault(
+        f"{', '.join(names[:6])}{', ...' * (len(names) > 6)} "
+        f"{'have' if names[1:] else 'has'} no part in the outputs: made, and not used.",
+        "Call what is made in the constructor, or do not make it.",
+        "unused parameters",
+    )
+
+
 @claim(GRADIENTS)
-def _gradients(probe: _Probe) -> Fault | str:
+def _gradients(probe: Probe) -> Fault | str:
     inputs = _inputs(probe)
     by = dict(zip(("x", "h_0", "c_0"), inputs, strict=True))
     by |= dict(probe.layer.named_parameters())
@@ -719,26 +590,32 @@ def _gradients(probe: _Probe) -> Fault | str:
     wrong, worst = [], 0.0
     for (name, value), slope in zip(by.items(), slopes, strict=True):
         direction = probe.draw(*value.shape).sign()
-        start, expected = value.detach().clone(), 0.0
-        with torch.no_grad():
-            for steps, weight in DIFFERENCES:
-                value.copy_(start + steps * STEP * direction)
-                expected += weight * float(_loss(probe, *inputs)) / STEP
-            value.copy_(start)
+        start = value.detach().clone()
         seen = float((slope * direction).sum())
-        # An unlucky direction may lie across the gradient.
-        scale = max(abs(seen), abs(expected), 1e-3 * float(slope.norm()))
-        error = abs(seen - expected) / scale if scale else 0.0
+        error = expected = math.inf
+        for step in STEPS_OF:
+            expected = 0.0
+            with torch.no_grad():
+                for steps, weight in DIFFERENCES:
+                    value.copy_(start + steps * step * direction)
+                    expected += weight * float(_loss(probe, *inputs)) / step
+                value.copy_(start)
+            # An unlucky direction may lie across the gradient.
+            scale = max(abs(seen), abs(expected), 1e-3 * float(slope.norm()))
+            error = min(error, abs(seen - expected) / scale if scale else 0.0)
+            if error < SLOPES:
+                break
         worst = max(worst, error)
         if not error < SLOPES:
             wrong.append(f"{name}: {seen:.4g} for {expected:.4g}")
     if not wrong:
         return f"Central differences agree to {worst:.0e}."
-    by_state = slopes[1:3]
-    if not any(bool(slope.any()) for slope in by_state):
+    cut = [n for n, s in zip(("h_0", "c_0"), slopes[1:3], strict=True) if not s.any()]
+    if cut:
+        text = " or ".join(cut)
         return Fault(
-            "No gradient reaches h_0 or c_0, on which the outputs depend: the states "
-            "are cut off from the graph, and nothing is learned through time.",
+            f"No gradient reaches {text}, on which the outputs depend: the states are "
+            "cut off from the graph, and nothing is learned through time by them.",
             "Detach states between sequences, if at all, and not inside the loop.",
         )
     return Fault(
@@ -750,7 +627,7 @@ def _gradients(probe: _Probe) -> Fault | str:
 
 
 @claim(ZEROS)
-def _zeros(probe: _Probe) -> Fault | str:
+def _zeros(probe: Probe) -> Fault | str:
     x, h, c = _inputs(probe)
     zero = torch.zeros_like(h).requires_grad_()
     _, (usual,) = _loss_and_slopes(probe, x, h, c, [h])
@@ -775,13 +652,13 @@ def _zeros(probe: _Probe) -> Fault | str:
     )
 
 
-def _inputs(probe: _Probe) -> tuple[Tensor, Tensor, Tensor]:
+def _inputs(probe: Probe) -> tuple[Tensor, Tensor, Tensor]:
     h, c = probe.states(probe.sizes[1])
     x = probe.draw(*probe.sizes)
     return x.requires_grad_(), h.requires_grad_(), c.requires_grad_()
 
 
-def _loss(probe: _Probe, x: Tensor, h: Tensor, c: Tensor) -> Tensor:
+def _loss(probe: Probe, x: Tensor, h: Tensor, c: Tensor) -> Tensor:
     """Weight every output differently: nothing cancels."""
     total = x.new_zeros(())
     for k, value in enumerate(probe.run(x, h, c)):
@@ -791,7 +668,7 @@ def _loss(probe: _Probe, x: Tensor, h: Tensor, c: Tensor) -> Tensor:
 
 
 def _loss_and_slopes(
-    probe: _Probe, x: Tensor, h: Tensor, c: Tensor, by: Iterable[Tensor]
+    probe: Probe, x: Tensor, h: Tensor, c: Tensor, by: Iterable[Tensor]
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
     value = _loss(probe, x, h, c)
     with of_the_layer():
@@ -801,21 +678,14 @@ def _loss_and_slopes(
     return value.detach(), slopes
 
 
-def _forget(probe: _Probe, x: Tensor, h: Tensor) -> Tensor:
+def _forget(probe: Probe, x: Tensor, h: Tensor) -> Tensor:
     zeros = x.new_zeros(len(x), probe.units[1])
     f = probe.step(x, h, zeros + 1)[1] - probe.step(x, h, zeros)[1]
     return f.clamp(1e-12, 1 - 1e-12)
 
 
-def _logit(probe: _Probe, x: Tensor, h: Tensor) -> Tensor:
+def _logit(probe: Probe, x: Tensor, h: Tensor) -> Tensor:
     return _forget(probe, x, h).logit()
-
-
-def _change(before: Tensor, after: Tensor, centre: Tensor | float = 0.0) -> float:
-    """Return the size of a change, as a share of what is there; 0 if nothing is."""
-    size = float((before - centre).norm())
-    moved = float((after - before).norm())
-    return moved / size if size else moved
 
 
 def _span(values: Tensor) -> str:

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from normbook.checks.claim import Fault, NotTested, named
+from normbook.checks.claim import Fault, named
 
 # With gains of 1 and hats of size 1, eps = 1e-5 costs 1e-5; the slips cost 1e-1.
 TOLERANCE = 1e-3
@@ -50,21 +50,26 @@ class Step(NamedTuple):
     h_1: Tensor
 
 
-def step_fault(step: Step, matrices: Sequence[Tensor], order: str = "") -> Fault | str:
-    """Name the cell, or the slip in it; raise NotTested where neither is found.
+class Found(NamedTuple):
+    """The cell or the slip in it, and the matrices of x and of h, by their place."""
+
+    outcome: Fault | str
+    matrices: tuple[int, ...]
+
+
+def step_fault(step: Step, matrices: Sequence[Tensor], order: str = "") -> Found | None:
+    """Name the cell, or the slip in it; return None where neither is found.
 
     ``order`` is that in which the gates should stand, if it matters: "ifgo", say.
     """
-    for kind, a in _pre_activations(step, matrices):
+    for kind, a, used in _pre_activations(step, matrices):
         for gates in (a.chunk(4, -1), tuple(a[:, k::4] for k in range(4))):
             for k, gate in enumerate(gates):
                 if name := _forget_gate(step.f, gate):
                     rest = [other for j, other in enumerate(gates) if j != k]
-                    return _rest(step, rest, kind, name, (order, k))
-    raise NotTested(
-        "no known cell has this forget gate with the matrices that the layer holds",
-        "Compare a step with its equation by hand.",
-    )
+                    outcome = _rest(step, rest, kind, name, (order, k))
+                    return Found(outcome, used)
+    return None
 
 
 def _forget_gate(f: Tensor, a: Tensor) -> str:
@@ -109,9 +114,14 @@ def _rest(
         slips.append(f"the forget gate is the {forget}")
     if "over n - 1" in kind:
         slips.append(f"before the gates stands {kind.split(' of ')[0]}")
+    if "before the matrices" in kind:
+        slips.append("x and h are normalized before the matrices, not W_x x and W_h h")
     if slips:
         cure = "Write c_1 = f c + i tanh(g) and h_1 = o tanh(LN(c_1)), with sigmoids."
         return Fault(f"{'; '.join(slips)} ({cell}).", cure)
+    if kind.startswith("RMS norm of W"):
+        reason = f"before the gates stands RMS norm, no mean is subtracted ({cell})."
+        return Fault(reason, "Take layer norm.", "RMS norm")
     if order[0] and seen != order[0]:
         return Fault(
             f"The gates stand in the order {', '.join(seen)}; torch, whose parameters "
@@ -179,43 +189,57 @@ def _fits(seen: Tensor, value: Tensor) -> bool:
 
 def _pre_activations(
     step: Step, matrices: Sequence[Tensor]
-) -> Iterator[tuple[str, Tensor]]:
+) -> Iterator[tuple[str, Tensor, tuple[int, ...]]]:
     """Yield a (N, 4H) for each way to find and to normalize both terms."""
-    for q_x, q_h in _terms(step, matrices):
-        yield "no norm of W_x x + W_h h", q_x + q_h
-        for name, norm in NORMS.items():
-
-            def each(q: Tensor, norm: Norm = norm) -> Tensor:
-                return torch.cat([norm(part) for part in q.chunk(4, -1)], -1)
-
-            yield f"{name} of W_x x and of W_h h", norm(q_x) + norm(q_h)
-            yield f"{name} of W_x x + W_h h", norm(q_x + q_h)
-            yield f"{name} of W_x x alone", norm(q_x) + q_h
-            yield f"{name} of W_h h alone", q_x + norm(q_h)
-            yield f"{name} of each gate, of both terms", each(q_x) + each(q_h)
-            yield f"{name} of each gate, of the sum", each(q_x + q_h)
+    for q_x, q_h, used in _terms(step, matrices):
+        for kind, a in _sums(q_x, q_h):
+            yield kind, a, used
+    if min(step.x.shape[1], step.h.shape[1]) < 3:  # of two values x_hat is 1 and -1
+        return
+    for name, norm in NORMS.items():
+        inside = step._replace(x=norm(step.x), h=norm(step.h))
+        for q_x, q_h, used in _terms(inside, matrices):
+            yield f"{name} of x and of h, before the matrices", q_x + q_h, used
 
 
-def _terms(step: Step, matrices: Sequence[Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
+def _sums(q_x: Tensor, q_h: Tensor) -> Iterator[tuple[str, Tensor]]:
+    yield "no norm of W_x x + W_h h", q_x + q_h
+    for name, norm in NORMS.items():
+
+        def each(q: Tensor, norm: Norm = norm) -> Tensor:
+            return torch.cat([norm(part) for part in q.chunk(4, -1)], -1)
+
+        yield f"{name} of W_x x and of W_h h", norm(q_x) + norm(q_h)
+        yield f"{name} of W_x x + W_h h", norm(q_x + q_h)
+        yield f"{name} of W_x x alone", norm(q_x) + q_h
+        yield f"{name} of W_h h alone", q_x + norm(q_h)
+        yield f"{name} of each gate, of both terms", each(q_x) + each(q_h)
+        yield f"{name} of each gate, of the sum", each(q_x + q_h)
+
+
+def _terms(
+    step: Step, matrices: Sequence[Tensor]
+) -> Iterator[tuple[Tensor, Tensor, tuple[int, ...]]]:
     """Yield W_x x and W_h h for the ways in which a layer may hold the matrices."""
     n_x, n_h, rows = step.x.shape[1], step.h.shape[1], 4 * step.c.shape[1]
-    of: dict[int, list[Tensor]] = {}
-    for matrix in matrices:
+    Held = tuple[Tensor, tuple[int, ...]]  # a matrix, and which of those given it is
+    of: dict[int, list[Held]] = {}
+    of_gates: dict[int, list[Held]] = {}
+    for k, matrix in enumerate(matrices):
         for w in (matrix, matrix.T):
             if w.shape[0] == rows:
-                of.setdefault(w.shape[1], []).append(w)
-    of_gates: dict[int, list[Tensor]] = {}
-    for matrix in matrices:  # a matrix for each gate
+                of.setdefault(w.shape[1], []).append((w, (k,)))
         for w in (matrix, matrix.T)[: 1 + (matrix.shape[0] != matrix.shape[1])]:
-            if w.shape[0] == rows // 4:
-                of_gates.setdefault(w.shape[1], []).append(w)
+            if w.shape[0] == rows // 4:  # a matrix for each gate
+                of_gates.setdefault(w.shape[1], []).append((w, (k,)))
     for size, parts in of_gates.items():
         if len(parts) in (4, 8):
-            stacks = [torch.cat(parts[k : k + 4]) for k in range(0, len(parts), 4)]
-            of.setdefault(size, []).extend(stacks)
-    for w_x, w_h in itertools.product(of.get(n_x, []), of.get(n_h, [])):
+            for k in range(0, len(parts), 4):
+                ws, ks = zip(*parts[k : k + 4], strict=True)
+                of.setdefault(size, []).append((torch.cat(ws), sum(ks, ())))
+    for (w_x, k_x), (w_h, k_h) in itertools.product(of.get(n_x, []), of.get(n_h, [])):
         if w_x is not w_h:
-            yield step.x @ w_x.T, step.h @ w_h.T
-    for w in of.get(n_x + n_h, []):
-        yield step.x @ w[:, :n_x].T, step.h @ w[:, n_x:].T
-        yield step.x @ w[:, n_h:].T, step.h @ w[:, :n_h].T
+            yield step.x @ w_x.T, step.h @ w_h.T, (*k_x, *k_h)
+    for w, one in of.get(n_x + n_h, []):
+        yield step.x @ w[:, :n_x].T, step.h @ w[:, n_x:].T, one
+        yield step.x @ w[:, n_h:].T, step.h @ w[:, :n_h].T, one

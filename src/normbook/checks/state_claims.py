@@ -17,6 +17,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from normbook.checks.averages import explained, in_words, statistics_of
 from normbook.checks.calls import LayerError, backward, call, evaluating, of_the_layer
 from normbook.checks.claim import (
     Claim,
@@ -31,6 +32,7 @@ from normbook.checks.copies import copy_of, graph_nodes, tensors_of
 from normbook.checks.gradient_claims import STEP as DIFFERENCE
 from normbook.checks.gradient_claims import by_parameters, by_x, point
 from normbook.checks.output_claims import eps_place, need_right_statistics, two_settings
+from normbook.checks.recognition import MEANS
 from normbook.checks.subject import TOLERANCE, Subject, draw, largest, normal
 
 STATE_CLAIMS: list[Claim[Subject]] = []
@@ -41,6 +43,7 @@ FORGETFUL = 0.8
 # Batches of 4: there the biased variance is three quarters of the unbiased one.
 EXAMPLES = 4
 STEPS = 4
+SHIFT = 5.0
 
 NOT_FIXED = "evaluation does not normalize by fixed statistics"
 AVERAGE = "running_mean = (1 - momentum) * running_mean + momentum * mean"
@@ -112,6 +115,7 @@ class _Step(NamedTuple):
     batch: _Averages
     before: _Averages
     after: _Averages
+    x: Tensor
 
     @property
     def _way(self) -> Tensor:
@@ -164,10 +168,11 @@ def _history(subject: Subject) -> list[_Step]:
     steps = []
     n = subject.definition.size(subject.sized(EXAMPLES))
     for k in range(STEPS):
-        x = _batch(subject, 20 + k)
+        # Means above 0: taken for variances, they have roots.
+        x = _batch(subject, 20 + k) + SHIFT
         call(layer, x)
         batch = _Averages(*map(_by_channel, subject.definition.moments(x.double())))
-        steps.append(_Step(n, batch, before, _averages(subject, layer)))
+        steps.append(_Step(n, batch, before, _averages(subject, layer), x))
         before = steps[-1].after
     return steps
 
@@ -234,9 +239,15 @@ def _eps_fault(subject: Subject) -> Fault | None:
     # Where the divisor did not fall, no variance was among what training changed.
     if not left < 0.9 * usual or abs(left / step - 1) < 0.02:
         return None
+    why = "evaluation has no eps: " if left < 1e-3 * step else ""
+    if abs(left / subject.eps - 1) < 0.02:
+        why = (
+            "evaluation divides by variance + eps, without the root, or by sigma + eps"
+        )
+        why = f"{why}: "
     return Fault(
-        f"with a running variance of 0, evaluation divides by {left:.3g}, expected "
-        f"sqrt(eps) = {step:.3g}, as in training.",
+        f"{why}with a running variance of 0, evaluation divides by {left:.3g}, expected"
+        f" sqrt(eps) = {step:.3g}, as in training.",
         "Divide by (running_var + eps).sqrt(), with the same eps.",
     )
 
@@ -250,22 +261,36 @@ def running_mean(subject: Subject) -> Fault | Note | None:
         raise DoesNotApply("momentum is 0")
     weights = [step.weight for step in steps]
     if max(map(abs, weights)) < 1e-6:
+        if moves_alike(subject).passed is False:
+            raise NotTested("they move by the gradients alone", "Mend that first.")
+        why = "what is held never moves"
+        if moved := _moved_means(subject):
+            why = f"{moved} moves, and evaluation does not subtract it"
         return Fault(
-            f"after {STEPS} batches evaluation still uses the first mean.",
-            "Update the running statistics in training mode.",
+            f"after {STEPS} batches evaluation still uses the first mean: {why}.",
+            "Update the running statistics in training mode, and evaluate by them.",
         )
     if not all(step.is_average for step in steps):
-        batch, before, after = (of.mean[0].item() for of in steps[-1][1:])
+        batch, before, after = (of.mean[0].item() for of in steps[-1][1:4])
+        why = _taken_in(subject, steps, "mean")
         return Fault(
-            f"after a batch the running mean is no average of what it was, {before:.3g}"
-            f", and the mean of the batch, {batch:.3g}: it is {after:.3g} (first "
-            "channel).",
+            f"{why}after a batch the running mean is no average of what it was, "
+            f"{before:.3g}, and the mean of the batch, {batch:.3g}: it is {after:.3g} "
+            "(first channel).",
             f"{AVERAGE}.",
         )
     seen = ", ".join(f"{weight:.3g}" for weight in weights)
     first, *_, last = weights
     is_constant = abs(last - first) < TOLERANCE
     is_plain = abs(last - first / (1 + (STEPS - 1) * first)) < TOLERANCE
+    is_late = is_plain and not is_constant and first < FORGETFUL
+    if is_late and not steps[0].before.mean.any():
+        return Fault(
+            f"the weights of the new mean are {seen}, those of a plain average that "
+            "counts what the layer begins with, 0, as a batch: the count of batches is "
+            "too large.",
+            "Give the first batch the weight 1.",
+        )
     if momentum is None and not is_plain:
         return Fault(
             "momentum=None means a plain average of all batches, weights 1, 1/2, "
@@ -283,6 +308,10 @@ def running_mean(subject: Subject) -> Fault | Note | None:
                 ": the average is corrected for its start, as in Adam. This differs "
                 "from torch, which lets the start fade"
             )
+        if abs(1 - first - (1 - momentum) ** 2) < TOLERANCE:
+            reason += ": that of two updates in each call, 1 - (1 - momentum)^2"
+        elif abs(first - 1) < TOLERANCE:
+            reason += ": the last batch replaces the average"
         if abs(first - (1 - momentum)) < TOLERANCE:
             reason += (
                 ": momentum is the weight of the old value here, as in Keras. This "
@@ -305,6 +334,20 @@ def running_mean(subject: Subject) -> Fault | Note | None:
     return None
 
 
+def _moved_means(subject: Subject) -> str:
+    """Name what is called a mean and is moved by training, if anything is."""
+    before = dict(tensors_of(subject.layer))
+    return next(
+        (
+            name
+            for name, value in tensors_of(_trained(subject))
+            if name.rpartition(".")[2] in MEANS
+            and not (name in before and torch.equal(before[name], value))
+        ),
+        "",
+    )
+
+
 @claim("the running variance averages the unbiased variances", STATE_CLAIMS)
 def running_variance(subject: Subject) -> Fault | None:
     """Work out which variance each batch added."""
@@ -320,6 +363,7 @@ def running_variance(subject: Subject) -> Fault | None:
     if misfit(bessel) < max(TOLERANCE / steps[0].weight * 0.1, 1e-6):
         return None
     reason = _variance_reason(steps[-1], bessel, subject.eps)
+    reason = _taken_in(subject, steps, "var") * (": " not in reason) + reason
     if misfit(1.0) < TOLERANCE:
         reason = (
             f"the biased variance of the batch is averaged: with n = {n} values it "
@@ -329,6 +373,31 @@ def running_variance(subject: Subject) -> Fault | None:
         )
     cure = "running_var = (1 - momentum) * running_var + momentum * var * n / (n - 1)."
     return Fault(reason, cure)
+
+
+def _taken_in(subject: Subject, steps: list[_Step], which: str) -> str:
+    """Say of which numbers of the batches a running statistic is made, if it shows."""
+    batches = [statistics_of(step.x, step.after.mean) for step in steps]
+    sizes = steps[0].n, len(steps[0].x)
+    readings: dict[str, Callable[[Tensor], Tensor]] = {"": lambda value: value}
+    if which == "var":
+        readings |= {
+            "evaluation divides by the running variance, not by its root, and ": (
+                lambda value: (value + subject.eps).sqrt() - subject.eps
+            ),
+            "evaluation takes one root too many, and ": torch.square,
+        }
+    for how, read in readings.items():
+        before, after = (
+            [read(getattr(at, which)) for at in (getattr(s, time) for s in steps)]
+            for time in ("before", "after")
+        )
+        if (found := explained(before, after, batches)) is None:
+            continue
+        name = "mean" if which == "mean" else "variance"
+        momentum = getattr(subject.layer, "momentum", None)
+        return f"{how}{in_words(found, name, momentum, sizes)}: "
+    return ""
 
 
 def _variance_reason(step: _Step, bessel: float, eps: float) -> str:
@@ -672,8 +741,16 @@ def evaluation_keeps(subject: Subject) -> Fault | None:
     _need_statistics(subject)
     layer = _trained(subject)
     x = _batch(subject, 9)
-    before = {name: value.detach().clone() for name, value in tensors_of(layer)}
     expected = _evaluate(layer, x)
+    evaluating(layer)
+    layer.train()
+    if not _alike(_evaluate(layer, x), expected):
+        return Fault(
+            "after eval() and train() alone, without a batch, evaluation is another: a "
+            "change of mode resets or moves the running statistics.",
+            "Let eval() and train() set the mode, and nothing else.",
+        )
+    before = {name: value.detach().clone() for name, value in tensors_of(layer)}
     call(evaluating(layer), _batch(subject, 10, 10.0))
     is_other = not _alike(_evaluate(layer, x), expected)
     for name, value in tensors_of(layer):

@@ -16,6 +16,7 @@ import normbook.checks.recognition as recognition
 from normbook.checks.calls import LayerError, call, evaluating
 from normbook.checks.copies import copy_of, tensors_of
 from normbook.checks.definitions import DIVISORS, Definition
+from normbook.checks.growth import why_it_grows
 
 USUAL_EPS = (1e-5, 1e-3, 1e-6, 1e-8, 1e-4, 1e-7, 1e-2, 1e-12)
 # The statistics of an input of this scale do not feel eps.
@@ -623,10 +624,12 @@ class Subject:
         x = self.draw(0)
         ratio = self.output(50 * x).std() / self.output(x).std()
         if ratio > 10 and not self._multiplies():
+            why = why_it_grows(self.output, x)
+            why = f" ({why})" if why else ""
             raise ValueError(
                 f"the layer must normalize in training, got a {self.name} whose output "
-                f"grows by {ratio:.3g} when the input grows by 50; pass a norm layer, "
-                "in a mode in which it normalizes by its input."
+                f"grows by {ratio:.3g} when the input grows by 50{why}; pass a norm "
+                "layer, in a mode in which it normalizes by its input."
             )
         layer = self.fresh()
         after_first = call(layer, x.to(self.dtype)).std()

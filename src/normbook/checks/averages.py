@@ -1,0 +1,124 @@
+"""What a running statistic took in, found by fitting its steps.
+
+Each is tried as a share of what it was, and a share of some number of the batch.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from normbook.checks.subject import TOLERANCE, largest
+
+OTHER = {"mean": "the variance of the batch", "variance": "the mean of the batch"}
+
+
+class Taken(NamedTuple):
+    """A step: kept * what it was + taken * a number of the batch."""
+
+    kept: float
+    taken: float
+    what: str
+
+
+def statistics_of(x: Tensor, moved_mean: Tensor) -> dict[str, Tensor]:
+    """Return what may be averaged of a batch: values of each channel (axis 1).
+
+    ``moved_mean`` is the running mean after the batch.
+    """
+    rows = x.double().movedim(1, -1).flatten(0, -2)
+    mean, var = rows.mean(0), rows.var(0, correction=0)
+    return {
+        "the mean of the batch": mean,
+        "the variance of the batch": var,
+        "the standard deviation of the batch": var.sqrt(),
+        "the mean square E[x^2] of the batch, not the variance,": rows.square().mean(0),
+        "the square of the mean of the batch": mean.square(),
+        "the variance of the batch about the running mean, already moved,": (
+            (rows - moved_mean).square().mean(0)
+        ),
+        "the mean of the absolute values of the batch": rows.abs().mean(0),
+        "the mean of all channels of the batch": rows.mean().expand_as(mean),
+        "the variance of all channels together": rows.var(correction=0).expand_as(var),
+        "the variance over the examples alone": _over_axis(x, 0),
+        "the variance over the positions alone": _over_axis(x, *range(2, x.dim())),
+        "the first example's mean": x[0].double().flatten(1).mean(1)
+        if x.dim() > 2
+        else x[0].double(),
+        "the sum of the batch": rows.sum(0),
+        "1": torch.ones_like(mean),
+    }
+
+
+def _over_axis(x: Tensor, *axes: int) -> Tensor:
+    if not axes:
+        return x.new_zeros(x.shape[1]).double()
+    var = x.double().var(axes, correction=0, keepdim=True)
+    return var.movedim(1, -1).flatten(0, -2).mean(0)
+
+
+def explained(
+    before: list[Tensor], after: list[Tensor], batches: list[dict[str, Tensor]]
+) -> Taken | None:
+    """Find the two shares, and of what, that give every step of every channel."""
+    old, new = torch.stack(before), torch.stack(after)
+    ok = new.isfinite().all(0) & old.isfinite().all(0)
+    if not ok.any():
+        return None
+    old, new = old[:, ok], new[:, ok]
+    if largest(new - old) < 1e-9 * max(largest(new), 1.0):
+        return Taken(1.0, 0.0, "nothing")
+    for what in batches[0]:
+        of = torch.stack([batch[what][ok] for batch in batches])
+        columns = torch.stack([old.flatten(), of.flatten()], -1)
+        shares = torch.linalg.lstsq(columns, new.reshape(-1, 1)).solution
+        error = largest((columns @ shares).reshape(new.shape) - new)
+        if error < TOLERANCE * largest(new - old):
+            kept, taken = shares.flatten().tolist()
+            return Taken(kept, taken, what)
+    return None
+
+
+def in_words(of: Taken, name: str, momentum: object, sizes: tuple[int, int]) -> str:
+    """Say what is kept and what taken in, with the usual slip where it is one.
+
+    ``sizes`` are the number n of values of a channel, and that of examples.
+    """
+    kept, taken, what = of
+    if what == "nothing":
+        return "it never changes"
+    weight = momentum if isinstance(momentum, float | int) and momentum else None
+    n, examples = sizes
+    factors = {
+        "": 1.0,
+        f", divided by n - 1 = {n - 1}, not by n": n / (n - 1),
+        f", divided by n = {n}, once too often": 1 / n,
+        f", by n = {n}": float(n),
+        f", by the N / (N - 1) of N = {examples} examples, not of n = {n} values": (
+            examples / max(examples - 1, 1)
+        ),
+        ", with the wrong sign": -1.0,
+    }
+    share = 1 - kept if abs(1 - kept) > TOLERANCE else (weight or taken)
+    how = next((k for k, f in factors.items() if abs(taken / share / f - 1) < 0.01), "")
+    rules = {
+        "mean and variance are exchanged": what == OTHER.get(name),
+        "the last batch replaces the average": abs(kept) < TOLERANCE,
+        "it is added to the whole old value, and grows without end": (
+            abs(kept - 1) < TOLERANCE
+        ),
+    }
+    if weight:
+        rules |= {
+            "it moves twice in each call": abs(kept - (1 - weight) ** 2) < TOLERANCE,
+            "momentum is the weight of the old value": (
+                abs(kept - weight) < TOLERANCE < abs(1 - 2 * weight)
+            ),
+        }
+    rule = next((f"{text}: " for text, holds in rules.items() if holds), "")
+    return (
+        f"{rule}the running {name} becomes {kept:.3g} times what it was, and "
+        f"{taken:.3g} times {what}{how}"
+    )

@@ -1,0 +1,197 @@
+"""Claims about what a condition does: under two conditions, and in a mixed batch."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+import normbook.checks.recognition as recognition
+from normbook.checks.calls import LayerError, Way, call, called
+from normbook.checks.claim import Claim, DoesNotApply, Fault, Note, NotTested, claim
+from normbook.checks.conditions import Conditioned, is_first
+from normbook.checks.copies import copy_of
+from normbook.checks.explanations import explanation
+from normbook.checks.report import Finding
+from normbook.checks.subject import TOLERANCE, Subject, largest
+
+# From the fewest values to the most: what is normalized over few is over many, too.
+LIKELY = ("layer", "rms", "instance", "group", "batch")
+
+# Of gains at a condition of 0, as a share of 1: random ones lie around 0.
+FAR_FROM_1 = 0.6
+
+CLAIMS: list[Claim[_Case]] = []
+
+
+class _Case(NamedTuple):
+    """A layer with conditions, and what it should be."""
+
+    found: Conditioned
+    subject: Subject
+    x: Tensor
+    axis: int
+
+    def run(self, way: Way, layer: nn.Module | None = None) -> Tensor:
+        with called(way, self.axis), torch.no_grad():
+            return call(copy_of(layer or self.found.layer), self.x).double()
+
+    def affine(self, y: Tensor) -> tuple[Tensor, Tensor]:
+        """Return gain and bias that give an output, if x_hat is right."""
+        if not self.subject.is_right_up_to_scale:
+            raise DoesNotApply("no x_hat is known")
+        x = self.x.double()
+        a, b = self.subject.fit(y, self.subject.x_hat(x))
+        return a, b
+
+
+def condition_findings(
+    found: Conditioned,
+    shape: tuple[int, ...] | None,
+    kind: str | None,
+    eps: float | None,
+    axis: int,
+) -> list[Finding]:
+    """Make the tests of the condition that was found."""
+    with called(found.way, axis):
+        subject = Subject(
+            found.layer,
+            shape,
+            kind or explained_kind(found.layer, shape, eps),
+            eps,
+            has_condition=True,
+        )
+        # The statistics are known by now, if they are at all.
+        _ = subject.misfit_of_definition
+    x = subject.draw(1).to(subject.dtype)
+    found = found._replace(
+        layer=found.layer.to(subject.dtype), given=copy_of(found.given).to(x.dtype)
+    )
+    return [claim(_Case(found, subject, x, axis)) for claim in CLAIMS]
+
+
+def explained_kind(
+    layer: nn.Module, shape: tuple[int, ...] | None, eps: float | None
+) -> str | None:
+    """Return the kind of norm from which an output differs in a way that is known."""
+    inside = recognition.kind_inside(layer)
+    for kind in (inside,) if inside else LIKELY:
+        try:
+            subject = Subject(layer, shape, kind, eps, has_condition=True)
+        except ValueError:
+            continue
+        if subject.is_right_up_to_scale or explanation(subject):
+            return kind
+    return None
+
+
+@claim("gain and bias are the layer's own", CLAIMS)
+def own(case: _Case) -> Fault | None:
+    """Give another condition."""
+    if not case.found.does_matter:
+        raise NotTested("the condition changes nothing", "Mend that first.")
+    return Fault(
+        f"they are made from a condition, {case.found.names}: with another one the "
+        "output is another. Other tests are made with one condition for every example.",
+        "",
+        "conditional",
+    )
+
+
+@claim("another condition gives another gain and bias", CLAIMS)
+def does_matter(case: _Case) -> Fault | Note | None:
+    """Compare gain and bias under two conditions."""
+    names = case.found.names
+    if not case.found.does_matter:
+        return Fault(
+            f"the condition {names} is ignored: another one changes nothing.",
+            "Make gain and bias from it.",
+        )
+    found = case.found
+    (a, b), (a_2, b_2) = (case.affine(case.run(w)) for w in (found.way, found.other))
+    by_gain, by_bias = a_2 - a, b_2 - b
+    size = max(largest(by_gain), largest(by_bias))
+    if largest(by_gain - by_bias) < TOLERANCE * size:
+        return Fault(
+            "another condition changes gain and bias by the same numbers: both are made"
+            " from one output of the projection.",
+            "Give each an output of its own, with chunk(2, -1), say.",
+        )
+    for name, change in (("gain", by_gain), ("bias", by_bias)):
+        if largest(change) < TOLERANCE * size:
+            other = "bias" if name == "gain" else "gain"
+            if name == "bias" and case.subject.kind == "rms":
+                return None
+            return Note(
+                f"the {name} does not depend on the condition, the {other} alone does.",
+                f"{other} alone",
+            )
+    return None
+
+
+@claim("each example has the gain and bias of its own condition", CLAIMS)
+def apart(case: _Case) -> Fault | None:
+    """Give some examples one condition, some another: each must be as under its own."""
+    if not case.found.does_matter:
+        raise DoesNotApply("the condition changes nothing")
+    found = case.found
+    first, second = case.run(found.way), case.run(found.other)
+    try:
+        y = case.run(found.mixed)
+    except LayerError as error:
+        return Fault(
+            f"a batch of examples with different conditions raises {error}.",
+            "Take a condition for each example.",
+        )
+    is_one = is_first(len(y))
+    rows = is_one.reshape(-1, *[1] * (y.dim() - 1))
+    size = max(largest(first), largest(second))
+    if largest(y - torch.where(rows, first, second)) < TOLERANCE * size:
+        return None
+
+    def near(expected: Tensor) -> Tensor:
+        return ((y - expected).abs() < TOLERANCE * size).flatten(1).all(1)
+
+    by_first, by_second = near(first), near(second)
+    cure = "Shape gain and bias as (N, 1, C), or (N, C, 1, 1): one for each example."
+    what = "in a batch with two conditions "
+    if by_first.all() or by_second.all():
+        return Fault(f"{what}the condition of the first example acts on all.", cure)
+    if (by_first | by_second).all():
+        wrong = int((by_first != is_one).nonzero()[0])
+        reason = "examples have the condition of others"
+        for text, order in (
+            (", in reversed order", is_one.flip(0)),
+            (", shifted by one", is_one.roll(1)),
+            (", shifted by one", is_one.roll(-1)),
+        ):
+            reason += text if order.equal(by_first) else ""
+        return Fault(f"{what}{reason}: example {wrong} is the first of them.", cure)
+    share = is_one.double().mean()
+    if largest(y - share * first - (1 - share) * second) < TOLERANCE * size:
+        return Fault(f"{what}the mean of both acts on every example.", cure)
+    return Fault(
+        f"{what}the output of an example is that of neither: gain and bias of several "
+        "examples are mixed, or a statistic is of the condition.",
+        cure,
+    )
+
+
+@claim("a projection of 0 leaves a gain of 1", CLAIMS)
+def around_1(case: _Case) -> Fault | None:
+    """Look at the gains of the layer as it was given, at the middle of conditions."""
+    found = case.found
+    if not any(isinstance(part, recognition.OWNERS) for part in found.given.modules()):
+        raise DoesNotApply("gain and bias are given, and not projected")
+    outputs = [case.run(way, found.given) for way in (found.way, found.other)]
+    a = sum(case.affine(y)[0] for y in outputs) / 2
+    a = torch.as_tensor(a)
+    if abs(a.mean().item()) > FAR_FROM_1 or a.min() > 0:
+        return None
+    return Fault(
+        f"between two opposite conditions the gains are {a.min():.2g} to {a.max():.2g},"
+        " around 0: 1 + is missing, and a projection that begins near 0 wipes x out.",
+        "Multiply x_hat by 1 + the projection, or let its bias begin at 1.",
+        "no 1 +",
+    )

@@ -1,0 +1,302 @@
+"""Which mean, which divisor and which gain explain an output that is wrong.
+
+All that a formula with one slip or two may be is tried: it must give the outputs of
+three batches, up to a gain and a bias that stay the same.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from normbook.checks.affine_values import described, nearest
+from normbook.checks.subject import LARGE, TOLERANCE, Subject, fit, largest
+
+ORDINALS = {2: "second", 3: "third", 4: "fourth"}
+
+Formula = Callable[[Tensor], Tensor]
+Statistic = Callable[[Tensor, tuple[int, ...]], Tensor]
+Axes = tuple[int, ...]
+
+
+def _mean(x: Tensor, axes: Axes) -> Tensor:
+    return x.mean(axes, keepdim=True)
+
+
+def _over(by: Callable[..., Tensor]) -> Statistic:
+    """Let a reduction over one axis run over several."""
+
+    def statistic(x: Tensor, axes: Axes) -> Tensor:
+        rest = [axis for axis in range(x.dim()) if axis not in axes]
+        rows = x.permute(*rest, *axes).flatten(len(rest))
+        sizes = [1 if axis in axes else size for axis, size in enumerate(x.shape)]
+        return by(rows).reshape(sizes)
+
+    return statistic
+
+
+CENTRES: dict[str, Statistic] = {
+    "the mean": _mean,
+    "nothing": lambda x, axes: torch.zeros_like(_mean(x, axes)),
+    "the median": _over(lambda rows: rows.median(-1).values),
+    "the smallest value": _over(lambda rows: rows.amin(-1)),
+    "the largest value": _over(lambda rows: rows.amax(-1)),
+    "the sum": _over(lambda rows: rows.sum(-1)),
+    "the first value": _over(lambda rows: rows[..., 0]),
+    "the root mean square": _over(lambda rows: rows.square().mean(-1).sqrt()),
+}
+
+DIVISORS: dict[str, Statistic] = {
+    "sigma": lambda x, axes: _mean((x - _mean(x, axes)).square(), axes).sqrt(),
+    "the root mean square of x": lambda x, axes: _mean(x.square(), axes).sqrt(),
+    "the mean of the absolute values of x": lambda x, axes: _mean(x.abs(), axes),
+    "the mean absolute deviation": lambda x, axes: _mean(
+        (x - _mean(x, axes)).abs(), axes
+    ),
+    "the absolute value of the mean, or the root of its square": lambda x, axes: _mean(
+        x, axes
+    ).abs(),
+    "the mean": _mean,
+    "the largest absolute value": _over(lambda rows: rows.abs().amax(-1)),
+    "the largest absolute deviation from the mean": _over(
+        lambda rows: (rows - rows.mean(-1, keepdim=True)).abs().amax(-1)
+    ),
+    "the range, the largest value less the smallest": _over(
+        lambda rows: rows.amax(-1) - rows.amin(-1)
+    ),
+    "the largest value": _over(lambda rows: rows.amax(-1)),
+    "the sum of the absolute values": _over(lambda rows: rows.abs().sum(-1)),
+    "nothing": lambda x, axes: torch.ones_like(_mean(x, axes)),
+    "the variance": lambda x, axes: _mean((x - _mean(x, axes)).square(), axes),
+}
+
+
+class _Runs(NamedTuple):
+    """Three batches and what the layer gives for them."""
+
+    inputs: list[Tensor]
+    outputs: list[Tensor]
+
+    def holds(self, z: Formula, along: Axes) -> bool:
+        """Return whether y = a z + b, with a and b that differ along axes only."""
+        a = b = torch.zeros(())
+        for k, (x, y) in enumerate(zip(self.inputs, self.outputs, strict=True)):
+            x_hat = z(x)
+            if k == 0:
+                a, b = fit(y, x_hat, along)
+            if not largest(a * x_hat + b - y) < TOLERANCE * largest(y - b):
+                return False
+        return True
+
+
+def explanation(subject: Subject) -> str:
+    """Say which of all formulas the outputs are those of, or nothing."""
+    inputs = [subject.draw(seed, LARGE * max(seed, 1)) for seed in range(3)]
+    runs = _Runs(inputs, [subject.output(x) for x in inputs])
+    for look in (_by_gains, _by_axes, _by_formula, _by_output):
+        if text := look(subject, runs):
+            return text
+    return ""
+
+
+def _subsets(dim: int) -> list[Axes]:
+    every = range(dim)
+    return [s for size in every for s in itertools.combinations(every, size + 1)]
+
+
+def _by_gains(subject: Subject, runs: _Runs) -> str:
+    """Look for the axes along which gain and bias differ, where x_hat is right."""
+    shape, own = subject.shape, _parameter_axes(subject)
+    for along in _subsets(len(shape)):
+        rest = [n for axis, n in enumerate(shape) if axis not in along]
+        if along == own or math.prod(rest) < 3:
+            continue
+        if not runs.holds(subject.x_hat, along):
+            continue
+        text = f"x_hat is right, and gain and bias differ along {_named(along)}, not "
+        return f"{text}along {_named(own)} alone{_which(subject, along)}"
+    return ""
+
+
+def _which(subject: Subject, along: Axes) -> str:
+    """Say which gain acts where, if each is one that is held."""
+    if subject.gain is None:
+        return ""
+    seen, held = [], []
+    x = subject.draw(1, subject.large)
+    try:
+        for seed in (1, 2):
+            subject.set_affine(seed)
+            a, _ = fit(subject.output(x), subject.x_hat(x), along)
+            seen.append(a)
+            gain = subject.layer.get_parameter(subject.gain)
+            held.append(gain.detach().double().clone())
+    finally:
+        subject.set_affine(0)
+    values = torch.stack(held).flatten(1) + subject.gain_offset
+    acting = torch.stack(seen)
+    order = nearest(acting.flatten(1), values)
+    if largest(values[:, order] - acting.flatten(1)) > 0.01 * largest(values):
+        return ""
+    if along != (0, 1):
+        return f": {described(order)}"
+    rows = order.reshape(subject.shape[0], -1)
+    texts = [
+        f"in example {n} channels 0, 1, 2, ... have the gain of channels "
+        f"{', '.join(map(str, rows[n][:8].tolist()))}"
+        for n in (0, len(rows) // 2)
+    ]
+    return f": examples exchange them, {' and '.join(texts)}"
+
+
+class _View(NamedTuple):
+    """A view in which the statistics may run over axes."""
+
+    text: str
+    of: Formula
+    known: dict[Axes, str]  # axes that are a usual slip
+
+
+def _views(subject: Subject) -> Iterator[_View]:
+    """Yield the view of the definition, then others."""
+    definition, dim = subject.definition, len(subject.shape)
+    if definition.kind != "group":
+        yield _View("", lambda x: x, {})
+        return
+    count, own = definition.groups, definition.axes(dim + 1)
+    view = f" of x.reshape(N, {count}, -1, ...)"
+    yield _View(view, lambda x: x.reshape(len(x), count, -1, *x.shape[2:]), {})
+    if count > 1:
+        known = {
+            own: f"{count} channels make a group, in place of {count} groups",
+            (1, *own[1:]): (
+                f"a group is of every {ORDINALS.get(count, f'{count}th')} of "
+                f"{subject.shape[1]}, not those side by side, along axis 1: the groups "
+                "are interleaved"
+            ),
+        }
+        view = f" of x.reshape(N, -1, {count}, ...)"
+        yield _View(view, lambda x: x.reshape(len(x), -1, count, *x.shape[2:]), known)
+
+
+def _parameter_axes(subject: Subject) -> Axes:
+    return subject.definition.parameter_axes(len(subject.shape))
+
+
+def _own_axes(subject: Subject) -> Axes:
+    dim = len(subject.shape)
+    return subject.definition.axes(dim + (subject.kind == "group"))
+
+
+def _by_axes(subject: Subject, runs: _Runs) -> str:
+    """Look for the axes of the mean and those of the variance."""
+    along, own = _parameter_axes(subject), _own_axes(subject)
+    for where, view, known in _views(subject):
+        subsets = _subsets(view(runs.inputs[0]).dim())
+        alike = [(axes, axes) for axes in subsets]
+        others = [] if subject.kind == "rms" else itertools.permutations(subsets, 2)
+        pairs = itertools.chain(alike, others)
+        for (mean_over, over), is_about_own in itertools.product(pairs, (False, True)):
+            if is_about_own and mean_over == over:
+                continue
+            z = _normalized(subject, view, mean_over, over, is_about_own=is_about_own)
+            if not runs.holds(z, along):
+                continue
+            if mean_over == over and over in known:
+                return known[over]
+            if mean_over == over:
+                text = f"the statistics run over {_named(over)}{where}, expected "
+                return f"{text}{_named(own)}: {_difference(subject, over, own)}"
+            which = "the mean runs" if over == own else "mean and variance run"
+            which = "the variance runs" if mean_over == own else which
+            return (
+                f"{which} over the wrong axes: the mean over {_named(mean_over)}, the "
+                f"variance over {_named(over)}{where}; expected {_named(own)}"
+            )
+    return ""
+
+
+def _normalized(
+    subject: Subject, view: Formula, mean_over: Axes, over: Axes, *, is_about_own: bool
+) -> Formula:
+    """Return x_hat by a mean and a variance that run over axes of a view.
+
+    The variance is about that mean, or about one over its own axes.
+    """
+
+    def z(x: Tensor) -> Tensor:
+        parts = view(x)
+        rest = parts if subject.kind == "rms" else parts - _mean(parts, mean_over)
+        about = parts - _mean(parts, over) if is_about_own else rest
+        var = _mean(about.square(), over)
+        return (rest / (var + subject.eps).sqrt()).reshape(x.shape)
+
+    return z
+
+
+def _by_output(subject: Subject, runs: _Runs) -> str:
+    """Find out whether the output itself has mean 0 and mean square 1."""
+    mean_of = subject.definition.mean
+    for y in runs.outputs:
+        means = 0.0 if subject.kind == "rms" else largest(mean_of(y))
+        if not max(means, largest(mean_of(y.square()) - 1)) < TOLERANCE:
+            return ""
+    return "what comes out is itself normalized: gain and bias act before the norm"
+
+
+def _by_formula(subject: Subject, runs: _Runs) -> str:
+    """Look for what is subtracted and what the rest is divided by."""
+    along = _parameter_axes(subject)
+    view, axes = next(iter(_views(subject))).of, _own_axes(subject)
+
+    def by_first(x: Tensor) -> Tensor:
+        parts = view(x)
+        about = 0 if subject.kind == "rms" else _mean(parts[:1], axes)
+        var = _mean((parts[:1] - about).square(), axes)
+        return ((parts - about) / (var + subject.eps).sqrt()).reshape(x.shape)
+
+    if 0 not in axes and runs.holds(by_first, along):
+        return "the statistics of the first example are used for all"
+    for (centre, c), (divisor, d) in itertools.product(
+        CENTRES.items(), DIVISORS.items()
+    ):
+
+        def z(x: Tensor, c: Statistic = c, d: Statistic = d) -> Tensor:
+            parts = view(x)
+            return ((parts - c(parts, axes)) / d(parts, axes)).reshape(x.shape)
+
+        if runs.holds(z, along):
+            return f"{centre} is subtracted from x, and the rest divided by {divisor}"
+    return ""
+
+
+def _difference(subject: Subject, seen: Axes, expected: Axes) -> str:
+    """Say what the axes are that are too many or missing."""
+    is_grouped = subject.kind == "group"
+    is_last = subject.kind in ("layer", "rms") and subject.definition.last > 0
+    dim = len(subject.shape) + is_grouped
+
+    def what(axis: int) -> str:
+        if axis == 0:
+            return "the examples of the batch"
+        if is_grouped and axis in (1, 2):
+            return ("the groups", "the channels of a group")[axis - 1]
+        is_feature = axis == dim - 1 if is_last else axis == 1
+        return "the channels" if is_feature else f"the positions of axis {axis}"
+
+    more = [what(axis) for axis in seen if axis not in expected]
+    less = [what(axis) for axis in expected if axis not in seen]
+    texts = [f"{' and '.join(more)} share them"] if more else []
+    texts += [f"{' and '.join(less)} have statistics of their own each"] if less else []
+    return ", ".join(texts)
+
+
+def _named(axes: Axes) -> str:
+    if len(axes) == 1:
+        return f"axis {axes[0]}"
+    return f"axes {', '.join(map(str, axes[:-1]))} and {axes[-1]}"

@@ -1,0 +1,310 @@
+"""Layers one above the other, and two directions: each must be a cell of its own."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from normbook.checks.calls import of_the_layer
+from normbook.checks.claim import Fault
+from normbook.checks.copies import copy_of
+from normbook.checks.recurrent_probe import EXACT, Probe, relative_change
+from normbook.checks.recurrent_step import (
+    Found,
+    Step,
+    layer_norm,
+    step_fault,
+)
+
+# What the norm between c and h leaves of another scale, as in the test of h.
+INVARIANT = 0.15
+
+
+def plain_copy(probe: Probe) -> Probe:
+    """Return a probe with gains of 1 and biases of 0, so that the matrices say all."""
+    plain = probe._replace(layer=copy_of(probe.layer))
+    for name, value in plain.layer.named_parameters():
+        if value.ndim < 2 or min(value.shape) == 1:
+            is_gain = re.search("weight|gamma|gain|scale", name.lower())
+            value.fill_(1.0 if is_gain or bool((value == 1).all()) else 0.0)
+    return plain
+
+
+def matrices_of(probe: Probe) -> list[Tensor]:
+    """Return the parameters that are matrices, and no gains of shape (1, n)."""
+    return [p for p in probe.layer.parameters() if p.ndim == 2 and min(p.shape) > 1]
+
+
+def compared(probe: Probe, order: str = "") -> list[tuple[str, Found] | None]:
+    """Compare one step of each layer and direction with the cells that are known.
+
+    Of each return what it gets from below, and what was found; None without a fit.
+    """
+    plain = plain_copy(probe)
+    stack = Stack(plain, plain.units[1] + 8)
+    matrices = matrices_of(plain)
+    x, h, c = 3 * stack.x[:1], stack.h, stack.c
+    _, h_1, c_1 = stack.run(x, h, c)
+    results: list[tuple[str, Found] | None] = []
+    for k in range(stack.count):
+        zero, one = c.clone(), c.clone()
+        zero[k], one[k] = 0, 1
+        written = stack.run(x, h, zero)[2][k]
+        f = (stack.run(x, h, one)[2][k] - written).clamp(1e-12, 1 - 1e-12)
+        results.append(None)
+        for what, below in _inputs_of(stack, k, x[0], h_1, c_1):
+            step = Step(below, h[k], c[k], f, written, c_1[k], h_1[k])
+            if found := step_fault(step, matrices, order):
+                results[-1] = what, found
+                break
+    return results
+
+
+H_BELOW = "h of the layer below"
+
+
+def _inputs_of(
+    stack: Stack, k: int, x: Tensor, h_1: Tensor, c_1: Tensor
+) -> Iterator[tuple[str, Tensor]]:
+    """Yield what a layer may get: what it should, and then others."""
+    layer = k // stack.ways
+
+    def joined(states: Tensor, number: int) -> Tensor:
+        ways = range(number * stack.ways, (number + 1) * stack.ways)
+        return torch.cat([states[way] for way in ways], -1)
+
+    if layer == 0:
+        yield "x", x
+        yield "x with its features in reversed order", x.flip(-1)
+        return
+    below = joined(h_1, layer - 1)
+    yield H_BELOW, below
+    yield "c of the layer below", joined(c_1, layer - 1)
+    yield "x, as the first", x
+    source = x if layer == 1 else joined(h_1, layer - 2)
+    if source.shape == below.shape:
+        yield (
+            "h of the layer below plus what that one gets, a residual,",
+            below + source,
+        )
+    yield "h of the layer below, normalized once more,", layer_norm(below)
+    if stack.ways == 2:
+        alone = h_1[(layer - 1) * 2 : layer * 2]
+        yield "h of the first direction alone", alone[0]
+        yield "h of the other direction alone", alone[1]
+        yield "the sum of h of both directions", alone.sum(0)
+        yield "h of both directions, exchanged,", torch.cat([*alone.flip(0)], -1)
+
+
+def upper_fault(stack: Stack, found: list[tuple[str, Found] | None]) -> Fault | None:
+    """Name what is wrong in a layer above the first, or in the other direction."""
+    if found[0] is None:
+        return None
+    first = found[0][1]
+    matrices: dict[tuple[int, ...], int] = {}
+    for k, one in enumerate(found):
+        place = f"number {k} of {stack.count}, from 0 (layer {k // stack.ways}"
+        place += f", direction {k % stack.ways})" if stack.ways > 1 else ")"
+        if one is None:
+            return Fault(
+                f"The layer {place} is no known cell of h of the layer below, though "
+                "the first is a known one of x.",
+                "Make it the same cell, with matrices of its own.",
+            )
+        what, cell = one
+        earlier = matrices.setdefault(cell.matrices, k)
+        if earlier != k:
+            return Fault(
+                f"Layer or direction {place} has the same weights as number {earlier}: "
+                "one cell, one object, is used for both; what one learns changes the "
+                "other.",
+                "Make a new cell for each: [Cell() for _ in ...], not [cell] * n.",
+                "shared weights",
+            )
+        if k >= stack.ways and what != H_BELOW:
+            return Fault(
+                f"The layer {place} gets {what} not h alone of the layer below.",
+                "Give the next layer the outputs h of the one below.",
+                "residual" if "residual" in what else "",
+            )
+        if k and isinstance(cell.outcome, Fault) and cell.outcome != first.outcome:
+            reason = f"In the layer {place}: {cell.outcome.reason}"
+            return cell.outcome._replace(reason=reason)
+        if k and cell.outcome != first.outcome:
+            return Fault(
+                f"The layer {place} is another cell than the first. It is: "
+                f"{cell.outcome} The first is: {first.outcome}",
+                "Make all layers of one class.",
+            )
+    return None
+
+
+def own_fault(stack: Stack) -> Fault | None:
+    """Find faults of the whole that need no known cell."""
+    looks = (_turned_back, order_of_states, _own_states, _linear_states, _passed_on)
+    for look in looks:
+        if fault := look(stack):
+            return fault
+    return None
+
+
+def _linear_states(stack: Stack) -> Fault | None:
+    """Look whether each c above the first is carried as it is, and grows with c_0."""
+    x, h = stack.x[:1], stack.h
+    for k in range(1, stack.count):
+        runs = []
+        for times in (0, 1, 2, 1000):
+            c = stack.c.clone()
+            c[k] *= times
+            runs.append(stack.run(x, h, c)[2][k])
+        zero, once, twice, many = runs
+        if relative_change(2 * (once - zero), twice - zero) < EXACT:
+            continue
+        is_bounded = float(many.abs().max()) < 10 * max(float(once.abs().max()), 1.0)
+        is_it = ": its normalized form is stored as the state" if is_bounded else ""
+        return Fault(
+            f"In the layer or direction number {k}, from 0, c_1 is not linear in c_0: "
+            f"what is carried is not c{is_it}.",
+            "Normalize c only on its way to h, and carry c itself.",
+        )
+    return None
+
+
+def order_of_states(stack: Stack) -> Fault | None:
+    """Look which c that is returned belongs to which c that is given."""
+    x, h = stack.x[:1], stack.h
+    before = stack.run(x, h, stack.c)[2]
+    if len(before) != stack.count:
+        return None
+    moved = []
+    for k in range(stack.count):
+        c = stack.c.clone()
+        c[k] = stack.probe.draw(*c[k].shape)
+        after = stack.run(x, h, c)[2]
+        pairs = zip(before, after, strict=True)
+        moved.append([relative_change(one, two) > EXACT for one, two in pairs])
+    if all(moved[k][k] for k in range(stack.count)):
+        return None
+    # The last layer's c moves no other.
+    last = [k for k, is_moved in enumerate(moved[-1]) if is_moved]
+    if len(last) != 1 or last == [stack.count - 1]:
+        return None
+    return Fault(
+        f"The last c_0, number {stack.count - 1}, is that of the c that is returned as "
+        f"number {last[0]}: the states are returned in another order of the layers "
+        "than they are taken in.",
+        "Return the states of the first layer first, as torch does.",
+    )
+
+
+class Stack:
+    """Layers one above the other, each with states of its own."""
+
+    def __init__(self, probe: Probe, examples: int | None = None) -> None:
+        self.probe, self.count = probe, probe.stacked or 1
+        n = examples or probe.sizes[1]
+        self.x = probe.draw(probe.sizes[0], n, probe.sizes[2])
+        self.h = probe.draw(self.count, n, probe.units[0])
+        self.c = probe.draw(self.count, n, probe.units[1])
+        out = self.run(self.x, self.h, self.c)[0]
+        self.ways = max(out.shape[-1] // probe.units[0], 1)
+
+    def run(self, x: Tensor, h: Tensor, c: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Run over x (T, N, D), from states (L, N, H)."""
+        if self.probe.stacked in (None, 1):
+            out, h, c = self.probe.run(x, h[0], c[0])
+            return out, h[None], c[None]
+        is_first = self.probe.is_batch_first
+        with of_the_layer():
+            out, (h, c) = self.probe.layer(x.transpose(0, 1) if is_first else x, (h, c))
+        return out.transpose(0, 1) if is_first else out, h, c
+
+
+def _turned_back(stack: Stack) -> Fault | None:
+    """Find the last h of the other direction among the outputs: at the first step."""
+    if stack.ways != 2:
+        return None
+    out, h, _ = stack.run(stack.x, stack.h, stack.c)
+    back = out[..., stack.probe.units[0] :]
+    if back.shape != (*out.shape[:2], h.shape[-1]):
+        return None
+    moved = torch.cat([stack.x[:-1], stack.probe.draw(*stack.x[-1:].shape)])
+    after = stack.run(moved, stack.h, stack.c)[0]
+    last = after[-1:, :, stack.probe.units[0] :]
+    if relative_change(back[-1:], last) < EXACT:
+        return Fault(
+            "Another x at the last step leaves the output of the other direction there "
+            "as it is: it runs forward, as the first, and its outputs are turned.",
+            "Give the other direction x.flip(0), and turn its outputs back.",
+        )
+    if (
+        relative_change(back[0], h[-1]) < EXACT
+        or relative_change(back[-1], h[-1]) > EXACT
+    ):
+        return None
+    if relative_change(out[:-1], after[:-1]) < EXACT:
+        return Fault(
+            "Another x at the last step changes no output before it: both directions "
+            "run forward.",
+            "Give the other direction x.flip(0), and turn its outputs back.",
+        )
+    return Fault(
+        "The other direction ends at the first step of x, and its last h stands at the "
+        "last step of the output: its outputs are in reversed order, beside those of "
+        "other steps.",
+        "Turn the outputs of the other direction back, flip(0), before joining them.",
+    )
+
+
+def _own_states(stack: Stack) -> Fault | None:
+    """Give each layer another state, one after the other."""
+    states = {"h_0": stack.h, "c_0": stack.c}
+    before = stack.run(stack.x, **_named(states))
+    for k in range(stack.count):
+        for name, state in states.items():
+            other = state.clone()
+            other[k] = stack.probe.draw(*other[k].shape)
+            after = stack.run(stack.x, **_named(states | {name: other}))
+            if relative_change(before[2][k], after[2][k]) > EXACT:
+                continue
+            return Fault(
+                f"Another {name}[{k}] changes nothing in the layer or direction that "
+                f"it is for, number {k}.",
+                "Begin each layer and direction with its own h_0[k] and c_0[k].",
+            )
+    return None
+
+
+def _named(states: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {"h": states["h_0"], "c": states["c_0"]}
+
+
+def _passed_on(stack: Stack) -> Fault | None:
+    """Move c_1 of the first layer so that its h_1 stays: nothing above may change.
+
+    The norm between c and h forgets scale and shift, as in the test of h.
+    """
+    if stack.count == stack.ways:
+        return None
+    first = slice(0, stack.ways)
+    x, h, c = stack.x[:1], stack.h, stack.c
+    zero, one = c.clone(), c.clone()
+    zero[first], one[first] = 0, 1
+    rest = stack.run(x, h, zero)[2][first]
+    f = (stack.run(x, h, one)[2][first] - rest).clamp_min(1e-12)
+    out, h_1, c_1 = stack.run(x, h, c)
+    moved = c.clone()
+    moved[first] = (3 * c_1[first] + 2 - rest) / f
+    after, h_2, _ = stack.run(x, h, moved)
+    below, above = relative_change(h_1[first], h_2[first]), relative_change(out, after)
+    if below > 0.01 or above < INVARIANT:
+        return None
+    return Fault(
+        f"From c_1 to 3 c_1 + 2 in the first layer its h changes by {below:.1%}, and "
+        f"the output of the layer above by {above:.0%}: the cell state c is passed on "
+        "to it, not h.",
+        "Give the next layer the outputs h of the one below.",
+    )

@@ -1,0 +1,198 @@
+"""A copy of a recurrent layer with one interface, whatever its own is."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from normbook.checks.calls import LayerError, evaluating, of_the_layer
+from normbook.checks.claim import DoesNotApply
+from normbook.checks.copies import copy_of
+
+STEPS, EXAMPLES = 6, 5
+
+# In float64 rounding stays below it.
+EXACT = 1e-9
+
+
+class Probe(NamedTuple):
+    """A copy of the layer with one interface: time first, states (N, H)."""
+
+    layer: nn.Module
+    eps: float | None
+    sizes: tuple[int, int, int]  # T, N, D
+    is_cell: bool
+    is_batch_first: bool
+    stacked: int | None  # L of states (L, N, H), None for states (N, H)
+    units: tuple[int, int]  # features of h and of c
+    generator: torch.Generator
+
+    def draw(self, *shape: int) -> Tensor:
+        """Return standard normal numbers, others at each call."""
+        return torch.randn(shape, generator=self.generator, dtype=torch.float64)
+
+    def states(self, examples: int) -> tuple[Tensor, Tensor]:
+        """Return h and c for some examples."""
+        h, c = (self.draw(examples, units) for units in self.units)
+        return h, c
+
+    def run(self, x: Tensor, h: Tensor, c: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Run over x (T, N, D); all layers begin with h and c of shape (N, H)."""
+        if self.is_cell:
+            outputs = []
+            with of_the_layer():
+                for x_t in x:
+                    h, c = self.layer(x_t, (h, c))
+                    outputs.append(h)
+            return torch.stack(outputs), h, c
+        if self.stacked is not None:
+            h, c = (s.expand(self.stacked, *s.shape).contiguous() for s in (h, c))
+        x = x.transpose(0, 1) if self.is_batch_first else x
+        with of_the_layer():
+            out, (h, c) = self.layer(x, (h, c))
+        out = out.transpose(0, 1) if self.is_batch_first else out
+        return (out, h, c) if self.stacked is None else (out, h[0], c[0])
+
+    def start(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Run over x without states; not every layer can."""
+        x = x.transpose(0, 1) if self.is_batch_first else x
+        try:
+            out, (h, c) = self.layer(x)
+        except Exception as error:
+            raise DoesNotApply("the layer must be given states") from error
+        out = out.transpose(0, 1) if self.is_batch_first else out
+        return (out, h, c) if self.stacked is None else (out, h[0], c[0])
+
+    def step(self, x: Tensor, h: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
+        """Run the first layer one step on."""
+        _, h, c = self.run(x[None], h, c)
+        return h, c
+
+    def earlyrelative_change(
+        self, states: tuple[Tensor, Tensor], x: Tensor, other: Tensor, why: str
+    ) -> float:
+        """Return how two inputs change h at all steps but the last.
+
+        Where every part of the output looks ahead, ``why`` says why that is no fault.
+        """
+        last = self.sizes[0] - 1
+        before, after = (self.run(v, *states)[0][:last] for v in (x, other))
+        units = self.units[0]
+        # With more layers each direction sees both below it.
+        if before.shape[-1] != units and self.stacked != 2:
+            raise DoesNotApply(why)
+        return relative_change(before[..., :units], after[..., :units])
+
+
+def probe_of(layer: nn.Module, sizes: Sequence[int] | None, eps: float | None) -> Probe:
+    """Find out how a layer is called, and make a copy that is called so."""
+    is_batch_first = bool(getattr(layer, "batch_first", False))
+    if sizes is None:
+        features = getattr(layer, "input_size", None)
+        if not isinstance(features, int):
+            raise ValueError(
+                "the shape of one input is needed, as the layer has no input_size; "
+                "pass (T, N, D)."
+            )
+        pair = (EXAMPLES, STEPS) if is_batch_first else (STEPS, EXAMPLES)
+        sizes = (*pair, features)
+    if len(sizes) not in (2, 3):
+        raise ValueError(
+            "the shape of one input must be (T, N, D), or (N, D) for a cell, got "
+            f"{tuple(sizes)}; leave no axis out."
+        )
+    shape = (*(max(size, 2) for size in sizes[:-1]), sizes[-1])
+    twin = _twin(layer)
+    is_cell, (h, c) = _call(twin, shape)
+    steps, examples = shape[:2] if len(shape) == 3 else (STEPS, shape[0])
+    n = h.shape[-2]
+    if not is_cell and not hasattr(layer, "batch_first"):
+        is_batch_first = n == steps != examples
+    if is_batch_first:
+        steps, examples = examples, steps
+    probe = Probe(
+        twin.double(),  # rounding would hide slips
+        getattr(layer, "eps", None) if eps is None else eps,
+        (steps, examples, shape[-1]),
+        is_cell,
+        is_batch_first,
+        len(h) if h.ndim == 3 else None,
+        (h.shape[-1], c.shape[-1]),
+        torch.Generator().manual_seed(0),
+    )
+    with torch.no_grad():
+        for parameter in twin.parameters():
+            if parameter.ndim == 2 and min(parameter.shape) > 1:
+                columns = parameter.shape[1]
+                parameter.copy_(probe.draw(*parameter.shape) * columns**-0.5)
+        inputs = probe.draw(*probe.sizes), *probe.states(examples)
+        try:
+            first = probe.run(*inputs)[0]
+        except LayerError as error:
+            raise TypeError(
+                f"layer must run in float64, got {error}; make constants with the "
+                "dtype of the input."
+            ) from error
+        if not torch.equal(first, probe.run(*inputs)[0]):
+            evaluating(twin)
+    return probe
+
+
+def _twin(layer: nn.Module) -> nn.Module:
+    """Copy the layer, in training mode and without dropout."""
+    twin = copy_of(layer).train().requires_grad_()
+    for module in twin.modules():
+        if isinstance(module, nn.modules.dropout._DropoutNd):
+            module.p = 0.0
+        if isinstance(getattr(module, "dropout", None), float):
+            vars(module)["dropout"] = 0.0  # as in nn.LSTM
+    return twin
+
+
+def _call(layer: nn.Module, shape: Sequence[int]) -> tuple[bool, tuple[Tensor, Tensor]]:
+    """Find out how the layer is called: whether it is a cell, and its states."""
+    like = next(layer.parameters(), torch.zeros(()))
+    ways: list[tuple[Any, ...]] = []
+    units = getattr(layer, "hidden_size", None)
+    for is_cell in (False, True) if len(shape) == 3 else (True,):
+        x = like.new_zeros(shape[-2:] if is_cell else shape)
+        ways.append((x,))
+        if isinstance(units, int):
+            n = shape[0] if getattr(layer, "batch_first", False) else shape[-2]
+            zeros = like.new_zeros(n, units)
+            states = [zeros] if is_cell else [zeros[None], zeros]
+            ways += [(x, (zero, zero)) for zero in states]
+    problems = []
+    for arguments in ways:
+        try:
+            with torch.no_grad():
+                made = layer(*arguments)
+        except Exception as error:  # noqa: BLE001 - the next way may fit
+            problems.append(f"{type(error).__name__}: {error}")
+            continue
+        match made:
+            case (Tensor(), (Tensor() as h, Tensor() as c)) if arguments[0].ndim == 3:
+                return False, (h, c)
+            case (Tensor() as h, Tensor() as c) if arguments[0].ndim == 2:
+                if h.shape == c.shape:
+                    return True, (h, c)
+        values = made if isinstance(made, tuple) else (made,)
+        problems.append(f"({', '.join(type(v).__name__ for v in values)})")
+    raise TypeError(
+        "layer must be called as torch.nn.LSTM, h, (h_last, c_last) = layer(x, (h_0, "
+        "c_0)), or as torch.nn.LSTMCell, h, c = layer(x_t, (h, c)), got "
+        f"{problems[0]} for an input of shape {tuple(shape)}; check the shape, or wrap "
+        "the layer."
+    )
+
+
+def relative_change(
+    before: Tensor, after: Tensor, centre: Tensor | float = 0.0
+) -> float:
+    """Return the size of a change, as a share of what is there; 0 if nothing is."""
+    size = float((before - centre).norm())
+    moved = float((after - before).norm())
+    return moved / size if size else moved

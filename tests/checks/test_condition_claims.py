@@ -1,0 +1,101 @@
+"""What a condition does is tested under two of them, and in a mixed batch."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from normbook.checks import check_norm_layer
+from normbook.checks.report import Report
+
+SIZE, GIVEN = 12, 7
+
+
+class Adaptive(nn.Module):
+    """A layer norm whose gain and bias are made from a condition."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.eps = 1e-5
+        self.project = nn.Linear(GIVEN, 2 * SIZE)
+
+    def forward(self, x: Tensor, condition: Tensor) -> Tensor:
+        scale, shift = self.project(condition)[:, None].chunk(2, -1)
+        return self.mixed(x, scale, shift)
+
+    def x_hat(self, x: Tensor) -> Tensor:
+        return functional.layer_norm(x, (SIZE,))
+
+    def mixed(self, x: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
+        return self.x_hat(x) * (1 + scale) + shift
+
+
+class Ignored(Adaptive):
+    def mixed(self, x: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
+        return self.x_hat(x)
+
+
+class WithoutOne(Adaptive):
+    def mixed(self, x: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
+        return self.x_hat(x) * scale + shift
+
+
+class OfTheFirst(Adaptive):
+    def mixed(self, x: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
+        return super().mixed(x, scale[:1], shift[:1])
+
+
+class Reversed(Adaptive):
+    def mixed(self, x: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
+        return super().mixed(x, scale.flip(0), shift.flip(0))
+
+
+class Mean(Adaptive):
+    def mixed(self, x: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
+        return super().mixed(x, scale.mean(0), shift.mean(0))
+
+
+class OneForBoth(Adaptive):
+    def mixed(self, x: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
+        return super().mixed(x, scale, scale)
+
+
+class BiasAlone(Adaptive):
+    def mixed(self, x: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
+        return self.x_hat(x) + shift
+
+
+class Before(Adaptive):
+    def mixed(self, x: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
+        return self.x_hat(x * (1 + scale) + shift)
+
+
+def checked(layer: nn.Module) -> Report:
+    torch.manual_seed(0)
+    return check_norm_layer(layer, (4, 5, SIZE), quiet=True)
+
+
+def test_a_right_one_is_conditional_and_nothing_else() -> None:
+    report = checked(Adaptive())
+    assert not report.failed
+    assert set(report.others) == {"conditional"}
+
+
+@pytest.mark.parametrize(
+    ("layer", "text"),
+    [
+        (Ignored, "is ignored: another one changes nothing"),
+        (WithoutOne, "1 + is missing"),
+        (OfTheFirst, "the condition of the first example acts on all"),
+        (Reversed, "examples have the condition of others, in reversed order"),
+        (Mean, "the mean of both acts on every example"),
+        (OneForBoth, "made from one output of the projection"),
+        (BiasAlone, "the gain does not depend on the condition"),
+        (Before, "gain and bias act before the norm"),
+    ],
+)
+def test_a_slip_with_the_condition_is_named(layer: type[Adaptive], text: str) -> None:
+    report = checked(layer())
+    assert text in " ".join(str(report).split())

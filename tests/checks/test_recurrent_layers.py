@@ -1,0 +1,189 @@
+"""Slips in a layer above the first, in what it gets, and in its states, are named."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from normbook.checks import recurrent
+from normbook.checks.recurrent import recurrent_findings
+
+D, H = 4, 6
+State = tuple[Tensor, Tensor]
+
+
+class Cell(nn.Module):
+    """The cell of Ba et al."""
+
+    def __init__(self, inputs: int, units: int = H) -> None:
+        super().__init__()
+        self.ih = nn.Linear(inputs, 4 * units, bias=False)
+        self.hh = nn.Linear(units, 4 * units, bias=False)
+        self.norm_x, self.norm_h = nn.LayerNorm(4 * units), nn.LayerNorm(4 * units)
+        self.norm_c = nn.LayerNorm(units)
+
+    def gates(self, x: Tensor, h: Tensor) -> Tensor:
+        a: Tensor = self.norm_x(self.ih(x)) + self.norm_h(self.hh(h))
+        return a
+
+    def read(self, c: Tensor) -> Tensor:
+        return torch.tanh(self.norm_c(c))
+
+    def kept(self, c: Tensor) -> Tensor:
+        return c
+
+    def forward(self, x: Tensor, state: State) -> State:
+        i, f, g, o = self.gates(x, state[0]).chunk(4, 1)
+        c = self.kept(f.sigmoid() * state[1] + i.sigmoid() * g.tanh())
+        return o.sigmoid() * self.read(c), c
+
+
+class Plain(Cell):
+    def gates(self, x: Tensor, h: Tensor) -> Tensor:
+        a: Tensor = self.ih(x) + self.hh(h)
+        return a
+
+
+class Late(Cell):
+    def read(self, c: Tensor) -> Tensor:
+        y: Tensor = self.norm_c(c.tanh())
+        return y
+
+
+class Carried(Cell):
+    def kept(self, c: Tensor) -> Tensor:
+        y: Tensor = self.norm_c(c)
+        return y
+
+
+class OneNorm(Cell):
+    def gates(self, x: Tensor, h: Tensor) -> Tensor:
+        a: Tensor = self.norm_x(self.ih(x)) + self.norm_x(self.hh(h))
+        return a
+
+
+class Stack(nn.Module):
+    """Cells one above the other; the parts below are those that slip."""
+
+    def __init__(self, *cells: Cell) -> None:
+        super().__init__()
+        self.input_size, self.hidden_size, self.num_layers = D, H, len(cells)
+        self.cells = nn.ModuleList(cells)
+
+    def start(self, state: State, k: int) -> State:
+        return state[0][k], state[1][k]
+
+    def carried(self, given: State, now: State) -> State:
+        return now
+
+    def above(self, out: Tensor, x: Tensor, k: int) -> Tensor:
+        return out
+
+    def last(self, h: Tensor, c: Tensor) -> State:
+        return h, c
+
+    def forward(self, x: Tensor, state: State | None = None) -> tuple[Tensor, State]:
+        zeros = x.new_zeros(self.num_layers, x.shape[1], H)
+        state, ends = state or (zeros, zeros), []
+        for k, cell in enumerate(self.cells):
+            given, outs = self.start(state, k), []
+            now = given
+            for x_t in x:
+                now = cell(x_t, self.carried(given, now))
+                outs.append(now[0])
+            x = self.above(torch.stack(outs), x, k)
+            ends.append(now)
+        h, c = zip(*ends, strict=True)
+        return x, self.last(torch.stack(h), torch.stack(c))
+
+
+def slipping(**slips: Callable[..., Any]) -> type[Stack]:
+    return type("Slipping", (Stack,), slips)
+
+
+def reasons(layer: nn.Module) -> dict[str, str]:
+    found = recurrent_findings(layer)
+    return {f.name: f.reason for f in found if f.verdict in ("wrong", "other")} | {
+        f"{f.name}, other": f.reason for f in found if f.verdict == "other"
+    }
+
+
+def test_right_layers_have_no_fault() -> None:
+    for layer in (Stack(Cell(D)), Stack(Cell(D), Cell(H), Cell(H))):
+        assert set(reasons(layer)) <= {recurrent.BIASES, f"{recurrent.BIASES}, other"}
+
+
+@pytest.mark.parametrize(
+    ("upper", "text"),
+    [
+        (Plain, "a by no norm of W_x x + W_h h"),
+        (Late, "In the layer number 1 of 2, from 0 (layer 1): tanh stands before"),
+        (Carried, "its normalized form is stored as the state"),
+    ],
+)
+def test_a_slip_in_the_second_layer_is_named(upper: type[Cell], text: str) -> None:
+    assert text in reasons(Stack(Cell(D), upper(H)))[recurrent.UPPER]
+
+
+def test_one_cell_for_two_layers_is_named() -> None:
+    cell = Cell(H)
+    found = reasons(Stack(Cell(D), cell, cell))
+    assert "has the same weights as number 1" in found[recurrent.UPPER]
+
+
+def test_a_cell_that_is_made_and_not_used_is_named() -> None:
+    found = reasons(Stack(OneNorm(D)))
+    assert "share one gain, cells.0.norm_x.weight" in found[recurrent.CELL]
+    assert "cells.0.norm_h.weight" in found[recurrent.USED]
+
+
+@pytest.mark.parametrize(
+    ("layer", "claim", "text"),
+    [
+        (
+            slipping(above=lambda self, out, x, k: out + x if k else out),
+            recurrent.UPPER,
+            "a residual",
+        ),
+        (
+            slipping(last=lambda self, h, c: (h.flip(0), c.flip(0))),
+            recurrent.UPPER,
+            "in another order of the layers",
+        ),
+        (
+            slipping(start=lambda self, s, k: (s[0][k], 0 * s[1][k])),
+            recurrent.PIECES,
+            "c_0 that is given, changes nothing",
+        ),
+        (
+            slipping(start=lambda self, s, k: (s[1][k], s[0][k])),
+            recurrent.PIECES,
+            "h and c are exchanged in what is given",
+        ),
+        (
+            slipping(last=lambda self, h, c: (c, h)),
+            recurrent.PIECES,
+            "h and c are exchanged in what is returned",
+        ),
+        (
+            slipping(carried=lambda self, given, now: given),
+            recurrent.PIECES,
+            "none is carried on",
+        ),
+        (
+            slipping(carried=lambda self, given, now: (now[0].detach(), now[1])),
+            recurrent.GRADIENTS,
+            "",
+        ),
+    ],
+)
+def test_a_slip_around_the_cells_is_named(
+    layer: type[Stack], claim: str, text: str
+) -> None:
+    count = 3 if claim == recurrent.UPPER else 1
+    cells = [Cell(D), *(Cell(H) for _ in range(count - 1))]
+    assert text in reasons(layer(*cells))[claim]
