@@ -50,6 +50,8 @@ class ReliabilityTable(SphinxDirective):
         nested_parse_with_titles(
             self.state, StringList(rows(record), source=""), result
         )
+        for table in result.findall(nodes.table):
+            table["classes"].append("reliability")  # its style gives sentences a width
         return list(result.children)
 
 
