@@ -1,4 +1,4 @@
-"""Weights that convolutions make of their own: which axes they are standardized over."""
+"""Over which axes the weights are standardized that convolutions make of their own."""
 
 from __future__ import annotations
 

@@ -169,6 +169,29 @@ class _Seen(NamedTuple):
         return self.x.dim() == next(dims, None)
 
 
+class _Apart(NamedTuple):
+    """How far the channels of several inputs are from each other."""
+
+    means: float  # in deviations
+    variances: float  # a ratio
+    is_far: bool  # beyond what the noise of a batch explains
+
+
+def _apart(inputs: list[Tensor]) -> _Apart | None:
+    """Compare means and variances; None where there are no channels to compare."""
+    if len({x.shape[1] for x in inputs}) != 1 or len(inputs) < 2:
+        return None
+    moments = [torch.var_mean(x, [0, *range(2, x.dim())]) for x in inputs]
+    var, mean = (torch.stack(of) for of in zip(*moments, strict=True))
+    var = var + 1e-12
+    drift = float(((mean.amax(0) - mean.amin(0)) / var.amin(0).sqrt()).max())
+    ratio = float((var.amax(0) / var.amin(0)).max())
+    # As many standard errors as a batch may err by, of mean and of variance.
+    noise = STANDARD_ERRORS / min(x.numel() / x.shape[1] for x in inputs) ** 0.5
+    is_far = drift >= max(LARGE_GAP, noise) or ratio >= 1 + max(LARGE_GAP, 2 * noise)
+    return _Apart(drift, ratio, is_far)
+
+
 class _Auditor:
     """A copy of a model, and what its norms see."""
 
@@ -190,14 +213,13 @@ class _Auditor:
         by_batch = copy_of(self.model)
         for _, norm in _norms(by_batch):
             norm.train()
-        before = {id(b): b.clone() for b in by_batch.buffers()}
+        before = {path: b.clone() for path, b in _buffers(by_batch)}
         self.seen = [*self._look(by_batch, self.again)]
         # Where two norms hold one buffer, it is one in the copy, too.
         self.moved = {
-            f"{name}.{key}": buffer
-            for name, norm in _norms(by_batch)
-            for key, buffer in norm.named_buffers()
-            if buffer.is_floating_point() and not buffer.equal(before[id(buffer)])
+            path: buffer
+            for path, buffer in _buffers(by_batch)
+            if path not in before or not buffer.equal(before[path])
         }
 
     def report(self) -> Audit:
@@ -300,7 +322,9 @@ class _Auditor:
                 continue
             for finding in report.findings:
                 if finding.verdict == "wrong":
-                    level = RISK if "float16" in finding.name else WRONG
+                    level = WRONG
+                    if "float16" in finding.name:  # no risk where it is not used
+                        level = RISK if self._is_half() else NOTE
                     if "is refused" in finding.name:  # there is no such batch here
                         level = NOTE
                     yield Harm(
@@ -312,6 +336,11 @@ class _Auditor:
                         finding.cure,
                         "Training and evaluation",
                     )
+
+    def _is_half(self) -> bool:
+        """Return whether the model, or x, is in half precision."""
+        given = (*self.original.parameters(), *_tensors(self.x))
+        return any(t.dtype in (torch.half, torch.bfloat16) for t in given)
 
     def _unregistered(self) -> Iterator[Harm]:
         """Look for norms in lists and dicts, and whether the model calls them."""
@@ -362,59 +391,75 @@ class _Auditor:
         in_evaluation = {*entered}
         with suppress(LayerError):
             self._run(model.train(), self.x)
+        if others := [name for name in rest if name in entered]:
+            self.untested.append(
+                f"norms called in training only, or with another input than a tensor "
+                f"of two axes or more: {', '.join(others):.160}."
+            )
         idle = [name for name in rest if name not in entered]
-        idle = [name for name in idle if not self._is_read(name)]
-        others = len(rest) - len(idle)
-        if others:
-            self.untested.append(f"{others} norms that the model did not call on x.")
+        read = (
+            [name for name in idle if self._is_read([name])]
+            if (self._is_read(idle))
+            else []
+        )
+        if read:
+            self.untested.append(
+                f"norms whose parameters are used without a call: "
+                f"{', '.join(read):.160}."
+            )
+        for name in idle:
+            if name not in read:
+                yield self._idle(name, in_evaluation)
+
+    def _idle(self, name: str, entered: set[str]) -> Harm:
+        """Say of a norm that nothing calls whether it was mixed up with another."""
+        path, _, leaf = name.rpartition(".")
         parts = dict(self.model.named_modules())
 
-        def sizes(name: str) -> list[Any]:
-            return [(key, p.shape) for key, p in parts[name].named_parameters()]
+        def sizes(part: nn.Module) -> list[Any]:
+            return [type(part), *((key, p.shape) for key, p in part.named_parameters())]
 
-        for name in idle:
-            alike = [
-                (seen.name, 1 + len(self.again[seen.name]))
-                for seen in self.seen
-                if seen.name in self.again
-                and type(parts[seen.name]) is type(parts[name])
-                and sizes(seen.name) == sizes(name)
-            ]
-            near = (
-                [other for other in alike if other[0].startswith(f"{parents[name]}.")]
-                if parents[name]
-                else alike
+        twice = [
+            seen.name
+            for seen in self.seen
+            if seen.name in self.again
+            and seen.name.rpartition(".")[0] == path
+            and sizes(parts[seen.name]) == sizes(parts[name])
+        ]
+        # Of a list a part may be used on purpose, of a branch perhaps none.
+        is_beside = path in entered
+        reason = "the model runs on x without it, and it learns nothing."
+        if twice:
+            reason += (
+                f" {twice[0]}, with parameters of the same size, is called "
+                f"{1 + len(self.again[twice[0]])} times: together they look like a "
+                "mix-up."
             )
-            is_beside = parents[name] in in_evaluation
-            reason = "the model runs without it, and nothing trains it."
-            if near:
-                other, count = near[0]
-                reason += (
-                    f" {other}, with as many parameters, is called {count} times in a "
-                    "pass: together they look like a mix-up."
-                )
-            elif not is_beside:
-                reason += " The part that holds it is not called either."
-            leaf = name.rpartition(".")[2]
-            yield Harm(
-                RISK if is_beside or near else NOTE,
-                f"{leaf} is never called",
-                1,
-                name,
-                reason,
-                "Call it where it belongs, or take it out.",
-                "Training and evaluation",
-            )
+        elif not is_beside and not isinstance(
+            parts[path], nn.ModuleList | nn.ModuleDict
+        ):
+            reason += " The part that holds it is not called, either."
+        return Harm(
+            RISK if is_beside else NOTE,
+            f"{leaf} is never called",
+            1,
+            name,
+            reason,
+            "Call it where it belongs, or take it out.",
+            "Training and evaluation",
+        )
 
-    def _is_read(self, name: str) -> bool:
-        """Return whether what a norm holds matters, though it is not called."""
+    def _is_read(self, names: list[str]) -> bool:
+        """Return whether what norms hold matters, though they are not called."""
         model = copy_of(self.model)
         before = _tensors(self._tried(model))
-        for tensor in (*(n := model.get_submodule(name)).parameters(), *n.buffers()):
-            if tensor.is_floating_point():
-                tensor.add_(1 + torch.rand_like(tensor))
+        for name in names:
+            norm = model.get_submodule(name)
+            for tensor in (*norm.parameters(), *norm.buffers()):
+                if tensor.is_floating_point():
+                    tensor.add_(1 + torch.rand_like(tensor))
         after = _tensors(self._tried(model))
-        return not (len(before) == len(after) and all(map(_equal, before, after)))
+        return len(before) != len(after) or not all(map(_equal, before, after))
 
     def _tried(self, model: nn.Module) -> Any:
         try:
@@ -427,22 +472,33 @@ class _Auditor:
         """Look for running statistics into which several norms write."""
         owners: dict[tuple[int, int], list[str]] = {}
         for path, buffer in self.moved.items():
-            key = buffer.untyped_storage().data_ptr(), buffer.storage_offset()
+            key = buffer.untyped_storage().data_ptr(), int(buffer.storage_offset())
             owners.setdefault(key, []).append(path)
         pairs: dict[tuple[str, ...], list[str]] = {}
         for paths in owners.values():
             names = tuple(path.rpartition(".")[0] for path in paths)
             if len(names) > 1:
                 pairs.setdefault(names, []).append(paths[0].rpartition(".")[2])
+        at = {seen.name: seen for seen in self.seen}
         for names, buffers in pairs.items():
+            apart = _apart([at[name].x for name in names if name in at])
+            if apart is None:
+                continue
             self.shared |= {*names}
+            differ = (
+                f"What comes to them differs: the means by up to {apart.means:.2g} "
+                f"sigma, the variances by up to {apart.variances:.3g} times, and "
+                "evaluation normalizes neither as training does."
+                if apart.is_far
+                else "On x the places are alike."
+            )
             yield Harm(
-                WRONG,
+                WRONG if apart.is_far else RISK,
                 "norms that write into the same running statistics",
                 len(names),
                 " and ".join(names) if len(names) < 3 else _place([*names]),
-                f"{' and '.join(buffers)} are the same memory in them: a mixture of "
-                "what comes to each place, by which none evaluates as it trained.",
+                f"{' and '.join(buffers)} are the same memory in them, a mixture of "
+                f"several places. {differ}",
                 "Give each norm buffers of its own: register_buffer(name, "
                 "tensor.clone()).",
                 "Moving averages",
@@ -536,6 +592,8 @@ class _Auditor:
             is_tried |= axis > 0 and bool(others)
             what = "examples" if axis == 0 else "positions"
             for seen in self.seen:
+                if seen.is_read_as_one:
+                    continue
                 own, other = sizes.get(seen.name, ()), others.get(seen.name, ())
                 for k in seen.definition.parameter_axes(seen.x.dim()):
                     if len(own) == len(other) == seen.x.dim() and own[k] != other[k]:
@@ -628,26 +686,8 @@ class _Auditor:
             if not isinstance(getattr(seen.norm, "running_mean", None), Tensor):
                 continue
             inputs = [seen.x, *self.again[seen.name]]
-            if any(
-                x.dim() != seen.x.dim() or x.shape[1] != seen.x.shape[1] for x in inputs
-            ):
-                continue
-            var, mean = (
-                torch.stack(moments)
-                for moments in zip(
-                    *(torch.var_mean(x, [0, *range(2, x.dim())]) for x in inputs),
-                    strict=True,
-                )
-            )
-            var = var + 1e-12
-            drift = (mean.amax(0) - mean.amin(0)) / var.amin(0).sqrt()
-            ratio = float((var.amax(0) / var.amin(0)).max())
-            apart = float(drift.max())
-            # As many standard errors as a batch may err by, of mean and of variance.
-            noise = (
-                STANDARD_ERRORS / (min(x.numel() / x.shape[1] for x in inputs)) ** 0.5
-            )
-            if apart < max(LARGE_GAP, noise) and ratio < 1 + max(LARGE_GAP, 2 * noise):
+            apart = _apart(inputs)
+            if apart is None or not apart.is_far:
                 continue
             self.shared.add(seen.name)
             yield Harm(
@@ -655,9 +695,10 @@ class _Auditor:
                 "one batch norm in several places",
                 len(inputs),
                 seen.name,
-                f"its inputs there differ: the means by up to {apart:.2g} sigma, the "
-                f"variances by up to {ratio:.3g} times. The running statistics mix "
-                "them, and evaluation normalizes neither as training does.",
+                f"its inputs there differ: the means by up to {apart.means:.2g} sigma, "
+                f"the variances by up to {apart.variances:.3g} times. The running "
+                "statistics mix them, and evaluation normalizes neither as training "
+                "does.",
                 "Give each place a batch norm of its own; weights around it may be "
                 "shared.",
                 "Training and evaluation",
@@ -685,9 +726,11 @@ class _Auditor:
                 is_fresh = False
             trained += not is_fresh
             like = next(norm.parameters(), mean)
-            gap = _share(
-                norm(seen.x.to(like.dtype)).double() - seen.y, seen.y, of="norm"
-            )
+            x = seen.x.to(like.dtype)
+            y = seen.y
+            if not seen.norm.training:  # the model itself put it into evaluation mode
+                y = copy_of(seen.norm).train()(x).double()
+            gap = _share(norm(x).double() - y, y, of="norm")
             axes = [0, *range(2, seen.x.dim())]
             v, m = torch.var_mean(seen.x, axes)
             n = seen.x.numel() / seen.x.shape[1]
@@ -712,14 +755,17 @@ class _Auditor:
                 "Recalibrate with normbook.layers.recalibrate, or use larger batches.",
                 "Moving averages",
             )
-        # A whole model without a batch is new; a part of one was forgotten, or is frozen.
+        # What is yet to be trained is no risk; what is frozen, or in evaluation mode
+        # beside norms that were trained, was forgotten.
         for name, gap, drift, ratio in far:
-            held = [*self.original.get_submodule(name).parameters(recurse=False)]
+            norm = self.original.get_submodule(name)
+            held = [*norm.parameters(recurse=False)]
             is_frozen = bool(held) and not any(p.requires_grad for p in held)
-            if not (trained or is_frozen):
+            if not (is_frozen or (trained and not norm.training)):
                 continue
             fresh.remove(name)
-            why = "Other norms of the model saw batches" if trained else "It is frozen"
+            why = "It is frozen" if is_frozen else "It is in evaluation mode"
+            why += ", while other norms of the model saw batches" if trained else ""
             yield Harm(
                 RISK,
                 "running statistics that saw no batch, far from those of x",
@@ -854,8 +900,8 @@ class _Auditor:
                     "variances below eps",
                     share,
                     seen.name,
-                    f"this share of the variances{of} is below eps = {eps:.2g}; the least "
-                    f"is {var.min():.2g}. There eps divides, not sigma.",
+                    f"this share of the variances{of} is below eps = {eps:.2g}; the "
+                    f"least is {var.min():.2g}. There eps divides, not sigma.",
                     "Scale what comes in, or take a smaller eps.",
                     "Batch normalization",
                 )
@@ -915,6 +961,14 @@ def _norms(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
         is_inner = not any(other.startswith(f"{name}.") for other in found) or not name
         if is_inner and (name or len(found) == 1):
             yield name, part
+
+
+def _buffers(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Yield the numbers that norms hold, and do not learn."""
+    for name, norm in _norms(model):
+        for key, buffer in norm.named_buffers():
+            if buffer.is_floating_point():
+                yield f"{name}.{key}", buffer
 
 
 def _hidden(model: nn.Module) -> dict[str, nn.Module]:
