@@ -177,6 +177,39 @@ def test_where_a_cut_is_refused_the_padding_is_given_other_values() -> None:
     assert part.of == ("mean", "variance")
 
 
+class ByLengths(nn.Module):
+    """Gives its norm lengths, whole numbers, by name; what is left out is NaN."""
+
+    def __init__(self, *, is_whole: bool = True) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.norm = nn.Conv1d(4, SIZE, 1), LengthInstanceNorm()
+        self.norm.is_whole = is_whole
+
+    def forward(self, x: Tensor, lengths: Tensor) -> Tensor:
+        y: Tensor = self.norm(self.first(x), lengths=lengths)
+        return y
+
+
+class LengthInstanceNorm(RightInstanceNorm):
+    is_whole = True
+
+    def forward(self, x: Tensor, lengths: Tensor) -> Tensor:
+        if not self.is_whole:
+            return x * torch.nan
+        mask = torch.arange(x.shape[-1]) < lengths[:, None]
+        return super().forward(x, mask[:, None].to(x))
+
+
+def test_lengths_are_the_most_that_they_may_be() -> None:
+    assert found(ByLengths()) == {}
+    report = audit(ByLengths(is_whole=False), speech(), quiet=True)
+    assert not [harm for harm in report.harms if "not true of" in harm.what]
+    assert "a mask that leaves nothing out must give finite" in str(report).replace(
+        "\n  ", " "
+    )
+
+
 def test_masks_labels_and_lengths_are_told_from_free_numbers() -> None:
     assert is_choice(torch.tensor([True, False]))
     assert is_choice(torch.tensor([3, 5]))

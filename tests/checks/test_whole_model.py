@@ -394,7 +394,7 @@ def test_a_norm_that_nothing_calls_is_named_with_the_one_in_its_place() -> None:
 
 
 class Branched(nn.Module):
-    """A norm in a branch: idle, called in training only, or with a gain that is read."""
+    """A norm in a branch: idle, called in training only, or its gain is read."""
 
     def __init__(self, how: str) -> None:
         super().__init__()
@@ -529,7 +529,8 @@ class Standardized(nn.Conv2d):
     def forward(self, x: Tensor) -> Tensor:
         var, mean = torch.var_mean(self.weight, self.axes, keepdim=True)
         w = (self.weight - mean) / (var + 1e-10).sqrt()
-        return self._conv_forward(x, w, self.bias)
+        y: Tensor = self._conv_forward(x, w, self.bias)
+        return y
 
 
 class OfInputs(Standardized):

@@ -100,7 +100,7 @@ def undisturbed(norm: nn.Module, x: Tensor, more: More) -> Way | None:
     projects = any(isinstance(part, recognition.OWNERS) for part in norm.modules())
     if not needs_more(norm) or projects or not all(map(is_choice, values)):
         return None
-    like = next(norm.parameters(), torch.zeros(()))
+    like, runs = next(norm.parameters(), torch.zeros(())), False
     for kept in (1, 0):  # 0 where a mask marks what is left out
         way = _filled(more, tuple(x.shape), kept)
         try:
@@ -108,8 +108,11 @@ def undisturbed(norm: nn.Module, x: Tensor, more: More) -> Way | None:
                 y = call(copy_of(norm), x.to(like.dtype))
         except LayerError:
             continue
+        runs = True
         if _all_finite(y) and y.std() > 0:
             return way
+    if not runs:
+        return None
     raise ValueError(
         "a mask that leaves nothing out must give finite outputs, got a "
         f"{type(norm).__name__} for which neither ones nor zeros do; pass call=."
@@ -138,11 +141,8 @@ def _filled(more: More, old: tuple[int, ...], kept: int) -> Way:
 
     def way(layer: nn.Module, x: Tensor) -> Any:
         args, named = more
-        return layer(
-            x,
-            *(like(value, x) for value in args),
-            **{name: like(value, x) for name, value in named.items()},
-        )
+        given = {name: like(value, x) for name, value in named.items()}
+        return _first(layer(x, *(like(value, x) for value in args), **given))
 
     return way
 
@@ -258,12 +258,16 @@ def _way(names: list[str], make: Made, sign: int) -> Way:
             if value.dim() > 1:  # not gain and bias alike, where both are given
                 value = value.roll(number, 1)
             given[name] = value
-        y = layer(x, **given)
-        if isinstance(y, tuple | list):  # a gate behind it, perhaps
-            return next((part for part in y if isinstance(part, Tensor)), None)
-        return y
+        return _first(layer(x, **given))
 
     return way
+
+
+def _first(y: Any) -> Any:
+    """Return the first tensor of several; a gate is behind it, perhaps."""
+    if isinstance(y, tuple | list):
+        return next((part for part in y if isinstance(part, Tensor)), None)
+    return y
 
 
 def _moved(layer: nn.Module) -> nn.Module:

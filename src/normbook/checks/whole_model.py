@@ -105,8 +105,8 @@ def audit(model: nn.Module, x: Any, *, quiet: bool = False) -> Audit:
     write into the same running statistics, which norms are never called, and whether
     an example depends on its neighbours in evaluation. Norms in lists of Python, which
     eval() does not reach, and weights of convolutions that are standardized for each
-    input channel, are found. Biases in front of a norm and weight
-    decay are left to general linters such as torch-audit.
+    input channel, are found. Biases in front of a norm and weight decay are left to
+    general linters such as torch-audit.
 
     All runs are those of a copy without hooks, on the CPU or where the model is: the
     model itself, its modes and the random numbers stay as they are.
@@ -311,10 +311,8 @@ class _Auditor:
             place = _place([seen.name for seen in group], least.name)
             try:
                 norm = copy_of(least.norm).float().cpu()
-                shape, way = (
-                    tuple(least.x.shape),
-                    undisturbed(norm, least.x, least.more),
-                )
+                shape = tuple(least.x.shape)
+                way = undisturbed(norm, least.x.cpu(), least.more)
                 report = check_norm_layer(norm, shape, call=way, quiet=True)
             except (TypeError, ValueError) as error:
                 what = f"{type(least.norm).__name__} at {place}"
@@ -399,7 +397,7 @@ class _Auditor:
         idle = [name for name in rest if name not in entered]
         read = (
             [name for name in idle if self._is_read([name])]
-            if (self._is_read(idle))
+            if self._is_read(idle)
             else []
         )
         if read:
@@ -520,7 +518,7 @@ class _Auditor:
                         "it; the filters, one for each output channel, are not.",
                         "Standardize each filter: take mean and variance over axes "
                         "(1, 2, 3).",
-                        "Weight normalization",
+                        "Choosing axes",
                     )
 
     def _neighbours(self) -> Iterator[Harm]:
