@@ -559,3 +559,10 @@ def test_half_precision_is_a_risk_where_it_is_used() -> None:
     x = drawn(16, 5, 8)
     assert harms(model, x)[what].level == NOTE
     assert harms(model.bfloat16(), x.bfloat16())[what].level == RISK
+
+
+def test_buffers_that_a_norm_does_not_use_are_no_forgotten_statistics() -> None:
+    norm = network(planted.BatchAlwaysByBatch(6))
+    buffers = dict(norm.named_buffers())
+    assert not buffers["1.running_mean"].any()
+    assert "running statistics that saw no batch" not in harms(norm)

@@ -722,7 +722,6 @@ class _Auditor:
             is_fresh = not mean.any() and bool((var == 1).all())
             if isinstance(count, Tensor) and count > 0:
                 is_fresh = False
-            trained += not is_fresh
             like = next(norm.parameters(), mean)
             x = seen.x.to(like.dtype)
             y = seen.y
@@ -736,6 +735,9 @@ class _Auditor:
             ratios = (var.double() + 1e-12) / (v + 1e-12)
             ratio = torch.maximum(ratios, 1 / ratios).max().item()
             is_far = gap >= LARGE_GAP and gap >= STANDARD_ERRORS / n**0.5
+            if is_fresh and count is None and not is_far:
+                continue  # it may not use what it holds
+            trained += not is_fresh
             if is_fresh:
                 fresh.append(seen.name)
                 far += [(seen.name, gap, drift, ratio)] * is_far
