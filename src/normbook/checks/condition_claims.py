@@ -54,6 +54,10 @@ def condition_findings(
     axis: int,
 ) -> list[Finding]:
     """Make the tests of the condition that was found."""
+    if found.is_mask:
+        what = f"{found.names} leaves nothing out in all other tests."
+        cure = "Pass the model, with padded data, to normbook.checks.audit."
+        return [Finding("what a mask leaves out counts for nothing", None, what, cure)]
     with called(found.way, axis):
         subject = Subject(
             found.layer,
@@ -86,9 +90,15 @@ def explained_kind(
     return None
 
 
+def _check_that_it_is_finite(case: _Case) -> None:
+    if case.found.does_matter is None:
+        raise NotTested("the output holds NaN or infinity", "Mend that first.")
+
+
 @claim("gain and bias are the layer's own", CLAIMS)
 def own(case: _Case) -> Fault | None:
     """Give another condition."""
+    _check_that_it_is_finite(case)
     if not case.found.does_matter:
         raise NotTested("the condition changes nothing", "Mend that first.")
     return Fault(
@@ -103,6 +113,7 @@ def own(case: _Case) -> Fault | None:
 def does_matter(case: _Case) -> Fault | Note | None:
     """Compare gain and bias under two conditions."""
     names = case.found.names
+    _check_that_it_is_finite(case)
     if not case.found.does_matter:
         return Fault(
             f"the condition {names} is ignored: another one changes nothing.",

@@ -1,13 +1,15 @@
 """A condition for a layer that takes one beside x, from what the layer holds.
 
 Adaptive and conditional norms make gain and bias of it. The same condition is given to
-every example, so that gain and bias are fixed, as the tests expect.
+every example, so that gain and bias are fixed, as the tests expect. Masks and lengths
+are no conditions: they leave nothing out, and are never free numbers.
 """
 
 from __future__ import annotations
 
 import inspect
 import math
+import re
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, NamedTuple
@@ -18,9 +20,11 @@ from torch import Tensor, nn
 import normbook.checks.recognition as recognition
 from normbook.checks.calls import LayerError, Way, call, called
 from normbook.checks.copies import copy_of
+from normbook.checks.padding import More, is_choice
 from normbook.checks.subject import TOLERANCE, draw, largest
 
 Made = Callable[[Tensor, int], Tensor]  # a condition for x, of a sign
+MASKS = re.compile("mask|valid|padding")  # names of arguments
 
 
 class Conditioned(NamedTuple):
@@ -29,10 +33,12 @@ class Conditioned(NamedTuple):
     layer: nn.Module  # a copy, in which no projection of the condition is 0
     way: Way
     names: str  # of the arguments
-    does_matter: bool  # whether another condition gives another output
+    # Whether another condition gives another output; None where that is not finite.
+    does_matter: bool | None
     other: Way  # with another condition
     mixed: Way  # of every example one of the two
     given: nn.Module  # the layer with projections as they are
+    is_mask: bool = False  # none of the arguments is more than a mask
 
 
 def conditioned(
@@ -58,18 +64,91 @@ def conditioned(
     if any(output(None, x) is not None for x in inputs):
         return None
     given, layer = layer, _moved(layer)
+    projects = any(isinstance(part, recognition.OWNERS) for part in layer.modules())
+    not_finite = None
     for names in _arguments(layer):
-        for make in _conditions(layer):
+        is_mask = all(MASKS.search(name.lower()) for name in names)
+        for make in _masks() if is_mask else _conditions(layer):
             way, other = _way(names, make, 1), _way(names, make, -1)
             mixed = _way(names, partial(_mixed, make=make), 1)
             for x in inputs:
                 if (y := output(way, x)) is None:
                     continue
                 z = output(other, x)
+                found = Conditioned(
+                    layer, way, ", ".join(names), False, other, mixed, given, is_mask
+                )
+                if not _all_finite(y, *([] if z is None else [z])):
+                    # Of numbers that a projection takes that is the layer's own doing.
+                    if not_finite is None and projects and not is_mask:
+                        not_finite = found._replace(does_matter=None)
+                    continue
+                if is_mask and not y.std() > 0:  # all is left out
+                    continue
                 matters = z is not None and largest(y - z) > TOLERANCE * largest(y)
-                text = ", ".join(names)
-                return Conditioned(layer, way, text, matters, other, mixed, given)
-    return None
+                return found._replace(does_matter=matters)
+    return not_finite
+
+
+def undisturbed(norm: nn.Module, x: Tensor, more: More) -> Way | None:
+    """Return how to call a norm so that its masks and lengths leave nothing out.
+
+    ``x`` and ``more`` are what a model gave it. None where it needs nothing besides x,
+    or something that is no mask.
+    """
+    values = [v for v in (*more[0], *more[1].values()) if isinstance(v, Tensor)]
+    projects = any(isinstance(part, recognition.OWNERS) for part in norm.modules())
+    if not needs_more(norm) or projects or not all(map(is_choice, values)):
+        return None
+    like, runs = next(norm.parameters(), torch.zeros(())), False
+    for kept in (1, 0):  # 0 where a mask marks what is left out
+        way = _filled(more, tuple(x.shape), kept)
+        try:
+            with torch.no_grad(), called(way):
+                y = call(copy_of(norm), x.to(like.dtype))
+        except LayerError:
+            continue
+        runs = True
+        if _all_finite(y) and y.std() > 0:
+            return way
+    if not runs:
+        return None
+    raise ValueError(
+        "a mask that leaves nothing out must give finite outputs, got a "
+        f"{type(norm).__name__} for which neither ones nor zeros do; pass call=."
+    )
+
+
+def _filled(more: More, old: tuple[int, ...], kept: int) -> Way:
+    """Fill masks with one value, and counts with the most; fit them to another x."""
+
+    def like(value: Any, x: Tensor) -> Any:
+        if not isinstance(value, Tensor):
+            return value
+        sizes = list(value.shape)
+        for k, size in enumerate(sizes):
+            same = [k] if len(sizes) == len(old) else [*range(len(old))][::-1]
+            axes = [0] if k == 0 else [axis for axis in same if axis]
+            axis = next((axis for axis in axes if old[axis] == size), None)
+            sizes[k] = size if axis is None else x.shape[axis]
+        if value.dtype == torch.bool:
+            return torch.full(sizes, bool(kept), device=x.device)
+        if value.is_floating_point():
+            return torch.full(sizes, float(kept), dtype=x.dtype, device=x.device)
+        most = int(value.max()) if value.numel() else 0
+        most = x.shape[-1] if most == old[-1] else most
+        return torch.full(sizes, most, dtype=value.dtype, device=x.device)
+
+    def way(layer: nn.Module, x: Tensor) -> Any:
+        args, named = more
+        given = {name: like(value, x) for name, value in named.items()}
+        return _first(layer(x, *(like(value, x) for value in args), **given))
+
+    return way
+
+
+def _all_finite(*values: Tensor) -> bool:
+    return all(bool(value.isfinite().all()) for value in values)
 
 
 def needs_more(layer: nn.Module) -> bool:
@@ -117,6 +196,36 @@ def _conditions(layer: nn.Module) -> Iterator[Made]:
     yield lambda x, sign: _row(x, sign, tuple(x.shape[-1:]))
 
 
+def _masks() -> Iterator[Made]:
+    """Yield masks of the usual shapes; with sign -1 they leave out the second half."""
+    shapes: tuple[Callable[[tuple[int, ...]], tuple[int, ...]], ...] = (
+        lambda sizes: (sizes[0], 1, *sizes[2:]),
+        lambda sizes: (sizes[0], *sizes[2:]),
+        lambda sizes: sizes[:-1],
+        lambda sizes: (*sizes[:-1], 1),
+        lambda sizes: sizes,
+    )
+    for kept in (1.0, 0.0):
+        for dtype in (None, torch.bool):
+            for shape in shapes:
+                yield partial(_mask, shape=shape, kept=kept, dtype=dtype)
+
+
+def _mask(
+    x: Tensor,
+    sign: int,
+    shape: Callable[[tuple[int, ...]], tuple[int, ...]],
+    kept: float,
+    dtype: torch.dtype | None,
+) -> Tensor:
+    mask = torch.full(shape(tuple(x.shape)), kept, dtype=x.dtype, device=x.device)
+    if sign < 0:
+        axis = max(range(1, mask.dim()), key=lambda k: mask.shape[k], default=0)
+        half = mask.shape[axis] // 2
+        mask.narrow(axis, mask.shape[axis] - half, half).fill_(1 - kept)
+    return mask.to(dtype or x.dtype)
+
+
 def is_first(examples: int) -> Tensor:
     """Return which examples of a mixed batch have the first of two conditions."""
     pattern = torch.tensor([1, 0, 0, 1, 0, 1, 1, 1], dtype=torch.bool)
@@ -149,12 +258,16 @@ def _way(names: list[str], make: Made, sign: int) -> Way:
             if value.dim() > 1:  # not gain and bias alike, where both are given
                 value = value.roll(number, 1)
             given[name] = value
-        y = layer(x, **given)
-        if isinstance(y, tuple | list):  # a gate behind it, perhaps
-            return next((part for part in y if isinstance(part, Tensor)), None)
-        return y
+        return _first(layer(x, **given))
 
     return way
+
+
+def _first(y: Any) -> Any:
+    """Return the first tensor of several; a gate is behind it, perhaps."""
+    if isinstance(y, tuple | list):
+        return next((part for part in y if isinstance(part, Tensor)), None)
+    return y
 
 
 def _moved(layer: nn.Module) -> nn.Module:

@@ -14,10 +14,13 @@ import torch
 from torch import Tensor, nn
 
 import normbook.checks.recognition as recognition
-from normbook.checks.calls import LayerError, evaluating, of_the_layer
+from normbook.checks.calls import LayerError, call, called, evaluating, of_the_layer
+from normbook.checks.conditions import undisturbed
 from normbook.checks.copies import copy_of
 from normbook.checks.definitions import Definition
+from normbook.checks.kernels import kernels_of
 from normbook.checks.norm_layer import check_norm_layer
+from normbook.checks.padding import More, kept_places, part_of_padding
 from normbook.checks.report import INDENT, WIDTH
 
 WRONG, RISK, NOTE = LEVELS = ("WRONG", "RISK", "NOTE")
@@ -25,6 +28,13 @@ WRONG, RISK, NOTE = LEVELS = ("WRONG", "RISK", "NOTE")
 # A gap, or a drift, that the noise of a batch does not explain.
 LARGE_GAP = 0.1
 STANDARD_ERRORS = 5
+
+# Axes of an input that torch takes for one example of an instance norm, (C, L) say.
+OF_ONE_EXAMPLE = (
+    (nn.InstanceNorm1d, 2),
+    (nn.InstanceNorm2d, 3),
+    (nn.InstanceNorm3d, 4),
+)
 
 
 class Harm(NamedTuple):
@@ -91,10 +101,12 @@ def audit(model: nn.Module, x: Any, *, quiet: bool = False) -> Audit:
     normalizes features, how far its running statistics are from those of x and what
     that changes, whether it is frozen in training mode, how large eps is beside the
     variances, over how many values a mean is, whether padding is among them, which
-    gains are 0, whether one batch norm stands in places whose inputs differ, and
-    whether an example depends on its neighbours in evaluation. Norms in lists of
-    Python, which eval() does not reach, are found. Biases in front of a norm and weight
-    decay are left to general linters such as torch-audit.
+    gains are 0, whether one batch norm stands in places whose inputs differ, or two
+    write into the same running statistics, which norms are never called, and whether
+    an example depends on its neighbours in evaluation. Norms in lists of Python, which
+    eval() does not reach, and weights of convolutions that are standardized for each
+    input channel, are found. Biases in front of a norm and weight decay are left to
+    general linters such as torch-audit.
 
     All runs are those of a copy without hooks, on the CPU or where the model is: the
     model itself, its modes and the random numbers stay as they are.
@@ -148,6 +160,36 @@ class _Seen(NamedTuple):
     definition: Definition
     x: Tensor
     y: Tensor
+    more: More  # what else went in
+
+    @property
+    def is_read_as_one(self) -> bool:
+        """Return whether torch takes all examples for the channels of one."""
+        dims = (dim for of, dim in OF_ONE_EXAMPLE if isinstance(self.norm, of))
+        return self.x.dim() == next(dims, None)
+
+
+class _Apart(NamedTuple):
+    """How far the channels of several inputs are from each other."""
+
+    means: float  # in deviations
+    variances: float  # a ratio
+    is_far: bool  # beyond what the noise of a batch explains
+
+
+def _apart(inputs: list[Tensor]) -> _Apart | None:
+    """Compare means and variances; None where there are no channels to compare."""
+    if len({x.shape[1] for x in inputs}) != 1 or len(inputs) < 2:
+        return None
+    moments = [torch.var_mean(x, [0, *range(2, x.dim())]) for x in inputs]
+    var, mean = (torch.stack(of) for of in zip(*moments, strict=True))
+    var = var + 1e-12
+    drift = float(((mean.amax(0) - mean.amin(0)) / var.amin(0).sqrt()).max())
+    ratio = float((var.amax(0) / var.amin(0)).max())
+    # As many standard errors as a batch may err by, of mean and of variance.
+    noise = STANDARD_ERRORS / min(x.numel() / x.shape[1] for x in inputs) ** 0.5
+    is_far = drift >= max(LARGE_GAP, noise) or ratio >= 1 + max(LARGE_GAP, 2 * noise)
+    return _Apart(drift, ratio, is_far)
 
 
 class _Auditor:
@@ -171,19 +213,27 @@ class _Auditor:
         by_batch = copy_of(self.model)
         for _, norm in _norms(by_batch):
             norm.train()
+        before = {path: b.clone() for path, b in _buffers(by_batch)}
         self.seen = [*self._look(by_batch, self.again)]
-        unused = len(self.names) - len(self.seen)
-        if unused:
-            self.untested.append(f"{unused} norms that the model did not call on x.")
+        # Where two norms hold one buffer, it is one in the copy, too.
+        self.moved = {
+            path: buffer
+            for path, buffer in _buffers(by_batch)
+            if path not in before or not buffer.equal(before[path])
+        }
 
     def report(self) -> Audit:
         """Make all tests, and sort what they found by harm."""
         tests: tuple[Callable[[], Iterator[Harm]], ...] = (
             self._broken,
             self._unregistered,
+            self._uncalled,
+            self._mixed,
             self._neighbours,
             self._not_features,
             self._one_value,
+            self._read_as_one,
+            self._kernels,
             self._shared,
             self._gaps,
             self._tracked,
@@ -217,38 +267,41 @@ class _Auditor:
 
         What came to a norm later goes to ``again``.
         """
-        met: dict[str, tuple[nn.Module, Tensor, Tensor]] = {}
+        met: dict[str, tuple[nn.Module, Tensor, Tensor, More]] = {}
 
         def note(name: str) -> Any:
-            def hook(norm: nn.Module, inputs: Any, y: Any) -> None:
+            def hook(norm: nn.Module, inputs: Any, named: Any, y: Any) -> None:
                 x = inputs[0] if inputs else None
                 if not (isinstance(x, Tensor) and isinstance(y, Tensor)):
                     return
                 if name not in met:
-                    met[name] = norm, x.detach().clone(), y.detach().clone()
+                    more = tuple(inputs[1:]), dict(named)
+                    met[name] = norm, x.detach().clone(), y.detach().clone(), more
                 elif again is not None:
                     again.setdefault(name, []).append(x.detach().double())
 
             return hook
 
         for name, norm in _norms(model):
-            norm.register_forward_hook(note(name))
+            norm.register_forward_hook(note(name), with_kwargs=True)
         try:
             self._run(model, self.x)
         except LayerError as error:
             raise ValueError(f"the model must take x, got {error}.") from error
-        for name, (norm, x, y) in met.items():
+        for name, (norm, x, y, more) in met.items():
             kind = recognition.kind_of(norm) or "layer"
             told = recognition.definitions_of(norm, tuple(x.shape), kind)
             groups = getattr(norm, "num_groups", 1)
             definition = next((of for of, _ in told), Definition(kind, groups))
             if x.dim() > 1 and x.is_floating_point():
-                yield _Seen(name, norm, kind, definition, x.double(), y.double())
+                yield _Seen(name, norm, kind, definition, x.double(), y.double(), more)
 
     def _broken(self) -> Iterator[Harm]:
         """Check each class with each setting once, the smallest of its layers."""
         groups: dict[str, list[_Seen]] = {}
         for seen in self.seen:
+            if seen.is_read_as_one:
+                continue
             setting = re.sub(r"\(\d+\b|\(\(.*?\)|=\d+\b", "", repr(seen.norm))
             held = sorted(name for name, _ in seen.norm.named_parameters())
             key = f"{type(seen.norm)} {setting} {held} {seen.x.dim()}"
@@ -258,14 +311,18 @@ class _Auditor:
             place = _place([seen.name for seen in group], least.name)
             try:
                 norm = copy_of(least.norm).float().cpu()
-                report = check_norm_layer(norm, tuple(least.x.shape), quiet=True)
+                shape = tuple(least.x.shape)
+                way = undisturbed(norm, least.x.cpu(), least.more)
+                report = check_norm_layer(norm, shape, call=way, quiet=True)
             except (TypeError, ValueError) as error:
                 what = f"{type(least.norm).__name__} at {place}"
                 self.untested.append(f"{what} by itself: {str(error)[:160]}")
                 continue
             for finding in report.findings:
                 if finding.verdict == "wrong":
-                    level = RISK if "float16" in finding.name else WRONG
+                    level = WRONG
+                    if "float16" in finding.name:  # no risk where it is not used
+                        level = RISK if self._is_half() else NOTE
                     if "is refused" in finding.name:  # there is no such batch here
                         level = NOTE
                     yield Harm(
@@ -277,6 +334,11 @@ class _Auditor:
                         finding.cure,
                         "Training and evaluation",
                     )
+
+    def _is_half(self) -> bool:
+        """Return whether the model, or x, is in half precision."""
+        given = (*self.original.parameters(), *_tensors(self.x))
+        return any(t.dtype in (torch.half, torch.bfloat16) for t in given)
 
     def _unregistered(self) -> Iterator[Harm]:
         """Look for norms in lists and dicts, and whether the model calls them."""
@@ -308,6 +370,156 @@ class _Auditor:
             "Put them into nn.ModuleList or nn.ModuleDict.",
             "Training and evaluation",
         )
+
+    def _uncalled(self) -> Iterator[Harm]:
+        """Name the norms that a pass does not use, in neither mode."""
+        met = {seen.name for seen in self.seen}
+        rest = [name for name in self.names if name not in met]
+        if not rest:
+            return
+        parents = {name: name.rpartition(".")[0] for name in rest}
+        entered = set[str]()
+        model = copy_of(self.model)
+        for name in {*rest, *parents.values()}:
+            model.get_submodule(name).register_forward_pre_hook(
+                lambda *_, name=name: entered.add(name)
+            )
+        with suppress(LayerError):
+            self._run(model, self.x)
+        in_evaluation = {*entered}
+        with suppress(LayerError):
+            self._run(model.train(), self.x)
+        if others := [name for name in rest if name in entered]:
+            self.untested.append(
+                f"norms called in training only, or with another input than a tensor "
+                f"of two axes or more: {', '.join(others):.160}."
+            )
+        idle = [name for name in rest if name not in entered]
+        read = (
+            [name for name in idle if self._is_read([name])]
+            if self._is_read(idle)
+            else []
+        )
+        if read:
+            self.untested.append(
+                f"norms whose parameters are used without a call: "
+                f"{', '.join(read):.160}."
+            )
+        for name in idle:
+            if name not in read:
+                yield self._idle(name, in_evaluation)
+
+    def _idle(self, name: str, entered: set[str]) -> Harm:
+        """Say of a norm that nothing calls whether it was mixed up with another."""
+        path, _, leaf = name.rpartition(".")
+        parts = dict(self.model.named_modules())
+
+        def sizes(part: nn.Module) -> list[Any]:
+            return [type(part), *((key, p.shape) for key, p in part.named_parameters())]
+
+        twice = [
+            seen.name
+            for seen in self.seen
+            if seen.name in self.again
+            and seen.name.rpartition(".")[0] == path
+            and sizes(parts[seen.name]) == sizes(parts[name])
+        ]
+        # Of a list a part may be used on purpose, of a branch perhaps none.
+        is_beside = path in entered
+        reason = "the model runs on x without it, and it learns nothing."
+        if twice:
+            reason += (
+                f" {twice[0]}, with parameters of the same size, is called "
+                f"{1 + len(self.again[twice[0]])} times: together they look like a "
+                "mix-up."
+            )
+        elif not is_beside and not isinstance(
+            parts[path], nn.ModuleList | nn.ModuleDict
+        ):
+            reason += " The part that holds it is not called, either."
+        return Harm(
+            RISK if is_beside else NOTE,
+            f"{leaf} is never called",
+            1,
+            name,
+            reason,
+            "Call it where it belongs, or take it out.",
+            "Training and evaluation",
+        )
+
+    def _is_read(self, names: list[str]) -> bool:
+        """Return whether what norms hold matters, though they are not called."""
+        model = copy_of(self.model)
+        before = _tensors(self._tried(model))
+        for name in names:
+            norm = model.get_submodule(name)
+            for tensor in (*norm.parameters(), *norm.buffers()):
+                if tensor.is_floating_point():
+                    tensor.add_(1 + torch.rand_like(tensor))
+        after = _tensors(self._tried(model))
+        return len(before) != len(after) or not all(map(_equal, before, after))
+
+    def _tried(self, model: nn.Module) -> Any:
+        try:
+            with torch.random.fork_rng():
+                return self._run(model, self.x)
+        except LayerError:
+            return None
+
+    def _mixed(self) -> Iterator[Harm]:
+        """Look for running statistics into which several norms write."""
+        owners: dict[tuple[int, int], list[str]] = {}
+        for path, buffer in self.moved.items():
+            key = buffer.untyped_storage().data_ptr(), int(buffer.storage_offset())
+            owners.setdefault(key, []).append(path)
+        pairs: dict[tuple[str, ...], list[str]] = {}
+        for paths in owners.values():
+            names = tuple(path.rpartition(".")[0] for path in paths)
+            if len(names) > 1:
+                pairs.setdefault(names, []).append(paths[0].rpartition(".")[2])
+        at = {seen.name: seen for seen in self.seen}
+        for names, buffers in pairs.items():
+            apart = _apart([at[name].x for name in names if name in at])
+            if apart is None:
+                continue
+            self.shared |= {*names}
+            differ = (
+                f"What comes to them differs: the means by up to {apart.means:.2g} "
+                f"sigma, the variances by up to {apart.variances:.3g} times, and "
+                "evaluation normalizes neither as training does."
+                if apart.is_far
+                else "On x the places are alike."
+            )
+            yield Harm(
+                WRONG if apart.is_far else RISK,
+                "norms that write into the same running statistics",
+                len(names),
+                " and ".join(names) if len(names) < 3 else _place([*names]),
+                f"{' and '.join(buffers)} are the same memory in them, a mixture of "
+                f"several places. {differ}",
+                "Give each norm buffers of its own: register_buffer(name, "
+                "tensor.clone()).",
+                "Moving averages",
+            )
+
+    def _kernels(self) -> Iterator[Harm]:
+        """Look at the weights that convolutions make of their own."""
+        model = copy_of(self.model)
+        with suppress(LayerError):
+            for kernel in kernels_of(model, lambda: self._run(model, self.x)):
+                if kernel.is_by_input:
+                    yield Harm(
+                        WRONG,
+                        "weights standardized over the wrong axes",
+                        kernel.weight.shape[1],
+                        kernel.name,
+                        "the convolution gets a weight of mean 0 and one deviation for "
+                        "each input channel, over axes (0, 2, 3), as activations have "
+                        "it; the filters, one for each output channel, are not.",
+                        "Standardize each filter: take mean and variance over axes "
+                        "(1, 2, 3).",
+                        "Choosing axes",
+                    )
 
     def _neighbours(self) -> Iterator[Harm]:
         """Evaluate the first example alone, and find where it first differs."""
@@ -378,6 +590,8 @@ class _Auditor:
             is_tried |= axis > 0 and bool(others)
             what = "examples" if axis == 0 else "positions"
             for seen in self.seen:
+                if seen.is_read_as_one:
+                    continue
                 own, other = sizes.get(seen.name, ()), others.get(seen.name, ())
                 for k in seen.definition.parameter_axes(seen.x.dim()):
                     if len(own) == len(other) == seen.x.dim() and own[k] != other[k]:
@@ -413,6 +627,20 @@ class _Auditor:
     def _one_value(self) -> Iterator[Harm]:
         for seen in self.seen:
             if seen.definition.size(tuple(seen.x.shape)) == 1:
+                if seen.is_read_as_one:
+                    continue
+                of = seen.definition.parameter_axes(seen.x.dim())
+                rest = [k for k in range(seen.x.dim()) if k not in of]
+                spread = (
+                    seen.y - seen.y.mean(rest, keepdim=True) if rest else 0 * seen.y
+                )
+                if float(spread.abs().max()) > 0.01:  # not the bias
+                    what = f"{type(seen.norm).__name__} at {seen.name}"
+                    self.untested.append(
+                        f"{what}: a {seen.definition.name} of an input of shape "
+                        f"{tuple(seen.x.shape)} would be its bias, and is not."
+                    )
+                    continue
                 yield Harm(
                     WRONG,
                     "a mean over one value",
@@ -424,6 +652,30 @@ class _Auditor:
                     "Choosing axes",
                 )
 
+    def _read_as_one(self) -> Iterator[Harm]:
+        """Look for instance norms of torch that take the examples for channels."""
+        whole = _batch(self.x)
+        for seen in self.seen:
+            size = getattr(seen.norm, "num_features", None)
+            count, features, *_ = seen.x.shape
+            is_batch = whole is not None and len(whole) == count
+            if not seen.is_read_as_one or features != size or not is_batch:
+                continue
+            over = " x ".join(map(str, seen.x.shape[1:]))
+            what = "row over its" if seen.x.dim() == 2 else "example over all its"
+            yield Harm(
+                WRONG,
+                "takes the examples for the channels of one",
+                count,
+                seen.name,
+                f"torch reads an input of {seen.x.dim()} axes, "
+                f"{tuple(seen.x.shape)}, as one example of {count} channels without a "
+                f"batch, and normalizes each {what} {over} values, as layer norm does.",
+                f"Use nn.LayerNorm, if that is meant, nn.BatchNorm1d, or give it "
+                f"{seen.x.dim() + 1} axes.",
+                "Choosing axes",
+            )
+
     def _shared(self) -> Iterator[Harm]:
         """Compare what comes to a batch norm in several places of one pass."""
         for seen in self.seen:
@@ -432,26 +684,8 @@ class _Auditor:
             if not isinstance(getattr(seen.norm, "running_mean", None), Tensor):
                 continue
             inputs = [seen.x, *self.again[seen.name]]
-            if any(
-                x.dim() != seen.x.dim() or x.shape[1] != seen.x.shape[1] for x in inputs
-            ):
-                continue
-            var, mean = (
-                torch.stack(moments)
-                for moments in zip(
-                    *(torch.var_mean(x, [0, *range(2, x.dim())]) for x in inputs),
-                    strict=True,
-                )
-            )
-            var = var + 1e-12
-            drift = (mean.amax(0) - mean.amin(0)) / var.amin(0).sqrt()
-            ratio = float((var.amax(0) / var.amin(0)).max())
-            apart = float(drift.max())
-            # As many standard errors as a batch may err by, of mean and of variance.
-            noise = (
-                STANDARD_ERRORS / (min(x.numel() / x.shape[1] for x in inputs)) ** 0.5
-            )
-            if apart < max(LARGE_GAP, noise) and ratio < 1 + max(LARGE_GAP, 2 * noise):
+            apart = _apart(inputs)
+            if apart is None or not apart.is_far:
                 continue
             self.shared.add(seen.name)
             yield Harm(
@@ -459,9 +693,10 @@ class _Auditor:
                 "one batch norm in several places",
                 len(inputs),
                 seen.name,
-                f"its inputs there differ: the means by up to {apart:.2g} sigma, the "
-                f"variances by up to {ratio:.3g} times. The running statistics mix "
-                "them, and evaluation normalizes neither as training does.",
+                f"its inputs there differ: the means by up to {apart.means:.2g} sigma, "
+                f"the variances by up to {apart.variances:.3g} times. The running "
+                "statistics mix them, and evaluation normalizes neither as training "
+                "does.",
                 "Give each place a batch norm of its own; weights around it may be "
                 "shared.",
                 "Training and evaluation",
@@ -469,7 +704,8 @@ class _Auditor:
 
     def _gaps(self) -> Iterator[Harm]:
         """Compare evaluation with training at each layer, on the same input."""
-        fresh, parts = [], dict(self.model.named_modules())
+        fresh, parts, trained = [], dict(self.model.named_modules()), 0
+        far: list[tuple[str, float, float, float]] = []
         for seen in self.seen:
             norm = copy_of(parts[seen.name])
             mean, var = (
@@ -483,20 +719,30 @@ class _Auditor:
             if seen.name in self.shared:  # told by its own harm
                 continue
             count = getattr(norm, "num_batches_tracked", None)
-            if isinstance(count, Tensor) and count == 0:
-                fresh.append(seen.name)
-                continue
+            is_fresh = not mean.any() and bool((var == 1).all())
+            if isinstance(count, Tensor) and count > 0:
+                is_fresh = False
             like = next(norm.parameters(), mean)
-            gap = _share(
-                norm(seen.x.to(like.dtype)).double() - seen.y, seen.y, of="norm"
-            )
+            x = seen.x.to(like.dtype)
+            y = seen.y
+            if not seen.norm.training:  # the model itself put it into evaluation mode
+                y = copy_of(seen.norm).train()(x).double()
+            gap = _share(norm(x).double() - y, y, of="norm")
             axes = [0, *range(2, seen.x.dim())]
             v, m = torch.var_mean(seen.x, axes)
             n = seen.x.numel() / seen.x.shape[1]
             drift = ((mean.double() - m).abs() / (v + 1e-12).sqrt()).max().item()
             ratios = (var.double() + 1e-12) / (v + 1e-12)
             ratio = torch.maximum(ratios, 1 / ratios).max().item()
-            if gap < LARGE_GAP or gap < STANDARD_ERRORS / n**0.5:
+            is_far = gap >= LARGE_GAP and gap >= STANDARD_ERRORS / n**0.5
+            if is_fresh and count is None and not is_far:
+                continue  # it may not use what it holds
+            trained += not is_fresh
+            if is_fresh:
+                fresh.append(seen.name)
+                far += [(seen.name, gap, drift, ratio)] * is_far
+                continue
+            if not is_far:
                 continue
             yield Harm(
                 RISK,
@@ -507,6 +753,30 @@ class _Auditor:
                 f"up to {drift:.2g} sigma from the mean of x, the variances are up to "
                 f"{ratio:.3g} times each other's.",
                 "Recalibrate with normbook.layers.recalibrate, or use larger batches.",
+                "Moving averages",
+            )
+        # What is yet to be trained is no risk; what is frozen, or in evaluation mode
+        # beside norms that were trained, was forgotten.
+        for name, gap, drift, ratio in far:
+            norm = self.original.get_submodule(name)
+            held = [*norm.parameters(recurse=False)]
+            is_frozen = bool(held) and not any(p.requires_grad for p in held)
+            if not (is_frozen or (trained and not norm.training)):
+                continue
+            fresh.remove(name)
+            why = "It is frozen" if is_frozen else "It is in evaluation mode"
+            why += ", while other norms of the model saw batches" if trained else ""
+            yield Harm(
+                RISK,
+                "running statistics that saw no batch, far from those of x",
+                gap,
+                name,
+                "evaluation normalizes by the mean 0 and variance 1 of the start, and "
+                "the output differs by this share from that by the statistics of x: "
+                f"means up to {drift:.2g} sigma from 0, variances up to {ratio:.3g} "
+                f"times. {why}.",
+                "Copy or average buffers as parameters are, where this is a teacher or "
+                "a copy; or load them, or recalibrate.",
                 "Moving averages",
             )
         if fresh:
@@ -573,41 +843,65 @@ class _Auditor:
             )
 
     def _padding(self) -> Iterator[Harm]:
-        """Count positions at the end of sequences that repeat the last one."""
+        """Take padding at the end of sequences away, and compare what is kept."""
         for seen in self.seen:
             if seen.kind not in ("batch", "instance", "group") or seen.x.dim() != 3:
                 continue
-            same = (seen.x == seen.x[..., -1:]).all(1).flip(-1)
-            tails = same.long().cumprod(-1).sum(-1)
-            tails = torch.where(tails > 1, tails, 0)
-            share = tails.sum().item() / same.numel()
-            if 0.02 < share < 1:
-                yield Harm(
-                    RISK,
-                    "padding inside the statistics",
-                    share,
-                    seen.name,
-                    "this share of all positions repeats the last one of its sequence, "
-                    "and is part of mean and variance.",
-                    "Take the statistics over what is no padding.",
-                    "Variable length",
-                )
+            keep = kept_places(seen.x, seen.more)
+            share = 1 - keep.double().mean().item()
+            if not 0.02 < share < 1:
+                continue
+            norm = copy_of(seen.norm)
+            like = next(norm.parameters(), torch.zeros((), device=seen.x.device))
+
+            def run(
+                x: Tensor, more: More, norm: Any = norm, like: Any = like
+            ) -> Tensor:
+                with called(lambda layer, x: layer(x, *more[0], **more[1])):
+                    return call(norm, x.to(like.dtype))
+
+            try:
+                part = part_of_padding(run, seen.definition, seen.x, keep, seen.more)
+            except LayerError:
+                part = None
+            if part is None:
+                self.untested.append(f"padding of {seen.name}: too little is kept.")
+                continue
+            if not part.of:
+                continue
+            rest = {"mean", "variance"} - {*part.of}
+            but = f", not of the {' or '.join(rest)}" if rest else ""
+            yield Harm(
+                RISK,
+                "padding inside the statistics",
+                share,
+                seen.name,
+                "this share of all positions is padding, and part of the "
+                f"{' and the '.join(part.of)}{but}: without it, what is kept changes "
+                f"by {part.change:.2g} of the output.",
+                f"Take the {' and the '.join(part.of)} over what is no padding.",
+                "Variable length",
+            )
 
     def _small_variances(self) -> Iterator[Harm]:
         for seen in self.seen:
             eps = recognition.eps_of(seen.norm, seen.x.dtype) or 0.0
             if seen.definition.size(tuple(seen.x.shape)) == 1:
                 continue
-            _, var = seen.definition.moments(seen.x)
+            inputs = [seen.x, *self.again.get(seen.name, [])]
+            inputs = [x for x in inputs if x.shape[1:] == seen.x.shape[1:]]
+            variances = [seen.definition.moments(x)[1] for x in inputs]
+            var = torch.cat([v.flatten() for v in variances])
             share = (var < eps).double().mean().item()
+            of = f", in {len(inputs)} calls," if len(inputs) > 1 else ""
             if share > 0.01:
                 yield Harm(
                     RISK if share > 0.5 else NOTE,
                     "variances below eps",
                     share,
                     seen.name,
-                    f"this share of the variances is below eps = {eps:.2g}; the least "
-                    f"is {var.min():.2g}. There eps divides, not sigma.",
+                    f"this share of the variances{of} is below eps = {eps:.2g}; the "
+                    f"least is {var.min():.2g}. There eps divides, not sigma.",
                     "Scale what comes in, or take a smaller eps.",
                     "Batch normalization",
                 )
@@ -669,6 +963,14 @@ def _norms(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
             yield name, part
 
 
+def _buffers(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Yield the numbers that norms hold, and do not learn."""
+    for name, norm in _norms(model):
+        for key, buffer in norm.named_buffers():
+            if buffer.is_floating_point():
+                yield f"{name}.{key}", buffer
+
+
 def _hidden(model: nn.Module) -> dict[str, nn.Module]:
     """Return the norms that stand in lists and dicts, and are not registered."""
     registered, hidden = {*model.modules()}, {}
@@ -715,6 +1017,20 @@ def _first_tensor(made: Any) -> Tensor | None:
     if isinstance(values, str) or not hasattr(values, "__iter__"):
         return None
     return next((t for t in map(_first_tensor, values) if t is not None), None)
+
+
+def _tensors(made: Any) -> list[Tensor]:
+    """Return all tensors in what a model returned."""
+    if isinstance(made, Tensor):
+        return [made]
+    values = made.values() if isinstance(made, dict) else made
+    if isinstance(values, str) or not hasattr(values, "__iter__"):
+        return []
+    return [t for value in values for t in _tensors(value)]
+
+
+def _equal(a: Tensor, b: Tensor) -> bool:
+    return a.shape == b.shape and torch.allclose(a, b, equal_nan=True)
 
 
 def _batch(x: Any) -> Tensor | None:
