@@ -24,6 +24,7 @@ from normbook.checks.copies import copy_of
 from normbook.checks.definitions import ACTIVATIONS, DIVISORS
 from normbook.checks.diagnosis import diagnosis, precision
 from normbook.checks.recognition import affordable
+from normbook.checks.start import at_the_start
 from normbook.checks.subject import TOLERANCE, Subject, draw, largest, normal
 
 # Of half precision: the bugs cost everything, and eight bits of bfloat16 a few %.
@@ -271,7 +272,10 @@ def _wrong_axes(subject: Subject) -> dict[str, Formula]:
 def affine(subject: Subject) -> Fault | Note | None:
     """Set both to other values twice and find them again in the output."""
     need_right_statistics(subject)
-    if not (subject.names or subject.has_known_affine):
+    start = at_the_start(subject)
+    if isinstance(start, Fault):
+        return start
+    if start is None and not (subject.names or subject.has_known_affine):
         raise no_affine(subject)
     for name in subject.names:
         if subject.spread(name) is None:
@@ -298,15 +302,7 @@ def affine(subject: Subject) -> Fault | Note | None:
             PLAIN_AFFINE,
             "1 + gain",
         )
-    if subject.begins_at_0:
-        return Note(
-            f"{subject.gain} is 0 throughout, and x_hat is multiplied by it: the "
-            "output is the bias, whatever x is. That is on purpose where a residual "
-            "branch begins at 0. Weights made for 1 + gain, as those of Gemma, begin "
-            "at 0, too.",
-            "gain of 0",
-        )
-    return None
+    return start
 
 
 def two_settings(subject: Subject) -> tuple[Tensor, Tensor, Tensor, Tensor]:
