@@ -26,7 +26,7 @@ def moved(before: nn.Module, after: nn.Module, size: int) -> dict[str, Tensor]:
     """Return what changed of a layer's floating-point tensors of some size, flat."""
     old = dict(tensors_of(before))
     return {
-        name: value.detach().double().flatten()
+        name: value.detach().clone().double().flatten()
         for name, value in tensors_of(after)
         if value.is_floating_point() and value.numel() == size
         if name not in old or not value.equal(old[name])

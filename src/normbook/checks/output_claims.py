@@ -24,6 +24,7 @@ from normbook.checks.copies import copy_of
 from normbook.checks.definitions import ACTIVATIONS, DIVISORS
 from normbook.checks.diagnosis import diagnosis, precision
 from normbook.checks.recognition import affordable
+from normbook.checks.renorm import renormalization
 from normbook.checks.start import at_the_start
 from normbook.checks.subject import TOLERANCE, Subject, draw, largest, normal
 
@@ -96,7 +97,7 @@ def statistics(subject: Subject) -> Fault | None:
     later = subject.fresh()
     call(later, subject.draw(17).to(subject.dtype))
     if largest(call(later, x.to(subject.dtype)) - y) > TOLERANCE:
-        return Fault(
+        return renormalization(subject) or Fault(
             "the running statistics take part in training, as in batch "
             f"renormalization: after another batch the output is another. {reason}",
             "In training, normalize by the batch alone.",

@@ -28,9 +28,12 @@ from normbook.checks.claim import (
     claim,
     named,
 )
-from normbook.checks.copies import copy_of, graph_nodes, tensors_of
+from normbook.checks.copies import copy_of, graph_nodes, moved, tensors_of
+from normbook.checks.corrections import correction
+from normbook.checks.evaluation_formula import Lines, formula
 from normbook.checks.gradient_claims import STEP as DIFFERENCE
 from normbook.checks.gradient_claims import by_parameters, by_x, point
+from normbook.checks.loading import changed_by_loading, ignored
 from normbook.checks.output_claims import eps_place, need_right_statistics, two_settings
 from normbook.checks.recognition import MEANS
 from normbook.checks.subject import TOLERANCE, Subject, draw, largest, normal
@@ -45,6 +48,9 @@ EXAMPLES = 4
 STEPS = 4
 SHIFT = 5.0
 
+AS_SAVED = (
+    "Load values as they were saved; convert old ones by the version in the state_dict."
+)
 NOT_FIXED = "evaluation does not normalize by fixed statistics"
 AVERAGE = "running_mean = (1 - momentum) * running_mean + momentum * mean"
 
@@ -116,6 +122,7 @@ class _Step(NamedTuple):
     before: _Averages
     after: _Averages
     x: Tensor
+    held: dict[str, Tensor]  # what is kept of each channel, after it
 
     @property
     def _way(self) -> Tensor:
@@ -172,7 +179,8 @@ def _history(subject: Subject) -> list[_Step]:
         x = _batch(subject, 20 + k) + SHIFT
         call(layer, x)
         batch = _Averages(*map(_by_channel, subject.definition.moments(x.double())))
-        steps.append(_Step(n, batch, before, _averages(subject, layer), x))
+        held = moved(subject.layer, layer, subject.shape[1])
+        steps.append(_Step(n, batch, before, _averages(subject, layer), x, held))
         before = steps[-1].after
     return steps
 
@@ -189,6 +197,7 @@ def acts_alike(subject: Subject) -> Fault | None:
     gains, biases, _, _ = two_settings(subject)
     a, b = gains.reshape(2, -1), biases.reshape(2, -1)
     layer = _trained(subject)
+    held = moved(subject.layer, layer, subject.shape[1])
     lines = []
     for seed in (1, 2):
         subject.set_affine(seed, layer)
@@ -198,22 +207,17 @@ def acts_alike(subject: Subject) -> Fault | None:
     size = max(map(largest, slopes))
     if not size:
         return Fault("in evaluation the output does not depend on the input.", cure)
-    error = largest(slopes[0] * a[1] - slopes[1] * a[0]) / (size * largest(a))
-    if error > 0.01:
-        return Fault(
-            f"with another gain, the slope in evaluation is off by {error:.2g} of the "
-            "largest from what the same change does in training: the gain acts in "
-            "another way.",
-            cure,
-        )
-    moved = (b[0] - heights[0]) * slopes[1] - (b[1] - heights[1]) * slopes[0]
-    error = largest(moved) / size
-    if error > 0.01:
-        return Fault(
-            f"with another bias, the output of evaluation is off by {error:.2g} from "
-            "what the same change does in training: the bias acts in another way.",
-            cure,
-        )
+    gain_off = largest(slopes[0] * a[1] - slopes[1] * a[0]) / (size * largest(a))
+    moves = (b[0] - heights[0]) * slopes[1] - (b[1] - heights[1]) * slopes[0]
+    for error, what in ((gain_off, "gain"), (largest(moves) / size, "bias or mean")):
+        if error > 0.01:
+            seen = Lines(a, b, torch.stack(slopes), torch.stack(heights), subject.eps)
+            why = formula(seen, held) or f"the {what} acts in another way"
+            return Fault(
+                f"{why}. With another gain and bias the output of evaluation is off by "
+                f"{error:.2g} from what the same change does in training.",
+                cure,
+            )
     return _eps_fault(subject)
 
 
@@ -271,6 +275,12 @@ def running_mean(subject: Subject) -> Fault | Note | None:
             "Update the running statistics in training mode, and evaluate by them.",
         )
     if not all(step.is_average for step in steps):
+        if text := _corrected(subject, steps):
+            return Fault(
+                f"{text}.",
+                "Divide by 1 - (1 - momentum)^k, or begin with 0 and 1 and do not "
+                "divide.",
+            )
         batch, before, after = (of.mean[0].item() for of in steps[-1][1:4])
         why = _taken_in(subject, steps, "mean")
         return Fault(
@@ -332,6 +342,24 @@ def running_mean(subject: Subject) -> Fault | Note | None:
             "only the last batch",
         )
     return None
+
+
+def _corrected(subject: Subject, steps: list[_Step]) -> str:
+    """Say how evaluation corrects what is held for its start, if that is wrong."""
+    momentum = getattr(subject.layer, "momentum", None)
+    texts = []
+    for which in ("mean", "var"):
+        factor = steps[0].n / (steps[0].n - 1) if which == "var" else 1.0
+        text = correction(
+            [getattr(step.after, which) for step in steps],
+            [step.held for step in steps],
+            [factor * getattr(step.batch, which) for step in steps],
+            momentum,
+        )
+        texts += [f"of the {'variance' if which == 'var' else 'mean'} {text}"] * bool(
+            text
+        )
+    return "; ".join(texts)
 
 
 def _moved_means(subject: Subject) -> str:
@@ -519,8 +547,12 @@ def state_dict(subject: Subject) -> Fault | None:
     if any(k in empty and not torch.equal(v, empty[k]) for k, v in values.items()):
         missing = f"{has}something else that evaluation uses is no buffer"
     other = "a fresh layer with the state_dict of a trained one"
-    with of_the_layer():
-        fresh.load_state_dict(state)
+    if changed := changed_by_loading(layer, fresh, subject.eps):
+        return Fault(
+            f"load_state_dict changes what it loads: {changed}. So a layer that is saved "
+            "and loaded evaluates differently.",
+            AS_SAVED,
+        )
     expected = _evaluate(layer, x)
     try:
         loaded = _evaluate(fresh, x)
@@ -688,6 +720,9 @@ def follows(subject: Subject) -> Fault | None:
     other = subject.fresh()
     subject.set_affine(1, other)
     call(other, _few(subject, 8))
+    changed = changed_by_loading(other, subject.fresh(), subject.eps)
+    if changed and subject.claims_no_statistics:  # else a claim of its own tells it
+        return Fault(f"load_state_dict changes what it loads: {changed}.", AS_SAVED)
     state = other.state_dict()
     seen, fresh = subject.fresh(), subject.fresh()
     call(evaluating(seen), x)
@@ -704,9 +739,14 @@ def follows(subject: Subject) -> Fault | None:
         after = "after a batch in training mode behind an evaluation"
         if _alike(_evaluate(seen, x), _evaluate(fresh, x)):
             return None
+    old = [*ignored(subject.fresh, state, lambda v: call(evaluating(v), x), _alike)]
+    rest = [n for n, v in state.items() if isinstance(v, Tensor) and v.is_floating_point()]
+    rest = [name for name in rest if name not in old]
+    what = f"the {' and '.join(old)} that it held before" if old else ""
+    what += f", and {', '.join(rest)} as now" if old and rest else ""
     return Fault(
-        f"{after} the layer evaluates by what it held before: eval() or the first call "
-        "keeps a copy.",
+        f"{after} the layer evaluates by {what or 'what it held before'}: eval() or the "
+        "first call keeps a copy.",
         "Compute from parameters and buffers in every call, or drop the copy when they "
         "change.",
     )
