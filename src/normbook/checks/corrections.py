@@ -1,4 +1,4 @@
-"""How evaluation corrects a running statistic for its start, from what acts and is held.
+"""How evaluation corrects a running statistic for its start, from what is held.
 
 Both are looked at after each of the first batches.
 """

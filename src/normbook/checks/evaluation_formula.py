@@ -69,8 +69,8 @@ def _told(
         slips.insert(0, f"x is divided by {root}")
     slips = list(dict.fromkeys(slips)) or ["gain or bias are those of another channel"]
     return (
-        f"{' and '.join(slips)}: evaluation is a x + c, with a = {slope} and c = {text};"
-        " expected a = gain / sqrt(var + eps) and c = bias - mean * a"
+        f"{' and '.join(slips)}: evaluation is a x + c, with a = {slope} and c = "
+        f"{text}; expected a = gain / sqrt(var + eps) and c = bias - mean * a"
     )
 
 

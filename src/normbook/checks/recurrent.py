@@ -131,11 +131,12 @@ def _axes(probe: Probe) -> Fault:
     why = "it is stored and not used" if probe.misled else "axis 0 is the batch all the"
     why += "" if probe.misled else " same"
     return Fault(
-        f"batch_first is {probe.misled}, so that x is {said[bool(probe.misled)]}; for x "
-        f"of shape {x} the state that is returned has {examples} examples, the length of "
-        f"axis {int(not probe.is_batch_first)}, as for {said[probe.is_batch_first]}: "
-        f"{why}. {'The recurrence runs over the examples. ' * bool(probe.misled)}All "
-        f"other tests are made with x as {said[probe.is_batch_first]}.",
+        f"batch_first is {probe.misled}, so that x is {said[bool(probe.misled)]}; "
+        f"for x of shape {x} the state that is returned has {examples} examples, the "
+        f"length of axis {int(not probe.is_batch_first)}, as for "
+        f"{said[probe.is_batch_first]}: {why}. "
+        f"{'The recurrence runs over the examples. ' * bool(probe.misled)}All other "
+        f"tests are made with x as {said[probe.is_batch_first]}.",
         "Transpose x first and the outputs last where batch_first is True.",
     )
 
@@ -556,9 +557,9 @@ def _other_examples(probe: Probe) -> Fault | None:
         )
     elif _goes_from_example_to_example(probe):
         reason += (
-            " Each example goes on from the one in front of it, the last one changes no "
-            "other: the recurrence runs over the examples, as where their axis is taken "
-            "for the time."
+            " Each example goes on from the one in front of it, the last one changes "
+            "no other: the recurrence runs over the examples, as where their axis is "
+            "taken for the time."
         )
     cure = "Take the statistics over the units of one example (the last axis)."
     return Fault(reason, cure)

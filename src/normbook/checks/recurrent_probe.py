@@ -155,7 +155,9 @@ def _why_it_fails(
         x = (of[0][1], of[0][0], of[0][2]) if probe.is_batch_first else of[0]
         states = f"{of[1]} and {of[2]}"
         if probe.stacked is not None:
-            states += f", stacked {probe.stacked} times along axis 0, as it returns them"
+            states += (
+                f", stacked {probe.stacked} times along axis 0, as it returns them"
+            )
         return (
             f"layer must take an input {layout} with states, x of shape {x} and h_0, "
             f"c_0 of shape {states}, got {error}; make it take the states that it "

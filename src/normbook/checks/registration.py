@@ -1,7 +1,7 @@
 """What a layer holds in lists, dictionaries and plain attributes, out of torch's reach.
 
-Neither ``.double()`` nor ``eval()``, ``parameters()`` or ``state_dict()`` finds a module
-or a parameter there.
+Neither ``.double()`` nor ``eval()``, ``parameters()`` or ``state_dict()`` finds a
+module or a parameter there.
 """
 
 from __future__ import annotations
@@ -84,13 +84,14 @@ def _fault_of(found: dict[str, list[Part]]) -> Callable[[nn.Module], Fault]:
         texts.append(f"{path} holds {what}")
     kinds = {isinstance(part, nn.Module) for parts in found.values() for part in parts}
     cure = " or ".join(
-        f"nn.{'Module' if is_module else 'Parameter'}List" for is_module in sorted(kinds)
+        f"nn.{'Module' if is_module else 'Parameter'}List"
+        for is_module in sorted(kinds)
     )
     fault = Fault(
-        f"{'; '.join(texts)}, not registered, as in a plain list: eval(), train(), to(), "
-        "double(), parameters() and state_dict() do not reach that. Norms there stay in "
-        "training mode, an optimizer moves nothing of it, and nothing is saved. All "
-        "other tests are made as if it were registered.",
+        f"{'; '.join(texts)}, not registered, as in a plain list: eval(), train(), "
+        "to(), double(), parameters() and state_dict() do not reach that. Norms "
+        "there stay in training mode, an optimizer moves nothing of it, and nothing "
+        "is saved. All other tests are made as if it were registered.",
         f"Hold it in an {cure}, or assign it to an attribute of its own.",
     )
     return lambda layer: fault

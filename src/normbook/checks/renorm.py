@@ -1,4 +1,4 @@
-"""Batch renormalization, told from a batch norm that uses running statistics by mistake.
+"""Batch renormalization, told from a batch norm that uses running statistics in error.
 
 Ioffe (2017): y = gain (r x_hat + d) + bias, where r is the deviation of the batch over
 the running one, d how far its mean is from the running one, over the same. For batches
@@ -172,10 +172,11 @@ def _told(
         why = "d is not multiplied by the gain: "
     elif "bias * r" in height:
         why = "the bias is multiplied by r: "
+    slips = [] if slope == RIGHT[0] else [f"x_hat is multiplied by {slope}"]
+    slips += [] if height == RIGHT[1] else [f"{height} is added, expected {RIGHT[1]}"]
     return Fault(
-        f"{why}running statistics take part in training, much as those {of}; but x_hat "
-        f"is multiplied by {slope}, expected {RIGHT[0]}, and {height} is added, expected"
-        f" {RIGHT[1]}.",
+        f"{why}running statistics take part in training, much as those {of}; but "
+        f"{' and '.join(slips)}.",
         cure,
     )
 

@@ -28,17 +28,19 @@ def at_the_start(subject: Subject) -> Fault | Note | None:
     gain, bias = found
     if _is_about(gain, 0.0) and _is_about(bias, 1.0):
         return Fault(
-            "from the start the gain that acts is 0 and the bias 1: the output is about "
-            "1, whatever x is. The two are exchanged, where they are made or where they "
-            "are taken apart.",
+            "from the start the gain that acts is 0 and the bias 1: the output is "
+            "about 1, whatever x is. The two are exchanged, where they are made or "
+            "where they are taken apart.",
             "Let the gain begin at 1 and the bias at 0.",
         )
     if _is_about(gain, 2.0) and _adds_1(subject):
         name = subject.gain or "the weight"
         return Fault(
-            f"from the start all outputs are doubled: x_hat is multiplied by 1 + {name}, "
-            f"and {name} begins at 1, so that the gain that acts is 2, expected 1.",
-            "Begin with torch.zeros where 1 is added, or multiply by the weight itself.",
+            f"from the start all outputs are doubled: x_hat is multiplied by 1 + "
+            f"{name}, and {name} begins at 1, so that the gain that acts is 2, "
+            "expected 1.",
+            "Begin with torch.zeros where 1 is added, or multiply by the weight "
+            "itself.",
         )
     notes = []
     if not gain.any():
@@ -80,7 +82,8 @@ def _is_constant(values: Tensor) -> bool:
 
 
 def _is_about(values: Tensor, value: float) -> bool:
-    return largest(values - value) < ABOUT and abs(values.mean() - value) < ABOUT / 2
+    off = values - value
+    return largest(off) < ABOUT and float(off.mean().abs()) < ABOUT / 2
 
 
 def _adds_1(subject: Subject) -> bool:

@@ -48,6 +48,9 @@ EXAMPLES = 4
 STEPS = 4
 SHIFT = 5.0
 
+CORRECTED = (
+    "Divide by 1 - (1 - momentum)^k, or begin with 0 and 1 and divide by nothing."
+)
 AS_SAVED = (
     "Load values as they were saved; convert old ones by the version in the state_dict."
 )
@@ -276,11 +279,7 @@ def running_mean(subject: Subject) -> Fault | Note | None:
         )
     if not all(step.is_average for step in steps):
         if text := _corrected(subject, steps):
-            return Fault(
-                f"{text}.",
-                "Divide by 1 - (1 - momentum)^k, or begin with 0 and 1 and do not "
-                "divide.",
-            )
+            return Fault(f"{text}.", CORRECTED)
         batch, before, after = (of.mean[0].item() for of in steps[-1][1:4])
         why = _taken_in(subject, steps, "mean")
         return Fault(
@@ -347,19 +346,19 @@ def running_mean(subject: Subject) -> Fault | Note | None:
 def _corrected(subject: Subject, steps: list[_Step]) -> str:
     """Say how evaluation corrects what is held for its start, if that is wrong."""
     momentum = getattr(subject.layer, "momentum", None)
-    texts = []
-    for which in ("mean", "var"):
-        factor = steps[0].n / (steps[0].n - 1) if which == "var" else 1.0
+    bessel = steps[0].n / (steps[0].n - 1)
+    found: dict[str, str] = {}
+    for which, name, factor in (("mean", "mean", 1.0), ("var", "variance", bessel)):
         text = correction(
             [getattr(step.after, which) for step in steps],
             [step.held for step in steps],
             [factor * getattr(step.batch, which) for step in steps],
             momentum,
         )
-        texts += [f"of the {'variance' if which == 'var' else 'mean'} {text}"] * bool(
-            text
-        )
-    return "; ".join(texts)
+        found |= {f"the {name}": text} if text else {}
+    if not found:
+        return ""
+    return f"Of {' and '.join(found)}: {next(iter(found.values()))}"
 
 
 def _moved_means(subject: Subject) -> str:
@@ -390,6 +389,8 @@ def running_variance(subject: Subject) -> Fault | None:
 
     if misfit(bessel) < max(TOLERANCE / steps[0].weight * 0.1, 1e-6):
         return None
+    if text := _corrected(subject, steps):
+        return Fault(f"{text}.", CORRECTED)
     reason = _variance_reason(steps[-1], bessel, subject.eps)
     reason = _taken_in(subject, steps, "var") * (": " not in reason) + reason
     if misfit(1.0) < TOLERANCE:
@@ -549,8 +550,8 @@ def state_dict(subject: Subject) -> Fault | None:
     other = "a fresh layer with the state_dict of a trained one"
     if changed := changed_by_loading(layer, fresh, subject.eps):
         return Fault(
-            f"load_state_dict changes what it loads: {changed}. So a layer that is saved "
-            "and loaded evaluates differently.",
+            f"load_state_dict changes what it loads: {changed}. So a layer that is "
+            "saved and loaded evaluates differently.",
             AS_SAVED,
         )
     expected = _evaluate(layer, x)
@@ -740,13 +741,15 @@ def follows(subject: Subject) -> Fault | None:
         if _alike(_evaluate(seen, x), _evaluate(fresh, x)):
             return None
     old = [*ignored(subject.fresh, state, lambda v: call(evaluating(v), x), _alike)]
-    rest = [n for n, v in state.items() if isinstance(v, Tensor) and v.is_floating_point()]
+    rest = [
+        n for n, v in state.items() if isinstance(v, Tensor) and v.is_floating_point()
+    ]
     rest = [name for name in rest if name not in old]
     what = f"the {' and '.join(old)} that it held before" if old else ""
     what += f", and {', '.join(rest)} as now" if old and rest else ""
     return Fault(
-        f"{after} the layer evaluates by {what or 'what it held before'}: eval() or the "
-        "first call keeps a copy.",
+        f"{after} the layer evaluates by {what or 'what it held before'}: eval() or "
+        "the first call keeps a copy.",
         "Compute from parameters and buffers in every call, or drop the copy when they "
         "change.",
     )
