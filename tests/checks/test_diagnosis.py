@@ -95,7 +95,7 @@ def test_statistics_over_the_wrong_axis_are_named_by_where_the_gain_lies() -> No
         return (x - mean) / (var + 1e-6).sqrt()
 
     report = check_norm_layer(ByRule(rule, 12), (4, 7, 12), kind="layer", quiet=True)
-    assert "the statistics run over axis 1 only" in reason(report)
+    assert "the statistics run over axis 1, expected axis 2" in reason(report)
     assert "there is one gain and one bias for each channel" not in report.failed
 
 

@@ -48,8 +48,8 @@ def correction(
         if any(f is None or abs(f) < TINY for f in factors):
             continue
         seen = [float(f) for f in factors if f is not None]
-        if all(abs(f - 1) < NEAR for f in seen):
-            continue
+        if all(abs(f - seen[0]) < NEAR * abs(seen[0]) for f in seen):
+            continue  # that corrects no start
         text = f"evaluation uses {name} / f, where f is {_listed(seen)} in the first "
         text += f"{len(seen)} batches"
         if (rule := _rule(seen, momentum)) is not None:

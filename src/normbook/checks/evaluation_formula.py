@@ -13,6 +13,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from normbook.checks.recognition import MEANS
+
 NEAR = 1e-3
 
 
@@ -57,6 +59,24 @@ def formula(lines: Lines, held: Mapping[str, Tensor]) -> str:
                 if found:
                     slope = name if root == "1" else f"{name} / {root}"
                     return _told(name, root, var, slope, found)
+    return ""
+
+
+def wrong_height(lines: Lines, held: Mapping[str, Tensor]) -> str:
+    """Say what is wrong with the mean or the bias, where the slope is right.
+
+    A mean that is multiplied by some number is still a mean, as far as gain and bias
+    tell. What is not called a mean may be kept in another form on purpose.
+    """
+    means = [name for name in held if name.rpartition(".")[2] in MEANS]
+    for var, mean in itertools.product(held, means):
+        by = (held[var] + lines.eps).clamp_min(0).sqrt()
+        if var == mean or not _fits(lines.slope, lines.gain / by):
+            continue
+        root = f"sqrt({var} + eps)"
+        found = _height(lines, held[mean], mean, ("gain", lines.gain), (root, by))
+        if found and found[1]:
+            return _told("gain", root, var, f"gain / {root}", found)
     return ""
 
 

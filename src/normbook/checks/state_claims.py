@@ -30,7 +30,7 @@ from normbook.checks.claim import (
 )
 from normbook.checks.copies import copy_of, graph_nodes, moved, tensors_of
 from normbook.checks.corrections import correction
-from normbook.checks.evaluation_formula import Lines, formula
+from normbook.checks.evaluation_formula import Lines, formula, wrong_height
 from normbook.checks.gradient_claims import STEP as DIFFERENCE
 from normbook.checks.gradient_claims import by_parameters, by_x, point
 from normbook.checks.loading import changed_by_loading, ignored
@@ -212,15 +212,17 @@ def acts_alike(subject: Subject) -> Fault | None:
         return Fault("in evaluation the output does not depend on the input.", cure)
     gain_off = largest(slopes[0] * a[1] - slopes[1] * a[0]) / (size * largest(a))
     moves = (b[0] - heights[0]) * slopes[1] - (b[1] - heights[1]) * slopes[0]
+    seen = Lines(a, b, torch.stack(slopes), torch.stack(heights), subject.eps)
     for error, what in ((gain_off, "gain"), (largest(moves) / size, "bias or mean")):
         if error > 0.01:
-            seen = Lines(a, b, torch.stack(slopes), torch.stack(heights), subject.eps)
             why = formula(seen, held) or f"the {what} acts in another way"
             return Fault(
                 f"{why}. With another gain and bias the output of evaluation is off by "
                 f"{error:.2g} from what the same change does in training.",
                 cure,
             )
+    if text := wrong_height(seen, held):
+        return Fault(f"{text}.", cure)
     return _eps_fault(subject)
 
 
