@@ -33,6 +33,7 @@ from normbook.checks.recurrent import REDUNDANT, recurrent_findings
 from normbook.checks.registration import registered
 from normbook.checks.relatives import Relative, formula_of, relatives_of, unnamed
 from normbook.checks.report import Finding, Report
+from normbook.checks.running_claims import RUNNING_CLAIMS
 from normbook.checks.state_claims import (
     STATE_CLAIMS,
     copies,
@@ -244,7 +245,8 @@ def _title(name: str, subject: Subject, axis: int) -> str:
 def _report(subject: Subject, axis: int) -> Report:
     claims = [*OUTPUT_CLAIMS, *GRADIENT_CLAIMS]
     claims += EXAMPLE_CLAIMS if subject.kind != "batch" else []
-    claims += STATE_CLAIMS if subject.kind in ("batch", "instance") else []
+    has_state = subject.kind in ("batch", "instance")
+    claims += [*RUNNING_CLAIMS, *STATE_CLAIMS] if has_state else []
     claims += [in_evaluation, follows, copies, as_named]
     # Half precision goes wrong for many reasons; others come first.
     claims.append(claims.pop(claims.index(half_precisions)))
