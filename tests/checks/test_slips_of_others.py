@@ -67,7 +67,7 @@ class Deaf(nn.Module):
         self.input_size, self.batch_first = 3, says
         self.lstm = LayerNormLSTM(3, 4, has_redundant_biases=False, batch_first=takes)
 
-    def forward(self, x: Tensor, state: Any = None) -> Any:
+    def forward(self, x: Any, state: Any = None) -> Any:
         return self.lstm(x, state)
 
 
@@ -83,7 +83,7 @@ def test_a_batch_first_that_is_not_used_is_named(says: bool) -> None:
 class Narrow(LayerNormLSTM):
     """Takes no states of more than one example."""
 
-    def forward(self, x: Tensor, state: Any = None) -> Any:
+    def forward(self, x: Any, state: Any = None) -> Any:
         if state is not None:
             state = tuple(s.reshape(1, 1, self.hidden_size) for s in state)
         return super().forward(x, state)
@@ -92,11 +92,11 @@ class Narrow(LayerNormLSTM):
 class Float32(LayerNormLSTM):
     """Adds a tensor that is no buffer."""
 
-    def __init__(self, *sizes: int) -> None:
-        super().__init__(*sizes)
-        self.mixing = torch.eye(sizes[0])
+    def __init__(self, features: int, units: int) -> None:
+        super().__init__(features, units)
+        self.mixing = torch.eye(features)
 
-    def forward(self, x: Tensor, state: Any = None) -> Any:
+    def forward(self, x: Any, state: Any = None) -> Any:
         return super().forward(x @ self.mixing, state)
 
 
