@@ -378,6 +378,9 @@ def neighbours(subject: Subject) -> Fault | None:
     why = "the batch gets into what evaluation normalizes by"
     if largest(alone - by_batch) < 1e-4:
         why = "evaluation normalizes by the batch, as training does"
+    if evaluating(copy_of(layer)).training:
+        why += ", and self.training is still True after eval(): a train() of its own "
+        why += "does not pass on the mode"
     return Fault(
         f"four examples evaluated beside four others change by up to {change:.2g}: "
         f"{why}.",
