@@ -173,10 +173,10 @@ def affine(subject: Subject) -> Fault | Note | None:
     """Set both to other values twice and find them again in the output."""
     need_right_statistics(subject)
     start = at_the_start(subject)
-    if isinstance(start, Fault):
+    if not (subject.names or subject.has_known_affine):
+        if start is None:
+            raise no_affine(subject)
         return start
-    if start is None and not (subject.names or subject.has_known_affine):
-        raise no_affine(subject)
     for name in subject.names:
         if subject.spread(name) is None:
             raise DoesNotApply(f"{name} has not one value for each channel")
@@ -194,6 +194,8 @@ def affine(subject: Subject) -> Fault | Note | None:
         name += ": " * bool(name)
         reason = f"{name}expected {expected} to be added, seen {seen}."
         return Fault(reason, PLAIN_AFFINE)
+    if isinstance(start, Fault):
+        return start
     if subject.gain_offset:
         return Fault(
             f"x_hat is multiplied by 1 + {subject.gain}: a weight of 0 is a gain of 1, "
