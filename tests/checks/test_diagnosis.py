@@ -48,7 +48,7 @@ def over(power: float) -> Rule:
     ("power", "text"),
     [
         (4, "the rest is divided by the fourth power of sigma"),
-        (0.5, "the rest is divided by the root of sigma"),
+        (0.5, "the rest divided by the root of sigma"),
         (-1, "the rest is multiplied by sigma, not divided by it"),
     ],
 )
@@ -184,9 +184,9 @@ def test_half_precision_is_shown_where_it_is_furthest_off() -> None:
         (
             "rms",
             lambda x: x / x.std(-1, keepdim=True).sqrt(),
-            "divided by the root of the deviation",
+            "the rest divided by the root of sigma",
         ),
-        ("rms", lambda x: x / x.std(-1, keepdim=True), "divided by the deviation"),
+        ("rms", lambda x: x / x.std(-1, keepdim=True), "the rest divided by sigma"),
         (
             "layer",
             lambda x: (
@@ -195,7 +195,7 @@ def test_half_precision_is_shown_where_it_is_furthest_off() -> None:
                 .clamp_min(0)
                 .sqrt()
             ),
-            "the mean is not squared in it",
+            "in which the mean is not squared",
         ),
     ],
 )

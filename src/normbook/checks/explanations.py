@@ -53,6 +53,9 @@ CENTRES: dict[str, Statistic] = {
 
 DIVISORS: dict[str, Statistic] = {
     "sigma": lambda x, axes: _mean((x - _mean(x, axes)).square(), axes).sqrt(),
+    "the root of sigma": lambda x, axes: (
+        _mean((x - _mean(x, axes)).square(), axes) ** 0.25
+    ),
     "the root mean square of x": lambda x, axes: _mean(x.square(), axes).sqrt(),
     "the mean of the absolute values of x": lambda x, axes: _mean(x.abs(), axes),
     "the mean absolute deviation": lambda x, axes: _mean(
@@ -75,7 +78,7 @@ DIVISORS: dict[str, Statistic] = {
     "the variance, not by its root": lambda x, axes: _mean(
         (x - _mean(x, axes)).square(), axes
     ),
-    "the root of E[x^2] - E[x], in which the mean is not squared,": lambda x, axes: (
+    "the root of E[x^2] - E[x], in which the mean is not squared": lambda x, axes: (
         (_mean(x.square(), axes) - _mean(x, axes)).clamp_min(0).sqrt()
     ),
 }

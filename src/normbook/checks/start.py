@@ -10,7 +10,7 @@ from torch import Tensor
 
 from normbook.checks.calls import LayerError, call
 from normbook.checks.claim import Fault, Note
-from normbook.checks.subject import TOLERANCE, Subject, largest
+from normbook.checks.subject import TOLERANCE, Subject, draw, largest
 
 NEAR = 0.01
 # A random start, such as normal(1, 0.02), is near what it is around.
@@ -62,7 +62,8 @@ def at_the_start(subject: Subject) -> Fault | Note | None:
 
 def _acting(subject: Subject) -> tuple[Tensor, Tensor] | None:
     """Find gain and bias in the output of the layer as it was given."""
-    x = subject.draw(4, subject.large)
+    few = subject.shape if subject.kind == "batch" else subject.sized(2)
+    x = draw(few, 4, subject.large)
     layer = subject.given.to(subject.dtype)
     try:
         y = call(layer, x.to(subject.dtype)).detach().double()

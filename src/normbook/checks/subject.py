@@ -379,6 +379,8 @@ class Subject:
 
     def _leave_a_constant(self, shapes: list[tuple[int, ...]]) -> None:
         """Move all parameters where the output, as given, does not depend on x."""
+        if self.gain and self.layer.get_parameter(self.gain).any():
+            return
         for self.shape in shapes:
             if self._error_on(self.shape) is None:
                 first, second = (self.output(self.draw(seed)) for seed in (0, 1))
