@@ -24,12 +24,6 @@ def test_the_values_of_one_set_of_statistics_are_counted(
     assert definition.size((2, 6, 4, 5)) == size
 
 
-def test_the_right_axes_are_not_among_the_wrong_ones() -> None:
-    assert (0, 2, 3) not in Definition("batch").other_axes(4).values()
-    assert (2, 3) not in Definition("instance").other_axes(4).values()
-    assert (3,) not in Definition("layer").other_axes(4).values()
-
-
 def test_axes_are_told_of_very_many_groups() -> None:
     cure = Definition("group", groups=512).axes_cure(5)
     assert "dim=(2,) of x.reshape(N, 512, -1)" in cure

@@ -48,7 +48,7 @@ def over(power: float) -> Rule:
     ("power", "text"),
     [
         (4, "the rest is divided by the fourth power of sigma"),
-        (0.5, "the rest is divided by the root of sigma"),
+        (0.5, "the rest divided by the root of sigma"),
         (-1, "the rest is multiplied by sigma, not divided by it"),
     ],
 )
@@ -95,7 +95,7 @@ def test_statistics_over_the_wrong_axis_are_named_by_where_the_gain_lies() -> No
         return (x - mean) / (var + 1e-6).sqrt()
 
     report = check_norm_layer(ByRule(rule, 12), (4, 7, 12), kind="layer", quiet=True)
-    assert "the statistics run over axis 1 only" in reason(report)
+    assert "the statistics run over axis 1, expected axis 2" in reason(report)
     assert "there is one gain and one bias for each channel" not in report.failed
 
 
@@ -184,9 +184,9 @@ def test_half_precision_is_shown_where_it_is_furthest_off() -> None:
         (
             "rms",
             lambda x: x / x.std(-1, keepdim=True).sqrt(),
-            "divided by the root of the deviation",
+            "the rest divided by the root of sigma",
         ),
-        ("rms", lambda x: x / x.std(-1, keepdim=True), "divided by the deviation"),
+        ("rms", lambda x: x / x.std(-1, keepdim=True), "the rest divided by sigma"),
         (
             "layer",
             lambda x: (
@@ -195,7 +195,7 @@ def test_half_precision_is_shown_where_it_is_furthest_off() -> None:
                 .clamp_min(0)
                 .sqrt()
             ),
-            "the mean is not squared in it",
+            "in which the mean is not squared",
         ),
     ],
 )

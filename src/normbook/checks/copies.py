@@ -22,6 +22,17 @@ def tensors_of(layer: nn.Module) -> Iterator[tuple[str, Tensor]]:
                     yield f"{path}.{label}".strip("."), tensor
 
 
+def moved(before: nn.Module, after: nn.Module, size: int) -> dict[str, Tensor]:
+    """Return what changed of a layer's floating-point tensors of some size, flat."""
+    old = dict(tensors_of(before))
+    return {
+        name: value.detach().clone().double().flatten()
+        for name, value in tensors_of(after)
+        if value.is_floating_point() and value.numel() == size
+        if name not in old or not value.equal(old[name])
+    }
+
+
 def _inside(value: Any, name: str) -> Iterator[tuple[str, Tensor]]:
     if isinstance(value, Tensor):
         yield name, value

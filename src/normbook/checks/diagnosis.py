@@ -45,9 +45,11 @@ class Seen(NamedTuple):
 
 def diagnosis(subject: Subject) -> Seen | None:
     """Say over which values the statistics run, or what they are."""
-    for look in (precision, explanation, _clipped):
-        if text := look(subject):
-            return Seen(f"{text}.")
+    if text := precision(subject):
+        return Seen(f"{text}.")
+    text, cure = explanation(subject)
+    if text := text or _clipped(subject):
+        return Seen(f"{text}.", cure)
     place = tuple(min(1, size - 1) for size in subject.shape)
     with_it = _has_a_part(subject, place)
     if with_it is None:

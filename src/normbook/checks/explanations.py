@@ -53,6 +53,9 @@ CENTRES: dict[str, Statistic] = {
 
 DIVISORS: dict[str, Statistic] = {
     "sigma": lambda x, axes: _mean((x - _mean(x, axes)).square(), axes).sqrt(),
+    "the root of sigma": lambda x, axes: (
+        _mean((x - _mean(x, axes)).square(), axes) ** 0.25
+    ),
     "the root mean square of x": lambda x, axes: _mean(x.square(), axes).sqrt(),
     "the mean of the absolute values of x": lambda x, axes: _mean(x.abs(), axes),
     "the mean absolute deviation": lambda x, axes: _mean(
@@ -72,7 +75,12 @@ DIVISORS: dict[str, Statistic] = {
     "the largest value": _over(lambda rows: rows.amax(-1)),
     "the sum of the absolute values": _over(lambda rows: rows.abs().sum(-1)),
     "nothing": lambda x, axes: torch.ones_like(_mean(x, axes)),
-    "the variance": lambda x, axes: _mean((x - _mean(x, axes)).square(), axes),
+    "the variance, not by its root": lambda x, axes: _mean(
+        (x - _mean(x, axes)).square(), axes
+    ),
+    "the root of E[x^2] - E[x], in which the mean is not squared": lambda x, axes: (
+        (_mean(x.square(), axes) - _mean(x, axes)).clamp_min(0).sqrt()
+    ),
 }
 
 
@@ -94,19 +102,63 @@ class _Runs(NamedTuple):
         return True
 
 
-def explanation(subject: Subject) -> str:
-    """Say which of all formulas the outputs are those of, or nothing."""
+def explanation(subject: Subject) -> tuple[str, str]:
+    """Say which of all formulas the outputs are those of, and a cure; or nothing."""
     inputs = [subject.draw(seed, LARGE * max(seed, 1)) for seed in range(3)]
     runs = _Runs(inputs, [subject.output(x) for x in inputs])
-    for look in (_by_gains, _by_axes, _by_formula, _by_output):
+    looks = (_by_parts, _by_order, _by_gains, _by_axes, _by_formula, _by_output)
+    for look in looks:
         if text := look(subject, runs):
-            return text
-    return ""
+            cure = subject.axes_cure if look is _by_axes else ""
+            return text, cure
+    return "", ""
 
 
 def _subsets(dim: int) -> list[Axes]:
     every = range(dim)
     return [s for size in every for s in itertools.combinations(every, size + 1)]
+
+
+def _by_parts(subject: Subject, runs: _Runs) -> str:
+    """Look for parts of a batch with statistics of their own, or with a common mean."""
+    if subject.kind != "batch":
+        return ""
+    along, mean_of = _parameter_axes(subject), subject.definition.mean
+
+    def in_parts(size: int) -> Formula:
+        return lambda x: torch.cat(
+            [subject.x_hat(part) for part in torch.split(x, size)]
+        )
+
+    def between(count: int) -> Formula:
+        def z(x: Tensor) -> Tensor:
+            inside = torch.cat([part - mean_of(part) for part in x.chunk(count)])
+            return (x - mean_of(x)) / mean_of(inside.square()).sqrt()
+
+        return z
+
+    for size in (2, 4, 8):
+        if runs.holds(in_parts(size), along):
+            text = "examples have statistics of their own, as in ghost batch norm"
+            return f"each {size} {text}"
+        if runs.holds(between(size), along):
+            return (
+                f"what lies between the means of {size} parts of the batch, as on "
+                "several devices, is left out of the variance"
+            )
+    return ""
+
+
+def _by_order(subject: Subject, runs: _Runs) -> str:
+    """Look for gain and bias in front of the norm, and for a second norm."""
+    if subject.as_set is None or not subject.names:
+        return ""
+    (gain, bias), along = subject.as_set, _parameter_axes(subject)
+    if runs.holds(lambda x: subject.x_hat(gain * x + bias), along):
+        return "gain and bias act before the normalization, not behind it"
+    if runs.holds(lambda x: subject.x_hat(gain * subject.x_hat(x) + bias), along):
+        return "a second norm stands behind gain and bias"
+    return ""
 
 
 def _by_gains(subject: Subject, runs: _Runs) -> str:
@@ -195,7 +247,11 @@ def _own_axes(subject: Subject) -> Axes:
 
 def _by_axes(subject: Subject, runs: _Runs) -> str:
     """Look for the axes of the mean and those of the variance."""
-    along, own = _parameter_axes(subject), _own_axes(subject)
+    own = _own_axes(subject)
+    last = (
+        len(subject.shape) - 1,
+    )  # of gain and bias, where a kind has them on axis 1
+    gains = dict.fromkeys((_parameter_axes(subject), last))
     for where, view, known in _views(subject):
         subsets = _subsets(view(runs.inputs[0]).dim())
         alike = [(axes, axes) for axes in subsets]
@@ -205,7 +261,7 @@ def _by_axes(subject: Subject, runs: _Runs) -> str:
             if is_about_own and mean_over == over:
                 continue
             z = _normalized(subject, view, mean_over, over, is_about_own=is_about_own)
-            if not runs.holds(z, along):
+            if not any(runs.holds(z, along) for along in gains):
                 continue
             if mean_over == over and over in known:
                 return known[over]

@@ -30,8 +30,10 @@ from normbook.checks.output_claims import (
 )
 from normbook.checks.recognition import OWNERS
 from normbook.checks.recurrent import REDUNDANT, recurrent_findings
+from normbook.checks.registration import registered
 from normbook.checks.relatives import Relative, formula_of, relatives_of, unnamed
 from normbook.checks.report import Finding, Report
+from normbook.checks.running_claims import RUNNING_CLAIMS
 from normbook.checks.state_claims import (
     STATE_CLAIMS,
     copies,
@@ -75,7 +77,8 @@ def check_norm_layer(
         By default the attribute ``eps``, or the usual value that explains the output.
     channel_axis : int, default 1
         Where the layer expects the channels: -1 for a batch norm of (N, T, C), say.
-        ``shape`` is that which the layer takes; the report has the channels on axis 1.
+        ``shape`` and the title of the report are what the layer takes; the axes that a
+        reason speaks of are those with the channels on axis 1.
     call : callable, optional
         How the layer is called, where it takes more than x or returns more than y:
         ``lambda layer, x: layer(x, condition)[0]``. The condition must be the same for
@@ -120,9 +123,12 @@ def check_norm_layer(
                 if shape is not None and channel_axis != 1:
                     shape = tuple(torch.empty(shape).movedim(channel_axis, 1).shape)
                 _check_that_it_is_no_weight(layer)
+                held, finding = registered(layer)
                 report = _report_with_condition(
-                    layer, shape, kind, eps, call, channel_axis
+                    held, shape, kind, eps, call, channel_axis
                 )
+                if finding:
+                    report = report._replace(findings=(finding, *report.findings))
     report = report.allowing((allow,) if isinstance(allow, str) else tuple(allow))
     if not quiet:
         print(report)
@@ -143,12 +149,12 @@ def _report_with_condition(
     has_condition = found is not None or (call is not None and needs_more(layer))
     with called(call, axis):
         try:
-            report = _report_on(layer, shape, kind, eps, has_condition)
+            report = _report_on(layer, shape, kind, eps, has_condition, axis)
         except ValueError:
             guess = explained_kind(layer, shape, eps) if has_condition else None
             if kind is not None or guess is None:
                 raise
-            report = _report_on(layer, shape, guess, eps, has_condition)
+            report = _report_on(layer, shape, guess, eps, has_condition, axis)
     is_relative = any(relation in report.kind for relation in report.others)
     if not found or is_relative:
         return report
@@ -164,17 +170,19 @@ def _report_on(
     kind: str | None,
     eps: float | None,
     has_condition: bool,
+    axis: int,
 ) -> Report:
     """Report on a relative whose formula holds, or a norm, or a relative without."""
     as_relative = []
     for relative, is_named in relatives_of(layer) if kind is None else ():
-        report = _report_on_relative(layer, shape, eps, relative)
+        report = _report_on_relative(layer, shape, eps, relative, axis)
         if report is not None and report.findings[0].passed:
             return report
         if report is not None and is_named:
             as_relative.append(report)
     try:
-        report = _report(Subject(layer, shape, kind, eps, has_condition=has_condition))
+        subject = Subject(layer, shape, kind, eps, has_condition=has_condition)
+        report = _report(subject, axis)
     except ValueError:
         if not as_relative:
             raise
@@ -184,7 +192,7 @@ def _report_on(
     if report.findings[0].passed or unknown or kind is not None:
         return unknown[0] if unknown and not report.findings[0].passed else report
     for relative in unnamed():
-        found = _report_on_relative(layer, shape, eps, relative)
+        found = _report_on_relative(layer, shape, eps, relative, axis)
         if found is not None and found.findings[0].passed:
             return found
     return report
@@ -195,6 +203,7 @@ def _report_on_relative(
     shape: tuple[int, ...] | None,
     eps: float | None,
     relative: Relative,
+    axis: int,
 ) -> Report | None:
     """Report on a layer as a relative, or on what is left of it without activations."""
     told, report = (relative.name, relative.text), None
@@ -210,13 +219,12 @@ def _report_on_relative(
             (relation,) = subject.relations
             reason = f"{relation.reason} {formula.reason}"
             subject.relations = [relation._replace(reason=reason)]
-        sizes = ", ".join(["N", *map(str, subject.shape[1:])])
         tests = [dtype_is_kept, half_precisions, strides, input_is_kept, no_graph]
         tests += [far_from_zero] if relative.subtracts_mean else []
         findings = [formula, *(test(subject) for test in (*tests, copies, as_named))]
         if removed:
             findings.append(_behind(removed))
-        report = Report(f"{relative.name} of ({sizes})", tuple(findings))
+        report = Report(_title(relative.name, subject, axis), tuple(findings))
         if formula.passed is not False:
             break
     return report
@@ -228,10 +236,17 @@ def _behind(activations: list[str]) -> Finding:
     return Finding(name, None, what, "", "activation")
 
 
-def _report(subject: Subject) -> Report:
+def _title(name: str, subject: Subject, axis: int) -> str:
+    """Name the layer and the shape that it takes; the tests have the channels first."""
+    taken = torch.empty(subject.shape, device="meta").movedim(1, axis).shape
+    return f"{name} of ({', '.join(['N', *map(str, taken[1:])])})"
+
+
+def _report(subject: Subject, axis: int) -> Report:
     claims = [*OUTPUT_CLAIMS, *GRADIENT_CLAIMS]
     claims += EXAMPLE_CLAIMS if subject.kind != "batch" else []
-    claims += STATE_CLAIMS if subject.kind in ("batch", "instance") else []
+    has_state = subject.kind in ("batch", "instance")
+    claims += [*RUNNING_CLAIMS, *STATE_CLAIMS] if has_state else []
     claims += [in_evaluation, follows, copies, as_named]
     # Half precision goes wrong for many reasons; others come first.
     claims.append(claims.pop(claims.index(half_precisions)))
@@ -243,8 +258,7 @@ def _report(subject: Subject) -> Report:
         findings += [Finding(claim.name, None, why, cure) for claim in others]
     else:
         findings += [claim(subject) for claim in others]
-    sizes = ", ".join(["N", *map(str, subject.shape[1:])])
-    return Report(f"{subject.definition.name} of ({sizes})", tuple(findings))
+    return Report(_title(subject.definition.name, subject, axis), tuple(findings))
 
 
 @claim("it is the norm of its name, and nothing else")

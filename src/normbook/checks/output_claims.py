@@ -24,6 +24,8 @@ from normbook.checks.copies import copy_of
 from normbook.checks.definitions import ACTIVATIONS, DIVISORS
 from normbook.checks.diagnosis import diagnosis, precision
 from normbook.checks.recognition import affordable
+from normbook.checks.renorm import renormalization
+from normbook.checks.start import at_the_start
 from normbook.checks.subject import TOLERANCE, Subject, draw, largest, normal
 
 # Of half precision: the bugs cost everything, and eight bits of bfloat16 a few %.
@@ -95,22 +97,14 @@ def statistics(subject: Subject) -> Fault | None:
     later = subject.fresh()
     call(later, subject.draw(17).to(subject.dtype))
     if largest(call(later, x.to(subject.dtype)) - y) > TOLERANCE:
-        return Fault(
+        return renormalization(subject) or Fault(
             "the running statistics take part in training, as in batch "
             f"renormalization: after another batch the output is another. {reason}",
             "In training, normalize by the batch alone.",
         )
 
-    def fits(z: Formula, axes: tuple[int, ...] | None = None) -> bool:
-        return subject.misfit(z, axes) < TOLERANCE
-
-    if name := named(_swapped(subject), fits):
+    if name := named(_swapped(subject), lambda z: subject.misfit(z) < TOLERANCE):
         return Fault(f"{name}{reason}", "Move each axis back to its place.")
-    last = (len(subject.shape) - 1,)
-    if name := named(_wrong_axes(subject), lambda z: fits(z) or fits(z, last)):
-        return Fault(f"{name}{reason}", subject.axes_cure)
-    if name := named(_wrong_formulas(subject), fits):
-        return Fault(f"{name}{reason}", f"Return {_formula(subject)}.")
     if name := _activation(subject, x, y):
         return Fault(
             f"{name} follows the norm: the output is {name}(gain * x_hat + bias). What "
@@ -161,71 +155,6 @@ def _formula(subject: Subject) -> str:
     return "(x - mean) / (((x - mean) ** 2).mean(...) + eps).sqrt()"
 
 
-def _wrong_formulas(subject: Subject) -> dict[str, Formula]:
-    """Name what may be done with the right statistics."""
-    mean_of = subject.definition.mean
-    before: dict[str, Formula] = {}
-    if subject.as_set is not None and subject.names:
-        gain, bias = subject.as_set
-        name = "gain and bias act before the normalization, not behind it"
-        before = {
-            name: lambda x: subject.x_hat(gain * x + bias),
-            "a second norm stands behind gain and bias": lambda x: subject.x_hat(
-                gain * subject.x_hat(x) + bias
-            ),
-        }
-    if subject.kind == "rms":
-
-        def spread(x: Tensor) -> Tensor:
-            return mean_of((x - mean_of(x)).square())
-
-        by = "divided by the {} of x from its mean, not by the root mean square"
-        return {
-            by.format("deviation"): lambda x: x / spread(x).sqrt(),
-            by.format("root of the deviation"): lambda x: x / spread(x) ** 0.25,
-            by.format("squared deviation"): lambda x: x / spread(x),
-            **before,
-        }
-
-    def over(divisor: Formula) -> Formula:
-        return lambda x: (x - mean_of(x)) / divisor(x)
-
-    def sigma(x: Tensor) -> Tensor:
-        return mean_of((x - mean_of(x)).square()).sqrt()
-
-    def rms(x: Tensor) -> Tensor:
-        return mean_of(x.square()).sqrt()
-
-    def between(parts: int) -> Formula:
-        """Leave out of the variance what lies between the means of parts."""
-
-        def inside(x: Tensor) -> Tensor:
-            parts_of = [part - mean_of(part) for part in x.chunk(parts)]
-            return mean_of(torch.cat(parts_of).square()).sqrt()
-
-        return over(inside)
-
-    known = {
-        "the mean is not subtracted": lambda x: x / sigma(x),
-        "the mean is not subtracted at all, as in RMS norm": lambda x: x / rms(x),
-        "divided by the variance, not by its root": over(lambda x: sigma(x).square()),
-        "divided by the root mean square of x, not of x - mean": over(rms),
-        "divided by the mean absolute deviation": over(
-            lambda x: mean_of((x - mean_of(x)).abs())
-        ),
-        "the variance is E[x^2] - E[x], the mean is not squared in it": over(
-            lambda x: (mean_of(x.square()) - mean_of(x)).clamp_min(0).sqrt()
-        ),
-    }
-    known |= before
-    if subject.kind == "batch":
-        what = "parts of the batch, as on several devices, is left out of the variance"
-        known |= {
-            f"what lies between the means of {n} {what}": between(n) for n in (2, 4, 8)
-        }
-    return known
-
-
 def _swapped(subject: Subject) -> dict[str, Formula]:
     """Name two axes of one length that are not back at their places."""
 
@@ -239,40 +168,15 @@ def _swapped(subject: Subject) -> dict[str, Formula]:
     }
 
 
-def _wrong_axes(subject: Subject) -> dict[str, Formula]:
-    """Name what the statistics may run over."""
-
-    def over(axes: tuple[int, ...]) -> Formula:
-        def z(x: Tensor) -> Tensor:
-            var, mean = torch.var_mean(x, axes, correction=0, keepdim=True)
-            return (x - mean) / var.sqrt()
-
-        return z
-
-    def in_parts(size: int) -> Formula:
-        return lambda x: torch.cat(
-            [subject.x_hat(part) for part in torch.split(x, size)]
-        )
-
-    if subject.kind == "rms":
-        return {"the mean is subtracted, as in layer norm": over((-1,))}
-    wrong = {
-        name: over(axes)
-        for name, axes in subject.definition.other_axes(len(subject.shape)).items()
-        if math.prod(subject.shape[axis] for axis in axes) > 1
-    }
-    if subject.kind == "batch":
-        what = "examples have statistics of their own, as in ghost batch norm"
-        wrong |= {f"each {size} {what}": in_parts(size) for size in (2, 4, 8)}
-    return wrong
-
-
 @claim("gain and bias act on the output as they are", OUTPUT_CLAIMS)
 def affine(subject: Subject) -> Fault | Note | None:
     """Set both to other values twice and find them again in the output."""
     need_right_statistics(subject)
+    start = at_the_start(subject)
     if not (subject.names or subject.has_known_affine):
-        raise no_affine(subject)
+        if start is None:
+            raise no_affine(subject)
+        return start
     for name in subject.names:
         if subject.spread(name) is None:
             raise DoesNotApply(f"{name} has not one value for each channel")
@@ -290,6 +194,8 @@ def affine(subject: Subject) -> Fault | Note | None:
         name += ": " * bool(name)
         reason = f"{name}expected {expected} to be added, seen {seen}."
         return Fault(reason, PLAIN_AFFINE)
+    if isinstance(start, Fault):
+        return start
     if subject.gain_offset:
         return Fault(
             f"x_hat is multiplied by 1 + {subject.gain}: a weight of 0 is a gain of 1, "
@@ -298,15 +204,7 @@ def affine(subject: Subject) -> Fault | Note | None:
             PLAIN_AFFINE,
             "1 + gain",
         )
-    if subject.begins_at_0:
-        return Note(
-            f"{subject.gain} is 0 throughout, and x_hat is multiplied by it: the "
-            "output is the bias, whatever x is. That is on purpose where a residual "
-            "branch begins at 0. Weights made for 1 + gain, as those of Gemma, begin "
-            "at 0, too.",
-            "gain of 0",
-        )
-    return None
+    return start
 
 
 def two_settings(subject: Subject) -> tuple[Tensor, Tensor, Tensor, Tensor]:

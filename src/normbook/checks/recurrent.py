@@ -10,11 +10,12 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 
 import torch
 from torch import Tensor, nn
 
-from normbook.checks.calls import evaluating, of_the_layer
+from normbook.checks.calls import LayerError, evaluating, of_the_layer
 from normbook.checks.claim import DoesNotApply, Fault, NotTested, claim, named
 from normbook.checks.copies import copy_of
 from normbook.checks.recurrent_layers import (
@@ -26,6 +27,7 @@ from normbook.checks.recurrent_layers import (
 )
 from normbook.checks.recurrent_probe import EXACT, Probe, probe_of, relative_change
 from normbook.checks.recurrent_step import layer_norm
+from normbook.checks.registration import registered
 from normbook.checks.report import Finding
 
 RAW = "the carried state is c, not its normalized form"
@@ -41,6 +43,7 @@ REDUNDANT = "redundant biases"
 CELL = "a step is that of a known cell"
 CALLS = "a second call begins with zeros, as the first"
 PIECES = "a sequence in two pieces gives what it gives in one"
+AXES = "batch_first says which axis is the time"
 LAYOUTS = "states of either shape are the same states"
 UPPER = "the layers above the first, and the other direction"
 SAME = "evaluation drops nothing"
@@ -50,6 +53,7 @@ USED = "every parameter has a part in the outputs"
 ZEROS = "a state of zeros gives finite outputs and gradients"
 
 CURE_ONE = "Check one with a single layer and direction, too."
+MANY_STEPS = 40
 INSIDE_THE_LOOP = (
     "Take the statistics of one example at one step, inside the loop over time."
 )
@@ -82,12 +86,14 @@ def recurrent_findings(
     that weights of 0, or saturated gates, hide nothing.
     """
     with torch.random.fork_rng(devices=[]):
+        layer, finding = registered(layer)
+        held = [finding] if finding else []
         probe = probe_of(layer, sizes, eps)
         with torch.no_grad():
             # In training mode what is random was put into evaluation mode.
             random = _evaluated(probe)
             if random.passed is False and not probe.layer.training:
-                return [random]
+                return [*held, random]
             others, pieces = _other_examples(probe), _pieces(probe)
             raw = _carried(probe)
             if (
@@ -112,7 +118,27 @@ def recurrent_findings(
         # What is wrong in the step says more than what h does not see.
         named_first = [step] if step.passed is False else []
         gates += [] if named_first else [step]
-        return [raw, *named_first, *gates, others, *rest]
+        axes = [] if probe.misled is None else [_axes(probe)]
+        return [*held, *axes, raw, *named_first, *gates, others, *rest]
+
+
+@claim(AXES)
+def _axes(probe: Probe) -> Fault:
+    """Say what the layout is, where the states that are returned show another."""
+    steps, examples, features = probe.sizes
+    x = (examples, steps, features) if probe.is_batch_first else probe.sizes
+    said = {True: "(N, T, D)", False: "(T, N, D)"}
+    why = "it is stored and not used" if probe.misled else "axis 0 is the batch all the"
+    why += "" if probe.misled else " same"
+    return Fault(
+        f"batch_first is {probe.misled}, so that x is {said[bool(probe.misled)]}; "
+        f"for x of shape {x} the state that is returned has {examples} examples, the "
+        f"length of axis {int(not probe.is_batch_first)}, as for "
+        f"{said[probe.is_batch_first]}: {why}. "
+        f"{'The recurrence runs over the examples. ' * bool(probe.misled)}All other "
+        f"tests are made with x as {said[probe.is_batch_first]}.",
+        "Transpose x first and the outputs last where batch_first is True.",
+    )
 
 
 @claim(RAW)
@@ -181,7 +207,7 @@ def _gates(probe: Probe, raw: Finding, others: Finding) -> list[Finding]:
                 "the same weights it computes something else."
             )
             cure = "Give each term its own layer norm, or give the cell another name."
-            terms = Finding(TERMS, False, reason, cure)
+            terms = Finding(TERMS, None, reason, cure, "norm of the sum")
         together = _together(probe)
     else:
         rest = "no normalization was found"
@@ -228,6 +254,7 @@ def _together(probe: Probe) -> Fault | str:
         "can open or shut a whole gate; of 4H numbers normalized together the f part "
         "has a mean of its own in every example.",
         "Normalize the 4H numbers first and cut them into gates then.",
+        "norm of each gate",
     )
 
 
@@ -528,8 +555,22 @@ def _other_examples(probe: Probe) -> Fault | None:
             " In evaluation mode it is: this is batch norm, with running statistics "
             "there. Its training outputs are those of the whole batch, by design."
         )
+    elif _goes_from_example_to_example(probe):
+        reason += (
+            " Each example goes on from the one in front of it, the last one changes "
+            "no other: the recurrence runs over the examples, as where their axis is "
+            "taken for the time."
+        )
     cure = "Take the statistics over the units of one example (the last axis)."
     return Fault(reason, cure)
+
+
+def _goes_from_example_to_example(probe: Probe) -> bool:
+    x, states = probe.draw(*probe.sizes), probe.states(probe.sizes[1])
+    moved = x.clone()
+    moved[:, -1] += 1
+    before, after = (probe.run(v, *states)[0][:, :-1] for v in (x, moved))
+    return relative_change(before, after) < EXACT
 
 
 @claim(BIASES)
@@ -561,11 +602,22 @@ def _redundant_biases(probe: Probe) -> Fault | None:
 
 
 def _unused(probe: Probe) -> list[str]:
-    """Return the names of the parameters that have no part in the outputs."""
+    """Return the names of the parameters that have no part in the outputs.
+
+    Some are those of late steps; not every layer takes as many.
+    """
     held = dict(probe.layer.named_parameters())
-    with torch.enable_grad():
-        _, slopes = _loss_and_slopes(probe, *_inputs(probe), held.values())
-    return [n for n, s in zip(held, slopes, strict=True) if not s.any()]
+    names = [*held]
+    steps = 1 if probe.is_cell else MANY_STEPS
+    for count in (probe.sizes[0], steps):
+        longer = probe._replace(sizes=(count, *probe.sizes[1:]))
+        with torch.enable_grad(), suppress(LayerError):
+            _, slopes = _loss_and_slopes(longer, *_inputs(longer), held.values())
+            some = [n for n, s in zip(held, slopes, strict=True) if not s.any()]
+            names = [name for name in names if name in some]
+        if not names:
+            break
+    return names
 
 
 @claim(USED)

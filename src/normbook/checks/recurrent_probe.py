@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from normbook.checks.calls import LayerError, evaluating, of_the_layer
 from normbook.checks.claim import DoesNotApply
 from normbook.checks.copies import copy_of
+from normbook.checks.registration import plain_tensors
 
 STEPS, EXAMPLES = 6, 5
 
@@ -29,6 +30,7 @@ class Probe(NamedTuple):
     stacked: int | None  # L of states (L, N, H), None for states (N, H)
     units: tuple[int, int]  # features of h and of c
     generator: torch.Generator
+    misled: bool | None = None  # what batch_first says, where the layout is the other
 
     def draw(self, *shape: int) -> Tensor:
         """Return standard normal numbers, others at each call."""
@@ -109,8 +111,9 @@ def probe_of(layer: nn.Module, sizes: Sequence[int] | None, eps: float | None) -
     is_cell, (h, c) = _call(twin, shape)
     steps, examples = shape[:2] if len(shape) == 3 else (STEPS, shape[0])
     n = h.shape[-2]
-    if not is_cell and not hasattr(layer, "batch_first"):
-        is_batch_first = n == steps != examples
+    said = getattr(layer, "batch_first", None)
+    if not is_cell and steps != examples and n in (steps, examples):
+        is_batch_first = n == steps  # whatever batch_first says
     if is_batch_first:
         steps, examples = examples, steps
     probe = Probe(
@@ -122,6 +125,7 @@ def probe_of(layer: nn.Module, sizes: Sequence[int] | None, eps: float | None) -
         len(h) if h.ndim == 3 else None,
         (h.shape[-1], c.shape[-1]),
         torch.Generator().manual_seed(0),
+        None if is_cell or said is None or said == is_batch_first else bool(said),
     )
     with torch.no_grad():
         for parameter in twin.parameters():
@@ -132,13 +136,39 @@ def probe_of(layer: nn.Module, sizes: Sequence[int] | None, eps: float | None) -
         try:
             first = probe.run(*inputs)[0]
         except LayerError as error:
-            raise TypeError(
-                f"layer must run in float64, got {error}; make constants with the "
-                "dtype of the input."
-            ) from error
+            raise TypeError(_why_it_fails(probe, twin, inputs, error)) from error
         if not torch.equal(first, probe.run(*inputs)[0]):
             evaluating(twin)
     return probe
+
+
+def _why_it_fails(
+    probe: Probe, twin: nn.Module, inputs: tuple[Tensor, ...], error: LayerError
+) -> str:
+    """Say whether it is the dtype, or the shapes, that a layer does not take."""
+    single = probe._replace(layer=copy_of(twin).float())
+    try:
+        single.run(*(value.float() for value in inputs))
+    except LayerError:
+        of = [tuple(value.shape) for value in inputs]
+        layout = "(N, T, D)" if probe.is_batch_first else "(T, N, D)"
+        x = (of[0][1], of[0][0], of[0][2]) if probe.is_batch_first else of[0]
+        states = f"{of[1]} and {of[2]}"
+        if probe.stacked is not None:
+            states += (
+                f", stacked {probe.stacked} times along axis 0, as it returns them"
+            )
+        return (
+            f"layer must take an input {layout} with states, x of shape {x} and h_0, "
+            f"c_0 of shape {states}, got {error}; make it take the states that it "
+            "returns."
+        )
+    names = ", ".join(plain_tensors(twin)[:6])
+    cure = f"register as buffers: {names}" if names else ""
+    return (
+        f"layer must run in float64, got {error}, and it runs in float32; "
+        f"{cure or 'make constants with the dtype of the input'}."
+    )
 
 
 def _twin(layer: nn.Module) -> nn.Module:

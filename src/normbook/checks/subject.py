@@ -148,9 +148,7 @@ class Subject:
         if not has_condition:
             self.gain = recognition.only_parameter(self.layer, recognition.GAINS)
             self.bias = recognition.only_parameter(self.layer, recognition.BIASES)
-        self.begins_at_0 = bool(
-            self.gain and not self.layer.get_parameter(self.gain).any()
-        )
+        self.given = self.fresh()  # with gain and bias as they begin
         self.relations: list[Relation] = []
         if relative:
             self._take_as(relative, shape)
@@ -166,8 +164,8 @@ class Subject:
         if torch.equal(self.output(self.draw(0)), self.output(self.draw(1))):
             raise ValueError(
                 f"the output must depend on the input, got a {self.name} that gives "
-                "the same for any; if a gain of 0 is the cause, give it other values, "
-                "or a usual name."
+                "the same for any, whatever the parameters are; return gain * x_hat + "
+                "bias."
             )
         told = recognition.eps_of(self.layer, self.dtype) if eps is None else float(eps)
         self.is_eps_told = told is not None
@@ -365,6 +363,7 @@ class Subject:
         likely = recognition.shapes_of(self.layer, said)
         likely = recognition.shapes_like(shape) if shape else likely
         shapes = [recognition.affordable(sizes) for sizes in likely]
+        self._leave_a_constant(shapes)
         if not shapes:
             raise ValueError(
                 f"the shape of an input must be given, got a {self.name} with no "
@@ -377,6 +376,17 @@ class Subject:
             was_right, shorter, self.shape = self._fits(), self.shape, longer
             if was_right and not self._fits():
                 self.shape = shorter
+
+    def _leave_a_constant(self, shapes: list[tuple[int, ...]]) -> None:
+        """Move all parameters where the output, as given, does not depend on x."""
+        if self.gain and self.layer.get_parameter(self.gain).any():
+            return
+        for self.shape in shapes:
+            if self._error_on(self.shape) is None:
+                first, second = (self.output(self.draw(seed)) for seed in (0, 1))
+                if first.equal(second):
+                    self._move_parameters()
+                return
 
     def _longer(self) -> tuple[int, ...] | None:
         """Return a shape with one axis more, which the layer takes, for more tests."""
