@@ -103,6 +103,7 @@ other-hand: setup ## check layers and models of other hands with a slip each (OU
 	$(BIN)/python benchmarks/other_hand/run.py --table third.txt --out $(OUT)/other_hand_third.json
 	$(BIN)/python benchmarks/second_hand/demonstrations.py
 	$(BIN)/python benchmarks/hands.py second_hand
+	$(BIN)/python benchmarks/hands.py third_hand
 
 fold-in-the-wild: ## fold the models of public libraries and compare outputs, in an environment of their own; hours (OUT=folder for the record)
 	$(PYTHON) -m venv $(VENV)-fold
