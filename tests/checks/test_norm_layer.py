@@ -304,7 +304,6 @@ class Flattened(nn.Module):
 @pytest.mark.parametrize(
     ("layer", "arguments", "message"),
     [
-        (sequences.MaskedBatchNorm1d(3), {}, "missing 1 required positional argument"),
         (sequences.PerStepBatchNorm1d(3, 2), {}, "missing 1 required positional arg"),
         (nn.Sequential(nn.LayerNorm(8), nn.Dropout(0.5)), {}, "is random; take dropo"),
         (nn.Linear(3, 3), {}, "got a Linear, which multiplies it by weights"),

@@ -13,6 +13,7 @@ from normbook.checks.calls import of_the_layer
 from normbook.checks.definitions import Definition
 from normbook.checks.padding import is_choice, kept_places, part_of_padding
 from normbook.checks.whole_model import RISK, WRONG, Harm
+from normbook.layers.sequences import MaskedBatchNorm1d
 
 SIZE, LENGTH = 6, 12
 
@@ -248,3 +249,9 @@ def test_nan_is_not_no_change() -> None:
     except ValueError as error:
         text = str(error)
     assert "is ignored" not in text
+
+
+def test_beside_a_mask_gain_and_bias_are_tested_as_ever() -> None:
+    report = check_norm_layer(MaskedBatchNorm1d(3), quiet=True)
+    assert report.passed
+    assert [*report.untested] == ["what a mask leaves out counts for nothing"]

@@ -55,7 +55,7 @@ def condition_findings(
 ) -> list[Finding]:
     """Make the tests of the condition that was found."""
     if found.is_mask:
-        what = f"{found.names} leaves nothing out in all other tests."
+        what = f"{found.names} leaves nothing out in all other tests"
         cure = "Pass the model, with padded data, to normbook.checks.audit."
         return [Finding("what a mask leaves out counts for nothing", None, what, cure)]
     with called(found.way, axis):

@@ -146,7 +146,10 @@ def _report_with_condition(
     """Report on a layer, with a condition where it needs one and none is given."""
     found = conditioned(layer, shape, kind, axis) if call is None else None
     layer, call = (found.layer, found.way) if found else (layer, call)
-    has_condition = found is not None or (call is not None and needs_more(layer))
+    if found:  # a mask that leaves nothing out makes neither gain nor bias
+        has_condition = not found.is_mask
+    else:
+        has_condition = call is not None and needs_more(layer)
     with called(call, axis):
         try:
             report = _report_on(layer, shape, kind, eps, has_condition, axis)
