@@ -321,6 +321,7 @@ for (const [name, figure] of figures)
       await says(first.set(await now()));
       await place.getByRole("button", { name: "Begin again" }).click();
 
+      await dot.scrollIntoViewIfNeeded(); // the button stands below a figure as high as the window
       const box = await dot.boundingBox();
       const [x, y] = [box.x + box.width / 2, box.y + box.height / 2];
       await page.mouse.move(x, y);
