@@ -99,6 +99,15 @@ def test_imports_point_one_way(module: str) -> None:
             assert ORDER.index(part(name)) < rank, f"{module} imports {name}"
 
 
+def test_the_list_of_the_modules_of_the_checks_is_in_the_order_of_imports() -> None:
+    source = (ROOT / "checks/__init__.py").read_text()
+    order = re.findall("^#   ([a-z_]+) ", source, re.MULTILINE)
+    names = [f"normbook.checks.{name}" for name in order]
+    assert {*names} == {name for name in MODULES if name.startswith("normbook.checks.")}
+    for k, name in enumerate(names):
+        assert not imports(name) & {*names[k:]}, name
+
+
 def test_no_modules_import_each_other_in_a_circle() -> None:
     arrows = {m: (imports(m, is_deep=True) - {m}) & {*MODULES} for m in MODULES}
     TopologicalSorter(arrows).prepare()  # CycleError names one

@@ -341,6 +341,32 @@ class RemembersModes(BatchIsNormalized):
         return super().project(x)
 
 
+class NormBehindTheSigmoid(Right):
+    """The forget gate itself is normalized, and nothing in front of the gates."""
+
+    def __init__(self, features: int, units: int) -> None:
+        super().__init__(features, units)
+        self.norm_x = self.norm_h = nn.Identity()
+
+    def step(self, q: Tensor, h: Tensor, c: Tensor) -> States:
+        f, i, o, g = self.gates(q, h).chunk(4, dim=-1)
+        f = nn.functional.layer_norm(f.sigmoid(), f.shape[-1:])
+        c = f * c + i.sigmoid() * g.tanh()
+        return o.sigmoid() * self.norm_c(c).tanh(), c
+
+
+class GoesOverTheExamples(nn.Module):
+    """Takes the examples for the steps, and returns states as if it did not."""
+
+    def __init__(self, features: int, units: int) -> None:
+        super().__init__()
+        self.input_size, self.lstm = features, nn.LSTM(features, units)
+
+    def forward(self, x: Tensor, states: States | None = None) -> tuple[Tensor, States]:
+        h = self.lstm(x.transpose(0, 1))[0].transpose(0, 1)
+        return h, (h[-1:], h[-1:] if states is None else states[0])
+
+
 class PlainStates(nn.Module):
     """The right layer, with states of shape (N, H), which must be given."""
 

@@ -204,6 +204,35 @@ def test_a_wrong_divisor_is_named(kind: str, rule: Rule, text: str) -> None:
     assert text in reason(report)
 
 
+def every_second(x: Tensor) -> Tensor:
+    halves = [nn.functional.layer_norm(x[..., k::2], (6,)) for k in (0, 1)]
+    return torch.stack(halves, -1).flatten(-2)
+
+
+@pytest.mark.parametrize(
+    ("rule", "text"),
+    [
+        (every_second, "every second of 12, not those side by side, along axis 1"),
+        (
+            lambda x: nn.functional.layer_norm(x, (12,), eps=100.0),
+            "the root of the variance and 100, which acts as eps",
+        ),
+        (
+            lambda x: (
+                (x - x.mean(-1, keepdim=True))
+                / (x.std(-1, correction=0, keepdim=True) + 5)
+            ),
+            "sigma and 5, which acts as eps",
+        ),
+    ],
+)
+def test_values_and_divisors_of_no_known_slip_are_measured(
+    rule: Rule, text: str
+) -> None:
+    report = check_norm_layer(ByRule(rule, 12), (8, 12), kind="layer", quiet=True)
+    assert text in reason(report)
+
+
 def test_channels_that_are_not_side_by_side_are_told() -> None:
     def rule(x: Tensor) -> Tensor:
         y = x.reshape(len(x), 3, 2, -1)

@@ -148,6 +148,11 @@ def test_the_number_of_groups_is_told_from_their_size() -> None:
             {"average": lambda s, m, v: planted_bugs.HandBatchNorm.average(s, -m, v)},
             "with the wrong sign",
         ),
+        (
+            {"mixed_var": lambda s, old, new: new},
+            "replaces the average: the running variance becomes 0 times what it was",
+        ),
+        ({"mixed_var": lambda s, old, new: old}, "it never changes"),
     ],
 )
 def test_what_a_running_statistic_takes_in_is_found(changes: Any, text: str) -> None:

@@ -219,6 +219,13 @@ def test_batch_norm_hides_behind_no_mode_and_no_dropout(layer: nn.Module) -> Non
     assert list(failures(layer)) == [recurrent.OTHERS]
 
 
+def test_what_a_wrong_cell_does_beside_its_slip_is_told() -> None:
+    found = failures(planted.NormBehindTheSigmoid(D, H))
+    assert "a norm behind the sigmoids, perhaps" in found[recurrent.NORMED]
+    found = failures(planted.GoesOverTheExamples(D, H))
+    assert "the recurrence runs over the examples" in found[recurrent.OTHERS]
+
+
 def test_gates_with_gains_of_their_own_are_found_too() -> None:
     layer = ours(norm="gates")
     with torch.no_grad():

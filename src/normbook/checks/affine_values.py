@@ -49,26 +49,19 @@ def acting(seen: Tensor, gain: Tensor, bias: Tensor, role: str) -> str:
     if role == "bias":
         known["the gain acts on the bias, too, and both are added"] = bias + gain * bias
 
-    def fits(value: Tensor) -> bool:
-        return _fits(values, value.expand_as(values))
-
-    return named(known, fits).removesuffix(": ") or _of_other_channels(
-        values, own, role
-    )
+    if name := named(known, lambda value: _fits(values, value)).removesuffix(": "):
+        return name
+    if own.shape[1] != values.shape[1]:
+        return ""
+    # The value of which channel acts on each, in both settings?
+    order = nearest(values, own)
+    if not _fits(values, own[:, order]):
+        return ""
+    return f"each channel should have its own {role}, {described(order)}"
 
 
 def _fits(seen: Tensor, value: Tensor) -> bool:
     return float((seen - value).abs().max()) < NEAR * float(seen.abs().max() + 1e-9)
-
-
-def _of_other_channels(seen: Tensor, own: Tensor, role: str) -> str:
-    """Find for each channel the one whose value acts on it, in both settings."""
-    if own.shape[1] != seen.shape[1]:
-        return ""
-    order = nearest(seen, own)
-    if not _fits(seen, own[:, order]):
-        return ""
-    return f"each channel should have its own {role}, {described(order)}"
 
 
 def nearest(seen: Tensor, own: Tensor) -> Tensor:

@@ -44,9 +44,7 @@ def statistics_of(x: Tensor, moved_mean: Tensor) -> dict[str, Tensor]:
         "the variance of all channels together": rows.var(correction=0).expand_as(var),
         "the variance over the examples alone": _over_axis(x, 0),
         "the variance over the positions alone": _over_axis(x, *range(2, x.dim())),
-        "the first example's mean": x[0].double().flatten(1).mean(1)
-        if x.dim() > 2
-        else x[0].double(),
+        "the first example's mean": x[0].double().reshape(len(mean), -1).mean(1),
         "the sum of the batch": rows.sum(0),
         "1": torch.ones_like(mean),
     }
@@ -76,7 +74,7 @@ def explained(
         shares = torch.linalg.lstsq(columns, new.reshape(-1, 1)).solution
         error = largest((columns @ shares).reshape(new.shape) - new)
         if error < TOLERANCE * largest(new - old):
-            kept, taken = shares.flatten().tolist()
+            kept, taken = (round(v, 9) + 0.0 for v in shares.flatten().tolist())
             return Taken(kept, taken, what)
     return None
 
@@ -119,6 +117,6 @@ def in_words(of: Taken, name: str, momentum: object, sizes: tuple[int, int]) -> 
         }
     rule = next((f"{text}: " for text, holds in rules.items() if holds), "")
     return (
-        f"{rule}the running {name} becomes {kept:.3g} times what it was, and "
-        f"{taken:.3g} times {what}{how}"
+        f"{rule}the running {name} becomes {kept:.3g} times what it was, "
+        f"and {taken:.3g} times {what}{how}"
     )

@@ -14,7 +14,7 @@ from normbook.checks.conditions import Conditioned, is_first
 from normbook.checks.copies import copy_of
 from normbook.checks.explanations import explanation
 from normbook.checks.report import Finding
-from normbook.checks.subject import TOLERANCE, Subject, largest
+from normbook.checks.subject import TOLERANCE, Given, Subject, largest
 
 # From the fewest values to the most: what is normalized over few is over many, too.
 LIKELY = ("layer", "rms", "instance", "group", "batch")
@@ -41,48 +41,31 @@ class _Case(NamedTuple):
         """Return gain and bias that give an output, if x_hat is right."""
         if not self.subject.is_right_up_to_scale:
             raise DoesNotApply("no x_hat is known")
-        x = self.x.double()
-        a, b = self.subject.fit(y, self.subject.x_hat(x))
-        return a, b
+        return self.subject.fit(y, self.subject.x_hat(self.x.double()))
 
 
-def condition_findings(
-    found: Conditioned,
-    shape: tuple[int, ...] | None,
-    kind: str | None,
-    eps: float | None,
-    axis: int,
-) -> list[Finding]:
+def condition_findings(found: Conditioned, given: Given) -> list[Finding]:
     """Make the tests of the condition that was found."""
     if found.is_mask:
         what = f"{found.names} leaves nothing out in all other tests"
         cure = "Pass the model, with padded data, to normbook.checks.audit."
         return [Finding("what a mask leaves out counts for nothing", None, what, cure)]
-    with called(found.way, axis):
-        subject = Subject(
-            found.layer,
-            shape,
-            kind or explained_kind(found.layer, shape, eps),
-            eps,
-            has_condition=True,
-        )
-        # The statistics are known by now, if they are at all.
-        _ = subject.misfit_of_definition
+    with called(found.way, given.axis):
+        kind = given.kind or explained_kind(found.layer, given)
+        subject = Subject(found.layer, given._replace(kind=kind), has_condition=True)
+        _ = subject.misfit_of_definition  # which is kept from here on
     x = subject.draw(1).to(subject.dtype)
-    found = found._replace(
-        layer=found.layer.to(subject.dtype), given=copy_of(found.given).to(x.dtype)
-    )
-    return [claim(_Case(found, subject, x, axis)) for claim in CLAIMS]
+    as_given = copy_of(found.given).to(x.dtype)
+    found = found._replace(layer=found.layer.to(x.dtype), given=as_given)
+    return [claim(_Case(found, subject, x, given.axis)) for claim in CLAIMS]
 
 
-def explained_kind(
-    layer: nn.Module, shape: tuple[int, ...] | None, eps: float | None
-) -> str | None:
+def explained_kind(layer: nn.Module, given: Given) -> str | None:
     """Return the kind of norm from which an output differs in a way that is known."""
     inside = recognition.kind_inside(layer)
     for kind in (inside,) if inside else LIKELY:
         try:
-            subject = Subject(layer, shape, kind, eps, has_condition=True)
+            subject = Subject(layer, given._replace(kind=kind), has_condition=True)
         except ValueError:
             continue
         if subject.is_right_up_to_scale or explanation(subject):
@@ -171,14 +154,12 @@ def apart(case: _Case) -> Fault | None:
         return Fault(f"{what}the condition of the first example acts on all.", cure)
     if (by_first | by_second).all():
         wrong = int((by_first != is_one).nonzero()[0])
-        reason = "examples have the condition of others"
-        for text, order in (
-            (", in reversed order", is_one.flip(0)),
-            (", shifted by one", is_one.roll(1)),
-            (", shifted by one", is_one.roll(-1)),
-        ):
-            reason += text if order.equal(by_first) else ""
-        return Fault(f"{what}{reason}: example {wrong} is the first of them.", cure)
+        reason = f"{what}examples have the condition of others"
+        if is_one.flip(0).equal(by_first):
+            reason += ", in reversed order"
+        elif any(is_one.roll(by).equal(by_first) for by in (1, -1)):
+            reason += ", shifted by one"
+        return Fault(f"{reason}: example {wrong} is the first of them.", cure)
     share = is_one.double().mean()
     if largest(y - share * first - (1 - share) * second) < TOLERANCE * size:
         return Fault(f"{what}the mean of both acts on every example.", cure)
@@ -195,9 +176,8 @@ def around_1(case: _Case) -> Fault | None:
     found = case.found
     if not any(isinstance(part, recognition.OWNERS) for part in found.given.modules()):
         raise DoesNotApply("gain and bias are given, and not projected")
-    outputs = [case.run(way, found.given) for way in (found.way, found.other)]
-    a = sum(case.affine(y)[0] for y in outputs) / 2
-    a = torch.as_tensor(a)
+    first, second = (case.run(way, found.given) for way in (found.way, found.other))
+    a = (case.affine(first)[0] + case.affine(second)[0]) / 2
     if abs(a.mean().item()) > FAR_FROM_1 or a.min() > 0:
         return None
     return Fault(

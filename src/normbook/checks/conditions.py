@@ -7,7 +7,6 @@ are no conditions: they leave nothing out, and are never free numbers.
 
 from __future__ import annotations
 
-import inspect
 import math
 import re
 from collections.abc import Callable, Iterator
@@ -21,7 +20,7 @@ import normbook.checks.recognition as recognition
 from normbook.checks.calls import LayerError, Way, call, called
 from normbook.checks.copies import copy_of
 from normbook.checks.padding import More, is_choice
-from normbook.checks.subject import TOLERANCE, draw, largest
+from normbook.checks.subject import TOLERANCE, Given, draw, largest
 
 Made = Callable[[Tensor, int], Tensor]  # a condition for x, of a sign
 MASKS = re.compile("mask|valid|padding")  # names of arguments
@@ -41,30 +40,25 @@ class Conditioned(NamedTuple):
     is_mask: bool = False  # none of the arguments is more than a mask
 
 
-def conditioned(
-    layer: nn.Module, shape: tuple[int, ...] | None, kind: str | None, axis: int
-) -> Conditioned | None:
-    """Find a condition with which a layer runs; None if it runs without, or with none.
-
-    ``axis`` is that of the channels.
-    """
-    said = kind or recognition.kind_of(layer)
-    shapes = recognition.shapes_like(shape) if shape else shapes_of(layer, said)
+def conditioned(layer: nn.Module, given: Given) -> Conditioned | None:
+    """Find a condition with which a layer runs; None if it needs none, or none does."""
+    said = given.kind or recognition.kind_of(layer)
+    likely = recognition.shapes_like(given.shape) if given.shape else None
+    shapes = likely or shapes_of(layer, said)
     inputs = [draw(recognition.affordable(sizes), 0, 1.0) for sizes in shapes]
     like = next(layer.parameters(), torch.zeros(()))
     inputs = [x.to(like.dtype) for x in inputs]
 
     def output(way: Way | None, x: Tensor) -> Tensor | None:
         try:
-            with called(way, axis), torch.no_grad():
+            with called(way, given.axis), torch.no_grad():
                 return call(copy_of(layer), x)
         except LayerError:
             return None
 
     if any(output(None, x) is not None for x in inputs):
         return None
-    given, layer = layer, _moved(layer)
-    projects = any(isinstance(part, recognition.OWNERS) for part in layer.modules())
+    as_given, layer = layer, _moved(layer)
     not_finite = None
     for names in _arguments(layer):
         is_mask = all(MASKS.search(name.lower()) for name in names)
@@ -76,11 +70,11 @@ def conditioned(
                     continue
                 z = output(other, x)
                 found = Conditioned(
-                    layer, way, ", ".join(names), False, other, mixed, given, is_mask
+                    layer, way, ", ".join(names), False, other, mixed, as_given, is_mask
                 )
-                if not _all_finite(y, *([] if z is None else [z])):
+                if not (y.isfinite().all() and (z is None or z.isfinite().all())):
                     # Of numbers that a projection takes that is the layer's own doing.
-                    if not_finite is None and projects and not is_mask:
+                    if not_finite is None and _projects(layer) and not is_mask:
                         not_finite = found._replace(does_matter=None)
                     continue
                 if is_mask and not y.std() > 0:  # all is left out
@@ -97,8 +91,7 @@ def undisturbed(norm: nn.Module, x: Tensor, more: More) -> Way | None:
     or something that is no mask.
     """
     values = [v for v in (*more[0], *more[1].values()) if isinstance(v, Tensor)]
-    projects = any(isinstance(part, recognition.OWNERS) for part in norm.modules())
-    if not needs_more(norm) or projects or not all(map(is_choice, values)):
+    if not needs_more(norm) or _projects(norm) or not all(map(is_choice, values)):
         return None
     like, runs = next(norm.parameters(), torch.zeros(())), False
     for kept in (1, 0):  # 0 where a mask marks what is left out
@@ -109,7 +102,7 @@ def undisturbed(norm: nn.Module, x: Tensor, more: More) -> Way | None:
         except LayerError:
             continue
         runs = True
-        if _all_finite(y) and y.std() > 0:
+        if y.isfinite().all() and y.std() > 0:
             return way
     if not runs:
         return None
@@ -147,13 +140,13 @@ def _filled(more: More, old: tuple[int, ...], kept: int) -> Way:
     return way
 
 
-def _all_finite(*values: Tensor) -> bool:
-    return all(bool(value.isfinite().all()) for value in values)
+def _projects(layer: nn.Module) -> bool:
+    return any(isinstance(part, recognition.OWNERS) for part in layer.modules())
 
 
 def needs_more(layer: nn.Module) -> bool:
     """Return whether a layer cannot be called with x alone."""
-    return any(p.default is p.empty for p in _further(layer))
+    return any(p.default is p.empty for p in recognition.further(layer))
 
 
 def shapes_of(layer: nn.Module, said: str | None) -> Iterator[tuple[int, ...]]:
@@ -164,16 +157,9 @@ def shapes_of(layer: nn.Module, said: str | None) -> Iterator[tuple[int, ...]]:
     yield from recognition.shapes_of(layer, said)
 
 
-def _further(layer: nn.Module) -> list[inspect.Parameter]:
-    """Return what a layer takes besides x."""
-    several = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-    rest = [*inspect.signature(layer.forward).parameters.values()][1:]
-    return [p for p in rest if p.kind not in several]
-
-
 def _arguments(layer: nn.Module) -> Iterator[list[str]]:
     """Yield the names of what is needed besides x, then of one thing more."""
-    rest = _further(layer)
+    rest = recognition.further(layer)
     needed = [p.name for p in rest if p.default is p.empty]
     if needed:
         yield needed
@@ -276,7 +262,5 @@ def _moved(layer: nn.Module) -> nn.Module:
     for part in layer.modules():
         if isinstance(part, recognition.OWNERS):
             for p in part.parameters(recurse=False):
-                noise = torch.randn(p.shape, generator=generator)
-                with torch.no_grad():
-                    p.add_(0.1 * noise.to(p))
+                p.data += 0.1 * torch.randn(p.shape, generator=generator).to(p)
     return layer

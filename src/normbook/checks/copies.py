@@ -18,8 +18,9 @@ def tensors_of(layer: nn.Module) -> Iterator[tuple[str, Tensor]]:
         for key, value in vars(module).items():
             if key != "_modules":
                 name = "" if key in ("_parameters", "_buffers") else key
-                for label, tensor in _inside(value, name):
-                    yield f"{path}.{label}".strip("."), tensor
+                for label, held in inside(value, name):
+                    if isinstance(held, Tensor):
+                        yield f"{path}.{label}".strip("."), held
 
 
 def moved(before: nn.Module, after: nn.Module, size: int) -> dict[str, Tensor]:
@@ -33,13 +34,13 @@ def moved(before: nn.Module, after: nn.Module, size: int) -> dict[str, Tensor]:
     }
 
 
-def _inside(value: Any, name: str) -> Iterator[tuple[str, Tensor]]:
-    if isinstance(value, Tensor):
+def inside(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield what lists, tuples and dictionaries hold, at any depth, with its path."""
+    if not isinstance(value, dict | list | tuple):
         yield name, value
-    elif isinstance(value, dict | list | tuple):
-        items = value.items() if isinstance(value, dict) else enumerate(value)
-        for key, item in items:
-            yield from _inside(item, f"{name}.{key}".strip("."))
+        return
+    for key, item in value.items() if isinstance(value, dict) else enumerate(value):
+        yield from inside(item, f"{name}.{key}".strip("."))
 
 
 def copy_of(layer: Layer) -> Layer:

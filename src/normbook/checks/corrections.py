@@ -5,9 +5,9 @@ Both are looked at after each of the first batches.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 
-import torch
 from torch import Tensor
 
 NEAR = 0.01
@@ -41,21 +41,18 @@ def correction(
     Each sequence has an entry for each batch, the first one first; ``batches`` are the
     statistics that are averaged.
     """
-    for name in held[0]:
-        if not all(name in values for values in held):
+    names = [name for name in held[0] if all(name in values for values in held)]
+    for name in names:
+        seen = [_factor(h[name], a) for h, a in zip(held, acting, strict=True)]
+        if not all(abs(f) > TINY for f in seen):
             continue
-        factors = [_factor(h[name], a) for h, a in zip(held, acting, strict=True)]
-        if any(f is None or abs(f) < TINY for f in factors):
-            continue
-        seen = [float(f) for f in factors if f is not None]
         if all(abs(f - seen[0]) < NEAR * abs(seen[0]) for f in seen):
             continue  # that corrects no start
         text = f"evaluation uses {name} / f, where f is {_listed(seen)} in the first "
         text += f"{len(seen)} batches"
-        if (rule := _rule(seen, momentum)) is not None:
-            text += f": {rule}, k batches"
+        text += _rule(seen, momentum)
         share = _factor(held[0][name], batches[0])  # of an average that begins at 0
-        if share is None or not 0 < share < 1:
+        if not 0 < share < 1:
             return text
         right = [1 - (1 - share) ** k for k in range(1, len(seen) + 1)]
         if all(abs(f / r - 1) < NEAR for f, r in zip(seen, right, strict=True)):
@@ -64,32 +61,30 @@ def correction(
         return (
             f"{text}. The average begins at 0, and 1 - (1 - {share:.3g})^k = "
             f"{_listed(right)} would correct that. So after the first batch it is "
-            f"{size:.3g} times that of the batch, {'far too small' * (size < 0.8)}"
-            f"{'too large' * (size >= 0.8)}"
+            f"{size:.3g} times that of the batch, "
+            f"{'far too small' if size < 0.8 else 'too large'}"
         )
     return ""
 
 
-def _factor(value: Tensor, of: Tensor) -> float | None:
-    """Return the one number by which ``of`` must be multiplied; None for several."""
+def _factor(value: Tensor, of: Tensor) -> float:
+    """Return the one number by which ``of`` must be multiplied; NaN for several."""
     ok = of.abs() > 1e-3 * of.abs().max()
-    if value.shape != of.shape or not bool(ok.any()):
-        return None
+    if value.shape != of.shape or not ok.any():
+        return math.nan
     ratio = value[ok] / of[ok]
-    if not float((ratio - ratio.mean()).abs().max()) < NEAR * float(ratio.abs().max()):
-        return None
-    return float(ratio.mean())
+    is_one = (ratio - ratio.mean()).abs().max() < NEAR * ratio.abs().max()
+    return float(ratio.mean()) if is_one else math.nan
 
 
-def _rule(seen: Sequence[float], momentum: object) -> str | None:
+def _rule(seen: Sequence[float], momentum: object) -> str:
     if not isinstance(momentum, float) or not 0 < momentum < 1:
-        return None
-    ks = torch.arange(1, len(seen) + 1).tolist()
+        return ""
     for text, rule in RULES.items():
-        values = [rule(momentum, k) for k in ks]
+        values = [rule(momentum, k) for k in range(1, len(seen) + 1)]
         if all(abs(f - v) < NEAR * abs(v) for f, v in zip(seen, values, strict=True)):
-            return f"that is {text}"
-    return None
+            return f": that is {text}, k batches"
+    return ""
 
 
 def _listed(values: Sequence[float]) -> str:

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from normbook.checks.calls import LayerError, backward, call
-from normbook.checks.explanations import explanation
-from normbook.checks.subject import TOLERANCE, Subject
+from normbook.checks.explanations import ORDINALS, explanation
+from normbook.checks.subject import TOLERANCE, Subject, fit, largest
 
 # Of a gradient, beside its largest value: what float64 leaves of 0.
 NOTHING = 1e-9
@@ -54,8 +54,10 @@ def diagnosis(subject: Subject) -> Seen | None:
     with_it = _has_a_part(subject, place)
     if with_it is None:
         return None
-    should = _should_have_a_part(subject, place)
-    if seen := _so_far(subject, place) or _left_out(subject, should, place):
+    one = torch.zeros(subject.shape, dtype=torch.float64)
+    one[place] = 1
+    should = subject.definition.mean(one) > 0
+    if seen := _so_far(subject, place):
         return seen
     return _line(subject) if with_it.equal(should) else _values(with_it, should)
 
@@ -76,11 +78,10 @@ def _clipped(subject: Subject) -> str:
     """Find out whether all but the largest x_hat are right."""
     if subject.as_set is None:
         return ""
-    gain, bias = subject.as_set
-    x = subject.draw(1)
+    (gain, bias), x = subject.as_set, subject.draw(1)
     x_hat = subject.x_hat(x)
     expected = gain * x_hat + bias
-    off = (subject.output(x) - expected).abs() > TOLERANCE * expected.abs().max()
+    off = (subject.output(x) - expected).abs() > TOLERANCE * largest(expected)
     if not off.any() or off.double().mean() > 0.5:
         return ""
     most, least = x_hat[~off].abs().max(), x_hat[off].abs().min()
@@ -104,42 +105,14 @@ def _so_far(subject: Subject, place: tuple[int, ...]) -> Seen | None:
         if counts == [1, 2, size]:
             return Seen(
                 f"an output depends on the steps so far along axis {axis}, on no later "
-                "ones: the statistics are cumulative.",
+                "ones: the statistics are cumulative."
             )
     return None
 
 
-def _left_out(subject: Subject, should: Tensor, place: tuple[int, ...]) -> Seen | None:
-    """Find out whether it is their own size that leaves values out, in two batches."""
-    others = should.clone()
-    others[place] = False  # it has a part itself, whatever the statistics are
-    rules: set[str] | None = None
-    for seed in (1, 2):
-        part, x = _has_a_part(subject, place, seed), subject.draw(seed)[others]
-        if part is None or (part & ~should).any():
-            return None
-        is_in = part[others]
-        if is_in.all() or not is_in.any():
-            return None
-        size, least, most = x.abs(), x.abs()[is_in].min(), x.abs()[is_in].max()
-        found = {
-            "at or below 0": x <= 0,
-            "at or above 0": x >= 0,
-            "that are the largest in size": size > most,
-            "that are the smallest in size": size < least,
-        }
-        fitting = {name for name, out in found.items() if torch.equal(out, ~is_in)}
-        rules = fitting if rules is None else rules & fitting
-    if not rules:
-        return None
-    return Seen(f"the statistics leave out values {min(rules)}.", "Take all values.")
-
-
-def _has_a_part(
-    subject: Subject, place: tuple[int, ...], seed: int = 1
-) -> Tensor | None:
+def _has_a_part(subject: Subject, place: tuple[int, ...]) -> Tensor | None:
     """Return which inputs one output depends on, as a mask; None without a graph."""
-    x = subject.draw(seed).to(subject.dtype).requires_grad_()
+    x = subject.draw(1).to(subject.dtype).requires_grad_()
     try:
         y = call(subject.fresh(), x)
         if not y.requires_grad:
@@ -152,12 +125,6 @@ def _has_a_part(
     if x.grad is None or not x.grad.isfinite().all():
         return None
     return x.grad.abs() > NOTHING * x.grad.abs().max()
-
-
-def _should_have_a_part(subject: Subject, place: tuple[int, ...]) -> Tensor:
-    one = torch.zeros(subject.shape, dtype=torch.float64)
-    one[place] = 1
-    return subject.definition.mean(one) > 0
 
 
 def _values(with_it: Tensor, should: Tensor) -> Seen:
@@ -200,7 +167,7 @@ def _numbers(with_it: Tensor, axis: int) -> str:
         return f"all {size}"
     step = places[1] - places[0]
     if step > 1 and places == [*range(places[0], places[-1] + 1, step)]:
-        which = {2: "second", 3: "third", 4: "fourth"}.get(step, f"{step}th")
+        which = ORDINALS.get(step, f"{step}th")
         return f"every {which} of {size}, not those side by side,"
     return f"{len(places)} of {size}"
 
@@ -218,7 +185,7 @@ def _line(subject: Subject) -> Seen | None:
         mean, var = mean_of(x), mean_of((x - mean_of(x)).square())
         slope = mean_of((x - mean) * (u - mean_of(u))) / var
         line = mean_of(u) + slope * (x - mean)
-        if not float((u - line).abs().max()) < TOLERANCE * float(u.abs().max()):
+        if not largest(u - line) < TOLERANCE * largest(u):
             return None
         shifts.append(mean - mean_of(u) / slope)
         divisors.append(1 / slope)
@@ -233,10 +200,10 @@ def _line(subject: Subject) -> Seen | None:
 
 
 def _shift(shift: Tensor, mean: Tensor, sigma: Tensor) -> str:
-    if float(((shift - mean) / sigma).abs().max()) < TOLERANCE:
+    if largest((shift - mean) / sigma) < TOLERANCE:
         return "what is subtracted is the mean"
     times = float((shift * mean).sum() / mean.square().sum())
-    if float(((shift - times * mean) / sigma).abs().max()) < TOLERANCE:
+    if largest((shift - times * mean) / sigma) < TOLERANCE:
         count = ": its sum is divided by a wrong count" if times > 1 else ""
         return f"what is subtracted is {times:.3g} times the mean{count}"
     return "what is subtracted is another number than the mean"
@@ -246,19 +213,17 @@ def _divisor(divisor: Tensor, sigma: Tensor, of: str) -> str:
     if not bool((divisor > 0).all()):
         return f"divided by what is not {of}, and not positive"
     by, log = divisor.log().flatten(), sigma.log().flatten()
-    power = float(((log - log.mean()) * (by - by.mean())).sum()) / float(
-        (log - log.mean()).square().sum()
-    )
-    rest = by - by.mean() - power * (log - log.mean())
+    powers, constant = fit(by, log, ())
+    power = powers.item()
     near = min(POWERS, key=lambda known: abs(known - power))
-    if float(rest.abs().max()) < 0.01 and abs(near - power) < 0.01:
+    if largest(by - power * log - constant) < 0.01 and abs(near - power) < 0.01:
         return POWERS[near].format(of)
     for what, added in (
         ("the root of the variance and", divisor.square() - sigma.square()),
         ("sigma and", divisor - sigma),
     ):
         eps = float(added.mean())
-        if eps > 0 and float((added / eps - 1).abs().max()) < 0.01:
+        if eps > 0 and largest(added / eps - 1) < 0.01:
             return f"divided by {what} {eps:.3g}, which acts as eps"
     low, high = (divisor / sigma).aminmax()
     return f"divided by {low:.3g} to {high:.3g} times {of}"

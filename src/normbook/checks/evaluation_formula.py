@@ -95,20 +95,9 @@ def _told(
 
 
 def _gains(lines: Lines) -> dict[str, Tensor]:
-    gain = lines.gain
-    values = (
-        gain,
-        torch.ones_like(gain),
-        gain.square(),
-        1 + gain,
-        gain - 1,
-        gain.abs(),
-        1 / gain,
-        gain.exp(),
-        lines.bias,
-        functional.softplus(gain),
-    )
-    return dict(zip(GAINS, values, strict=True))
+    g = lines.gain
+    values = [g, torch.ones_like(g), g.square(), 1 + g, g - 1, g.abs(), 1 / g, g.exp()]
+    return dict(zip(GAINS, [*values, lines.bias, functional.softplus(g)], strict=True))
 
 
 def _divisors(var: Tensor, eps: float, name: str) -> dict[str, Tensor]:
@@ -171,5 +160,4 @@ def _part(sign: float, what: str, times: str) -> str:
 
 
 def _fits(seen: Tensor, value: Tensor) -> bool:
-    value = value.expand_as(seen)
     return float((seen - value).abs().max()) < NEAR * float(seen.abs().max())

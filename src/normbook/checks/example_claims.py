@@ -64,7 +64,7 @@ def _dependence(
         subject.output(x)[kept] - subject.output(other)[kept],
         f"with {what} exchanged, the output of what stayed changes by up to "
         "{}: they share its statistics.",
-        subject.axes_cure,
+        subject.definition.axes_cure(len(subject.shape)),
     )
 
 

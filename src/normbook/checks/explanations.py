@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -20,7 +21,6 @@ from normbook.checks.subject import LARGE, TOLERANCE, Subject, fit, largest
 ORDINALS = {2: "second", 3: "third", 4: "fourth"}
 
 Formula = Callable[[Tensor], Tensor]
-Statistic = Callable[[Tensor, tuple[int, ...]], Tensor]
 Axes = tuple[int, ...]
 
 
@@ -28,58 +28,44 @@ def _mean(x: Tensor, axes: Axes) -> Tensor:
     return x.mean(axes, keepdim=True)
 
 
-def _over(by: Callable[..., Tensor]) -> Statistic:
-    """Let a reduction over one axis run over several."""
-
-    def statistic(x: Tensor, axes: Axes) -> Tensor:
-        rest = [axis for axis in range(x.dim()) if axis not in axes]
-        rows = x.permute(*rest, *axes).flatten(len(rest))
-        sizes = [1 if axis in axes else size for axis, size in enumerate(x.shape)]
-        return by(rows).reshape(sizes)
-
-    return statistic
+def _centred(rows: Tensor) -> Tensor:
+    return rows - rows.mean(-1, keepdim=True)
 
 
-CENTRES: dict[str, Statistic] = {
-    "the mean": _mean,
-    "nothing": lambda x, axes: torch.zeros_like(_mean(x, axes)),
-    "the median": _over(lambda rows: rows.median(-1).values),
-    "the smallest value": _over(lambda rows: rows.amin(-1)),
-    "the largest value": _over(lambda rows: rows.amax(-1)),
-    "the sum": _over(lambda rows: rows.sum(-1)),
-    "the first value": _over(lambda rows: rows[..., 0]),
-    "the root mean square": _over(lambda rows: rows.square().mean(-1).sqrt()),
+# Of the values of one set of statistics, which lie along the last axis.
+CENTRES: dict[str, Formula] = {
+    "the mean": lambda rows: rows.mean(-1),
+    "nothing": lambda rows: 0 * rows[..., 0],
+    "the median": lambda rows: rows.median(-1).values,
+    "the smallest value": lambda rows: rows.amin(-1),
+    "the largest value": lambda rows: rows.amax(-1),
+    "the sum": lambda rows: rows.sum(-1),
+    "the first value": lambda rows: rows[..., 0],
+    "the root mean square": lambda rows: rows.square().mean(-1).sqrt(),
 }
-
-DIVISORS: dict[str, Statistic] = {
-    "sigma": lambda x, axes: _mean((x - _mean(x, axes)).square(), axes).sqrt(),
-    "the root of sigma": lambda x, axes: (
-        _mean((x - _mean(x, axes)).square(), axes) ** 0.25
+DIVISORS: dict[str, Formula] = {
+    "sigma": lambda rows: rows.std(-1, correction=0),
+    "the root of sigma": lambda rows: rows.std(-1, correction=0).sqrt(),
+    "the root mean square of x": lambda rows: rows.square().mean(-1).sqrt(),
+    "the mean of the absolute values of x": lambda rows: rows.abs().mean(-1),
+    "the mean absolute deviation": lambda rows: _centred(rows).abs().mean(-1),
+    "the absolute value of the mean, or the root of its square": (
+        lambda rows: rows.mean(-1).abs()
     ),
-    "the root mean square of x": lambda x, axes: _mean(x.square(), axes).sqrt(),
-    "the mean of the absolute values of x": lambda x, axes: _mean(x.abs(), axes),
-    "the mean absolute deviation": lambda x, axes: _mean(
-        (x - _mean(x, axes)).abs(), axes
+    "the mean": lambda rows: rows.mean(-1),
+    "the largest absolute value": lambda rows: rows.abs().amax(-1),
+    "the largest absolute deviation from the mean": (
+        lambda rows: _centred(rows).abs().amax(-1)
     ),
-    "the absolute value of the mean, or the root of its square": lambda x, axes: _mean(
-        x, axes
-    ).abs(),
-    "the mean": _mean,
-    "the largest absolute value": _over(lambda rows: rows.abs().amax(-1)),
-    "the largest absolute deviation from the mean": _over(
-        lambda rows: (rows - rows.mean(-1, keepdim=True)).abs().amax(-1)
-    ),
-    "the range, the largest value less the smallest": _over(
+    "the range, the largest value less the smallest": (
         lambda rows: rows.amax(-1) - rows.amin(-1)
     ),
-    "the largest value": _over(lambda rows: rows.amax(-1)),
-    "the sum of the absolute values": _over(lambda rows: rows.abs().sum(-1)),
-    "nothing": lambda x, axes: torch.ones_like(_mean(x, axes)),
-    "the variance, not by its root": lambda x, axes: _mean(
-        (x - _mean(x, axes)).square(), axes
-    ),
-    "the root of E[x^2] - E[x], in which the mean is not squared": lambda x, axes: (
-        (_mean(x.square(), axes) - _mean(x, axes)).clamp_min(0).sqrt()
+    "the largest value": lambda rows: rows.amax(-1),
+    "the sum of the absolute values": lambda rows: rows.abs().sum(-1),
+    "nothing": lambda rows: torch.ones_like(rows[..., 0]),
+    "the variance, not by its root": lambda rows: rows.var(-1, correction=0),
+    "the root of E[x^2] - E[x], in which the mean is not squared": (
+        lambda rows: (rows.square().mean(-1) - rows.mean(-1)).clamp_min(0).sqrt()
     ),
 }
 
@@ -106,11 +92,10 @@ def explanation(subject: Subject) -> tuple[str, str]:
     """Say which of all formulas the outputs are those of, and a cure; or nothing."""
     inputs = [subject.draw(seed, LARGE * max(seed, 1)) for seed in range(3)]
     runs = _Runs(inputs, [subject.output(x) for x in inputs])
-    looks = (_by_parts, _by_order, _by_gains, _by_axes, _by_formula, _by_output)
-    for look in looks:
+    for look in (_by_parts, _by_order, _by_gains, _by_axes, _by_formula, _by_output):
         if text := look(subject, runs):
-            cure = subject.axes_cure if look is _by_axes else ""
-            return text, cure
+            dim = len(subject.shape)
+            return text, subject.definition.axes_cure(dim) if look is _by_axes else ""
     return "", ""
 
 
@@ -126,9 +111,7 @@ def _by_parts(subject: Subject, runs: _Runs) -> str:
     along, mean_of = _parameter_axes(subject), subject.definition.mean
 
     def in_parts(size: int) -> Formula:
-        return lambda x: torch.cat(
-            [subject.x_hat(part) for part in torch.split(x, size)]
-        )
+        return lambda x: torch.cat([*map(subject.x_hat, torch.split(x, size))])
 
     def between(count: int) -> Formula:
         def z(x: Tensor) -> Tensor:
@@ -248,10 +231,8 @@ def _own_axes(subject: Subject) -> Axes:
 def _by_axes(subject: Subject, runs: _Runs) -> str:
     """Look for the axes of the mean and those of the variance."""
     own = _own_axes(subject)
-    last = (
-        len(subject.shape) - 1,
-    )  # of gain and bias, where a kind has them on axis 1
-    gains = dict.fromkeys((_parameter_axes(subject), last))
+    # Gain and bias are on the last axis, too, where a kind has them on axis 1.
+    gains = dict.fromkeys((_parameter_axes(subject), (len(subject.shape) - 1,)))
     for where, view, known in _views(subject):
         subsets = _subsets(view(runs.inputs[0]).dim())
         alike = [(axes, axes) for axes in subsets]
@@ -316,17 +297,19 @@ def _by_formula(subject: Subject, runs: _Runs) -> str:
         var = _mean((parts[:1] - about).square(), axes)
         return ((parts - about) / (var + subject.eps).sqrt()).reshape(x.shape)
 
+    def by(x: Tensor, c: Formula, d: Formula) -> Tensor:
+        parts = view(x)
+        rest = [axis for axis in range(parts.dim()) if axis not in axes]
+        rows = parts.permute(*rest, *axes).flatten(len(rest))
+        sizes = [1 if axis in axes else n for axis, n in enumerate(parts.shape)]
+        z = (parts - c(rows).reshape(sizes)) / d(rows).reshape(sizes)
+        return z.reshape(x.shape)
+
     if 0 not in axes and runs.holds(by_first, along):
         return "the statistics of the first example are used for all"
-    for (centre, c), (divisor, d) in itertools.product(
-        CENTRES.items(), DIVISORS.items()
-    ):
-
-        def z(x: Tensor, c: Statistic = c, d: Statistic = d) -> Tensor:
-            parts = view(x)
-            return ((parts - c(parts, axes)) / d(parts, axes)).reshape(x.shape)
-
-        if runs.holds(z, along):
+    pairs = itertools.product(CENTRES.items(), DIVISORS.items())
+    for (centre, c), (divisor, d) in pairs:
+        if runs.holds(partial(by, c=c, d=d), along):
             return f"{centre} is subtracted from x, and the rest divided by {divisor}"
     return ""
 

@@ -179,29 +179,25 @@ def _factors(
         is_known = abs(known - factor) < 0.01 * max(abs(factor), 0.1)
         return names[known] if is_known else f"the factor {factor:.3g}"
 
-    mean, variance = by_mean / first, by_variance / first
-    is_1 = [abs(share - 1) < 0.01 for share in (mean, variance)]
-    is_0 = [abs(share) < 0.01 for share in (mean, variance)]
-    if all(is_1):
+    shares = {"mean": by_mean / first, "variance": by_variance / first}
+    wrong = {name: share for name, share in shares.items() if abs(share - 1) >= 0.01}
+    if not wrong:
         return "" if abs(first - 1) < 1e-6 else _times_right(first), ""
     parts = [] if abs(first - 1) < 0.01 else [_times_right(first)]
-    here = "in the backward pass"
-    if any(is_0):
-        what = "the mean is a" if is_0[0] else "the variance is a"
-        what = "mean and variance are" if all(is_0) else what
-        parts.append(f"{what} constant{'s' * all(is_0)} {here}")
-    if abs(mean - variance) < 0.01 and not any(is_0):
-        parts.append(f"the closed form has {named_factor(mean)}")
-        return "; ".join(parts), DIVIDE
-    for name, share, is_right in (
-        ("mean", mean, is_1[0] or is_0[0]),
-        ("variance", variance, is_1[1] or is_0[1]),
-    ):
-        if not is_right:
-            parts.append(
-                f"the term of the {name} in the closed form has {named_factor(share)}"
-            )
-    return "; ".join(parts), DETACHED if any(is_0) else DIVIDE
+    missing = [name for name, share in wrong.items() if abs(share) < 0.01]
+    if len(missing) > 1:
+        parts.append("mean and variance are constants in the backward pass")
+    elif missing:
+        parts.append(f"the {missing[0]} is a constant in the backward pass")
+    elif abs(shares["mean"] - shares["variance"]) < 0.01:
+        factor = named_factor(shares["mean"])
+        return "; ".join([*parts, f"the closed form has {factor}"]), DIVIDE
+    parts += [
+        f"the term of the {name} in the closed form has {named_factor(share)}"
+        for name, share in wrong.items()
+        if name not in missing
+    ]
+    return "; ".join(parts), DETACHED if missing else DIVIDE
 
 
 @claim("the gradients by gain and bias are those of the output", GRADIENT_CLAIMS)

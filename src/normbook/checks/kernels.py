@@ -8,16 +8,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
-from torch.utils.hooks import RemovableHandle
 
-CONVOLUTIONS = (
-    torch.conv1d,
-    torch.conv2d,
-    torch.conv3d,
-    nn.functional.conv1d,
-    nn.functional.conv2d,
-    nn.functional.conv3d,
-)
+CONVOLUTIONS = (torch.conv1d, torch.conv2d, torch.conv3d)  # of nn.functional, too
 PLAIN = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 ZERO, FAR = 1e-4, 1e-2  # of a mean, in deviations
 
@@ -37,17 +29,14 @@ class Kernel(NamedTuple):
         w = self.weight.double()
         rest = tuple(range(2, w.dim()))
         sigma, mean = torch.std_mean(w, (0, *rest), correction=0)
-        own_mean = w.mean((1, *rest))
-        size = float(sigma.mean())
-        return (
-            float(mean.abs().max()) < ZERO * size
-            and float(sigma.max() - sigma.min()) < FAR * size
-            and float(own_mean.abs().max()) > FAR * size
-        )
+        size, own_mean = sigma.mean(), w.mean((1, *rest))
+        is_centred = mean.abs().max() < ZERO * size
+        is_alike = is_centred and sigma.max() - sigma.min() < FAR * size
+        return bool(is_alike and own_mean.abs().max() > FAR * size)
 
 
 def kernels_of(model: nn.Module, run: Callable[[], Any]) -> Iterator[Kernel]:
-    """Run a model and yield the weights that its convolutions made, each once."""
+    """Run a model, which keeps hooks, and yield what weights its convolutions made."""
     own = [
         (name, part)
         for name, part in model.named_modules()
@@ -72,14 +61,9 @@ def kernels_of(model: nn.Module, run: Callable[[], Any]) -> Iterator[Kernel]:
                     found.setdefault(inside[-1], weight.detach())
             return func(*args, **kwargs)
 
-    handles: list[RemovableHandle] = []
     for name, part in own:
-        handles.append(part.register_forward_pre_hook(entered(name)))
-        handles.append(part.register_forward_hook(lambda *_: (inside.pop(), None)[1]))
-    try:
-        with Noting():
-            run()
-    finally:
-        for handle in handles:
-            handle.remove()
+        part.register_forward_pre_hook(entered(name))
+        part.register_forward_hook(lambda *_: (inside.pop(), None)[1])
+    with Noting():
+        run()
     yield from (Kernel(name, weight) for name, weight in found.items())

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from torch import Tensor, nn
 
 from normbook.checks.calls import of_the_layer
+from normbook.checks.subject import largest
 
 NEAR = 1e-3
 
@@ -35,8 +36,8 @@ def _how(saved: Tensor, loaded: Tensor, start: object, eps: float) -> str:
         return "stays what it was, and is not loaded"
     first = f"{loaded.flatten()[0]:.6g} where {saved.flatten()[0]:.6g} was saved"
     added = loaded - saved
-    size = float(added.abs().max())
-    if float((added - added.mean()).abs().max()) < NEAR * size:
+    size = largest(added)
+    if largest(added - added.mean()) < NEAR * size:
         of_eps = ", the value of eps," if eps and abs(size / eps - 1) < 0.01 else ""
         verb = "added to" if added.mean() > 0 else "taken off"
         return f"is {first}: {size:.3g}{of_eps} is {verb} it"
@@ -47,13 +48,10 @@ def _how(saved: Tensor, loaded: Tensor, start: object, eps: float) -> str:
         "one over its root is taken": saved.clamp_min(0).rsqrt(),
     }
     for text, value in known.items():
-        if float((value - loaded).abs().max()) < NEAR * float(loaded.abs().max()):
+        if largest(value - loaded) < NEAR * largest(loaded):
             return f"is {first}: {text}"
-    ok = saved.abs() > 1e-9
-    ratio = (loaded / saved)[ok]
-    if len(ratio) and float((ratio - ratio.mean()).abs().max()) < NEAR * float(
-        ratio.abs().max()
-    ):
+    ratio = (loaded / saved)[saved.abs() > 1e-9]
+    if len(ratio) and largest(ratio - ratio.mean()) < NEAR * largest(ratio):
         return f"is {first}: it is multiplied by {float(ratio.mean()):.4g}"
     return f"is {first}, off by up to {size:.3g}"
 

@@ -12,6 +12,7 @@ from torch import nn
 from torch.nn.modules.lazy import LazyModuleMixin
 
 from normbook.arrays import check_eps
+from normbook.checks.call_claims import CALL_CLAIMS, input_is_kept, strides
 from normbook.checks.calls import Way, called
 from normbook.checks.claim import Fault, claim
 from normbook.checks.condition_claims import condition_findings, explained_kind
@@ -20,13 +21,12 @@ from normbook.checks.copies import tensors_of
 from normbook.checks.definitions import KINDS
 from normbook.checks.example_claims import EXAMPLE_CLAIMS
 from normbook.checks.gradient_claims import GRADIENT_CLAIMS
-from normbook.checks.output_claims import (
-    OUTPUT_CLAIMS,
+from normbook.checks.output_claims import OUTPUT_CLAIMS
+from normbook.checks.precision_claims import (
+    PRECISION_CLAIMS,
     dtype_is_kept,
     far_from_zero,
     half_precisions,
-    input_is_kept,
-    strides,
 )
 from normbook.checks.recognition import OWNERS
 from normbook.checks.recurrent import REDUNDANT, recurrent_findings
@@ -41,7 +41,7 @@ from normbook.checks.state_claims import (
     in_evaluation,
     no_graph,
 )
-from normbook.checks.subject import Subject, without_activations
+from normbook.checks.subject import Given, Subject, without_activations
 
 
 def check_norm_layer(
@@ -116,103 +116,84 @@ def check_norm_layer(
     with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         with torch.inference_mode(False), torch.enable_grad():
+            held, finding = registered(layer)
             if kind == "lstm" or (kind is None and _is_recurrent(layer)):
-                report = Report("LSTM", tuple(recurrent_findings(layer, shape, eps)))
+                report = Report("LSTM", tuple(recurrent_findings(held, shape, eps)))
                 report = report.allowing((REDUNDANT,))  # those of torch.nn.LSTM, too
             else:
                 if shape is not None and channel_axis != 1:
                     shape = tuple(torch.empty(shape).movedim(channel_axis, 1).shape)
                 _check_that_it_is_no_weight(layer)
-                held, finding = registered(layer)
-                report = _report_with_condition(
-                    held, shape, kind, eps, call, channel_axis
-                )
-                if finding:
-                    report = report._replace(findings=(finding, *report.findings))
+                given = Given(shape, kind, eps, channel_axis)
+                report = _report_with_condition(held, given, call)
+            if finding:
+                report = report._replace(findings=(finding, *report.findings))
     report = report.allowing((allow,) if isinstance(allow, str) else tuple(allow))
     if not quiet:
         print(report)
     return report
 
 
-def _report_with_condition(
-    layer: nn.Module,
-    shape: tuple[int, ...] | None,
-    kind: str | None,
-    eps: float | None,
-    call: Way | None,
-    axis: int,
-) -> Report:
+def _report_with_condition(layer: nn.Module, given: Given, call: Way | None) -> Report:
     """Report on a layer, with a condition where it needs one and none is given."""
-    found = conditioned(layer, shape, kind, axis) if call is None else None
+    found = conditioned(layer, given) if call is None else None
     layer, call = (found.layer, found.way) if found else (layer, call)
     if found:  # a mask that leaves nothing out makes neither gain nor bias
         has_condition = not found.is_mask
     else:
         has_condition = call is not None and needs_more(layer)
-    with called(call, axis):
+    with called(call, given.axis):
         try:
-            report = _report_on(layer, shape, kind, eps, has_condition, axis)
+            report = _report_on(layer, given, has_condition)
         except ValueError:
-            guess = explained_kind(layer, shape, eps) if has_condition else None
-            if kind is not None or guess is None:
+            guess = explained_kind(layer, given) if has_condition else None
+            if given.kind is not None or guess is None:
                 raise
-            report = _report_on(layer, shape, guess, eps, has_condition, axis)
+            report = _report_on(layer, given._replace(kind=guess), has_condition)
     is_relative = any(relation in report.kind for relation in report.others)
     if not found or is_relative:
         return report
-    conditions = condition_findings(found, shape, kind, eps, axis)
+    conditions = condition_findings(found, given)
     first = tuple(f for f in conditions if f.passed is False)
     last = tuple(f for f in conditions if f.passed is not False)
     return report._replace(findings=(*first, *report.findings, *last))
 
 
-def _report_on(
-    layer: nn.Module,
-    shape: tuple[int, ...] | None,
-    kind: str | None,
-    eps: float | None,
-    has_condition: bool,
-    axis: int,
-) -> Report:
+def _report_on(layer: nn.Module, given: Given, has_condition: bool) -> Report:
     """Report on a relative whose formula holds, or a norm, or a relative without."""
     as_relative = []
-    for relative, is_named in relatives_of(layer) if kind is None else ():
-        report = _report_on_relative(layer, shape, eps, relative, axis)
+    for relative, is_named in relatives_of(layer) if given.kind is None else ():
+        report = _report_on_relative(layer, given, relative)
         if report is not None and report.findings[0].passed:
             return report
         if report is not None and is_named:
             as_relative.append(report)
     try:
-        subject = Subject(layer, shape, kind, eps, has_condition=has_condition)
-        report = _report(subject, axis)
+        subject = Subject(layer, given, has_condition=has_condition)
+        report = _report(subject, given.axis)
     except ValueError:
         if not as_relative:
             raise
         return as_relative[0]
     # Of what has no known formula a test for another norm would tell nothing true.
     unknown = [one for one in as_relative if one.findings[0].passed is None]
-    if report.findings[0].passed or unknown or kind is not None:
+    if report.findings[0].passed or unknown or given.kind is not None:
         return unknown[0] if unknown and not report.findings[0].passed else report
     for relative in unnamed():
-        found = _report_on_relative(layer, shape, eps, relative, axis)
+        found = _report_on_relative(layer, given, relative)
         if found is not None and found.findings[0].passed:
             return found
     return report
 
 
 def _report_on_relative(
-    layer: nn.Module,
-    shape: tuple[int, ...] | None,
-    eps: float | None,
-    relative: Relative,
-    axis: int,
+    layer: nn.Module, given: Given, relative: Relative
 ) -> Report | None:
     """Report on a layer as a relative, or on what is left of it without activations."""
     told, report = (relative.name, relative.text), None
     for bare, removed in without_activations(layer):
         try:
-            subject = Subject(bare, shape, None, eps, told)
+            subject = Subject(bare, given, told)
         except ValueError:
             return report
         formula = formula_of(relative)(subject)
@@ -226,17 +207,13 @@ def _report_on_relative(
         tests += [far_from_zero] if relative.subtracts_mean else []
         findings = [formula, *(test(subject) for test in (*tests, copies, as_named))]
         if removed:
-            findings.append(_behind(removed))
-        report = Report(_title(relative.name, subject, axis), tuple(findings))
+            what = f"{', '.join(removed)} follows. All other tests are made without it."
+            name = "nothing follows the norm"
+            findings.append(Finding(name, None, what, "", "activation"))
+        report = Report(_title(relative.name, subject, given.axis), tuple(findings))
         if formula.passed is not False:
             break
     return report
-
-
-def _behind(activations: list[str]) -> Finding:
-    what = f"{', '.join(activations)} follows. All other tests are made without it."
-    name = "nothing follows the norm"
-    return Finding(name, None, what, "", "activation")
 
 
 def _title(name: str, subject: Subject, axis: int) -> str:
@@ -246,13 +223,12 @@ def _title(name: str, subject: Subject, axis: int) -> str:
 
 
 def _report(subject: Subject, axis: int) -> Report:
-    claims = [*OUTPUT_CLAIMS, *GRADIENT_CLAIMS]
+    claims = [*OUTPUT_CLAIMS, *PRECISION_CLAIMS, *CALL_CLAIMS, *GRADIENT_CLAIMS]
     claims += EXAMPLE_CLAIMS if subject.kind != "batch" else []
     has_state = subject.kind in ("batch", "instance")
     claims += [*RUNNING_CLAIMS, *STATE_CLAIMS] if has_state else []
-    claims += [in_evaluation, follows, copies, as_named]
     # Half precision goes wrong for many reasons; others come first.
-    claims.append(claims.pop(claims.index(half_precisions)))
+    claims += [in_evaluation, follows, copies, as_named, half_precisions]
     first, *others = claims
     findings = [first(subject)]
     if subject.is_random or not subject.is_finite:  # no other test tells anything

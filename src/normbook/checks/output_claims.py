@@ -1,4 +1,4 @@
-"""Claims about the output in training: statistics, gain and bias, eps, rounding."""
+"""Claims about the output in training: statistics, gain and bias, eps."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from normbook.checks.affine_values import acting
-from normbook.checks.calls import LayerError, backward, call, evaluating, run
+from normbook.checks.calls import backward, call
 from normbook.checks.claim import (
     Claim,
     DoesNotApply,
@@ -20,21 +20,14 @@ from normbook.checks.claim import (
     claim,
     named,
 )
-from normbook.checks.copies import copy_of
 from normbook.checks.definitions import ACTIVATIONS, DIVISORS
 from normbook.checks.diagnosis import diagnosis, precision
 from normbook.checks.recognition import affordable
 from normbook.checks.renorm import renormalization
 from normbook.checks.start import at_the_start
-from normbook.checks.subject import TOLERANCE, Subject, draw, largest, normal
-
-# Of half precision: the bugs cost everything, and eight bits of bfloat16 a few %.
-HALF = 0.1
+from normbook.checks.subject import TOLERANCE, Subject, draw, largest
 
 Formula = Callable[[Tensor], Tensor]
-
-# Of float32, in the gradient at worst; the bugs cost 1e-3 and more.
-ROUNDING = 1e-4
 
 OUTPUT_CLAIMS: list[Claim[Subject]] = []
 
@@ -133,7 +126,7 @@ def _clipping(subject: Subject) -> Fault | None:
     a, b = subject.fit(subject.output(plain), subject.x_hat(plain))
     x.view(-1)[0] += 100 * x.abs().max()
     x_hat = subject.x_hat(x)
-    error = _share(subject.output(x), a * x_hat + b)
+    error = share_of_error(subject.output(x), a * x_hat + b)
     if error < TOLERANCE:
         return None
     return Fault(
@@ -144,7 +137,7 @@ def _clipping(subject: Subject) -> Fault | None:
     )
 
 
-def _share(y: Tensor, expected: Tensor) -> float:
+def share_of_error(y: Tensor, expected: Tensor) -> float:
     """Return the largest error, as a share of the largest value."""
     return largest(y - expected) / largest(expected)
 
@@ -270,18 +263,19 @@ def parameter_shapes(subject: Subject) -> Fault | None:
     sizes = subject.definition.parameter_shape(subject.shape)
     for name in subject.names:
         shape = tuple(subject.layer.get_parameter(name).shape)
-        if math.prod(shape) != math.prod(sizes):
-            single = "one scalar for the whole layer: " if math.prod(shape) == 1 else ""
-            is_scale_norm = single and subject.kind == "rms" and not subject.eps
-            groups = subject.definition.groups
-            is_by_group = subject.kind == "group" and math.prod(shape) == groups > 1
-            by_group = ", one value for each group" if is_by_group else ""
-            other = "one gain" if is_scale_norm else ""
-            return Fault(
-                f"{single}{name} has shape {shape}{by_group}, expected {sizes}.",
-                f"Make it a Parameter of shape {sizes}.",
-                "gain per group" if is_by_group else other,
-            )
+        if (count := math.prod(shape)) == math.prod(sizes):
+            continue
+        single, by_group, other = "", "", ""
+        if count == 1:
+            single = "one scalar for the whole layer: "
+            other = "one gain" if subject.kind == "rms" and not subject.eps else ""
+        elif subject.kind == "group" and count == subject.definition.groups:
+            by_group, other = ", one value for each group", "gain per group"
+        return Fault(
+            f"{single}{name} has shape {shape}{by_group}, expected {sizes}.",
+            f"Make it a Parameter of shape {sizes}.",
+            other,
+        )
     return None
 
 
@@ -378,60 +372,7 @@ def _acting_eps(subject: Subject, var: Tensor, seen: Tensor) -> str:
     return text
 
 
-@claim("a mean far from 0 costs no precision in float32", OUTPUT_CLAIMS)
-def two_passes(subject: Subject) -> Fault | None:
-    """Compare float32 with float64 on the same numbers, mean / sigma 1e3 and 1e4."""
-    need_right_statistics(subject)
-    if subject.kind == "rms":
-        raise DoesNotApply("no mean is subtracted")
-    noise = normal(subject.batch_of(32), 5)
-    z = subject.x_hat(noise.float().double())
-    a, b = subject.fit(subject.output(noise, torch.float32), z)
-
-    def off(mean: float) -> tuple[float, float]:
-        """Return the errors of the layer and of a variance by one pass."""
-        x = (noise + mean).float()
-        exact = a * subject.x_hat(x.double()) + b
-        by_one_pass = a * _one_pass(subject, x) + b
-        by_layer = subject.output(x, torch.float32)
-        return _share(by_layer, exact), _share(by_one_pass, exact)
-
-    (near, near_by_one), (far, far_by_one) = off(1e3), off(1e4)
-    # Two passes lose the rounding of the mean, 5e-4 of sigma at mean 1e4.
-    if far < 0.03:
-        return None
-    return Fault(
-        "for mean / sigma = 1e3 and 1e4 the output is off by "
-        f"{near:.2g} and {far:.2g} of its largest value; the variance as "
-        f"E[x^2] - E[x]^2 gives {near_by_one:.2g} and {far_by_one:.2g}: it subtracts "
-        "two large numbers that are nearly equal.",
-        "Take the mean first, then the mean of (x - mean) ** 2.",
-    )
-
-
-@claim("a mean far from 0 costs no precision in float32")
-def far_from_zero(subject: Subject) -> Fault | None:
-    """Compare a layer with itself in float64, at mean / sigma 1e4."""
-    x = (subject.draw(5, 1.0) + 1e4).float()
-    exact = subject.output(x.double())
-    off = _share(subject.output(x, torch.float32), exact)
-    if off < 0.03:
-        return None
-    return Fault(
-        f"for mean / sigma = 1e4 the output in float32 is off by {off:.2g} of its "
-        "largest value: E[x^2] - E[x]^2 subtracts two large numbers that are nearly "
-        "equal.",
-        "Take the mean first, then the mean of (x - mean) ** 2.",
-    )
-
-
-def _one_pass(subject: Subject, x: Tensor) -> Tensor:
-    mean_of = subject.definition.mean
-    var = mean_of(x.square()) - mean_of(x).square()
-    return ((x - mean_of(x)) / (var + subject.eps).sqrt()).double()
-
-
-@claim("a constant channel stays finite, output and gradient", OUTPUT_CLAIMS)
+@claim("a constant channel stays finite, output and gradient")
 def constant_channel(subject: Subject) -> Fault | None:
     """Let one set of statistics see a single value."""
     if subject.eps <= 0 and subject.is_eps_told:
@@ -457,235 +398,4 @@ def constant_channel(subject: Subject) -> Fault | None:
             "variance of 0 has no derivative.",
             "Add eps before the root, (var + eps).sqrt().",
         )
-    return None
-
-
-@claim("the output has the dtype of the input", OUTPUT_CLAIMS)
-def dtype_is_kept(subject: Subject) -> Fault | None:
-    """Run in every precision that the layer can take."""
-    for dtype in (torch.float32, torch.float64, torch.float16, torch.bfloat16):
-        layer = subject.fresh().to(dtype)
-        try:
-            y = call(layer, subject.draw(0, 1.0).to(dtype))
-        except LayerError as error:
-            if dtype.itemsize == 2:  # not every operation can
-                continue
-            return Fault(
-                f"after .to({dtype}) the layer raises {error}",
-                "Keep tensors as parameters or buffers, make others with x.new_zeros.",
-            )
-        if y.dtype != dtype:
-            reason = f"for {dtype} the output is {y.dtype}."
-            return Fault(reason, "Return y.to(x.dtype).")
-    return None
-
-
-@claim("float32 gives what float64 gives, up to rounding", OUTPUT_CLAIMS)
-def precisions(subject: Subject) -> Fault | None:
-    """Compare outputs, gradients and evaluations on inputs of usual and small size."""
-    if subject.dtype != torch.float64:
-        why = "the layer computes in one precision only"
-        raise NotTested(why, "Let .double() reach all that it holds.")
-    # Where sigma is that of eps; below, float32 has no such eps.
-    small = [math.sqrt(subject.eps)] if subject.eps > 1e-10 else []
-    for scale in (1.0, *small):
-        single = _in_precision(subject, torch.float32, scale)
-        double = _in_precision(subject, torch.float64, scale)
-        for what, (value, size) in double.items():
-            error = largest(single[what][0] - value)
-            if error > ROUNDING * size:  # what is 0 everywhere has size 0
-                share = error / size if size else math.inf
-                return Fault(
-                    f"in float32 the {what} differs from that in float64 by "
-                    f"{share:.2g} of the largest value, for an input of size "
-                    f"{scale:.2g}.",
-                    "Compute the same for every dtype.",
-                )
-    return None
-
-
-def _in_precision(
-    subject: Subject, dtype: torch.dtype, scale: float
-) -> dict[str, tuple[Tensor, float]]:
-    """Return what a training call and an evaluation after it give, and their sizes."""
-    shape = subject.batch_of(6)
-    layer = subject.fresh().to(dtype)
-    x = draw(shape, 18, scale).float().to(dtype).requires_grad_()
-    dl_dy = draw(shape, 19, 1.0).float()
-    y = call(layer, x)
-    backward(y, dl_dy)
-    results = {"output": (y, 0.0)}
-    if x.grad is not None:
-        results["gradient by x"] = x.grad, subject.gradient_size(x.detach(), dl_dy)
-    if scale == 1.0:  # a smaller variance drowns in the rounding of the first 1
-        results["evaluation"] = call(evaluating(layer), x.detach()), 0.0
-    return {
-        what: (value.detach().double(), max(largest(value), size))
-        for what, (value, size) in results.items()
-    }
-
-
-@claim("the input is left as it is", OUTPUT_CLAIMS)
-def input_is_kept(subject: Subject) -> Fault | None:
-    """Compare the input before and after."""
-    # float() copies x, but where it is in float32 already.
-    for dtype in dict.fromkeys((subject.dtype, subject.given_dtype)):
-        x = subject.draw(0).to(dtype)
-        before = x.clone()
-        with torch.no_grad():
-            run(subject.fresh().to(dtype), x)
-        if not torch.equal(x, before):
-            only = f", if that is {dtype}" if dtype != subject.dtype else ""
-            return Fault(
-                f"the layer writes into its input{only}, which others may still need.",
-                "Use x = x - mean in place of x -= mean.",
-            )
-    return None
-
-
-@claim("float16 and bfloat16 give what float32 gives", OUTPUT_CLAIMS)
-def half_precisions(subject: Subject) -> Fault | Note | None:
-    """Compare outputs on numbers of usual, large and small size, and on zeros.
-
-    Where they are right, note where they are rounded.
-    """
-    if subject.given_dtype == torch.float64:
-        raise DoesNotApply("the layer is given in float64")
-    is_run = False
-    for dtype in (torch.float16, torch.bfloat16):
-        layer = subject.fresh().to(dtype)
-        seen: dict[str, str] = {}  # by its reason, the first input that shows it
-        for scale in (1.0, 300.0, 1e-3, 0.0):
-            x = draw(subject.small, 21, scale).to(dtype)
-            try:
-                y = call(copy_of(layer), x).detach().double()
-            except LayerError:  # not every operation can
-                continue
-            is_run = True
-            exact = call(copy_of(layer).float(), x.float()).detach().double()
-            error = largest(y - exact)
-            if not exact.isfinite().all():
-                continue
-            # A layer may round each of its steps, and a large mean costs digits.
-            if error <= HALF * max(largest(exact), 1e-3):
-                continue
-            what = f"an input of size {scale:g}" if scale else "an input of zeros"
-            why = "a square beyond 65504 is infinite" if scale > 1 else ""
-            why = why or "what is below 6e-8 is 0, and so is a small eps"
-            because = f": {why}" if dtype == torch.float16 else ""
-            seen.setdefault(because, f"{what} gives {_at_worst(y, exact)}{because}")
-        if seen:
-            return Fault(
-                f"in {dtype} {'; '.join(seen.values())}.",
-                "Compute in float32: x.float() first, and .to(x.dtype) last.",
-            )
-    if not is_run:
-        why = "the layer does not run in half precision on this CPU"
-        raise NotTested(why, "Run it on a device where it does.")
-    return _place_of_rounding(subject)
-
-
-def _place_of_rounding(subject: Subject) -> Note | None:
-    """Count the outputs in bfloat16 that each place explains to the last bit."""
-    if subject.kind not in ("layer", "rms") or not (subject.gain and subject.as_set):
-        return None
-    if abs(subject.factor - 1) > TOLERANCE or not subject.is_right_up_to_scale:
-        return None
-    half = torch.bfloat16
-    layer, x = subject.fresh().to(half), draw(subject.batch_of(6), 26, 1.0).to(half)
-    try:
-        y = call(layer, x).double()
-    except LayerError:
-        return None
-
-    def held(name: str | None) -> Tensor:
-        values = layer.get_parameter(name) if name else torch.zeros(1)
-        values = values.detach().double()
-        return values.reshape(subject.along) if values.numel() > 1 else values
-
-    x_hat = subject.x_hat(x.double())
-    gain, bias = held(subject.gain) + subject.gain_offset, held(subject.bias)
-
-    def rounded(values: Tensor) -> Tensor:
-        return values.to(half).double()
-
-    once = rounded(gain * x_hat + bias), rounded(rounded(gain) * x_hat + bias)
-    first = rounded(rounded(rounded(gain) * rounded(x_hat)) + bias)
-    by_once = max((y == z).double().mean().item() for z in once)
-    by_first = (y == first).double().mean().item()
-    if by_once > 0.98:
-        return None
-    if by_first > 0.98:
-        return Note(
-            "In bfloat16 x_hat is rounded before the gain multiplies it, as in the "
-            "code of Llama; torch rounds once, behind the gain. Last bits differ.",
-            "rounds before the gain",
-        )
-    return Note(
-        f"Of the outputs in bfloat16 {by_once:.0%} are those of float32, rounded: the "
-        "layer rounds in more places than behind the gain.",
-        "rounds inside",
-    )
-
-
-def _at_worst(y: Tensor, exact: Tensor) -> str:
-    """Show the output that is furthest from that in float32."""
-    if not y.isfinite().all():
-        low, high = exact.aminmax()
-        return f"NaN or infinity, in float32 {low:.3g} to {high:.3g}"
-    k = int((y - exact).abs().argmax())
-    return f"{y.flatten()[k]:.3g} where float32 gives {exact.flatten()[k]:.3g}"
-
-
-@claim("the memory layout of the input does not matter", OUTPUT_CLAIMS)
-def strides(subject: Subject) -> Fault | None:
-    """Give the same numbers with the last axis first in memory, as after transpose."""
-    x = draw(subject.small, 22).to(subject.dtype)
-    turned = x.movedim(1, -1).contiguous().movedim(-1, 1)
-    if len(subject.shape) == 2:
-        turned = x.T.contiguous().T
-    expected = call(subject.fresh(), x).detach()
-    try:
-        y = run(subject.fresh(), turned).detach()
-    except LayerError as error:
-        return Fault(
-            f"for an input that is not contiguous, as after transpose, the layer "
-            f"raises {error}.",
-            "Use reshape in place of view.",
-        )
-    if largest(y - expected) < TOLERANCE:
-        return None
-    return Fault(
-        "the same numbers with other strides, as after transpose, give another output, "
-        f"by up to {largest(y - expected):.2g}.",
-        "Index by axes, not by memory: no as_strided, no data_ptr.",
-    )
-
-
-@claim("a second call gives what a first one gives", OUTPUT_CLAIMS)
-def second_call(subject: Subject) -> Fault | None:
-    """Call one layer on two batches of different length; go back through both."""
-    need_right_statistics(subject)
-    first = draw(subject.small, 23).to(subject.dtype).requires_grad_()
-    second = draw(subject.sized(subject.small[0] // 2), 24).to(subject.dtype)
-    for is_training in (True, False) if subject.claims_no_statistics else (True,):
-        fresh, layer = (subject.fresh().requires_grad_() for _ in range(2))
-        fresh.train(is_training), layer.train(is_training)
-        early, late = call(layer, first), call(layer, second)
-        change = largest((late - call(fresh, second)).detach())
-        if change > TOLERANCE:
-            return Fault(
-                f"after a call on another batch the output changes by {change:.2g}: "
-                "something of the first call is kept and used.",
-                "Keep nothing of a call on self but running statistics.",
-            )
-        try:
-            for y in (early, late):
-                backward(y, torch.ones_like(y))
-        except LayerError as error:
-            return Fault(
-                f"the backward pass of two calls in a row raises {error}: what "
-                "the first keeps for it, the second overwrites.",
-                "Write nothing in place that a backward pass needs, and keep no graph.",
-            )
     return None

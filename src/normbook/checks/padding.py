@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -130,18 +131,12 @@ class _Cut(NamedTuple):
             t = t[i : i + 1] if is_of_examples(t) else t
             return t[..., :length] if has_positions(t) else t
 
+        ways = [together]
+        if not self.is_together:
+            ways = [partial(one, i=i, length=n) for i, n in self._examples()]
         args, named = more
-        if self.is_together:
-            yield (
-                tuple(map(together, args)),
-                {key: together(t) for key, t in named.items()},
-            )
-            return
-        for i, length in self._examples():
-            yield (
-                tuple(one(t, i, length) for t in args),
-                {key: one(t, i, length) for key, t in named.items()},
-            )
+        for way in ways:
+            yield tuple(map(way, args)), {key: way(t) for key, t in named.items()}
 
     def _examples(self) -> list[tuple[int, int]]:
         lengths = [int(n) for n in self.keep.sum(1)]

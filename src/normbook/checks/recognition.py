@@ -6,6 +6,7 @@ the checks tries the candidates and keeps the one that fits.
 
 from __future__ import annotations
 
+import inspect
 import itertools
 import math
 import re
@@ -61,6 +62,13 @@ def told(layer: nn.Module, *names: str) -> list[Any]:
             if value is not ... and not any(value is other for other in values):
                 values.append(value)
     return values
+
+
+def further(layer: nn.Module) -> list[inspect.Parameter]:
+    """Return what a layer takes besides x."""
+    several = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    rest = [*inspect.signature(layer.forward).parameters.values()][1:]
+    return [p for p in rest if p.kind not in several]
 
 
 def kind_inside(layer: nn.Module) -> str | None:

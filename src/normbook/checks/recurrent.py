@@ -27,7 +27,6 @@ from normbook.checks.recurrent_layers import (
 )
 from normbook.checks.recurrent_probe import EXACT, Probe, probe_of, relative_change
 from normbook.checks.recurrent_step import layer_norm
-from normbook.checks.registration import registered
 from normbook.checks.report import Finding
 
 RAW = "the carried state is c, not its normalized form"
@@ -86,23 +85,20 @@ def recurrent_findings(
     that weights of 0, or saturated gates, hide nothing.
     """
     with torch.random.fork_rng(devices=[]):
-        layer, finding = registered(layer)
-        held = [finding] if finding else []
         probe = probe_of(layer, sizes, eps)
         with torch.no_grad():
             # In training mode what is random was put into evaluation mode.
             random = _evaluated(probe)
             if random.passed is False and not probe.layer.training:
-                return [*held, random]
+                return [random]
             others, pieces = _other_examples(probe), _pieces(probe)
             raw = _carried(probe)
-            if (
-                pieces.passed is False and "raises" not in pieces.reason
-            ):  # no state is what it seems
+            why = ""
+            if pieces.passed is False and "raises" not in pieces.reason:
                 why = "the states that are given or returned are not the states"
-                raw = Finding(RAW, None, why, "Mend that first.")
-            if probe.stacked not in (None, 1) and order_of_states(Stack(probe)):
+            if not probe.is_single and order_of_states(Stack(probe)):
                 why = "the states are returned in another order of the layers"
+            if why:  # no state is what it seems
                 raw = Finding(RAW, None, why, "Mend that first.")
             gates = _gates(probe, raw, others)
             rest = [test(probe) for test in (_later_steps, _padding, _calls)]
@@ -119,24 +115,23 @@ def recurrent_findings(
         named_first = [step] if step.passed is False else []
         gates += [] if named_first else [step]
         axes = [] if probe.misled is None else [_axes(probe)]
-        return [*held, *axes, raw, *named_first, *gates, others, *rest]
+        return [*axes, raw, *named_first, *gates, others, *rest]
 
 
 @claim(AXES)
 def _axes(probe: Probe) -> Fault:
     """Say what the layout is, where the states that are returned show another."""
-    steps, examples, features = probe.sizes
-    x = (examples, steps, features) if probe.is_batch_first else probe.sizes
-    said = {True: "(N, T, D)", False: "(T, N, D)"}
-    why = "it is stored and not used" if probe.misled else "axis 0 is the batch all the"
-    why += "" if probe.misled else " same"
+    x, examples = torch.empty(probe.sizes), probe.sizes[1]
+    says, takes = "(T, N, D)", "(N, T, D)"
+    why, more = "axis 0 is the batch all the same", ""
+    if probe.misled:
+        says, takes, why = takes, says, "it is stored and not used"
+        more = "The recurrence runs over the examples. "
     return Fault(
-        f"batch_first is {probe.misled}, so that x is {said[bool(probe.misled)]}; "
-        f"for x of shape {x} the state that is returned has {examples} examples, the "
-        f"length of axis {int(not probe.is_batch_first)}, as for "
-        f"{said[probe.is_batch_first]}: {why}. "
-        f"{'The recurrence runs over the examples. ' * bool(probe.misled)}All other "
-        f"tests are made with x as {said[probe.is_batch_first]}.",
+        f"batch_first is {probe.misled}, so that x is {says}; for x of shape "
+        f"{tuple(probe.turned(x).shape)} the state that is returned has {examples} "
+        f"examples, the length of axis {int(not probe.is_batch_first)}, as for "
+        f"{takes}: {why}. {more}All other tests are made with x as {takes}.",
         "Transpose x first and the outputs last where batch_first is True.",
     )
 
@@ -277,7 +272,7 @@ def _later_steps(probe: Probe) -> Fault | None:
     x, states = probe.draw(*probe.sizes), probe.states(probe.sizes[1])
     moved = torch.cat([x[:-1], probe.draw(*x[-1:].shape)])
     why = "each step sees all others in two directions"
-    change = probe.earlyrelative_change(states, x, moved, why)
+    change = probe.early_change(states, x, moved, why)
     if change < EXACT:
         return None
     return Fault(
@@ -294,7 +289,7 @@ def _padding(probe: Probe) -> Fault | None:
     x, states = probe.draw(*probe.sizes), probe.states(probe.sizes[1])
     padded = torch.cat([x[:-1], 0 * x[-1:]])
     why = "the other direction begins in the padding"
-    change = probe.earlyrelative_change(states, x[:-1], padded, why)
+    change = probe.early_change(states, x[:-1], padded, why)
     if change < EXACT:
         return None
     return Fault(
@@ -310,7 +305,10 @@ def _calls(probe: Probe) -> Fault | None:
     if probe.is_cell:
         raise DoesNotApply("a cell sees one step")
     x, (h, c) = probe.draw(*probe.sizes), probe.states(probe.sizes[1])
-    first, second = probe.start(x)[0], probe.start(x)[0]
+    try:
+        first, second = (probe.run_stack(x)[0] for _ in range(2))
+    except LayerError as error:
+        raise DoesNotApply("the layer must be given states") from error
     change = relative_change(first, second)
     if change > EXACT:
         return Fault(
@@ -331,7 +329,7 @@ def _calls(probe: Probe) -> Fault | None:
 
 @claim(PIECES)
 def _pieces(probe: Probe) -> Fault | None:
-    if probe.stacked not in (None, 1):
+    if not probe.is_single:
         raise NotTested("only one layer of one direction is cut", CURE_ONE)
     x, (h, c) = probe.draw(*probe.sizes), probe.states(probe.sizes[1])
     out, h_last, c_last = probe.run(x, h, c)
@@ -341,14 +339,13 @@ def _pieces(probe: Probe) -> Fault | None:
     change = relative_change(out[-1], h_last)
     if change > EXACT and out[-1].shape == h_last.shape:
         exchanged = _exchanged(probe)
+        before = probe.run(x[:-1], h, c)[1]
         how = {
             "it is the state c": c_last,
             "it is tanh(c)": c_last.tanh(),
             "it is h normalized once more": layer_norm(h_last),
             "it is c normalized": layer_norm(c_last),
-            "it is one step late, the state before the last step": (
-                probe.run(x[:-1], h, c)[1]
-            ),
+            "it is one step late, the state before the last step": before,
         }
         why = named(how, lambda v: relative_change(out[-1], v) < 1e-3).rstrip(": ")
         why = f". Of the last output: {why}" if why else ""
@@ -375,7 +372,7 @@ def _pieces(probe: Probe) -> Fault | None:
 
 def _exchanged(probe: Probe) -> str:
     """Look which state that is returned is linear in which that is given."""
-    if probe.units[0] != probe.units[1] or probe.stacked not in (None, 1):
+    if probe.units[0] != probe.units[1] or not probe.is_single:
         return ""
     n = 2 * probe.units[1]
     x, states = probe.draw(n, probe.sizes[2]), probe.states(n)
@@ -388,16 +385,13 @@ def _exchanged(probe: Probe) -> str:
         once, twice = outs[1] - outs[0], outs[2] - outs[0]
         return bool(once.any()) and relative_change(2 * once, twice) < EXACT
 
-    if is_linear(1, 1):
-        return ""
-    for taken, returned, where in (
-        (1, 0, "what is returned"),
-        (0, 1, "what is given"),
-        (0, 0, "what is given and in what is returned"),
-    ):
-        if is_linear(taken, returned):
-            return f"h and c are exchanged in {where}."
-    return ""
+    known = {
+        "": (1, 1),
+        "h and c are exchanged in what is returned.": (1, 0),
+        "h and c are exchanged in what is given.": (0, 1),
+        "h and c are exchanged in what is given and in what is returned.": (0, 0),
+    }
+    return next((text for text, pair in known.items() if is_linear(*pair)), "")
 
 
 def _unused_states(probe: Probe) -> str:
@@ -425,7 +419,7 @@ def _unused_states(probe: Probe) -> str:
 
 @claim(LAYOUTS)
 def _layouts(probe: Probe) -> Fault | None:
-    if probe.is_cell or probe.stacked not in (None, 1):
+    if probe.is_cell or not probe.is_single:
         raise DoesNotApply("there is one shape")
     x, (h, c) = probe.draw(*probe.sizes), probe.states(probe.sizes[1])
     expected = probe.run(x, h, c)[0]
@@ -434,9 +428,7 @@ def _layouts(probe: Probe) -> Fault | None:
         out, *last = other.run(x, h, c)
     except Exception as error:
         raise DoesNotApply("the layer takes states of one shape") from error
-    if (
-        out.shape != expected.shape or last[0].shape != h.shape
-    ):  # it returns others than it was given
+    if out.shape != expected.shape or last[0].shape != h.shape:
         raise DoesNotApply("the layer has states of one shape")
     change = relative_change(expected, out)
     if change < EXACT:
@@ -470,7 +462,7 @@ def _step(probe: Probe) -> Fault | str:
         if re.search("weight|gamma|gain|scale", name.lower())
     ]
     is_each = isinstance(outcome, str) and "of W_x x and of W_h h" in outcome
-    if is_each and len(gains) == 1 and probe.stacked in (None, 1):
+    if is_each and len(gains) == 1 and probe.is_single:
         return Fault(
             "W_x x and W_h h are normalized each on its own, and share one gain, "
             f"{gains[0]}: one norm is called for both ({outcome})",
@@ -482,7 +474,7 @@ def _step(probe: Probe) -> Fault | str:
 
 @claim(UPPER)
 def _upper(probe: Probe) -> Fault | str:
-    if probe.stacked in (None, 1):
+    if probe.is_single:
         raise DoesNotApply("there is one layer of one direction")
     stack = Stack(probe)
     if fault := own_fault(stack):
@@ -503,7 +495,7 @@ def _same_in_evaluation(layer: nn.Module, probe: Probe) -> Finding:
             module.p, has_place = 0.5, True
         share = getattr(module, "dropout", None)
         # As in nn.LSTM it may mean nothing to a single layer.
-        if isinstance(share, float) and (share or probe.stacked not in (None, 1)):
+        if isinstance(share, float) and (share or not probe.is_single):
             vars(module)["dropout"], has_place = 0.5, True
     if not has_place:
         return Finding(SAME, None, "the layer has no dropout that can be set")

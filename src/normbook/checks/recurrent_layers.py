@@ -8,16 +8,10 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from normbook.checks.calls import of_the_layer
 from normbook.checks.claim import Fault
 from normbook.checks.copies import copy_of
 from normbook.checks.recurrent_probe import EXACT, Probe, relative_change
-from normbook.checks.recurrent_step import (
-    Found,
-    Step,
-    layer_norm,
-    step_fault,
-)
+from normbook.checks.recurrent_step import Found, Step, layer_norm, step_fault
 
 # What the norm between c and h leaves of another scale, as in the test of h.
 INVARIANT = 0.15
@@ -214,13 +208,10 @@ class Stack:
 
     def run(self, x: Tensor, h: Tensor, c: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Run over x (T, N, D), from states (L, N, H)."""
-        if self.probe.stacked in (None, 1):
+        if self.probe.is_single:
             out, h, c = self.probe.run(x, h[0], c[0])
             return out, h[None], c[None]
-        is_first = self.probe.is_batch_first
-        with of_the_layer():
-            out, (h, c) = self.probe.layer(x.transpose(0, 1) if is_first else x, (h, c))
-        return out.transpose(0, 1) if is_first else out, h, c
+        return self.probe.run_stack(x, (h, c))
 
 
 def _turned_back(stack: Stack) -> Fault | None:

@@ -32,6 +32,11 @@ class Probe(NamedTuple):
     generator: torch.Generator
     misled: bool | None = None  # what batch_first says, where the layout is the other
 
+    @property
+    def is_single(self) -> bool:
+        """Return whether it is one layer of one direction."""
+        return self.stacked in (None, 1)
+
     def draw(self, *shape: int) -> Tensor:
         """Return standard normal numbers, others at each call."""
         return torch.randn(shape, generator=self.generator, dtype=torch.float64)
@@ -52,28 +57,25 @@ class Probe(NamedTuple):
             return torch.stack(outputs), h, c
         if self.stacked is not None:
             h, c = (s.expand(self.stacked, *s.shape).contiguous() for s in (h, c))
-        x = x.transpose(0, 1) if self.is_batch_first else x
-        with of_the_layer():
-            out, (h, c) = self.layer(x, (h, c))
-        out = out.transpose(0, 1) if self.is_batch_first else out
+        out, h, c = self.run_stack(x, (h, c))
         return (out, h, c) if self.stacked is None else (out, h[0], c[0])
 
-    def start(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Run over x without states; not every layer can."""
-        x = x.transpose(0, 1) if self.is_batch_first else x
-        try:
-            out, (h, c) = self.layer(x)
-        except Exception as error:
-            raise DoesNotApply("the layer must be given states") from error
-        out = out.transpose(0, 1) if self.is_batch_first else out
-        return (out, h, c) if self.stacked is None else (out, h[0], c[0])
+    def run_stack(self, x: Tensor, *states: Any) -> tuple[Tensor, Tensor, Tensor]:
+        """Run over x (T, N, D), from states as the layer takes them, or from none."""
+        with of_the_layer():
+            out, (h, c) = self.layer(self.turned(x), *states)
+            return self.turned(out), h, c
+
+    def turned(self, x: Tensor) -> Tensor:
+        """Exchange time and batch, where the layer has the batch first."""
+        return x.transpose(0, 1) if self.is_batch_first else x
 
     def step(self, x: Tensor, h: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
         """Run the first layer one step on."""
         _, h, c = self.run(x[None], h, c)
         return h, c
 
-    def earlyrelative_change(
+    def early_change(
         self, states: tuple[Tensor, Tensor], x: Tensor, other: Tensor, why: str
     ) -> float:
         """Return how two inputs change h at all steps but the last.

@@ -7,18 +7,16 @@ module or a parameter there.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 
-from normbook.checks.claim import Claim, Fault
-from normbook.checks.copies import copy_of, tensors_of
+from normbook.checks.claim import Fault
+from normbook.checks.copies import copy_of, inside, tensors_of
 from normbook.checks.report import Finding
 
 REGISTERED = "torch reaches all that the layer holds"
 Part = nn.Module | nn.Parameter
-Path = tuple[Any, ...]
 
 
 def unregistered(layer: nn.Module) -> dict[str, list[Part]]:
@@ -32,30 +30,17 @@ def unregistered(layer: nn.Module) -> dict[str, list[Part]]:
         for key, value in vars(module).items():
             if key in ("_modules", "_parameters", "_buffers"):
                 continue
-            parts = [
-                part
-                for part in _inside(value)
-                if id(part) not in reached and _has_state(part)
-            ]
-            if parts:
+            held = [part for _, part in inside(value) if id(part) not in reached]
+            if parts := [part for part in held if _has_state(part)]:
                 found[f"{path}.{key}".strip(".")] = parts
     return found
 
 
-def _inside(value: Any, depth: int = 3) -> Iterator[Part]:
-    if isinstance(value, nn.Module | nn.Parameter):
-        yield value
-    elif isinstance(value, dict | list | tuple) and depth:
-        for item in value.values() if isinstance(value, dict) else value:
-            yield from _inside(item, depth - 1)
-
-
-def _has_state(part: Part) -> bool:
-    if isinstance(part, nn.Parameter):
-        return True
-    return any(True for _ in tensors_of(part)) or any(
-        isinstance(inner, nn.modules.dropout._DropoutNd) for inner in part.modules()
-    )
+def _has_state(part: Any) -> bool:
+    if not isinstance(part, nn.Module):
+        return isinstance(part, nn.Parameter)
+    is_random = (isinstance(p, nn.modules.dropout._DropoutNd) for p in part.modules())
+    return any(is_random) or any(True for _ in tensors_of(part))
 
 
 def registered(layer: nn.Module) -> tuple[nn.Module, Finding | None]:
@@ -73,28 +58,24 @@ def registered(layer: nn.Module) -> tuple[nn.Module, Finding | None]:
         for k, part in enumerate(parts):
             if isinstance(part, nn.Parameter):
                 owner.register_parameter(f"{key}[{k}]", part)
-    return held, Claim(REGISTERED, _fault_of(found))(layer)
+    return held, Finding(REGISTERED, False, *_fault_of(found))
 
 
-def _fault_of(found: dict[str, list[Part]]) -> Callable[[nn.Module], Fault]:
+def _fault_of(found: dict[str, list[Part]]) -> Fault:
     texts = []
     for path, parts in found.items():
         counts = Counter(type(part).__name__ for part in parts)
         what = " and ".join(f"{n} {name}" for name, n in counts.items())
         texts.append(f"{path} holds {what}")
     kinds = {isinstance(part, nn.Module) for parts in found.values() for part in parts}
-    cure = " or ".join(
-        f"nn.{'Module' if is_module else 'Parameter'}List"
-        for is_module in sorted(kinds)
-    )
-    fault = Fault(
+    names = (f"nn.{'Module' if kind else 'Parameter'}List" for kind in sorted(kinds))
+    return Fault(
         f"{'; '.join(texts)}, not registered, as in a plain list: eval(), train(), "
         "to(), double(), parameters() and state_dict() do not reach that. Norms "
         "there stay in training mode, an optimizer moves nothing of it, and nothing "
         "is saved. All other tests are made as if it were registered.",
-        f"Hold it in an {cure}, or assign it to an attribute of its own.",
+        f"Hold it in an {' or '.join(names)}, or assign it to an attribute of its own.",
     )
-    return lambda layer: fault
 
 
 def plain_tensors(layer: nn.Module) -> list[str]:
@@ -103,5 +84,5 @@ def plain_tensors(layer: nn.Module) -> list[str]:
     return [
         name
         for name, value in tensors_of(layer)
-        if name not in known and isinstance(value, Tensor) and value.is_floating_point()
+        if name not in known and value.is_floating_point()
     ]

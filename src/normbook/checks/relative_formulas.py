@@ -9,21 +9,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from normbook.checks.claim import NotTested
 from normbook.checks.recognition import eps_of
-from normbook.checks.subject import (
-    LARGE,
-    TOLERANCE,
-    Subject,
-    draw,
-    fit,
-    largest,
-)
+from normbook.checks.subject import LARGE, TOLERANCE, Subject, draw, fit, largest
 
 Formula = Callable[[Tensor], Tensor]
 Sized = Callable[[Tensor, tuple[int, ...]], Tensor]  # a size along axes
@@ -80,6 +75,22 @@ def _misfit(
     return Misfit(max(_error(output(x), a * z(x) + b) for x in others), a, what)
 
 
+def _misfit_of_matrix(inputs: list[Tensor], seen: Formula, known: Formula) -> float:
+    """Find a matrix of gains and biases on one batch, and demand it on others."""
+
+    def with_one(x: Tensor) -> Tensor:
+        return functional.pad(known(x), (0, 1), value=1.0)
+
+    first, *others = inputs
+    gains = torch.linalg.lstsq(with_one(first), seen(first)).solution
+    return max(_error(seen(x), with_one(x) @ gains) for x in others)
+
+
+def _by_size(x: Tensor, axes: tuple[int, ...]) -> Tensor:
+    """Return x over its root mean square."""
+    return x * x.square().mean(axes, keepdim=True).rsqrt()
+
+
 def _standard(x: Tensor, axes: tuple[int, ...]) -> Tensor:
     """Return x without its mean, over its deviation."""
     var, mean = torch.var_mean(x, axes, correction=0, keepdim=True)
@@ -94,13 +105,9 @@ def frozen(subject: Subject) -> Iterator[Misfit]:
 
 def filter_response(subject: Subject) -> Iterator[Misfit]:
     """A threshold behind is the least output of a channel, where several are it."""
+    first, *others = _draws(subject)
     for _, positions in _channels_and_positions(len(subject.shape)):
-        rest = (0, *positions)
-
-        def z(x: Tensor, axes: tuple[int, ...] = positions) -> Tensor:
-            return x * x.square().mean(axes, keepdim=True).rsqrt()
-
-        first, *others = _draws(subject)
+        rest, z = (0, *positions), partial(_by_size, axes=positions)
         y, inside = subject.output(first), z(first)
         least = y.amin(rest, keepdim=True)
         is_held = (y == least).sum(rest, keepdim=True) > 1
@@ -111,23 +118,21 @@ def filter_response(subject: Subject) -> Iterator[Misfit]:
         a = (deviation * y).sum(rest, keepdim=True)
         a = a / deviation.square().sum(rest, keepdim=True)
         b = (free * (y - a * inside)).sum(rest, keepdim=True) / count
-        expected = (torch.maximum(a * z(x) + b, threshold) for x in others)
-        pairs = zip(others, expected, strict=True)
-        yield Misfit(max(_error(subject.output(x), value) for x, value in pairs), a)
+        pairs = ((subject.output(x), a * z(x) + b) for x in others)
+        yield Misfit(max(_error(y, line.maximum(threshold)) for y, line in pairs), a)
 
 
 def global_response(subject: Subject) -> Iterator[Misfit]:
     """Each channel by its share of the size of all, with x added or not."""
-    for channel, positions in _channels_and_positions(len(subject.shape)):
 
-        def z(
-            x: Tensor, axis: int = channel, axes: tuple[int, ...] = positions
-        ) -> Tensor:
-            size = x.square().sum(axes, keepdim=True).sqrt()
-            return x * size / size.mean(axis, keepdim=True)
+    def z(x: Tensor, channel: int, positions: tuple[int, ...]) -> Tensor:
+        size = x.square().sum(positions, keepdim=True).sqrt()
+        return x * size / size.mean(channel, keepdim=True)
 
+    for at in _channels_and_positions(len(subject.shape)):
+        of = partial(z, channel=at[0], positions=at[1])
         for has_rest in (True, False):
-            yield _misfit(subject, z, (channel,), has_rest=has_rest)
+            yield _misfit(subject, of, at[:1], has_rest=has_rest)
 
 
 def dynamic_tanh(subject: Subject) -> Iterator[Misfit]:
@@ -142,61 +147,39 @@ def dynamic_tanh(subject: Subject) -> Iterator[Misfit]:
     yield Misfit(max(largest(y - z) / largest(high) for y, z in outputs), a)
 
 
-def pair_norm(subject: Subject) -> Iterator[Misfit]:
-    """Rows are nodes: with one scale for all, or (SI) with one for each."""
-
-    def over(x: Tensor, is_each: bool) -> Tensor:
-        x = x - x.mean(0)
-        square = x.square().sum(-1, keepdim=True)
-        return x * (square if is_each else square.mean()).rsqrt()
-
-    last = (len(subject.shape) - 1,)
-    yield _misfit(subject, lambda x: over(x, False), last)
-    yield _misfit(subject, lambda x: over(x, True), last)
-
-
-def mean_subtraction(subject: Subject) -> Iterator[Misfit]:
-    """Nodes without their mean."""
-    yield _misfit(subject, lambda x: x - x.mean(0), (len(subject.shape) - 1,))
+def plain(*formulas: Formula) -> Misfits:
+    """Return the misfits of formulas, with gain and bias along the last axis."""
+    return lambda subject: (_misfit(subject, z, (-1,)) for z in formulas)
 
 
 def scale_alone(subject: Subject) -> Iterator[Misfit]:
     """Give x over the deviation from its mean, which stays."""
+
+    def z(x: Tensor, axis: int) -> Tensor:
+        return x / x.std(axis, keepdim=True)
+
     for axis, _ in _channels_and_positions(len(subject.shape)):
-
-        def z(x: Tensor, axis: int = axis) -> Tensor:
-            return x / x.std(axis, keepdim=True)
-
-        yield _misfit(subject, z, (axis,))
+        yield _misfit(subject, partial(z, axis=axis), (axis,))
 
 
 def message_norm(subject: Subject) -> Iterator[Misfit]:
     """Each row as a direction, with a length that is not of x, or a length alone."""
-    last = len(subject.shape) - 1
 
     def length(x: Tensor) -> Tensor:
-        return x.square().sum(last, keepdim=True).sqrt().expand_as(x)
+        return x.square().sum(-1, keepdim=True).sqrt().expand_as(x)
 
-    yield _misfit(subject, length, (last,), what="x is the node")
-    yield _misfit(subject, lambda x: x / length(x), (0,))
-
-
-def graph_size(subject: Subject) -> Iterator[Misfit]:
-    """Give x over the root of the number of nodes, and nothing else."""
-    yield _misfit(subject, lambda x: x / len(x) ** 0.5, (len(subject.shape) - 1,))
+    yield _misfit(subject, length, (-1,), what="x is the node")
+    yield _misfit(subject, lambda x: functional.normalize(x, dim=-1), (0,))
 
 
 def over_nodes(subject: Subject) -> Iterator[Misfit]:
     """All that a graph holds by one mean, or each channel, less a share of its mean."""
-    every, last = tuple(range(len(subject.shape))), len(subject.shape) - 1
-
-    def by_all(x: Tensor) -> Tensor:
-        return _standard(x, every)
-
+    every = tuple(range(len(subject.shape)))
+    by_all = partial(_standard, axes=every)
     what = "one mean and one variance for all that a graph holds"
-    yield _misfit(subject, by_all, (last,), scale=LARGE, what=what)
+    yield _misfit(subject, by_all, (-1,), scale=LARGE, what=what)
     what = "each channel by the nodes of its graph, less a share of their mean"
-    yield _moving_line(subject, last, what)
+    yield _moving_line(subject, every[-1], what)
 
 
 def estimated(subject: Subject) -> Iterator[Misfit]:
@@ -234,16 +217,17 @@ def _moving_line(subject: Subject, channel: int, what: str = "") -> Misfit:
 def by_parts(subject: Subject) -> Iterator[Misfit]:
     """Parts of the batch, each by its own mean and variance, gain and bias perhaps."""
     positions, n = tuple(range(3, len(subject.shape) + 1)), subject.shape[0]
+
+    def parts(x: Tensor, size: int) -> Tensor:
+        return x.reshape(-1, size, *x.shape[1:])
+
+    def z(x: Tensor, size: int) -> Tensor:
+        return _standard(parts(x, size), (1, *positions))
+
     for size in (size for size in range(2, n) if n % size == 0):
-
-        def parts(x: Tensor, size: int = size) -> Tensor:
-            return x.reshape(-1, size, *x.shape[1:])
-
-        def z(x: Tensor, parts: Formula = parts) -> Tensor:
-            return _standard(parts(x), (1, *positions))
-
+        of, view = partial(z, size=size), partial(parts, size=size)
         what = f"parts of {size}"
-        yield _misfit(subject, z, (0, 2), view=parts, scale=LARGE, what=what)
+        yield _misfit(subject, of, (0, 2), view=view, scale=LARGE, what=what)
 
 
 _EVONORMS = ("s0", "s1", "s2", "b0", "b1", "b2")
@@ -263,8 +247,7 @@ def evonorm(subject: Subject) -> Iterator[Misfit]:
     held = [p.detach().double() for p in subject.layer.parameters()]
     held = [p.reshape(-1, *[1] * (dim - 2)) for p in held if p.numel() == sizes[1]]
 
-    def deviation(x: Tensor, axes: tuple[int, ...]) -> Tensor:
-        return x.var(axes, correction=0, keepdim=True).sqrt()
+    deviation = partial(torch.std, correction=0, keepdim=True)
 
     def size(x: Tensor, axes: tuple[int, ...]) -> Tensor:
         return x.square().mean(axes, keepdim=True).sqrt()
@@ -295,9 +278,8 @@ def evonorm(subject: Subject) -> Iterator[Misfit]:
         one += [(f"s0 in {n} groups", in_groups(n, deviation, v)) for v in held]
     for form, z in one:
         if form[:2] in forms:
-            yield _misfit(
-                subject, z, (1,), what=f"EvoNorm-{form[:2].upper()}{form[2:]}"
-            )
+            what = f"EvoNorm-{form[:2].upper()}{form[2:]}"
+            yield _misfit(subject, z, (1,), what=what)
 
 
 def renormalized(subject: Subject) -> Iterator[Misfit]:
@@ -358,24 +340,21 @@ def soft_groups(subject: Subject) -> Iterator[Misfit]:
     eps = eps_of(subject.layer, subject.dtype) or 0.0
     if len(subject.shape) != 2:
         return
+
+    def known(x: Tensor, w: Tensor) -> Tensor:
+        parts = (x @ w.T).softmax(-1).unsqueeze(-1) * x.unsqueeze(-2)
+        var, mean = torch.var_mean(parts, 0, correction=0)
+        return ((parts - mean) / (var + eps).sqrt()).permute(2, 0, 1)  # (D, N, groups)
+
+    def seen(x: Tensor) -> Tensor:
+        return (subject.output(x) - x).T.unsqueeze(-1)
+
     for p in subject.layer.parameters():
         if p.dim() != 2 or p.shape[1] != features:
             continue
         w = p.detach().double()
-
-        def known(x: Tensor, w: Tensor = w) -> Tensor:
-            parts = (x @ w.T).softmax(-1).unsqueeze(-1) * x.unsqueeze(-2)
-            var, mean = torch.var_mean(parts, 0, correction=0)
-            z = ((parts - mean) / (var + eps).sqrt()).permute(2, 0, 1)
-            return torch.cat([z, torch.ones_like(z[..., :1])], -1)  # (features, N, ...)
-
-        def seen(x: Tensor) -> Tensor:
-            return (subject.output(x) - x).T.unsqueeze(-1)
-
-        first, *others = _draws(subject)
-        gains = torch.linalg.lstsq(known(first), seen(first)).solution
-        errors = [_error(seen(x), known(x) @ gains) for x in others]
-        yield Misfit(max(errors), what=f"{len(w)} groups")
+        error = _misfit_of_matrix(_draws(subject), seen, partial(known, w=w))
+        yield Misfit(error, what=f"{len(w)} groups")
 
 
 def equivariant(subject: Subject) -> Iterator[Misfit]:
@@ -391,21 +370,21 @@ def equivariant(subject: Subject) -> Iterator[Misfit]:
         return
     if all(ir.is_scalar() for _, ir in blocks):  # a batch norm, then
         return
+
+    def part(x: Tensor, start: int, stop: int, n: int) -> Tensor:
+        return x[..., start:stop].reshape(-1, n, (stop - start) // n)
+
+    def z(x: Tensor, part: Formula, is_scalar: bool) -> Tensor:
+        v = part(x)
+        v = v - v.mean(0) if is_scalar else v
+        return v / v.square().sum(-1, keepdim=True).mean(0).sqrt()
+
     worst, start = 0.0, 0
     for mul, ir in blocks:
         stop, is_scalar = start + mul * ir.dim, bool(ir.is_scalar())
-
-        def part(
-            x: Tensor, start: int = start, stop: int = stop, n: int = mul
-        ) -> Tensor:
-            return x[..., start:stop].reshape(-1, n, (stop - start) // n)
-
-        def z(x: Tensor, part: Formula = part, is_scalar: bool = is_scalar) -> Tensor:
-            v = part(x)
-            v = v - v.mean(0) if is_scalar else v
-            return v / v.square().sum(-1, keepdim=True).mean(0).sqrt()
-
-        found = _misfit(subject, z, (1,), view=part, scale=LARGE)
+        view = partial(part, start=start, stop=stop, n=mul)
+        of = partial(z, part=view, is_scalar=is_scalar)
+        found = _misfit(subject, of, (1,), view=view, scale=LARGE)
         worst, start = max(worst, found.error), stop
     yield Misfit(worst)
 
@@ -418,30 +397,25 @@ def cumulative(subject: Subject) -> Iterator[Misfit]:
     dim = len(subject.shape)
     if dim < 3:
         return
-    for time, channel in ((1, dim - 1), (dim - 1, 1)):
+
+    def so_far(x: Tensor, time: int) -> Tensor:
         rest = tuple(axis for axis in range(1, dim) if axis != time)
-        along = [-1 if axis == time else 1 for axis in range(dim)]
-        steps = torch.arange(1.0, subject.shape[time] + 1).double().reshape(along)
+        steps = torch.ones_like(x).cumsum(time)
+        return x.mean(rest, keepdim=True).cumsum(time).expand_as(x) / steps
 
-        def so_far(
-            x: Tensor,
-            rest: tuple[int, ...] = rest,
-            time: int = time,
-            steps: Tensor = steps,
-        ) -> Tensor:
-            return x.mean(rest, keepdim=True).cumsum(time) / steps
+    def exact(x: Tensor, time: int) -> Tensor:
+        mean = so_far(x, time)
+        return (x - mean) / (so_far(x.square(), time) - mean.square()).sqrt()
 
-        def exact(x: Tensor, mean_of: Formula = so_far) -> Tensor:
-            mean = mean_of(x)
-            return (x - mean) / (mean_of(x.square()) - mean.square()).sqrt()
+    def each(x: Tensor, time: int) -> Tensor:
+        centred = x - so_far(x, time)
+        return centred / so_far(centred.square(), time).sqrt()
 
-        def each(x: Tensor, mean_of: Formula = so_far) -> Tensor:
-            centred = x - mean_of(x)
-            return centred / mean_of(centred.square()).sqrt()
-
-        yield _misfit(subject, exact, (channel,), scale=LARGE)
+    for time, channel in ((1, dim - 1), (dim - 1, 1)):
+        yield _misfit(subject, partial(exact, time=time), (channel,), scale=LARGE)
         what = "the variance takes each step from the mean up to that step"
-        yield _misfit(subject, each, (channel,), scale=LARGE, what=what)
+        of = partial(each, time=time)
+        yield _misfit(subject, of, (channel,), scale=LARGE, what=what)
 
 
 def complex_norm(subject: Subject) -> Iterator[Misfit]:
@@ -452,28 +426,26 @@ def complex_norm(subject: Subject) -> Iterator[Misfit]:
     dim = len(subject.shape)
     if subject.shape[-1] % 2:
         return
+
+    def paired(x: Tensor) -> Tensor:
+        return torch.stack(x.chunk(2, -1), -1)
+
+    def white(x: Tensor, axes: tuple[int, ...]) -> Tensor:
+        pair = paired(x) - paired(x).mean(axes, keepdim=True)
+        outer = (pair.unsqueeze(-1) * pair.unsqueeze(-2)).mean(axes, keepdim=True)
+        values, vectors = torch.linalg.eigh(outer)
+        root = vectors * values.rsqrt().unsqueeze(-2) @ vectors.mT
+        return by_channel((root @ pair.unsqueeze(-1)).squeeze(-1))
+
+    def by_channel(pairs: Tensor) -> Tensor:
+        return pairs.flatten(0, -3).movedim(0, 1)  # (C, places, 2)
+
+    def seen(x: Tensor) -> Tensor:
+        return by_channel(paired(subject.output(x)))
+
+    inputs = _draws(subject, scale=LARGE)
     for axes in _parts_of_the_axes(dim):
-
-        def white(x: Tensor, axes: tuple[int, ...] = axes) -> Tensor:
-            pair = torch.stack(x.chunk(2, -1), -1)
-            pair = pair - pair.mean(axes, keepdim=True)
-            outer = (pair.unsqueeze(-1) * pair.unsqueeze(-2)).mean(axes, keepdim=True)
-            values, vectors = torch.linalg.eigh(outer)
-            root = vectors * values.rsqrt().unsqueeze(-2) @ vectors.mT
-            z: Tensor = (root @ pair.unsqueeze(-1)).squeeze(-1)
-            return z
-
-        def known(x: Tensor, white: Formula = white) -> Tensor:
-            z = white(x).flatten(0, -3).movedim(0, 1)  # (C, places, 2)
-            return torch.cat([z, torch.ones_like(z[..., :1])], -1)
-
-        def seen(x: Tensor) -> Tensor:
-            y = torch.stack(subject.output(x).chunk(2, -1), -1)
-            return y.flatten(0, -3).movedim(0, 1)
-
-        first, *others = _draws(subject, scale=LARGE)
-        gains = torch.linalg.lstsq(known(first), seen(first)).solution
-        yield Misfit(max(_error(seen(x), known(x) @ gains) for x in others))
+        yield Misfit(_misfit_of_matrix(inputs, seen, partial(white, axes=axes)))
 
 
 def quaternion_norm(subject: Subject) -> Iterator[Misfit]:
@@ -481,15 +453,15 @@ def quaternion_norm(subject: Subject) -> Iterator[Misfit]:
     dim = len(subject.shape)
     if subject.shape[-1] % 4:
         return
+
+    def z(x: Tensor, axes: tuple[int, ...]) -> Tensor:
+        parts = torch.stack(x.chunk(4, -1), -1)
+        centred = parts - parts.mean(axes, keepdim=True)
+        square = centred.square().sum(-1, keepdim=True).mean(axes, keepdim=True)
+        return torch.cat((centred * square.rsqrt()).unbind(-1), -1)
+
     for axes in _parts_of_the_axes(dim):
-
-        def z(x: Tensor, axes: tuple[int, ...] = axes) -> Tensor:
-            parts = torch.stack(x.chunk(4, -1), -1)
-            centred = parts - parts.mean(axes, keepdim=True)
-            square = centred.square().sum(-1, keepdim=True).mean(axes, keepdim=True)
-            return torch.cat((centred * square.rsqrt()).unbind(-1), -1)
-
-        yield _misfit(subject, z, (dim - 1,), scale=LARGE)
+        yield _misfit(subject, partial(z, axes=axes), (-1,), scale=LARGE)
 
 
 def _parts_of_the_axes(dim: int) -> Iterator[tuple[int, ...]]:

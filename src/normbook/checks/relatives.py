@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from torch import nn
+from torch.nn.functional import normalize
 from torch.nn.modules.batchnorm import _BatchNorm
 
 import normbook.checks.relative_formulas as formulas
@@ -66,16 +67,18 @@ RELATIVES = (
         formulas.renormalized),
     Relative("pair norm", "pairnorm",
         "nodes without their mean, and over the size of all or of each",
-        formulas.pair_norm),
+        formulas.plain(
+            lambda x: (x - x.mean(0)) / (x - x.mean(0)).square().sum(-1).mean().sqrt(),
+            lambda x: normalize(x - x.mean(0), dim=-1))),
     Relative("mean subtraction", "meansub",
         "nodes without their mean, over nothing",
-        formulas.mean_subtraction),
+        formulas.plain(lambda x: x - x.mean(0))),
     Relative("message norm", "messagenorm|msgnorm",
         "a message as a direction, and as long as the node that it comes to",
         formulas.message_norm),
     Relative("graph size norm", "graphsize",
         "x over the root of the number of nodes, no statistics",
-        formulas.graph_size),
+        formulas.plain(lambda x: x / len(x) ** 0.5)),
     Relative("differentiable group norm", "diffgroup|differentiablegroup",
         "x and a share of batch norms of soft groups of nodes",
         formulas.soft_groups),

@@ -39,7 +39,6 @@ from normbook.checks.trained_layers import (
     need_fixed_statistics,
     need_statistics,
     trained,
-    trained_on,
 )
 
 RUNNING_CLAIMS: list[Claim[Subject]] = []
@@ -166,9 +165,11 @@ def running_mean(subject: Subject) -> Fault | Note | None:
     if max(map(abs, weights)) < 1e-6:
         if moves_alike(subject).passed is False:
             raise NotTested("they move by the gradients alone", "Mend that first.")
-        why = "what is held never moves"
-        if moved := _moved_means(subject):
-            why = f"{moved} moves, and evaluation does not subtract it"
+        held, why = steps[0].held, "what is held never moves"
+        for name, value in steps[-1].held.items():
+            is_mean = name.rpartition(".")[2] in MEANS
+            if is_mean and not value.equal(held.get(name, value)):
+                why = f"{name} moves, and evaluation does not subtract it"
         return Fault(
             f"after {STEPS} batches evaluation still uses the first mean: {why}.",
             "Update the running statistics in training mode, and evaluate by them.",
@@ -257,20 +258,6 @@ def _corrected(subject: Subject, steps: list[Step]) -> str:
     return f"Of {' and '.join(found)}: {next(iter(found.values()))}"
 
 
-def _moved_means(subject: Subject) -> str:
-    """Name what is called a mean and is moved by training, if anything is."""
-    before = dict(tensors_of(subject.layer))
-    return next(
-        (
-            name
-            for name, value in tensors_of(trained(subject))
-            if name.rpartition(".")[2] in MEANS
-            and not (name in before and torch.equal(before[name], value))
-        ),
-        "",
-    )
-
-
 @claim("the running variance averages the unbiased variances", RUNNING_CLAIMS)
 def running_variance(subject: Subject) -> Fault | None:
     """Work out which variance each batch added."""
@@ -338,12 +325,6 @@ def _variance_reason(step: Step, bessel: float, eps: float) -> str:
             f"old and new value have each other's weight (of the {name} variance)": (
                 w * old + (1 - w) * new
             ),
-            f"the {name} variance replaces the average": new,
-            f"the {name} variance is added to the whole old value": old + w * new,
-            "it never changes": old,
-            f"standard deviations are kept in place of the {name} variance": (
-                (1 - w) * old + w * new.sqrt()
-            ),
         }
     seen = step.after.var
     expected = (1 - w) * old + w * bessel * step.batch.var
@@ -367,10 +348,10 @@ def moves_alike(subject: Subject) -> Fault | None:
     expected = evaluate(trained(subject), x)
     with torch.no_grad():
         without = evaluate(trained(subject), x)
-    frozen = subject.fresh().requires_grad_(False)
+    frozen = trained(subject, layer=subject.fresh().requires_grad_(False))
     for where, seen in (
         ("under no_grad", without),
-        ("with requires_grad=False", evaluate(trained_on(subject, frozen), x)),
+        ("with requires_grad=False", evaluate(frozen, x)),
     ):
         if not alike(seen, expected):
             return Fault(

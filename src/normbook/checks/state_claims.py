@@ -11,13 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from normbook.checks.calls import LayerError, backward, call, evaluating, of_the_layer
-from normbook.checks.claim import (
-    Claim,
-    DoesNotApply,
-    Fault,
-    NotTested,
-    claim,
-)
+from normbook.checks.claim import Claim, DoesNotApply, Fault, NotTested, claim
 from normbook.checks.copies import copy_of, graph_nodes, tensors_of
 from normbook.checks.gradient_claims import STEP as DIFFERENCE
 from normbook.checks.gradient_claims import by_parameters, by_x, point
@@ -295,10 +289,8 @@ def follows(subject: Subject) -> Fault | None:
         if alike(evaluate(seen, x), evaluate(fresh, x)):
             return None
     old = [*ignored(subject.fresh, state, lambda v: call(evaluating(v), x), alike)]
-    rest = [
-        n for n, v in state.items() if isinstance(v, Tensor) and v.is_floating_point()
-    ]
-    rest = [name for name in rest if name not in old]
+    values = {name: v for name, v in state.items() if isinstance(v, Tensor)}
+    rest = [n for n, v in values.items() if v.is_floating_point() and n not in old]
     what = f"the {' and '.join(old)} that it held before" if old else ""
     what += f", and {', '.join(rest)} as now" if old and rest else ""
     return Fault(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import functools
-import inspect
 import math
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
@@ -79,17 +78,23 @@ def without_activations(layer: nn.Module) -> Iterator[tuple[nn.Module, list[str]
         yield bare, removed
 
 
-def _times_sigma(x: Tensor, mean: Tensor, var: Tensor) -> Tensor:
-    return (x - mean) * var.sqrt()
-
-
 def fit(y: Tensor, z: Tensor, axes: tuple[int, ...]) -> tuple[Tensor, Tensor]:
     """Find a and b, which differ along ``axes`` only, with y nearest to a z + b."""
-    rest = tuple(axis for axis in range(y.dim()) if axis not in axes)
+    along = {axis % y.dim() for axis in axes}
+    rest = tuple(axis for axis in range(y.dim()) if axis not in along)
     mean = z.mean(rest, keepdim=True)
     a = ((z - mean) * y).sum(rest, keepdim=True)
     a = a / (z - mean).square().sum(rest, keepdim=True)
     return a, (y - a * z).mean(rest, keepdim=True)
+
+
+class Given(NamedTuple):
+    """What the user says of a layer; None where that is to be found out."""
+
+    shape: tuple[int, ...] | None = None
+    kind: str | None = None
+    eps: float | None = None
+    axis: int = 1  # where the layer has the channels; shape has them on axis 1
 
 
 class Relation(NamedTuple):
@@ -123,9 +128,7 @@ class Subject:
     def __init__(
         self,
         layer: nn.Module,
-        shape: tuple[int, ...] | None,
-        kind: str | None,
-        eps: float | None,
+        given: Given,
         relative: tuple[str, str] | None = None,
         *,
         has_condition: bool = False,
@@ -141,9 +144,8 @@ class Subject:
             if parameter.is_floating_point():
                 parameter.requires_grad_()
         self.layer.train()
-        self.given_dtype = next(
-            (p.dtype for p in self.layer.parameters()), torch.float32
-        )
+        dtypes = (parameter.dtype for parameter in self.layer.parameters())
+        self.given_dtype = next(dtypes, torch.float32)
         self.gain = self.bias = None  # of a condition they are not the layer's own
         if not has_condition:
             self.gain = recognition.only_parameter(self.layer, recognition.GAINS)
@@ -151,9 +153,9 @@ class Subject:
         self.given = self.fresh()  # with gain and bias as they begin
         self.relations: list[Relation] = []
         if relative:
-            self._take_as(relative, shape)
+            self._take_as(relative, given.shape)
             return
-        self._recognize(shape, kind)
+        self._recognize(given.shape, given.kind)
         self._compute_in_double_precision()
         self._check_that_it_normalizes()
         self.set_affine(seed=0)
@@ -167,9 +169,11 @@ class Subject:
                 "the same for any, whatever the parameters are; return gain * x_hat + "
                 "bias."
             )
-        told = recognition.eps_of(self.layer, self.dtype) if eps is None else float(eps)
+        told = given.eps
+        if told is None:
+            told = recognition.eps_of(self.layer, self.dtype)
         self.is_eps_told = told is not None
-        self.eps = self._eps_by_behaviour() if told is None else told
+        self.eps = self._eps_by_behaviour() if told is None else float(told)
         self._find_what_is_added_to_the_gain()
         self.as_set = self._as_set()
         self.affine = self._find_affine()
@@ -180,11 +184,6 @@ class Subject:
     def kind(self) -> str:
         """Return the kind of the definition."""
         return self.definition.kind
-
-    @property
-    def axes_cure(self) -> str:
-        """Return over which axes the statistics should run."""
-        return self.definition.axes_cure(len(self.shape))
 
     @property
     def names(self) -> list[str]:
@@ -360,9 +359,7 @@ class Subject:
         said = kind or recognition.kind_of(self.layer)
         self.is_kind_given = kind is not None
         self.eps = 0.0
-        likely = recognition.shapes_of(self.layer, said)
-        likely = recognition.shapes_like(shape) if shape else likely
-        shapes = [recognition.affordable(sizes) for sizes in likely]
+        shapes = self._likely(shape, said)
         self._leave_a_constant(shapes)
         if not shapes:
             raise ValueError(
@@ -376,6 +373,14 @@ class Subject:
             was_right, shorter, self.shape = self._fits(), self.shape, longer
             if was_right and not self._fits():
                 self.shape = shorter
+
+    def _likely(
+        self, shape: tuple[int, ...] | None, said: str | None
+    ) -> list[tuple[int, ...]]:
+        """Return likely shapes of an input, or those like the one that is given."""
+        shapes = recognition.shapes_of(self.layer, said)
+        shapes = recognition.shapes_like(shape) if shape else shapes
+        return [recognition.affordable(sizes) for sizes in shapes]
 
     def _leave_a_constant(self, shapes: list[tuple[int, ...]]) -> None:
         """Move all parameters where the output, as given, does not depend on x."""
@@ -406,10 +411,8 @@ class Subject:
         """Find a shape for what is no norm of a known kind, and say what it does."""
         self.definition, self.eps = Definition("none", last=0), 0.0
         self.is_eps_told, self.is_kind_given = False, False
-        likely = recognition.shapes_like(shape) if shape else None
         self._move_parameters()
-        shapes = [*(likely or recognition.shapes_of(self.layer, None))]
-        shapes = [recognition.affordable(sizes) for sizes in shapes]
+        shapes = self._likely(shape, None)
         taken = [sizes for sizes in shapes if self._error_on(sizes) is None]
         if not taken:
             raise ValueError("the layer takes none of the likely shapes; pass shape.")
@@ -472,9 +475,11 @@ class Subject:
                 "pass the shape of an input that it takes, channel_axis=-1 if its "
                 "channels are last, or mend what it says"
             )
-            if more := self._further_arguments():
+            if more := recognition.further(self.layer):
+                needed = [p for p in more if p.default is p.empty] or more
+                names = ", ".join(p.name for p in needed)
                 cure = (
-                    f"it takes {more}, too: pass call=lambda layer, x: layer(x, ...), "
+                    f"it takes {names}, too: pass call=lambda layer, x: layer(x, ...), "
                     "with the same for every example"
                 )
             raise ValueError(
@@ -591,14 +596,6 @@ class Subject:
             self.relations.append(Relation("gain per head", reason))
         return True
 
-    def _further_arguments(self) -> str:
-        """Name the arguments that the layer needs besides x."""
-        parameters = list(inspect.signature(self.layer.forward).parameters.values())
-        several = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-        more = [p for p in parameters[1:] if p.kind not in several]
-        needed = [p for p in more if p.default is p.empty] or more
-        return ", ".join(p.name for p in needed)
-
     def _holds_as_many(self, definition: Definition) -> bool:
         """Return whether gain and bias have as many values as a definition wants."""
         count = math.prod(definition.parameter_shape(self.shape))
@@ -642,11 +639,8 @@ class Subject:
                 "layer, in a mode in which it normalizes by its input."
             )
         layer = self.fresh()
-        after_first = call(layer, x.to(self.dtype)).std()
-        if (
-            ratio <= 10
-            and call(layer, (50 * x).to(self.dtype)).std() > 10 * after_first
-        ):
+        first, later = (call(layer, (k * x).to(self.dtype)).std() for k in (1, 50))
+        if ratio <= 10 and later > 10 * first:
             raise ValueError(
                 f"the layer must normalize in training, got a {self.name} whose output "
                 "after its first batch grows with the input; if gain and bias are set "
@@ -655,8 +649,12 @@ class Subject:
 
     def _multiplies(self) -> bool:
         """Return whether it multiplies by sigma: a norm with a slip, and no other."""
-        moments = self.definition.moments
-        return self.misfit(lambda x: _times_sigma(x, *moments(x))) < TOLERANCE
+
+        def z(x: Tensor) -> Tensor:
+            mean, var = self.definition.moments(x)
+            return (x - mean) * var.sqrt()
+
+        return self.misfit(z) < TOLERANCE
 
     def _eps_by_behaviour(self) -> float:
         """Find the usual eps that explains how small inputs come out; 0 if none."""

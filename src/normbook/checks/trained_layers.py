@@ -13,9 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from normbook.checks.calls import call, evaluating
-from normbook.checks.claim import (
-    DoesNotApply,
-)
+from normbook.checks.claim import DoesNotApply
 from normbook.checks.copies import copy_of
 from normbook.checks.output_claims import need_right_statistics
 from normbook.checks.subject import TOLERANCE, Subject, draw, largest
@@ -52,13 +50,11 @@ def evaluate(layer: nn.Module, x: Tensor, *, is_recorded: bool = False) -> Tenso
         return call(evaluating(copy_of(layer)), x).detach().double()
 
 
-def trained(subject: Subject, count: int = STEPS) -> nn.Module:
-    """Return a copy that has seen some batches, each with a backward pass to come."""
-    return trained_on(subject, subject.fresh(), count)
-
-
-def trained_on(subject: Subject, layer: nn.Module, count: int = STEPS) -> nn.Module:
-    """Let a layer see some batches."""
+def trained(
+    subject: Subject, count: int = STEPS, layer: nn.Module | None = None
+) -> nn.Module:
+    """Let a layer, or a copy, see some batches, each with a backward pass to come."""
+    layer = subject.fresh() if layer is None else layer
     for k in range(count):
         x = batch_for(subject, 20 + k)
         call(layer, x.requires_grad_(torch.is_grad_enabled()))

@@ -6,7 +6,7 @@ import json
 import re
 import textwrap
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from typing import Any, NamedTuple
 
@@ -14,11 +14,23 @@ import torch
 from torch import Tensor, nn
 
 import normbook.checks.recognition as recognition
-from normbook.checks.calls import LayerError, call, called, evaluating, of_the_layer
+from normbook.checks.calls import LayerError, call, called, evaluating
 from normbook.checks.conditions import undisturbed
 from normbook.checks.copies import copy_of
-from normbook.checks.definitions import Definition
-from normbook.checks.kernels import kernels_of
+from normbook.checks.kernels import Kernel, kernels_of
+from normbook.checks.model_runs import (
+    Seen,
+    batch_in,
+    buffers_of,
+    hidden_norms,
+    lengths_in,
+    look,
+    narrowed,
+    norms_of,
+    output_of,
+    run_on,
+    tensors_in,
+)
 from normbook.checks.norm_layer import check_norm_layer
 from normbook.checks.padding import More, kept_places, part_of_padding
 from normbook.checks.report import INDENT, WIDTH
@@ -28,13 +40,6 @@ WRONG, RISK, NOTE = LEVELS = ("WRONG", "RISK", "NOTE")
 # A gap, or a drift, that the noise of a batch does not explain.
 LARGE_GAP = 0.1
 STANDARD_ERRORS = 5
-
-# Axes of an input that torch takes for one example of an instance norm, (C, L) say.
-OF_ONE_EXAMPLE = (
-    (nn.InstanceNorm1d, 2),
-    (nn.InstanceNorm2d, 3),
-    (nn.InstanceNorm3d, 4),
-)
 
 
 class Harm(NamedTuple):
@@ -46,7 +51,7 @@ class Harm(NamedTuple):
     place: str  # path of the module, with how many more
     reason: str
     cure: str
-    page: str  # chapter of the book
+    page: str = "Training and evaluation"  # chapter of the book
 
 
 class Audit(NamedTuple):
@@ -151,24 +156,6 @@ def audit(model: nn.Module, x: Any, *, quiet: bool = False) -> Audit:
     return report
 
 
-class _Seen(NamedTuple):
-    """A norm, and what went in and came out of it when all normalize by the batch."""
-
-    name: str
-    norm: nn.Module
-    kind: str
-    definition: Definition
-    x: Tensor
-    y: Tensor
-    more: More  # what else went in
-
-    @property
-    def is_read_as_one(self) -> bool:
-        """Return whether torch takes all examples for the channels of one."""
-        dims = (dim for of, dim in OF_ONE_EXAMPLE if isinstance(self.norm, of))
-        return self.x.dim() == next(dims, None)
-
-
 class _Apart(NamedTuple):
     """How far the channels of several inputs are from each other."""
 
@@ -202,23 +189,23 @@ class _Auditor:
         self.shared: set[str] = set()  # batch norms whose inputs differ by the place
         self.again: dict[str, list[Tensor]] = {}  # what norms saw when called again
         self.untested: list[str] = []
-        self.names = [name for name, _ in _norms(self.model)]
+        self.names = [name for name, _ in norms_of(self.model)]
         if not self.names:
-            hidden = ", ".join(_hidden(self.model))
+            hidden = ", ".join(hidden_norms(self.model))
             where = f" but in lists of Python: {hidden:.160}; use nn.ModuleList"
             raise ValueError(
                 f"the model must hold a norm, got a {self.name} without"
                 f"{where if hidden else ''}."
             )
         by_batch = copy_of(self.model)
-        for _, norm in _norms(by_batch):
+        for _, norm in norms_of(by_batch):
             norm.train()
-        before = {path: b.clone() for path, b in _buffers(by_batch)}
-        self.seen = [*self._look(by_batch, self.again)]
+        before = {path: b.clone() for path, b in buffers_of(by_batch)}
+        self.seen = [*look(by_batch, x, self.again)]
         # Where two norms hold one buffer, it is one in the copy, too.
         self.moved = {
             path: buffer
-            for path, buffer in _buffers(by_batch)
+            for path, buffer in buffers_of(by_batch)
             if path not in before or not buffer.equal(before[path])
         }
 
@@ -254,51 +241,9 @@ class _Auditor:
         harms.sort(key=lambda harm: (LEVELS.index(harm.level), -harm.number))
         return Audit(self.name, len(self.names), tuple(harms), tuple(self.untested))
 
-    def _run(self, model: nn.Module, x: Any) -> Any:
-        with of_the_layer():
-            if isinstance(x, dict):
-                return model(**x)
-            return model(*x) if isinstance(x, tuple) else model(x)
-
-    def _look(
-        self, model: nn.Module, again: dict[str, list[Tensor]] | None = None
-    ) -> Iterator[_Seen]:
-        """Run a model and yield what each of its norms saw first, in their order.
-
-        What came to a norm later goes to ``again``.
-        """
-        met: dict[str, tuple[nn.Module, Tensor, Tensor, More]] = {}
-
-        def note(name: str) -> Any:
-            def hook(norm: nn.Module, inputs: Any, named: Any, y: Any) -> None:
-                x = inputs[0] if inputs else None
-                if not (isinstance(x, Tensor) and isinstance(y, Tensor)):
-                    return
-                if name not in met:
-                    more = tuple(inputs[1:]), dict(named)
-                    met[name] = norm, x.detach().clone(), y.detach().clone(), more
-                elif again is not None:
-                    again.setdefault(name, []).append(x.detach().double())
-
-            return hook
-
-        for name, norm in _norms(model):
-            norm.register_forward_hook(note(name), with_kwargs=True)
-        try:
-            self._run(model, self.x)
-        except LayerError as error:
-            raise ValueError(f"the model must take x, got {error}.") from error
-        for name, (norm, x, y, more) in met.items():
-            kind = recognition.kind_of(norm) or "layer"
-            told = recognition.definitions_of(norm, tuple(x.shape), kind)
-            groups = getattr(norm, "num_groups", 1)
-            definition = next((of for of, _ in told), Definition(kind, groups))
-            if x.dim() > 1 and x.is_floating_point():
-                yield _Seen(name, norm, kind, definition, x.double(), y.double(), more)
-
     def _broken(self) -> Iterator[Harm]:
         """Check each class with each setting once, the smallest of its layers."""
-        groups: dict[str, list[_Seen]] = {}
+        groups: dict[str, list[Seen]] = {}
         for seen in self.seen:
             if seen.is_read_as_one:
                 continue
@@ -332,28 +277,18 @@ class _Auditor:
                         place,
                         finding.reason,
                         finding.cure,
-                        "Training and evaluation",
                     )
 
     def _is_half(self) -> bool:
         """Return whether the model, or x, is in half precision."""
-        given = (*self.original.parameters(), *_tensors(self.x))
+        given = (*self.original.parameters(), *tensors_in(self.x))
         return any(t.dtype in (torch.half, torch.bfloat16) for t in given)
 
     def _unregistered(self) -> Iterator[Harm]:
         """Look for norms in lists and dicts, and whether the model calls them."""
-        hidden, called = _hidden(self.model), list[str]()
-
-        def note(name: str) -> Any:
-            return lambda *_: called.append(name)
-
-        handles = [
-            norm.register_forward_hook(note(name)) for name, norm in hidden.items()
-        ]
-        with suppress(LayerError):
-            self._run(self.model, self.x)
-        for handle in handles:
-            handle.remove()
+        model = copy_of(self.model)
+        hidden = hidden_norms(model)
+        called = self._entered(model, hidden)
         if not (found := [name for name in hidden if name in called]):
             return
         missed = [hidden[name] for name in found if hidden[name].training]
@@ -368,7 +303,6 @@ class _Auditor:
             "and to() do not see them, nor eval()"
             f"{f': {of_them} evaluation' if by_batch else ''}.",
             "Put them into nn.ModuleList or nn.ModuleDict.",
-            "Training and evaluation",
         )
 
     def _uncalled(self) -> Iterator[Harm]:
@@ -377,29 +311,19 @@ class _Auditor:
         rest = [name for name in self.names if name not in met]
         if not rest:
             return
-        parents = {name: name.rpartition(".")[0] for name in rest}
-        entered = set[str]()
         model = copy_of(self.model)
-        for name in {*rest, *parents.values()}:
-            model.get_submodule(name).register_forward_pre_hook(
-                lambda *_, name=name: entered.add(name)
-            )
-        with suppress(LayerError):
-            self._run(model, self.x)
-        in_evaluation = {*entered}
-        with suppress(LayerError):
-            self._run(model.train(), self.x)
+        paths = {*rest, *(name.rpartition(".")[0] for name in rest)}
+        parts = {path: model.get_submodule(path) for path in paths}
+        in_evaluation = self._entered(model, parts)
+        entered = in_evaluation | self._entered(model.train(), parts)
         if others := [name for name in rest if name in entered]:
             self.untested.append(
                 f"norms called in training only, or with another input than a tensor "
                 f"of two axes or more: {', '.join(others):.160}."
             )
         idle = [name for name in rest if name not in entered]
-        read = (
-            [name for name in idle if self._is_read([name])]
-            if self._is_read(idle)
-            else []
-        )
+        some = idle if self._is_read(idle) else []
+        read = [name for name in some if self._is_read([name])]
         if read:
             self.untested.append(
                 f"norms whose parameters are used without a call: "
@@ -409,21 +333,30 @@ class _Auditor:
             if name not in read:
                 yield self._idle(name, in_evaluation)
 
+    def _entered(self, model: nn.Module, parts: Mapping[str, nn.Module]) -> set[str]:
+        """Run a model, which keeps hooks, and return which of its parts it calls."""
+        entered = set[str]()
+
+        def note(name: str) -> Any:
+            return lambda *_: entered.add(name)
+
+        for name, part in parts.items():
+            part.register_forward_pre_hook(note(name))
+        with suppress(LayerError):
+            run_on(model, self.x)
+        return entered
+
     def _idle(self, name: str, entered: set[str]) -> Harm:
         """Say of a norm that nothing calls whether it was mixed up with another."""
         path, _, leaf = name.rpartition(".")
         parts = dict(self.model.named_modules())
 
-        def sizes(part: nn.Module) -> list[Any]:
-            return [type(part), *((key, p.shape) for key, p in part.named_parameters())]
+        def sizes(name: str) -> list[Any]:
+            held = parts[name].named_parameters()
+            return [type(parts[name]), *((key, p.shape) for key, p in held)]
 
-        twice = [
-            seen.name
-            for seen in self.seen
-            if seen.name in self.again
-            and seen.name.rpartition(".")[0] == path
-            and sizes(parts[seen.name]) == sizes(parts[name])
-        ]
+        beside = (one for one in self.again if one.rpartition(".")[0] == path)
+        twice = [one for one in beside if sizes(one) == sizes(name)]
         # Of a list a part may be used on purpose, of a branch perhaps none.
         is_beside = path in entered
         reason = "the model runs on x without it, and it learns nothing."
@@ -444,27 +377,25 @@ class _Auditor:
             name,
             reason,
             "Call it where it belongs, or take it out.",
-            "Training and evaluation",
         )
 
     def _is_read(self, names: list[str]) -> bool:
         """Return whether what norms hold matters, though they are not called."""
         model = copy_of(self.model)
-        before = _tensors(self._tried(model))
+
+        def outputs() -> list[Tensor]:
+            with suppress(LayerError), torch.random.fork_rng():
+                return tensors_in(run_on(model, self.x))
+            return []
+
+        before = outputs()
         for name in names:
             norm = model.get_submodule(name)
             for tensor in (*norm.parameters(), *norm.buffers()):
                 if tensor.is_floating_point():
                     tensor.add_(1 + torch.rand_like(tensor))
-        after = _tensors(self._tried(model))
+        after = outputs()
         return len(before) != len(after) or not all(map(_equal, before, after))
-
-    def _tried(self, model: nn.Module) -> Any:
-        try:
-            with torch.random.fork_rng():
-                return self._run(model, self.x)
-        except LayerError:
-            return None
 
     def _mixed(self) -> Iterator[Harm]:
         """Look for running statistics into which several norms write."""
@@ -504,57 +435,53 @@ class _Auditor:
 
     def _kernels(self) -> Iterator[Harm]:
         """Look at the weights that convolutions make of their own."""
-        model = copy_of(self.model)
+        model, kernels = copy_of(self.model), list[Kernel]()
         with suppress(LayerError):
-            for kernel in kernels_of(model, lambda: self._run(model, self.x)):
-                if kernel.is_by_input:
-                    yield Harm(
-                        WRONG,
-                        "weights standardized over the wrong axes",
-                        kernel.weight.shape[1],
-                        kernel.name,
-                        "the convolution gets a weight of mean 0 and one deviation for "
-                        "each input channel, over axes (0, 2, 3), as activations have "
-                        "it; the filters, one for each output channel, are not.",
-                        "Standardize each filter: take mean and variance over axes "
-                        "(1, 2, 3).",
-                        "Choosing axes",
-                    )
+            kernels = [*kernels_of(model, lambda: run_on(model, self.x))]
+        for kernel in (kernel for kernel in kernels if kernel.is_by_input):
+            yield Harm(
+                WRONG,
+                "weights standardized over the wrong axes",
+                kernel.weight.shape[1],
+                kernel.name,
+                "the convolution gets a weight of mean 0 and one deviation for each "
+                "input channel, over axes (0, 2, 3), as activations have it; the "
+                "filters, one for each output channel, are not.",
+                "Standardize each filter: take mean and variance over axes (1, 2, 3).",
+                "Choosing axes",
+            )
 
     def _neighbours(self) -> Iterator[Harm]:
         """Evaluate the first example alone, and find where it first differs."""
-        whole_x = _batch(self.x)
+        whole_x = batch_in(self.x)
         if whole_x is None or len(whole_x) < 2:
             why = "all tensors of x must have one length, of two or more."
             self.untested.append(f"neighbours in evaluation: {why}")
             return
-        count, few = 1, _narrow(self.x, 0, 1)
+        count, few = 1, narrowed(self.x, 0, 1)
         try:
-            self._run(self.model, few)
+            run_on(self.model, few)
         except LayerError as error:
             self.untested.append(f"one example in evaluation: {error}")
             count = max(2, len(whole_x) // 2)
-            few = _narrow(self.x, 0, count)
+            few = narrowed(self.x, 0, count)
         try:
-            together, again, alone = (
-                _first_tensor(self._run(self.model, x)) for x in (self.x, self.x, few)
-            )
+            outputs = (tensors_in(run_on(self.model, x)) for x in (self.x, self.x, few))
+            together, again, alone = (next(iter(of), None) for of in outputs)
         except LayerError as error:
             self.untested.append(f"neighbours in evaluation: {error}")
             return
-        if together is None or not torch.equal(together, _or(again, together)):
+        if together is None or again is None or not torch.equal(together, again):
             self.untested.append("neighbours in evaluation: the model is random.")
             return
-        change = _share(together[:1] - _or(alone, together)[:1], together)
+        change = 0.0 if alone is None else _share(together[:1] - alone[:1], together)
         if change < 1e-3:
             return
-        whole = {seen.name: seen for seen in self._look(self.model)}
-        part = _Auditor.__new__(_Auditor)
-        part.x = few
+        whole = {seen.name: seen for seen in look(self.model, self.x)}
         first = next(
             (
                 seen.name
-                for seen in part._look(self.model)
+                for seen in look(self.model, few)
                 if seen.y.shape[1:] == whole[seen.name].y.shape[1:]
                 and _share(seen.y[:1] - whole[seen.name].y[:1], seen.y) > 1e-4
             ),
@@ -568,25 +495,22 @@ class _Auditor:
             f"{_first(count)} has another output than beside the others, by this "
             "share; it begins here.",
             "Evaluate by running statistics, or normalize each example by itself.",
-            "Training and evaluation",
         )
 
     def _not_features(self) -> Iterator[Harm]:
         """Give fewer examples and positions; what changes length is no feature."""
-        whole_x = _batch(self.x)
+        whole_x = batch_in(self.x)
         if whole_x is None:
             why = "all tensors of x must have one length."
             self.untested.append(f"axes that are no features: {why}")
             return
-        bare = copy_of(self.model) if any(self.names) else _Through(self.model)
-        for name in filter(None, self.names):
-            bare.set_submodule(name, _Through(bare.get_submodule(name)))
-        sizes = self._lengths(bare, self.x)
+        lengths = lengths_in(copy_of(self.model), self.names)
+        sizes = lengths(self.x)
         found, is_tried = {}, False
         for axis, length in enumerate(whole_x.shape):
             if length < 4:
                 continue
-            others = self._lengths(bare, _narrow(self.x, axis, length // 2))
+            others = lengths(narrowed(self.x, axis, length // 2))
             is_tried |= axis > 0 and bool(others)
             what = "examples" if axis == 0 else "positions"
             for seen in self.seen:
@@ -612,49 +536,34 @@ class _Auditor:
                 "Choosing axes",
             )
 
-    def _lengths(self, bare: nn.Module, x: Any) -> dict[str, tuple[int, ...]]:
-        """Return the shapes that come to the norms; none where the model refuses x."""
-        for part in bare.modules():
-            if isinstance(part, _Through):
-                part.shape = ()
-        try:
-            self._run(bare, x)
-        except LayerError:
-            return {}
-        parts = dict(bare.named_modules())
-        return {name: getattr(parts[name], "shape", ()) for name in self.names}
-
     def _one_value(self) -> Iterator[Harm]:
         for seen in self.seen:
-            if seen.definition.size(tuple(seen.x.shape)) == 1:
-                if seen.is_read_as_one:
-                    continue
-                of = seen.definition.parameter_axes(seen.x.dim())
-                rest = [k for k in range(seen.x.dim()) if k not in of]
-                spread = (
-                    seen.y - seen.y.mean(rest, keepdim=True) if rest else 0 * seen.y
+            if seen.definition.size(tuple(seen.x.shape)) != 1 or seen.is_read_as_one:
+                continue
+            of = seen.definition.parameter_axes(seen.x.dim())
+            rest = [k for k in range(seen.x.dim()) if k not in of]
+            spread = seen.y - seen.y.mean(rest, keepdim=True) if rest else 0 * seen.y
+            if float(spread.abs().max()) > 0.01:  # not the bias
+                self.untested.append(
+                    f"{type(seen.norm).__name__} at {seen.name}: a "
+                    f"{seen.definition.name} of an input of shape "
+                    f"{tuple(seen.x.shape)} would be its bias, and is not."
                 )
-                if float(spread.abs().max()) > 0.01:  # not the bias
-                    what = f"{type(seen.norm).__name__} at {seen.name}"
-                    self.untested.append(
-                        f"{what}: a {seen.definition.name} of an input of shape "
-                        f"{tuple(seen.x.shape)} would be its bias, and is not."
-                    )
-                    continue
-                yield Harm(
-                    WRONG,
-                    "a mean over one value",
-                    1,
-                    seen.name,
-                    "each value is its own mean, and the output is the bias, whatever "
-                    "x is.",
-                    "Normalize over more channels or positions.",
-                    "Choosing axes",
-                )
+                continue
+            yield Harm(
+                WRONG,
+                "a mean over one value",
+                1,
+                seen.name,
+                "each value is its own mean, and the output is the bias, whatever x "
+                "is.",
+                "Normalize over more channels or positions.",
+                "Choosing axes",
+            )
 
     def _read_as_one(self) -> Iterator[Harm]:
         """Look for instance norms of torch that take the examples for channels."""
-        whole = _batch(self.x)
+        whole = batch_in(self.x)
         for seen in self.seen:
             size = getattr(seen.norm, "num_features", None)
             count, features, *_ = seen.x.shape
@@ -699,37 +608,29 @@ class _Auditor:
                 "does.",
                 "Give each place a batch norm of its own; weights around it may be "
                 "shared.",
-                "Training and evaluation",
             )
 
     def _gaps(self) -> Iterator[Harm]:
         """Compare evaluation with training at each layer, on the same input."""
-        fresh, parts, trained = [], dict(self.model.named_modules()), 0
+        fresh, trained = [], 0
         far: list[tuple[str, float, float, float]] = []
         for seen in self.seen:
-            norm = copy_of(parts[seen.name])
-            mean, var = (
-                getattr(norm, "running_mean", None),
-                getattr(norm, "running_var", None),
-            )
-            if not isinstance(mean, Tensor) or not isinstance(var, Tensor):
+            norm = copy_of(self.model.get_submodule(seen.name))
+            mean, var = (getattr(norm, f"running_{of}", None) for of in ("mean", "var"))
+            if not (isinstance(mean, Tensor) and isinstance(var, Tensor)):
                 continue
             if seen.kind != "batch" or mean.numel() != seen.x.shape[1]:
                 continue
             if seen.name in self.shared:  # told by its own harm
                 continue
             count = getattr(norm, "num_batches_tracked", None)
-            is_fresh = not mean.any() and bool((var == 1).all())
-            if isinstance(count, Tensor) and count > 0:
-                is_fresh = False
-            like = next(norm.parameters(), mean)
-            x = seen.x.to(like.dtype)
+            has_seen_any = isinstance(count, Tensor) and bool(count > 0)
+            is_fresh = not has_seen_any and not mean.any() and bool((var == 1).all())
             y = seen.y
             if not seen.norm.training:  # the model itself put it into evaluation mode
-                y = copy_of(seen.norm).train()(x).double()
-            gap = _share(norm(x).double() - y, y, of="norm")
-            axes = [0, *range(2, seen.x.dim())]
-            v, m = torch.var_mean(seen.x, axes)
+                y = output_of(copy_of(seen.norm).train(), seen.x)
+            gap = _share(output_of(norm, seen.x) - y, y, of="norm")
+            v, m = torch.var_mean(seen.x, [0, *range(2, seen.x.dim())])
             n = seen.x.numel() / seen.x.shape[1]
             drift = ((mean.double() - m).abs() / (v + 1e-12).sqrt()).max().item()
             ratios = (var.double() + 1e-12) / (v + 1e-12)
@@ -759,12 +660,10 @@ class _Auditor:
         # beside norms that were trained, was forgotten.
         for name, gap, drift, ratio in far:
             norm = self.original.get_submodule(name)
-            held = [*norm.parameters(recurse=False)]
-            is_frozen = bool(held) and not any(p.requires_grad for p in held)
-            if not (is_frozen or (trained and not norm.training)):
+            if not (_is_frozen(norm) or (trained and not norm.training)):
                 continue
             fresh.remove(name)
-            why = "It is frozen" if is_frozen else "It is in evaluation mode"
+            why = "It is frozen" if _is_frozen(norm) else "It is in evaluation mode"
             why += ", while other norms of the model saw batches" if trained else ""
             yield Harm(
                 RISK,
@@ -792,15 +691,11 @@ class _Auditor:
 
     def _tracked(self) -> Iterator[Harm]:
         """Compare evaluation with training where instance norm has both."""
-        parts = dict(self.model.named_modules())
         for seen in self.seen:
-            if seen.kind != "instance" or not getattr(
-                seen.norm, "track_running_stats", False
-            ):
+            is_tracked = getattr(seen.norm, "track_running_stats", False)
+            if seen.kind != "instance" or not is_tracked:
                 continue
-            norm = copy_of(parts[seen.name])
-            like = next(norm.parameters(), norm.running_mean)
-            y = norm(seen.x.to(like.dtype)).double()
+            y = output_of(copy_of(self.model.get_submodule(seen.name)), seen.x)
             gap = _share(y - seen.y, seen.y, of="norm")
             if gap < LARGE_GAP:
                 continue
@@ -812,24 +707,17 @@ class _Auditor:
                 "evaluation normalizes all examples by one mean and variance, as batch "
                 "norm does, and differs from training by this share of the output.",
                 "Leave track_running_stats=False.",
-                "Training and evaluation",
             )
 
     def _frozen(self) -> Iterator[Harm]:
         """Look at the model as it is given: what is frozen, and in which mode."""
-        parts = dict(self.original.named_modules())
-        frozen = []
-        for name in self.names:
-            norm = parts[name]
-            held = [*norm.parameters(recurse=False)]
-            keeps = isinstance(getattr(norm, "running_mean", None), Tensor)
-            if (
-                held
-                and keeps
-                and norm.training
-                and not any(p.requires_grad for p in held)
-            ):
-                frozen.append(name)
+        norms = ((name, self.original.get_submodule(name)) for name in self.names)
+        frozen = [
+            name
+            for name, norm in norms
+            if norm.training and _is_frozen(norm)
+            if isinstance(getattr(norm, "running_mean", None), Tensor)
+        ]
         if frozen:
             yield Harm(
                 RISK,
@@ -839,7 +727,6 @@ class _Auditor:
                 "requires_grad=False stops gain and bias. The running statistics move "
                 "on, and the batch normalizes.",
                 "Call eval() on these layers after each train().",
-                "Training and evaluation",
             )
 
     def _padding(self) -> Iterator[Harm]:
@@ -927,75 +814,9 @@ class _Auditor:
                 )
 
 
-class _Through(nn.Module):
-    """Stands where a norm was, and notes the shape that comes.
-
-    Whoever asks for eps, say, gets that of the norm. With a hook the fast path of
-    torch's transformers, which calls no norm, is not taken.
-    """
-
-    shape: tuple[int, ...] = ()
-
-    def __init__(self, norm: nn.Module) -> None:
-        super().__init__()
-        vars(self)["norm"] = norm  # not registered: no part of the model
-        self.register_forward_hook(lambda *_: None)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(vars(self)["norm"], name)
-
-    def forward(self, x: Tensor, *_: Any, **__: Any) -> Tensor:
-        self.shape = tuple(x.shape)
-        return x
-
-
-def _norms(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """Yield the innermost modules that are norms by their type or name."""
-    found = {
-        name: part
-        for name, part in model.named_modules()
-        if any("norm" in of.__name__.lower() for of in type(part).__mro__)
-        and recognition.kind_of(part)
-    }
-    for name, part in found.items():
-        is_inner = not any(other.startswith(f"{name}.") for other in found) or not name
-        if is_inner and (name or len(found) == 1):
-            yield name, part
-
-
-def _buffers(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Yield the numbers that norms hold, and do not learn."""
-    for name, norm in _norms(model):
-        for key, buffer in norm.named_buffers():
-            if buffer.is_floating_point():
-                yield f"{name}.{key}", buffer
-
-
-def _hidden(model: nn.Module) -> dict[str, nn.Module]:
-    """Return the norms that stand in lists and dicts, and are not registered."""
-    registered, hidden = {*model.modules()}, {}
-    for path, part in model.named_modules():
-        for name, held in _held_apart(part):
-            where = f"{path}.{name}" if path else name
-            for inner, norm in _norms(held):
-                if norm not in registered:
-                    hidden[f"{where}.{inner}" if inner else where] = norm
-    return hidden
-
-
-def _held_apart(part: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """Yield the modules that a module holds in a list, tuple or dict of Python."""
-    for name, value in vars(part).items():
-        if name.startswith("_"):  # where nn.Module keeps its own
-            continue
-        items: Any = ()
-        if isinstance(value, list | tuple):
-            items = enumerate(value)
-        elif isinstance(value, dict):
-            items = value.items()
-        for key, held in items:
-            if isinstance(held, nn.Module):
-                yield f"{name}[{key!r}]", held
+def _is_frozen(norm: nn.Module) -> bool:
+    held = [*norm.parameters(recurse=False)]
+    return bool(held) and not any(p.requires_grad for p in held)
 
 
 def _first(count: int) -> str:
@@ -1009,59 +830,8 @@ def _place(names: list[str], first: str | None = None) -> str:
     return f"{first} and {len(names) - 1} more" if len(names) > 1 else first
 
 
-def _first_tensor(made: Any) -> Tensor | None:
-    """Return the first tensor in what a model returned."""
-    if isinstance(made, Tensor):
-        return made
-    values = made.values() if isinstance(made, dict) else made
-    if isinstance(values, str) or not hasattr(values, "__iter__"):
-        return None
-    return next((t for t in map(_first_tensor, values) if t is not None), None)
-
-
-def _tensors(made: Any) -> list[Tensor]:
-    """Return all tensors in what a model returned."""
-    if isinstance(made, Tensor):
-        return [made]
-    values = made.values() if isinstance(made, dict) else made
-    if isinstance(values, str) or not hasattr(values, "__iter__"):
-        return []
-    return [t for value in values for t in _tensors(value)]
-
-
 def _equal(a: Tensor, b: Tensor) -> bool:
     return a.shape == b.shape and torch.allclose(a, b, equal_nan=True)
-
-
-def _batch(x: Any) -> Tensor | None:
-    """Return the first tensor of x, if all have as many examples."""
-    if isinstance(x, dict):
-        x = tuple(x.values())
-    tensors = [t for t in (x if isinstance(x, tuple) else (x,)) if t is not None]
-    if not tensors or not all(isinstance(t, Tensor) and t.dim() for t in tensors):
-        return None
-    return tensors[0] if len({len(t) for t in tensors}) == 1 else None
-
-
-def _narrow(x: Any, axis: int, length: int) -> Any:
-    """Cut an axis of x, and of all its tensors on which it is as long."""
-    if isinstance(x, Tensor):
-        return x.narrow(axis, 0, length)
-    first = _batch(x)
-    values = x.values() if isinstance(x, dict) else x
-    cut = [
-        t.narrow(axis, 0, length)
-        if first is not None
-        and t is not None
-        and t.shape[: axis + 1] == first.shape[: axis + 1]
-        else t
-        for t in values
-    ]
-    return dict(zip(x, cut, strict=True)) if isinstance(x, dict) else tuple(cut)
-
-
-def _or(made: Tensor | None, other: Tensor) -> Tensor:
-    return other if made is None else made
 
 
 def _share(change: Tensor, whole: Tensor, of: str = "max") -> float:

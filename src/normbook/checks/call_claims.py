@@ -1,0 +1,84 @@
+"""Claims about calls: the input that they get, its memory, and a second one."""
+
+from __future__ import annotations
+
+import torch
+
+from normbook.checks.calls import LayerError, backward, call, run
+from normbook.checks.claim import Claim, Fault, claim
+from normbook.checks.output_claims import need_right_statistics
+from normbook.checks.subject import TOLERANCE, Subject, draw, largest
+
+CALL_CLAIMS: list[Claim[Subject]] = []
+
+
+@claim("the input is left as it is", CALL_CLAIMS)
+def input_is_kept(subject: Subject) -> Fault | None:
+    """Compare the input before and after."""
+    # float() copies x, but where it is in float32 already.
+    for dtype in dict.fromkeys((subject.dtype, subject.given_dtype)):
+        x = subject.draw(0).to(dtype)
+        before = x.clone()
+        with torch.no_grad():
+            run(subject.fresh().to(dtype), x)
+        if not torch.equal(x, before):
+            only = f", if that is {dtype}" if dtype != subject.dtype else ""
+            return Fault(
+                f"the layer writes into its input{only}, which others may still need.",
+                "Use x = x - mean in place of x -= mean.",
+            )
+    return None
+
+
+@claim("the memory layout of the input does not matter", CALL_CLAIMS)
+def strides(subject: Subject) -> Fault | None:
+    """Give the same numbers with the last axis first in memory, as after transpose."""
+    x = draw(subject.small, 22).to(subject.dtype)
+    turned = x.movedim(1, -1).contiguous().movedim(-1, 1)
+    if len(subject.shape) == 2:
+        turned = x.T.contiguous().T
+    expected = call(subject.fresh(), x).detach()
+    try:
+        y = run(subject.fresh(), turned).detach()
+    except LayerError as error:
+        return Fault(
+            f"for an input that is not contiguous, as after transpose, the layer "
+            f"raises {error}.",
+            "Use reshape in place of view.",
+        )
+    if largest(y - expected) < TOLERANCE:
+        return None
+    return Fault(
+        "the same numbers with other strides, as after transpose, give another output, "
+        f"by up to {largest(y - expected):.2g}.",
+        "Index by axes, not by memory: no as_strided, no data_ptr.",
+    )
+
+
+@claim("a second call gives what a first one gives", CALL_CLAIMS)
+def second_call(subject: Subject) -> Fault | None:
+    """Call one layer on two batches of different length; go back through both."""
+    need_right_statistics(subject)
+    first = draw(subject.small, 23).to(subject.dtype).requires_grad_()
+    second = draw(subject.sized(subject.small[0] // 2), 24).to(subject.dtype)
+    for is_training in (True, False) if subject.claims_no_statistics else (True,):
+        fresh, layer = (subject.fresh().requires_grad_() for _ in range(2))
+        fresh.train(is_training), layer.train(is_training)
+        early, late = call(layer, first), call(layer, second)
+        change = largest((late - call(fresh, second)).detach())
+        if change > TOLERANCE:
+            return Fault(
+                f"after a call on another batch the output changes by {change:.2g}: "
+                "something of the first call is kept and used.",
+                "Keep nothing of a call on self but running statistics.",
+            )
+        try:
+            for y in (early, late):
+                backward(y, torch.ones_like(y))
+        except LayerError as error:
+            return Fault(
+                f"the backward pass of two calls in a row raises {error}: what "
+                "the first keeps for it, the second overwrites.",
+                "Write nothing in place that a backward pass needs, and keep no graph.",
+            )
+    return None

@@ -1,0 +1,209 @@
+"""The norms of a model, and what they see when it runs on data."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from typing import Any, NamedTuple
+
+from torch import Tensor, nn
+
+import normbook.checks.recognition as recognition
+from normbook.checks.calls import LayerError, of_the_layer
+from normbook.checks.copies import copy_of
+from normbook.checks.definitions import Definition
+from normbook.checks.padding import More
+
+# Axes of an input that torch takes for one example of an instance norm, (C, L) say.
+OF_ONE_EXAMPLE = (
+    (nn.InstanceNorm1d, 2),
+    (nn.InstanceNorm2d, 3),
+    (nn.InstanceNorm3d, 4),
+)
+
+
+class Seen(NamedTuple):
+    """A norm, and what went in and came out of it when all normalize by the batch."""
+
+    name: str
+    norm: nn.Module
+    kind: str
+    definition: Definition
+    x: Tensor
+    y: Tensor
+    more: More  # what else went in
+
+    @property
+    def is_read_as_one(self) -> bool:
+        """Return whether torch takes all examples for the channels of one."""
+        dims = (dim for of, dim in OF_ONE_EXAMPLE if isinstance(self.norm, of))
+        return self.x.dim() == next(dims, None)
+
+
+def norms_of(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """Yield the innermost modules that are norms by their type or name."""
+    found = {
+        name: part
+        for name, part in model.named_modules()
+        if any("norm" in of.__name__.lower() for of in type(part).__mro__)
+        and recognition.kind_of(part)
+    }
+    for name, part in found.items():
+        is_inner = not any(other.startswith(f"{name}.") for other in found) or not name
+        if is_inner and (name or len(found) == 1):
+            yield name, part
+
+
+def hidden_norms(model: nn.Module) -> dict[str, nn.Module]:
+    """Return the norms that stand in lists and dicts, and are not registered."""
+    registered, hidden = {*model.modules()}, {}
+    for path, part in model.named_modules():
+        for name, held in _held_apart(part):
+            where = f"{path}.{name}" if path else name
+            for inner, norm in norms_of(held):
+                if norm not in registered:
+                    hidden[f"{where}.{inner}" if inner else where] = norm
+    return hidden
+
+
+def _held_apart(part: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """Yield the modules that a module holds in a list, tuple or dict of Python."""
+    for name, value in vars(part).items():
+        if name.startswith("_"):  # where nn.Module keeps its own
+            continue
+        items: Any = value.items() if isinstance(value, dict) else ()
+        items = enumerate(value) if isinstance(value, list | tuple) else items
+        for key, held in items:
+            if isinstance(held, nn.Module):
+                yield f"{name}[{key!r}]", held
+
+
+def buffers_of(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Yield the numbers that norms hold, and do not learn."""
+    for name, norm in norms_of(model):
+        for key, buffer in norm.named_buffers():
+            if buffer.is_floating_point():
+                yield f"{name}.{key}", buffer
+
+
+def run_on(model: nn.Module, x: Any) -> Any:
+    """Call a model with x as all its arguments, if it is a tuple or a dictionary."""
+    with of_the_layer():
+        if isinstance(x, dict):
+            return model(**x)
+        return model(*x) if isinstance(x, tuple) else model(x)
+
+
+def look(
+    model: nn.Module, x: Any, again: dict[str, list[Tensor]] | None = None
+) -> Iterator[Seen]:
+    """Run a model and yield what each of its norms saw first, in their order.
+
+    What came to a norm later goes to ``again``.
+    """
+    met: dict[str, tuple[nn.Module, Tensor, Tensor, More]] = {}
+
+    def note(name: str) -> Any:
+        def hook(norm: nn.Module, inputs: Any, named: Any, y: Any) -> None:
+            x = inputs[0] if inputs else None
+            if not (isinstance(x, Tensor) and isinstance(y, Tensor)):
+                return
+            if name not in met:
+                more = tuple(inputs[1:]), dict(named)
+                met[name] = norm, x.detach().clone(), y.detach().clone(), more
+            elif again is not None:
+                again.setdefault(name, []).append(x.detach().double())
+
+        return hook
+
+    for name, norm in norms_of(model):
+        norm.register_forward_hook(note(name), with_kwargs=True)
+    try:
+        run_on(model, x)
+    except LayerError as error:
+        raise ValueError(f"the model must take x, got {error}.") from error
+    for name, (norm, x_in, y, more) in met.items():
+        kind = recognition.kind_of(norm) or "layer"
+        told = recognition.definitions_of(norm, tuple(x_in.shape), kind)
+        groups = getattr(norm, "num_groups", 1)
+        definition = next((of for of, _ in told), Definition(kind, groups))
+        if x_in.dim() > 1 and x_in.is_floating_point():
+            yield Seen(name, norm, kind, definition, x_in.double(), y.double(), more)
+
+
+def output_of(norm: nn.Module, x: Tensor) -> Tensor:
+    """Run a norm on x in its own precision."""
+    like = next(norm.parameters(), getattr(norm, "running_mean", x))
+    y: Tensor = norm(x.to(like.dtype))
+    return y.double()
+
+
+def lengths_in(
+    model: nn.Module, names: list[str]
+) -> Callable[[Any], dict[str, tuple[int, ...]]]:
+    """Return a function that runs a model, and tells the shapes that norms get of x.
+
+    The norms of the model give back what they get from now on, of any length. With a
+    hook on them torch's transformers do not take their fast path, which calls none.
+    """
+    shapes: dict[str, tuple[int, ...]] = {}
+
+    def noting(name: str) -> Any:
+        def forward(x: Tensor, *_: Any, **__: Any) -> Tensor:
+            shapes[name] = tuple(x.shape)
+            return x
+
+        return forward
+
+    for name in names:
+        norm = copy_of(model.get_submodule(name))
+        vars(norm)["forward"] = noting(name)
+        norm.register_forward_hook(lambda *_: None)
+        if name:  # under another name it stays a norm
+            model.set_submodule(name, norm)
+        else:
+            model = norm
+
+    def lengths(x: Any) -> dict[str, tuple[int, ...]]:
+        shapes.clear()
+        with suppress(LayerError):
+            run_on(model, x)
+            return {**shapes}
+        return {}  # the model refuses x
+
+    return lengths
+
+
+def tensors_in(made: Any) -> list[Tensor]:
+    """Return all tensors in what a model returned."""
+    if isinstance(made, Tensor):
+        return [made]
+    values = made.values() if isinstance(made, dict) else made
+    if isinstance(values, str) or not hasattr(values, "__iter__"):
+        return []
+    return [t for value in values for t in tensors_in(value)]
+
+
+def batch_in(x: Any) -> Tensor | None:
+    """Return the first tensor of x, if all have as many examples."""
+    if isinstance(x, dict):
+        x = tuple(x.values())
+    tensors = [t for t in (x if isinstance(x, tuple) else (x,)) if t is not None]
+    if not tensors or not all(isinstance(t, Tensor) and t.dim() for t in tensors):
+        return None
+    return tensors[0] if len({len(t) for t in tensors}) == 1 else None
+
+
+def narrowed(x: Any, axis: int, length: int) -> Any:
+    """Cut an axis of x, and of all its tensors on which it is as long."""
+    first = batch_in(x)
+
+    def cut(t: Tensor | None) -> Tensor | None:
+        if t is None or first is None:
+            return t
+        is_alike = t.shape[: axis + 1] == first.shape[: axis + 1]
+        return t.narrow(axis, 0, length) if is_alike else t
+
+    if isinstance(x, dict):
+        return {key: cut(t) for key, t in x.items()}
+    return tuple(map(cut, x)) if isinstance(x, tuple) else cut(x)
