@@ -11,6 +11,7 @@ import planted_bugs
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from normbook.checks import check_norm_layer
 from normbook.checks.whole_model import NOTE, RISK, WRONG, Harm, audit
@@ -187,6 +188,43 @@ def test_what_is_alike_is_told_once() -> None:
         nn.init.zeros_(norm.weight)
     (harm,) = audit(nn.Sequential(*norms), drawn(16, 6, 12), quiet=True).harms[-1:]
     assert (harm.what, harm.place) == ("gains near 0", "0 and 2 more")
+
+
+class OnePlus(nn.RMSNorm):
+    """RMS norm whose gain is 1 + weight, as that of Gemma."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__(size)
+        nn.init.zeros_(self.weight)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return functional.rms_norm(x, (x.shape[-1],), 1 + self.weight)
+
+
+def test_a_weight_of_0_beside_1_is_no_gain_of_0() -> None:
+    report = audit(nn.Sequential(nn.Linear(4, 6), OnePlus(6)), drawn(16, 4), quiet=True)
+    assert report.harms == ()
+
+
+@pytest.mark.parametrize(
+    ("gain", "share", "reason", "cure"),
+    [
+        (0.0, 1, "all gains are 0", "Nothing, if a branch begins at 0"),
+        (1e-5, 1, "of all channels is the bias", "Prune the channels"),
+        ([1e-5, 1, 1, 0, 1, 1], 1 / 3, "of some channels is the bias", "Prune"),
+    ],
+)
+def test_gains_that_begin_at_0_are_told_from_those_that_fell_to_it(
+    gain: Any, share: float, reason: str, cure: str
+) -> None:
+    norm = nn.LayerNorm(6)
+    norm.weight.data.copy_(torch.as_tensor(gain))
+    model = nn.Sequential(nn.Linear(4, 6), norm)
+    (harm,) = audit(model, drawn(16, 4), quiet=True).harms
+    assert harm.what == "gains near 0"
+    assert harm.number == pytest.approx(share)
+    assert reason in harm.reason
+    assert cure in harm.cure
 
 
 def test_each_class_with_its_setting_is_checked_once(monkeypatch: Any) -> None:

@@ -912,19 +912,26 @@ class _Auditor:
             if name is None:
                 continue
             gain = seen.norm.get_parameter(name)
-            share = (gain.abs() < 1e-3).double().mean().item()
-            if share > 0.01:
+            is_off = gain.abs() < 1e-3
+            # Of 1 + weight a weight of 0 is no gain of 0: the output moves.
+            of = seen.definition.parameter_axes(seen.y.dim())
+            rest = [k for k in range(seen.y.dim()) if k not in of]
+            spread = seen.y.amax(rest) - seen.y.amin(rest)
+            if spread.numel() == gain.numel():
+                is_off &= spread.reshape(gain.shape) < 0.1
+            share = is_off.double().mean().item()
+            if share <= 0.01:
+                continue
+            if not gain.any():
+                reason = "all gains are 0, and the output is the bias, whatever x is."
+                cure = "Nothing, if a branch begins at 0 on purpose; else begin with 1."
+            else:
                 all_of = "all" if share == 1 else "some"
-                yield Harm(
-                    NOTE,
-                    "gains near 0",
-                    share,
-                    seen.name,
-                    f"the output is the bias in {all_of} channels; on purpose where a "
-                    "branch begins at 0, or where the gain is 1 + weight.",
-                    "Prune the channels, or spare gains from weight decay.",
-                    "Scale invariance",
-                )
+                reason = f"the output of {all_of} channels is the bias."
+                cure = "Prune the channels, or spare gains from weight decay."
+            yield Harm(
+                NOTE, "gains near 0", share, seen.name, reason, cure, "Scale invariance"
+            )
 
 
 class _Through(nn.Module):
