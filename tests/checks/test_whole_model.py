@@ -227,6 +227,18 @@ def test_gains_that_begin_at_0_are_told_from_those_that_fell_to_it(
     assert cure in harm.cure
 
 
+class WithAct(nn.BatchNorm1d):
+    """Printed in several lines, as the batch norm of timm that holds an activation."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__(size)
+        self.act = nn.ReLU()
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.act(super().forward(x))
+        return y
+
+
 def test_each_class_with_its_setting_is_checked_once(monkeypatch: Any) -> None:
     checked: list[nn.Module] = []
 
@@ -239,6 +251,9 @@ def test_each_class_with_its_setting_is_checked_once(monkeypatch: Any) -> None:
     norms = [nn.LayerNorm(8) for _ in range(9)] + [nn.LayerNorm(8, eps=1e-3)]
     audit(nn.Sequential(*norms), drawn(16, 5, 8), quiet=True)
     assert len(checked) == 2
+    parts = [WithAct(4), nn.Conv1d(4, 8, 1), WithAct(8)]
+    audit(nn.Sequential(*parts), drawn(16, 4, 8), quiet=True)
+    assert len(checked) == 3
 
 
 def test_what_cannot_be_looked_at_is_said() -> None:

@@ -302,7 +302,7 @@ class _Auditor:
         for seen in self.seen:
             if seen.is_read_as_one:
                 continue
-            setting = re.sub(r"\(\d+\b|\(\(.*?\)|=\d+\b", "", repr(seen.norm))
+            setting = re.sub(r"\(\s*\d+\b|\(\(.*?\)|=\d+\b", "", repr(seen.norm))
             held = sorted(name for name, _ in seen.norm.named_parameters())
             key = f"{type(seen.norm)} {setting} {held} {seen.x.dim()}"
             groups.setdefault(key, []).append(seen)
@@ -343,6 +343,8 @@ class _Auditor:
     def _unregistered(self) -> Iterator[Harm]:
         """Look for norms in lists and dicts, and whether the model calls them."""
         hidden, called = _hidden(self.model), list[str]()
+        if not hidden:
+            return
 
         def note(name: str) -> Any:
             return lambda *_: called.append(name)
@@ -598,7 +600,7 @@ class _Auditor:
                         found[seen.name] = what, k, own[k]
         if not is_tried and whole_x.dim() > 2:
             self.untested.append(
-                "positions as features: the model takes one length only."
+                "axes that are no features: the model takes one length only."
             )
         for name, (what, k, length) in found.items():
             yield Harm(
