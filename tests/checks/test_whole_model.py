@@ -227,6 +227,28 @@ def test_gains_that_begin_at_0_are_told_from_those_that_fell_to_it(
     assert cure in harm.cure
 
 
+class NoLayerNormConv(nn.Module):
+    """A convolution without a norm, under a name as that in Wav2Vec2."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv1d(4, 6, 3, stride=2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.conv(x)
+        return y
+
+
+def test_what_changes_the_shape_is_no_norm_whatever_its_name() -> None:
+    model = nn.Sequential(NoLayerNormConv(), nn.GroupNorm(2, 6))
+    report = audit(model, drawn(16, 4, 12), quiet=True)
+    assert (report.layers, report.harms) == (1, ())
+    (text,) = report.untested
+    assert text.startswith("NoLayerNormConv at 0: its output has another shape")
+    with pytest.raises(ValueError, match="must hold a norm"):
+        audit(nn.Sequential(NoLayerNormConv()), drawn(16, 4, 12))
+
+
 class WithAct(nn.BatchNorm1d):
     """Printed in several lines, as the batch norm of timm that holds an activation."""
 

@@ -203,13 +203,7 @@ class _Auditor:
         self.again: dict[str, list[Tensor]] = {}  # what norms saw when called again
         self.untested: list[str] = []
         self.names = [name for name, _ in _norms(self.model)]
-        if not self.names:
-            hidden = ", ".join(_hidden(self.model))
-            where = f" but in lists of Python: {hidden:.160}; use nn.ModuleList"
-            raise ValueError(
-                f"the model must hold a norm, got a {self.name} without"
-                f"{where if hidden else ''}."
-            )
+        self._must_hold_a_norm()
         by_batch = copy_of(self.model)
         for _, norm in _norms(by_batch):
             norm.train()
@@ -221,6 +215,30 @@ class _Auditor:
             for path, buffer in _buffers(by_batch)
             if path not in before or not buffer.equal(before[path])
         }
+        self._leave_out()
+
+    def _must_hold_a_norm(self) -> None:
+        if not self.names:
+            hidden = ", ".join(_hidden(self.model))
+            where = f" but in lists of Python: {hidden:.160}; use nn.ModuleList"
+            raise ValueError(
+                f"the model must hold a norm, got a {self.name} without"
+                f"{where if hidden else ''}."
+            )
+
+    def _leave_out(self) -> None:
+        """Take what changes the shape of its input for no norm, whatever its name."""
+        others = [seen.name for seen in self.seen if seen.x.shape != seen.y.shape]
+        if not others:
+            return
+        self.untested.append(
+            f"{type(self.model.get_submodule(others[0])).__name__} at "
+            f"{_place(others)}: its output has another shape than its input, so that "
+            "it is taken for no norm."
+        )
+        self.seen = [seen for seen in self.seen if seen.name not in others]
+        self.names = [name for name in self.names if name not in others]
+        self._must_hold_a_norm()
 
     def report(self) -> Audit:
         """Make all tests, and sort what they found by harm."""
