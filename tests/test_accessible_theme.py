@@ -27,6 +27,10 @@ BARRIERS = {
         '<div role="list" class="citation-list">',
         '<div class="citation-list">',
     ),
+    "an underlined blank": (
+        'Solution to<a class="reference internal" href="#ex-a"> Exercise 1',
+        'Solution to <a class="reference internal" href="#ex-a">Exercise 1',
+    ),
     "a head without a word": ('<th class="head"><p></p></th>', "<td></td>"),
 }
 

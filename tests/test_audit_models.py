@@ -15,6 +15,19 @@ def test_ten_models_of_public_libraries_have_nothing_wrong_or_at_risk() -> None:
     assert all(MODELS[name]["passed"] for name in sound)
 
 
+def test_what_is_noted_of_sound_models_is_how_they_begin() -> None:
+    notes = {
+        (harm["what"], harm["cure"].partition(",")[0])
+        for name, one in MODELS.items()
+        if ":" not in name
+        for harm in one["harms"]
+    }
+    assert notes == {
+        ("running statistics that saw no batch", "Train"),
+        ("gains near 0", "Nothing"),
+    }
+
+
 def test_what_was_broken_is_found_at_its_place() -> None:
     found = {
         name: [(harm["what"], harm["place"]) for harm in one["harms"]]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import re
+import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -193,3 +194,24 @@ def test_a_verdict_is_right_only_if_all_is_as_expected(
     (row,) = run.expected(f"{table} | {source}\n")
     assert row.is_new
     assert run.judged(row)["verdict"] == verdict
+
+
+def test_a_record_keeps_what_the_first_run_said(
+    tmp_path: Path, monkeypatch: Any
+) -> None:
+    table, out = tmp_path / "table.txt", tmp_path / "record.json"
+    source = "self.share * self.norm(x)"
+    table.write_text(f"[torch]\n{__name__}.Double | | | layer norm | | | {source}\n")
+    # Neither what stands in for absent packages nor a number of threads may stay.
+    monkeypatch.setattr(sys, "meta_path", [*sys.meta_path])
+    monkeypatch.setattr(run.torch, "set_num_threads", lambda count: None)
+    monkeypatch.setattr(
+        sys, "argv", ["run.py", "--table", str(table), "--out", str(out)]
+    )
+    assert run.main() == 0
+    assert [r["verdict"] for r in json.loads(out.read_text())["layers"]] == ["right"]
+    out.write_text(json.dumps({"first": [{"verdict": "wrong"}], "now": []}))
+    assert run.main() == 0
+    record = json.loads(out.read_text())
+    assert record["first"] == [{"verdict": "wrong"}]
+    assert [r["verdict"] for r in record["now"]] == ["right"]

@@ -74,3 +74,19 @@ def test_a_short_piece_of_code_is_not_broken(code: str, is_kept: bool) -> None:
     literal = nodes.literal("", code)
     kept_together.keep_code(nodes.paragraph("", "", literal))
     assert ("kept" in literal["classes"]) is is_kept
+
+
+@pytest.mark.parametrize("text", ["seen (2026-11-27)", "2026-11-27, and 2026-12-01"])
+def test_a_date_stays_whole(text: str) -> None:
+    line = nodes.paragraph("", "", nodes.Text(text))
+    kept_together.keep_dates(nodes.section("", line))
+    assert line.astext() == text
+    kept = [part.astext() for part in line.findall(nodes.inline)]
+    assert kept == kept_together.DATE.findall(text)
+    assert all(part["classes"] == ["kept-date"] for part in line.findall(nodes.inline))
+
+
+def test_a_date_in_code_is_left_alone() -> None:
+    line = nodes.paragraph("", "", nodes.literal("", "2026-11-27"))
+    kept_together.keep_dates(nodes.section("", line))
+    assert not [*line.findall(nodes.inline)]

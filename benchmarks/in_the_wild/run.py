@@ -2,12 +2,14 @@
 
 What each layer computes was read from its source and written to `expected.txt` before
 the check ran on it; this prints how often the report says the same: kind, conventions,
-bugs. `make in-the-wild` runs it in an environment of its own.
+bugs. `make in-the-wild` runs it in an environment of its own. A record that holds what
+the first run said keeps it, and what is said now is written beside it.
 """
 
 from __future__ import annotations
 
 import argparse
+import datetime
 import importlib
 import importlib.abc
 import importlib.machinery
@@ -223,11 +225,16 @@ def main() -> int:
     print(f"slowest: {slowest.get('seconds')} s of CPU, {slowest['layer']}")
     if chosen.out:
         versions = {p: importlib.metadata.version(p) for p in (*packages, "torch")}
-        record = {
+        record: dict[str, Any] = {
             "python": platform.python_version(),
             "versions": versions,
-            "layers": results,
         }
+        old = json.loads(chosen.out.read_text()) if chosen.out.exists() else {}
+        if "first" in old:
+            today = datetime.datetime.now(datetime.UTC).date().isoformat()
+            record = {"date": today} | record | {"first": old["first"], "now": results}
+        else:
+            record["layers"] = results
         chosen.out.write_text(json.dumps(record, indent=1) + "\n")
     return int(any(r["verdict"] != "right" for r in results))
 

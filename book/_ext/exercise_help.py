@@ -5,6 +5,7 @@ What they say stands in `normbook.exercises`, so that a page and the package agr
 
 from __future__ import annotations
 
+import re
 from html import escape
 from typing import Any
 
@@ -13,19 +14,31 @@ from sphinx.application import Sphinx
 
 from normbook import exercises
 
+# W_h is a letter with an index; norm_g is a name, and an answer is typed as it stands.
+INDEX = re.compile(r"(?<!\w)'[^']*'|\b(\w)_(\w)\b")
+
+
+def shown(text: str) -> str:
+    """Return the HTML of a text, with an index where one is meant."""
+
+    def lowered(found: re.Match[str]) -> str:
+        return f"{found[1]}<sub>{found[2]}</sub>" if found[1] else found[0]
+
+    return INDEX.sub(lowered, escape(text, quote=False))
+
 
 def help_for(name: str) -> str:
     """Return the HTML for one exercise."""
     exercise = exercises._EXERCISES[name]
     folds = "".join(
         f'<details class="hint"><summary>Hint {k}</summary>'
-        f"<p>{escape(text)}</p></details>"
+        f"<p>{shown(text)}</p></details>"
         for k, text in enumerate(exercise.hints, start=1)
     )
     if exercise.answer is None:
         return folds
     call = escape(f'exercises.check("{name}", ...)', quote=False)
-    form = escape(exercise.answer.form)
+    form = shown(exercise.answer.form)
     how = f"In the notebook, check it: <code>{call}</code> with {form}."
     return f'{folds}<p class="check">{how}</p>'
 

@@ -1,4 +1,4 @@
-"""Keep on one line what belongs together: short formulas and code, a comma, a number.
+"""Keep on one line what belongs together: short formulas and code, numbers, dates.
 
 A reader stumbles over a line that begins with a comma, and over 65 | 504.
 """
@@ -17,6 +17,7 @@ UNSEEN = re.compile(r"[{}^_&\s]")
 SHORT = 22  # signs: half the width of a phone
 OF_A_LINE = 44  # more than half of a line where the window is wider
 INSIDE = re.compile(r"(?<=\d) (?=\d{3}(?!\d)|%)")  # of a number or before its unit
+DATE = re.compile(r"\b(\d{4}-\d\d-\d\d)\b")  # a line may end behind a hyphen
 AS_THEY_ARE = nodes.literal | nodes.FixedTextElement | nodes.math | nodes.raw
 
 
@@ -61,11 +62,26 @@ def keep_code(doctree: nodes.document) -> None:
             code["classes"].append("kept")
 
 
+def keep_dates(doctree: nodes.document) -> None:
+    """Keep a date on its line."""
+    for text in [*doctree.findall(nodes.Text)]:
+        if not isinstance(text.parent, AS_THEY_ARE) and DATE.search(text):
+            parts = [
+                nodes.inline("", part, classes=["kept-date"])
+                if DATE.fullmatch(part)
+                else nodes.Text(part)
+                for part in DATE.split(text)
+                if part
+            ]
+            text.parent.replace(text, parts)
+
+
 def keep(app: Sphinx, doctree: nodes.document, page: str) -> None:
     """Keep together what is on a page."""
     keep_formulas(doctree)
     keep_code(doctree)
     keep_numbers(doctree)
+    keep_dates(doctree)
 
 
 def setup(app: Sphinx) -> dict[str, Any]:

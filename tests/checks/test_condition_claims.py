@@ -67,6 +67,11 @@ class BiasAlone(Adaptive):
         return self.x_hat(x) + shift
 
 
+class GainAlone(Adaptive):
+    def mixed(self, x: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
+        return self.x_hat(x) * (1 + scale)
+
+
 class Before(Adaptive):
     def mixed(self, x: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
         return self.x_hat(x * (1 + scale) + shift)
@@ -92,7 +97,8 @@ def test_a_right_one_is_conditional_and_nothing_else() -> None:
         (Reversed, "examples have the condition of others, in reversed order"),
         (Mean, "the mean of both acts on every example"),
         (OneForBoth, "made from one output of the projection"),
-        (BiasAlone, "the gain does not depend on the condition"),
+        (BiasAlone, "the condition makes the bias alone, and no gain"),
+        (GainAlone, "the condition makes the gain alone, and no bias"),
         (Before, "gain and bias act before the norm"),
     ],
 )

@@ -402,9 +402,9 @@ def test_running_statistics_of_the_last_batch_alone_are_noted() -> None:
 
 def test_zeros_are_told_apart_from_squares_that_overflow_in_half_precision() -> None:
     class Half(nn.Module):
-        def __init__(self, eps: float) -> None:
+        def __init__(self, eps: float, size: int = 6) -> None:
             super().__init__()
-            self.weight = nn.Parameter(torch.ones(6))
+            self.weight = nn.Parameter(torch.ones(size))
             self.eps = eps
 
         def forward(self, x: Tensor) -> Tensor:
@@ -418,6 +418,8 @@ def test_zeros_are_told_apart_from_squares_that_overflow_in_half_precision() -> 
     assert "a square beyond 65504 is infinite" in usual
     assert "an input of zeros gives NaN or infinity" in small
     assert "zeros" not in usual
+    # A negative number over infinity is -0.
+    assert "gives 0 where float32 gives -" in found(Half(1e-5, 5), name)
 
 
 def test_it_is_zeros_that_an_rms_norm_must_take() -> None:

@@ -11,6 +11,7 @@ import planted_bugs
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from normbook.checks import check_norm_layer
 from normbook.checks.whole_model import NOTE, RISK, WRONG, Harm, audit
@@ -189,6 +190,77 @@ def test_what_is_alike_is_told_once() -> None:
     assert (harm.what, harm.place) == ("gains near 0", "0 and 2 more")
 
 
+class OnePlus(nn.RMSNorm):
+    """RMS norm whose gain is 1 + weight, as that of Gemma."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__(size)
+        nn.init.zeros_(self.weight)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return functional.rms_norm(x, (x.shape[-1],), 1 + self.weight)
+
+
+def test_a_weight_of_0_beside_1_is_no_gain_of_0() -> None:
+    report = audit(nn.Sequential(nn.Linear(4, 6), OnePlus(6)), drawn(16, 4), quiet=True)
+    assert report.harms == ()
+
+
+@pytest.mark.parametrize(
+    ("gain", "share", "reason", "cure"),
+    [
+        (0.0, 1, "all gains are 0", "Nothing, if a branch begins at 0"),
+        (1e-5, 1, "of all channels is the bias", "Prune the channels"),
+        ([1e-5, 1, 1, 0, 1, 1], 1 / 3, "of some channels is the bias", "Prune"),
+    ],
+)
+def test_gains_that_begin_at_0_are_told_from_those_that_fell_to_it(
+    gain: Any, share: float, reason: str, cure: str
+) -> None:
+    norm = nn.LayerNorm(6)
+    norm.weight.data.copy_(torch.as_tensor(gain))
+    model = nn.Sequential(nn.Linear(4, 6), norm)
+    (harm,) = audit(model, drawn(16, 4), quiet=True).harms
+    assert harm.what == "gains near 0"
+    assert harm.number == pytest.approx(share)
+    assert reason in harm.reason
+    assert cure in harm.cure
+
+
+class NoLayerNormConv(nn.Module):
+    """A convolution without a norm, under a name as that in Wav2Vec2."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv1d(4, 6, 3, stride=2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.conv(x)
+        return y
+
+
+def test_what_changes_the_shape_is_no_norm_whatever_its_name() -> None:
+    model = nn.Sequential(NoLayerNormConv(), nn.GroupNorm(2, 6))
+    report = audit(model, drawn(16, 4, 12), quiet=True)
+    assert (report.layers, report.harms) == (1, ())
+    (text,) = report.untested
+    assert text.startswith("NoLayerNormConv at 0: its output has another shape")
+    with pytest.raises(ValueError, match="must hold a norm"):
+        audit(nn.Sequential(NoLayerNormConv()), drawn(16, 4, 12))
+
+
+class WithAct(nn.BatchNorm1d):
+    """Printed in several lines, as the batch norm of timm that holds an activation."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__(size)
+        self.act = nn.ReLU()
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.act(super().forward(x))
+        return y
+
+
 def test_each_class_with_its_setting_is_checked_once(monkeypatch: Any) -> None:
     checked: list[nn.Module] = []
 
@@ -201,6 +273,9 @@ def test_each_class_with_its_setting_is_checked_once(monkeypatch: Any) -> None:
     norms = [nn.LayerNorm(8) for _ in range(9)] + [nn.LayerNorm(8, eps=1e-3)]
     audit(nn.Sequential(*norms), drawn(16, 5, 8), quiet=True)
     assert len(checked) == 2
+    parts = [WithAct(4), nn.Conv1d(4, 8, 1), WithAct(8)]
+    audit(nn.Sequential(*parts), drawn(16, 4, 8), quiet=True)
+    assert len(checked) == 3
 
 
 def test_what_cannot_be_looked_at_is_said() -> None:

@@ -83,6 +83,19 @@ def test_variants_of_a_seed_begin_with_the_same_weights_and_batches(name: str) -
         assert torch.equal(run.batches.order, same.batches.order)
 
 
+def test_runs_of_an_experiment_share_what_they_prepare() -> None:
+    sharing = set()
+    for name in small.SETTINGS:
+        variant = small.variants(name)[0]
+        one, other = (small.begun(name, variant) for _ in range(2))
+        assert one.shared is other.shared
+        if one.shared is not None:
+            sharing.add(one.shared.__class__.__module__.rpartition(".")[2])
+    assert sharing == {
+        *("conv_norms", "handwriting", "reading", "sigmoid_net", "which_hat")
+    }
+
+
 @every_variant
 def test_measurements_do_not_disturb_a_run(name: str, variant: str) -> None:
     calm, watched = (small.begun(name, variant) for _ in range(2))

@@ -118,7 +118,7 @@ def does_matter(case: _Case) -> Fault | Note | None:
             if name == "bias" and case.subject.kind == "rms":
                 return None
             return Note(
-                f"the {name} does not depend on the condition, the {other} alone does.",
+                f"the condition makes the {other} alone, and no {name}.",
                 f"{other} alone",
             )
     return None

@@ -238,4 +238,5 @@ def _at_worst(y: Tensor, exact: Tensor) -> str:
         low, high = exact.aminmax()
         return f"NaN or infinity, in float32 {low:.3g} to {high:.3g}"
     k = int((y - exact).abs().argmax())
-    return f"{y.flatten()[k]:.3g} where float32 gives {exact.flatten()[k]:.3g}"
+    seen = y.flatten()[k] + 0.0  # what was -0 is 0
+    return f"{seen:.3g} where float32 gives {exact.flatten()[k]:.3g}"

@@ -190,13 +190,7 @@ class _Auditor:
         self.again: dict[str, list[Tensor]] = {}  # what norms saw when called again
         self.untested: list[str] = []
         self.names = [name for name, _ in norms_of(self.model)]
-        if not self.names:
-            hidden = ", ".join(hidden_norms(self.model))
-            where = f" but in lists of Python: {hidden:.160}; use nn.ModuleList"
-            raise ValueError(
-                f"the model must hold a norm, got a {self.name} without"
-                f"{where if hidden else ''}."
-            )
+        self._must_hold_a_norm()
         by_batch = copy_of(self.model)
         for _, norm in norms_of(by_batch):
             norm.train()
@@ -208,6 +202,30 @@ class _Auditor:
             for path, buffer in buffers_of(by_batch)
             if path not in before or not buffer.equal(before[path])
         }
+        self._leave_out()
+
+    def _must_hold_a_norm(self) -> None:
+        if not self.names:
+            hidden = ", ".join(hidden_norms(self.model))
+            where = f" but in lists of Python: {hidden:.160}; use nn.ModuleList"
+            raise ValueError(
+                f"the model must hold a norm, got a {self.name} without"
+                f"{where if hidden else ''}."
+            )
+
+    def _leave_out(self) -> None:
+        """Take what changes the shape of its input for no norm, whatever its name."""
+        others = [seen.name for seen in self.seen if seen.x.shape != seen.y.shape]
+        if not others:
+            return
+        self.untested.append(
+            f"{type(self.model.get_submodule(others[0])).__name__} at "
+            f"{_place(others)}: its output has another shape than its input, so that "
+            "it is taken for no norm."
+        )
+        self.seen = [seen for seen in self.seen if seen.name not in others]
+        self.names = [name for name in self.names if name not in others]
+        self._must_hold_a_norm()
 
     def report(self) -> Audit:
         """Make all tests, and sort what they found by harm."""
@@ -247,7 +265,7 @@ class _Auditor:
         for seen in self.seen:
             if seen.is_read_as_one:
                 continue
-            setting = re.sub(r"\(\d+\b|\(\(.*?\)|=\d+\b", "", repr(seen.norm))
+            setting = re.sub(r"\(\s*\d+\b|\(\(.*?\)|=\d+\b", "", repr(seen.norm))
             held = sorted(name for name, _ in seen.norm.named_parameters())
             key = f"{type(seen.norm)} {setting} {held} {seen.x.dim()}"
             groups.setdefault(key, []).append(seen)
@@ -287,7 +305,8 @@ class _Auditor:
     def _unregistered(self) -> Iterator[Harm]:
         """Look for norms in lists and dicts, and whether the model calls them."""
         model = copy_of(self.model)
-        hidden = hidden_norms(model)
+        if not (hidden := hidden_norms(model)):
+            return
         called = self._entered(model, hidden)
         if not (found := [name for name in hidden if name in called]):
             return
@@ -522,7 +541,7 @@ class _Auditor:
                         found[seen.name] = what, k, own[k]
         if not is_tried and whole_x.dim() > 2:
             self.untested.append(
-                "positions as features: the model takes one length only."
+                "axes that are no features: the model takes one length only."
             )
         for name, (what, k, length) in found.items():
             yield Harm(
@@ -799,19 +818,26 @@ class _Auditor:
             if name is None:
                 continue
             gain = seen.norm.get_parameter(name)
-            share = (gain.abs() < 1e-3).double().mean().item()
-            if share > 0.01:
+            is_off = gain.abs() < 1e-3
+            # Of 1 + weight a weight of 0 is no gain of 0: the output moves.
+            of = seen.definition.parameter_axes(seen.y.dim())
+            rest = [k for k in range(seen.y.dim()) if k not in of]
+            spread = seen.y.amax(rest) - seen.y.amin(rest)
+            if spread.numel() == gain.numel():
+                is_off &= spread.reshape(gain.shape) < 0.1
+            share = is_off.double().mean().item()
+            if share <= 0.01:
+                continue
+            if not gain.any():
+                reason = "all gains are 0, and the output is the bias, whatever x is."
+                cure = "Nothing, if a branch begins at 0 on purpose; else begin with 1."
+            else:
                 all_of = "all" if share == 1 else "some"
-                yield Harm(
-                    NOTE,
-                    "gains near 0",
-                    share,
-                    seen.name,
-                    f"the output is the bias in {all_of} channels; on purpose where a "
-                    "branch begins at 0, or where the gain is 1 + weight.",
-                    "Prune the channels, or spare gains from weight decay.",
-                    "Scale invariance",
-                )
+                reason = f"the output of {all_of} channels is the bias."
+                cure = "Prune the channels, or spare gains from weight decay."
+            yield Harm(
+                NOTE, "gains near 0", share, seen.name, reason, cure, "Scale invariance"
+            )
 
 
 def _is_frozen(norm: nn.Module) -> bool:

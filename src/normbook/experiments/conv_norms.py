@@ -229,6 +229,7 @@ def begin(
         measurements=measurements,
         every=settings["average_over"],
         schedule=rising_and_falling(rate, steps, warm_up),
+        shared=standardized,
     )
 
 

@@ -334,6 +334,7 @@ def begin(
         measurements=measurements,
         every=settings["average_over"],
         schedule=partial(falling, rate=rate, steps=steps),
+        shared=written,
     )
 
 

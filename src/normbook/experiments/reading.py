@@ -370,6 +370,7 @@ def begin(
         batches=lab.Batches(x, y, size, lab.generator(seed, "batches")),
         measurements=measurements,
         every=settings["average_over"],
+        shared=encoded,
     )
 
 

@@ -124,6 +124,7 @@ def begin(
         measurements=measurements,
         every=every,
         generators={"noise": noise},
+        shared=pixels,
     )
 
 

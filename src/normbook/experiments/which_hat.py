@@ -195,6 +195,7 @@ def _begin_counting(
             for name in ("validation", "test", "beyond")
         },
         every=settings["average_over"],
+        shared=letters,
     )
 
 

@@ -97,6 +97,7 @@ class Run:
     steps. The ``generators`` are those that model or measurements draw from in
     training, the ``stand_in`` computes updates in place of the model, with its
     parameters, and the ``schedule`` gives the learning rate after so many steps.
+    ``shared`` is what it was made of by :func:`shared_by_runs`.
     """
 
     model: nn.Module
@@ -108,6 +109,7 @@ class Run:
     generators: Mapping[str, torch.Generator] = field(default_factory=dict)
     stand_in: nn.Module | None = None  # see data_parallel
     schedule: Callable[[int], float] | None = None
+    shared: Any = None  # held here for the next run
     step: int = 0  # updates done
     opening: list[float] = field(default_factory=list)  # as in a RunRecord
     curves: dict[str, dict[str, list[Any]]] = field(default_factory=dict)
