@@ -105,3 +105,28 @@ def test_a_right_one_is_conditional_and_nothing_else() -> None:
 def test_a_slip_with_the_condition_is_named(layer: type[Adaptive], text: str) -> None:
     report = checked(layer())
     assert text in " ".join(str(report).split())
+
+
+class Classes(nn.Module):
+    """Conditional batch norm of a class, with rows of random numbers."""
+
+    def __init__(self, first: float) -> None:
+        super().__init__()
+        self.first = first
+        self.norm = nn.BatchNorm2d(SIZE, affine=False)
+        self.embed = nn.Embedding(10, 2 * SIZE)
+
+    def forward(self, x: Tensor, label: Tensor) -> Tensor:
+        gain, bias = self.embed(label)[..., None, None].chunk(2, 1)
+        y: Tensor = (self.first + gain) * self.norm(x) + bias
+        return y
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize(("first", "is_told"), [(1.0, False), (0.0, True)])
+def test_random_rows_of_classes_are_told_by_their_mean(
+    first: float, is_told: bool, seed: int
+) -> None:
+    torch.manual_seed(seed)
+    report = check_norm_layer(Classes(first), quiet=True)
+    assert ("no 1 +" in report.others) == is_told, report
