@@ -485,7 +485,7 @@ def _factory(name: str) -> Callable[[], Any]:
 
 
 def _audit(options: argparse.Namespace) -> int:
-    from normbook.checks.whole_model import audit
+    from normbook.checks.model.audit import audit
 
     made = options.factory()
     if not (isinstance(made, tuple) and len(made) == 2):

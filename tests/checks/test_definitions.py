@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from normbook.checks.definitions import Definition
+from normbook.checks.layer.definitions import Definition
 
 
 @pytest.mark.parametrize(

@@ -10,9 +10,9 @@ from torch import Tensor, nn
 
 from normbook.checks import audit, check_norm_layer
 from normbook.checks.calls import of_the_layer
-from normbook.checks.definitions import Definition
-from normbook.checks.padding import is_choice, kept_places, part_of_padding
-from normbook.checks.whole_model import RISK, WRONG, Harm
+from normbook.checks.layer.definitions import Definition
+from normbook.checks.model.audit import RISK, WRONG, Harm
+from normbook.checks.unusual.padding import is_choice, kept_places, part_of_padding
 from normbook.layers.sequences import MaskedBatchNorm1d
 
 SIZE, LENGTH = 6, 12

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from normbook.checks.recognition import (
+from normbook.checks.layer.recognition import (
     GAINS,
     affordable,
     definitions_of,

@@ -10,8 +10,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from normbook.checks import check_norm_layer, recurrent
-from normbook.checks.recurrent import recurrent_findings
+from normbook.checks import check_norm_layer
+from normbook.checks.recurrent import claims as recurrent
+from normbook.checks.recurrent.claims import recurrent_findings
 from normbook.layers.batch_norm_lstm import BatchNormLSTM
 from normbook.layers.lstm import LayerNormLSTM
 

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from normbook.checks import recurrent
-from normbook.checks.recurrent import recurrent_findings
+from normbook.checks.recurrent import claims as recurrent
+from normbook.checks.recurrent.claims import recurrent_findings
 
 D, H = 4, 6
 State = tuple[Tensor, Tensor]

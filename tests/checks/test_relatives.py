@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from normbook.checks import check_norm_layer
-from normbook.checks.relatives import relatives_of
 from normbook.checks.report import Report
+from normbook.checks.unusual.relatives import relatives_of
 
 
 def check(layer: nn.Module, shape: Any = None, **settings: Any) -> Report:

@@ -12,36 +12,41 @@ from torch import nn
 from torch.nn.modules.lazy import LazyModuleMixin
 
 from normbook.arrays import check_eps
-from normbook.checks.call_claims import CALL_CLAIMS, input_is_kept, strides
 from normbook.checks.calls import Way, called
 from normbook.checks.claim import Fault, claim
-from normbook.checks.condition_claims import condition_findings, explained_kind
-from normbook.checks.conditions import conditioned, needs_more
-from normbook.checks.copies import tensors_of
-from normbook.checks.definitions import KINDS
-from normbook.checks.example_claims import EXAMPLE_CLAIMS
-from normbook.checks.gradient_claims import GRADIENT_CLAIMS
-from normbook.checks.output_claims import OUTPUT_CLAIMS
-from normbook.checks.precision_claims import (
+from normbook.checks.claims.call import CALL_CLAIMS, input_is_kept, strides
+from normbook.checks.claims.example import EXAMPLE_CLAIMS
+from normbook.checks.claims.gradient import GRADIENT_CLAIMS
+from normbook.checks.claims.output import OUTPUT_CLAIMS
+from normbook.checks.claims.precision import (
     PRECISION_CLAIMS,
     dtype_is_kept,
     far_from_zero,
     half_precisions,
 )
-from normbook.checks.recognition import OWNERS
-from normbook.checks.recurrent import REDUNDANT, recurrent_findings
-from normbook.checks.registration import registered
-from normbook.checks.relatives import Relative, formula_of, relatives_of, unnamed
-from normbook.checks.report import Finding, Report
-from normbook.checks.running_claims import RUNNING_CLAIMS
-from normbook.checks.state_claims import (
+from normbook.checks.claims.running import RUNNING_CLAIMS
+from normbook.checks.claims.state import (
     STATE_CLAIMS,
     copies,
     follows,
     in_evaluation,
     no_graph,
 )
-from normbook.checks.subject import Given, Subject, without_activations
+from normbook.checks.copies import tensors_of
+from normbook.checks.layer.definitions import KINDS
+from normbook.checks.layer.recognition import OWNERS
+from normbook.checks.layer.subject import Given, Subject, without_activations
+from normbook.checks.recurrent.claims import REDUNDANT, recurrent_findings
+from normbook.checks.registration import registered
+from normbook.checks.report import Finding, Report
+from normbook.checks.unusual.condition_claims import condition_findings, explained_kind
+from normbook.checks.unusual.conditions import conditioned, needs_more
+from normbook.checks.unusual.relatives import (
+    Relative,
+    formula_of,
+    relatives_of,
+    unnamed,
+)
 
 
 def check_norm_layer(

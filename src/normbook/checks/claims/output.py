@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
-from normbook.checks.affine_values import acting
 from normbook.checks.calls import backward, call
 from normbook.checks.claim import (
     Claim,
@@ -20,12 +19,13 @@ from normbook.checks.claim import (
     claim,
     named,
 )
-from normbook.checks.definitions import ACTIVATIONS, DIVISORS
-from normbook.checks.diagnosis import diagnosis, precision
-from normbook.checks.recognition import affordable
-from normbook.checks.renorm import renormalization
-from normbook.checks.start import at_the_start
-from normbook.checks.subject import TOLERANCE, Subject, draw, largest
+from normbook.checks.layer.definitions import ACTIVATIONS, DIVISORS
+from normbook.checks.layer.recognition import affordable
+from normbook.checks.layer.subject import TOLERANCE, Subject, draw, largest
+from normbook.checks.slips.affine_values import acting
+from normbook.checks.slips.diagnosis import diagnosis, precision
+from normbook.checks.slips.renorm import renormalization
+from normbook.checks.slips.start import at_the_start
 
 Formula = Callable[[Tensor], Tensor]
 

@@ -11,11 +11,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-import normbook.checks.recognition as recognition
+import normbook.checks.layer.recognition as recognition
 from normbook.checks.calls import LayerError, call, evaluating
 from normbook.checks.copies import copy_of, tensors_of
-from normbook.checks.definitions import DIVISORS, Definition
-from normbook.checks.growth import why_it_grows
+from normbook.checks.layer.definitions import DIVISORS, Definition
+from normbook.checks.layer.growth import why_it_grows
 
 USUAL_EPS = (1e-5, 1e-3, 1e-6, 1e-8, 1e-4, 1e-7, 1e-2, 1e-12)
 # The statistics of an input of this scale do not feel eps.

@@ -12,13 +12,10 @@ from torch import Tensor, nn
 
 from normbook.checks.calls import LayerError, backward, call, evaluating, of_the_layer
 from normbook.checks.claim import Claim, DoesNotApply, Fault, NotTested, claim
-from normbook.checks.copies import copy_of, graph_nodes, tensors_of
-from normbook.checks.gradient_claims import STEP as DIFFERENCE
-from normbook.checks.gradient_claims import by_parameters, by_x, point
-from normbook.checks.loading import changed_by_loading, ignored
-from normbook.checks.output_claims import need_right_statistics
-from normbook.checks.subject import TOLERANCE, Subject, draw, largest, normal
-from normbook.checks.trained_layers import (
+from normbook.checks.claims.gradient import STEP as DIFFERENCE
+from normbook.checks.claims.gradient import by_parameters, by_x, point
+from normbook.checks.claims.output import need_right_statistics
+from normbook.checks.claims.trained_layers import (
     EXAMPLES,
     STEPS,
     alike,
@@ -28,6 +25,9 @@ from normbook.checks.trained_layers import (
     need_statistics,
     trained,
 )
+from normbook.checks.copies import copy_of, graph_nodes, tensors_of
+from normbook.checks.layer.subject import TOLERANCE, Subject, draw, largest, normal
+from normbook.checks.slips.loading import changed_by_loading, ignored
 
 STATE_CLAIMS: list[Claim[Subject]] = []
 

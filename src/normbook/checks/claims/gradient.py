@@ -10,8 +10,8 @@ from torch import Tensor
 
 from normbook.checks.calls import backward, call
 from normbook.checks.claim import Claim, DoesNotApply, Fault, claim
-from normbook.checks.output_claims import affine, need_right_statistics, no_affine
-from normbook.checks.subject import TOLERANCE, Subject, draw, largest, normal
+from normbook.checks.claims.output import affine, need_right_statistics, no_affine
+from normbook.checks.layer.subject import TOLERANCE, Subject, draw, largest, normal
 from normbook.comparison import relative_error
 
 GRADIENT_CLAIMS: list[Claim[Subject]] = []

@@ -8,11 +8,11 @@ from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
-import normbook.checks.recognition as recognition
+import normbook.checks.layer.recognition as recognition
 from normbook.checks.calls import LayerError, of_the_layer
 from normbook.checks.copies import copy_of
-from normbook.checks.definitions import Definition
-from normbook.checks.padding import More
+from normbook.checks.layer.definitions import Definition
+from normbook.checks.unusual.padding import More
 
 # Axes of an input that torch takes for one example of an instance norm, (C, L) say.
 OF_ONE_EXAMPLE = (

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from normbook.checks.claim import Fault
 from normbook.checks.copies import copy_of
-from normbook.checks.recurrent_probe import EXACT, Probe, relative_change
-from normbook.checks.recurrent_step import Found, Step, layer_norm, step_fault
+from normbook.checks.recurrent.probe import EXACT, Probe, relative_change
+from normbook.checks.recurrent.step import Found, Step, layer_norm, step_fault
 
 # What the norm between c and h leaves of another scale, as in the test of h.
 INVARIANT = 0.15

@@ -15,9 +15,9 @@ from torch import nn
 from torch.nn.functional import normalize
 from torch.nn.modules.batchnorm import _BatchNorm
 
-import normbook.checks.relative_formulas as formulas
+import normbook.checks.unusual.relative_formulas as formulas
 from normbook.checks.claim import Claim, Fault, NotTested
-from normbook.checks.subject import TOLERANCE, Subject
+from normbook.checks.layer.subject import TOLERANCE, Subject
 
 CURE = "Compare the layer with its source."
 

@@ -14,9 +14,9 @@ from torch import Tensor, nn
 
 from normbook.checks.calls import call, evaluating
 from normbook.checks.claim import DoesNotApply
+from normbook.checks.claims.output import need_right_statistics
 from normbook.checks.copies import copy_of
-from normbook.checks.output_claims import need_right_statistics
-from normbook.checks.subject import TOLERANCE, Subject, draw, largest
+from normbook.checks.layer.subject import TOLERANCE, Subject, draw, largest
 
 # Batches of 4: there the biased variance is three quarters of the unbiased one.
 EXAMPLES = 4

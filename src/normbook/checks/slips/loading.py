@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from torch import Tensor, nn
 
 from normbook.checks.calls import of_the_layer
-from normbook.checks.subject import largest
+from normbook.checks.layer.subject import largest
 
 NEAR = 1e-3
 

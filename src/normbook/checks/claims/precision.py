@@ -9,13 +9,13 @@ from torch import Tensor
 
 from normbook.checks.calls import LayerError, backward, call, evaluating
 from normbook.checks.claim import Claim, DoesNotApply, Fault, Note, NotTested, claim
-from normbook.checks.copies import copy_of
-from normbook.checks.output_claims import (
+from normbook.checks.claims.output import (
     constant_channel,
     need_right_statistics,
     share_of_error,
 )
-from normbook.checks.subject import TOLERANCE, Subject, draw, largest, normal
+from normbook.checks.copies import copy_of
+from normbook.checks.layer.subject import TOLERANCE, Subject, draw, largest, normal
 
 PRECISION_CLAIMS: list[Claim[Subject]] = []
 

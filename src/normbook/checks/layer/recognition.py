@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from normbook.checks.copies import tensors_of
-from normbook.checks.definitions import KINDS, Definition
+from normbook.checks.layer.definitions import KINDS, Definition
 
 GAINS = ("weight", "gamma", "gain", "scale", "g", "w", "a", "a_2", "alpha")
 BIASES = ("bias", "beta", "shift", "offset", "b", "b_2")

@@ -8,14 +8,14 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-import normbook.checks.recognition as recognition
+import normbook.checks.layer.recognition as recognition
 from normbook.checks.calls import LayerError, Way, call, called
 from normbook.checks.claim import Claim, DoesNotApply, Fault, Note, NotTested, claim
-from normbook.checks.conditions import Conditioned, is_first
 from normbook.checks.copies import copy_of
-from normbook.checks.explanations import explanation
+from normbook.checks.layer.subject import TOLERANCE, Given, Subject, largest
 from normbook.checks.report import Finding
-from normbook.checks.subject import TOLERANCE, Given, Subject, largest
+from normbook.checks.slips.explanations import explanation
+from normbook.checks.unusual.conditions import Conditioned, is_first
 
 # From the fewest values to the most: what is normalized over few is over many, too.
 LIKELY = ("layer", "rms", "instance", "group", "batch")

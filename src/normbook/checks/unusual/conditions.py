@@ -16,11 +16,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-import normbook.checks.recognition as recognition
+import normbook.checks.layer.recognition as recognition
 from normbook.checks.calls import LayerError, Way, call, called
 from normbook.checks.copies import copy_of
-from normbook.checks.padding import More, is_choice
-from normbook.checks.subject import TOLERANCE, Given, draw, largest
+from normbook.checks.layer.subject import TOLERANCE, Given, draw, largest
+from normbook.checks.unusual.padding import More, is_choice
 
 Made = Callable[[Tensor, int], Tensor]  # a condition for x, of a sign
 MASKS = re.compile("mask|valid|padding")  # names of arguments

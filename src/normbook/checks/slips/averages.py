@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from normbook.checks.subject import TOLERANCE, largest
+from normbook.checks.layer.subject import TOLERANCE, largest
 
 OTHER = {"mean": "the variance of the batch", "variance": "the mean of the batch"}
 

@@ -8,7 +8,6 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from normbook.checks.averages import explained, in_words, statistics_of
 from normbook.checks.calls import LayerError, call, of_the_layer
 from normbook.checks.claim import (
     Claim,
@@ -19,13 +18,8 @@ from normbook.checks.claim import (
     claim,
     named,
 )
-from normbook.checks.copies import moved, tensors_of
-from normbook.checks.corrections import correction
-from normbook.checks.evaluation_formula import Lines, formula, wrong_height
-from normbook.checks.output_claims import eps_place, two_settings
-from normbook.checks.recognition import MEANS
-from normbook.checks.subject import TOLERANCE, Subject, largest
-from normbook.checks.trained_layers import (
+from normbook.checks.claims.output import eps_place, two_settings
+from normbook.checks.claims.trained_layers import (
     EXAMPLES,
     STEPS,
     Averages,
@@ -40,6 +34,12 @@ from normbook.checks.trained_layers import (
     need_statistics,
     trained,
 )
+from normbook.checks.copies import moved, tensors_of
+from normbook.checks.layer.recognition import MEANS
+from normbook.checks.layer.subject import TOLERANCE, Subject, largest
+from normbook.checks.slips.averages import explained, in_words, statistics_of
+from normbook.checks.slips.corrections import correction
+from normbook.checks.slips.evaluation_formula import Lines, formula, wrong_height
 
 RUNNING_CLAIMS: list[Claim[Subject]] = []
 

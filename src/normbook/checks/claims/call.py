@@ -6,8 +6,8 @@ import torch
 
 from normbook.checks.calls import LayerError, backward, call, run
 from normbook.checks.claim import Claim, Fault, claim
-from normbook.checks.output_claims import need_right_statistics
-from normbook.checks.subject import TOLERANCE, Subject, draw, largest
+from normbook.checks.claims.output import need_right_statistics
+from normbook.checks.layer.subject import TOLERANCE, Subject, draw, largest
 
 CALL_CLAIMS: list[Claim[Subject]] = []
 

@@ -17,8 +17,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from normbook.checks.claim import NotTested
-from normbook.checks.recognition import eps_of
-from normbook.checks.subject import LARGE, TOLERANCE, Subject, draw, fit, largest
+from normbook.checks.layer.recognition import eps_of
+from normbook.checks.layer.subject import LARGE, TOLERANCE, Subject, draw, fit, largest
 
 Formula = Callable[[Tensor], Tensor]
 Sized = Callable[[Tensor, tuple[int, ...]], Tensor]  # a size along axes

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from normbook.checks.calls import LayerError, call
 from normbook.checks.claim import Fault, Note
-from normbook.checks.subject import TOLERANCE, Subject, draw, largest
+from normbook.checks.layer.subject import TOLERANCE, Subject, draw, largest
 
 NEAR = 0.01
 # A random start, such as normal(1, 0.02), is near what it is around.

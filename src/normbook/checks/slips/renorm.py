@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from normbook.checks.calls import LayerError, backward, call
 from normbook.checks.claim import Fault
 from normbook.checks.copies import copy_of, moved, tensors_of
-from normbook.checks.subject import TOLERANCE, Subject, fit, largest, normal
+from normbook.checks.layer.subject import TOLERANCE, Subject, fit, largest, normal
 
 NAME = "batch renormalization"
 RIGHT = "gain * r", "gain * d + bias"

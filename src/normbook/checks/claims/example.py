@@ -6,8 +6,8 @@ import torch
 
 from normbook.checks.calls import call, evaluating
 from normbook.checks.claim import Claim, DoesNotApply, Fault, Note, claim
-from normbook.checks.output_claims import POSITIVE_SIGMA
-from normbook.checks.subject import TOLERANCE, Subject, largest
+from normbook.checks.claims.output import POSITIVE_SIGMA
+from normbook.checks.layer.subject import TOLERANCE, Subject, largest
 
 EXAMPLE_CLAIMS: list[Claim[Subject]] = []
 

@@ -18,15 +18,15 @@ from torch import Tensor, nn
 from normbook.checks.calls import LayerError, evaluating, of_the_layer
 from normbook.checks.claim import DoesNotApply, Fault, NotTested, claim, named
 from normbook.checks.copies import copy_of
-from normbook.checks.recurrent_layers import (
+from normbook.checks.recurrent.layers import (
     Stack,
     compared,
     order_of_states,
     own_fault,
     upper_fault,
 )
-from normbook.checks.recurrent_probe import EXACT, Probe, probe_of, relative_change
-from normbook.checks.recurrent_step import layer_norm
+from normbook.checks.recurrent.probe import EXACT, Probe, probe_of, relative_change
+from normbook.checks.recurrent.step import layer_norm
 from normbook.checks.report import Finding
 
 RAW = "the carried state is c, not its normalized form"

@@ -15,8 +15,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from normbook.checks.affine_values import described, nearest
-from normbook.checks.subject import LARGE, TOLERANCE, Subject, fit, largest
+from normbook.checks.layer.subject import LARGE, TOLERANCE, Subject, fit, largest
+from normbook.checks.slips.affine_values import described, nearest
 
 ORDINALS = {2: "second", 3: "third", 4: "fourth"}
 

@@ -13,12 +13,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-import normbook.checks.recognition as recognition
+import normbook.checks.layer.recognition as recognition
 from normbook.checks.calls import LayerError, call, called, evaluating
-from normbook.checks.conditions import undisturbed
 from normbook.checks.copies import copy_of
-from normbook.checks.kernels import Kernel, kernels_of
-from normbook.checks.model_runs import (
+from normbook.checks.model.kernels import Kernel, kernels_of
+from normbook.checks.model.runs import (
     Seen,
     batch_in,
     buffers_of,
@@ -32,8 +31,9 @@ from normbook.checks.model_runs import (
     tensors_in,
 )
 from normbook.checks.norm_layer import check_norm_layer
-from normbook.checks.padding import More, kept_places, part_of_padding
 from normbook.checks.report import INDENT, WIDTH
+from normbook.checks.unusual.conditions import undisturbed
+from normbook.checks.unusual.padding import More, kept_places, part_of_padding
 
 WRONG, RISK, NOTE = LEVELS = ("WRONG", "RISK", "NOTE")
 

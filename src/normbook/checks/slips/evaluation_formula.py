@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from normbook.checks.recognition import MEANS
+from normbook.checks.layer.recognition import MEANS
 
 NEAR = 1e-3
 

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from normbook.checks.calls import LayerError, backward, call
-from normbook.checks.explanations import ORDINALS, explanation
-from normbook.checks.subject import TOLERANCE, Subject, fit, largest
+from normbook.checks.layer.subject import TOLERANCE, Subject, fit, largest
+from normbook.checks.slips.explanations import ORDINALS, explanation
 
 # Of a gradient, beside its largest value: what float64 leaves of 0.
 NOTHING = 1e-9

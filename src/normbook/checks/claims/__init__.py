@@ -1,0 +1,1 @@
+"""The claims that every norm layer is held to."""

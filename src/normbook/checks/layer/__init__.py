@@ -1,0 +1,1 @@
+"""What a norm layer is, and what it should be."""

@@ -1,0 +1,1 @@
+"""All norms of a model."""

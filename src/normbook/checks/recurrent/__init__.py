@@ -1,0 +1,1 @@
+"""Layer-normalized LSTMs, and layers of other recurrent cells."""

@@ -1,0 +1,1 @@
+"""Which slip it is, told from numbers."""
