@@ -8,24 +8,34 @@ from docutils import nodes
 
 
 @pytest.mark.parametrize(
-    ("tex", "text", "kept"),
+    ("before", "tex", "after", "kept", "classes"),
     [
-        ("x_i", ", and so on", ","),
-        ("x", "). So", ")."),
-        ("x", " and", ""),
-        ("x" * 40, ", and", ""),
+        ("as ", "x_i", ", and so on", "x_i,", ["kept", "tiny"]),
+        ("as (with ", "x", "). So", "x).", ["kept", "tiny"]),
+        ("the carried LN(", "c", ") and", "(c)", ["kept", "tiny"]),
+        ("said “", "x", " and", "“x", ["kept", "tiny"]),
+        ("in ", "x" * 11, ", and", "x" * 11 + ",", ["kept"]),
+        ("as ", "x", " and", "", []),
+        ("as (", "x" * 40, "), and", "", []),
     ],
 )
-def test_a_comma_stays_on_the_line_of_a_short_formula(
-    tex: str, text: str, kept: str
+def test_marks_stay_on_the_line_of_a_short_formula(
+    before: str, tex: str, after: str, kept: str, classes: list[str]
 ) -> None:
-    line = nodes.paragraph("", "", nodes.math("", tex), nodes.Text(text))
+    parts = [nodes.Text(before), nodes.math("", tex), nodes.Text(after)]
+    line = nodes.paragraph("", "", *parts)
     page = nodes.section("", line)
     kept_together.keep_formulas(page)
-    assert line.astext() == tex + text
-    found = [n.astext().removeprefix(tex) for n in line.findall(nodes.inline)]
-    assert found == ([kept] if kept else [])
+    assert line.astext() == before + tex + after
+    found = [(n.astext(), n["classes"]) for n in line.findall(nodes.inline)]
+    assert found == ([(kept, classes)] if kept else [])
     assert all(child.parent is line for child in line)
+
+
+def test_a_formula_alone_on_its_line_is_kept() -> None:
+    line = nodes.paragraph("", "", nodes.math("", "x"))
+    kept_together.keep_formulas(nodes.section("", line))
+    assert not [*line.findall(nodes.inline)]
 
 
 @pytest.mark.parametrize(

@@ -12,8 +12,10 @@ from docutils import nodes
 from sphinx.application import Sphinx
 
 MARKS = re.compile(r"[,.;:!?)\]’]+")
+OPENINGS = re.compile(r"[(\[‘“]+$")
 WORD = re.compile(r"\\[a-zA-Z]+|\\.")  # of a formula's source, drawn as one sign
 UNSEEN = re.compile(r"[{}^_&\s]")
+TINY = 10  # signs: a cell of a table on a phone holds them
 SHORT = 22  # signs: half the width of a phone
 OF_A_LINE = 44  # more than half of a line where the window is wider
 INSIDE = re.compile(r"(?<=\d) (?=\d{3}(?!\d)|%)")  # of a number or before its unit
@@ -27,23 +29,35 @@ def signs(tex: str) -> int:
 
 
 def keep_formulas(doctree: nodes.document) -> None:
-    """Keep a short formula in one piece, and the mark behind it on its line.
+    """Keep a short formula in one piece, and the marks around it on its line.
 
-    One that is longer than that is kept where the window is wide.
+    One that is longer than that is kept where the window is wide. A table on a phone
+    breaks what is short, and not what is tiny.
     """
     for formula in [*doctree.findall(nodes.math)]:
-        if signs(formula.astext()) > SHORT:
-            if signs(formula.astext()) <= OF_A_LINE:
+        size = signs(formula.astext())
+        if size > SHORT:
+            if size <= OF_A_LINE:
                 formula["classes"].append("kept-if-wide")
             continue
         formula["classes"].append("kept")
         line = formula.parent
         place = line.index(formula)
+        before = line[place - 1] if place else nodes.Text("")
         after = line[place + 1] if place + 1 < len(line) else nodes.Text("")
+        opening = OPENINGS.search(before) if isinstance(before, nodes.Text) else None
         mark = MARKS.match(after) if isinstance(after, nodes.Text) else None
+        if not (opening or mark):
+            continue
+        kept = nodes.inline("", "", classes=["kept", "tiny"][: 1 + (size <= TINY)])
+        line[place] = kept
+        if opening:
+            line[place - 1] = nodes.Text(before[: opening.start()])
+            kept += nodes.Text(opening[0])
+        kept += formula
         if mark:
-            kept = nodes.inline("", "", formula, nodes.Text(mark[0]), classes=["kept"])
-            line[place : place + 2] = [kept, nodes.Text(after[mark.end() :])]
+            line[place + 1] = nodes.Text(after[mark.end() :])
+            kept += nodes.Text(mark[0])
 
 
 def keep_numbers(doctree: nodes.document) -> None:
