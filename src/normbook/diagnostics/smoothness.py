@@ -66,7 +66,7 @@ class AlongGradient(NamedTuple):
 
     @property
     def floor(self) -> float:
-        r""":math:`1 / \eta_{\min}`: a level that S meets at a kink, and no bound."""
+        r"""Return :math:`1 / \eta_{\min}`, which S meets at a kink, and no bound."""
         return float(1 / self.step_sizes.min())
 
 

@@ -12,7 +12,7 @@ from torch import nn
 __all__ = ["Loss", "eager", "gradients", "undisturbed"]
 
 Loss = Callable[[Any], torch.Tensor]
-"""Takes the model, returns the loss on one fixed batch: a scalar in nats.
+"""Takes the model, returns the loss on one fixed batch, a scalar in nats.
 
 The batch is part of the function, for example ``lambda m: cross_entropy(m(x), y)``:
 so one measurement cannot mix two batches.
