@@ -69,9 +69,10 @@
     const numbered = (places, y) =>
       this.labels(places).map(({ at, of }) => text(at, y, of.join(), "middle quiet"));
     const marks = [
+      ...x_hat.map((v, i) => line(x(state.x[i]), 54, y(v), 98, "thread")), // behind the labels
       box(x(mu - sigma), 35, 60 * sigma, 22, "band"),
       line(44, 46, 412, 46, "axis"), text(20, 50, "x"), line(x(mu), 32, x(mu), 60, "batch"),
-      ...[-6, -3, 0, 3, 6].map((v) => text(x(v), 75, short(v, 0), "middle quiet")),
+      ...[-6, -3, 0, 3, 6].map((v) => text(x(v), 75, short(v, 0), "middle quiet tick")),
       line(44, 122, 412, 122, "axis"), text(20, 126, "x̂"),
       ...[-2, -1, 0, 1, 2].map((v) => text(y(v), 143, short(v, 0), "middle quiet")),
       line(44, 232, 412, 232, "axis"), text(20, 228, "gra-"), text(20, 243, "dient"),
@@ -81,7 +82,7 @@
       const [column, end, down] = [66 + 58 * i, clipped(dl_dx[i]), dl_dx[i] < 0 ? 1 : -1];
       const is_clipped = Math.abs(dl_dx[i]) > 1.7;
       marks.push(
-        line(x(state.x[i]), 54, y(v), 98, "thread"), dot(y(v), 122, 4, "fill batch"),
+        dot(y(v), 122, 4, "fill batch"),
         bar(column, 8, 232, 232 - 36 * state.dl_dy[i], "fill none"),
         bar(column + 18, 12, 232, end, "fill batch"),
         text(column + 22, end + (down > 0 ? 14 : -5) + 9 * down * is_clipped, short(dl_dx[i]), "middle quiet"),
