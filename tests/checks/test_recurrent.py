@@ -371,6 +371,8 @@ class Stack(nn.Module):
                     y.append(h[0])
                     cells.append(c[0])
                 ends.append((h[0], c[0]))
+                if way and self.slip == "last":
+                    ends[-1] = y[0], c[0]
                 turn = is_turned and self.slip != "reversed"
                 whole = torch.stack(y).flip(0) if turn else torch.stack(y)
                 outs.append(whole)
@@ -396,6 +398,7 @@ def test_layers_one_above_the_other_pass(ways: int) -> None:
         ("reversed", {"ways": 2, "layers": 1}, recurrent.UPPER, "in reversed order"),
         ("reversed", {"ways": 2}, recurrent.UPPER, "in reversed order"),
         ("forward", {"ways": 2}, recurrent.UPPER, "both directions run forward"),
+        ("last", {"ways": 2}, recurrent.UPPER, "is its output at the last step of x"),
         ("dropout", {}, recurrent.SAME, "dropout acts in evaluation"),
     ],
 )

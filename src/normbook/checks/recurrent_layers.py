@@ -242,6 +242,17 @@ def _turned_back(stack: Stack) -> Fault | None:
             "run forward.",
             "Give the other direction x.flip(0), and turn its outputs back.",
         )
+    # The last step alone, with the first direction, from below, where it was before.
+    _, *before = stack.run(stack.x[:-1], stack.h, stack.c)
+    h_0, c_0 = stack.h.clone(), stack.c.clone()
+    h_0[0], c_0[0] = before[0][0], before[1][0]
+    alone = stack.run(stack.x[-1:], h_0, c_0)[0][..., stack.probe.units[0] :]
+    if relative_change(back[-1:], alone) < EXACT:
+        return Fault(
+            "The last h of the other direction is its output at the last step of x, "
+            "where it has seen that step alone: it ends at the first step.",
+            "Return the h with which its loop ends: that of out[0], not of out[-1].",
+        )
     return Fault(
         "The other direction ends at the first step of x, and its last h stands at the "
         "last step of the output: its outputs are in reversed order, beside those of "
