@@ -24,9 +24,7 @@ UNNAMED = {  # and those that no report names yet
         "ordered lstm",
         "standard conv",
         "overwriting block",
-        "frozen net",
         "dropout net",
-        "moving net",
     }
 }
 pytestmark = pytest.mark.parametrize("name", FIRST)

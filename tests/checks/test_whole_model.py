@@ -60,6 +60,39 @@ def frozen() -> nn.Module:
     return model.requires_grad_(False).train()
 
 
+class Freezing(nn.Sequential):
+    """Norms are frozen when it is made; only if it keeps them so it says how."""
+
+    keeps = False
+
+    def train(self, mode: bool = True) -> Any:
+        super().train(mode)
+        return self.freeze() if self.keeps else self
+
+    def freeze(self) -> Any:
+        self.get_submodule("1").eval().requires_grad_(False)
+        return self
+
+
+@pytest.mark.parametrize("keeps", [True, False])
+def test_an_eval_that_the_next_train_undoes_is_noted(*, keeps: bool) -> None:
+    what, x = "frozen until the next train()", drawn(16, 4, 12)
+    model = Freezing(nn.Conv1d(4, 6, 1), nn.BatchNorm1d(6), nn.Conv1d(6, 2, 1))
+    model.keeps = keeps
+    found = harms(trained(model, x).train().freeze(), x)
+    assert {*found} == ({*()} if keeps else {what})
+    assert keeps or (found[what].level, found[what].place) == (NOTE, "1")
+    assert what not in harms(model.eval(), x)
+
+
+def test_running_statistics_of_the_last_batch_are_noted() -> None:
+    x = drawn(16, 4, 12)
+    found = harms(trained(network(nn.BatchNorm1d(6, momentum=0.99)), x), x)
+    harm = found.pop("running statistics of only the last batch")
+    assert (harm.level, found) == (NOTE, {})
+    assert "Keras's 0.99 is 0.01 here" in harm.reason
+
+
 def constant() -> Any:
     model: Any = network(nn.GroupNorm(2, 6))
     with torch.no_grad():

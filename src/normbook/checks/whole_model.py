@@ -104,14 +104,14 @@ def audit(model: nn.Module, x: Any, *, quiet: bool = False) -> Audit:
     :func:`~normbook.checks.check_norm_layer`. Then the model is run on x in training
     and in evaluation mode, and each norm is looked at where it stands: whether it
     normalizes features, how far its running statistics are from those of x and what
-    that changes, whether it is frozen in training mode, how large eps is beside the
-    variances, over how many values a mean is, whether padding is among them, which
-    gains are 0, whether one batch norm stands in places whose inputs differ, or two
-    write into the same running statistics, which norms are never called, and whether
-    an example depends on its neighbours in evaluation. Norms in lists of Python, which
-    eval() does not reach, and weights of convolutions that are standardized for each
-    input channel, are found. Biases in front of a norm and weight decay are left to
-    general linters such as torch-audit.
+    that changes, whether it is frozen in training mode or will be, how large eps is
+    beside the variances, over how many values a mean is, whether padding is among them,
+    which gains are 0, whether one batch norm stands in places whose inputs differ, or
+    two write into the same running statistics, which norms are never called, and
+    whether an example depends on its neighbours in evaluation. Norms in lists of
+    Python, which eval() does not reach, and weights of convolutions that are
+    standardized for each input channel, are found. Biases in front of a norm and weight
+    decay are left to general linters such as torch-audit.
 
     All runs are those of a copy without hooks, on the CPU or where the model is: the
     model itself, its modes and the random numbers stay as they are.
@@ -282,6 +282,16 @@ class _Auditor:
                 self.untested.append(f"{what} by itself: {str(error)[:160]}")
                 continue
             for finding in report.findings:
+                if finding.other == "only the last batch":
+                    yield Harm(
+                        NOTE,
+                        f"running statistics of {finding.other}",
+                        len(group),
+                        place,
+                        finding.reason,
+                        "Take a small momentum, 0.1 say, unless it is meant so.",
+                        "Moving averages",
+                    )
                 if finding.verdict == "wrong":
                     level = WRONG
                     if "float16" in finding.name:  # no risk where it is not used
@@ -746,6 +756,26 @@ class _Auditor:
                 "requires_grad=False stops gain and bias. The running statistics move "
                 "on, and the batch normalizes.",
                 "Call eval() on these layers after each train().",
+            )
+        again = copy_of(self.original).train()
+        undone = [
+            name
+            for name in self.names
+            if not (norm := self.original.get_submodule(name)).training
+            if self.original.training and _is_frozen(norm)
+            if again.get_submodule(name).training
+            if isinstance(getattr(norm, "running_mean", None), Tensor)
+        ]
+        if undone:
+            yield Harm(
+                NOTE,
+                "frozen until the next train()",
+                len(undone),
+                _place(undone),
+                "gain and bias are frozen, and eval() stops the running statistics; "
+                "train() of the model undoes that, and they move on.",
+                "Call eval() on these layers after each train(), or in a train() of "
+                "the model.",
             )
 
     def _padding(self) -> Iterator[Harm]:
