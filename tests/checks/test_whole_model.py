@@ -79,7 +79,8 @@ def test_an_eval_that_the_next_train_undoes_is_noted(*, keeps: bool) -> None:
     what, x = "frozen until the next train()", drawn(16, 4, 12)
     model = Freezing(nn.Conv1d(4, 6, 1), nn.BatchNorm1d(6), nn.Conv1d(6, 2, 1))
     model.keeps = keeps
-    found = harms(trained(model, x).train().freeze(), x)
+    trained(model, x).train()
+    found = harms(model.freeze(), x)
     assert {*found} == ({*()} if keeps else {what})
     assert keeps or (found[what].level, found[what].place) == (NOTE, "1")
     assert what not in harms(model.eval(), x)
@@ -654,6 +655,36 @@ def test_weights_standardized_for_input_channels_are_told(*, is_right: bool) -> 
     assert (what in found) != is_right
     if not is_right:
         assert (found[what].level, found[what].place) == (WRONG, "0")
+
+
+@pytest.mark.parametrize(
+    ("rule", "text"),
+    [
+        (lambda w, var: w / (var + 1e-6).rsqrt(), "multiplied by their deviations"),
+        (lambda w, var: w / (var + 1e-6), "divided by their variances"),
+        (lambda w, var: w * (var + 1e-6).rsqrt(), ""),
+        (lambda w, var: w, ""),  # centred alone
+        (lambda w, var: w * (var + 1e-6).rsqrt() * torch.arange(1, 9.0)[:, None], ""),
+    ],
+)
+def test_filters_that_are_divided_by_something_else_are_told(
+    rule: Callable[[Tensor, Tensor], Tensor], text: str
+) -> None:
+    class Conv(nn.Conv2d):
+        def forward(self, x: Tensor) -> Tensor:
+            w = self.weight.flatten(1)
+            var, mean = torch.var_mean(w, 1, correction=0, keepdim=True)
+            made = rule(w - mean, var).view_as(self.weight)
+            y: Tensor = self._conv_forward(x, made, self.bias)
+            return y
+
+    torch.manual_seed(0)
+    model = nn.Sequential(Conv(3, 8, 3), nn.GroupNorm(2, 8))
+    harm = harms(model, drawn(16, 3, 8, 8)).get(
+        "weights that are centred, and not standardized"
+    )
+    assert (harm is not None) == bool(text)
+    assert harm is None or text in harm.reason
 
 
 def test_half_precision_is_a_risk_where_it_is_used() -> None:

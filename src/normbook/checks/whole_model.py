@@ -110,8 +110,9 @@ def audit(model: nn.Module, x: Any, *, quiet: bool = False) -> Audit:
     two write into the same running statistics, which norms are never called, and
     whether an example depends on its neighbours in evaluation. Norms in lists of
     Python, which eval() does not reach, and weights of convolutions that are
-    standardized for each input channel, are found. Biases in front of a norm and weight
-    decay are left to general linters such as torch-audit.
+    standardized for each input channel, or not divided by their deviation, are found.
+    Biases in front of a norm and weight decay are left to general linters such as
+    torch-audit.
 
     All runs are those of a copy without hooks, on the CPU or where the model is: the
     model itself, its modes and the random numbers stay as they are.
@@ -478,6 +479,18 @@ class _Auditor:
                 "filters, one for each output channel, are not.",
                 "Standardize each filter: take mean and variance over axes (1, 2, 3).",
                 "Choosing axes",
+            )
+        for kernel in (kernel for kernel in kernels if kernel.slip):
+            yield Harm(
+                WRONG,
+                "weights that are centred, and not standardized",
+                len(kernel.weight),
+                kernel.name,
+                f"the filters of the convolution are {kernel.slip}: they keep the "
+                "mean 0, and get deviations that differ.",
+                "Divide each filter by the root of its variance: (w - mean) * "
+                "(var + eps).rsqrt().",
+                "Scale invariance",
             )
 
     def _neighbours(self) -> Iterator[Harm]:
