@@ -444,6 +444,22 @@ def test_weights_of_torch_need_the_order_of_torch() -> None:
     assert "in the order i, f, o, g; torch" in reasons
 
 
+@pytest.mark.parametrize(
+    ("opened", "verdict"), [(0, "other"), (1, "wrong"), (2, "right"), (3, "other")]
+)
+def test_a_forget_bias_at_another_gate_is_named(opened: int, verdict: str) -> None:
+    layer = OtherOrder("igfo")
+    with torch.no_grad():
+        layer.norm_h.bias[opened * H : (opened + 1) * H] = 1.0
+    report = check_norm_layer(
+        layer, kind="lstm", allow=["order of gates", recurrent.USED], quiet=True
+    )
+    (step,) = (f for f in report.findings if f.name == recurrent.CELL)
+    assert step.verdict == verdict
+    name = "igfo"[opened]
+    assert (f"the bias of {name} alone begins above 0" in step.reason) == (name != "f")
+
+
 class OtherCell(OtherOrder):
     """Writes to c, and reads from it, by rules of its own."""
 

@@ -39,7 +39,8 @@ def compared(probe: Probe, order: str = "") -> list[tuple[str, Found] | None]:
     """
     plain = plain_copy(probe)
     stack = Stack(plain, plain.units[1] + 8)
-    matrices = matrices_of(plain)
+    matrices, rows = matrices_of(plain), 4 * probe.units[1]
+    biases = [p for p in probe.layer.parameters() if p.shape == (rows,)]
     x, h, c = 3 * stack.x[:1], stack.h, stack.c
     _, h_1, c_1 = stack.run(x, h, c)
     results: list[tuple[str, Found] | None] = []
@@ -50,7 +51,7 @@ def compared(probe: Probe, order: str = "") -> list[tuple[str, Found] | None]:
         f = (stack.run(x, h, one)[2][k] - written).clamp(1e-12, 1 - 1e-12)
         results.append(None)
         for what, below in _inputs_of(stack, k, x[0], h_1, c_1):
-            step = Step(below, h[k], c[k], f, written, c_1[k], h_1[k])
+            step = Step(below, h[k], c[k], f, written, c_1[k], h_1[k], biases)
             if found := step_fault(step, matrices, order):
                 results[-1] = what, found
                 break
