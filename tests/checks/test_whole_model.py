@@ -94,6 +94,38 @@ def test_running_statistics_of_the_last_batch_are_noted() -> None:
     assert "Keras's 0.99 is 0.01 here" in harm.reason
 
 
+@pytest.mark.parametrize(("place", "is_told"), [(2, True), (3, False)])
+@pytest.mark.parametrize("is_module", [True, False])
+def test_dropout_in_front_of_a_batch_norm_is_noted(
+    place: int, *, is_told: bool, is_module: bool
+) -> None:
+    class Functional(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return nn.functional.dropout(x, 0.5, self.training)
+
+    torch.manual_seed(0)
+    parts = [nn.Linear(6, 32), nn.ReLU(), nn.BatchNorm1d(32), nn.Linear(32, 2)]
+    parts.insert(place, nn.Dropout(0.5) if is_module else Functional())
+    x = 1 + drawn(256, 6)
+    found = harms(trained(nn.Sequential(*parts), x), x)
+    harm = found.get("dropout in front, which makes variances larger")
+    assert (harm is not None) == is_told
+    assert harm is None or (harm.place, harm.number > 1.5) == ("3", True)
+
+
+def test_a_model_that_refuses_x_in_training_is_audited() -> None:
+    class Strict(nn.Sequential):
+        def forward(self, x: Tensor) -> Any:
+            if self.training:
+                raise RuntimeError("targets are needed in training")
+            for part in self:
+                x = part(x)
+            return x
+
+    report = audit(Strict(nn.Linear(6, 6), nn.BatchNorm1d(6)), drawn(64, 6), quiet=True)
+    assert "dropout: in training the model refuses x." in report.untested
+
+
 def constant() -> Any:
     model: Any = network(nn.GroupNorm(2, 6))
     with torch.no_grad():
