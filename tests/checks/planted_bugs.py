@@ -497,6 +497,18 @@ class LayerOverwritesCache(HandLayerNorm):
         return super().normalized(x, mean, var) * self.ones.fill_(1.0)
 
 
+class LayerReusesOutput(HandLayerNorm):
+    """Without gradients all outputs are written into the memory of one."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = super().forward(x)
+        if y.requires_grad:
+            return y
+        out = vars(self).setdefault("out", y)
+        vars(self)["out"] = out = out if out.shape == y.shape else y
+        return out.copy_(y) if out.dtype == y.dtype else y
+
+
 class BatchDetachedInEvaluation(HandBatchNorm):
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(x if self.training else x.detach())

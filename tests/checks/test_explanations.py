@@ -183,6 +183,18 @@ class Backward(torch.autograd.Function):
                 of_var = -of_var
             case "examples":
                 of_mean, of_var = (of * dy.shape[2] for of in (of_mean, of_var))
+            case "twice":
+                of_var = of_var * gain[:, None]
+            case "bare":
+                of_mean = dy.mean((0, 2), keepdim=True)
+            case "sums":
+                of_mean = v.mean(2, keepdim=True)
+                of_var = (v * z).mean(2, keepdim=True)
+            case "recomputed":
+                x = z * divisor
+                divisor = sigma(x, 0)
+                z = (x - x.mean(0, keepdim=True)) / divisor
+                of_mean, of_var = v.mean(0, True), (v * z).mean(0, True)
             case "sigma":
                 divisor = torch.ones_like(divisor)
             case "raw":
@@ -199,6 +211,10 @@ class Backward(torch.autograd.Function):
     [
         ("sign", "the term of the variance in the closed form has the wrong sign"),
         ("examples", "the 6 examples in place of the m = 30 values"),
+        ("twice", "the term of the variance has the gain once too often"),
+        ("bare", "the term of the mean has no gain"),
+        ("sums", "in the backward pass the sums are taken over axis 2, not as in"),
+        ("recomputed", "in the backward pass the statistics are taken over axis 0"),
         ("sigma", "it is not divided by sigma"),
         ("raw", "the sum of dl_dy * (x - mean), not divided by sigma"),
         ("exchanged", "the sum of dl_dy, as for the bias"),

@@ -155,6 +155,7 @@ BUGS: list[Bug] = [
     ("LayerReadsMemory", {LAYOUT}, "with other strides, as after transpose, give"),
     ("LayerKeepsFirstMean", {SECOND}, "something of the first call is kept"),
     ("LayerOverwritesCache", {SECOND}, "the second overwrites"),
+    ("LayerReusesOutput", {SECOND}, "overwrites the output of the one before"),
     ("BatchDetachedInEvaluation", {IN_EVALUATION}, "after eval() x gets no gradient"),
     ("BatchCachedAtEval", {FOLLOWS}, "eval() or the first call keeps a copy"),
     (

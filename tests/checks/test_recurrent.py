@@ -372,6 +372,8 @@ class Stack(nn.Module):
                     y.append(h[0])
                     cells.append(c[0])
                 ends.append((h[0], c[0]))
+                if way and self.slip == "last":
+                    ends[-1] = y[0], c[0]
                 turn = is_turned and self.slip != "reversed"
                 whole = torch.stack(y).flip(0) if turn else torch.stack(y)
                 outs.append(whole)
@@ -397,6 +399,7 @@ def test_layers_one_above_the_other_pass(ways: int) -> None:
         ("reversed", {"ways": 2, "layers": 1}, recurrent.UPPER, "in reversed order"),
         ("reversed", {"ways": 2}, recurrent.UPPER, "in reversed order"),
         ("forward", {"ways": 2}, recurrent.UPPER, "both directions run forward"),
+        ("last", {"ways": 2}, recurrent.UPPER, "is its output at the last step of x"),
         ("dropout", {}, recurrent.SAME, "dropout acts in evaluation"),
     ],
 )
@@ -440,6 +443,22 @@ def test_weights_of_torch_need_the_order_of_torch() -> None:
     assert "order of gates" in other.others
     reasons = " ".join(f.reason for f in other.findings)
     assert "in the order i, f, o, g; torch" in reasons
+
+
+@pytest.mark.parametrize(
+    ("opened", "verdict"), [(0, "other"), (1, "wrong"), (2, "right"), (3, "other")]
+)
+def test_a_forget_bias_at_another_gate_is_named(opened: int, verdict: str) -> None:
+    layer = OtherOrder("igfo")
+    with torch.no_grad():
+        layer.norm_h.bias[opened * H : (opened + 1) * H] = 1.0
+    report = check_norm_layer(
+        layer, kind="lstm", allow=["order of gates", recurrent.USED], quiet=True
+    )
+    (step,) = (f for f in report.findings if f.name == recurrent.CELL)
+    assert step.verdict == verdict
+    name = "igfo"[opened]
+    assert (f"the bias of {name} alone begins above 0" in step.reason) == (name != "f")
 
 
 class OtherCell(OtherOrder):

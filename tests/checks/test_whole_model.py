@@ -60,6 +60,72 @@ def frozen() -> nn.Module:
     return model.requires_grad_(False).train()
 
 
+class Freezing(nn.Sequential):
+    """Norms are frozen when it is made; only if it keeps them so it says how."""
+
+    keeps = False
+
+    def train(self, mode: bool = True) -> Any:
+        super().train(mode)
+        return self.freeze() if self.keeps else self
+
+    def freeze(self) -> Any:
+        self.get_submodule("1").eval().requires_grad_(False)
+        return self
+
+
+@pytest.mark.parametrize("keeps", [True, False])
+def test_an_eval_that_the_next_train_undoes_is_noted(*, keeps: bool) -> None:
+    what, x = "frozen until the next train()", drawn(16, 4, 12)
+    model = Freezing(nn.Conv1d(4, 6, 1), nn.BatchNorm1d(6), nn.Conv1d(6, 2, 1))
+    model.keeps = keeps
+    trained(model, x).train()
+    found = harms(model.freeze(), x)
+    assert {*found} == ({*()} if keeps else {what})
+    assert keeps or (found[what].level, found[what].place) == (NOTE, "1")
+    assert what not in harms(model.eval(), x)
+
+
+def test_running_statistics_of_the_last_batch_are_noted() -> None:
+    x = drawn(16, 4, 12)
+    found = harms(trained(network(nn.BatchNorm1d(6, momentum=0.99)), x), x)
+    harm = found.pop("running statistics of only the last batch")
+    assert (harm.level, found) == (NOTE, {})
+    assert "Keras's 0.99 is 0.01 here" in harm.reason
+
+
+@pytest.mark.parametrize(("place", "is_told"), [(2, True), (3, False)])
+@pytest.mark.parametrize("is_module", [True, False])
+def test_dropout_in_front_of_a_batch_norm_is_noted(
+    place: int, *, is_told: bool, is_module: bool
+) -> None:
+    class Functional(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return nn.functional.dropout(x, 0.5, self.training)
+
+    torch.manual_seed(0)
+    parts = [nn.Linear(6, 32), nn.ReLU(), nn.BatchNorm1d(32), nn.Linear(32, 2)]
+    parts.insert(place, nn.Dropout(0.5) if is_module else Functional())
+    x = 1 + drawn(256, 6)
+    found = harms(trained(nn.Sequential(*parts), x), x)
+    harm = found.get("dropout in front, which makes variances larger")
+    assert (harm is not None) == is_told
+    assert harm is None or (harm.place, harm.number > 1.5) == ("3", True)
+
+
+def test_a_model_that_refuses_x_in_training_is_audited() -> None:
+    class Strict(nn.Sequential):
+        def forward(self, x: Tensor) -> Any:
+            if self.training:
+                raise RuntimeError("targets are needed in training")
+            for part in self:
+                x = part(x)
+            return x
+
+    report = audit(Strict(nn.Linear(6, 6), nn.BatchNorm1d(6)), drawn(64, 6), quiet=True)
+    assert "dropout: in training the model refuses x." in report.untested
+
+
 def constant() -> Any:
     model: Any = network(nn.GroupNorm(2, 6))
     with torch.no_grad():
@@ -621,6 +687,36 @@ def test_weights_standardized_for_input_channels_are_told(*, is_right: bool) -> 
     assert (what in found) != is_right
     if not is_right:
         assert (found[what].level, found[what].place) == (WRONG, "0")
+
+
+@pytest.mark.parametrize(
+    ("rule", "text"),
+    [
+        (lambda w, var: w / (var + 1e-6).rsqrt(), "multiplied by their deviations"),
+        (lambda w, var: w / (var + 1e-6), "divided by their variances"),
+        (lambda w, var: w * (var + 1e-6).rsqrt(), ""),
+        (lambda w, var: w, ""),  # centred alone
+        (lambda w, var: w * (var + 1e-6).rsqrt() * torch.arange(1, 9.0)[:, None], ""),
+    ],
+)
+def test_filters_that_are_divided_by_something_else_are_told(
+    rule: Callable[[Tensor, Tensor], Tensor], text: str
+) -> None:
+    class Conv(nn.Conv2d):
+        def forward(self, x: Tensor) -> Tensor:
+            w = self.weight.flatten(1)
+            var, mean = torch.var_mean(w, 1, correction=0, keepdim=True)
+            made = rule(w - mean, var).view_as(self.weight)
+            y: Tensor = self._conv_forward(x, made, self.bias)
+            return y
+
+    torch.manual_seed(0)
+    model = nn.Sequential(Conv(3, 8, 3), nn.GroupNorm(2, 8))
+    harm = harms(model, drawn(16, 3, 8, 8)).get(
+        "weights that are centred, and not standardized"
+    )
+    assert (harm is not None) == bool(text)
+    assert harm is None or text in harm.reason
 
 
 def test_half_precision_is_a_risk_where_it_is_used() -> None:

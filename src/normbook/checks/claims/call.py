@@ -72,6 +72,16 @@ def second_call(subject: Subject) -> Fault | None:
                 "something of the first call is kept and used.",
                 "Keep nothing of a call on self but running statistics.",
             )
+        with torch.no_grad():
+            early_again = call(layer, first)
+            before = early_again.clone()
+            call(layer, draw(subject.small, 25).to(subject.dtype))
+        if not early_again.equal(before):
+            return Fault(
+                "a call overwrites the output of the one before: both are the same "
+                "memory.",
+                "Return a new tensor from each call, not a buffer that is kept.",
+            )
         try:
             for y in (early, late):
                 backward(y, torch.ones_like(y))

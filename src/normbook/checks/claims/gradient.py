@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
+from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -34,6 +37,15 @@ TAKE_OUT = (
     "gradient."
 )
 GAIN_FIRST = "Multiply the upstream gradient by the gain before the means are taken."
+GAINS = {  # in a term of the closed form: inside its mean, and outside
+    "": (1, 0),
+    "the gain once too often": (1, 1),
+    "no gain": (0, 0),
+    "the gain outside its mean, not inside": (0, 1),
+}
+ONE_FORWARD = (
+    "Take the axes and the statistics of the forward pass in the backward pass."
+)
 DIVIDE = "Divide both sums by m, the number of values that share one mean."
 DIVIDE_BY = "Divide what is left by sigma, once."
 DETACHED = "Compute mean and variance with gradient: no no_grad, no detach, no .data."
@@ -71,6 +83,8 @@ def by_x(subject: Subject) -> Fault | None:
     factor = ((seen * expected).sum() / expected.square().sum()).item()
     if factor and relative_error(seen, factor * expected) < left:
         return Fault(f"{_times_right(factor)}: {reason}. {UNSEEN}", TAKE_OUT)
+    if seen.shape == x.shape and (fault := _other_form(subject, x, dl_dy, seen, left)):
+        return fault._replace(reason=f"{fault.reason}: {reason}.")
     return Fault(
         f"{reason} for a generic upstream gradient.",
         "Let autograd pass through mean and variance, or check the closed form.",
@@ -158,6 +172,52 @@ def _closed_form(
     return None
 
 
+def _other_form(
+    subject: Subject, x: Tensor, dl_dy: Tensor, seen: Tensor, left: float
+) -> Fault | None:
+    """Try the closed form with the gain elsewhere in a term, and over other axes."""
+    a, _ = subject.affine
+    mean, (_, var) = subject.definition.mean, subject.definition.moments(x)
+    z, sigma = subject.x_hat(x), (var + subject.eps).sqrt()
+    has_mean = subject.kind != "rms"
+
+    def form(z: Tensor, sigma: Tensor, mean: Any, ways: Any = ((1, 0), (1, 0))) -> bool:
+        (u, outer_u), (w, outer_w) = ((dl_dy * a**i, a**o) for i, o in ways)
+        terms = outer_w * z * mean(w * z) + has_mean * outer_u * mean(u)
+        return relative_error(seen, (dl_dy * a - terms) / sigma) < left
+
+    for texts in itertools.product(GAINS, repeat=2):
+        if form(z, sigma, mean, [GAINS[text] for text in texts]):
+            wrong = zip(("mean", "variance"), texts, strict=True)
+            parts = (f"the term of the {of} has {text}" for of, text in wrong if text)
+            return Fault(f"in the closed form {' and '.join(parts)}", GAIN_FIRST)
+    for where, axes, other_z, other_sigma in _over_other_axes(subject, x):
+        over = functools.partial(torch.mean, dim=axes, keepdim=True)
+        for what, forward in (
+            ("statistics are", (other_z, other_sigma)),
+            ("sums are", (z, sigma)),
+        ):
+            if form(*forward, over):
+                reason = f"in the backward pass the {what} taken over {where}"
+                return Fault(f"{reason}, not as in the output", ONE_FORWARD)
+    return None
+
+
+def _over_other_axes(
+    subject: Subject, x: Tensor
+) -> Iterator[tuple[str, tuple[int, ...], Tensor, Tensor]]:
+    """Yield sets of axes, and what x_hat and sigma would be over each."""
+    for k in range(1, x.dim() + 1):
+        for axes in itertools.combinations(range(x.dim()), k):
+            mean = x.mean(axes, keepdim=True) * (subject.kind != "rms")
+            square = (x - mean).square().mean(axes, keepdim=True)
+            sigma = (square + subject.eps).sqrt()
+            where = (
+                "axes " + " and ".join(map(str, axes)) if k > 1 else f"axis {axes[0]}"
+            )
+            yield where, axes, (x - mean) / sigma, sigma
+
+
 def _factors(
     first: float, by_mean: float, by_variance: float, n: int, examples: int
 ) -> tuple[str, str]:
@@ -237,6 +297,9 @@ def by_parameters(subject: Subject) -> Fault | None:
             "dl_dy * gain * x_hat, with the gain once too often": dl_dy * a * x_hat,
             "dl_dy * gain": dl_dy * a,
             "dl_dy * y": dl_dy * y.detach().double(),
+        } | {
+            f"dl_dy * x_hat with the statistics over {where}": dl_dy * z
+            for where, _, z, _ in _over_other_axes(subject, x)
         }
         if fault := _sum_fault(subject, name, seen.double(), integrand, integrands):
             return fault

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import textwrap
 import warnings
@@ -40,6 +41,8 @@ WRONG, RISK, NOTE = LEVELS = ("WRONG", "RISK", "NOTE")
 # A gap, or a drift, that the noise of a batch does not explain.
 LARGE_GAP = 0.1
 STANDARD_ERRORS = 5
+# A factor of variances, over channels, that matters; passes with dropout.
+MORE, PASSES = 1.1, 4
 
 
 class Harm(NamedTuple):
@@ -104,14 +107,15 @@ def audit(model: nn.Module, x: Any, *, quiet: bool = False) -> Audit:
     :func:`~normbook.checks.check_norm_layer`. Then the model is run on x in training
     and in evaluation mode, and each norm is looked at where it stands: whether it
     normalizes features, how far its running statistics are from those of x and what
-    that changes, whether it is frozen in training mode, how large eps is beside the
-    variances, over how many values a mean is, whether padding is among them, which
-    gains are 0, whether one batch norm stands in places whose inputs differ, or two
-    write into the same running statistics, which norms are never called, and whether
-    an example depends on its neighbours in evaluation. Norms in lists of Python, which
-    eval() does not reach, and weights of convolutions that are standardized for each
-    input channel, are found. Biases in front of a norm and weight decay are left to
-    general linters such as torch-audit.
+    that changes, whether it is frozen in training mode or will be, how large eps is
+    beside the variances, over how many values a mean is, whether padding is among them,
+    which gains are 0, whether one batch norm stands in places whose inputs differ, or
+    two write into the same running statistics, whether dropout in front makes its
+    variances larger, which norms are never called, and whether an example depends on
+    its neighbours in evaluation. Norms in lists of Python, which eval() does not reach,
+    and weights of convolutions that are standardized for each input channel, or not
+    divided by their deviation, are found. Biases in front of a norm and weight decay
+    are left to general linters such as torch-audit.
 
     All runs are those of a copy without hooks, on the CPU or where the model is: the
     model itself, its modes and the random numbers stay as they are.
@@ -241,6 +245,7 @@ class _Auditor:
             self._kernels,
             self._shared,
             self._gaps,
+            self._dropped,
             self._tracked,
             self._frozen,
             self._padding,
@@ -282,6 +287,16 @@ class _Auditor:
                 self.untested.append(f"{what} by itself: {str(error)[:160]}")
                 continue
             for finding in report.findings:
+                if finding.other == "only the last batch":
+                    yield Harm(
+                        NOTE,
+                        f"running statistics of {finding.other}",
+                        len(group),
+                        place,
+                        finding.reason,
+                        "Take a small momentum, 0.1 say, unless it is meant so.",
+                        "Moving averages",
+                    )
                 if finding.verdict == "wrong":
                     level = WRONG
                     if "float16" in finding.name:  # no risk where it is not used
@@ -468,6 +483,18 @@ class _Auditor:
                 "filters, one for each output channel, are not.",
                 "Standardize each filter: take mean and variance over axes (1, 2, 3).",
                 "Choosing axes",
+            )
+        for kernel in (kernel for kernel in kernels if kernel.slip):
+            yield Harm(
+                WRONG,
+                "weights that are centred, and not standardized",
+                len(kernel.weight),
+                kernel.name,
+                f"the filters of the convolution are {kernel.slip}: they keep the "
+                "mean 0, and get deviations that differ.",
+                "Divide each filter by the root of its variance: (w - mean) * "
+                "(var + eps).rsqrt().",
+                "Scale invariance",
             )
 
     def _neighbours(self) -> Iterator[Harm]:
@@ -708,6 +735,45 @@ class _Auditor:
                 "Moving averages",
             )
 
+    def _dropped(self) -> Iterator[Harm]:
+        """Compare the variances at batch norms with dropout and without."""
+
+        def variance(seen: Seen) -> Tensor:
+            return seen.x.var([0, *range(2, seen.x.dim())], correction=0) + 1e-12
+
+        still = {
+            seen.name: variance(seen) for seen in self.seen if seen.kind == "batch"
+        }
+        model, logs = copy_of(self.model).train(), dict[str, list[Tensor]]()
+        for _, norm in norms_of(model):
+            norm.train()
+        for _ in range(PASSES if still else 0):
+            try:
+                met = [*look(copy_of(model), self.x)]
+            except ValueError:  # as one that needs targets in training
+                self.untested.append("dropout: in training the model refuses x.")
+                return
+            for seen in met:
+                if seen.name in still and seen.x.shape[1:2] == still[seen.name].shape:
+                    log = (variance(seen) / still[seen.name]).log().mean()
+                    logs.setdefault(seen.name, []).append(log)
+            if all(max(of) < math.log(MORE) for of in logs.values()):
+                return
+        for name, of in logs.items():
+            norm = self.model.get_submodule(name)
+            ratio = float(torch.stack(of).mean().exp())
+            is_tracked = isinstance(getattr(norm, "running_var", None), Tensor)
+            if ratio >= MORE and is_tracked and name not in self.shared:
+                yield Harm(
+                    NOTE,
+                    "dropout in front, which makes variances larger",
+                    ratio,
+                    name,
+                    "by this factor, on the same x, and in training alone. The running "
+                    "variance takes it in, so that evaluation divides by too much.",
+                    "Put the dropout behind the last batch norm, or take layer norm.",
+                )
+
     def _tracked(self) -> Iterator[Harm]:
         """Compare evaluation with training where instance norm has both."""
         for seen in self.seen:
@@ -746,6 +812,26 @@ class _Auditor:
                 "requires_grad=False stops gain and bias. The running statistics move "
                 "on, and the batch normalizes.",
                 "Call eval() on these layers after each train().",
+            )
+        again = copy_of(self.original).train()
+        undone = [
+            name
+            for name in self.names
+            if not (norm := self.original.get_submodule(name)).training
+            if self.original.training and _is_frozen(norm)
+            if again.get_submodule(name).training
+            if isinstance(getattr(norm, "running_mean", None), Tensor)
+        ]
+        if undone:
+            yield Harm(
+                NOTE,
+                "frozen until the next train()",
+                len(undone),
+                _place(undone),
+                "gain and bias are frozen, and eval() stops the running statistics; "
+                "train() of the model undoes that, and they move on.",
+                "Call eval() on these layers after each train(), or in a train() of "
+                "the model.",
             )
 
     def _padding(self) -> Iterator[Harm]:

@@ -14,11 +14,39 @@ PLAIN = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 ZERO, FAR = 1e-4, 1e-2  # of a mean, in deviations
 
 
+# Of the parameter's deviations, in those of what is made of it: 0 is right, and 1 is
+# a weight that is centred alone, perhaps on purpose.
+POWERS = {
+    2: "multiplied by their deviations, not divided",
+    -1: "divided by their variances, not by the roots of these",
+}
+
+
 class Kernel(NamedTuple):
     """A weight that a convolution was given, and is no parameter."""
 
     name: str  # of the module
     weight: Tensor
+    held: Tensor  # the parameter
+
+    @property
+    def slip(self) -> str:
+        """Return what else is done to filters that are centred, if it is known."""
+        if self.weight.shape != self.held.shape or len(self.held) < 2:
+            return ""
+        made, held = (w.double().flatten(1) for w in (self.weight, self.held))
+        sigma, own = (w.std(1, correction=0) for w in (made, held))
+        if not made.mean(1).abs().max() < ZERO * sigma.mean() or not own.min() > 0:
+            return ""
+        own_hat = (held - held.mean(1, keepdim=True)) / own[:, None]
+        if (made / sigma[:, None] - own_hat).abs().max() > FAR:  # made in another way
+            return ""
+        apart = own.log() - own.log().mean()
+        power = float(((sigma.log() * apart).sum() / apart.square().sum()).nan_to_num())
+        known = min(POWERS, key=lambda k: abs(k - power))
+        rest = sigma.log() - known * own.log()
+        is_it = rest.max() - rest.min() < FAR < apart.max() - apart.min()
+        return POWERS[known] if is_it else ""
 
     @property
     def is_by_input(self) -> bool:
@@ -46,6 +74,7 @@ def kernels_of(model: nn.Module, run: Callable[[], Any]) -> Iterator[Kernel]:
         return
     inside: list[str] = []
     found: dict[str, Tensor] = {}
+    held = {name: part.weight.detach() for name, part in own}
 
     def entered(name: str) -> Any:
         return lambda *_: inside.append(name)
@@ -66,4 +95,4 @@ def kernels_of(model: nn.Module, run: Callable[[], Any]) -> Iterator[Kernel]:
         part.register_forward_hook(lambda *_: (inside.pop(), None)[1])
     with Noting():
         run()
-    yield from (Kernel(name, weight) for name, weight in found.items())
+    yield from (Kernel(name, made, held[name]) for name, made in found.items())

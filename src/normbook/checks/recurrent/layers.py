@@ -39,7 +39,8 @@ def compared(probe: Probe, order: str = "") -> list[tuple[str, Found] | None]:
     """
     plain = plain_copy(probe)
     stack = Stack(plain, plain.units[1] + 8)
-    matrices = matrices_of(plain)
+    matrices, rows = matrices_of(plain), 4 * probe.units[1]
+    biases = [p for p in probe.layer.parameters() if p.shape == (rows,)]
     x, h, c = 3 * stack.x[:1], stack.h, stack.c
     _, h_1, c_1 = stack.run(x, h, c)
     results: list[tuple[str, Found] | None] = []
@@ -50,7 +51,7 @@ def compared(probe: Probe, order: str = "") -> list[tuple[str, Found] | None]:
         f = (stack.run(x, h, one)[2][k] - written).clamp(1e-12, 1 - 1e-12)
         results.append(None)
         for what, below in _inputs_of(stack, k, x[0], h_1, c_1):
-            step = Step(below, h[k], c[k], f, written, c_1[k], h_1[k])
+            step = Step(below, h[k], c[k], f, written, c_1[k], h_1[k], biases)
             if found := step_fault(step, matrices, order):
                 results[-1] = what, found
                 break
@@ -241,6 +242,17 @@ def _turned_back(stack: Stack) -> Fault | None:
             "Another x at the last step changes no output before it: both directions "
             "run forward.",
             "Give the other direction x.flip(0), and turn its outputs back.",
+        )
+    # The last step alone, with the first direction, from below, where it was before.
+    _, *before = stack.run(stack.x[:-1], stack.h, stack.c)
+    h_0, c_0 = stack.h.clone(), stack.c.clone()
+    h_0[0], c_0[0] = before[0][0], before[1][0]
+    alone = stack.run(stack.x[-1:], h_0, c_0)[0][..., stack.probe.units[0] :]
+    if relative_change(back[-1:], alone) < EXACT:
+        return Fault(
+            "The last h of the other direction is its output at the last step of x, "
+            "where it has seen that step alone: it ends at the first step.",
+            "Return the h with which its loop ends: that of out[0], not of out[-1].",
         )
     return Fault(
         "The other direction ends at the first step of x, and its last h stands at the "

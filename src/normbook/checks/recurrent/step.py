@@ -48,6 +48,7 @@ class Step(NamedTuple):
     written: Tensor  # c_1 - f c
     c_1: Tensor
     h_1: Tensor
+    biases: Sequence[Tensor] = ()  # (4H,), as the layer holds them
 
 
 class Found(NamedTuple):
@@ -63,12 +64,29 @@ def step_fault(step: Step, matrices: Sequence[Tensor], order: str = "") -> Found
     ``order`` is that in which the gates should stand, if it matters: "ifgo", say.
     """
     for kind, a, used in _pre_activations(step, matrices):
-        for gates in (a.chunk(4, -1), tuple(a[:, k::4] for k in range(4))):
+        for cut in CUTS:
+            gates, opened = cut(a), _opened([cut(bias) for bias in step.biases])
             for k, gate in enumerate(gates):
                 if name := _forget_gate(step.f, gate):
                     rest = [other for j, other in enumerate(gates) if j != k]
-                    outcome = _rest(step, rest, kind, name, (order, k))
+                    outcome = _rest(step, rest, kind, name, (order, k), opened)
                     return Found(outcome, used)
+    return None
+
+
+CUTS: tuple[Callable[[Tensor], Sequence[Tensor]], ...] = (
+    lambda a: a.chunk(4, -1),
+    lambda a: [a[..., k::4] for k in range(4)],
+)
+
+
+def _opened(biases: Sequence[Sequence[Tensor]]) -> int | None:
+    """Return which gate alone has a positive bias, the same one for all units."""
+    for gates in biases:
+        held = [{*gate.tolist()} for gate in gates]
+        first = [k for k, values in enumerate(held) if values != {0.0}]
+        if len(first) == 1 and len(held[first[0]]) == 1 and min(held[first[0]]) > 0:
+            return first[0]
     return None
 
 
@@ -84,7 +102,12 @@ def _forget_gate(f: Tensor, a: Tensor) -> str:
 
 
 def _rest(
-    step: Step, rest: list[Tensor], kind: str, forget: str, order: tuple[str, int]
+    step: Step,
+    rest: list[Tensor],
+    kind: str,
+    forget: str,
+    order: tuple[str, int],
+    opened: int | None,
 ) -> Fault | str:
     """Find the other three gates, and how they act."""
     found: list[tuple[int, str, str, str]] = []
@@ -119,6 +142,14 @@ def _rest(
     if slips:
         cure = "Write c_1 = f c + i tanh(g) and h_1 = o tanh(LN(c_1)), with sigmoids."
         return Fault(f"{'; '.join(slips)} ({cell}).", cure)
+    if opened not in (None, order[1]):
+        gate = seen[opened or 0]
+        return Fault(
+            f"the bias of {gate} alone begins above 0, as that of f should: the gates "
+            f"stand in the order {', '.join(seen)} ({cell}).",
+            f"Let the bias of f, part {order[1]} of 4 from 0, begin at 1.",
+            "" if gate == "g" else "forget bias",
+        )
     if kind.startswith("RMS norm of W"):
         reason = f"before the gates stands RMS norm, no mean is subtracted ({cell})."
         return Fault(reason, "Take layer norm.", "RMS norm")
