@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -297,11 +297,14 @@ def by_parameters(subject: Subject) -> Fault | None:
             "dl_dy * gain * x_hat, with the gain once too often": dl_dy * a * x_hat,
             "dl_dy * gain": dl_dy * a,
             "dl_dy * y": dl_dy * y.detach().double(),
-        } | {
-            f"dl_dy * x_hat with the statistics over {where}": dl_dy * z
-            for where, _, z, _ in _over_other_axes(subject, x)
         }
-        if fault := _sum_fault(subject, name, seen.double(), integrand, integrands):
+        # Made one by one, where all others fail: of a large input they are large.
+        elsewhere = (
+            (f"dl_dy * x_hat with the statistics over {where}", dl_dy * z)
+            for where, _, z, _ in _over_other_axes(subject, x)
+        )
+        others = itertools.chain(integrands.items(), elsewhere)
+        if fault := _sum_fault(subject, name, seen.double(), integrand, others):
             return fault
     return None
 
@@ -311,7 +314,7 @@ def _sum_fault(
     name: str,
     seen: Tensor,
     integrand: Tensor,
-    others: dict[str, Tensor],
+    others: Iterable[tuple[str, Tensor]],
 ) -> Fault | None:
     """Compare with the sum; if it is another, name of what, and its factor."""
     along = subject.definition.parameter_axes(integrand.dim())
@@ -335,7 +338,7 @@ def _sum_fault(
         (n / count, f"the sum, divided by the {count / n:.3g} positions,"),
         (-1.0, "minus the sum"),
     )
-    for what, values in others.items():
+    for what, values in others:
         sums = summed(values)
         factor = ((seen * sums).sum() / sums.square().sum()).item()
         if not factor or relative_error(seen, factor * sums) > 10 * TOLERANCE:
