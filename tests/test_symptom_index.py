@@ -227,6 +227,12 @@ def nearest(texts: list[str], typed: str) -> tuple[list[int], bool]:
         ("DyT loss does not converge", "sec-wn-fair"),
         ("TP grad all-reduce for qk-layernorm", "sec-lt-ranks"),
         ("Norm weights excluded from weight decay", "gal-weight-decay"),
+        ("output is float32 after LlamaRMSNorm", "sec-fc-float32"),
+        ("LlamaRMSNorm() Dtype Casting Error", "sec-fc-float32"),
+        ("nn.RMSNorm incorrect constants for bfloat16", "sec-fc-layer-norm"),
+        ("RMSNorm non-deterministic results", "gal-run-to-run"),
+        ("gradients of gains differ between runs", "gal-run-to-run"),
+        ("zero_centered_gamma weight decay stability", "sec-fb-less-one"),
     ],
 )
 def test_words_that_people_type_lead_to_the_entry(typed: str, label: str) -> None:
