@@ -227,6 +227,10 @@ def nearest(texts: list[str], typed: str) -> tuple[list[int], bool]:
         ("DyT loss does not converge", "sec-wn-fair"),
         ("TP grad all-reduce for qk-layernorm", "sec-lt-ranks"),
         ("Norm weights excluded from weight decay", "gal-weight-decay"),
+        ("QK-norm before the split into heads", "sec-lt-bound"),
+        ("zero-initialization only of the final projection", "sec-cn-wake"),
+        ("constrain alpha of dynamic tanh", "sec-wn-tanh"),
+        ("why parametrize, not normalise the weights at every step", "sec-wn-sphere"),
     ],
 )
 def test_words_that_people_type_lead_to_the_entry(typed: str, label: str) -> None:
