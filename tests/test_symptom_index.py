@@ -233,6 +233,10 @@ def nearest(texts: list[str], typed: str) -> tuple[list[int], bool]:
         ("RMSNorm non-deterministic results", "gal-run-to-run"),
         ("gradients of gains differ between runs", "gal-run-to-run"),
         ("zero_centered_gamma weight decay stability", "sec-fb-less-one"),
+        ("QK-norm before the split into heads", "sec-lt-bound"),
+        ("zero-initialization only of the final projection", "sec-cn-wake"),
+        ("constrain alpha of dynamic tanh", "sec-wn-tanh"),
+        ("why parametrize, not normalise the weights at every step", "sec-wn-sphere"),
     ],
 )
 def test_words_that_people_type_lead_to_the_entry(typed: str, label: str) -> None:
