@@ -110,11 +110,11 @@ def test_a_slip_with_the_condition_is_named(layer: type[Adaptive], text: str) ->
 class Classes(nn.Module):
     """Conditional batch norm of a class, with rows of random numbers."""
 
-    def __init__(self, first: float) -> None:
+    def __init__(self, first: float, size: int = SIZE) -> None:
         super().__init__()
         self.first = first
-        self.norm = nn.BatchNorm2d(SIZE, affine=False)
-        self.embed = nn.Embedding(10, 2 * SIZE)
+        self.norm = nn.BatchNorm2d(size, affine=False)
+        self.embed = nn.Embedding(10, 2 * size)
 
     def forward(self, x: Tensor, label: Tensor) -> Tensor:
         gain, bias = self.embed(label)[..., None, None].chunk(2, 1)
@@ -130,3 +130,11 @@ def test_random_rows_of_classes_are_told_by_their_mean(
     torch.manual_seed(seed)
     report = check_norm_layer(Classes(first), quiet=True)
     assert ("no 1 +" in report.others) == is_told, report
+
+
+def test_of_one_gain_it_is_not_told_whether_1_is_missing() -> None:
+    torch.manual_seed(0)
+    report = check_norm_layer(Classes(0.0, 1), quiet=True)
+    (finding,) = (f for f in report.findings if f.name.startswith("a projection of 0"))
+    assert finding.passed is None
+    assert "one gain alone" in finding.reason

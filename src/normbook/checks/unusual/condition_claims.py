@@ -188,6 +188,8 @@ def around_1(case: _Case) -> Fault | None:
             part.weight.data[:] = part.weight.data.mean(0)
     first, second = (case.run(way, layer) for way in (found.way, found.other))
     a = (case.affine(first)[0] + case.affine(second)[0]) / 2
+    if a.numel() < 2:
+        raise DoesNotApply("one gain alone may lie anywhere")
     mean, error = a.mean().item(), a.std().item() / math.sqrt(a.numel())
     if abs(mean) > FAR_FROM_1 or a.min() > 0 or mean + SURELY_NOT_1 * error > 1:
         return None
