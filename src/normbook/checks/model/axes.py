@@ -1,0 +1,209 @@
+"""Over what the norms of a model take their means."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from normbook.checks.calls import LayerError, call, called
+from normbook.checks.copies import copy_of
+from normbook.checks.model.harms import RISK, WRONG, Harm, share_of
+from normbook.checks.model.runs import (
+    batch_in,
+    lengths_in,
+    look,
+    narrowed,
+    run_on,
+    tensors_in,
+)
+from normbook.checks.model.subject import Subject
+from normbook.checks.unusual.padding import More, kept_places, part_of_padding
+
+
+def neighbours(subject: Subject) -> Iterator[Harm]:
+    """Evaluate the first example alone, and find where it first differs."""
+    whole_x = batch_in(subject.x)
+    if whole_x is None or len(whole_x) < 2:
+        why = "all tensors of x must have one length, of two or more."
+        subject.untested.append(f"neighbours in evaluation: {why}")
+        return
+    count, few = 1, narrowed(subject.x, 0, 1)
+    try:
+        run_on(subject.model, few)
+    except LayerError as error:
+        subject.untested.append(f"one example in evaluation: {error}")
+        count = max(2, len(whole_x) // 2)
+        few = narrowed(subject.x, 0, count)
+    try:
+        outputs = (
+            tensors_in(run_on(subject.model, x)) for x in (subject.x, subject.x, few)
+        )
+        together, again, alone = (next(iter(of), None) for of in outputs)
+    except LayerError as error:
+        subject.untested.append(f"neighbours in evaluation: {error}")
+        return
+    if together is None or again is None or not torch.equal(together, again):
+        subject.untested.append("neighbours in evaluation: the model is random.")
+        return
+    change = 0.0 if alone is None else share_of(together[:1] - alone[:1], together)
+    if change < 1e-3:
+        return
+    whole = {seen.name: seen for seen in look(subject.model, subject.x)}
+    first = next(
+        (
+            seen.name
+            for seen in look(subject.model, few)
+            if seen.y.shape[1:] == whole[seen.name].y.shape[1:]
+            and share_of(seen.y[:1] - whole[seen.name].y[:1], seen.y) > 1e-4
+        ),
+        "the whole model",
+    )
+    yield Harm(
+        WRONG,
+        "an example depends on its neighbours in evaluation",
+        change,
+        first,
+        f"{_first(count)} has another output than beside the others, by this "
+        "share; it begins here.",
+        "Evaluate by running statistics, or normalize each example by itself.",
+    )
+
+
+def not_features(subject: Subject) -> Iterator[Harm]:
+    """Give fewer examples and positions; what changes length is no feature."""
+    whole_x = batch_in(subject.x)
+    if whole_x is None:
+        why = "all tensors of x must have one length."
+        subject.untested.append(f"axes that are no features: {why}")
+        return
+    lengths = lengths_in(copy_of(subject.model), subject.names)
+    sizes = lengths(subject.x)
+    found, is_tried = {}, False
+    for axis, length in enumerate(whole_x.shape):
+        if length < 4:
+            continue
+        others = lengths(narrowed(subject.x, axis, length // 2))
+        is_tried |= axis > 0 and bool(others)
+        what = "examples" if axis == 0 else "positions"
+        for seen in subject.seen:
+            if seen.is_read_as_one:
+                continue
+            own, other = sizes.get(seen.name, ()), others.get(seen.name, ())
+            for k in seen.definition.parameter_axes(seen.x.dim()):
+                if len(own) == len(other) == seen.x.dim() and own[k] != other[k]:
+                    found[seen.name] = what, k, own[k]
+    if not is_tried and whole_x.dim() > 2:
+        subject.untested.append(
+            "axes that are no features: the model takes one length only."
+        )
+    for name, (what, k, length) in found.items():
+        yield Harm(
+            WRONG,
+            f"normalizes {what}, not features",
+            length,
+            name,
+            f"axis {k} of its input changes with the number of {what} in x, and "
+            "gain and bias differ along it.",
+            "Move the features to the axis that the norm takes for them.",
+            "Choosing axes",
+        )
+
+
+def one_value(subject: Subject) -> Iterator[Harm]:
+    """Look for norms whose every value is its own mean."""
+    for seen in subject.seen:
+        if seen.definition.size(tuple(seen.x.shape)) != 1 or seen.is_read_as_one:
+            continue
+        of = seen.definition.parameter_axes(seen.x.dim())
+        rest = [k for k in range(seen.x.dim()) if k not in of]
+        spread = seen.y - seen.y.mean(rest, keepdim=True) if rest else 0 * seen.y
+        if float(spread.abs().max()) > 0.01:  # not the bias
+            subject.untested.append(
+                f"{type(seen.norm).__name__} at {seen.name}: a "
+                f"{seen.definition.name} of an input of shape "
+                f"{tuple(seen.x.shape)} would be its bias, and is not."
+            )
+            continue
+        yield Harm(
+            WRONG,
+            "a mean over one value",
+            1,
+            seen.name,
+            "each value is its own mean, and the output is the bias, whatever x is.",
+            "Normalize over more channels or positions.",
+            "Choosing axes",
+        )
+
+
+def read_as_one(subject: Subject) -> Iterator[Harm]:
+    """Look for instance norms of torch that take the examples for channels."""
+    whole = batch_in(subject.x)
+    for seen in subject.seen:
+        size = getattr(seen.norm, "num_features", None)
+        count, features, *_ = seen.x.shape
+        is_batch = whole is not None and len(whole) == count
+        if not seen.is_read_as_one or features != size or not is_batch:
+            continue
+        over = " x ".join(map(str, seen.x.shape[1:]))
+        what = "row over its" if seen.x.dim() == 2 else "example over all its"
+        yield Harm(
+            WRONG,
+            "takes the examples for the channels of one",
+            count,
+            seen.name,
+            f"torch reads an input of {seen.x.dim()} axes, "
+            f"{tuple(seen.x.shape)}, as one example of {count} channels without a "
+            f"batch, and normalizes each {what} {over} values, as layer norm does.",
+            f"Use nn.LayerNorm, if that is meant, nn.BatchNorm1d, or give it "
+            f"{seen.x.dim() + 1} axes.",
+            "Choosing axes",
+        )
+
+
+def padding(subject: Subject) -> Iterator[Harm]:
+    """Take padding at the end of sequences away, and compare what is kept."""
+    for seen in subject.seen:
+        if seen.kind not in ("batch", "instance", "group") or seen.x.dim() != 3:
+            continue
+        keep = kept_places(seen.x, seen.more)
+        share = 1 - keep.double().mean().item()
+        if not 0.02 < share < 1:
+            continue
+        norm = copy_of(seen.norm)
+        like = next(norm.parameters(), torch.zeros((), device=seen.x.device))
+
+        def run(x: Tensor, more: More, norm: Any = norm, like: Any = like) -> Tensor:
+            with called(lambda layer, x: layer(x, *more[0], **more[1])):
+                return call(norm, x.to(like.dtype))
+
+        try:
+            part = part_of_padding(run, seen.definition, seen.x, keep, seen.more)
+        except LayerError:
+            part = None
+        if part is None:
+            subject.untested.append(f"padding of {seen.name}: too little is kept.")
+            continue
+        if not part.of:
+            continue
+        rest = {"mean", "variance"} - {*part.of}
+        but = f", not of the {' or '.join(rest)}" if rest else ""
+        yield Harm(
+            RISK,
+            "padding inside the statistics",
+            share,
+            seen.name,
+            "this share of all positions is padding, and part of the "
+            f"{' and the '.join(part.of)}{but}: without it, what is kept changes "
+            f"by {part.change:.2g} of the output.",
+            f"Take the {' and the '.join(part.of)} over what is no padding.",
+            "Variable length",
+        )
+
+
+def _first(count: int) -> str:
+    return (
+        "the first example alone" if count == 1 else f"one of the first {count} alone"
+    )
