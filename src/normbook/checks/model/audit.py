@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from normbook.checks.model import axes, statistics, use, values
+from normbook.checks.model import axes, flow, modes, statistics, use, values
 from normbook.checks.model.harms import LEVELS, Audit, Harm, place_of
 from normbook.checks.model.subject import Subject
 
@@ -18,6 +18,14 @@ TESTS: tuple[Callable[[Subject], Iterator[Harm]], ...] = (
     values.broken,
     use.unregistered,
     use.uncalled,
+    modes.unreached,
+    modes.moved,
+    modes.named_twice,
+    flow.lost,
+    flow.ungraded,
+    flow.overwritten,
+    flow.doubled,
+    flow.unbounded,
     statistics.mixed,
     axes.neighbours,
     axes.not_features,

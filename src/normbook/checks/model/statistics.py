@@ -7,12 +7,12 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from normbook.checks.copies import copy_of
 from normbook.checks.model.harms import NOTE, RISK, WRONG, Harm, place_of, share_of
 from normbook.checks.model.runs import Seen, look, norms_of, output_of
-from normbook.checks.model.subject import Subject
+from normbook.checks.model.subject import Subject, is_frozen
 
 # A gap, or a drift, that the noise of a batch does not explain.
 LARGE_GAP = 0.1
@@ -155,10 +155,10 @@ def gaps(subject: Subject) -> Iterator[Harm]:
     # beside norms that were trained, was forgotten.
     for name, gap, drift, ratio in far:
         norm = subject.original.get_submodule(name)
-        if not (_is_frozen(norm) or (trained and not norm.training)):
+        if not (is_frozen(norm) or (trained and not norm.training)):
             continue
         fresh.remove(name)
-        why = "It is frozen" if _is_frozen(norm) else "It is in evaluation mode"
+        why = "It is frozen" if is_frozen(norm) else "It is in evaluation mode"
         why += ", while other norms of the model saw batches" if trained else ""
         yield Harm(
             RISK,
@@ -192,7 +192,8 @@ def dropped(subject: Subject) -> Iterator[Harm]:
         return seen.x.var([0, *range(2, seen.x.dim())], correction=0) + 1e-12
 
     still = {seen.name: variance(seen) for seen in subject.seen if seen.kind == "batch"}
-    model, logs = copy_of(subject.model).train(), dict[str, list[Tensor]]()
+    model, logs = copy_of(subject.model), dict[str, list[Tensor]]()
+    model.train()
     for _, norm in norms_of(model):
         norm.train()
     for _ in range(PASSES if still else 0):
@@ -250,7 +251,7 @@ def frozen(subject: Subject) -> Iterator[Harm]:
     frozen = [
         name
         for name, norm in norms
-        if norm.training and _is_frozen(norm)
+        if norm.training and is_frozen(norm)
         if isinstance(getattr(norm, "running_mean", None), Tensor)
     ]
     if frozen:
@@ -263,12 +264,13 @@ def frozen(subject: Subject) -> Iterator[Harm]:
             "on, and the batch normalizes.",
             "Call eval() on these layers after each train().",
         )
-    again = copy_of(subject.original).train()
+    again = copy_of(subject.original)
+    again.train()  # its own may return nothing
     undone = [
         name
         for name in subject.names
         if not (norm := subject.original.get_submodule(name)).training
-        if subject.original.training and _is_frozen(norm)
+        if subject.original.training and is_frozen(norm)
         if again.get_submodule(name).training
         if isinstance(getattr(norm, "running_mean", None), Tensor)
     ]
@@ -283,8 +285,3 @@ def frozen(subject: Subject) -> Iterator[Harm]:
             "Call eval() on these layers after each train(), or in a train() of "
             "the model.",
         )
-
-
-def _is_frozen(norm: nn.Module) -> bool:
-    held = [*norm.parameters(recurse=False)]
-    return bool(held) and not any(p.requires_grad for p in held)

@@ -59,3 +59,9 @@ class Subject:
         self.seen = [seen for seen in self.seen if seen.name not in others]
         self.names = [name for name in self.names if name not in others]
         self._must_hold_a_norm()
+
+
+def is_frozen(norm: nn.Module) -> bool:
+    """Return whether a norm has gain or bias, and learns neither."""
+    held = [*norm.parameters(recurse=False)]
+    return bool(held) and not any(p.requires_grad for p in held)

@@ -50,7 +50,8 @@ def uncalled(subject: Subject) -> Iterator[Harm]:
     paths = {*rest, *(name.rpartition(".")[0] for name in rest)}
     parts = {path: model.get_submodule(path) for path in paths}
     in_evaluation = _entered(subject, model, parts)
-    entered = in_evaluation | _entered(subject, model.train(), parts)
+    model.train()
+    entered = in_evaluation | _entered(subject, model, parts)
     if others := [name for name in rest if name in entered]:
         subject.untested.append(
             f"norms called in training only, or with another input than a tensor "
