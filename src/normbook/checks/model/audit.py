@@ -18,6 +18,7 @@ TESTS: tuple[Callable[[Subject], Iterator[Harm]], ...] = (
     values.broken,
     use.unregistered,
     use.uncalled,
+    use.dotted,
     modes.unreached,
     modes.moved,
     modes.named_twice,
@@ -33,12 +34,15 @@ TESTS: tuple[Callable[[Subject], Iterator[Harm]], ...] = (
     axes.read_as_one,
     values.kernels,
     statistics.shared,
+    statistics.several,
     statistics.gaps,
     statistics.dropped,
     statistics.tracked,
     statistics.frozen,
     axes.padding,
     values.small_variances,
+    values.one_by_one,
+    values.around_zero,
     values.silent,
 )
 

@@ -52,20 +52,30 @@ def neighbours(subject: Subject) -> Iterator[Harm]:
     if change < 1e-3:
         return
     whole = {seen.name: seen for seen in look(subject.model, subject.x)}
-    first = next(
-        (
-            seen.name
-            for seen in look(subject.model, few)
-            if seen.y.shape[1:] == whole[seen.name].y.shape[1:]
-            and share_of(seen.y[:1] - whole[seen.name].y[:1], seen.y) > 1e-4
-        ),
-        "the whole model",
-    )
+    met = (s for s in look(subject.model, few) if s.name in whole)
+    first = next((s for s in met if _differs(s.y, whole[s.name].y)), None)
+    if first is None or _differs(first.x, whole[first.name].x):
+        what = f"to {first.name}" if first else "behind all norms"
+        yield Harm(
+            WRONG,
+            "an example depends on its neighbours in evaluation",
+            change,
+            first.name if first else "the whole model",
+            f"{_first(count)} has another output than beside the others, by this "
+            f"share, and already in what comes {what}: the cause is no norm that the "
+            "model registers, but an axis that is taken for the batch, as by "
+            "attention with batch_first=False or a scale and shift spread over "
+            "examples, or a norm of another kind.",
+            "Look at which axis is the batch in front of it, and where outputs of "
+            "norms are scaled.",
+            "Choosing axes",
+        )
+        return
     yield Harm(
         WRONG,
         "an example depends on its neighbours in evaluation",
         change,
-        first,
+        first.name,
         f"{_first(count)} has another output than beside the others, by this "
         "share; it begins here.",
         "Evaluate by running statistics, or normalize each example by itself.",
@@ -166,9 +176,15 @@ def read_as_one(subject: Subject) -> Iterator[Harm]:
 def padding(subject: Subject) -> Iterator[Harm]:
     """Take padding at the end of sequences away, and compare what is kept."""
     for seen in subject.seen:
-        if seen.kind not in ("batch", "instance", "group") or seen.x.dim() != 3:
+        x, whole = seen.x, batch_in(subject.x)
+        if seen.kind == "batch" and x.dim() == 2 and whole is not None:
+            length, rest = divmod(len(x), len(whole))
+            if rest or length < 2:
+                continue
+            x = x.reshape(len(whole), length, -1).transpose(1, 2)
+        if seen.kind not in ("batch", "instance", "group") or x.dim() != 3:
             continue
-        keep = kept_places(seen.x, seen.more)
+        keep = kept_places(x, seen.more)
         share = 1 - keep.double().mean().item()
         if not 0.02 < share < 1:
             continue
@@ -180,7 +196,7 @@ def padding(subject: Subject) -> Iterator[Harm]:
                 return call(norm, x.to(like.dtype))
 
         try:
-            part = part_of_padding(run, seen.definition, seen.x, keep, seen.more)
+            part = part_of_padding(run, seen.definition, x, keep, seen.more)
         except LayerError:
             part = None
         if part is None:
@@ -188,8 +204,8 @@ def padding(subject: Subject) -> Iterator[Harm]:
             continue
         if not part.of:
             continue
-        rest = {"mean", "variance"} - {*part.of}
-        but = f", not of the {' or '.join(rest)}" if rest else ""
+        others = {"mean", "variance"} - {*part.of}
+        but = f", not of the {' or '.join(others)}" if others else ""
         yield Harm(
             RISK,
             "padding inside the statistics",
@@ -201,6 +217,12 @@ def padding(subject: Subject) -> Iterator[Harm]:
             f"Take the {' and the '.join(part.of)} over what is no padding.",
             "Variable length",
         )
+
+
+def _differs(one: Tensor, other: Tensor) -> bool:
+    """Return whether the first example differs, where the shapes are alike."""
+    is_alike = one.shape[1:] == other.shape[1:]
+    return is_alike and share_of(one[:1] - other[:1], one) > 1e-4
 
 
 def _first(count: int) -> str:

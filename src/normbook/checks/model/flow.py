@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from normbook.checks.calls import LayerError
 from normbook.checks.copies import copy_of
 from normbook.checks.model.harms import NOTE, RISK, WRONG, Harm, equal
-from normbook.checks.model.runs import run_on, tensors_in
+from normbook.checks.model.runs import parts_of, run_on, tensors_in
 from normbook.checks.model.subject import Subject
 
 # Shares of what should be there: none of a gradient, and none of a change.
@@ -67,7 +67,7 @@ def steps_of(subject: Subject, model: nn.Module, *, cut: bool = False) -> Steps 
         is_known = first.requires_grad
         return (first if is_known else first.detach().requires_grad_(), *rest)
 
-    parts = dict(model.named_modules())
+    parts = parts_of(model)
     for name in subject.names:
         parts[name].register_forward_pre_hook(watch)
         parts[name].register_forward_hook(note(name))
@@ -112,7 +112,7 @@ def changed(subject: Subject, name: str, *, at_input: bool) -> float:
         return t + t.std() * torch.randn(t.shape, generator=draw).to(t)
 
     before = outputs()
-    norm = dict(model.named_modules())[name]
+    norm = parts_of(model)[name]
     if at_input:
         norm.register_forward_pre_hook(lambda _, x: (noisy(x[0]), *x[1:]))
     else:
@@ -193,7 +193,7 @@ def ungraded(subject: Subject) -> Iterator[Harm]:
         return
     yield from _twice(subject, steps)
     reached = {call.name for call in steps.calls if call.by_y is not None}
-    parts = dict(subject.original.named_modules())
+    parts = parts_of(subject.original)
     for name in dict.fromkeys(call.name for call in steps.calls):
         own = [*parts[name].parameters()]
         if name in reached or not any(p.requires_grad for p in own):
@@ -221,7 +221,7 @@ def _twice(subject: Subject, steps: Steps) -> Iterator[Harm]:
         key = f"{name}.running_mean"
         if key not in after or steps.between[key].equal(after[key]):
             continue
-        momentum = getattr(dict(steps.model.named_modules())[name], "momentum", None)
+        momentum = getattr(parts_of(steps.model)[name], "momentum", None)
         m = momentum if isinstance(momentum, float) else 0.1
         yield Harm(
             NOTE,
@@ -298,7 +298,7 @@ def overwritten(subject: Subject) -> Iterator[Harm]:
     With weights of 0 in all but its norms a residual block returns its skip path.
     """
     model = copy_of(subject.model)
-    parts = dict(model.named_modules())
+    parts = parts_of(model)
     paths = dict.fromkeys(n.rpartition(".")[0] for n in subject.names if "." in n)
     if "" in parts and any("." not in n and n for n in subject.names):
         paths[""] = None
@@ -368,7 +368,7 @@ def _skip_of(
     block: nn.Module, mine: list[str], inside: list[str], args: Any, named: Any
 ) -> tuple[str, list[str]] | None:
     """Return the norm that a block's skip path ends with, and those in front of it."""
-    parts = dict(block.named_modules())
+    parts = parts_of(block)
     spared = {id(p) for n in inside for p in parts[n].parameters()}
     for p in block.parameters():
         if id(p) not in spared:

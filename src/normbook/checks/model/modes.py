@@ -13,7 +13,7 @@ import normbook.checks.layer.recognition as recognition
 from normbook.checks.calls import LayerError
 from normbook.checks.copies import copy_of
 from normbook.checks.model.harms import NOTE, RISK, WRONG, Harm, place_of
-from normbook.checks.model.runs import run_on
+from normbook.checks.model.runs import parts_of, run_on
 from normbook.checks.model.subject import Subject, is_frozen
 
 
@@ -22,7 +22,7 @@ def _modes(subject: Subject, *, training: bool) -> tuple[nn.Module, dict[str, bo
     model = copy_of(subject.original)
     model.train(training)
     called: dict[str, bool] = {}
-    parts = dict(model.named_modules())
+    parts = parts_of(model)
 
     def note(name: str) -> Any:
         return lambda norm, _: called.setdefault(name, norm.training) and None
@@ -36,7 +36,7 @@ def _modes(subject: Subject, *, training: bool) -> tuple[nn.Module, dict[str, bo
 
 def unreached(subject: Subject) -> Iterator[Harm]:
     """Compare the modes of norms with that of the model."""
-    parts = dict(subject.original.named_modules())
+    parts = parts_of(subject.original)
     both = [n for n in subject.names if recognition.kind_of(parts[n]) == "batch"]
     still = copy_of(subject.original)
     still.eval()
@@ -115,7 +115,7 @@ def named_twice(subject: Subject) -> Iterator[Harm]:
     names: dict[nn.Module, list[str]] = {}
     for name, part in subject.original.named_modules(remove_duplicate=False):
         names.setdefault(part, []).append(name)
-    parts = dict(subject.original.named_modules())
+    parts = parts_of(subject.original)
     for name in subject.names:
         held, calls = names[parts[name]], 1 + len(subject.again.get(name, ()))
         if len(held) > 1 and calls > 1:

@@ -7,11 +7,11 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from normbook.checks.copies import copy_of
 from normbook.checks.model.harms import NOTE, RISK, WRONG, Harm, place_of, share_of
-from normbook.checks.model.runs import Seen, look, norms_of, output_of
+from normbook.checks.model.runs import Seen, batch_in, look, norms_of, output_of
 from normbook.checks.model.subject import Subject, is_frozen
 
 # A gap, or a drift, that the noise of a batch does not explain.
@@ -92,6 +92,20 @@ def shared(subject: Subject) -> Iterator[Harm]:
         if apart is None or not apart.is_far:
             continue
         subject.shared.add(seen.name)
+        whole, size = batch_in(subject.x), len(seen.x)
+        if whole is not None and sum(map(len, inputs)) == len(whole) > size:
+            yield Harm(
+                RISK,
+                "a batch norm that gets a batch in parts",
+                size,
+                seen.name,
+                f"it is called {len(inputs)} times, with as many examples at a time, "
+                f"of {len(whole)}. Training normalizes each part by itself: the means "
+                f"differ by up to {apart.means:.2g} sigma, the variances by up to "
+                f"{apart.variances:.3g} times. Evaluation normalizes all alike.",
+                "Call it on the whole batch, or normalize each example by itself.",
+            )
+            continue
         yield Harm(
             RISK,
             "one batch norm in several places",
@@ -134,11 +148,39 @@ def gaps(subject: Subject) -> Iterator[Harm]:
         if is_fresh and count is None and not is_far:
             continue  # it may not use what it holds
         trained += not is_fresh
+        if has_seen_any and not mean.any() and bool((var == 1).all()):
+            yield Harm(
+                RISK,
+                "running statistics that never move",
+                float(count or 0),
+                seen.name,
+                f"after this many batches they are the mean 0 and variance 1 of the "
+                f"start; momentum is {getattr(norm, 'momentum', None)}. Evaluation "
+                "does not normalize.",
+                "Take a momentum above 0, 0.1 say, which is the weight of the new "
+                "batch.",
+                "Moving averages",
+            )
+            continue
         if is_fresh:
             fresh.append(seen.name)
             far += [(seen.name, gap, drift, ratio)] * is_far
             continue
         if not is_far:
+            continue
+        if _is_folded(norm, m, v, n):
+            yield Harm(
+                RISK,
+                "normalizes again what is normalized already",
+                gap,
+                seen.name,
+                "its input has the bias for its mean and the square of the gain for "
+                "its variance, channel by channel, as if it were folded into the "
+                "layer in front. It is applied again, by running statistics that are "
+                f"up to {drift:.2g} sigma and {ratio:.3g} times off.",
+                "Put nn.Identity() in its place when it is folded.",
+                "Moving averages",
+            )
             continue
         yield Harm(
             RISK,
@@ -155,10 +197,13 @@ def gaps(subject: Subject) -> Iterator[Harm]:
     # beside norms that were trained, was forgotten.
     for name, gap, drift, ratio in far:
         norm = subject.original.get_submodule(name)
-        if not (is_frozen(norm) or (trained and not norm.training)):
+        is_learnt = _is_learnt(norm)
+        if not (is_frozen(norm) or is_learnt or (trained and not norm.training)):
             continue
         fresh.remove(name)
         why = "It is frozen" if is_frozen(norm) else "It is in evaluation mode"
+        if is_learnt:
+            why = "Its gain and bias differ by the channel, as learnt or loaded ones"
         why += ", while other norms of the model saw batches" if trained else ""
         yield Harm(
             RISK,
@@ -182,6 +227,60 @@ def gaps(subject: Subject) -> Iterator[Harm]:
             "evaluation normalizes by the mean 0 and variance 1 of the start.",
             "Train, load a checkpoint with its buffers, or recalibrate.",
             "Moving averages",
+        )
+
+
+def _is_learnt(norm: nn.Module) -> bool:
+    """Return whether gain and bias differ by the channel; at the start neither does."""
+    held = [p.detach() for p in norm.parameters(recurse=False) if p.numel() > 1]
+    return len(held) == 2 and all(float(p.std()) > 1e-3 for p in held)
+
+
+def _is_folded(norm: nn.Module, mean: Tensor, var: Tensor, count: float) -> bool:
+    """Return whether an input has the moments that this norm gives its output."""
+    if not _is_learnt(norm):
+        return False
+    gain, bias = (getattr(norm, name, None) for name in ("weight", "bias"))
+    if not (isinstance(gain, Tensor) and isinstance(bias, Tensor)):
+        return False
+    noise = max(LARGE_GAP, STANDARD_ERRORS / count**0.5)
+    off = (mean - bias).abs() / var.sqrt()
+    return bool(off.max() < noise and (gain.square() / var).log().abs().max() < noise)
+
+
+def several(subject: Subject) -> Iterator[Harm]:
+    """Look for a batch that is put together of inputs of different statistics."""
+    whole = batch_in(subject.x)
+    if whole is None or len(whole) < 8:
+        return
+    for seen in subject.seen:
+        parts, rest = divmod(len(seen.x), len(whole))
+        if seen.kind != "batch" or rest or not 2 <= parts <= 4:
+            continue
+        # Of each example, as the positions of one are no independent values.
+        values = seen.x.flatten(2) if seen.x.dim() > 2 else seen.x[..., None]
+        each = torch.stack([values.mean(2), values.square().mean(2)])
+        groups = each.unflatten(1, (parts, len(whole)))
+        var, mean = torch.var_mean(groups, 2)
+        noise = (var.amax(1) / len(whole)).sqrt() * STANDARD_ERRORS * 2
+        apart = mean.amax(1) - mean.amin(1)
+        inputs = [*seen.x.chunk(parts)]
+        drift = _apart(inputs)
+        if drift is None or not (apart > noise + 1e-12).any():
+            continue
+        if drift.means < 0.5 and drift.variances < 2:
+            continue
+        yield Harm(
+            NOTE,
+            "one batch of several inputs",
+            parts,
+            seen.name,
+            f"it gets {len(seen.x)} examples, where x has {len(whole)}, and the "
+            f"{parts} parts differ: the means by up to {drift.means:.2g} sigma, the "
+            f"variances by up to {drift.variances:.3g} times. It normalizes by the "
+            "mixture, and each part tells of the other, as real and generated "
+            "examples for a discriminator.",
+            "Call the model once for each input, or normalize each example by itself.",
         )
 
 

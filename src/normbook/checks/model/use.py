@@ -13,6 +13,7 @@ import normbook.checks.layer.recognition as recognition
 from normbook.checks.calls import LayerError
 from normbook.checks.copies import copy_of
 from normbook.checks.model.harms import NOTE, RISK, WRONG, Harm, equal, place_of
+from normbook.checks.model.runs import dotted as dotted_parts
 from normbook.checks.model.runs import hidden_norms, run_on, tensors_in
 from normbook.checks.model.subject import Subject
 
@@ -38,6 +39,23 @@ def unregistered(subject: Subject) -> Iterator[Harm]:
         f"{f': {of_them} evaluation' if by_batch else ''}.",
         "Put them into nn.ModuleList or nn.ModuleDict.",
     )
+
+
+def dotted(subject: Subject) -> Iterator[Harm]:
+    """Look for norms that setattr put under a path, where nothing calls them."""
+    held = dotted_parts(subject.original)
+    if found := [name for name, part in held.items() if recognition.kind_of(part)]:
+        yield Harm(
+            RISK,
+            "norms under a name with a dot",
+            len(found),
+            place_of(found),
+            f"setattr(model, {found[0]!r}, norm) makes a part of the whole model of "
+            "that name, and leaves what stands at that path as it was: the new norm "
+            "is never called.",
+            "Use model.set_submodule(path, norm), or setattr on the part that holds "
+            "it.",
+        )
 
 
 def uncalled(subject: Subject) -> Iterator[Harm]:

@@ -18,6 +18,8 @@ from normbook.checks.model.subject import Subject
 from normbook.checks.norm_layer import check_norm_layer
 from normbook.checks.unusual.conditions import undisturbed
 
+LARGE_EPS = 0.05  # beyond what any variance needs
+
 
 def broken(subject: Subject) -> Iterator[Harm]:
     """Check each class with each setting once, the smallest of its layers."""
@@ -105,6 +107,55 @@ def kernels(subject: Subject) -> Iterator[Harm]:
         )
 
 
+def one_by_one(subject: Subject) -> Iterator[Harm]:
+    """Look for group norms with a group for each channel."""
+    for seen in subject.seen:
+        groups = getattr(seen.norm, "num_groups", 0)
+        if seen.kind != "group" or not 1 < groups == seen.x.shape[1]:
+            continue
+        if seen.definition.size(tuple(seen.x.shape)) > 1:
+            yield Harm(
+                NOTE,
+                "as many groups as channels",
+                groups,
+                seen.name,
+                "each channel of each example is normalized by itself: this is "
+                "instance norm, and the sizes of channels are lost.",
+                "Take fewer groups, 32 or 16 channels in each say, unless it is "
+                "meant so.",
+                "Choosing axes",
+            )
+
+
+def around_zero(subject: Subject) -> Iterator[Harm]:
+    """Look for gains that were drawn around 0, as weights are."""
+    gains = {}
+    for seen in subject.seen:
+        name = recognition.only_parameter(seen.norm, recognition.GAINS)
+        if name is not None:
+            gain = seen.norm.get_parameter(name).double().flatten()
+            # Of 1 + weight the output is no smaller for a small weight.
+            if float(seen.y.std()) < 0.5 and gain.abs().max() < 0.5:
+                gains[seen.name] = gain
+    for name, gain in gains.items():
+        low = (gain < 0).double().mean().item()
+        size = gain.square().mean().sqrt().item()
+        # Where all norms have such gains no zero at the start of a branch made them.
+        if len(gain) < 8 or not 0.2 < low < 0.8 or not size:
+            continue
+        yield Harm(
+            RISK if len(gains) == len(subject.seen) else NOTE,
+            "gains drawn around 0",
+            size,
+            name,
+            f"{low:.0%} of the gains are below 0, and this is their root mean square: "
+            "they look as if an initialization of weights had drawn them. The norm "
+            "shrinks what it normalizes, and turns signs.",
+            "Begin with gain 1 and bias 0: leave norms out of what draws weights.",
+            "Scale invariance",
+        )
+
+
 def small_variances(subject: Subject) -> Iterator[Harm]:
     """Compare the variances of all calls with eps."""
     for seen in subject.seen:
@@ -117,7 +168,20 @@ def small_variances(subject: Subject) -> Iterator[Harm]:
         var = torch.cat([v.flatten() for v in variances])
         share = (var < eps).double().mean().item()
         of = f", in {len(inputs)} calls," if len(inputs) > 1 else ""
-        if share > 0.01:
+        if eps >= LARGE_EPS:
+            yield Harm(
+                RISK,
+                "an eps as large as a momentum",
+                eps,
+                seen.name,
+                f"eps is added to variances of {var.median():.2g}, and takes "
+                f"{eps / (var.median() + eps):.0%} of what divides. As arguments by "
+                "position, BatchNorm2d(C, 0.8) has eps=0.8, and InstanceNorm2d(C, "
+                "True) eps=1.",
+                "Name the arguments: momentum=..., affine=True; eps stays 1e-5.",
+                "Batch normalization",
+            )
+        elif share > 0.01:
             yield Harm(
                 RISK if share > 0.5 else NOTE,
                 "variances below eps",
