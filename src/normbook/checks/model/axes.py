@@ -12,6 +12,7 @@ from normbook.checks.calls import LayerError, call, called
 from normbook.checks.copies import copy_of
 from normbook.checks.model.harms import RISK, WRONG, Harm, share_of
 from normbook.checks.model.runs import (
+    Seen,
     batch_in,
     lengths_in,
     look,
@@ -48,7 +49,12 @@ def neighbours(subject: Subject) -> Iterator[Harm]:
     if together is None or again is None or not torch.equal(together, again):
         subject.untested.append("neighbours in evaluation: the model is random.")
         return
-    change = 0.0 if alone is None else share_of(together[:1] - alone[:1], together)
+    if alone is None or alone.shape[1:] != together.shape[1:]:
+        subject.untested.append(
+            "neighbours in evaluation: the output compares the examples of a batch."
+        )
+        return
+    change = share_of(together[:1] - alone[:1], together)
     if change < 1e-3:
         return
     whole = {seen.name: seen for seen in look(subject.model, subject.x)}
@@ -99,7 +105,7 @@ def not_features(subject: Subject) -> Iterator[Harm]:
         is_tried |= axis > 0 and bool(others)
         what = "examples" if axis == 0 else "positions"
         for seen in subject.seen:
-            if seen.is_read_as_one:
+            if seen.is_read_as_one or not _has_length(seen):
                 continue
             own, other = sizes.get(seen.name, ()), others.get(seen.name, ())
             for k in seen.definition.parameter_axes(seen.x.dim()):
@@ -217,6 +223,12 @@ def padding(subject: Subject) -> Iterator[Harm]:
             f"Take the {' and the '.join(part.of)} over what is no padding.",
             "Variable length",
         )
+
+
+def _has_length(seen: Seen) -> bool:
+    """Return whether a norm is for one length of the axis of its parameters."""
+    held = any(True for _ in (*seen.norm.parameters(), *seen.norm.buffers()))
+    return held or seen.kind in ("layer", "rms")
 
 
 def _differs(one: Tensor, other: Tensor) -> bool:

@@ -65,24 +65,26 @@ def unreached(subject: Subject) -> Iterator[Harm]:
     begin = {n: part.training for n, part in begun.named_modules()}
     _, called = _modes(subject, training=True)
     for name in both:
-        norm = parts[name]
+        norm: Any = parts[name]
         if called.get(name, True) or is_frozen(norm):
             continue
         if not isinstance(getattr(norm, "running_mean", None), Tensor):
             continue
-        fresh = not norm.running_mean.any() and bool((norm.running_var == 1).all())
+        mean, var = norm.running_mean, norm.running_var
+        fresh = isinstance(var, Tensor) and bool((var == 1).all() and not mean.any())
         how = (
             "a pass of the model puts it into evaluation mode, after train()"
             if begin[name]
             else "train() of the model does not reach it"
         )
+        also = ", and are those of the start: nothing is normalized" if fresh else ""
         yield Harm(
             RISK if fresh else NOTE,
             "in evaluation mode while the model trains",
             1,
             name,
             f"{how}. Its gain and bias are not frozen; its running statistics never "
-            f"move{', and are those of the start: nothing is normalized' * fresh}.",
+            f"move{also}.",
             "Leave it in training mode, or freeze gain and bias, too.",
         )
 

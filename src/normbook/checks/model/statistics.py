@@ -260,7 +260,7 @@ def several(subject: Subject) -> Iterator[Harm]:
         # Of each example, as the positions of one are no independent values.
         values = seen.x.flatten(2) if seen.x.dim() > 2 else seen.x[..., None]
         each = torch.stack([values.mean(2), values.square().mean(2)])
-        groups = each.unflatten(1, (parts, len(whole)))
+        groups = each.reshape(2, parts, len(whole), -1)
         var, mean = torch.var_mean(groups, 2)
         noise = (var.amax(1) / len(whole)).sqrt() * STANDARD_ERRORS * 2
         apart = mean.amax(1) - mean.amin(1)
