@@ -264,6 +264,40 @@ def ids() -> Tensor:
     return words * (torch.arange(12) < lengths)
 
 
+class Reshaped(nn.Module):
+    """Batch norm of (N, T, D) behind a transposition, or behind a reshape."""
+
+    def __init__(self, *, is_transposed: bool) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.linear, self.norm = nn.Linear(8, 8), nn.BatchNorm1d(8)
+        self.is_transposed = is_transposed
+
+    def forward(self, x: Tensor) -> Any:
+        x = self.linear(x)
+        if self.is_transposed:
+            return self.norm(x.transpose(1, 2)).transpose(1, 2)
+        n, t, d = x.shape
+        return self.norm(x.reshape(n, d, t)).reshape(n, t, d)
+
+
+class AsFunction(nn.Module):
+    """Batch norm as a function, which is told the mode, another, or none."""
+
+    def __init__(self, training: bool | None = None) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.told, self.linear, self.norm = training, nn.Linear(8, 8), nn.LayerNorm(8)
+        self.register_buffer("mean", torch.zeros(8))
+        self.register_buffer("var", torch.ones(8))
+
+    def forward(self, x: Tensor) -> Any:
+        told = self.training if self.told is None else self.told
+        mean, var = self.get_buffer("mean"), self.get_buffer("var")
+        y = functional.batch_norm(self.linear(x), mean, var, training=told)
+        return self.norm(y.relu())
+
+
 class Slip(NamedTuple):
     what: str
     level: str
@@ -273,10 +307,6 @@ class Slip(NamedTuple):
     twin: Callable[[], nn.Module]
     x: Any = IMAGES
     of_twin: Any = None  # where it gets another x
-
-
-def kept(model: nn.Module, x: Any) -> Callable[[], nn.Module]:
-    return lambda: trained(model, x)
 
 
 PAIR = drawn(32, 8), 3 + 0.3 * drawn(32, 8, seed=1)
@@ -498,6 +528,33 @@ SLIPS = [
         lambda: trained(Words(is_masked=False), ids()),
         lambda: trained(Words(is_masked=True), ids()),
         ids(),
+    ),
+    Slip(
+        "channels of a norm that are positions",
+        RISK,
+        "norm",
+        "each channel knows few positions",
+        lambda: trained(Reshaped(is_transposed=False), SEQUENCES),
+        lambda: trained(Reshaped(is_transposed=True), SEQUENCES),
+        SEQUENCES,
+    ),
+    Slip(
+        "a function that never normalizes by the batch",
+        RISK,
+        "the whole model",
+        "training=False, its default",
+        lambda: trained(AsFunction(training=False), TABLE),
+        lambda: trained(AsFunction(), TABLE),
+        TABLE,
+    ),
+    Slip(
+        "a function that evaluates by the batch",
+        WRONG,
+        "the whole model",
+        "training=True in evaluation",
+        lambda: trained(AsFunction(training=True), TABLE),
+        lambda: trained(AsFunction(), TABLE),
+        TABLE,
     ),
     Slip(
         NEIGHBOURS,

@@ -57,6 +57,9 @@ Each prints which tests fail and why, unless it is called with ``quiet=True``.
 #   model.use                  which norms are called, held and read
 #   model.axes                 over what norms take their means
 #   model.statistics           running statistics, and evaluation
+#   model.modes                in which mode norms are called
+#   model.functional           batch norms that are called as functions
+#   model.flow                 what becomes of the output of each norm
 #   model.values               each norm by itself: class, eps, gain
 #   model.audit                audit
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from normbook.checks.model import axes, flow, modes, statistics, use, values
+from normbook.checks.model import axes, flow, functional, modes, statistics, use, values
 from normbook.checks.model.harms import LEVELS, Audit, Harm, place_of
 from normbook.checks.model.subject import Subject
 
@@ -20,6 +20,7 @@ TESTS: tuple[Callable[[Subject], Iterator[Harm]], ...] = (
     use.uncalled,
     use.dotted,
     modes.unreached,
+    functional.as_functions,
     modes.moved,
     modes.named_twice,
     flow.lost,
@@ -30,6 +31,7 @@ TESTS: tuple[Callable[[Subject], Iterator[Harm]], ...] = (
     statistics.mixed,
     axes.neighbours,
     axes.not_features,
+    axes.scrambled,
     axes.one_value,
     axes.read_as_one,
     values.kernels,

@@ -210,6 +210,17 @@ def batch_in(x: Any) -> Tensor | None:
     return tensors[0] if len({len(t) for t in tensors}) == 1 else None
 
 
+def with_first(x: Any, first: Tensor) -> Any:
+    """Exchange the first tensor of x."""
+    if isinstance(x, dict):
+        key = next(key for key, t in x.items() if t is not None)
+        return x | {key: first}
+    if isinstance(x, tuple):
+        k = next(k for k, t in enumerate(x) if t is not None)
+        return (*x[:k], first, *x[k + 1 :])
+    return first
+
+
 def narrowed(x: Any, axis: int, length: int) -> Any:
     """Cut an axis of x, and of all its tensors on which it is as long."""
     first = batch_in(x)
