@@ -63,8 +63,15 @@ def audit(model: nn.Module, x: Any, *, quiet: bool = False) -> Audit:
     variances larger, which norms are never called, and whether an example depends on
     its neighbours in evaluation. Norms in lists of Python, which eval() does not reach,
     and weights of convolutions that are standardized for each input channel, or not
-    divided by their deviation, are found. Biases in front of a norm and weight decay
-    are left to general linters such as torch-audit.
+    divided by their deviation, are found.
+
+    A backward pass says what becomes of the output of each norm: whether it is used, or
+    undone by a mean, whether a gradient reaches it, whether recomputing moves running
+    statistics twice. So do blocks without their weights: whether what they add is added
+    to x or to what was normalized. Told, too, are norms in another mode than the model,
+    a norm under several names, batches in parts or of several inputs, norms folded and
+    applied again, and channels that are positions. Biases in front of a norm and weight
+    decay are left to general linters such as torch-audit.
 
     All runs are those of a copy without hooks, on the CPU or where the model is: the
     model itself, its modes and the random numbers stay as they are.

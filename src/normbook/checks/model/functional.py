@@ -8,8 +8,7 @@ from inspect import signature
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
-from torch.nn import functional as F
+from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from normbook.checks.calls import LayerError
