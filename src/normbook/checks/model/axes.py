@@ -160,6 +160,8 @@ def scrambled(subject: Subject) -> Iterator[Harm]:
     length = whole.shape[axis]
     places = sorted({k * (length - 1) // 7 for k in range(8)})
     before = {seen.name: seen for seen in look(subject.model, subject.x)}
+    norms = {seen.name for seen in subject.seen if not seen.is_read_as_one}
+    norms -= subject.displaced  # told already
     reached: dict[str, list[Tensor]] = {}
     for place in places:
         x = with_first(subject.x, _exchanged(whole, axis, place))
@@ -178,7 +180,7 @@ def scrambled(subject: Subject) -> Iterator[Harm]:
     for name, rows in reached.items():
         by_place = torch.stack(rows)
         live = by_place[:, by_place.any(0)].double()
-        if before[name].x.dim() < 3 or name in subject.displaced or not live.numel():
+        if name not in norms or before[name].x.dim() < 3 or not live.numel():
             continue
         share = live.mean().item()
         if share > 0.34 or not by_place.any(1).all():
