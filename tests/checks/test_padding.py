@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from normbook.checks import audit, check_norm_layer
 from normbook.checks.calls import of_the_layer
 from normbook.checks.layer.definitions import Definition
-from normbook.checks.model.audit import RISK, WRONG, Harm
+from normbook.checks.model.harms import RISK, WRONG, Harm
 from normbook.checks.unusual.padding import is_choice, kept_places, part_of_padding
 from normbook.layers.sequences import MaskedBatchNorm1d
 

@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from normbook.checks import check_norm_layer
-from normbook.checks.model.audit import NOTE, RISK, WRONG, Harm, audit
+from normbook.checks.model.audit import audit
+from normbook.checks.model.harms import NOTE, RISK, WRONG, Harm
 
 planted: Any = planted_bugs
 
@@ -334,7 +335,7 @@ def test_each_class_with_its_setting_is_checked_once(monkeypatch: Any) -> None:
         checked.append(layer)
         return check_norm_layer(layer, *of, **settings)
 
-    name = "normbook.checks.model.audit.check_norm_layer"
+    name = "normbook.checks.model.values.check_norm_layer"
     monkeypatch.setattr(name, counted)
     norms = [nn.LayerNorm(8) for _ in range(9)] + [nn.LayerNorm(8, eps=1e-3)]
     audit(nn.Sequential(*norms), drawn(16, 5, 8), quiet=True)

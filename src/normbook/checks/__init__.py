@@ -52,10 +52,20 @@ Each prints which tests fail and why, unless it is called with ``quiet=True``.
 # All norms of a model
 #   model.kernels              weights that convolutions make of their own
 #   model.runs                 the norms of a model, and what they see
+#   model.harms                what may go wrong, and how it is told
+#   model.subject              a copy of a model that was run on the data
+#   model.use                  which norms are called, held and read
+#   model.axes                 over what norms take their means
+#   model.statistics           running statistics, and evaluation
+#   model.modes                in which mode norms are called
+#   model.functional           batch norms that are called as functions
+#   model.flow                 what becomes of the output of each norm
+#   model.values               each norm by itself: class, eps, gain
 #   model.audit                audit
 
 from normbook.checks.measures import Measure, check_smoothness_measure
-from normbook.checks.model.audit import Audit, Harm, audit
+from normbook.checks.model.audit import audit
+from normbook.checks.model.harms import Audit, Harm
 from normbook.checks.norm_layer import check_norm_layer
 
 __all__ = [

@@ -44,7 +44,7 @@ def norms_of(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
     """Yield the innermost modules that are norms by their type or name."""
     found = {
         name: part
-        for name, part in model.named_modules()
+        for name, part in parts_of(model).items()
         if any("norm" in of.__name__.lower() for of in type(part).__mro__)
         and recognition.kind_of(part)
     }
@@ -52,6 +52,22 @@ def norms_of(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
         is_inner = not any(other.startswith(f"{name}.") for other in found) or not name
         if is_inner and (name or len(found) == 1):
             yield name, part
+
+
+def dotted(model: nn.Module) -> dict[str, nn.Module]:
+    """Return the parts that stand under a name with a dot, which is no path."""
+    return {
+        f"{path}.{name}".strip("."): part
+        for path, whole in model.named_modules()
+        for name, part in vars(whole)["_modules"].items()
+        if "." in name and part is not None
+    }
+
+
+def parts_of(model: nn.Module) -> dict[str, nn.Module]:
+    """Return all parts by their paths; what has a dot in its name hides none."""
+    lost = {*dotted(model).values()}
+    return {n: part for n, part in model.named_modules() if part not in lost}
 
 
 def hidden_norms(model: nn.Module) -> dict[str, nn.Module]:
@@ -192,6 +208,17 @@ def batch_in(x: Any) -> Tensor | None:
     if not tensors or not all(isinstance(t, Tensor) and t.dim() for t in tensors):
         return None
     return tensors[0] if len({len(t) for t in tensors}) == 1 else None
+
+
+def with_first(x: Any, first: Tensor) -> Any:
+    """Exchange the first tensor of x."""
+    if isinstance(x, dict):
+        key = next(key for key, t in x.items() if t is not None)
+        return x | {key: first}
+    if isinstance(x, tuple):
+        k = next(k for k, t in enumerate(x) if t is not None)
+        return (*x[:k], first, *x[k + 1 :])
+    return first
 
 
 def narrowed(x: Any, axis: int, length: int) -> Any:

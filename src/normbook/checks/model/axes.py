@@ -1,0 +1,322 @@
+"""Over what the norms of a model take their means."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from normbook.checks.calls import LayerError, call, called
+from normbook.checks.copies import copy_of
+from normbook.checks.model.harms import RISK, WRONG, Harm, share_of
+from normbook.checks.model.runs import (
+    Seen,
+    batch_in,
+    lengths_in,
+    look,
+    narrowed,
+    run_on,
+    tensors_in,
+    with_first,
+)
+from normbook.checks.model.subject import Subject
+from normbook.checks.unusual.padding import More, kept_places, part_of_padding
+
+
+def neighbours(subject: Subject) -> Iterator[Harm]:
+    """Evaluate the first example alone, and find where it first differs."""
+    whole_x = batch_in(subject.x)
+    if whole_x is None or len(whole_x) < 2:
+        why = "all tensors of x must have one length, of two or more."
+        subject.untested.append(f"neighbours in evaluation: {why}")
+        return
+    count, few = 1, narrowed(subject.x, 0, 1)
+    try:
+        run_on(subject.model, few)
+    except LayerError as error:
+        subject.untested.append(f"one example in evaluation: {error}")
+        count = max(2, len(whole_x) // 2)
+        few = narrowed(subject.x, 0, count)
+    try:
+        outputs = (
+            tensors_in(run_on(subject.model, x)) for x in (subject.x, subject.x, few)
+        )
+        together, again, alone = (next(iter(of), None) for of in outputs)
+    except LayerError as error:
+        subject.untested.append(f"neighbours in evaluation: {error}")
+        return
+    if together is None or again is None or not torch.equal(together, again):
+        subject.untested.append("neighbours in evaluation: the model is random.")
+        return
+    if alone is None or alone.shape[1:] != together.shape[1:]:
+        subject.untested.append(
+            "neighbours in evaluation: the output compares the examples of a batch."
+        )
+        return
+    change = share_of(together[:1] - alone[:1], together)
+    if change < 1e-3:
+        return
+    whole = {seen.name: seen for seen in look(subject.model, subject.x)}
+    met = (s for s in look(subject.model, few) if s.name in whole)
+    first = next((s for s in met if _differs(s.y, whole[s.name].y)), None)
+    if first is None or _differs(first.x, whole[first.name].x):
+        what = f"to {first.name}" if first else "behind all norms"
+        yield Harm(
+            WRONG,
+            "an example depends on its neighbours in evaluation",
+            change,
+            first.name if first else "the whole model",
+            f"{_first(count)} has another output than beside the others, by this "
+            f"share, and already in what comes {what}: the cause is no norm that the "
+            "model registers, but an axis that is taken for the batch, as by "
+            "attention with batch_first=False or a scale and shift spread over "
+            "examples, or a norm of another kind.",
+            "Look at which axis is the batch in front of it, and where outputs of "
+            "norms are scaled.",
+            "Choosing axes",
+        )
+        return
+    yield Harm(
+        WRONG,
+        "an example depends on its neighbours in evaluation",
+        change,
+        first.name,
+        f"{_first(count)} has another output than beside the others, by this "
+        "share; it begins here.",
+        "Evaluate by running statistics, or normalize each example by itself.",
+    )
+
+
+def not_features(subject: Subject) -> Iterator[Harm]:
+    """Give fewer examples and positions; what changes length is no feature."""
+    whole_x = batch_in(subject.x)
+    if whole_x is None:
+        why = "all tensors of x must have one length."
+        subject.untested.append(f"axes that are no features: {why}")
+        return
+    lengths = lengths_in(copy_of(subject.model), subject.names)
+    sizes = lengths(subject.x)
+    found, is_tried = {}, False
+    for axis, length in enumerate(whole_x.shape):
+        if length < 4:
+            continue
+        others = lengths(narrowed(subject.x, axis, length // 2))
+        is_tried |= axis > 0 and bool(others)
+        what = "examples" if axis == 0 else "positions"
+        for seen in subject.seen:
+            if seen.is_read_as_one or not _has_length(seen):
+                continue
+            own, other = sizes.get(seen.name, ()), others.get(seen.name, ())
+            for k in seen.definition.parameter_axes(seen.x.dim()):
+                if len(own) == len(other) == seen.x.dim() and own[k] != other[k]:
+                    found[seen.name] = what, k, own[k]
+    if not is_tried and whole_x.dim() > 2:
+        subject.untested.append(
+            "axes that are no features: the model takes one length only."
+        )
+    subject.displaced |= {*found}
+    for name, (what, k, length) in found.items():
+        yield Harm(
+            WRONG,
+            f"normalizes {what}, not features",
+            length,
+            name,
+            f"axis {k} of its input changes with the number of {what} in x, and "
+            "gain and bias differ along it.",
+            "Move the features to the axis that the norm takes for them.",
+            "Choosing axes",
+        )
+
+
+def _axis_of_positions(subject: Subject, x: Tensor) -> int | None:
+    """Return along which axis of x weights are shared, told by the first of them."""
+    if x.dim() == 2 and not x.is_floating_point():
+        return 1
+    found: list[int] = []
+    model = copy_of(subject.model)
+
+    def note(part: nn.Module, inputs: Any) -> None:
+        first = inputs[0] if inputs else None
+        if isinstance(first, Tensor) and first.shape == x.shape and first.equal(x):
+            found.append(2 if isinstance(part, nn.Conv1d) else 1)
+
+    for part in model.modules():
+        if isinstance(part, nn.Linear | nn.Conv1d):
+            part.register_forward_pre_hook(note)
+    with suppress(LayerError):
+        run_on(model, subject.x)
+    return found[0] if found and x.dim() == 3 else None
+
+
+def scrambled(subject: Subject) -> Iterator[Harm]:
+    """Change one position of x at a time, and see which channels of a norm change."""
+    whole = batch_in(subject.x)
+    axis = None if whole is None else _axis_of_positions(subject, whole)
+    if whole is None or axis is None or whole.shape[axis] < 4 or len(whole) < 4:
+        return
+    length = whole.shape[axis]
+    places = sorted({k * (length - 1) // 7 for k in range(8)})
+    before = {seen.name: seen for seen in look(subject.model, subject.x)}
+    norms = {seen.name for seen in subject.seen if not seen.is_read_as_one}
+    norms -= subject.displaced  # told already
+    reached: dict[str, list[Tensor]] = {}
+    for place in places:
+        x = with_first(subject.x, _exchanged(whole, axis, place))
+        try:
+            met = [*look(subject.model, x)]
+        except ValueError:
+            return
+        for seen in met:
+            of = seen.definition.parameter_axes(seen.x.dim())
+            old = before.get(seen.name)
+            if old is None or old.x.shape != seen.x.shape or len(of) != 1:
+                continue
+            rest = [k for k in range(seen.x.dim()) if k != of[0]]
+            change = (seen.x - old.x).abs().amax(rest)
+            reached.setdefault(seen.name, []).append(change > 1e-5 * old.x.std())
+    for name, rows in reached.items():
+        by_place = torch.stack(rows)
+        live = by_place[:, by_place.any(0)].double()
+        if name not in norms or before[name].x.dim() < 3 or not live.numel():
+            continue
+        share = live.mean().item()
+        if share > 0.34 or not by_place.any(1).all():
+            continue
+        yield Harm(
+            RISK,
+            "channels of a norm that are positions",
+            share,
+            name,
+            f"a change at one of {len(places)} positions of x reaches this share of "
+            "its channels, and each channel knows few positions: what is normalized "
+            "together are different features, as where view or reshape stands for a "
+            "transposition.",
+            "Use transpose(1, 2) or permute in front of the norm, and behind it.",
+            "Choosing axes",
+        )
+
+
+def _exchanged(x: Tensor, axis: int, place: int) -> Tensor:
+    """Give each example what another one has at one position."""
+    x = x.clone()
+    row = x.select(axis, place)
+    row.copy_(row.roll(1, 0).clone())
+    return x
+
+
+def one_value(subject: Subject) -> Iterator[Harm]:
+    """Look for norms whose every value is its own mean."""
+    for seen in subject.seen:
+        if seen.definition.size(tuple(seen.x.shape)) != 1 or seen.is_read_as_one:
+            continue
+        of = seen.definition.parameter_axes(seen.x.dim())
+        rest = [k for k in range(seen.x.dim()) if k not in of]
+        spread = seen.y - seen.y.mean(rest, keepdim=True) if rest else 0 * seen.y
+        if float(spread.abs().max()) > 0.01:  # not the bias
+            subject.untested.append(
+                f"{type(seen.norm).__name__} at {seen.name}: a "
+                f"{seen.definition.name} of an input of shape "
+                f"{tuple(seen.x.shape)} would be its bias, and is not."
+            )
+            continue
+        yield Harm(
+            WRONG,
+            "a mean over one value",
+            1,
+            seen.name,
+            "each value is its own mean, and the output is the bias, whatever x is.",
+            "Normalize over more channels or positions.",
+            "Choosing axes",
+        )
+
+
+def read_as_one(subject: Subject) -> Iterator[Harm]:
+    """Look for instance norms of torch that take the examples for channels."""
+    whole = batch_in(subject.x)
+    for seen in subject.seen:
+        size = getattr(seen.norm, "num_features", None)
+        count, features, *_ = seen.x.shape
+        is_batch = whole is not None and len(whole) == count
+        if not seen.is_read_as_one or features != size or not is_batch:
+            continue
+        over = " x ".join(map(str, seen.x.shape[1:]))
+        what = "row over its" if seen.x.dim() == 2 else "example over all its"
+        yield Harm(
+            WRONG,
+            "takes the examples for the channels of one",
+            count,
+            seen.name,
+            f"torch reads an input of {seen.x.dim()} axes, "
+            f"{tuple(seen.x.shape)}, as one example of {count} channels without a "
+            f"batch, and normalizes each {what} {over} values, as layer norm does.",
+            f"Use nn.LayerNorm, if that is meant, nn.BatchNorm1d, or give it "
+            f"{seen.x.dim() + 1} axes.",
+            "Choosing axes",
+        )
+
+
+def padding(subject: Subject) -> Iterator[Harm]:
+    """Take padding at the end of sequences away, and compare what is kept."""
+    for seen in subject.seen:
+        x, whole = seen.x, batch_in(subject.x)
+        if seen.kind == "batch" and x.dim() == 2 and whole is not None:
+            length, rest = divmod(len(x), len(whole))
+            if rest or length < 2:
+                continue
+            x = x.reshape(len(whole), length, -1).transpose(1, 2)
+        if seen.kind not in ("batch", "instance", "group") or x.dim() != 3:
+            continue
+        keep = kept_places(x, seen.more)
+        share = 1 - keep.double().mean().item()
+        if not 0.02 < share < 1:
+            continue
+        norm = copy_of(seen.norm)
+        like = next(norm.parameters(), torch.zeros((), device=seen.x.device))
+
+        def run(x: Tensor, more: More, norm: Any = norm, like: Any = like) -> Tensor:
+            with called(lambda layer, x: layer(x, *more[0], **more[1])):
+                return call(norm, x.to(like.dtype))
+
+        try:
+            part = part_of_padding(run, seen.definition, x, keep, seen.more)
+        except LayerError:
+            part = None
+        if part is None:
+            subject.untested.append(f"padding of {seen.name}: too little is kept.")
+            continue
+        if not part.of:
+            continue
+        others = {"mean", "variance"} - {*part.of}
+        but = f", not of the {' or '.join(others)}" if others else ""
+        yield Harm(
+            RISK,
+            "padding inside the statistics",
+            share,
+            seen.name,
+            "this share of all positions is padding, and part of the "
+            f"{' and the '.join(part.of)}{but}: without it, what is kept changes "
+            f"by {part.change:.2g} of the output.",
+            f"Take the {' and the '.join(part.of)} over what is no padding.",
+            "Variable length",
+        )
+
+
+def _has_length(seen: Seen) -> bool:
+    """Return whether a norm is for one length of the axis of its parameters."""
+    held = any(True for _ in (*seen.norm.parameters(), *seen.norm.buffers()))
+    return held or seen.kind in ("layer", "rms")
+
+
+def _differs(one: Tensor, other: Tensor) -> bool:
+    """Return whether the first example differs, where the shapes are alike."""
+    is_alike = one.shape[1:] == other.shape[1:]
+    return is_alike and share_of(one[:1] - other[:1], one) > 1e-4
+
+
+def _first(count: int) -> str:
+    return (
+        "the first example alone" if count == 1 else f"one of the first {count} alone"
+    )

@@ -1,0 +1,91 @@
+"""Batch norms that a model calls as functions, outside of its norms."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import suppress
+from inspect import signature
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from normbook.checks.calls import LayerError
+from normbook.checks.copies import copy_of
+from normbook.checks.model.harms import RISK, WRONG, Harm
+from normbook.checks.model.runs import parts_of, run_on
+from normbook.checks.model.subject import Subject
+
+
+class Use(NamedTuple):
+    """A call of the function: where, and with which statistics."""
+
+    place: str
+    by_batch: bool
+    mean: Tensor | None
+    var: Tensor | None
+
+    @property
+    def is_fresh(self) -> bool:
+        """Return whether it has running statistics, and they saw no batch."""
+        if self.mean is None or self.var is None:
+            return False
+        return not self.mean.any() and bool((self.var == 1).all())
+
+
+def _uses(subject: Subject, *, training: bool) -> list[Use]:
+    """Run a copy in one mode, and note the calls outside of all norms."""
+    model = copy_of(subject.original)
+    model.train(training)
+    inside: list[str] = []
+    found: dict[str, Use] = {}
+    norms = {*subject.names}
+
+    class Noting(TorchFunctionMode):
+        def __torch_function__(
+            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            kwargs = kwargs or {}
+            if func is nn.functional.batch_norm and not norms & {*inside}:
+                given = signature(func).bind(*args, **kwargs).arguments
+                by_batch = bool(given.get("training", False))
+                statistics = given["running_mean"], given["running_var"]
+                if len(given["input"]) > 1:  # of one it may be that of a weight
+                    place = inside[-1] if inside else ""
+                    found.setdefault(place, Use(place, by_batch, *statistics))
+            return func(*args, **kwargs)
+
+    for name, part in parts_of(model).items():
+        part.register_forward_pre_hook(lambda *_, name=name: inside.append(name))
+        part.register_forward_hook(lambda *_: (inside.pop(), None)[1])
+    with suppress(LayerError), torch.random.fork_rng(), Noting():
+        run_on(model, subject.x)
+    return [*found.values()]
+
+
+def as_functions(subject: Subject) -> Iterator[Harm]:
+    """Compare how the function is called in training and in evaluation."""
+    stuck = {u.place for u in _uses(subject, training=True) if not u.by_batch}
+    for use in _uses(subject, training=False):
+        place = use.place or "the whole model"
+        if use.by_batch:
+            yield Harm(
+                WRONG,
+                "a function that evaluates by the batch",
+                1,
+                place,
+                "functional.batch_norm is called with training=True in evaluation.",
+                "Pass training=self.training, and running statistics.",
+            )
+        elif use.place in stuck and use.is_fresh:
+            yield Harm(
+                RISK,
+                "a function that never normalizes by the batch",
+                1,
+                place,
+                "functional.batch_norm is called with training=False, its default, in "
+                "training, too: its running statistics stay at mean 0 and variance 1, "
+                "and nothing is normalized.",
+                "Pass training=self.training.",
+            )

@@ -1,0 +1,147 @@
+"""In which mode norms are called, and what a pass changes that it should not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import normbook.checks.layer.recognition as recognition
+from normbook.checks.calls import LayerError
+from normbook.checks.copies import copy_of
+from normbook.checks.model.harms import NOTE, RISK, WRONG, Harm, place_of
+from normbook.checks.model.runs import parts_of, run_on
+from normbook.checks.model.subject import Subject, is_frozen
+
+
+def _modes(subject: Subject, *, training: bool) -> tuple[nn.Module, dict[str, bool]]:
+    """Put a copy into a mode, run it, and return in which its norms were called."""
+    model = copy_of(subject.original)
+    model.train(training)
+    called: dict[str, bool] = {}
+    parts = parts_of(model)
+
+    def note(name: str) -> Any:
+        return lambda norm, _: called.setdefault(name, norm.training) and None
+
+    for name in subject.names:
+        parts[name].register_forward_pre_hook(note(name))
+    with suppress(LayerError), torch.random.fork_rng():
+        run_on(model, subject.x)
+    return model, called
+
+
+def unreached(subject: Subject) -> Iterator[Harm]:
+    """Compare the modes of norms with that of the model."""
+    parts = parts_of(subject.original)
+    both = [n for n in subject.names if recognition.kind_of(parts[n]) == "batch"]
+    still = copy_of(subject.original)
+    still.eval()
+    left = {n: part.training for n, part in still.named_modules()}
+    _, called = _modes(subject, training=False)
+    for name in both:
+        if not called.get(name, left[name]):
+            continue
+        how = (
+            "model.eval() leaves it in training mode: a train() of the model's own "
+            "does not call those of its parts"
+            if left[name]
+            else "a pass of the model puts it into training mode, after eval()"
+        )
+        yield Harm(
+            WRONG,
+            "in training mode while the model evaluates",
+            1,
+            name,
+            f"{how}. It normalizes by the batch, and its running statistics move.",
+            "Call super().train(mode) in train(), return self, and change the mode of "
+            "dropout alone where dropout is to stay.",
+        )
+    begun = copy_of(subject.original)
+    begun.train()
+    begin = {n: part.training for n, part in begun.named_modules()}
+    _, called = _modes(subject, training=True)
+    for name in both:
+        norm: Any = parts[name]
+        if called.get(name, True) or is_frozen(norm):
+            continue
+        if not isinstance(getattr(norm, "running_mean", None), Tensor):
+            continue
+        mean, var = norm.running_mean, norm.running_var
+        fresh = isinstance(var, Tensor) and bool((var == 1).all() and not mean.any())
+        how = (
+            "a pass of the model puts it into evaluation mode, after train()"
+            if begin[name]
+            else "train() of the model does not reach it"
+        )
+        also = ", and are those of the start: nothing is normalized" if fresh else ""
+        yield Harm(
+            RISK if fresh else NOTE,
+            "in evaluation mode while the model trains",
+            1,
+            name,
+            f"{how}. Its gain and bias are not frozen; its running statistics never "
+            f"move{also}.",
+            "Leave it in training mode, or freeze gain and bias, too.",
+        )
+
+
+def moved(subject: Subject) -> Iterator[Harm]:
+    """Look for parameters that a forward pass changes."""
+    model, _ = _modes(subject, training=True)
+    old = dict(subject.original.named_parameters())
+    found = [
+        name
+        for name, p in model.named_parameters()
+        if p.requires_grad and not torch.equal(p, old[name].to(p))
+    ]
+    if found:
+        yield Harm(
+            RISK,
+            "parameters that a forward pass changes",
+            len(found),
+            place_of(found),
+            "a pass without an optimizer writes into them: what is standardized in "
+            "place has no gradient through its statistics, and another pass gives "
+            "another output.",
+            "Compute the standardized weight from the parameter in each pass.",
+            "Scale invariance",
+        )
+
+
+def named_twice(subject: Subject) -> Iterator[Harm]:
+    """Look for one norm under several names, and gains that norms share."""
+    names: dict[nn.Module, list[str]] = {}
+    for name, part in subject.original.named_modules(remove_duplicate=False):
+        names.setdefault(part, []).append(name)
+    parts = parts_of(subject.original)
+    for name in subject.names:
+        held, calls = names[parts[name]], 1 + len(subject.again.get(name, ()))
+        if len(held) > 1 and calls > 1:
+            yield Harm(
+                NOTE,
+                "one norm under several names",
+                len(held),
+                name,
+                f"{', '.join(held):.120} are one module, called {calls} times: they "
+                "share gain and bias, as [block] * n shares all.",
+                "Make each anew, as [make() for _ in range(n)], unless they are to be "
+                "tied.",
+            )
+    owners: dict[Tensor, list[str]] = {}
+    for name in subject.names:
+        for key, p in parts[name].named_parameters():
+            owners.setdefault(p, []).append(f"{name}.{key}")
+    tied = [paths for paths in owners.values() if len(paths) > 1]
+    for paths in tied:
+        yield Harm(
+            NOTE,
+            "gains or biases that norms share",
+            len(paths),
+            paths[0].rpartition(".")[0],
+            f"{', '.join(paths):.160} are one parameter.",
+            "Give each norm parameters of its own, unless they are to be tied.",
+        )

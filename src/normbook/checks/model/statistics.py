@@ -1,0 +1,386 @@
+"""How running statistics came about, and what evaluation makes of them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from normbook.checks.copies import copy_of
+from normbook.checks.model.harms import NOTE, RISK, WRONG, Harm, place_of, share_of
+from normbook.checks.model.runs import Seen, batch_in, look, norms_of, output_of
+from normbook.checks.model.subject import Subject, is_frozen
+
+# A gap, or a drift, that the noise of a batch does not explain.
+LARGE_GAP = 0.1
+STANDARD_ERRORS = 5
+# A factor of variances, over channels, that matters; passes with dropout.
+MORE, PASSES = 1.1, 4
+
+
+class _Apart(NamedTuple):
+    """How far the channels of several inputs are from each other."""
+
+    means: float  # in deviations
+    variances: float  # a ratio
+    is_far: bool  # beyond what the noise of a batch explains
+
+
+def _apart(inputs: list[Tensor]) -> _Apart | None:
+    """Compare means and variances; None where there are no channels to compare."""
+    if len({x.shape[1] for x in inputs}) != 1 or len(inputs) < 2:
+        return None
+    moments = [torch.var_mean(x, [0, *range(2, x.dim())]) for x in inputs]
+    var, mean = (torch.stack(of) for of in zip(*moments, strict=True))
+    var = var + 1e-12
+    drift = float(((mean.amax(0) - mean.amin(0)) / var.amin(0).sqrt()).max())
+    ratio = float((var.amax(0) / var.amin(0)).max())
+    # As many standard errors as a batch may err by, of mean and of variance.
+    noise = STANDARD_ERRORS / min(x.numel() / x.shape[1] for x in inputs) ** 0.5
+    is_far = drift >= max(LARGE_GAP, noise) or ratio >= 1 + max(LARGE_GAP, 2 * noise)
+    return _Apart(drift, ratio, is_far)
+
+
+def mixed(subject: Subject) -> Iterator[Harm]:
+    """Look for running statistics into which several norms write."""
+    owners: dict[tuple[int, int], list[str]] = {}
+    for path, buffer in subject.moved.items():
+        key = buffer.untyped_storage().data_ptr(), int(buffer.storage_offset())
+        owners.setdefault(key, []).append(path)
+    pairs: dict[tuple[str, ...], list[str]] = {}
+    for paths in owners.values():
+        names = tuple(path.rpartition(".")[0] for path in paths)
+        if len(names) > 1:
+            pairs.setdefault(names, []).append(paths[0].rpartition(".")[2])
+    at = {seen.name: seen for seen in subject.seen}
+    for names, buffers in pairs.items():
+        apart = _apart([at[name].x for name in names if name in at])
+        if apart is None:
+            continue
+        subject.shared |= {*names}
+        differ = (
+            f"What comes to them differs: the means by up to {apart.means:.2g} "
+            f"sigma, the variances by up to {apart.variances:.3g} times, and "
+            "evaluation normalizes neither as training does."
+            if apart.is_far
+            else "On x the places are alike."
+        )
+        yield Harm(
+            WRONG if apart.is_far else RISK,
+            "norms that write into the same running statistics",
+            len(names),
+            " and ".join(names) if len(names) < 3 else place_of([*names]),
+            f"{' and '.join(buffers)} are the same memory in them, a mixture of "
+            f"several places. {differ}",
+            "Give each norm buffers of its own: register_buffer(name, tensor.clone()).",
+            "Moving averages",
+        )
+
+
+def shared(subject: Subject) -> Iterator[Harm]:
+    """Compare what comes to a batch norm in several places of one pass."""
+    for seen in subject.seen:
+        if seen.kind != "batch" or seen.name not in subject.again:
+            continue
+        if not isinstance(getattr(seen.norm, "running_mean", None), Tensor):
+            continue
+        inputs = [seen.x, *subject.again[seen.name]]
+        apart = _apart(inputs)
+        if apart is None or not apart.is_far:
+            continue
+        subject.shared.add(seen.name)
+        whole, size = batch_in(subject.x), len(seen.x)
+        if whole is not None and sum(map(len, inputs)) == len(whole) > size:
+            yield Harm(
+                RISK,
+                "a batch norm that gets a batch in parts",
+                size,
+                seen.name,
+                f"it is called {len(inputs)} times, with as many examples at a time, "
+                f"of {len(whole)}. Training normalizes each part by itself: the means "
+                f"differ by up to {apart.means:.2g} sigma, the variances by up to "
+                f"{apart.variances:.3g} times. Evaluation normalizes all alike.",
+                "Call it on the whole batch, or normalize each example by itself.",
+            )
+            continue
+        yield Harm(
+            RISK,
+            "one batch norm in several places",
+            len(inputs),
+            seen.name,
+            f"its inputs there differ: the means by up to {apart.means:.2g} sigma, "
+            f"the variances by up to {apart.variances:.3g} times. The running "
+            "statistics mix them, and evaluation normalizes neither as training "
+            "does.",
+            "Give each place a batch norm of its own; weights around it may be shared.",
+        )
+
+
+def gaps(subject: Subject) -> Iterator[Harm]:
+    """Compare evaluation with training at each layer, on the same input."""
+    fresh, trained = [], 0
+    far: list[tuple[str, float, float, float]] = []
+    for seen in subject.seen:
+        norm = copy_of(subject.model.get_submodule(seen.name))
+        mean, var = (getattr(norm, f"running_{of}", None) for of in ("mean", "var"))
+        if not (isinstance(mean, Tensor) and isinstance(var, Tensor)):
+            continue
+        if seen.kind != "batch" or mean.numel() != seen.x.shape[1]:
+            continue
+        if seen.name in subject.shared:  # told by its own harm
+            continue
+        count = getattr(norm, "num_batches_tracked", None)
+        has_seen_any = isinstance(count, Tensor) and bool(count > 0)
+        is_fresh = not has_seen_any and not mean.any() and bool((var == 1).all())
+        y = seen.y
+        if not seen.norm.training:  # the model itself put it into evaluation mode
+            y = output_of(copy_of(seen.norm).train(), seen.x)
+        gap = share_of(output_of(norm, seen.x) - y, y, of="norm")
+        v, m = torch.var_mean(seen.x, [0, *range(2, seen.x.dim())])
+        n = seen.x.numel() / seen.x.shape[1]
+        drift = ((mean.double() - m).abs() / (v + 1e-12).sqrt()).max().item()
+        ratios = (var.double() + 1e-12) / (v + 1e-12)
+        ratio = torch.maximum(ratios, 1 / ratios).max().item()
+        is_far = gap >= LARGE_GAP and gap >= STANDARD_ERRORS / n**0.5
+        if is_fresh and count is None and not is_far:
+            continue  # it may not use what it holds
+        trained += not is_fresh
+        if has_seen_any and not mean.any() and bool((var == 1).all()):
+            yield Harm(
+                RISK,
+                "running statistics that never move",
+                float(count or 0),
+                seen.name,
+                f"after this many batches they are the mean 0 and variance 1 of the "
+                f"start; momentum is {getattr(norm, 'momentum', None)}. Evaluation "
+                "does not normalize.",
+                "Take a momentum above 0, 0.1 say, which is the weight of the new "
+                "batch.",
+                "Moving averages",
+            )
+            continue
+        if is_fresh:
+            fresh.append(seen.name)
+            far += [(seen.name, gap, drift, ratio)] * is_far
+            continue
+        if not is_far:
+            continue
+        if _is_folded(norm, m, v, n):
+            yield Harm(
+                RISK,
+                "normalizes again what is normalized already",
+                gap,
+                seen.name,
+                "its input has the bias for its mean and the square of the gain for "
+                "its variance, channel by channel, as if it were folded into the "
+                "layer in front. It is applied again, by running statistics that are "
+                f"up to {drift:.2g} sigma and {ratio:.3g} times off.",
+                "Put nn.Identity() in its place when it is folded.",
+                "Moving averages",
+            )
+            continue
+        yield Harm(
+            RISK,
+            "evaluation differs from training",
+            gap,
+            seen.name,
+            "by this share of the output, on the same input. The running mean is "
+            f"up to {drift:.2g} sigma from the mean of x, the variances are up to "
+            f"{ratio:.3g} times each other's.",
+            "Recalibrate with normbook.layers.recalibrate, or use larger batches.",
+            "Moving averages",
+        )
+    # What is yet to be trained is no risk; what is frozen, or in evaluation mode
+    # beside norms that were trained, was forgotten.
+    for name, gap, drift, ratio in far:
+        norm = subject.original.get_submodule(name)
+        is_learnt = _is_learnt(norm)
+        if not (is_frozen(norm) or is_learnt or (trained and not norm.training)):
+            continue
+        fresh.remove(name)
+        why = "It is frozen" if is_frozen(norm) else "It is in evaluation mode"
+        if is_learnt:
+            why = "Its gain and bias differ by the channel, as learnt or loaded ones"
+        why += ", while other norms of the model saw batches" if trained else ""
+        yield Harm(
+            RISK,
+            "running statistics that saw no batch, far from those of x",
+            gap,
+            name,
+            "evaluation normalizes by the mean 0 and variance 1 of the start, and "
+            "the output differs by this share from that by the statistics of x: "
+            f"means up to {drift:.2g} sigma from 0, variances up to {ratio:.3g} "
+            f"times. {why}.",
+            "Copy or average buffers as parameters are, where this is a teacher or "
+            "a copy; or load them, or recalibrate.",
+            "Moving averages",
+        )
+    if fresh:
+        yield Harm(
+            NOTE,
+            "running statistics that saw no batch",
+            len(fresh),
+            place_of(fresh),
+            "evaluation normalizes by the mean 0 and variance 1 of the start.",
+            "Train, load a checkpoint with its buffers, or recalibrate.",
+            "Moving averages",
+        )
+
+
+def _is_learnt(norm: nn.Module) -> bool:
+    """Return whether gain and bias differ by the channel; at the start neither does."""
+    held = [p.detach() for p in norm.parameters(recurse=False) if p.numel() > 1]
+    return len(held) == 2 and all(float(p.std()) > 1e-3 for p in held)
+
+
+def _is_folded(norm: nn.Module, mean: Tensor, var: Tensor, count: float) -> bool:
+    """Return whether an input has the moments that this norm gives its output."""
+    if not _is_learnt(norm):
+        return False
+    gain, bias = (getattr(norm, name, None) for name in ("weight", "bias"))
+    if not (isinstance(gain, Tensor) and isinstance(bias, Tensor)):
+        return False
+    noise = max(LARGE_GAP, STANDARD_ERRORS / count**0.5)
+    off = (mean - bias).abs() / var.sqrt()
+    return bool(off.max() < noise and (gain.square() / var).log().abs().max() < noise)
+
+
+def several(subject: Subject) -> Iterator[Harm]:
+    """Look for a batch that is put together of inputs of different statistics."""
+    whole = batch_in(subject.x)
+    if whole is None or len(whole) < 8:
+        return
+    for seen in subject.seen:
+        parts, rest = divmod(len(seen.x), len(whole))
+        if seen.kind != "batch" or rest or not 2 <= parts <= 4:
+            continue
+        # Of each example, as the positions of one are no independent values.
+        values = seen.x.flatten(2) if seen.x.dim() > 2 else seen.x[..., None]
+        each = torch.stack([values.mean(2), values.square().mean(2)])
+        groups = each.reshape(2, parts, len(whole), -1)
+        var, mean = torch.var_mean(groups, 2)
+        noise = (var.amax(1) / len(whole)).sqrt() * STANDARD_ERRORS * 2
+        apart = mean.amax(1) - mean.amin(1)
+        inputs = [*seen.x.chunk(parts)]
+        drift = _apart(inputs)
+        if drift is None or not (apart > noise + 1e-12).any():
+            continue
+        if drift.means < 0.5 and drift.variances < 2:
+            continue
+        yield Harm(
+            NOTE,
+            "one batch of several inputs",
+            parts,
+            seen.name,
+            f"it gets {len(seen.x)} examples, where x has {len(whole)}, and the "
+            f"{parts} parts differ: the means by up to {drift.means:.2g} sigma, the "
+            f"variances by up to {drift.variances:.3g} times. It normalizes by the "
+            "mixture, and each part tells of the other, as real and generated "
+            "examples for a discriminator.",
+            "Call the model once for each input, or normalize each example by itself.",
+        )
+
+
+def dropped(subject: Subject) -> Iterator[Harm]:
+    """Compare the variances at batch norms with dropout and without."""
+
+    def variance(seen: Seen) -> Tensor:
+        return seen.x.var([0, *range(2, seen.x.dim())], correction=0) + 1e-12
+
+    still = {seen.name: variance(seen) for seen in subject.seen if seen.kind == "batch"}
+    model, logs = copy_of(subject.model), dict[str, list[Tensor]]()
+    model.train()
+    for _, norm in norms_of(model):
+        norm.train()
+    for _ in range(PASSES if still else 0):
+        try:
+            met = [*look(copy_of(model), subject.x)]
+        except ValueError:  # as one that needs targets in training
+            subject.untested.append("dropout: in training the model refuses x.")
+            return
+        for seen in met:
+            if seen.name in still and seen.x.shape[1:2] == still[seen.name].shape:
+                log = (variance(seen) / still[seen.name]).log().mean()
+                logs.setdefault(seen.name, []).append(log)
+        if all(max(of) < math.log(MORE) for of in logs.values()):
+            return
+    for name, of in logs.items():
+        norm = subject.model.get_submodule(name)
+        ratio = float(torch.stack(of).mean().exp())
+        is_tracked = isinstance(getattr(norm, "running_var", None), Tensor)
+        if ratio >= MORE and is_tracked and name not in subject.shared:
+            yield Harm(
+                NOTE,
+                "dropout in front, which makes variances larger",
+                ratio,
+                name,
+                "by this factor, on the same x, and in training alone. The running "
+                "variance takes it in, so that evaluation divides by too much.",
+                "Put the dropout behind the last batch norm, or take layer norm.",
+            )
+
+
+def tracked(subject: Subject) -> Iterator[Harm]:
+    """Compare evaluation with training where instance norm has both."""
+    for seen in subject.seen:
+        is_tracked = getattr(seen.norm, "track_running_stats", False)
+        if seen.kind != "instance" or not is_tracked:
+            continue
+        y = output_of(copy_of(subject.model.get_submodule(seen.name)), seen.x)
+        gap = share_of(y - seen.y, seen.y, of="norm")
+        if gap < LARGE_GAP:
+            continue
+        yield Harm(
+            RISK,
+            "instance norm that evaluates by running statistics",
+            gap,
+            seen.name,
+            "evaluation normalizes all examples by one mean and variance, as batch "
+            "norm does, and differs from training by this share of the output.",
+            "Leave track_running_stats=False.",
+        )
+
+
+def frozen(subject: Subject) -> Iterator[Harm]:
+    """Look at the model as it is given: what is frozen, and in which mode."""
+    norms = ((name, subject.original.get_submodule(name)) for name in subject.names)
+    frozen = [
+        name
+        for name, norm in norms
+        if norm.training and is_frozen(norm)
+        if isinstance(getattr(norm, "running_mean", None), Tensor)
+    ]
+    if frozen:
+        yield Harm(
+            RISK,
+            "frozen, but in training mode",
+            len(frozen),
+            place_of(frozen),
+            "requires_grad=False stops gain and bias. The running statistics move "
+            "on, and the batch normalizes.",
+            "Call eval() on these layers after each train().",
+        )
+    again = copy_of(subject.original)
+    again.train()  # its own may return nothing
+    undone = [
+        name
+        for name in subject.names
+        if not (norm := subject.original.get_submodule(name)).training
+        if subject.original.training and is_frozen(norm)
+        if again.get_submodule(name).training
+        if isinstance(getattr(norm, "running_mean", None), Tensor)
+    ]
+    if undone:
+        yield Harm(
+            NOTE,
+            "frozen until the next train()",
+            len(undone),
+            place_of(undone),
+            "gain and bias are frozen, and eval() stops the running statistics; "
+            "train() of the model undoes that, and they move on.",
+            "Call eval() on these layers after each train(), or in a train() of "
+            "the model.",
+        )

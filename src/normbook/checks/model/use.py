@@ -1,0 +1,154 @@
+"""Which norms a model calls, holds and reads."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import normbook.checks.layer.recognition as recognition
+from normbook.checks.calls import LayerError
+from normbook.checks.copies import copy_of
+from normbook.checks.model.harms import NOTE, RISK, WRONG, Harm, equal, place_of
+from normbook.checks.model.runs import dotted as dotted_parts
+from normbook.checks.model.runs import hidden_norms, run_on, tensors_in
+from normbook.checks.model.subject import Subject
+
+
+def unregistered(subject: Subject) -> Iterator[Harm]:
+    """Look for norms in lists and dicts, and whether the model calls them."""
+    model = copy_of(subject.model)
+    if not (hidden := hidden_norms(model)):
+        return
+    called = _entered(subject, model, hidden)
+    if not (found := [name for name in hidden if name in called]):
+        return
+    missed = [hidden[name] for name in found if hidden[name].training]
+    by_batch = sum(recognition.kind_of(norm) == "batch" for norm in missed)
+    of_them = f"{by_batch} of them normalize{'s' * (by_batch == 1)} by the batch in"
+    yield Harm(
+        WRONG if missed else NOTE,  # in evaluation mode perhaps on purpose
+        "norms that are not registered",
+        len(found),
+        place_of(found),
+        "they stand in a list or dict of Python, where parameters(), state_dict() "
+        "and to() do not see them, nor eval()"
+        f"{f': {of_them} evaluation' if by_batch else ''}.",
+        "Put them into nn.ModuleList or nn.ModuleDict.",
+    )
+
+
+def dotted(subject: Subject) -> Iterator[Harm]:
+    """Look for norms that setattr put under a path, where nothing calls them."""
+    held = dotted_parts(subject.original)
+    if found := [name for name, part in held.items() if recognition.kind_of(part)]:
+        yield Harm(
+            RISK,
+            "norms under a name with a dot",
+            len(found),
+            place_of(found),
+            f"setattr(model, {found[0]!r}, norm) makes a part of the whole model of "
+            "that name, and leaves what stands at that path as it was: the new norm "
+            "is never called.",
+            "Use model.set_submodule(path, norm), or setattr on the part that holds "
+            "it.",
+        )
+
+
+def uncalled(subject: Subject) -> Iterator[Harm]:
+    """Name the norms that a pass does not use, in neither mode."""
+    met = {seen.name for seen in subject.seen}
+    rest = [name for name in subject.names if name not in met]
+    if not rest:
+        return
+    model = copy_of(subject.model)
+    paths = {*rest, *(name.rpartition(".")[0] for name in rest)}
+    parts = {path: model.get_submodule(path) for path in paths}
+    in_evaluation = _entered(subject, model, parts)
+    model.train()
+    entered = in_evaluation | _entered(subject, model, parts)
+    if others := [name for name in rest if name in entered]:
+        subject.untested.append(
+            f"norms called in training only, or with another input than a tensor "
+            f"of two axes or more: {', '.join(others):.160}."
+        )
+    idle = [name for name in rest if name not in entered]
+    some = idle if _is_read(subject, idle) else []
+    read = [name for name in some if _is_read(subject, [name])]
+    if read:
+        subject.untested.append(
+            f"norms whose parameters are used without a call: {', '.join(read):.160}."
+        )
+    for name in idle:
+        if name not in read:
+            yield _idle(subject, name, in_evaluation)
+
+
+def _entered(
+    subject: Subject, model: nn.Module, parts: Mapping[str, nn.Module]
+) -> set[str]:
+    """Run a model, which keeps hooks, and return which of its parts it calls."""
+    entered = set[str]()
+
+    def note(name: str) -> Any:
+        return lambda *_: entered.add(name)
+
+    for name, part in parts.items():
+        part.register_forward_pre_hook(note(name))
+    with suppress(LayerError):
+        run_on(model, subject.x)
+    return entered
+
+
+def _idle(subject: Subject, name: str, entered: set[str]) -> Harm:
+    """Say of a norm that nothing calls whether it was mixed up with another."""
+    path, _, leaf = name.rpartition(".")
+    parts = dict(subject.model.named_modules())
+
+    def sizes(name: str) -> list[Any]:
+        held = parts[name].named_parameters()
+        return [type(parts[name]), *((key, p.shape) for key, p in held)]
+
+    beside = (one for one in subject.again if one.rpartition(".")[0] == path)
+    twice = [one for one in beside if sizes(one) == sizes(name)]
+    # Of a list a part may be used on purpose, of a branch perhaps none.
+    is_beside = path in entered
+    reason = "the model runs on x without it, and it learns nothing."
+    if twice:
+        reason += (
+            f" {twice[0]}, with parameters of the same size, is called "
+            f"{1 + len(subject.again[twice[0]])} times: together they look like a "
+            "mix-up."
+        )
+    elif not is_beside and not isinstance(parts[path], nn.ModuleList | nn.ModuleDict):
+        reason += " The part that holds it is not called, either."
+    return Harm(
+        RISK if is_beside else NOTE,
+        f"{leaf} is never called",
+        1,
+        name,
+        reason,
+        "Call it where it belongs, or take it out.",
+    )
+
+
+def _is_read(subject: Subject, names: list[str]) -> bool:
+    """Return whether what norms hold matters, though they are not called."""
+    model = copy_of(subject.model)
+
+    def outputs() -> list[Tensor]:
+        with suppress(LayerError), torch.random.fork_rng():
+            return tensors_in(run_on(model, subject.x))
+        return []
+
+    before = outputs()
+    for name in names:
+        norm = model.get_submodule(name)
+        for tensor in (*norm.parameters(), *norm.buffers()):
+            if tensor.is_floating_point():
+                tensor.add_(1 + torch.rand_like(tensor))
+    after = outputs()
+    return len(before) != len(after) or not all(map(equal, before, after))

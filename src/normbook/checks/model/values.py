@@ -1,0 +1,223 @@
+"""Each norm of a model by itself: its class, its eps and its gain."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import suppress
+
+import torch
+
+import normbook.checks.layer.recognition as recognition
+from normbook.checks.calls import LayerError
+from normbook.checks.copies import copy_of
+from normbook.checks.model.harms import NOTE, RISK, WRONG, Harm, place_of
+from normbook.checks.model.kernels import Kernel, kernels_of
+from normbook.checks.model.runs import Seen, run_on, tensors_in
+from normbook.checks.model.subject import Subject
+from normbook.checks.norm_layer import check_norm_layer
+from normbook.checks.unusual.conditions import undisturbed
+
+LARGE_EPS = 0.05  # beyond what any variance needs
+
+
+def broken(subject: Subject) -> Iterator[Harm]:
+    """Check each class with each setting once, the smallest of its layers."""
+    groups: dict[str, list[Seen]] = {}
+    for seen in subject.seen:
+        if seen.is_read_as_one:
+            continue
+        setting = re.sub(r"\(\s*\d+\b|\(\(.*?\)|=\d+\b", "", repr(seen.norm))
+        held = sorted(name for name, _ in seen.norm.named_parameters())
+        key = f"{type(seen.norm)} {setting} {held} {seen.x.dim()}"
+        groups.setdefault(key, []).append(seen)
+    for group in groups.values():
+        least = min(group, key=lambda seen: seen.x[0].numel())
+        place = place_of([seen.name for seen in group], least.name)
+        try:
+            norm = copy_of(least.norm).float().cpu()
+            shape = tuple(least.x.shape)
+            way = undisturbed(norm, least.x.cpu(), least.more)
+            report = check_norm_layer(norm, shape, call=way, quiet=True)
+        except (TypeError, ValueError) as error:
+            what = f"{type(least.norm).__name__} at {place}"
+            subject.untested.append(f"{what} by itself: {str(error)[:160]}")
+            continue
+        for finding in report.findings:
+            if finding.other == "only the last batch":
+                yield Harm(
+                    NOTE,
+                    f"running statistics of {finding.other}",
+                    len(group),
+                    place,
+                    finding.reason,
+                    "Take a small momentum, 0.1 say, unless it is meant so.",
+                    "Moving averages",
+                )
+            if finding.verdict == "wrong":
+                level = WRONG
+                if "float16" in finding.name:  # no risk where it is not used
+                    level = RISK if _is_half(subject) else NOTE
+                if "is refused" in finding.name:  # there is no such batch here
+                    level = NOTE
+                yield Harm(
+                    level,
+                    f"not true of {type(least.norm).__name__}: {finding.name}",
+                    len(group),
+                    place,
+                    finding.reason,
+                    finding.cure,
+                )
+
+
+def _is_half(subject: Subject) -> bool:
+    """Return whether the model, or x, is in half precision."""
+    given = (*subject.original.parameters(), *tensors_in(subject.x))
+    return any(t.dtype in (torch.half, torch.bfloat16) for t in given)
+
+
+def kernels(subject: Subject) -> Iterator[Harm]:
+    """Look at the weights that convolutions make of their own."""
+    model, kernels = copy_of(subject.model), list[Kernel]()
+    with suppress(LayerError):
+        kernels = [*kernels_of(model, lambda: run_on(model, subject.x))]
+    for kernel in (kernel for kernel in kernels if kernel.is_by_input):
+        yield Harm(
+            WRONG,
+            "weights standardized over the wrong axes",
+            kernel.weight.shape[1],
+            kernel.name,
+            "the convolution gets a weight of mean 0 and one deviation for each "
+            "input channel, over axes (0, 2, 3), as activations have it; the "
+            "filters, one for each output channel, are not.",
+            "Standardize each filter: take mean and variance over axes (1, 2, 3).",
+            "Choosing axes",
+        )
+    for kernel in (kernel for kernel in kernels if kernel.slip):
+        yield Harm(
+            WRONG,
+            "weights that are centred, and not standardized",
+            len(kernel.weight),
+            kernel.name,
+            f"the filters of the convolution are {kernel.slip}: they keep the "
+            "mean 0, and get deviations that differ.",
+            "Divide each filter by the root of its variance: (w - mean) * "
+            "(var + eps).rsqrt().",
+            "Scale invariance",
+        )
+
+
+def one_by_one(subject: Subject) -> Iterator[Harm]:
+    """Look for group norms with a group for each channel."""
+    for seen in subject.seen:
+        groups = getattr(seen.norm, "num_groups", 0)
+        if seen.kind != "group" or not 1 < groups == seen.x.shape[1]:
+            continue
+        if seen.definition.size(tuple(seen.x.shape)) > 1:
+            yield Harm(
+                NOTE,
+                "as many groups as channels",
+                groups,
+                seen.name,
+                "each channel of each example is normalized by itself: this is "
+                "instance norm, and the sizes of channels are lost.",
+                "Take fewer groups, 32 or 16 channels in each say, unless it is "
+                "meant so.",
+                "Choosing axes",
+            )
+
+
+def around_zero(subject: Subject) -> Iterator[Harm]:
+    """Look for gains that were drawn around 0, as weights are."""
+    gains = {}
+    for seen in subject.seen:
+        name = recognition.only_parameter(seen.norm, recognition.GAINS)
+        if name is not None:
+            gain = seen.norm.get_parameter(name).double().flatten()
+            # Of 1 + weight the output is no smaller for a small weight.
+            if float(seen.y.std()) < 0.5 and gain.abs().max() < 0.5:
+                gains[seen.name] = gain
+    for name, gain in gains.items():
+        low = (gain < 0).double().mean().item()
+        size = gain.square().mean().sqrt().item()
+        # Where all norms have such gains no zero at the start of a branch made them.
+        if len(gain) < 8 or not 0.2 < low < 0.8 or not size:
+            continue
+        yield Harm(
+            RISK if len(gains) == len(subject.seen) else NOTE,
+            "gains drawn around 0",
+            size,
+            name,
+            f"{low:.0%} of the gains are below 0, and this is their root mean square: "
+            "they look as if an initialization of weights had drawn them. The norm "
+            "shrinks what it normalizes, and turns signs.",
+            "Begin with gain 1 and bias 0: leave norms out of what draws weights.",
+            "Scale invariance",
+        )
+
+
+def small_variances(subject: Subject) -> Iterator[Harm]:
+    """Compare the variances of all calls with eps."""
+    for seen in subject.seen:
+        eps = recognition.eps_of(seen.norm, seen.x.dtype) or 0.0
+        if seen.definition.size(tuple(seen.x.shape)) == 1:
+            continue
+        inputs = [seen.x, *subject.again.get(seen.name, [])]
+        inputs = [x for x in inputs if x.shape[1:] == seen.x.shape[1:]]
+        variances = [seen.definition.moments(x)[1] for x in inputs]
+        var = torch.cat([v.flatten() for v in variances])
+        share = (var < eps).double().mean().item()
+        of = f", in {len(inputs)} calls," if len(inputs) > 1 else ""
+        if eps >= LARGE_EPS:
+            yield Harm(
+                RISK,
+                "an eps as large as a momentum",
+                eps,
+                seen.name,
+                f"eps is added to variances of {var.median():.2g}, and takes "
+                f"{eps / (var.median() + eps):.0%} of what divides. As arguments by "
+                "position, BatchNorm2d(C, 0.8) has eps=0.8, and InstanceNorm2d(C, "
+                "True) eps=1.",
+                "Name the arguments: momentum=..., affine=True; eps stays 1e-5.",
+                "Batch normalization",
+            )
+        elif share > 0.01:
+            yield Harm(
+                RISK if share > 0.5 else NOTE,
+                "variances below eps",
+                share,
+                seen.name,
+                f"this share of the variances{of} is below eps = {eps:.2g}; the "
+                f"least is {var.min():.2g}. There eps divides, not sigma.",
+                "Scale what comes in, or take a smaller eps.",
+                "Batch normalization",
+            )
+
+
+def silent(subject: Subject) -> Iterator[Harm]:
+    """Look for gains that let nothing through."""
+    for seen in subject.seen:
+        name = recognition.only_parameter(seen.norm, recognition.GAINS)
+        if name is None:
+            continue
+        gain = seen.norm.get_parameter(name)
+        is_off = gain.abs() < 1e-3
+        # Of 1 + weight a weight of 0 is no gain of 0: the output moves.
+        of = seen.definition.parameter_axes(seen.y.dim())
+        rest = [k for k in range(seen.y.dim()) if k not in of]
+        spread = seen.y.amax(rest) - seen.y.amin(rest)
+        if spread.numel() == gain.numel():
+            is_off &= spread.reshape(gain.shape) < 0.1
+        share = is_off.double().mean().item()
+        if share <= 0.01:
+            continue
+        if not gain.any():
+            reason = "all gains are 0, and the output is the bias, whatever x is."
+            cure = "Nothing, if a branch begins at 0 on purpose; else begin with 1."
+        else:
+            all_of = "all" if share == 1 else "some"
+            reason = f"the output of {all_of} channels is the bias."
+            cure = "Prune the channels, or spare gains from weight decay."
+        yield Harm(
+            NOTE, "gains near 0", share, seen.name, reason, cure, "Scale invariance"
+        )
