@@ -18,15 +18,17 @@ from torch import Tensor, nn
 from normbook.checks.calls import LayerError, evaluating, of_the_layer
 from normbook.checks.claim import DoesNotApply, Fault, NotTested, claim, named
 from normbook.checks.copies import copy_of
+from normbook.checks.recurrent.handling import HANDLING_CLAIMS, INPUTS_ARE_KEPT, Case
 from normbook.checks.recurrent.layers import (
     Stack,
     compared,
     order_of_states,
     own_fault,
+    returned_twice,
     upper_fault,
 )
 from normbook.checks.recurrent.probe import EXACT, Probe, probe_of, relative_change
-from normbook.checks.recurrent.step import layer_norm
+from normbook.checks.recurrent.terms import layer_norm
 from normbook.checks.report import Finding
 
 RAW = "the carried state is c, not its normalized form"
@@ -51,6 +53,7 @@ GRADIENTS = "the gradients are those of the outputs"
 USED = "every parameter has a part in the outputs"
 ZEROS = "a state of zeros gives finite outputs and gradients"
 
+MEND = "Mend that first."
 CURE_ONE = "Check one with a single layer and direction, too."
 MANY_STEPS = 40
 INSIDE_THE_LOOP = (
@@ -96,26 +99,48 @@ def recurrent_findings(
             why = ""
             if pieces.passed is False and "raises" not in pieces.reason:
                 why = "the states that are given or returned are not the states"
-            if not probe.is_single and order_of_states(Stack(probe)):
-                why = "the states are returned in another order of the layers"
+            if not probe.is_single:
+                stack = Stack(probe)
+                if order_of_states(stack) or returned_twice(stack):
+                    why = "the states that are returned are not those of their layers"
             if why:  # no state is what it seems
-                raw = Finding(RAW, None, why, "Mend that first.")
-            gates = _gates(probe, raw, others)
+                raw = Finding(RAW, None, why, MEND)
+            step = _step(probe) if raw.passed and others.passed else None
+            found = compared(probe)[0] if step and not probe.layer.training else None
+            mixed = probe._replace(kept=found[1].kept) if found else probe
+            gates = _gates(mixed, raw, others)
+            if step and "a by " in step.reason and "of each gate" not in step.reason:
+                why = "the gates are normalized in another way"
+                gates = [
+                    Finding(f.name, None, why) if f.other == "norm of each gate" else f
+                    for f in gates
+                ]
             rest = [test(probe) for test in (_later_steps, _padding, _calls)]
             rest += [pieces, _layouts(probe)]
-            step = _step(probe) if raw.passed and others.passed else None
             upper, same = _upper(probe), _same_in_evaluation(layer, probe)
         why = "the state is not carried as it is, or the examples not apart"
-        step = step or Finding(CELL, None, why, "Mend that first.")
-        last = (_redundant_biases, _gradients, _zeros)
-        rest += [*(test(probe) for test in last), upper, same, _rest(probe)]
+        step = step or Finding(CELL, None, why, MEND)
+        by_gradient = (_redundant_biases, _gradients, _zeros)
+        rest += [*(test(probe) for test in by_gradient), upper, same, _rest(probe)]
         used = _used(probe)
         rest += [] if used.passed else [used]
         # What is wrong in the step says more than what h does not see.
         named_first = [step] if step.passed is False else []
         gates += [] if named_first else [step]
         axes = [] if probe.misled is None else [_axes(probe)]
-        return [*axes, raw, *named_first, *gates, others, *rest]
+        axes += [_turned_output(probe)] if probe.leaves_turned else []
+        with torch.no_grad():
+            handled = [test(Case(layer, probe)) for test in HANDLING_CLAIMS]
+        wrong = [finding for finding in handled if finding.passed is False]
+        handled = [finding for finding in handled if finding.passed is not False]
+        if wrong and wrong[0].name == INPUTS_ARE_KEPT:  # it spoils what autograd needs
+            why = "the layer writes into what it is given"
+            by_gradients = (BIASES, GRADIENTS, ZEROS, USED)
+            rest = [
+                Finding(f.name, None, why) if f.name in by_gradients else f
+                for f in rest
+            ]
+        return [*axes, *wrong, raw, *named_first, *gates, others, *rest, *handled]
 
 
 @claim(AXES)
@@ -133,6 +158,16 @@ def _axes(probe: Probe) -> Fault:
         f"examples, the length of axis {int(not probe.is_batch_first)}, as for "
         f"{takes}: {why}. {more}All other tests are made with x as {takes}.",
         "Transpose x first and the outputs last where batch_first is True.",
+    )
+
+
+@claim("the output has the layout of the input")
+def _turned_output(probe: Probe) -> Fault:
+    steps, examples, features = probe.sizes
+    return Fault(
+        f"x is taken as (N, T, D) = {(examples, steps, features)}, and the output "
+        f"comes as (T, N, H), {steps} first. All other tests turn it.",
+        "Transpose the outputs back where batch_first is True.",
     )
 
 
@@ -275,6 +310,10 @@ def _later_steps(probe: Probe) -> Fault | None:
     change = probe.early_change(states, x, moved, why)
     if change < EXACT:
         return None
+    if text := _why_early(probe):
+        return Fault(
+            text, "Join the outputs as [forward, backward] along the last axis."
+        )
     return Fault(
         f"Another x at the last step changes h at the steps before it by {change:.1%}; "
         "it must be 0. The statistics run over time as well.",
@@ -282,10 +321,33 @@ def _later_steps(probe: Probe) -> Fault | None:
     )
 
 
+def _why_early(probe: Probe) -> str:
+    """Say that a layer of two directions has its halves exchanged; or leave it."""
+    if probe.is_single:
+        return ""
+    stack = Stack(probe)
+    if stack.ways == 2:
+        moved = torch.cat([stack.x[:-1], probe.draw(*stack.x[-1:].shape)])
+        before, after = (
+            stack.run(v, stack.h, stack.c)[0][:-1, :, probe.units[0] :]
+            for v in (stack.x, moved)
+        )
+        if relative_change(before, after) < EXACT:
+            return (
+                "The second half of the outputs, not the first, sees no later step: the"
+                " two directions are joined in the other order, backward first."
+            )
+    if own_fault(stack):
+        raise NotTested("another test tells what is wrong with the layers", MEND)
+    return ""
+
+
 @claim(PADDING)
 def _padding(probe: Probe) -> Fault | None:
     if probe.is_cell:
         raise DoesNotApply("a cell sees one step")
+    if not probe.is_single and not _later_steps(probe).passed:
+        raise DoesNotApply("h depends on later steps")
     x, states = probe.draw(*probe.sizes), probe.states(probe.sizes[1])
     padded = torch.cat([x[:-1], 0 * x[-1:]])
     why = "the other direction begins in the padding"
@@ -311,6 +373,13 @@ def _calls(probe: Probe) -> Fault | None:
         raise DoesNotApply("the layer must be given states") from error
     change = relative_change(first, second)
     if change > EXACT:
+        new = (probe._replace(layer=copy_of(probe.layer)) for _ in range(2))
+        if relative_change(*(one.run_stack(x)[0] for one in new)) > EXACT:
+            return Fault(
+                "Without states two fresh copies give other outputs for one x: what "
+                "they begin with is random.",
+                "Begin with zeros where no states are given.",
+            )
         return Fault(
             f"A second call without states changes h by {change:.1%}: it goes on with "
             "the state in which the first one, another batch, ended.",
@@ -341,15 +410,7 @@ def _pieces(probe: Probe) -> Fault | None:
     change = relative_change(out[-1], h_last)
     if change > EXACT and out[-1].shape == h_last.shape:
         exchanged = _exchanged(probe)
-        before = probe.run(x[:-1], h, c)[1]
-        how = {
-            "it is the state c": c_last,
-            "it is tanh(c)": c_last.tanh(),
-            "it is h normalized once more": layer_norm(h_last),
-            "it is c normalized": layer_norm(c_last),
-            "it is one step late, the state before the last step": before,
-        }
-        why = named(how, lambda v: relative_change(out[-1], v) < 1e-3).rstrip(": ")
+        why = _what_it_is(probe, (x, h, c), (out, h_last, c_last))
         why = f". Of the last output: {why}" if why else ""
         return Fault(
             f"{exchanged}{' ' * bool(exchanged)}The state h that is returned differs "
@@ -361,8 +422,8 @@ def _pieces(probe: Probe) -> Fault | None:
     if change < EXACT:
         return None
     if _later_steps(probe).passed is False:
-        raise NotTested("h depends on later steps", "Mend that first.")
-    why = _exchanged(probe) or _unused_states(probe)
+        raise NotTested("h depends on later steps", MEND)
+    why = _exchanged(probe) or _unused_states(probe) or _early_state(probe, change)
     return Fault(
         f"{why}{' ' * bool(why)}Cut in two, with the states of the first piece given "
         "to the second, the "
@@ -370,6 +431,52 @@ def _pieces(probe: Probe) -> Fault | None:
         "not the state, or what is given is not used.",
         "Return (h_T, c_T) as they are, and begin with the states that are given.",
     )
+
+
+def _what_it_is(
+    probe: Probe, given: tuple[Tensor, Tensor, Tensor], made: tuple[Tensor, ...]
+) -> str:
+    """Say what the last output is of the states that are returned."""
+    x, h, c = given
+    out, h_last, c_last = made
+    how = {
+        "it is the state c": c_last,
+        "it is tanh(c)": c_last.tanh(),
+        "it is h normalized once more": layer_norm(h_last),
+        "it is c normalized": layer_norm(c_last),
+        "it is one step late, the state before the last step": (
+            probe.run(x[:-1], h, c)[1]
+        ),
+    }
+    if text := named(how, lambda v: relative_change(out[-1], v) < 1e-3).rstrip(": "):
+        return text
+    if relative_change(layer_norm(out[-1]), h_last) < 1e-3:
+        return "it is normalized once more for the state that is returned"
+    for t, value in enumerate(out[:-1]):
+        if relative_change(value, h_last) < EXACT:
+            return f"the state that is returned is the output of step {t}, from 0"
+    return ""
+
+
+def _early_state(probe: Probe, change: float) -> str:
+    """Say that a state of another step is returned, or one that is rounded."""
+    if change < 1e-5:
+        return f"The states are rounded, by {change:.0e}, as to float32."
+    x, (h, c) = probe.draw(*probe.sizes), probe.states(probe.sizes[1])
+    _, *last = probe.run(x, h, c)
+    for name, value, place in (("h", last[0], 1), ("c", last[1], 2)):
+        for t in range(1, len(x)):
+            if relative_change(probe.run(x[:t], h, c)[place], value) < EXACT:
+                return f"The {name} that is returned is that of step {t - 1}, from 0."
+    out, *_ = probe.run(x[:2], h, c)
+    h_1, c_1 = probe.run(x[:1], h, c)[1:]
+    for text, states in (
+        ("c is not carried: each step begins with the c_0 that is given.", (h_1, c)),
+        ("h is not carried: each step begins with the h_0 that is given.", (h, c_1)),
+    ):
+        if relative_change(out[1], probe.run(x[1:2], *states)[0][0]) < EXACT:
+            return text
+    return ""
 
 
 def _exchanged(probe: Probe) -> str:
@@ -456,6 +563,12 @@ def _step(probe: Probe) -> Fault | str:
             "Compare a step with its equation by hand.",
         )
     outcome = first[1].outcome
+    if isinstance(outcome, str) and any(first[1].kept) and probe.layer.training:
+        return Fault(
+            f"a share of the old states stays in the new: {outcome}",
+            "Take h and c of the step as they are, or mix them in evaluation alone.",
+            "mixed states",
+        )
     unused = _unused(probe)
     gains = [
         name
@@ -549,6 +662,8 @@ def _other_examples(probe: Probe) -> Fault | None:
             " In evaluation mode it is: this is batch norm, with running statistics "
             "there. Its training outputs are those of the whole batch, by design."
         )
+    elif text := _turned_batch(probe):
+        reason += text
     elif _goes_from_example_to_example(probe):
         reason += (
             " Each example goes on from the one in front of it, the last one changes "
@@ -557,6 +672,21 @@ def _other_examples(probe: Probe) -> Fault | None:
         )
     cure = "Take the statistics over the units of one example (the last axis)."
     return Fault(reason, cure)
+
+
+def _turned_batch(probe: Probe) -> str:
+    x, states = probe.draw(*probe.sizes), probe.states(probe.sizes[1])
+    moved = [value.clone() for value in (x, *states)]
+    for value in moved:
+        value[..., 0, :] += 1
+    before, after = (probe.run(*v)[0] for v in ((x, *states), moved))
+    changed = [k for k in range(1, x.shape[1]) if not before[:, k].equal(after[:, k])]
+    if changed != [x.shape[1] - 1]:
+        return ""
+    return (
+        f" It changes that of example {changed[0]}, the last, alone: the batch is in "
+        "reversed order somewhere, as by flip of the wrong axis."
+    )
 
 
 def _goes_from_example_to_example(probe: Probe) -> bool:
