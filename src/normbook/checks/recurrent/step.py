@@ -22,6 +22,7 @@ from normbook.checks.claim import Fault
 from normbook.checks.recurrent.terms import (
     CUTS,
     NORMS,
+    Cut,
     Gates,
     layer_norm,
     pre_activations,
@@ -104,19 +105,18 @@ def step_fault(step: Step, matrices: Sequence[Tensor], order: str = "") -> Found
     ``order`` is that in which the gates should stand, if it matters: "ifgo", say.
     """
     rows = 4 * step.c.shape[1]
-    all_gates = [*pre_activations(step.x, step.h, matrices, rows)]
-    for gates, cut in itertools.product(all_gates, CUTS):
-        parts = cut(gates.a)
-        for name, k, kept in _forget_gates(step.f, parts):
+
+    def tried() -> Iterator[tuple[Gates, Cut]]:
+        every = pre_activations(step.x, step.h, matrices, rows)
+        return ((gates, cut) for gates in every for cut in CUTS)
+
+    for gates, cut in tried():
+        for name, k, kept in _forget_gates(step.f, cut(gates.a)):
             rest = step.without(kept) if kept else step
-            search = _Search(rest, gates, cut, k, name, order)
-            return search.found(kept)
+            return _Search(rest, gates, cut, k, name, order).found(kept)
     if not _fits(step.f, torch.ones_like(step.f), 1e-9):
         return None
-    searches = [
-        _Search(step, gates, cut, None, "1", order)
-        for gates, cut in itertools.product(all_gates, CUTS)
-    ]
+    searches = [_Search(step, gates, cut, None, "1", order) for gates, cut in tried()]
     whole = [search for search in searches if search.written and search.read]
     return min(whole, key=_Search.fewest).found(0.0) if whole else None
 
@@ -146,7 +146,7 @@ class _Search:
         self,
         step: Step,
         gates: Gates,
-        cut: Callable[[Tensor], Sequence[Tensor]],
+        cut: Cut,
         forget: int | None,
         forgets_by: str,
         order: str,

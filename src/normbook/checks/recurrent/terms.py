@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 Norm = Callable[[Tensor], Tensor]
+Cut = Callable[[Tensor], Sequence[Tensor]]
 
 
 def layer_norm(a: Tensor) -> Tensor:
@@ -26,7 +27,7 @@ NORMS: dict[str, Norm] = {
 }
 
 
-CUTS: tuple[Callable[[Tensor], Sequence[Tensor]], ...] = (
+CUTS: tuple[Cut, ...] = (
     lambda a: a.chunk(4, -1),
     lambda a: [a[..., k::4] for k in range(4)],
 )
