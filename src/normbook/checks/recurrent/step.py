@@ -125,18 +125,20 @@ def _forget_gates(
     f: Tensor, parts: Sequence[Tensor]
 ) -> Iterator[tuple[str, int, float]]:
     """Yield what fits the forget gate, with the share of c that is kept beside it."""
-    for k, part in enumerate(parts):
-        if f.shape != part.shape:
-            return
-        for name, squash in SQUASHES.items():
-            if _fits(f, squash(part)):
-                yield name, k, 0.0
-    for k, part in enumerate(parts):
-        z = part.sigmoid()
-        slope = ((z - z.mean()) * f).sum() / (z - z.mean()).square().sum()
-        kept = float((f - slope * z).mean())
-        if 0.005 < kept < 0.995 and _fits(f, kept + (1 - kept) * z, 1e-5):
-            yield "a sigmoid", k, kept
+    if f.shape != parts[0].shape:
+        return
+    a = torch.stack([*parts])  # all at once, as most of what is tried is wrong
+    squashed = torch.stack([squash(a) for squash in SQUASHES.values()])
+    errors = (squashed - f).abs().amax((2, 3))
+    for j, k in (errors < TOLERANCE * (1 + f.abs().max())).nonzero().tolist():
+        yield [*SQUASHES][j], k, 0.0
+    z = squashed[0]
+    away = z - z.mean((1, 2), keepdim=True)
+    slope = (away * f).sum((1, 2)) / away.square().sum((1, 2))
+    kept = (f - slope[:, None, None] * z).mean((1, 2))
+    for k, share in enumerate(kept.tolist()):
+        if 0.005 < share < 0.995 and _fits(f, share + (1 - share) * z[k], 1e-5):
+            yield "a sigmoid", k, share
 
 
 class _Search:
@@ -234,7 +236,9 @@ class _Search:
         for mark, text in _KINDS.items():
             slips += [text] if mark in kind else []
         if slips:
-            return Fault(f"{'; '.join(slips)} ({cell}).", EQUATION)
+            is_other = len(slips) == 1 and "has no part" in slips[0]
+            other = "another cell" if is_other else ""
+            return Fault(f"{'; '.join(slips)} ({cell}).", EQUATION, other)
         opened, negative = self._opened()
         if opened not in (None, self.forget):
             gate = name[opened or 0]
