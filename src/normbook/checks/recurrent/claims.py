@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from normbook.checks.calls import LayerError, evaluating, of_the_layer
-from normbook.checks.claim import DoesNotApply, Fault, NotTested, claim, named
+from normbook.checks.claim import DoesNotApply, Fault, NotTested, claim
 from normbook.checks.copies import copy_of
 from normbook.checks.recurrent.handling import HANDLING_CLAIMS, INPUTS_ARE_KEPT, Case
 from normbook.checks.recurrent.layers import (
@@ -28,7 +28,14 @@ from normbook.checks.recurrent.layers import (
     upper_fault,
 )
 from normbook.checks.recurrent.probe import EXACT, Probe, probe_of, relative_change
-from normbook.checks.recurrent.terms import layer_norm
+from normbook.checks.recurrent.states import (
+    early_state,
+    exchanged,
+    goes_from_example_to_example,
+    turned_batch,
+    unused_states,
+    what_it_is,
+)
 from normbook.checks.report import Finding
 
 RAW = "the carried state is c, not its normalized form"
@@ -179,7 +186,7 @@ def _carried(probe: Probe) -> Fault | str:
     bend = relative_change(2 * (c_1[1] - c_1[0]), c_1[2] - c_1[0], c_1[0])
     if bend < EXACT:
         return f"c_1 is linear in c_0, to {bend:.0e}."
-    if text := _exchanged(probe):
+    if text := exchanged(probe):
         return Fault(text, "Take and return (h, c), h first.")
     other = c.clone()
     other[:, 0] += 1
@@ -409,11 +416,11 @@ def _pieces(probe: Probe) -> Fault | None:
     late, h_end, c_end = probe.run(x[middle:], h_0, c_0)
     change = relative_change(out[-1], h_last)
     if change > EXACT and out[-1].shape == h_last.shape:
-        exchanged = _exchanged(probe)
-        why = _what_it_is(probe, (x, h, c), (out, h_last, c_last))
+        swapped = exchanged(probe)
+        why = what_it_is(probe, (x, h, c), (out, h_last, c_last))
         why = f". Of the last output: {why}" if why else ""
         return Fault(
-            f"{exchanged}{' ' * bool(exchanged)}The state h that is returned differs "
+            f"{swapped}{' ' * bool(swapped)}The state h that is returned differs "
             f"from the last output by {change:.1%}{why}.",
             "Return (h_T, c_T) of the last step, h first.",
         )
@@ -423,7 +430,7 @@ def _pieces(probe: Probe) -> Fault | None:
         return None
     if _later_steps(probe).passed is False:
         raise NotTested("h depends on later steps", MEND)
-    why = _exchanged(probe) or _unused_states(probe) or _early_state(probe, change)
+    why = exchanged(probe) or unused_states(probe) or early_state(probe, change)
     return Fault(
         f"{why}{' ' * bool(why)}Cut in two, with the states of the first piece given "
         "to the second, the "
@@ -431,99 +438,6 @@ def _pieces(probe: Probe) -> Fault | None:
         "not the state, or what is given is not used.",
         "Return (h_T, c_T) as they are, and begin with the states that are given.",
     )
-
-
-def _what_it_is(
-    probe: Probe, given: tuple[Tensor, Tensor, Tensor], made: tuple[Tensor, ...]
-) -> str:
-    """Say what the last output is of the states that are returned."""
-    x, h, c = given
-    out, h_last, c_last = made
-    how = {
-        "it is the state c": c_last,
-        "it is tanh(c)": c_last.tanh(),
-        "it is h normalized once more": layer_norm(h_last),
-        "it is c normalized": layer_norm(c_last),
-        "it is one step late, the state before the last step": (
-            probe.run(x[:-1], h, c)[1]
-        ),
-    }
-    if text := named(how, lambda v: relative_change(out[-1], v) < 1e-3).rstrip(": "):
-        return text
-    if relative_change(layer_norm(out[-1]), h_last) < 1e-3:
-        return "it is normalized once more for the state that is returned"
-    for t, value in enumerate(out[:-1]):
-        if relative_change(value, h_last) < EXACT:
-            return f"the state that is returned is the output of step {t}, from 0"
-    return ""
-
-
-def _early_state(probe: Probe, change: float) -> str:
-    """Say that a state of another step is returned, or one that is rounded."""
-    if change < 1e-5:
-        return f"The states are rounded, by {change:.0e}, as to float32."
-    x, (h, c) = probe.draw(*probe.sizes), probe.states(probe.sizes[1])
-    _, *last = probe.run(x, h, c)
-    for name, value, place in (("h", last[0], 1), ("c", last[1], 2)):
-        for t in range(1, len(x)):
-            if relative_change(probe.run(x[:t], h, c)[place], value) < EXACT:
-                return f"The {name} that is returned is that of step {t - 1}, from 0."
-    out, *_ = probe.run(x[:2], h, c)
-    h_1, c_1 = probe.run(x[:1], h, c)[1:]
-    for text, states in (
-        ("c is not carried: each step begins with the c_0 that is given.", (h_1, c)),
-        ("h is not carried: each step begins with the h_0 that is given.", (h, c_1)),
-    ):
-        if relative_change(out[1], probe.run(x[1:2], *states)[0][0]) < EXACT:
-            return text
-    return ""
-
-
-def _exchanged(probe: Probe) -> str:
-    """Look which state that is returned is linear in which that is given."""
-    if probe.units[0] != probe.units[1] or not probe.is_single:
-        return ""
-    n = 2 * probe.units[1]
-    x, states = probe.draw(n, probe.sizes[2]), probe.states(n)
-
-    def is_linear(taken: int, returned: int) -> bool:
-        outs = []
-        for k in (0, 1, 2):
-            given = [s * (k if j == taken else 1) for j, s in enumerate(states)]
-            outs.append(probe.step(x, given[0], given[1])[returned])
-        once, twice = outs[1] - outs[0], outs[2] - outs[0]
-        return bool(once.any()) and relative_change(2 * once, twice) < EXACT
-
-    known = {
-        "": (1, 1),
-        "h and c are exchanged in what is returned.": (1, 0),
-        "h and c are exchanged in what is given.": (0, 1),
-        "h and c are exchanged in what is given and in what is returned.": (0, 0),
-    }
-    return next((text for text, pair in known.items() if is_linear(*pair)), "")
-
-
-def _unused_states(probe: Probe) -> str:
-    """Name a state that is not used, given or carried."""
-    x, (h, c) = probe.draw(*probe.sizes), probe.states(probe.sizes[1])
-    before = torch.cat(probe.run(x[:1], h, c)[1:], -1)
-    unused = [
-        name
-        for name, states in (("h_0", (-h, c)), ("c_0", (h, -c)))
-        if torch.equal(before, torch.cat(probe.run(x[:1], *states)[1:], -1))
-    ]
-    if unused:
-        return (
-            f"{' and '.join(unused)} that {'are' if unused[1:] else 'is'} given, "
-            "changes nothing: it is not used."
-        )
-    moved = torch.cat([-x[:1], x[1:]])
-    if torch.equal(probe.run(x, h, c)[0][1:], probe.run(moved, h, c)[0][1:]):
-        return (
-            "The first x changes no later output: each step begins with the states "
-            "that are given, none is carried on."
-        )
-    return ""
 
 
 @claim(LAYOUTS)
@@ -662,9 +576,9 @@ def _other_examples(probe: Probe) -> Fault | None:
             " In evaluation mode it is: this is batch norm, with running statistics "
             "there. Its training outputs are those of the whole batch, by design."
         )
-    elif text := _turned_batch(probe):
+    elif text := turned_batch(probe):
         reason += text
-    elif _goes_from_example_to_example(probe):
+    elif goes_from_example_to_example(probe):
         reason += (
             " Each example goes on from the one in front of it, the last one changes "
             "no other: the recurrence runs over the examples, as where their axis is "
@@ -672,29 +586,6 @@ def _other_examples(probe: Probe) -> Fault | None:
         )
     cure = "Take the statistics over the units of one example (the last axis)."
     return Fault(reason, cure)
-
-
-def _turned_batch(probe: Probe) -> str:
-    x, states = probe.draw(*probe.sizes), probe.states(probe.sizes[1])
-    moved = [value.clone() for value in (x, *states)]
-    for value in moved:
-        value[..., 0, :] += 1
-    before, after = (probe.run(*v)[0] for v in ((x, *states), moved))
-    changed = [k for k in range(1, x.shape[1]) if not before[:, k].equal(after[:, k])]
-    if changed != [x.shape[1] - 1]:
-        return ""
-    return (
-        f" It changes that of example {changed[0]}, the last, alone: the batch is in "
-        "reversed order somewhere, as by flip of the wrong axis."
-    )
-
-
-def _goes_from_example_to_example(probe: Probe) -> bool:
-    x, states = probe.draw(*probe.sizes), probe.states(probe.sizes[1])
-    moved = x.clone()
-    moved[:, -1] += 1
-    before, after = (probe.run(v, *states)[0][:, :-1] for v in (x, moved))
-    return relative_change(before, after) < EXACT
 
 
 @claim(BIASES)
