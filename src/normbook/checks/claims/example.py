@@ -96,10 +96,10 @@ def sign(subject: Subject) -> Fault | None:
 
 @claim("a batch of one works, and gives the same", EXAMPLE_CLAIMS)
 def batch_of_one(subject: Subject) -> Fault | None:
-    """Feed the first example alone, then the first few."""
+    """Feed the first example alone, then the first three."""
     x = subject.draw(16)
     y = subject.output(x)
-    for count in (n for n in (1, 2, 3, 5, 7) if n < len(x)):
+    for count in (n for n in (1, 3) if n < len(x)):
         some = subject.output(x[:count])
         rows = (some - y[:count]).abs().flatten(1).amax(1)
         if not largest(rows) > TOLERANCE:
