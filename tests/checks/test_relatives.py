@@ -200,6 +200,29 @@ class DynamicTanh(Named):
         return self.weight * torch.tanh(0.5 * x) + self.bias
 
 
+class Derf(Named):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.weight * torch.erf(0.5 * x + 0.2) + self.bias
+
+
+class DyISRU(Named):
+    def forward(self, x: Tensor) -> Tensor:
+        # In float16 the square of x overflows.
+        share = x / torch.hypot(x, x.new_tensor(3.0).sqrt())
+        return self.weight * share + self.bias
+
+
+class DerfTanh(Derf):  # another curve
+    def forward(self, x: Tensor) -> Tensor:
+        return self.weight * torch.tanh(0.5 * x + 0.2) + self.bias
+
+
+class DyISRUOfChannels(DyISRU):  # a beta for each channel that is not told
+    def forward(self, x: Tensor) -> Tensor:
+        beta = 1 + torch.arange(6, dtype=x.dtype)
+        return self.weight * x / torch.sqrt(beta + x**2) + self.bias
+
+
 class GRN(Named):
     def forward(self, x: Tensor) -> Tensor:
         size: Tensor = torch.linalg.vector_norm(x.float(), dim=1, keepdim=True)
@@ -303,6 +326,8 @@ FORMULA = "it computes the formula of its name"
     ("layer", "shape", "name"),
     [
         (DynamicTanh(), (8, 5, 6), "Dynamic Tanh"),
+        (Derf(), (8, 5, 6), "Derf"),
+        (DyISRU(), (8, 5, 6), "DyISRU"),
         (FilterResponseNorm(), (4, 6, 5, 3), "FRN"),
         (FilterResponseNorm(has_threshold=False), (4, 6, 5, 3), "FRN"),
         (GRN(), (8, 5, 6), "GRN"),
@@ -326,6 +351,8 @@ def test_a_relative_computes_the_formula_of_its_name(
     ("layer", "shape"),
     [
         (DyTSoftsign(), (8, 5, 6)),
+        (DerfTanh(), (8, 5, 6)),
+        (DyISRUOfChannels(), (8, 5, 6)),
         (FilterResponseNorm("deviation"), (4, 6, 5, 3)),
         (FilterResponseNorm("batch"), (4, 6, 5, 3)),
         (GlobalResponseNorm("order"), (4, 5, 3, 6)),

@@ -26,9 +26,11 @@ Each prints which tests fail and why, unless it is called with ``quiet=True``.
 #   slips.corrections          how evaluation corrects its start
 #   slips.evaluation_formula   how evaluation makes a line of it
 #   slips.loading              what load_state_dict changes
+#   slips.backward             which term of a gradient is off
 # What every norm layer is held to
 #   claims.output              statistics, gain and bias, eps
 #   claims.precision           rounding
+#   claims.another_way         what another mode computes
 #   claims.call                the input, its memory, a second call
 #   claims.gradient            the backward pass
 #   claims.example             each example by itself
@@ -42,9 +44,12 @@ Each prints which tests fail and why, unless it is called with ``quiet=True``.
 #   unusual.conditions         a condition for a layer that takes one
 #   unusual.condition_claims   what the condition does
 # Layer-normalized LSTMs, and layers of other recurrent cells
+#   recurrent.terms            what the gates are made of
 #   recurrent.step             one step of an LSTM
 #   recurrent.probe            one interface for recurrent layers
 #   recurrent.layers           several layers and directions
+#   recurrent.states           which states are returned
+#   recurrent.handling         what is given, both modes, random draws
 #   recurrent.claims           all tests of a recurrent layer
 # The tests of this package
 #   norm_layer                 check_norm_layer

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import torch
+from torch import nn
 
 from normbook.checks.calls import LayerError, backward, call, run
 from normbook.checks.claim import Claim, Fault, claim
+from normbook.checks.claims.another_way import computed
 from normbook.checks.claims.output import need_right_statistics
+from normbook.checks.copies import copy_of
 from normbook.checks.layer.subject import TOLERANCE, Subject, draw, largest
 
 CALL_CLAIMS: list[Claim[Subject]] = []
@@ -65,9 +68,21 @@ def second_call(subject: Subject) -> Fault | None:
         fresh, layer = (subject.fresh().requires_grad_() for _ in range(2))
         fresh.train(is_training), layer.train(is_training)
         early, late = call(layer, first), call(layer, second)
+        recorded = call(copy_of(fresh), second).detach()
         with torch.set_grad_enabled(is_training):  # without, memory may be kept
             alone = call(fresh, second)
-        change = largest((late - alone).detach())
+        change = largest(alone.detach() - recorded)
+        if not is_training and change > TOLERANCE:
+            what = computed(subject, second, alone, is_training=False, records=False)
+            return Fault(
+                "the output depends on whether gradients are recorded, by up to "
+                f"{change:.2g}, in evaluation{f': {what}' if what else ''}.",
+                "Compute the same with gradients and without.",
+            )
+        change = max(
+            largest((late - recorded).detach()),
+            _kept(subject, layer, first, is_training),
+        )
         if change > TOLERANCE:
             return Fault(
                 f"after a call on another batch the output changes by {change:.2g}: "
@@ -92,3 +107,14 @@ def second_call(subject: Subject) -> Fault | None:
         "a call overwrites the output of the one before: both are the same memory.",
         "Return a new tensor from each call, not a buffer that is kept.",
     )
+
+
+def _kept(
+    subject: Subject, layer: nn.Module, first: torch.Tensor, is_training: bool
+) -> float:
+    """Return how a batch of the size of the one before differs from its own output."""
+    other = draw(tuple(first.shape), 26).to(first.dtype)
+    layer = copy_of(layer)
+    call(layer, first.detach())
+    expected = call(subject.fresh().requires_grad_().train(is_training), other)
+    return largest((call(layer, other) - expected).detach())

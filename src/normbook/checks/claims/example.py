@@ -6,6 +6,7 @@ import torch
 
 from normbook.checks.calls import call, evaluating
 from normbook.checks.claim import Claim, DoesNotApply, Fault, Note, claim
+from normbook.checks.claims.another_way import computed
 from normbook.checks.claims.output import POSITIVE_SIGMA
 from normbook.checks.layer.subject import TOLERANCE, Subject, largest
 
@@ -29,10 +30,14 @@ def same_in_both_modes(subject: Subject) -> Fault | Note | None:
             " example is no longer normalized by itself.",
             "running statistics",
         )
-    return _fault(
-        evaluated - subject.output(x),
-        "after eval() the output changes by up to {}; an example has the same "
-        "statistics in both modes.",
+    change = largest(evaluated - subject.output(x))
+    if change < TOLERANCE:
+        return None
+    what = computed(subject, x, evaluated, is_training=False, records=True)
+    return Fault(
+        f"after eval() the output changes by up to {change:.2g}"
+        f"{f': {what}' if what else ''}; an example has the same statistics in both "
+        "modes.",
         "Do the same in both modes; dropout belongs into a layer of its own.",
     )
 
@@ -91,10 +96,24 @@ def sign(subject: Subject) -> Fault | None:
 
 @claim("a batch of one works, and gives the same", EXAMPLE_CLAIMS)
 def batch_of_one(subject: Subject) -> Fault | None:
-    """Feed the first example alone."""
+    """Feed the first example alone, then the first three."""
     x = subject.draw(16)
-    return _fault(
-        subject.output(x[:1]) - subject.output(x)[:1],
-        "the first example of a batch, given alone, changes by up to {}.",
-        "Take no statistics over the batch.",
-    )
+    y = subject.output(x)
+    for count in (n for n in (1, 3) if n < len(x)):
+        some = subject.output(x[:count])
+        rows = (some - y[:count]).abs().flatten(1).amax(1)
+        if not largest(rows) > TOLERANCE:
+            continue
+        what = "the first example of a batch, given alone, changes"
+        if count > 1:
+            what = f"of the first {count} examples, given alone, number "
+            what += f"{int(rows.argmax())} from 0 changes"
+        k = int(rows.argmax())
+        is_x = largest(some[k] - x[k]) < TOLERANCE * largest(x[k])
+        why = ": it is x itself, not normalized" if is_x else ""
+        return Fault(
+            f"{what} by up to {largest(rows):.2g}{why}.",
+            "Take no statistics over the batch, and treat every number of examples "
+            "alike.",
+        )
+    return None

@@ -16,17 +16,26 @@ import torch
 from torch import Tensor, nn
 
 from normbook.checks.calls import LayerError, evaluating, of_the_layer
-from normbook.checks.claim import DoesNotApply, Fault, NotTested, claim, named
+from normbook.checks.claim import DoesNotApply, Fault, NotTested, claim
 from normbook.checks.copies import copy_of
+from normbook.checks.recurrent.handling import HANDLING_CLAIMS, INPUTS_ARE_KEPT, Case
 from normbook.checks.recurrent.layers import (
     Stack,
     compared,
     order_of_states,
     own_fault,
+    returned_twice,
     upper_fault,
 )
 from normbook.checks.recurrent.probe import EXACT, Probe, probe_of, relative_change
-from normbook.checks.recurrent.step import layer_norm
+from normbook.checks.recurrent.states import (
+    early_state,
+    exchanged,
+    goes_from_example_to_example,
+    turned_batch,
+    unused_states,
+    what_it_is,
+)
 from normbook.checks.report import Finding
 
 RAW = "the carried state is c, not its normalized form"
@@ -51,6 +60,7 @@ GRADIENTS = "the gradients are those of the outputs"
 USED = "every parameter has a part in the outputs"
 ZEROS = "a state of zeros gives finite outputs and gradients"
 
+MEND = "Mend that first."
 CURE_ONE = "Check one with a single layer and direction, too."
 MANY_STEPS = 40
 INSIDE_THE_LOOP = (
@@ -96,26 +106,48 @@ def recurrent_findings(
             why = ""
             if pieces.passed is False and "raises" not in pieces.reason:
                 why = "the states that are given or returned are not the states"
-            if not probe.is_single and order_of_states(Stack(probe)):
-                why = "the states are returned in another order of the layers"
+            if not probe.is_single:
+                stack = Stack(probe)
+                if order_of_states(stack) or returned_twice(stack):
+                    why = "the states that are returned are not those of their layers"
             if why:  # no state is what it seems
-                raw = Finding(RAW, None, why, "Mend that first.")
-            gates = _gates(probe, raw, others)
+                raw = Finding(RAW, None, why, MEND)
+            step = _step(probe) if raw.passed and others.passed else None
+            found = compared(probe)[0] if step and not probe.layer.training else None
+            mixed = probe._replace(kept=found[1].kept) if found else probe
+            gates = _gates(mixed, raw, others)
+            if step and "a by " in step.reason and "of each gate" not in step.reason:
+                why = "the gates are normalized in another way"
+                gates = [
+                    Finding(f.name, None, why) if f.other == "norm of each gate" else f
+                    for f in gates
+                ]
             rest = [test(probe) for test in (_later_steps, _padding, _calls)]
             rest += [pieces, _layouts(probe)]
-            step = _step(probe) if raw.passed and others.passed else None
             upper, same = _upper(probe), _same_in_evaluation(layer, probe)
         why = "the state is not carried as it is, or the examples not apart"
-        step = step or Finding(CELL, None, why, "Mend that first.")
-        last = (_redundant_biases, _gradients, _zeros)
-        rest += [*(test(probe) for test in last), upper, same, _rest(probe)]
+        step = step or Finding(CELL, None, why, MEND)
+        by_gradient = (_redundant_biases, _gradients, _zeros)
+        rest += [*(test(probe) for test in by_gradient), upper, same, _rest(probe)]
         used = _used(probe)
         rest += [] if used.passed else [used]
         # What is wrong in the step says more than what h does not see.
         named_first = [step] if step.passed is False else []
         gates += [] if named_first else [step]
         axes = [] if probe.misled is None else [_axes(probe)]
-        return [*axes, raw, *named_first, *gates, others, *rest]
+        axes += [_turned_output(probe)] if probe.leaves_turned else []
+        with torch.no_grad():
+            handled = [test(Case(layer, probe)) for test in HANDLING_CLAIMS]
+        wrong = [finding for finding in handled if finding.passed is False]
+        handled = [finding for finding in handled if finding.passed is not False]
+        if wrong and wrong[0].name == INPUTS_ARE_KEPT:  # it spoils what autograd needs
+            why = "the layer writes into what it is given"
+            by_gradients = (BIASES, GRADIENTS, ZEROS, USED)
+            rest = [
+                Finding(f.name, None, why) if f.name in by_gradients else f
+                for f in rest
+            ]
+        return [*axes, *wrong, raw, *named_first, *gates, others, *rest, *handled]
 
 
 @claim(AXES)
@@ -136,6 +168,16 @@ def _axes(probe: Probe) -> Fault:
     )
 
 
+@claim("the output has the layout of the input")
+def _turned_output(probe: Probe) -> Fault:
+    steps, examples, features = probe.sizes
+    return Fault(
+        f"x is taken as (N, T, D) = {(examples, steps, features)}, and the output "
+        f"comes as (T, N, H), {steps} first. All other tests turn it.",
+        "Transpose the outputs back where batch_first is True.",
+    )
+
+
 @claim(RAW)
 def _carried(probe: Probe) -> Fault | str:
     n = 2 * probe.units[1]
@@ -144,7 +186,7 @@ def _carried(probe: Probe) -> Fault | str:
     bend = relative_change(2 * (c_1[1] - c_1[0]), c_1[2] - c_1[0], c_1[0])
     if bend < EXACT:
         return f"c_1 is linear in c_0, to {bend:.0e}."
-    if text := _exchanged(probe):
+    if text := exchanged(probe):
         return Fault(text, "Take and return (h, c), h first.")
     other = c.clone()
     other[:, 0] += 1
@@ -275,6 +317,10 @@ def _later_steps(probe: Probe) -> Fault | None:
     change = probe.early_change(states, x, moved, why)
     if change < EXACT:
         return None
+    if text := _why_early(probe):
+        return Fault(
+            text, "Join the outputs as [forward, backward] along the last axis."
+        )
     return Fault(
         f"Another x at the last step changes h at the steps before it by {change:.1%}; "
         "it must be 0. The statistics run over time as well.",
@@ -282,10 +328,33 @@ def _later_steps(probe: Probe) -> Fault | None:
     )
 
 
+def _why_early(probe: Probe) -> str:
+    """Say that a layer of two directions has its halves exchanged; or leave it."""
+    if probe.is_single:
+        return ""
+    stack = Stack(probe)
+    if stack.ways == 2:
+        moved = torch.cat([stack.x[:-1], probe.draw(*stack.x[-1:].shape)])
+        before, after = (
+            stack.run(v, stack.h, stack.c)[0][:-1, :, probe.units[0] :]
+            for v in (stack.x, moved)
+        )
+        if relative_change(before, after) < EXACT:
+            return (
+                "The second half of the outputs, not the first, sees no later step: the"
+                " two directions are joined in the other order, backward first."
+            )
+    if own_fault(stack):
+        raise NotTested("another test tells what is wrong with the layers", MEND)
+    return ""
+
+
 @claim(PADDING)
 def _padding(probe: Probe) -> Fault | None:
     if probe.is_cell:
         raise DoesNotApply("a cell sees one step")
+    if not probe.is_single and not _later_steps(probe).passed:
+        raise DoesNotApply("h depends on later steps")
     x, states = probe.draw(*probe.sizes), probe.states(probe.sizes[1])
     padded = torch.cat([x[:-1], 0 * x[-1:]])
     why = "the other direction begins in the padding"
@@ -311,6 +380,13 @@ def _calls(probe: Probe) -> Fault | None:
         raise DoesNotApply("the layer must be given states") from error
     change = relative_change(first, second)
     if change > EXACT:
+        new = (probe._replace(layer=copy_of(probe.layer)) for _ in range(2))
+        if relative_change(*(one.run_stack(x)[0] for one in new)) > EXACT:
+            return Fault(
+                "Without states two fresh copies give other outputs for one x: what "
+                "they begin with is random.",
+                "Begin with zeros where no states are given.",
+            )
         return Fault(
             f"A second call without states changes h by {change:.1%}: it goes on with "
             "the state in which the first one, another batch, ended.",
@@ -340,19 +416,11 @@ def _pieces(probe: Probe) -> Fault | None:
     late, h_end, c_end = probe.run(x[middle:], h_0, c_0)
     change = relative_change(out[-1], h_last)
     if change > EXACT and out[-1].shape == h_last.shape:
-        exchanged = _exchanged(probe)
-        before = probe.run(x[:-1], h, c)[1]
-        how = {
-            "it is the state c": c_last,
-            "it is tanh(c)": c_last.tanh(),
-            "it is h normalized once more": layer_norm(h_last),
-            "it is c normalized": layer_norm(c_last),
-            "it is one step late, the state before the last step": before,
-        }
-        why = named(how, lambda v: relative_change(out[-1], v) < 1e-3).rstrip(": ")
+        swapped = exchanged(probe)
+        why = what_it_is(probe, (x, h, c), (out, h_last, c_last))
         why = f". Of the last output: {why}" if why else ""
         return Fault(
-            f"{exchanged}{' ' * bool(exchanged)}The state h that is returned differs "
+            f"{swapped}{' ' * bool(swapped)}The state h that is returned differs "
             f"from the last output by {change:.1%}{why}.",
             "Return (h_T, c_T) of the last step, h first.",
         )
@@ -361,8 +429,8 @@ def _pieces(probe: Probe) -> Fault | None:
     if change < EXACT:
         return None
     if _later_steps(probe).passed is False:
-        raise NotTested("h depends on later steps", "Mend that first.")
-    why = _exchanged(probe) or _unused_states(probe)
+        raise NotTested("h depends on later steps", MEND)
+    why = exchanged(probe) or unused_states(probe) or early_state(probe, change)
     return Fault(
         f"{why}{' ' * bool(why)}Cut in two, with the states of the first piece given "
         "to the second, the "
@@ -370,53 +438,6 @@ def _pieces(probe: Probe) -> Fault | None:
         "not the state, or what is given is not used.",
         "Return (h_T, c_T) as they are, and begin with the states that are given.",
     )
-
-
-def _exchanged(probe: Probe) -> str:
-    """Look which state that is returned is linear in which that is given."""
-    if probe.units[0] != probe.units[1] or not probe.is_single:
-        return ""
-    n = 2 * probe.units[1]
-    x, states = probe.draw(n, probe.sizes[2]), probe.states(n)
-
-    def is_linear(taken: int, returned: int) -> bool:
-        outs = []
-        for k in (0, 1, 2):
-            given = [s * (k if j == taken else 1) for j, s in enumerate(states)]
-            outs.append(probe.step(x, given[0], given[1])[returned])
-        once, twice = outs[1] - outs[0], outs[2] - outs[0]
-        return bool(once.any()) and relative_change(2 * once, twice) < EXACT
-
-    known = {
-        "": (1, 1),
-        "h and c are exchanged in what is returned.": (1, 0),
-        "h and c are exchanged in what is given.": (0, 1),
-        "h and c are exchanged in what is given and in what is returned.": (0, 0),
-    }
-    return next((text for text, pair in known.items() if is_linear(*pair)), "")
-
-
-def _unused_states(probe: Probe) -> str:
-    """Name a state that is not used, given or carried."""
-    x, (h, c) = probe.draw(*probe.sizes), probe.states(probe.sizes[1])
-    before = torch.cat(probe.run(x[:1], h, c)[1:], -1)
-    unused = [
-        name
-        for name, states in (("h_0", (-h, c)), ("c_0", (h, -c)))
-        if torch.equal(before, torch.cat(probe.run(x[:1], *states)[1:], -1))
-    ]
-    if unused:
-        return (
-            f"{' and '.join(unused)} that {'are' if unused[1:] else 'is'} given, "
-            "changes nothing: it is not used."
-        )
-    moved = torch.cat([-x[:1], x[1:]])
-    if torch.equal(probe.run(x, h, c)[0][1:], probe.run(moved, h, c)[0][1:]):
-        return (
-            "The first x changes no later output: each step begins with the states "
-            "that are given, none is carried on."
-        )
-    return ""
 
 
 @claim(LAYOUTS)
@@ -456,6 +477,12 @@ def _step(probe: Probe) -> Fault | str:
             "Compare a step with its equation by hand.",
         )
     outcome = first[1].outcome
+    if isinstance(outcome, str) and any(first[1].kept) and probe.layer.training:
+        return Fault(
+            f"a share of the old states stays in the new: {outcome}",
+            "Take h and c of the step as they are, or mix them in evaluation alone.",
+            "mixed states",
+        )
     unused = _unused(probe)
     gains = [
         name
@@ -549,7 +576,9 @@ def _other_examples(probe: Probe) -> Fault | None:
             " In evaluation mode it is: this is batch norm, with running statistics "
             "there. Its training outputs are those of the whole batch, by design."
         )
-    elif _goes_from_example_to_example(probe):
+    elif text := turned_batch(probe):
+        reason += text
+    elif goes_from_example_to_example(probe):
         reason += (
             " Each example goes on from the one in front of it, the last one changes "
             "no other: the recurrence runs over the examples, as where their axis is "
@@ -557,14 +586,6 @@ def _other_examples(probe: Probe) -> Fault | None:
         )
     cure = "Take the statistics over the units of one example (the last axis)."
     return Fault(reason, cure)
-
-
-def _goes_from_example_to_example(probe: Probe) -> bool:
-    x, states = probe.draw(*probe.sizes), probe.states(probe.sizes[1])
-    moved = x.clone()
-    moved[:, -1] += 1
-    before, after = (probe.run(v, *states)[0][:, :-1] for v in (x, moved))
-    return relative_change(before, after) < EXACT
 
 
 @claim(BIASES)

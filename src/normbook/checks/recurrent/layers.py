@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterator
 
@@ -11,7 +12,8 @@ from torch import Tensor
 from normbook.checks.claim import Fault
 from normbook.checks.copies import copy_of
 from normbook.checks.recurrent.probe import EXACT, Probe, relative_change
-from normbook.checks.recurrent.step import Found, Step, layer_norm, step_fault
+from normbook.checks.recurrent.step import Found, Step, step_fault
+from normbook.checks.recurrent.terms import layer_norm
 
 # What the norm between c and h leaves of another scale, as in the test of h.
 INVARIANT = 0.15
@@ -48,7 +50,7 @@ def compared(probe: Probe, order: str = "") -> list[tuple[str, Found] | None]:
         zero, one = c.clone(), c.clone()
         zero[k], one[k] = 0, 1
         written = stack.run(x, h, zero)[2][k]
-        f = (stack.run(x, h, one)[2][k] - written).clamp(1e-12, 1 - 1e-12)
+        f = stack.run(x, h, one)[2][k] - written
         results.append(None)
         for what, below in _inputs_of(stack, k, x[0], h_1, c_1):
             step = Step(below, h[k], c[k], f, written, c_1[k], h_1[k], biases)
@@ -82,16 +84,16 @@ def _inputs_of(
     source = x if layer == 1 else joined(h_1, layer - 2)
     if source.shape == below.shape:
         yield (
-            "h of the layer below plus what that one gets, a residual,",
+            "h of the layer below plus what that one gets, a residual",
             below + source,
         )
-    yield "h of the layer below, normalized once more,", layer_norm(below)
+    yield "h of the layer below, normalized once more", layer_norm(below)
     if stack.ways == 2:
         alone = h_1[(layer - 1) * 2 : layer * 2]
         yield "h of the first direction alone", alone[0]
         yield "h of the other direction alone", alone[1]
         yield "the sum of h of both directions", alone.sum(0)
-        yield "h of both directions, exchanged,", torch.cat([*alone.flip(0)], -1)
+        yield "h of both directions, exchanged", torch.cat([*alone.flip(0)], -1)
 
 
 def upper_fault(stack: Stack, found: list[tuple[str, Found] | None]) -> Fault | None:
@@ -119,9 +121,14 @@ def upper_fault(stack: Stack, found: list[tuple[str, Found] | None]) -> Fault | 
                 "Make a new cell for each: [Cell() for _ in ...], not [cell] * n.",
                 "shared weights",
             )
+        if k < stack.ways and what != "x":
+            return Fault(
+                f"The layer {place} gets {what}, not x: a flip of the wrong axis?",
+                "Turn the time alone, x.flip(0).",
+            )
         if k >= stack.ways and what != H_BELOW:
             return Fault(
-                f"The layer {place} gets {what} not h alone of the layer below.",
+                f"The layer {place} gets {what}, not h alone of the layer below.",
                 "Give the next layer the outputs h of the one below.",
                 "residual" if "residual" in what else "",
             )
@@ -139,7 +146,14 @@ def upper_fault(stack: Stack, found: list[tuple[str, Found] | None]) -> Fault | 
 
 def own_fault(stack: Stack) -> Fault | None:
     """Find faults of the whole that need no known cell."""
-    looks = (_turned_back, order_of_states, _own_states, _linear_states, _passed_on)
+    looks = (
+        _turned_back,
+        order_of_states,
+        returned_twice,
+        _own_states,
+        _linear_states,
+        _passed_on,
+    )
     for look in looks:
         if fault := look(stack):
             return fault
@@ -169,30 +183,53 @@ def _linear_states(stack: Stack) -> Fault | None:
 
 
 def order_of_states(stack: Stack) -> Fault | None:
-    """Look which c that is returned belongs to which c that is given."""
+    """Look which c that is returned belongs to which c that is given.
+
+    A c moves itself and those above: the layer on top tells its own place, and so on.
+    """
     x, h = stack.x[:1], stack.h
     before = stack.run(x, h, stack.c)[2]
     if len(before) != stack.count:
         return None
-    moved = []
-    for k in range(stack.count):
-        c = stack.c.clone()
-        c[k] = stack.probe.draw(*c[k].shape)
-        after = stack.run(x, h, c)[2]
-        pairs = zip(before, after, strict=True)
-        moved.append([relative_change(one, two) > EXACT for one, two in pairs])
-    if all(moved[k][k] for k in range(stack.count)):
+    place: dict[int, int] = {}
+    for layer in reversed(range(stack.count // stack.ways)):
+        found = {}
+        for k in range(layer * stack.ways, (layer + 1) * stack.ways):
+            c = stack.c.clone()
+            c[k] = stack.probe.draw(*c[k].shape)
+            after = stack.run(x, h, c)[2]
+            pairs = enumerate(zip(before, after, strict=True))
+            moved = {j for j, (a, b) in pairs if relative_change(a, b) > EXACT}
+            own = moved - {*place.values()}
+            if len(own) != 1:
+                return None
+            found[k] = own.pop()
+        place |= found
+    wrong = [k for k in sorted(place) if place[k] != k]
+    if not wrong:
         return None
-    # The last layer's c moves no other.
-    last = [k for k, is_moved in enumerate(moved[-1]) if is_moved]
-    if len(last) != 1 or last == [stack.count - 1]:
-        return None
+    k = wrong[-1]
     return Fault(
-        f"The last c_0, number {stack.count - 1}, is that of the c that is returned as "
-        f"number {last[0]}: the states are returned in another order of the layers "
-        "than they are taken in.",
-        "Return the states of the first layer first, as torch does.",
+        f"c_0 number {k} of {stack.count}, from 0, is that of the c that is returned "
+        f"as number {place[k]}: the states are returned in another order of the layers "
+        "and directions than they are taken in.",
+        "Return the states of the first layer first, forward before backward, as "
+        "torch does.",
     )
+
+
+def returned_twice(stack: Stack) -> Fault | None:
+    """Look for states that are returned for two layers."""
+    _, *states = stack.run(stack.x, stack.h, stack.c)
+    for name, values in zip(("h", "c"), states, strict=True):
+        for j, k in itertools.combinations(range(len(values)), 2):
+            if values[j].equal(values[k]):
+                return Fault(
+                    f"The {name} that are returned as number {j} and number {k}, from "
+                    "0, are one: that of one layer stands for both.",
+                    "Return the last state of each layer and direction.",
+                )
+    return None
 
 
 class Stack:

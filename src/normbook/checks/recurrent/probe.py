@@ -31,6 +31,8 @@ class Probe(NamedTuple):
     units: tuple[int, int]  # features of h and of c
     generator: torch.Generator
     misled: bool | None = None  # what batch_first says, where the layout is the other
+    leaves_turned: bool = False  # the batch is first in x, and not in the output
+    kept: tuple[float, float] = (0.0, 0.0)  # shares of the old h and c in the new
 
     @property
     def is_single(self) -> bool:
@@ -52,7 +54,7 @@ class Probe(NamedTuple):
             outputs = []
             with of_the_layer():
                 for x_t in x:
-                    h, c = self.layer(x_t, (h, c))
+                    h, c = self.layer(x_t.clone(), (h.clone(), c.clone()))
                     outputs.append(h)
             return torch.stack(outputs), h, c
         if self.stacked is not None:
@@ -62,18 +64,28 @@ class Probe(NamedTuple):
 
     def run_stack(self, x: Tensor, *states: Any) -> tuple[Tensor, Tensor, Tensor]:
         """Run over x (T, N, D), from states as the layer takes them, or from none."""
+        # What a layer writes into is told by a claim of its own.
+        given = ([s.clone() for s in pair] for pair in states)
         with of_the_layer():
-            out, (h, c) = self.layer(self.turned(x), *states)
-            return self.turned(out), h, c
+            out, (h, c) = self.layer(self.turned(x).clone(), *map(tuple, given))
+            return self.steps_first(out), h, c
+
+    def steps_first(self, out: Tensor) -> Tensor:
+        """Return outputs with the time first."""
+        return out if self.leaves_turned else self.turned(out)
 
     def turned(self, x: Tensor) -> Tensor:
         """Exchange time and batch, where the layer has the batch first."""
         return x.transpose(0, 1) if self.is_batch_first else x
 
     def step(self, x: Tensor, h: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
-        """Run the first layer one step on."""
-        _, h, c = self.run(x[None], h, c)
-        return h, c
+        """Run the first layer one step on; what is kept of h and c is taken out."""
+        _, *made = self.run(x[None], h, c)
+        h_1, c_1 = (
+            (new - kept * old) / (1 - kept) if kept else new
+            for new, old, kept in zip(made, (h, c), self.kept, strict=True)
+        )
+        return h_1, c_1
 
     def early_change(
         self, states: tuple[Tensor, Tensor], x: Tensor, other: Tensor, why: str
@@ -139,6 +151,8 @@ def probe_of(layer: nn.Module, sizes: Sequence[int] | None, eps: float | None) -
             first = probe.run(*inputs)[0]
         except LayerError as error:
             raise TypeError(_why_it_fails(probe, twin, inputs, error)) from error
+        if first.shape[:2] == (examples, steps) != (steps, examples):
+            probe = probe._replace(leaves_turned=is_batch_first)
         if not torch.equal(first, probe.run(*inputs)[0]):
             evaluating(twin)
     return probe

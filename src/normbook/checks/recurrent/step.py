@@ -4,7 +4,8 @@ r"""One step of an LSTM, compared with the equations that its numbers fit.
     c_1 = \sigma(f) c + \sigma(i) \tanh(g),\quad h_1 = \sigma(o) \tanh(\mathrm{LN}(c_1))
 
 Which kind it is, where the gates lie in :math:`a` and which slip was made is found by
-trying: forget gate first, then what is written to c, then what is read from it.
+trying: forget gate first, then what is written to c, then what is read from it. Of all
+that fits the fewest slips are told.
 """
 
 from __future__ import annotations
@@ -15,27 +16,48 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
-from normbook.checks.claim import Fault, named
+from normbook.checks.claim import Fault
+from normbook.checks.recurrent.terms import (
+    CUTS,
+    NORMS,
+    Cut,
+    Gates,
+    layer_norm,
+    pre_activations,
+    sums,
+)
 
 # With gains of 1 and hats of size 1, eps = 1e-5 costs 1e-5; the slips cost 1e-1.
 TOLERANCE = 1e-3
 
-Norm = Callable[[Tensor], Tensor]
-
-
-def layer_norm(a: Tensor) -> Tensor:
-    """Return x_hat over the last axis, without eps."""
-    return (a - a.mean(-1, keepdim=True)) / a.std(-1, correction=0, keepdim=True)
-
-
-NORMS: dict[str, Norm] = {
-    "layer norm": layer_norm,
-    "layer norm by the unbiased variance, over n - 1": lambda a: (
-        (a - a.mean(-1, keepdim=True)) / a.std(-1, keepdim=True)
-    ),
-    "RMS norm": lambda a: a / a.square().mean(-1, keepdim=True).sqrt(),
+# What a part of a may go through.
+SQUASHES: dict[str, Callable[[Tensor], Tensor]] = {
+    "a sigmoid": torch.sigmoid,
+    "tanh": torch.tanh,
+    "": lambda a: a,
+    "sigmoid of 1 + a": lambda a: (1 + a).sigmoid(),
+    "1 - sigmoid": lambda a: 1 - a.sigmoid(),
+    "ReLU": torch.relu,
+    "a sigmoid twice": lambda a: a.sigmoid().sigmoid(),
+    "tanh twice": lambda a: a.tanh().tanh(),
+    "tanh and a sigmoid behind it": lambda a: a.tanh().sigmoid(),
+    "tanh of a sigmoid": lambda a: a.sigmoid().tanh(),
+    "hard sigmoid": lambda a: (a / 6 + 0.5).clamp(0, 1),
+    "hard sigmoid of slope .2": lambda a: (0.2 * a + 0.5).clamp(0, 1),
+    "1 + a sigmoid": lambda a: 1 + a.sigmoid(),
+    "softsign": functional.softsign,
+    "softplus": functional.softplus,
+    "exp": torch.exp,
+    "a softmax over its units": lambda a: a.softmax(-1),
 }
+USUAL = {"i": "a sigmoid", "f": "a sigmoid", "o": "a sigmoid", "g": "tanh"}
+CALLED = {"i": "input gate", "o": "output gate", "f": "forget gate", "g": "candidate"}
+
+RIGHT = "c_1 = f c + i tanh(g)"
+READ = ("h_1 = o tanh(LN(c_1))", "h_1 = o tanh(c_1)", "h_1 = o tanh(RMS norm of c_1)")
+EQUATION = "Write c_1 = f c + i tanh(g) and h_1 = o tanh(LN(c_1)), with sigmoids."
 
 
 class Step(NamedTuple):
@@ -50,12 +72,31 @@ class Step(NamedTuple):
     h_1: Tensor
     biases: Sequence[Tensor] = ()  # (4H,), as the layer holds them
 
+    def without(self, kept: float) -> Step:
+        """Return the step where all but a share that is kept of c was made anew."""
+        rest = 1 - kept
+        return self._replace(
+            f=(self.f - kept) / rest,
+            written=self.written / rest,
+            c_1=(self.c_1 - kept * self.c) / rest,
+        )
+
 
 class Found(NamedTuple):
     """The cell or the slip in it, and the matrices of x and of h, by their place."""
 
     outcome: Fault | str
     matrices: tuple[int, ...]
+    kept: tuple[float, float] = (0.0, 0.0)  # shares of the old h and c in the new
+
+
+class _Way(NamedTuple):
+    """One way to get what was seen: which part is which gate, and the slips in it."""
+
+    parts: tuple[tuple[str, int], ...]
+    slips: tuple[str, ...] = ()
+    form: str = ""
+    kept: float = 0.0
 
 
 def step_fault(step: Step, matrices: Sequence[Tensor], order: str = "") -> Found | None:
@@ -63,214 +104,458 @@ def step_fault(step: Step, matrices: Sequence[Tensor], order: str = "") -> Found
 
     ``order`` is that in which the gates should stand, if it matters: "ifgo", say.
     """
-    for kind, a, used in _pre_activations(step, matrices):
-        for cut in CUTS:
-            gates, opened = cut(a), _opened([cut(bias) for bias in step.biases])
-            for k, gate in enumerate(gates):
-                if name := _forget_gate(step.f, gate):
-                    rest = [other for j, other in enumerate(gates) if j != k]
-                    outcome = _rest(step, rest, kind, name, (order, k), opened)
-                    return Found(outcome, used)
-    return None
+    rows = 4 * step.c.shape[1]
+
+    def tried() -> Iterator[tuple[Gates, Cut]]:
+        every = pre_activations(step.x, step.h, matrices, rows)
+        return ((gates, cut) for gates in every for cut in CUTS)
+
+    for gates, cut in tried():
+        for name, k, kept in _forget_gates(step.f, cut(gates.a)):
+            rest = step.without(kept) if kept else step
+            return _Search(rest, gates, cut, k, name, order).found(kept)
+    if not _fits(step.f, torch.ones_like(step.f), 1e-9):
+        return None
+    searches = [_Search(step, gates, cut, None, "1", order) for gates, cut in tried()]
+    whole = [search for search in searches if search.written and search.read]
+    return min(whole, key=_Search.fewest).found(0.0) if whole else None
 
 
-CUTS: tuple[Callable[[Tensor], Sequence[Tensor]], ...] = (
-    lambda a: a.chunk(4, -1),
-    lambda a: [a[..., k::4] for k in range(4)],
-)
+def _forget_gates(
+    f: Tensor, parts: Sequence[Tensor]
+) -> Iterator[tuple[str, int, float]]:
+    """Yield what fits the forget gate, with the share of c that is kept beside it."""
+    if f.shape != parts[0].shape:
+        return
+    a = torch.stack([*parts])  # all at once, as most of what is tried is wrong
+    squashed = torch.stack([squash(a) for squash in SQUASHES.values()])
+    errors = (squashed - f).abs().amax((2, 3))
+    for j, k in (errors < TOLERANCE * (1 + f.abs().max())).nonzero().tolist():
+        yield [*SQUASHES][j], k, 0.0
+    z = squashed[0]
+    away = z - z.mean((1, 2), keepdim=True)
+    slope = (away * f).sum((1, 2)) / away.square().sum((1, 2))
+    kept = (f - slope[:, None, None] * z).mean((1, 2))
+    for k, share in enumerate(kept.tolist()):
+        if 0.005 < share < 0.995 and _fits(f, share + (1 - share) * z[k], 1e-5):
+            yield "a sigmoid", k, share
 
 
-def _opened(biases: Sequence[Sequence[Tensor]]) -> int | None:
-    """Return which gate alone has a positive bias, the same one for all units."""
-    for gates in biases:
-        held = [{*gate.tolist()} for gate in gates]
-        first = [k for k, values in enumerate(held) if values != {0.0}]
-        if len(first) == 1 and len(held[first[0]]) == 1 and min(held[first[0]]) > 0:
-            return first[0]
-    return None
+class _Search:
+    """The other gates, where the forget gate is known."""
+
+    def __init__(
+        self,
+        step: Step,
+        gates: Gates,
+        cut: Cut,
+        forget: int | None,
+        forgets_by: str,
+        order: str,
+    ) -> None:
+        self.step, self.gates, self.cut = step, gates, cut
+        self.forget, self.forgets_by, self.order = forget, forgets_by, order
+        self.parts = list(cut(gates.a))
+        self.squashed = [
+            {name: squash(part) for name, squash in SQUASHES.items()}
+            for part in self.parts
+        ]
+        # What is made of other numbers than f is looked for where all else fails.
+        self.written = [*self._written()] or [*self._written_of_others()]
+        self.read = [*self._read()] or [*self._read_of_others()]
+
+    def fewest(self) -> tuple[int, int]:
+        """Return the cost of what has the fewest slips."""
+        return min(self._cost(*pair) for pair in self._pairs())
+
+    def _pairs(self) -> Iterator[tuple[_Way, _Way]]:
+        return itertools.product(self.written, self.read)
+
+    def found(self, kept_c: float) -> Found:
+        """Choose what has the fewest slips, and tell it."""
+        cell = f"f = {_call(self.forgets_by)}, a by {self.gates.kind}"
+        if not (self.written and self.read):
+            missing = [
+                text
+                for text, known in (
+                    ("c_1 - f c, what is written,", self.written),
+                    ("h_1, what is read,", self.read),
+                )
+                if not known
+            ]
+            outcome: Fault | str = Fault(
+                f"{cell}; what the other gates do is none of the known ways, with any "
+                f"order of the gates: {' and '.join(missing)} fits none.",
+                "Compare a step with its equation: c_1 = f c + i tanh(g) and h_1 = o "
+                "tanh(LN(c_1)).",
+                "another cell",
+            )
+            return Found(outcome, self.gates.used, (0.0, kept_c))
+        written, read = min(self._pairs(), key=lambda pair: self._cost(*pair))
+        kept = (read.kept, kept_c)
+        return Found(self._told(written, read, cell, kept), self.gates.used, kept)
+
+    def _cost(self, written: _Way, read: _Way) -> tuple[int, int]:
+        slips = len(written.slips) + len(read.slips)
+        places = [k for _, k in (*written.parts, *read.parts)]
+        places += [] if self.forget is None else [self.forget]
+        twice = len(places) - len({*places})
+        name = self._name(written, read)
+        orders = (self.order, "ifgo", "fiog", "fioc", "igfo", "iofg")
+        rank = orders.index(name) if name in orders else len(orders)
+        return slips + twice, rank
+
+    def _name(self, written: _Way, read: _Way) -> str:
+        """Return the order of the gates, "?" for a part that has no use."""
+        name = ["?"] * 4
+        for gate, k in (*written.parts, *read.parts):
+            name[k] = gate
+        if self.forget is not None:
+            name[self.forget] = "f"
+        return "".join(name)
+
+    def _told(
+        self, written: _Way, read: _Way, cell: str, kept: tuple[float, float]
+    ) -> Fault | str:
+        kind = self.gates.kind
+        slips = [*written.slips, *read.slips]
+        name = self._name(written, read)
+        if self.forgets_by == "sigmoid of 1 + a" and not slips and "?" not in name:
+            reason = f"1 is added to what opens the forget gate ({cell})."
+            return Fault(reason, "Let the bias begin at 1.", "forget bias")
+        if self.forget is None:
+            slips.append("c_1 has the whole of c: no forget gate multiplies it")
+        elif self.forgets_by != "a sigmoid":
+            slips.append(_through("f", self.forgets_by))
+        slips += self._doubled(written, read)
+        if "over n - 1" in kind:
+            slips.append(f"before the gates stands {kind.split(' of ')[0]}")
+        if "before the matrices" in kind or "W_h times" in kind:
+            what = "x and h are" if "before the matrices" in kind else "h is"
+            slips.append(f"{what} normalized before the matrices, not W_x x and W_h h")
+        for mark, text in _KINDS.items():
+            slips += [text] if mark in kind else []
+        if slips:
+            is_other = len(slips) == 1 and "has no part" in slips[0]
+            other = "another cell" if is_other else ""
+            return Fault(f"{'; '.join(slips)} ({cell}).", EQUATION, other)
+        opened, negative = self._opened()
+        if opened not in (None, self.forget):
+            gate = name[opened or 0]
+            return Fault(
+                f"the bias of {gate} alone begins above 0, as that of f should: the "
+                f"gates stand in the order {', '.join(name)} ({cell}).",
+                f"Let the bias of f, part {self.forget} of 4 from 0, begin at 1.",
+                "" if gate == "g" else "forget bias",
+            )
+        if negative is not None and negative == self.forget:
+            return Fault(
+                f"the bias of f alone begins below 0: the forget gate begins shut, and "
+                f"what is carried is forgotten within a few steps ({cell}).",
+                "Let it begin at 1, not at -1: the sign may be the wrong one.",
+                "forget bias",
+            )
+        if kind.startswith("RMS norm of W"):
+            reason = (
+                f"before the gates stands RMS norm, no mean is subtracted ({cell})."
+            )
+            return Fault(reason, "Take layer norm.", "RMS norm")
+        if self.order and name != self.order:
+            return Fault(
+                f"The gates stand in the order {', '.join(name)}; torch, whose "
+                f"parameters these are, has {', '.join(self.order)}: weights of "
+                f"nn.LSTM can be loaded, and mean something else ({cell}). Where the "
+                f"weights are the layer's own, {_exchanged(name, self.order)}.",
+                "Cut the gates in the order of torch.",
+                "order of gates",
+            )
+        if any(kept):
+            cell += (
+                f"; {kept[0]:.3g} of the old h and {kept[1]:.3g} of the old c stay in "
+                "the new, as zoneout mixes them in evaluation"
+            )
+        return f"{cell}; {RIGHT}; {read.form}."
+
+    def _doubled(self, written: _Way, read: _Way) -> Iterator[str]:
+        """Tell parts that are two gates, and those that are none."""
+        uses = [*written.parts, *read.parts]
+        uses += [] if self.forget is None else [("f", self.forget)]
+        for k in range(4):
+            gates = sorted({gate for gate, place in uses if place == k})
+            if len(gates) > 1:
+                unused = [j for j in range(4) if j not in [place for _, place in uses]]
+                rest = f", and part {unused[0]} is not used" if unused else ""
+                yield (
+                    f"{' and '.join(gates)} are one gate, part {k} of 4 from 0{rest}"
+                )
+
+    def _opened(self) -> tuple[int | None, int | None]:
+        """Return which gate alone has a bias, one for all units: above 0, below 0."""
+        found: list[int | None] = [None, None]
+        for bias in self.step.biases:
+            held = [{*part.tolist()} for part in self.cut(bias)]
+            first = [k for k, values in enumerate(held) if values != {0.0}]
+            if len(first) == 1 and len(held[first[0]]) == 1:
+                is_below = min(held[first[0]]) < 0
+                found[is_below] = (
+                    first[0] if found[is_below] is None else found[is_below]
+                )
+        return found[0], found[1]
+
+    def _written(self) -> Iterator[_Way]:
+        seen = self.step.written
+        if seen.shape != self.parts[0].shape:
+            return
+        i, g = self._usual("i"), self._usual("g")
+        pairs = [*itertools.product(range(4), repeat=2)]
+        for k, m in pairs:
+            for first in SQUASHES:
+                products = torch.stack([*self.squashed[m].values()])
+                products = products * self.squashed[k][first]
+                for second in self._matching(seen, products):
+                    names = zip("ig", (first, second), strict=True)
+                    slips = [_through(gate, s) for gate, s in names if s != USUAL[gate]]
+                    if k != m or not slips:
+                        yield _Way((("i", k), ("g", m)), tuple(slips), RIGHT)
+        f, forget = self.step.f, self.forget
+        forms: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+            "the input gate is added to tanh(g), not multiplied": lambda i, g: i + g,
+            "i tanh(g) is subtracted, not added": lambda i, g: -i * g,
+            "f multiplies what is written, too: c_1 = f (c + i tanh(g))": (
+                lambda i, g: f * i * g
+            ),
+            "1 - f multiplies what is written, too": lambda i, g: (1 - f) * i * g,
+            "i multiplies twice": lambda i, g: i * i * g,
+            "h is added to what is written": lambda i, g: (
+                i * g + self._same(self.step.h)
+            ),
+            "tanh is taken of i tanh(g), once more": lambda i, g: (i * g).tanh(),
+            "tanh is taken of i g, and not of g": lambda i, g: (
+                i * torch.atanh(g)
+            ).tanh(),
+        }
+        for (k, m), (text, form) in itertools.product(pairs, forms.items()):
+            if k != m and _fits(seen, form(i[k], g[m])):
+                yield _Way((("i", k), ("g", m)), (text,))
+        for m in range(4):
+            alone = {
+                "the input gate is 1 - f": (1 - f) * g[m],
+                "the input gate is not used": g[m],
+                "g is multiplied by f, not by i": f * g[m],
+            }
+            for text, value in alone.items():
+                if _fits(seen, value):
+                    yield _Way((("g", m),), (text,))
+        if forget is None:
+            for j, (k, m) in itertools.product(range(4), pairs):
+                if len({j, k, m}) == 3 and _fits(seen, i[j] + i[k] * g[m]):
+                    text = "f is added to c, not multiplied"
+                    yield _Way((("f", j), ("i", k), ("g", m)), (text,))
+
+    def _written_of_others(self) -> Iterator[_Way]:
+        """Try i and g, or one of them, of other numbers than f."""
+        seen, of_f = self.step.written, f"f from {self.gates.kind}"
+        if seen.shape != self.parts[0].shape:
+            return
+        pairs = [(k, m) for k, m in itertools.permutations(range(4), 2)]
+        i, g = self._usual("i"), self._usual("g")
+        for kind, parts in self._others():
+            i_too, g_too = self._usual("i", parts), self._usual("g", parts)
+            for text, of_i, of_g in (
+                (f"i comes from {kind}, {of_f}", i_too, g),
+                (f"g comes from {kind}, {of_f}", i, g_too),
+                (f"i and g come from {kind}, {of_f}", i_too, g_too),
+            ):
+                for k, m in pairs:
+                    if _fits(seen, of_i[k] * of_g[m]):
+                        yield _Way((("i", k), ("g", m)), (text,), RIGHT)
+
+    def _read_of_others(self) -> Iterator[_Way]:
+        """Try o of other numbers than f, and shares of h."""
+        seen, c_1 = self.step.h_1, self.step.c_1
+        if seen.shape != self.parts[0].shape:
+            return
+        right = {READ[0]: layer_norm(c_1).tanh(), READ[1]: c_1.tanh()}
+        for kind, parts in self._others():
+            for k, o in enumerate(self._usual("o", parts)):
+                for form, inner in right.items():
+                    if _fits(seen, o * inner):
+                        text = f"o comes from {kind}, f from {self.gates.kind}"
+                        yield _Way((("o", k),), (text,), form)
+
+    def _others(self) -> Iterator[tuple[str, Sequence[Tensor]]]:
+        for kind, a in sums(self.gates.q_x, self.gates.q_h):
+            if kind != self.gates.kind:
+                yield kind, self.cut(a)
+
+    def _usual(self, gate: str, parts: Sequence[Tensor] | None = None) -> list[Tensor]:
+        squash = SQUASHES[USUAL[gate]]
+        return [squash(part) for part in parts or self.parts]
+
+    def _same(self, value: Tensor) -> Tensor:
+        """Return a value, or NaN where it has another shape than the cells."""
+        fits = value.shape == self.step.c.shape
+        return value if fits else torch.full_like(self.step.c, torch.nan)
+
+    def _matching(self, seen: Tensor, values: Tensor) -> Iterator[str]:
+        errors = (values - seen).abs().amax((1, 2))
+        limit = TOLERANCE * (1 + float(seen.abs().max()))
+        for name, error in zip(SQUASHES, errors.tolist(), strict=True):
+            if error < limit:
+                yield name
+
+    def _read(self) -> Iterator[_Way]:
+        seen, c, c_1 = self.step.h_1, self.step.c, self.step.c_1
+        if seen.shape != self.parts[0].shape:
+            return
+        hats = {name: norm(c_1) for name, norm in NORMS.items()}
+        hat, unbiased, rms = hats.values()
+        gates = self._usual("o")
+        right = dict(zip(READ, (hat.tanh(), c_1.tanh(), rms.tanh()), strict=True))
+        for k, (form, inner) in itertools.product(range(4), right.items()):
+            if _fits(seen, gates[k] * inner):
+                yield _Way((("o", k),), (), form)
+        inners = {
+            "h_1 has no tanh behind LN(c_1)": hat,
+            "h_1 has no tanh: it is o c_1": c_1,
+            "h_1 reads the c before the step": layer_norm(c).tanh(),
+            "h_1 reads the c before the step, not normalized": c.tanh(),
+            "tanh stands before the norm of c_1": layer_norm(c_1.tanh()),
+            "tanh stands before the norm of c_1, and behind it": (
+                layer_norm(c_1.tanh()).tanh()
+            ),
+            "c_1 is normalized by the unbiased variance": unbiased.tanh(),
+            "LN(c_1) goes through a sigmoid, not through tanh": hat.sigmoid(),
+            "LN(c_1) goes through ReLU, not through tanh": hat.relu(),
+            "c_1 goes through a sigmoid, not through tanh, and has no norm": (
+                c_1.sigmoid()
+            ),
+            "tanh is taken twice of LN(c_1)": hat.tanh().tanh(),
+            "tanh is taken twice of c_1, which has no norm": c_1.tanh().tanh(),
+            "LN is taken of tanh(LN(c_1)), once more": layer_norm(hat.tanh()),
+            "h_1 reads what is written alone, i tanh(g), and not f c": (
+                layer_norm(self.step.written).tanh()
+            ),
+            "c_1 is divided by its deviation, and its mean is not subtracted": (
+                (c_1 / c_1.std(-1, correction=0, keepdim=True)).tanh()
+            ),
+            "the mean of c_1 is subtracted, and nothing is divided": (
+                (c_1 - c_1.mean(-1, keepdim=True)).tanh()
+            ),
+            "c_1 is divided by its variance, without the root": (
+                (hat / c_1.std(-1, correction=0, keepdim=True)).tanh()
+            ),
+        }
+        wholes: dict[str, Callable[[Tensor], Tensor]] = {
+            "o tanh(c_1) is normalized, not c_1": lambda o: layer_norm(o * c_1.tanh()),
+            "o tanh(LN(c_1)) is normalized once more": (
+                lambda o: layer_norm(o * hat.tanh())
+            ),
+            "tanh is taken of o LN(c_1), and not of LN(c_1)": lambda o: (
+                o * hat
+            ).tanh(),
+            "tanh is taken of o c_1, which has no norm": lambda o: (o * c_1).tanh(),
+            "o c_1 is normalized, not c_1": lambda o: layer_norm(o * c_1).tanh(),
+            "o is added to tanh(LN(c_1)), not multiplied": lambda o: o + hat.tanh(),
+            "1 - o multiplies, not o": lambda o: (1 - o) * hat.tanh(),
+            "the old h is added: h_1 = o tanh(LN(c_1)) + h": (
+                lambda o: o * hat.tanh() + self._same(self.step.h)
+            ),
+            "x is added: h_1 = o tanh(LN(c_1)) + x": (
+                lambda o: o * hat.tanh() + self._same(self.step.x)
+            ),
+        }
+        for k, o in enumerate(gates):
+            values = {text: o * inner for text, inner in inners.items()}
+            values |= {text: whole(o) for text, whole in wholes.items()}
+            for text, value in values.items():
+                if _fits(seen, value):
+                    yield _Way((("o", k),), (text,))
+        if _fits(seen, hat.tanh()):
+            yield _Way((), ("the output gate is not used",))
+        for k, inner in itertools.product(range(4), (hat.tanh(), c_1.tanh())):
+            products = torch.stack([*self.squashed[k].values()]) * inner
+            for name in self._matching(seen, products):
+                if name != USUAL["o"]:
+                    yield _Way((("o", k),), (_through("o", name),))
+        for k, o in enumerate(gates):
+            yield from self._mixed(k, o * hat.tanh())
+            if text := _by_eps(seen / o, c_1):
+                yield _Way((("o", k),), (text,))
+            limit = float(seen.abs().max())
+            if limit > 0.01 and _fits(seen, (o * hat.tanh()).clamp(-limit, limit)):
+                is_cut = bool((seen.abs() > limit - 1e-9).sum() > 3)
+                if is_cut:
+                    text = f"h_1 is cut off at {limit:.3g}"
+                    yield _Way((("o", k),), (text,))
+
+    def _mixed(self, k: int, value: Tensor) -> Iterator[_Way]:
+        """Look for a share of the old h in the new."""
+        h = self._same(self.step.h)
+        away = h - value
+        kept = float(((self.step.h_1 - value) * away).sum() / away.square().sum())
+        if 0.005 < kept < 0.995 and _fits(self.step.h_1, value + kept * away):
+            yield _Way((("o", k),), (), READ[0], kept)
 
 
-def _forget_gate(f: Tensor, a: Tensor) -> str:
-    known = {
-        "sigmoid": a.sigmoid(),
-        "sigmoid of 1 + a": (1 + a).sigmoid(),
-        "hard sigmoid": (a / 6 + 0.5).clamp(0, 1),
-        "hard sigmoid of slope .2": (0.2 * a + 0.5).clamp(0, 1),
-        "1 - sigmoid": 1 - a.sigmoid(),
-    }
-    return named(known, lambda value: _fits(f, value)).rstrip(": ")
+# Kinds of which the name says the slip.
+_KINDS = {
+    "times that of W_h h": "LN(W_x x) and LN(W_h h) are multiplied, not added",
+    "over the four gates of a unit": (
+        "mean and variance are those of the four gates of a unit, not of the 4H "
+        "numbers of an example: a wrong axis behind a reshape"
+    ),
+    "without W_h h": "W_h h has no part in the forget gate",
+    "without W_x x": "W_x x has no part in the forget gate",
+}
 
 
-def _rest(
-    step: Step,
-    rest: list[Tensor],
-    kind: str,
-    forget: str,
-    order: tuple[str, int],
-    opened: int | None,
-) -> Fault | str:
-    """Find the other three gates, and how they act."""
-    found: list[tuple[int, str, str, str]] = []
-    for names in itertools.permutations("igo"):
-        gates = dict(zip(names, rest, strict=True))
-        written = _first(_written(step, gates["i"], gates["g"]), step.written)
-        read = _first(_read(step, gates["o"]), step.h_1)
-        if written and read:
-            count = (written != RIGHT) + (read not in READ)
-            found.append((count, written, read, "".join(names)))
-    cell = f"f = {forget}(a_f), a by {kind}"
-    if not found:
-        return Fault(
-            f"{cell}; what the other gates do is none of the known ways, with any order"
-            " of the gates.",
-            "Compare a step with its equation: c_1 = f c + i tanh(g) and h_1 = o "
-            "tanh(LN(c_1)).",
-            "another cell",
-        )
-    _, written, read, others = min(found)
-    seen = others[: order[1]] + "f" + others[order[1] :]
-    slips = [s for s in (written, read) if s != RIGHT and s not in READ]
-    if forget == "sigmoid of 1 + a" and not slips:
-        reason = f"1 is added to what opens the forget gate ({cell})."
-        return Fault(reason, "Let the bias begin at 1.", "forget bias")
-    if forget != "sigmoid":
-        slips.append(f"the forget gate is the {forget}")
-    if "over n - 1" in kind:
-        slips.append(f"before the gates stands {kind.split(' of ')[0]}")
-    if "before the matrices" in kind:
-        slips.append("x and h are normalized before the matrices, not W_x x and W_h h")
-    if slips:
-        cure = "Write c_1 = f c + i tanh(g) and h_1 = o tanh(LN(c_1)), with sigmoids."
-        return Fault(f"{'; '.join(slips)} ({cell}).", cure)
-    if opened not in (None, order[1]):
-        gate = seen[opened or 0]
-        return Fault(
-            f"the bias of {gate} alone begins above 0, as that of f should: the gates "
-            f"stand in the order {', '.join(seen)} ({cell}).",
-            f"Let the bias of f, part {order[1]} of 4 from 0, begin at 1.",
-            "" if gate == "g" else "forget bias",
-        )
-    if kind.startswith("RMS norm of W"):
-        reason = f"before the gates stands RMS norm, no mean is subtracted ({cell})."
-        return Fault(reason, "Take layer norm.", "RMS norm")
-    if order[0] and seen != order[0]:
-        return Fault(
-            f"The gates stand in the order {', '.join(seen)}; torch, whose parameters "
-            f"these are, has {', '.join(order[0])}: weights of nn.LSTM can be loaded, "
-            f"and mean something else ({cell}).",
-            "Cut the gates in the order of torch.",
-            "order of gates",
-        )
-    return f"{cell}; {RIGHT}; {read}."
+def _through(gate: str, name: str) -> str:
+    """Say that a gate goes through another function than it should."""
+    usual = USUAL[gate]
+    if gate == "f":
+        return f"the forget gate is {_call(name)}, not sigmoid(a_f)"
+    if not name:
+        return f"{gate} has no {usual.removeprefix('a ')}"
+    if name == "sigmoid of 1 + a":
+        more = ", not to the forget gate" if gate == "i" else ""
+        return f"1 is added to the {CALLED[gate]}{more}"
+    return f"{gate} goes through {name}, not through {usual}"
 
 
-RIGHT = "c_1 = f c + i tanh(g)"
-READ = ("h_1 = o tanh(LN(c_1))", "h_1 = o tanh(c_1)", "h_1 = o tanh(RMS norm of c_1)")
+def _call(name: str) -> str:
+    if name == "1":
+        return "1"
+    return f"{name.removeprefix('a ') or 'no function'}(a_f)"
 
 
-def _written(step: Step, i: Tensor, g: Tensor) -> dict[str, Tensor]:
-    return {
-        RIGHT: i.sigmoid() * g.tanh(),
-        "g has no tanh": i.sigmoid() * g,
-        "g goes through a sigmoid, not through tanh": i.sigmoid() * g.sigmoid(),
-        "g goes through ReLU, not through tanh": i.sigmoid() * g.relu(),
-        "i goes through tanh, not through a sigmoid": i.tanh() * g.tanh(),
-        "i has no sigmoid": i * g.tanh(),
-        "the input gate is 1 - f": (1 - step.f) * g.tanh(),
-        "the input gate is not used": g.tanh(),
-        "1 is added to the input gate, not to the forget gate": (
-            (1 + i).sigmoid() * g.tanh()
-        ),
-        "the input gate is added to tanh(g), not multiplied": i.sigmoid() + g.tanh(),
-        "g is multiplied by f, not by i": step.f * g.tanh(),
-    }
+def _exchanged(name: str, order: str) -> str:
+    """Say which two gates have each other's place, if it is two."""
+    places = [k for k in range(4) if name[k] != order[k]]
+    if len(places) == 2:
+        return f"{order[places[0]]} and {order[places[1]]} are exchanged"
+    return "it is as good as any"
 
 
-def _read(step: Step, o: Tensor) -> dict[str, Tensor]:
-    hats = {name: norm(step.c_1) for name, norm in NORMS.items()}
-    hat, unbiased, rms = hats.values()
-    gate, c_1 = o.sigmoid(), step.c_1
-    return {
-        READ[0]: gate * hat.tanh(),
-        READ[1]: gate * c_1.tanh(),
-        READ[2]: gate * rms.tanh(),
-        "h_1 has no tanh behind LN(c_1)": gate * hat,
-        "h_1 has no tanh: it is o c_1": gate * c_1,
-        "h_1 reads the c before the step": gate * layer_norm(step.c).tanh(),
-        "h_1 reads the c before the step, not normalized": gate * step.c.tanh(),
-        "tanh stands before the norm of c_1": gate * layer_norm(c_1.tanh()),
-        "o tanh(c_1) is normalized, not c_1": layer_norm(gate * c_1.tanh()),
-        "c_1 is normalized by the unbiased variance": gate * unbiased.tanh(),
-        "o has no sigmoid": o * hat.tanh(),
-        "o goes through tanh, not through a sigmoid": o.tanh() * hat.tanh(),
-        "the output gate is not used": hat.tanh(),
-        "1 is added to the output gate": (1 + o).sigmoid() * hat.tanh(),
-    }
+def _by_eps(seen: Tensor, c: Tensor) -> str:
+    """Say which eps the norm of c has, where it is no small one."""
+    u = seen.clamp(-0.99999, 0.99999).atanh()
+    centred = c - c.mean(-1, keepdim=True)
+    slope = (centred * u).sum(-1, keepdim=True) / centred.square().sum(-1, keepdim=True)
+    if not _fits(u, slope * centred) or not bool((slope > 0).all()):
+        return ""
+    var = centred.square().mean(-1, keepdim=True)
+    eps = slope**-2 - var
+    mean = float(eps.mean())
+    if mean < TOLERANCE or not bool(((eps / mean - 1).abs() < 0.02).all()):
+        return ""
+    return (
+        f"the eps of the norm of c_1 is {mean:.3g}, beside variances of "
+        f"{var.min():.2g} to {var.max():.2g}: it is no small number there"
+    )
 
 
-def _first(known: dict[str, Tensor], seen: Tensor) -> str:
-    return named(known, lambda value: _fits(seen, value)).removesuffix(": ")
-
-
-def _fits(seen: Tensor, value: Tensor) -> bool:
+def _fits(seen: Tensor, value: Tensor, tolerance: float = TOLERANCE) -> bool:
     if seen.shape != value.shape:
         return False
-    return float((seen - value).abs().max()) < TOLERANCE * (1 + float(seen.abs().max()))
-
-
-def _pre_activations(
-    step: Step, matrices: Sequence[Tensor]
-) -> Iterator[tuple[str, Tensor, tuple[int, ...]]]:
-    """Yield a (N, 4H) for each way to find and to normalize both terms."""
-    for q_x, q_h, used in _terms(step, matrices):
-        for kind, a in _sums(q_x, q_h):
-            yield kind, a, used
-    if min(step.x.shape[1], step.h.shape[1]) < 3:  # of two values x_hat is 1 and -1
-        return
-    for name, norm in NORMS.items():
-        inside = step._replace(x=norm(step.x), h=norm(step.h))
-        for q_x, q_h, used in _terms(inside, matrices):
-            yield f"{name} of x and of h, before the matrices", q_x + q_h, used
-
-
-def _sums(q_x: Tensor, q_h: Tensor) -> Iterator[tuple[str, Tensor]]:
-    yield "no norm of W_x x + W_h h", q_x + q_h
-    for name, norm in NORMS.items():
-
-        def each(q: Tensor, norm: Norm = norm) -> Tensor:
-            return torch.cat([norm(part) for part in q.chunk(4, -1)], -1)
-
-        yield f"{name} of W_x x and of W_h h", norm(q_x) + norm(q_h)
-        yield f"{name} of W_x x + W_h h", norm(q_x + q_h)
-        yield f"{name} of W_x x alone", norm(q_x) + q_h
-        yield f"{name} of W_h h alone", q_x + norm(q_h)
-        yield f"{name} of each gate, of both terms", each(q_x) + each(q_h)
-        yield f"{name} of each gate, of the sum", each(q_x + q_h)
-
-
-def _terms(
-    step: Step, matrices: Sequence[Tensor]
-) -> Iterator[tuple[Tensor, Tensor, tuple[int, ...]]]:
-    """Yield W_x x and W_h h for the ways in which a layer may hold the matrices."""
-    n_x, n_h, rows = step.x.shape[1], step.h.shape[1], 4 * step.c.shape[1]
-    Held = tuple[Tensor, tuple[int, ...]]  # a matrix, and which of those given it is
-    of: dict[int, list[Held]] = {}
-    of_gates: dict[int, list[Held]] = {}
-    for k, matrix in enumerate(matrices):
-        for w in (matrix, matrix.T):
-            if w.shape[0] == rows:
-                of.setdefault(w.shape[1], []).append((w, (k,)))
-        for w in (matrix, matrix.T)[: 1 + (matrix.shape[0] != matrix.shape[1])]:
-            if w.shape[0] == rows // 4:  # a matrix for each gate
-                of_gates.setdefault(w.shape[1], []).append((w, (k,)))
-    for size, parts in of_gates.items():
-        if len(parts) in (4, 8):
-            for k in range(0, len(parts), 4):
-                ws, ks = zip(*parts[k : k + 4], strict=True)
-                of.setdefault(size, []).append((torch.cat(ws), sum(ks, ())))
-    for (w_x, k_x), (w_h, k_h) in itertools.product(of.get(n_x, []), of.get(n_h, [])):
-        if w_x is not w_h:
-            yield step.x @ w_x.T, step.h @ w_h.T, (*k_x, *k_h)
-    for w, one in of.get(n_x + n_h, []):
-        yield step.x @ w[:, :n_x].T, step.h @ w[:, n_x:].T, one
-        yield step.x @ w[:, n_h:].T, step.h @ w[:, :n_h].T, one
+    return float((seen - value).abs().max()) < tolerance * (1 + float(seen.abs().max()))

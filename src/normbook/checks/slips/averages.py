@@ -100,7 +100,13 @@ def in_words(of: Taken, name: str, momentum: object, sizes: tuple[int, int]) -> 
         ", with the wrong sign": -1.0,
     }
     share = 1 - kept if abs(1 - kept) > TOLERANCE else (weight or taken)
-    how = next((k for k, f in factors.items() if abs(taken / share / f - 1) < 0.01), "")
+    factors[f", times (n - 1) / n of n = {n}, not n / (n - 1)"] = (n - 1) / n
+    ratio = taken / share
+    # Nearest first: near 1 many are alike.
+    near = sorted(factors, key=lambda k: abs(ratio / factors[k] - 1))
+    how = near[0] if abs(ratio / factors[near[0]] - 1) < 0.1 / n else _counted(ratio, n)
+    if not how and abs(ratio / factors[near[0]] - 1) < 0.01:
+        how = near[0]
     rules = {
         "mean and variance are exchanged": what == OTHER.get(name),
         "the last batch replaces the average": abs(kept) < TOLERANCE,
@@ -120,3 +126,13 @@ def in_words(of: Taken, name: str, momentum: object, sizes: tuple[int, int]) -> 
         f"{rule}the running {name} becomes {kept:.3g} times what it was, "
         f"and {taken:.3g} times {what}{how}"
     )
+
+
+def _counted(ratio: float, n: int) -> str:
+    """Name the count of a correction N / (N - 1) that is another one than n."""
+    if not 1 + 1e-4 < ratio < 3:
+        return ""
+    count = ratio / (ratio - 1)
+    if abs(count - round(count)) > 0.02 * count or round(count) == n:
+        return ""
+    return f", by the N / (N - 1) of N = {round(count)}, not of n = {n} values"

@@ -147,6 +147,25 @@ def dynamic_tanh(subject: Subject) -> Iterator[Misfit]:
     yield Misfit(max(largest(y - z) / largest(high) for y, z in outputs), a)
 
 
+def bounded(curve: Formula, inverse: Formula) -> Misfits:
+    """Find gain and bias far out, alpha and s of curve(alpha x + s) by one batch."""
+
+    def misfits(subject: Subject) -> Iterator[Misfit]:
+        far = torch.full(subject.shape, 1e6, dtype=torch.float64)
+        high, low = subject.output(far), subject.output(-far)
+        a, b = (high - low) / 2, (high + low) / 2
+        first, *others = (x / 3 for x in _draws(subject))
+        share = (subject.output(first) - b) / a
+        is_steep = share.abs() < 0.9  # elsewhere rounding decides
+        x, z = first[is_steep], inverse(share[is_steep])
+        alpha = ((x - x.mean()) * z).sum() / (x - x.mean()).square().sum()
+        s = z.mean() - alpha * x.mean()
+        outputs = ((subject.output(x), a * curve(alpha * x + s) + b) for x in others)
+        yield Misfit(max(_error(y, z) for y, z in outputs), a)
+
+    return misfits
+
+
 def plain(*formulas: Formula) -> Misfits:
     """Return the misfits of formulas, with gain and bias along the last axis."""
     return lambda subject: (_misfit(subject, z, (-1,)) for z in formulas)

@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
+import torch
 from torch import nn
 from torch.nn.functional import normalize
 from torch.nn.modules.batchnorm import _BatchNorm
@@ -41,6 +42,13 @@ RELATIVES = (
     Relative("Dynamic Tanh", "dynamictanh|^dyt",
         "gain tanh(alpha x) + bias, no statistics",
         formulas.dynamic_tanh),
+    Relative("Derf", "^derf|dynamicerf",
+        "gain erf(alpha x + s) + bias, no statistics",
+        formulas.bounded(torch.erf, torch.erfinv)),
+    Relative("DyISRU", "^dyisru",
+        "gain x / sqrt(beta + x^2) + bias, no statistics",
+        formulas.bounded(lambda z: z / (1 + z.square()).sqrt(),
+                         lambda t: t / (1 - t.square()).sqrt())),
     Relative("FRN", "filterresponse|^frn",
         "filter response norm: x over the root mean square of its positions, and a "
         "threshold behind",

@@ -1,0 +1,316 @@
+"""What a recurrent layer does with what it is given, in training and in evaluation."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from normbook.checks.calls import LayerError, evaluating, of_the_layer
+from normbook.checks.claim import Claim, DoesNotApply, Fault, NotTested, claim
+from normbook.checks.copies import copy_of
+from normbook.checks.recurrent.layers import compared
+from normbook.checks.recurrent.probe import EXACT, Probe, relative_change
+
+INPUTS_ARE_KEPT = "input and states are left as they are"
+
+# Of shares that are counted in DRAWS draws of several units.
+DRAWS = 400
+NEAR = 0.04
+
+
+class Case(NamedTuple):
+    """A layer as it was given, and the copy that the tests run."""
+
+    layer: nn.Module
+    probe: Probe
+
+    def inputs(self, examples: int | None = None) -> tuple[Tensor, Tensor, Tensor]:
+        """Draw x and states as the layer itself takes them."""
+        probe = self.probe
+        steps, n, features = probe.sizes
+        n = examples or n
+        x = probe.draw(n, features) if probe.is_cell else probe.draw(steps, n, features)
+        h, c = probe.states(n)
+        if probe.stacked is not None:
+            h, c = (probe.draw(probe.stacked, *s.shape) for s in (h, c))
+        return (x if probe.is_cell else probe.turned(x)), h, c
+
+
+def _run(layer: nn.Module, x: Tensor, *states: Tensor) -> tuple[Tensor, ...]:
+    with of_the_layer():
+        made = layer(x, states) if states else layer(x)
+    out, last = made
+    return (out, *last) if isinstance(last, tuple | list) else (out, last)
+
+
+HANDLING_CLAIMS: list[Claim[Case]] = []
+
+
+@claim(INPUTS_ARE_KEPT, HANDLING_CLAIMS)
+def inputs_are_kept(case: Case) -> Fault | None:
+    """Compare x, h_0 and c_0 before and after a call."""
+    given = [value.contiguous() for value in case.inputs()]
+    before = [value.clone() for value in given]
+    with torch.no_grad():
+        _run(copy_of(case.probe.layer), *given)
+    named = zip(("x", "h_0", "c_0"), given, before, strict=True)
+    written = [name for name, now, old in named if not now.equal(old)]
+    if not written:
+        return None
+    return Fault(
+        f"a call writes into {' and '.join(written)}, which others may still need: a "
+        "second call on the same tensors gives something else.",
+        "Make new tensors in each step: no copy_, add_ or mul_ on what is given.",
+    )
+
+
+@claim("a second call leaves the outputs of the first", HANDLING_CLAIMS)
+def outputs_are_kept(case: Case) -> Fault | None:
+    """Call twice without gradients, where memory may be kept."""
+    layer, names = copy_of(case.probe.layer), ("the outputs", "h_n", "c_n")
+    for mode in (case.probe.layer.training, False):
+        layer.train(mode)
+        with torch.no_grad():
+            first = _run(layer, *case.inputs())
+            before = [value.clone() for value in first]
+            _run(layer, *case.inputs())
+        changed = [
+            name
+            for name, now, old in zip(names, first, before, strict=False)
+            if not torch.equal(now, old)
+        ]
+        if changed:
+            return Fault(
+                f"a second call changes {' and '.join(changed)} of the first: both "
+                "calls write into one memory.",
+                "Return new tensors from each call, not a buffer that is kept.",
+            )
+    return None
+
+
+@claim("any number of examples and of steps is taken", HANDLING_CLAIMS)
+def any_size(case: Case) -> Fault | None:
+    """Give the first example alone, the first step alone, and more examples."""
+    probe, layer = case.probe, copy_of(case.probe.layer)
+    n = probe.sizes[1]
+    has_states = True
+    for examples in (n, 1, n + 2):
+        x, h, c = case.inputs(examples)
+        what = f"{examples} example{'s' * (examples > 1)}"
+        short = x if probe.is_cell else probe.turned(probe.turned(x)[:1])
+        for value, of in ((x, what), (short, f"one step of {what}")):
+            for states in ((h, c), ()):
+                if not (states or has_states):
+                    continue
+                told = "" if states else ", without states,"
+                try:
+                    with torch.no_grad():
+                        _run(layer, value, *states)
+                except LayerError as error:
+                    if not states and examples == n and value is x:
+                        has_states = False  # it wants states
+                        continue
+                    return Fault(
+                        f"{of}{told} raise {error}; {n} examples are taken.",
+                        "Take all sizes from x, and keep none of another call.",
+                    )
+    return None
+
+
+@claim("evaluation gives what training gives without dropout", HANDLING_CLAIMS)
+def same_in_both_modes(case: Case) -> Fault | str | None:
+    """Compare the modes; of one that draws numbers, the shares that it drops."""
+    probe = case.probe
+    if not probe.layer.training:
+        return _drawn(case)
+    other = probe._replace(layer=evaluating(copy_of(probe.layer)))
+    x, states = probe.draw(*probe.sizes), probe.states(probe.sizes[1])
+    with torch.no_grad():
+        in_training, in_evaluation = (p.run(x, *states)[0] for p in (probe, other))
+        change = relative_change(in_training, in_evaluation)
+        if change < EXACT:
+            return None
+        if any(
+            isinstance(m, nn.modules.batchnorm._BatchNorm)
+            for m in probe.layer.modules()
+        ):
+            raise DoesNotApply("a batch norm is another one in evaluation")
+        texts = [_cell(p) for p in (probe, other)]
+    what = "after eval() "
+    if texts[0] != texts[1] and all(texts):
+        what = f"in training a step is: {texts[0]} In evaluation it is: {texts[1]} "
+    return Fault(
+        f"{what}h changes by {100 * change:.2g} %, with all dropout set to 0.",
+        "Do the same in both modes, but for dropout.",
+    )
+
+
+def _cell(probe: Probe) -> str:
+    found = compared(probe)[0]
+    if found is None:
+        return ""
+    outcome = found[1].outcome
+    text = outcome.reason if isinstance(outcome, Fault) else outcome
+    kept_h, kept_c = found[1].kept
+    if kept_h or kept_c:
+        text += f" {kept_h:.3g} of the old h and {kept_c:.3g} of the old c are kept."
+    return text
+
+
+def _drawn(case: Case) -> Fault | str | None:
+    """Look which of two values c_1 takes in training, and what evaluation makes of it.
+
+    Zoneout keeps the old c; recurrent dropout writes nothing to it.
+    """
+    probe = case.probe
+    layer = copy_of(probe.layer).train()
+    trained, evaluated = (probe._replace(layer=v) for v in (layer, probe.layer))
+    n = 5
+    x = probe.draw(1, probe.sizes[2]).expand(n, -1).contiguous()
+    h, c = (
+        s.expand(n, -1).contiguous() for s in (probe.states(1)[0], probe.states(1)[1])
+    )
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        torch.manual_seed(0)
+        seen = torch.cat([trained.step(x, h, c)[1] for _ in range(DRAWS // n)])
+        expected = evaluated.step(x, h, c)[1][0]
+        at_0, at_1 = (evaluated.step(x, h, 0 * c + k)[1][0] for k in (0, 1))
+    low, high = seen.amin(0), seen.amax(0)
+    size = float(seen.abs().max())
+    is_low = (seen - low).abs() < 1e-6 * size
+    if not bool((is_low | ((seen - high).abs() < 1e-6 * size)).all()):
+        raise NotTested("in training c is random, and of more than two values")
+    if not bool(((high - low) > 1e-3 * size).all()):
+        raise NotTested("in training h is random, and c is not")
+    old = c[0]
+    for text, value in (("old", old), ("none", (at_1 - at_0) * old), ("zero", 0 * old)):
+        drops_low = (low - value).abs() < 1e-6 * size
+        drops_high = (high - value).abs() < 1e-6 * size
+        if bool((drops_low ^ drops_high).all()):
+            dropped = torch.where(drops_low, is_low, ~is_low)
+            share = float(dropped.double().mean())
+            other = torch.where(drops_low, high, low)
+            return _of_shares(text, share, value, other, expected)
+    raise NotTested("in training c is random in a way that is not known here")
+
+
+def _of_shares(
+    what: str, share: float, dropped: Tensor, other: Tensor, expected: Tensor
+) -> Fault | str:
+    """Judge what evaluation does, from the share of draws that drop a unit."""
+    of = float(((expected - other) * (dropped - other)).sum())
+    mixed = of / float((dropped - other).square().sum())
+    if what == "zero":
+        return Fault(
+            f"in training {share:.0%} of c itself are set to 0 at each step, and stay "
+            "lost: after many steps nothing is left of what was carried.",
+            "Drop what is written to c, tanh(g), or what is read of it, and not c.",
+        )
+    if what == "old":
+        seen = (
+            f"in training a unit keeps its old c in {share:.0%} of the draws, as in "
+            f"zoneout, and evaluation takes {abs(mixed):.2f} times the old c and "
+            f"{1 - mixed:.2f} times the new"
+        )
+        if abs(mixed - share) < NEAR:
+            return f"{seen}."
+        why = "takes no average" if abs(mixed) < 0.01 else "weighs them in another way"
+        if abs(mixed + share - 1) < NEAR:
+            why = "has the two shares exchanged"
+        return Fault(
+            f"{seen}: evaluation {why}.",
+            "In evaluation mix by the expected share: p * old + (1 - p) * new.",
+        )
+    scale = float((other - dropped).norm() / (expected - dropped).norm())
+    seen = (
+        f"in training {share:.0%} of what is written to c are dropped, and the rest is "
+        f"{scale:.3g} times what evaluation writes"
+    )
+    if abs(scale * (1 - share) - 1) < NEAR or share < NEAR:
+        return f"{seen}."
+    return Fault(
+        f"{seen}; expected 1 / (1 - p) = {1 / (1 - share):.3g}: on average training "
+        f"writes {scale * (1 - share):.3g} times as much as evaluation.",
+        "Divide what is kept by 1 - p, as nn.Dropout does.",
+    )
+
+
+@claim("bfloat16 is taken, and stays bfloat16", HANDLING_CLAIMS)
+def bfloat16(case: Case) -> Fault | None:
+    """Run in bfloat16, with states and without."""
+    layer = copy_of(case.probe.layer).to(torch.bfloat16)
+    x, h, c = (value.to(torch.bfloat16) for value in case.inputs())
+    with torch.no_grad():
+        try:
+            made = _run(layer, x, h, c)
+            _run(copy_of(case.layer).float(), case.inputs()[0].float())
+        except LayerError as error:
+            raise NotTested(f"the layer raises {error}") from error
+        try:
+            alone = _run(layer, x)
+        except LayerError as error:
+            return Fault(
+                f"with states it runs in bfloat16, and without it raises {error}: the "
+                "states that it makes have another dtype than x.",
+                "Make them with x.new_zeros(...).",
+            )
+    names = ("h", "h_n", "c_n")
+    for told, values in (("", made), (" without states", alone)):
+        for name, value in zip(names, values, strict=False):
+            if value.dtype != torch.bfloat16:
+                return Fault(
+                    f"for bfloat16{told} {name} is {value.dtype}.",
+                    "Return the dtype of x: make states with x.new_zeros(...).",
+                )
+    return None
+
+
+@claim("no dropout acts behind the last layer", HANDLING_CLAIMS)
+def last_output(case: Case) -> Fault | None:
+    """Compare the last output in training with the last h of the layer on top."""
+    probe = case.probe
+    if probe.is_cell or probe.stacked is None:
+        raise DoesNotApply("no h_n of layers is returned")
+    layer = copy_of(case.layer).train().double()
+    x, h, c = case.inputs()
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        torch.manual_seed(0)
+        runs = [_run(mode, x, h, c) for mode in (layer, evaluating(copy_of(layer)))]
+    units = probe.units[0]
+    changes = []
+    for out, h_n, _ in runs:
+        ways = out.shape[-1] // units
+        last = probe.steps_first(out)[-1][..., :units]
+        changes.append(relative_change(last, h_n[-ways]))
+    if changes[1] > EXACT or changes[0] < EXACT:
+        return None  # another claim tells the first
+    return Fault(
+        "in training the last output differs from the last h of the layer on top by "
+        f"{changes[0]:.0%}, and in evaluation they are one: dropout acts on the "
+        "outputs of the last layer, too, where torch.nn.LSTM has none.",
+        "Drop between the layers alone, or say that the output is dropped.",
+        "dropout behind the last layer",
+    )
+
+
+@claim("each norm stands in one place", HANDLING_CLAIMS)
+def norms_apart(case: Case) -> Fault | None:
+    """Look for one module under several names, in different cells."""
+    places: dict[int, list[str]] = {}
+    owners: dict[int, set[int]] = {}
+    for name, module in case.layer.named_modules(remove_duplicate=False):
+        for part, child in module.named_children():
+            if any(True for _ in child.parameters(recurse=False)):
+                places.setdefault(id(child), []).append(f"{name}.{part}".strip("."))
+                owners.setdefault(id(child), set()).add(id(module))
+    for key, names in places.items():
+        if len(owners[key]) > 1:
+            return Fault(
+                f"{' and '.join(names)} are one module: its gain and bias serve "
+                "several layers or directions, and each moves those of the other.",
+                "Make a norm for each.",
+                "shared norm",
+            )
+    return None
