@@ -71,7 +71,10 @@ def second_call(subject: Subject) -> Fault | None:
         fresh, layer = (subject.fresh().requires_grad_() for _ in range(2))
         fresh.train(is_training), layer.train(is_training)
         early, late = call(layer, first), call(layer, second)
-        recorded = None if is_training else call(copy_of(fresh), second)
+        is_quick = first.numel() < LARGE_INPUT
+        recorded = None
+        if is_quick and not is_training:
+            recorded = call(copy_of(fresh), second)
         with torch.set_grad_enabled(is_training):  # without, memory may be kept
             alone = call(fresh, second)
         recorded = alone if recorded is None else recorded
@@ -84,7 +87,7 @@ def second_call(subject: Subject) -> Fault | None:
                 "Compute the same with gradients and without.",
             )
         change = largest((late - recorded).detach())
-        if is_training and change < TOLERANCE and first.numel() < LARGE_INPUT:
+        if is_training and is_quick and change < TOLERANCE:
             change = _kept(subject, layer, first)
         if change > TOLERANCE:
             return Fault(
