@@ -203,6 +203,14 @@ def test_group_norm_and_rms_norm_of_keras_have_other_defaults(keras: Any) -> Non
     assert (group.groups, group.epsilon, rms.epsilon) == (32, 1e-3, 1e-6)
 
 
+def test_rms_scaling_of_keras_divides_by_the_deviation(keras: Any) -> None:
+    x = 5 + drawn(N, C)
+    with pytest.warns(UserWarning, match="RMSNormalization"):
+        y = keras.layers.LayerNormalization(rms_scaling=True)(x)
+    assert_equal(y, x / np.sqrt(x.var(1, keepdims=True) + 1e-3))
+    assert np.abs(np.asarray(y) - rms_norm(x, eps=1e-3)).max() > 1
+
+
 def test_kernels_of_keras_have_their_channels_last(keras: Any) -> None:
     image, dense = keras.layers.Conv2D(5, (2, 3)), keras.layers.Dense(5)
     image.build((None, 7, 7, 4))

@@ -237,6 +237,15 @@ def nearest(texts: list[str], typed: str) -> tuple[list[int], bool]:
         ("zero-initialization only of the final projection", "sec-cn-wake"),
         ("constrain alpha of dynamic tanh", "sec-wn-tanh"),
         ("why parametrize, not normalise the weights at every step", "sec-wn-sphere"),
+        ("train layernorm weights with LoRA", "sec-tr-low-rank"),
+        ("FedAvg does not synchronize BatchNorm running statistics", "gal-federated"),
+        ("AWQ for Gemma 3 is gibberish", "sec-fb-part"),
+        ("adaptive LN multiplies by 1+scale in BF16", "sec-cn-digits"),
+        ("truncates fp32 to bf16, biasing the residual", "sec-fb-stream"),
+        ("logit lens uses cached normalization", "sec-lt-lens"),
+        ("How does EMA handle BatchNorm statistics", "gal-swa"),
+        ("spectral_norm of a convolution, Lipschitz", "sec-wn-spectral"),
+        ("rms_scaling of Keras", "sec-fc-rms-scaling"),
     ],
 )
 def test_words_that_people_type_lead_to_the_entry(typed: str, label: str) -> None:
