@@ -106,6 +106,7 @@ other-hand: setup ## check layers and models of other hands with a slip each (OU
 	$(BIN)/python benchmarks/hands.py second_hand
 	$(BIN)/python benchmarks/hands.py third_hand
 	$(BIN)/python benchmarks/hands.py fourth_hand
+	$(BIN)/python benchmarks/hands.py fifth_hand
 
 fold-in-the-wild: ## fold the models of public libraries and compare outputs, in an environment of their own; hours (OUT=folder for the record)
 	$(PYTHON) -m venv $(VENV)-fold
