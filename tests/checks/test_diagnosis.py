@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -431,3 +432,56 @@ def test_it_is_zeros_that_an_rms_norm_must_take() -> None:
     assert "for an input of zeros the output is not finite" in found(
         Scaled(6, 1e-6), name
     )
+
+
+class Overwriting(torch.autograd.Function):
+    """An RMS norm without gain, whose backward pass may take no memory."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, in_place: bool) -> Tensor:
+        r = (x.square().mean(-1, keepdim=True) + 1e-6).rsqrt()
+        ctx.save_for_backward(x, r)
+        ctx.in_place = in_place
+        return x * r
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        x, r = ctx.saved_tensors
+        dy = grads[0] if ctx.in_place else grads[0].clone()
+        dy.sub_(x * r * (dy * x * r).mean(-1, keepdim=True)).mul_(r)
+        return dy, None
+
+
+@pytest.mark.parametrize("in_place", [True, False])
+def test_a_backward_pass_that_overwrites_what_it_is_given_is_told(
+    in_place: bool,
+) -> None:
+    class Layer(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            y: Tensor = Overwriting.apply(x, in_place)  # type: ignore[no-untyped-call]
+            return y
+
+    report = check_norm_layer(Layer(), (4, 5, 6), kind="rms", eps=1e-6, quiet=True)
+    assert ("the input is left as it is" in report.failed) == in_place
+    assert "the gradient by x is that of the output" not in report.failed
+
+
+@pytest.mark.parametrize("floor", [0, 1])
+def test_running_statistics_that_one_value_spoils_are_named(floor: int) -> None:
+    class Tracking(nn.BatchNorm1d):
+        def forward(self, x: Tensor) -> Tensor:
+            if not self.training:
+                return super().forward(x)
+            var, mean = torch.var_mean(x, 0, correction=0)
+            count = torch.tensor(float(len(x)))
+            with torch.no_grad():
+                self.running_mean.lerp_(mean, 0.1)  # type: ignore[union-attr]
+                unbiased = var * count / (count - 1).clamp_min(floor)
+                self.running_var.lerp_(unbiased, 0.1)  # type: ignore[union-attr]
+            return (x - mean) / (var + self.eps).sqrt() * self.weight + self.bias
+
+    name = "a batch with one value for each channel is refused in training"
+    text = found(Tracking(6), name)
+    assert "the output is the bias" in text
+    assert ("NaN or infinity in running_var" in text) != bool(floor)
+    assert ("evaluation after that one batch is NaN" in text) != bool(floor)

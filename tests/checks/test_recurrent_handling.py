@@ -335,3 +335,29 @@ def test_an_output_that_is_not_turned_back_is_told() -> None:
     layer: Any = with_slip("forward", turned)
     layer.batch_first = True
     assert "the output comes as (T, N, H)" in told(report_of(layer))
+
+
+class OfBatches(Cell):
+    """The cell with batch norms of torch, which refuse one example in training."""
+
+    def __init__(self, features: int) -> None:
+        super().__init__(features)
+        self.bias = nn.Parameter(torch.zeros(4 * H))  # in front of a norm: no gradient
+        self.norm_x, self.norm_h = nn.BatchNorm1d(4 * H), nn.BatchNorm1d(4 * H)
+        self.norm_c = nn.BatchNorm1d(H)
+
+    def before(self, q_x: Tensor, q_h: Tensor) -> Tensor:
+        return super().before(q_x + self.bias, q_h)
+
+
+def test_of_batch_norms_neither_one_example_nor_a_gradient_of_0_is_a_fault() -> None:
+    layer: Any = Lstm()
+    layer.cells[0] = OfBatches(D)
+    assert report_of(layer).failed == ("h does not depend on the other examples",)
+
+    def refuses(self: Any, x: Tensor, states: Any = None) -> Any:
+        if x.shape[1] == 1:
+            raise ValueError("one example")
+        return Lstm.forward(self, x, states)
+
+    assert "1 example raise" in told(report_of(with_slip("forward", refuses)))

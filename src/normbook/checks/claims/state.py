@@ -418,6 +418,24 @@ def single_value(subject: Subject) -> Fault | None:
         what = "not normalized: it changes with x"
     return Fault(
         f"for an input of shape {shape} the output is {what}; torch refuses: with "
-        "one value the deviation from the mean is 0.",
+        f"one value the deviation from the mean is 0.{_left_behind(subject, x)}",
         "Raise a ValueError if a channel has a single value and self.training.",
     )
+
+
+def _left_behind(subject: Subject, x: Tensor) -> str:
+    """Say which statistics are not finite after a call on x, and what evaluation is."""
+    layer = subject.fresh()
+    call(layer, x)
+    names = [
+        name
+        for name, value in tensors_of(layer)
+        if value.is_floating_point() and not value.isfinite().all()
+    ]
+    if not names:
+        return ""
+    told = f" It leaves NaN or infinity in {' and '.join(names)}"
+    y = call(evaluating(layer), subject.draw(0).to(subject.dtype))
+    if y.isfinite().all():
+        return f"{told}."
+    return f"{told}: evaluation after that one batch is NaN or infinite."
