@@ -343,8 +343,8 @@ class OfBatches(Cell):
     def __init__(self, features: int) -> None:
         super().__init__(features)
         self.bias = nn.Parameter(torch.zeros(4 * H))  # in front of a norm: no gradient
-        self.norm_x, self.norm_h = nn.BatchNorm1d(4 * H), nn.BatchNorm1d(4 * H)
-        self.norm_c = nn.BatchNorm1d(H)
+        for name, size in (("norm_x", 4 * H), ("norm_h", 4 * H), ("norm_c", H)):
+            setattr(self, name, nn.BatchNorm1d(size))
 
     def before(self, q_x: Tensor, q_h: Tensor) -> Tensor:
         return super().before(q_x + self.bias, q_h)
