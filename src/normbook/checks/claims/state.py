@@ -410,14 +410,16 @@ def affine_is_held(subject: Subject) -> Fault | None:
     count = math.prod(subject.along)
     if subject.has_condition or count == 1:
         raise DoesNotApply("what acts may not be the layer's own")
+    held, plain = dict(tensors_of(subject.layer)), plain_tensors(subject.layer)
+    plain = [n for n in plain if held[n].numel() == count]
+    plain = [n for n in plain if not isinstance(held[n], nn.Parameter)]
+    if not plain:
+        return None
     names, inputs = [], [subject.draw(seed) for seed in (1, 2)]
     before = [subject.output(x) for x in inputs]
-    for name in plain_tensors(subject.layer):
+    for name in plain:
         layer = subject.fresh()
-        held = dict(tensors_of(layer))[name]
-        if held.numel() != count:
-            continue
-        held.data += 1
+        dict(tensors_of(layer))[name].data += 1
         after = [call(copy_of(layer), x.to(subject.dtype)).detach() for x in inputs]
         y, change = torch.cat(before), torch.cat(after) - torch.cat(before)
         a, b = subject.fit(change, y)
