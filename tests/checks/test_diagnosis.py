@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -431,3 +432,132 @@ def test_it_is_zeros_that_an_rms_norm_must_take() -> None:
     assert "for an input of zeros the output is not finite" in found(
         Scaled(6, 1e-6), name
     )
+
+
+class Overwriting(torch.autograd.Function):
+    """An RMS norm without gain, whose backward pass may take no memory."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, in_place: bool) -> Tensor:
+        r = (x.square().mean(-1, keepdim=True) + 1e-6).rsqrt()
+        ctx.save_for_backward(x, r)
+        ctx.in_place = in_place
+        return x * r
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        x, r = ctx.saved_tensors
+        dy = grads[0] if ctx.in_place else grads[0].clone()
+        dy.sub_(x * r * (dy * x * r).mean(-1, keepdim=True)).mul_(r)
+        return dy, None
+
+
+@pytest.mark.parametrize("in_place", [True, False])
+def test_a_backward_pass_that_overwrites_what_it_is_given_is_told(
+    in_place: bool,
+) -> None:
+    class Layer(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            y: Tensor = Overwriting.apply(x, in_place)  # type: ignore[no-untyped-call]
+            return y
+
+    report = check_norm_layer(Layer(), (4, 5, 6), kind="rms", eps=1e-6, quiet=True)
+    assert ("the input is left as it is" in report.failed) == in_place
+    assert "the gradient by x is that of the output" not in report.failed
+
+
+@pytest.mark.parametrize("floor", [0, 1])
+def test_running_statistics_that_one_value_spoils_are_named(floor: int) -> None:
+    class Tracking(nn.BatchNorm1d):
+        def forward(self, x: Tensor) -> Tensor:
+            if not self.training:
+                return super().forward(x)
+            var, mean = torch.var_mean(x, 0, correction=0)
+            count = torch.tensor(float(len(x)))
+            with torch.no_grad():
+                self.running_mean.lerp_(mean, 0.1)  # type: ignore[union-attr]
+                unbiased = var * count / (count - 1).clamp_min(floor)
+                self.running_var.lerp_(unbiased, 0.1)  # type: ignore[union-attr]
+            return (x - mean) / (var + self.eps).sqrt() * self.weight + self.bias
+
+    name = "a batch with one value for each channel is refused in training"
+    text = found(Tracking(6), name)
+    assert "the output is the bias" in text
+    assert ("NaN or infinity in running_var" in text) != bool(floor)
+    assert ("evaluation after that one batch is NaN" in text) != bool(floor)
+
+
+@pytest.mark.parametrize("is_masked", [False, True])
+def test_zeros_that_count_in_the_variance_are_named(is_masked: bool) -> None:
+    def rule(x: Tensor) -> Tensor:
+        row = functional.pad(x, (0, 2))
+        centred = row - row.sum(-1, keepdim=True) / 6
+        centred = centred * (torch.arange(8) < 6) if is_masked else centred
+        var = centred.square().sum(-1, keepdim=True) / 6
+        return (centred / (var + 1e-6).sqrt())[..., :6]
+
+    text = reason(check_norm_layer(ByRule(rule, 6), kind="layer", quiet=True))
+    law = "the root of the variance plus 0.333 times the squared mean"
+    assert (law in text) != is_masked
+    assert ("0.333 zeros for each value" in text) != is_masked
+    assert ("a constant added to x changes the output" in text) != is_masked
+
+
+def test_which_scale_is_not_forgotten_is_said() -> None:
+    def rule(x: Tensor) -> Tensor:
+        x = x - x.mean(-1, keepdim=True)
+        var = x.square().mean(-1, keepdim=True)
+        return x / (var + 50 * var.sqrt()).sqrt()
+
+    text = reason(check_norm_layer(ByRule(rule, 6), kind="layer", quiet=True))
+    assert "x times 2 changes the output by" in text
+    assert "a constant added" not in text
+
+
+class Held(nn.Module):
+    """A layer norm whose gain and bias are held in one of three ways."""
+
+    gamma: Tensor
+    beta: Tensor
+
+    def __init__(self, how: str, size: int = 8) -> None:
+        super().__init__()
+        self.eps = 1e-5
+        self.last = torch.zeros(size)  # of no use
+        for name, value in (("gamma", torch.ones(size)), ("beta", torch.zeros(size))):
+            if how == "buffer":
+                self.register_buffer(name, value)
+            else:
+                setattr(self, name, nn.Parameter(value) if how == "learned" else value)
+
+    def forward(self, x: Tensor) -> Tensor:
+        var, mean = torch.var_mean(x, -1, correction=0, keepdim=True)
+        y: Tensor = (x - mean) / (var + self.eps).sqrt() * self.gamma + self.beta
+        return y.to(x.dtype)
+
+
+@pytest.mark.parametrize("how", ["plain", "buffer", "learned"])
+def test_gain_and_bias_that_are_plain_attributes_are_named(how: str) -> None:
+    report = check_norm_layer(Held(how), kind="layer", quiet=True)
+    texts = [f.reason for f in report.findings if "held as parameters" in f.name]
+    assert bool(texts) == (how == "plain")
+    assert all("gamma and beta act on x_hat" in text for text in texts)
+
+
+def test_statistics_of_the_width_alone_are_noted() -> None:
+    def over(axis: int) -> nn.Module:
+        class Pixels(nn.Module):
+            def forward(self, x: Tensor) -> Tensor:
+                mean_square = x.square().mean(axis, keepdim=True)
+                return x * (mean_square + 1e-5).rsqrt()
+
+        return Pixels()
+
+    def notes(layer: nn.Module, **of: Any) -> str:
+        report = check_norm_layer(layer, (4, 5, 6, 7), quiet=True, **of)
+        return " ".join(f.reason for f in report.findings if f.verdict == "right")
+
+    assert "over axis 3 alone" in notes(over(-1))
+    assert "over axis 3 alone" not in notes(over(1))
+    assert "over axis 3 alone" not in notes(over(-1), channel_axis=-1)
+    assert "over axis 3 alone" not in notes(nn.RMSNorm(7))

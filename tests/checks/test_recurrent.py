@@ -214,8 +214,9 @@ def test_batch_norm_is_told_by_its_evaluation_mode() -> None:
 def test_all_but_the_looks_at_evaluation_mode_are_in_training_mode() -> None:
     planted.RemembersModes.modes.clear()
     recurrent_findings(planted.RemembersModes(D, H))
-    # Two for dropout, two for a second call, one each for both modes and the last h.
-    assert planted.RemembersModes.modes.count(False) == 6
+    # Two for a second call, one each for both modes and the last h, and thrice two
+    # where it is asked whether it is a batch norm: of others, of sizes, and of c.
+    assert planted.RemembersModes.modes.count(False) == 10
     assert planted.RemembersModes.modes.count(True) > 50
 
 

@@ -335,3 +335,80 @@ def test_an_output_that_is_not_turned_back_is_told() -> None:
     layer: Any = with_slip("forward", turned)
     layer.batch_first = True
     assert "the output comes as (T, N, H)" in told(report_of(layer))
+
+
+class OfBatches(Cell):
+    """The cell with batch norms of torch, which refuse one example in training."""
+
+    def __init__(self, features: int) -> None:
+        super().__init__(features)
+        self.bias = nn.Parameter(torch.zeros(4 * H))  # in front of a norm: no gradient
+        for name, size in (("norm_x", 4 * H), ("norm_h", 4 * H), ("norm_c", H)):
+            setattr(self, name, nn.BatchNorm1d(size))
+
+    def before(self, q_x: Tensor, q_h: Tensor) -> Tensor:
+        return super().before(q_x + self.bias, q_h)
+
+
+def test_of_batch_norms_neither_one_example_nor_a_gradient_of_0_is_a_fault() -> None:
+    layer: Any = Lstm()
+    layer.cells[0] = OfBatches(D)
+    assert report_of(layer).failed == ("h does not depend on the other examples",)
+
+    def refuses(self: Any, x: Tensor, states: Any = None) -> Any:
+        if x.shape[1] == 1:
+            raise ValueError("one example")
+        return Lstm.forward(self, x, states)
+
+    assert "1 example raise" in told(report_of(with_slip("forward", refuses)))
+
+
+class Candidate(OfBatches):
+    """The same with the norm of c at the candidate."""
+
+    def gates(self, i: Tensor, f: Tensor, g: Tensor, o: Tensor) -> tuple[Tensor, ...]:
+        return super().gates(i, f, self.norm_c(g), o)
+
+    def read(self, c: Tensor, o: Tensor) -> Tensor:
+        return o * c.tanh()
+
+
+@pytest.mark.parametrize("kind", [Candidate, OfBatches])
+def test_a_batch_norm_at_the_candidate_is_named(kind: type[Cell]) -> None:
+    layer: Any = Lstm()
+    layer.cells[0] = kind(D)
+    layer(3 * torch.randn(9, 8, D) + 1)  # the running statistics have moved
+    text = told(report_of(layer))
+    at_candidate = "cells.0.norm_c normalizes the candidate g"
+    assert (at_candidate in text) == (kind is Candidate)
+
+
+class Peephole(Cell):
+    """Gates that see c, that of the output in front of its sigmoid or behind it."""
+
+    is_behind, has_tanh = False, True
+
+    def __init__(self, features: int) -> None:
+        super().__init__(features)
+        self.peepholes = nn.Parameter(0.5 * torch.randn(3, H))
+
+    def forward(self, x: Tensor, h: Tensor, c: Tensor) -> States:
+        i, f, g, o = self.before(*self.terms(x, h)).chunk(4, -1)
+        p_i, p_f, p_o = self.peepholes
+        c = (f + p_f * c).sigmoid() * c + (i + p_i * c).sigmoid() * g.tanh()
+        o = o.sigmoid() + p_o * c if self.is_behind else (o + p_o * c).sigmoid()
+        return o * (self.norm_c(c).tanh() if self.has_tanh else c), c
+
+
+@pytest.mark.parametrize(
+    ("is_behind", "has_tanh"), [(True, True), (False, True), (False, False)]
+)
+def test_an_output_gate_beyond_0_and_1_is_told(is_behind: bool, has_tanh: bool) -> None:
+    layer: Any = Lstm()
+    with torch.no_grad():
+        layer.cells[0] = Peephole(D)
+    layer.cells[0].is_behind, layer.cells[0].has_tanh = is_behind, has_tanh
+    report = report_of(layer)
+    name = "the output gate is between 0 and 1"
+    assert report.failed == ((name,) if is_behind else ())
+    assert "peepholes" in report.others

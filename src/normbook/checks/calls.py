@@ -76,7 +76,7 @@ def evaluating(layer: nn.Module) -> nn.Module:
 
 
 def backward(y: Tensor, dl_dy: Tensor) -> None:
-    """Run the backward pass of a layer, if its output has one."""
+    """Run the backward pass of a layer, if its output has one, on a copy of dl_dy."""
     if y.requires_grad:
         with of_the_layer():
-            torch.autograd.backward(y, dl_dy.to(y.dtype))
+            torch.autograd.backward(y, dl_dy.to(y.dtype, copy=True))

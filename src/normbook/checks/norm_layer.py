@@ -13,7 +13,7 @@ from torch.nn.modules.lazy import LazyModuleMixin
 
 from normbook.arrays import check_eps
 from normbook.checks.calls import Way, called
-from normbook.checks.claim import Fault, claim
+from normbook.checks.claim import Fault, Note, claim
 from normbook.checks.claims.call import CALL_CLAIMS, input_is_kept, strides
 from normbook.checks.claims.example import EXAMPLE_CLAIMS
 from normbook.checks.claims.gradient import GRADIENT_CLAIMS
@@ -27,6 +27,7 @@ from normbook.checks.claims.precision import (
 from normbook.checks.claims.running import RUNNING_CLAIMS
 from normbook.checks.claims.state import (
     STATE_CLAIMS,
+    affine_is_held,
     copies,
     follows,
     in_evaluation,
@@ -242,17 +243,34 @@ def _report(subject: Subject, axis: int) -> Report:
         findings += [Finding(claim.name, None, why, cure) for claim in others]
     else:
         findings += [claim(subject) for claim in others]
+        plain = affine_is_held(subject)
+        findings = [plain] * (plain.passed is False) + findings
     return Report(_title(subject.definition.name, subject, axis), tuple(findings))
 
 
 @claim("it is the norm of its name, and nothing else")
-def as_named(subject: Subject) -> Fault | None:
+def as_named(subject: Subject) -> Fault | Note | None:
     """Tell which conventions explain the output, where the name does not."""
     if not subject.relations:
-        return None
+        return _of_the_width(subject)
     names = ", ".join(relation.name for relation in subject.relations)
     reason = " ".join(relation.reason for relation in subject.relations)
     return Fault(reason, "Give it the name of what it computes.", names)
+
+
+def _of_the_width(subject: Subject) -> Note | None:
+    """Note that no channel has a part in the statistics of an image."""
+    has_parameters = any(True for _ in subject.layer.parameters())
+    dim, definition = len(subject.shape), subject.definition
+    if has_parameters or dim != 4 or definition.axes(dim) != (3,):
+        return None
+    if definition.kind not in ("layer", "rms") or definition.groups > 1:
+        return None
+    return Note(
+        "The statistics run over axis 3 alone: of images (N, C, H, W) that is the "
+        "width, not the channels; it is right where the channels stand last.",
+        "last axis alone",
+    )
 
 
 def _check_that_it_is_no_weight(layer: nn.Module) -> None:

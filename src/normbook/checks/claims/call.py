@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 import torch
 from torch import nn
 
-from normbook.checks.calls import LayerError, backward, call, run
+from normbook.checks.calls import LayerError, backward, call, of_the_layer, run
 from normbook.checks.claim import Claim, Fault, claim
 from normbook.checks.claims.another_way import computed
 from normbook.checks.claims.output import need_right_statistics
@@ -20,7 +22,7 @@ LARGE_INPUT = 100_000
 
 @claim("the input is left as it is", CALL_CLAIMS)
 def input_is_kept(subject: Subject) -> Fault | None:
-    """Compare the input before and after."""
+    """Compare the input before and after, and what the backward pass is given."""
     # float() copies x, but where it is in float32 already.
     for dtype in dict.fromkeys((subject.dtype, subject.given_dtype)):
         x = subject.draw(0).to(dtype)
@@ -33,7 +35,26 @@ def input_is_kept(subject: Subject) -> Fault | None:
                 f"the layer writes into its input{only}, which others may still need.",
                 "Use x = x - mean in place of x -= mean.",
             )
+        if x.numel() < LARGE_INPUT and _overwrites(subject, x.requires_grad_()):
+            return Fault(
+                "the backward pass writes into the gradient that it is given, which "
+                "others may still need: a residual path beside the layer gets a wrong "
+                "one.",
+                "Make a new tensor for the gradient by x: no mul_ or sub_ on grad_"
+                "output.",
+            )
     return None
+
+
+def _overwrites(subject: Subject, x: torch.Tensor) -> bool:
+    """Return whether the backward pass writes into the gradient that it is given."""
+    with suppress(LayerError):  # told by the claims about gradients
+        y = call(subject.fresh().requires_grad_(), x)
+        dl_dy = torch.linspace(1, 2, y.numel(), dtype=y.dtype).view_as(y)
+        with of_the_layer():
+            torch.autograd.backward(y, given := dl_dy.clone())
+        return not given.equal(dl_dy)
+    return False
 
 
 @claim("the memory layout of the input does not matter", CALL_CLAIMS)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import pickle
 from collections.abc import Callable
 from contextlib import suppress
@@ -27,6 +28,7 @@ from normbook.checks.claims.trained_layers import (
 )
 from normbook.checks.copies import copy_of, graph_nodes, tensors_of
 from normbook.checks.layer.subject import TOLERANCE, Subject, draw, largest, normal
+from normbook.checks.registration import plain_tensors
 from normbook.checks.slips.loading import changed_by_loading, ignored
 
 STATE_CLAIMS: list[Claim[Subject]] = []
@@ -402,6 +404,38 @@ def _other_numbers(layer: nn.Module, x: Tensor) -> Fault | None:
     return None
 
 
+@claim("gain and bias are held as parameters")
+def affine_is_held(subject: Subject) -> Fault | None:
+    """Change plain tensors, and look which of them act as a gain or as a bias do."""
+    count = math.prod(subject.along)
+    if subject.has_condition or count == 1:
+        raise DoesNotApply("what acts may not be the layer's own")
+    held, plain = dict(tensors_of(subject.layer)), plain_tensors(subject.layer)
+    plain = [n for n in plain if held[n].numel() == count]
+    plain = [n for n in plain if not isinstance(held[n], nn.Parameter)]
+    if not plain:
+        return None
+    names, inputs = [], [subject.draw(seed) for seed in (1, 2)]
+    before = [subject.output(x) for x in inputs]
+    for name in plain:
+        layer = subject.fresh()
+        dict(tensors_of(layer))[name].data += 1
+        after = [call(copy_of(layer), x.to(subject.dtype)).detach() for x in inputs]
+        y, change = torch.cat(before), torch.cat(after) - torch.cat(before)
+        a, b = subject.fit(change, y)
+        acts = largest(change) > TOLERANCE * largest(y)
+        if acts and largest(a * y + b - change) < TOLERANCE * largest(change):
+            names.append(name)
+    if not names:
+        return None
+    return Fault(
+        f"{' and '.join(names)} act{'s' * (len(names) == 1)} on x_hat, and "
+        "are plain attributes, neither parameters nor buffers: no optimizer finds "
+        "them, state_dict() holds nothing of them, and to() does not move them.",
+        "Make each an nn.Parameter, or a buffer where it is not to be trained.",
+    )
+
+
 @claim("a batch with one value for each channel is refused in training", STATE_CLAIMS)
 def single_value(subject: Subject) -> Fault | None:
     """Feed one example with one position: its deviation from its mean is 0."""
@@ -418,6 +452,24 @@ def single_value(subject: Subject) -> Fault | None:
         what = "not normalized: it changes with x"
     return Fault(
         f"for an input of shape {shape} the output is {what}; torch refuses: with "
-        "one value the deviation from the mean is 0.",
+        f"one value the deviation from the mean is 0.{_left_behind(subject, x)}",
         "Raise a ValueError if a channel has a single value and self.training.",
     )
+
+
+def _left_behind(subject: Subject, x: Tensor) -> str:
+    """Say which statistics are not finite after a call on x, and what evaluation is."""
+    layer = subject.fresh()
+    call(layer, x)
+    names = [
+        name
+        for name, value in tensors_of(layer)
+        if value.is_floating_point() and not value.isfinite().all()
+    ]
+    if not names:
+        return ""
+    told = f" It leaves NaN or infinity in {' and '.join(names)}"
+    y = call(evaluating(layer), subject.draw(0).to(subject.dtype))
+    if y.isfinite().all():
+        return f"{told}."
+    return f"{told}: evaluation after that one batch is NaN or infinite."

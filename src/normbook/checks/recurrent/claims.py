@@ -24,6 +24,7 @@ from normbook.checks.recurrent.layers import (
     compared,
     order_of_states,
     own_fault,
+    plain_copy,
     returned_twice,
     upper_fault,
 )
@@ -43,6 +44,7 @@ NORMED = "what enters the gates is normalized"
 TERMS = "W_h h and W_x x are normalized each on its own"
 TOGETHER = "the 4H numbers of all gates are normalized together"
 OUTPUT = "h sees the normalized c"
+BOUNDED = "the output gate is between 0 and 1"
 LATER = "h does not depend on later steps"
 OTHERS = "h does not depend on the other examples"
 PADDING = "h does not depend on padding behind the sequence"
@@ -77,6 +79,7 @@ INVARIANT = 0.15
 STEPS_OF = (1e-4, 1e-5)
 DIFFERENCES = ((1, 2 / 3), (-1, -2 / 3), (2, -1 / 12), (-2, 1 / 12))
 SLOPES = 1e-5
+ROUNDING = 1e-4
 
 
 def recurrent_findings(
@@ -116,6 +119,8 @@ def recurrent_findings(
             found = compared(probe)[0] if step and not probe.layer.training else None
             mixed = probe._replace(kept=found[1].kept) if found else probe
             gates = _gates(mixed, raw, others)
+            if raw.passed and others.passed is False:
+                gates[-1] = _norm_of_candidate(probe)
             if step and "a by " in step.reason and "of each gate" not in step.reason:
                 why = "the gates are normalized in another way"
                 gates = [
@@ -134,6 +139,10 @@ def recurrent_findings(
         # What is wrong in the step says more than what h does not see.
         named_first = [step] if step.passed is False else []
         gates += [] if named_first else [step]
+        if step.passed is None and others.passed and (raw.passed or raw.other):
+            with torch.no_grad():
+                bounded = _bounded(probe)
+            named_first = [bounded] if bounded.passed is False else []
         axes = [] if probe.misled is None else [_axes(probe)]
         axes += [_turned_output(probe)] if probe.leaves_turned else []
         with torch.no_grad():
@@ -307,6 +316,73 @@ def _output(probe: Probe, x: Tensor, h: Tensor, c: Tensor) -> Finding:
         return Finding(OUTPUT, True, f"{seen}.")
     cure = "Take h = o tanh(LN(c))."
     return Finding(OUTPUT, False, f"{seen}: c is not normalized there.", cure)
+
+
+@claim(BOUNDED)
+def _bounded(probe: Probe) -> Fault | None:
+    """Let c grow: o tanh(...) stays below 1, and o c has the sign of c."""
+    n = 40
+    x, (h, c) = probe.draw(n, probe.sizes[2]), probe.states(n)
+    (some, _), (h_1, c_1) = (probe.step(x, h, k * c) for k in (10, 100))
+    if h_1.shape != c_1.shape or not h_1.abs().max() > 3 * some.abs().max() > 3:
+        return None
+    centred = c_1 - c_1.mean(1, keepdim=True)
+    turned = (h_1.abs() > 1) & (h_1 * c_1 < 0) & (h_1 * centred < 0)
+    if not turned.any():
+        return None
+    return Fault(
+        f"With a c_0 of size 100 h reaches {h_1.abs().max():.3g}, and in "
+        f"{turned.double().mean():.0%} of the units it is beyond 1 and of another sign "
+        "than c and c - mean; o tanh(...) is within 1, and has the sign. The output "
+        "gate is not between 0 and 1: it grows with c, as where a peephole is added "
+        "behind its sigmoid.",
+        "Add all that the output gate sees in front of its sigmoid.",
+    )
+
+
+@claim(OUTPUT)
+def _norm_of_candidate(probe: Probe) -> Fault:
+    """Look, in evaluation, what the gain of each batch norm of a batch-norm LSTM moves.
+
+    There g alone is odd: the opposite gain in front of tanh(g) turns what is written.
+    """
+    if not probe.is_single or not probe.is_batch_norm():
+        raise DoesNotApply("the statistics are those of several examples")
+    plain = plain_copy(probe._replace(layer=evaluating(copy_of(probe.layer))))
+    x, (h, c) = probe.draw(8, probe.sizes[2]), probe.states(8)
+    norms = {
+        name: module
+        for name, module in plain.layer.named_modules()
+        if getattr(module, "running_var", None) is not None
+        and isinstance(getattr(module, "weight", None), Tensor)
+    }
+
+    for module in norms.values():
+        module.running_mean.zero_()
+
+    def step() -> tuple[Tensor, Tensor, Tensor]:
+        written = plain.step(x, h, 0 * c)[1]
+        return plain.step(x, h, c)[0], written, plain.step(x, h, c)[1] - written
+
+    h_1, written, kept = step()
+    at_candidate = ""
+    for name, module in norms.items():
+        module.weight.neg_()
+        h_2, written_2, kept_2 = step()
+        module.weight.neg_()
+        if relative_change(kept, kept_2) > EXACT:
+            continue
+        if relative_change(written, written_2) < EXACT < relative_change(h_1, h_2):
+            raise DoesNotApply("a batch norm stands between c and h, or behind h")
+        if relative_change(-written, written_2) < EXACT:
+            at_candidate = name
+    if not at_candidate:
+        raise DoesNotApply("no batch norm stands at c or at the candidate alone")
+    return Fault(
+        f"{at_candidate} normalizes the candidate g, tanh of which is written to c "
+        "(seen in evaluation), and no batch norm stands between c and h.",
+        f"Put {at_candidate} where h is made: h = o tanh(BN(c)).",
+    )
 
 
 @claim(LATER)
@@ -552,26 +628,14 @@ def _rest(probe: Probe) -> Fault | None:
 
 @claim(OTHERS)
 def _other_examples(probe: Probe) -> Fault | None:
-    def change() -> float:
-        before, after = (probe.run(s * x, s * h, s * c)[0] for s in (1, signs))
-        return relative_change(before[:, 1:], after[:, 1:])
-
-    x, (h, c) = probe.draw(*probe.sizes), probe.states(probe.sizes[1])
-    # The first example is another one, in input and states.
-    signs = torch.ones_like(x[0, :, :1])
-    signs[0] = -1
-    in_training = change()
+    in_training = probe.change_by_the_first()
     if in_training < EXACT:
         return None
-    mode = probe.layer.training
-    evaluating(probe.layer)
-    in_evaluation = change()
-    probe.layer.train(mode)
     reason = (
         f"Another first example changes h of the others by {in_training:.1%}; it must "
         "be 0."
     )
-    if in_evaluation < EXACT:
+    if probe.is_batch_norm():
         reason += (
             " In evaluation mode it is: this is batch norm, with running statistics "
             "there. Its training outputs are those of the whole batch, by design."
@@ -655,6 +719,8 @@ def _gradients(probe: Probe) -> Fault | str:
     by |= dict(probe.layer.named_parameters())
     _, slopes = _loss_and_slopes(probe, *inputs, by.values())
     wrong, worst = [], 0.0
+    # Of a gradient that is 0, as of a bias in front of a batch norm, rounding is left.
+    least = ROUNDING * max(float(slope.norm()) for slope in slopes)
     for (name, value), slope in zip(by.items(), slopes, strict=True):
         direction = probe.draw(*value.shape).sign()
         start = value.detach().clone()
@@ -668,7 +734,7 @@ def _gradients(probe: Probe) -> Fault | str:
                     expected += weight * float(_loss(probe, *inputs)) / step
                 value.copy_(start)
             # An unlucky direction may lie across the gradient.
-            scale = max(abs(seen), abs(expected), 1e-3 * float(slope.norm()))
+            scale = max(abs(seen), abs(expected), 1e-3 * float(slope.norm()), least)
             error = min(error, abs(seen - expected) / scale if scale else 0.0)
             if error < SLOPES:
                 break

@@ -96,7 +96,9 @@ def any_size(case: Case) -> Fault | None:
     probe, layer = case.probe, copy_of(case.probe.layer)
     n = probe.sizes[1]
     has_states = True
+    needs_several = probe.is_batch_norm()  # in training, as torch's batch norm does
     for examples in (n, 1, n + 2):
+        layer.train(probe.layer.training and not (needs_several and examples == 1))
         x, h, c = case.inputs(examples)
         what = f"{examples} example{'s' * (examples > 1)}"
         short = x if probe.is_cell else probe.turned(probe.turned(x)[:1])

@@ -87,6 +87,21 @@ class Probe(NamedTuple):
         )
         return h_1, c_1
 
+    def change_by_the_first(self) -> float:
+        """Return how another first example, in input and states, changes the others."""
+        x, (h, c) = self.draw(*self.sizes), self.states(self.sizes[1])
+        signs = torch.ones_like(x[0, :, :1])
+        signs[0] = -1
+        before, after = (self.run(s * x, s * h, s * c)[0] for s in (1, signs))
+        return relative_change(before[:, 1:], after[:, 1:])
+
+    def is_batch_norm(self) -> bool:
+        """Return whether examples are apart in evaluation alone."""
+        if not self.layer.training or self.change_by_the_first() < EXACT:
+            return False
+        other = self._replace(layer=evaluating(copy_of(self.layer)))
+        return other.change_by_the_first() < EXACT
+
     def early_change(
         self, states: tuple[Tensor, Tensor], x: Tensor, other: Tensor, why: str
     ) -> float:

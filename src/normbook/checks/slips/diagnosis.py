@@ -195,8 +195,32 @@ def _line(subject: Subject) -> Seen | None:
     of = "the root mean square" if subject.kind == "rms" else "sigma"
     parts = [] if subject.kind == "rms" else [_shift(shift, mean, sigma)]
     parts.append(_divisor(divisor, sigma, of))
+    if " to " in parts[-1]:  # it varies, and it is no power
+        parts[-1] += _broken(subject, divisor.square() - sigma.square(), mean)
     parts[-1] = f"{'x' if subject.kind == 'rms' else 'the rest'} is {parts[-1]}"
     return Seen(f"{', and '.join(parts)}.")
+
+
+def _broken(subject: Subject, added: Tensor, mean: Tensor) -> str:
+    """Say by how much a shift or a stretch of x changes the output, and why it may."""
+    x = subject.draw(1)
+    y = subject.output(x)
+    if subject.kind != "rms":
+        change = largest(subject.output(x + x.std()) - y) / largest(y)
+        times, constant = fit(added, mean.square(), ())
+        law = times * mean.square() + constant
+        seen = f": a constant added to x changes the output by {100 * change:.3g} %"
+        if largest(added - law) < TOLERANCE * largest(added):
+            k = times.item()
+            zeros = f"; {k:.3g} zeros for each value, counted in it, do that" * (k > 0)
+            what = "the root of the variance plus"
+            return f", {what} {k:.3g} times the squared mean{seen}{zeros}"
+        if change > TOLERANCE:
+            return seen
+    change = largest(subject.output(2 * x) - y) / largest(y)
+    if change < TOLERANCE:
+        return ""
+    return f": x times 2 changes the output by {100 * change:.3g} %"
 
 
 def _shift(shift: Tensor, mean: Tensor, sigma: Tensor) -> str:
