@@ -264,23 +264,6 @@ def ids() -> Tensor:
     return words * (torch.arange(12) < lengths)
 
 
-class Reshaped(nn.Module):
-    """Batch norm of (N, T, D) behind a transposition, or behind a reshape."""
-
-    def __init__(self, *, is_transposed: bool) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.linear, self.norm = nn.Linear(8, 8), nn.BatchNorm1d(8)
-        self.is_transposed = is_transposed
-
-    def forward(self, x: Tensor) -> Any:
-        x = self.linear(x)
-        if self.is_transposed:
-            return self.norm(x.transpose(1, 2)).transpose(1, 2)
-        n, t, d = x.shape
-        return self.norm(x.reshape(n, d, t)).reshape(n, t, d)
-
-
 class AsFunction(nn.Module):
     """Batch norm as a function, which is told the mode, another, or none."""
 
@@ -528,15 +511,6 @@ SLIPS = [
         lambda: trained(Words(is_masked=False), ids()),
         lambda: trained(Words(is_masked=True), ids()),
         ids(),
-    ),
-    Slip(
-        "channels of a norm that are positions",
-        RISK,
-        "norm",
-        "each channel knows few positions",
-        lambda: trained(Reshaped(is_transposed=False), SEQUENCES),
-        lambda: trained(Reshaped(is_transposed=True), SEQUENCES),
-        SEQUENCES,
     ),
     Slip(
         "a function that never normalizes by the batch",

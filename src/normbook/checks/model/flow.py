@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from normbook.checks.calls import LayerError
 from normbook.checks.copies import copy_of
 from normbook.checks.model.harms import NOTE, RISK, WRONG, Harm, equal
-from normbook.checks.model.runs import parts_of, run_on, tensors_in
+from normbook.checks.model.runs import is_own, parts_of, run_on, tensors_in
 from normbook.checks.model.subject import Subject
 
 # Shares of what should be there: none of a gradient, and none of a change.
@@ -386,8 +386,10 @@ def _skip_of(
         parts[path].register_forward_hook(_keeping(blocks, path), with_kwargs=True)
     try:
         made = block(*args, **named)
-    except Exception:  # noqa: BLE001 - by itself, or with zeros, it does not run
-        return None
+    except Exception as error:
+        if is_own(error):
+            raise
+        return None  # by itself, or with zeros, it does not run
     made = made[0] if isinstance(made, tuple) else made
     if any(equal(of[0], result) for of, _, result in blocks.values()):
         return None  # a stack of blocks, looked at one by one

@@ -42,18 +42,21 @@ def _uses(subject: Subject, *, training: bool) -> list[Use]:
     found: dict[str, Use] = {}
     norms = {*subject.names}
 
+    def note(func: Any, args: Any, kwargs: Any) -> None:
+        given = signature(func).bind(*args, **kwargs).arguments
+        by_batch = bool(given.get("training", False))
+        statistics = given["running_mean"], given["running_var"]
+        if len(given["input"]) > 1:  # of one it may be that of a weight
+            place = inside[-1] if inside else ""
+            found.setdefault(place, Use(place, by_batch, *statistics))
+
     class Noting(TorchFunctionMode):
         def __torch_function__(
             self, func: Any, types: Any, args: Any = (), kwargs: Any = None
         ) -> Any:
             kwargs = kwargs or {}
             if func is nn.functional.batch_norm and not norms & {*inside}:
-                given = signature(func).bind(*args, **kwargs).arguments
-                by_batch = bool(given.get("training", False))
-                statistics = given["running_mean"], given["running_var"]
-                if len(given["input"]) > 1:  # of one it may be that of a weight
-                    place = inside[-1] if inside else ""
-                    found.setdefault(place, Use(place, by_batch, *statistics))
+                note(func, args, kwargs)
             return func(*args, **kwargs)
 
     for name, part in parts_of(model).items():

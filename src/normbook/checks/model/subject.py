@@ -20,7 +20,6 @@ class Subject:
         self.model = evaluating(copy_of(model))
         self.x = x
         self.shared: set[str] = set()  # batch norms whose inputs differ by the place
-        self.displaced: set[str] = set()  # norms over positions or examples
         self.again: dict[str, list[Tensor]] = {}  # what norms saw when called again
         self.untested: list[str] = []
         self.names = [name for name, _ in norms_of(self.model)]
