@@ -281,6 +281,35 @@ class AsFunction(nn.Module):
         return self.norm(y.relu())
 
 
+class Frozen(nn.Module):
+    """Batch norm by fixed statistics, with eps or without."""
+
+    def __init__(self, eps: float) -> None:
+        super().__init__()
+        self.eps = eps
+        self.register_buffer("running_mean", torch.zeros(16))
+        self.register_buffer("running_var", torch.ones(16))
+
+    def forward(self, x: Tensor) -> Tensor:
+        mean, var = self.get_buffer("running_mean"), self.get_buffer("running_var")
+        rows = ((x - mean.view(-1, 1, 1)).mT, (var + self.eps).rsqrt().view(-1, 1, 1))
+        return rows[0].mT * rows[1]
+
+
+class FrozenBatchNorm2d(Frozen):
+    """The same, by a name that tells a batch norm."""
+
+
+def dead(make: Callable[[int], nn.Module], var: float) -> nn.Module:
+    """Return a network whose filter 0 is 0, with that running variance."""
+    model = net(make)
+    with torch.no_grad():
+        for p in model[0].parameters():
+            p[0] = 0
+    trained(model, IMAGES).get_buffer("1.running_var")[0] = var
+    return model
+
+
 class Slip(NamedTuple):
     what: str
     level: str
@@ -529,6 +558,38 @@ SLIPS = [
         lambda: trained(AsFunction(training=True), TABLE),
         lambda: trained(AsFunction(), TABLE),
         TABLE,
+    ),
+    Slip(
+        "evaluation gives NaN or infinity",
+        WRONG,
+        "1",
+        "running_var is negative, which has no root, in 1 of 16 channels",
+        partial(dead, nn.BatchNorm2d, -0.1),
+        partial(dead, nn.BatchNorm2d, 0.0),
+    ),
+    Slip(
+        "evaluation gives NaN or infinity",
+        WRONG,
+        "1",
+        "running_var is 0, and no eps is added to it, in 1 of 16 channels",
+        partial(dead, lambda _: FrozenBatchNorm2d(0), 0.0),
+        partial(dead, lambda _: FrozenBatchNorm2d(1e-5), 0.0),
+    ),
+    Slip(
+        "evaluation gives the bias, whatever the input",
+        WRONG,
+        "1",
+        "running_var is infinite in 1 of 16 channels",
+        partial(dead, nn.BatchNorm2d, torch.inf),
+        partial(dead, nn.BatchNorm2d, 0.0),
+    ),
+    Slip(
+        NEIGHBOURS,
+        WRONG,
+        "1",
+        "has no running statistics (running_mean is None",
+        lambda: net(partial(nn.BatchNorm2d, track_running_stats=False)),
+        lambda: net(partial(nn.InstanceNorm2d, affine=True)),
     ),
     Slip(
         NEIGHBOURS,

@@ -15,6 +15,7 @@ from normbook.checks.model.subject import Subject
 
 # In this order; what batch norms in several places are told is not told again.
 TESTS: tuple[Callable[[Subject], Iterator[Harm]], ...] = (
+    statistics.unsound,
     values.broken,
     use.unregistered,
     use.uncalled,
@@ -59,10 +60,10 @@ def audit(model: nn.Module, x: Any, *, quiet: bool = False) -> Audit:
     beside the variances, over how many values a mean is, whether padding is among them,
     which gains are 0, whether one batch norm stands in places whose inputs differ, or
     two write into the same running statistics, whether dropout in front makes its
-    variances larger, which norms are never called, and whether an example depends on
-    its neighbours in evaluation. Norms in lists of Python, which eval() does not reach,
-    and weights of convolutions that are standardized for each input channel, or not
-    divided by their deviation, are found.
+    variances larger, which norms are never called, hold NaN or make it, and whether an
+    example depends on its neighbours in evaluation. Norms in lists of Python, which
+    eval() does not reach, and weights of convolutions that are standardized for each
+    input channel, or not divided by their deviation, are found.
 
     A backward pass says what becomes of the output of each norm: whether it is used, or
     undone by a mean, whether a gradient reaches it, whether recomputing moves running

@@ -46,6 +46,9 @@ def neighbours(subject: Subject) -> Iterator[Harm]:
     except LayerError as error:
         subject.untested.append(f"neighbours in evaluation: {error}")
         return
+    if together is not None and together.isnan().any():
+        subject.untested.append("neighbours in evaluation: outputs are NaN.")
+        return
     if together is None or again is None or not torch.equal(together, again):
         subject.untested.append("neighbours in evaluation: the model is random.")
         return
@@ -54,6 +57,7 @@ def neighbours(subject: Subject) -> Iterator[Harm]:
             "neighbours in evaluation: the output compares the examples of a batch."
         )
         return
+    alone, together = alone.nan_to_num(), together.nan_to_num()  # as of masks
     change = share_of(together[:1] - alone[:1], together)
     if change < 1e-3:
         return
@@ -77,13 +81,18 @@ def neighbours(subject: Subject) -> Iterator[Harm]:
             "Choosing axes",
         )
         return
+    norm = subject.model.get_submodule(first.name)
+    has_none = getattr(norm, "running_mean", norm) is None
     yield Harm(
         WRONG,
         "an example depends on its neighbours in evaluation",
         change,
         first.name,
         f"{_first(count)} has another output than beside the others, by this "
-        "share; it begins here.",
+        "share; it begins here."
+        + f" The {type(norm).__name__} has no running statistics (running_mean is "
+        "None, as for track_running_stats=False): the batch normalizes here, too."
+        * has_none,
         "Evaluate by running statistics, or normalize each example by itself.",
     )
 

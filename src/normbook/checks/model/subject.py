@@ -20,6 +20,7 @@ class Subject:
         self.model = evaluating(copy_of(model))
         self.x = x
         self.shared: set[str] = set()  # batch norms whose inputs differ by the place
+        self.unsound: set[str] = set()  # norms that hold, or make, no numbers
         self.again: dict[str, list[Tensor]] = {}  # what norms saw when called again
         self.untested: list[str] = []
         self.names = [name for name, _ in norms_of(self.model)]
