@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 import normbook.checks.layer.recognition as recognition
 from normbook.checks.calls import LayerError, of_the_layer
@@ -132,6 +133,20 @@ def run_on(model: nn.Module, x: Any) -> Any:
         if is_own(error.__cause__):
             raise OwnError from error.__cause__
         raise
+
+
+class Watching(TorchFunctionMode):
+    """Show a function what functions of torch a model calls, and with what."""
+
+    def __init__(self, note: Callable[[Any, Any, Any], None]) -> None:
+        super().__init__()
+        self.note = note
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        self.note(func, args, kwargs or {})
+        return func(*args, **kwargs or {})
 
 
 def look(

@@ -73,16 +73,14 @@ def unsound(subject: Subject) -> Iterator[Harm]:
                     "Moving averages",
                 )
         if reasons:
-            first, *others = reasons
             subject.unsound |= {*reasons}
-            more = [f" {name}: {reasons[name]}." for name in others[:2]]
             yield Harm(
                 WRONG,
                 f"{mode} gives NaN or infinity",
                 shares[0],
                 place_of([*reasons]),
-                f"{reasons[first]}. This share of its output is no number, and what "
-                f"follows gets that.{''.join(more)}",
+                f"{next(iter(reasons.values()))}. This share of its output is no "
+                "number, and what follows gets that.",
                 f"Add eps to the variance, keep variances above 0, and {cure}",
                 "Moving averages",
             )

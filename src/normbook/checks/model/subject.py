@@ -22,6 +22,8 @@ class Subject:
         self.shared: set[str] = set()  # batch norms whose inputs differ by the place
         self.unsound: set[str] = set()  # norms that hold, or make, no numbers
         self.again: dict[str, list[Tensor]] = {}  # what norms saw when called again
+        self.plain: tuple[nn.Module, list[Tensor]] | None = None  # with its outputs
+        self.looks = 0  # runs with noise
         self.untested: list[str] = []
         self.names = [name for name, _ in norms_of(self.model)]
         self._must_hold_a_norm()
