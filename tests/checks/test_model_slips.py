@@ -264,23 +264,6 @@ def ids() -> Tensor:
     return words * (torch.arange(12) < lengths)
 
 
-class Reshaped(nn.Module):
-    """Batch norm of (N, T, D) behind a transposition, or behind a reshape."""
-
-    def __init__(self, *, is_transposed: bool) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.linear, self.norm = nn.Linear(8, 8), nn.BatchNorm1d(8)
-        self.is_transposed = is_transposed
-
-    def forward(self, x: Tensor) -> Any:
-        x = self.linear(x)
-        if self.is_transposed:
-            return self.norm(x.transpose(1, 2)).transpose(1, 2)
-        n, t, d = x.shape
-        return self.norm(x.reshape(n, d, t)).reshape(n, t, d)
-
-
 class AsFunction(nn.Module):
     """Batch norm as a function, which is told the mode, another, or none."""
 
@@ -296,6 +279,35 @@ class AsFunction(nn.Module):
         mean, var = self.get_buffer("mean"), self.get_buffer("var")
         y = functional.batch_norm(self.linear(x), mean, var, training=told)
         return self.norm(y.relu())
+
+
+class Frozen(nn.Module):
+    """Batch norm by fixed statistics, with eps or without."""
+
+    def __init__(self, eps: float) -> None:
+        super().__init__()
+        self.eps = eps
+        self.register_buffer("running_mean", torch.zeros(16))
+        self.register_buffer("running_var", torch.ones(16))
+
+    def forward(self, x: Tensor) -> Tensor:
+        mean, var = self.get_buffer("running_mean"), self.get_buffer("running_var")
+        rows = ((x - mean.view(-1, 1, 1)).mT, (var + self.eps).rsqrt().view(-1, 1, 1))
+        return rows[0].mT * rows[1]
+
+
+class FrozenBatchNorm2d(Frozen):
+    """The same, by a name that tells a batch norm."""
+
+
+def dead(make: Callable[[int], nn.Module], var: float) -> nn.Module:
+    """Return a network whose filter 0 is 0, with that running variance."""
+    model = net(make)
+    with torch.no_grad():
+        for p in model[0].parameters():
+            p[0] = 0
+    trained(model, IMAGES).get_buffer("1.running_var")[0] = var
+    return model
 
 
 class Slip(NamedTuple):
@@ -530,15 +542,6 @@ SLIPS = [
         ids(),
     ),
     Slip(
-        "channels of a norm that are positions",
-        RISK,
-        "norm",
-        "each channel knows few positions",
-        lambda: trained(Reshaped(is_transposed=False), SEQUENCES),
-        lambda: trained(Reshaped(is_transposed=True), SEQUENCES),
-        SEQUENCES,
-    ),
-    Slip(
         "a function that never normalizes by the batch",
         RISK,
         "the whole model",
@@ -555,6 +558,38 @@ SLIPS = [
         lambda: trained(AsFunction(training=True), TABLE),
         lambda: trained(AsFunction(), TABLE),
         TABLE,
+    ),
+    Slip(
+        "evaluation gives NaN or infinity",
+        WRONG,
+        "1",
+        "running_var is negative, which has no root, in 1 of 16 channels",
+        partial(dead, nn.BatchNorm2d, -0.1),
+        partial(dead, nn.BatchNorm2d, 0.0),
+    ),
+    Slip(
+        "evaluation gives NaN or infinity",
+        WRONG,
+        "1",
+        "running_var is 0, and no eps is added to it, in 1 of 16 channels",
+        partial(dead, lambda _: FrozenBatchNorm2d(0), 0.0),
+        partial(dead, lambda _: FrozenBatchNorm2d(1e-5), 0.0),
+    ),
+    Slip(
+        "evaluation gives the bias, whatever the input",
+        WRONG,
+        "1",
+        "running_var is infinite in 1 of 16 channels",
+        partial(dead, nn.BatchNorm2d, torch.inf),
+        partial(dead, nn.BatchNorm2d, 0.0),
+    ),
+    Slip(
+        NEIGHBOURS,
+        WRONG,
+        "1",
+        "has no running statistics (running_mean is None",
+        lambda: net(partial(nn.BatchNorm2d, track_running_stats=False)),
+        lambda: net(partial(nn.InstanceNorm2d, affine=True)),
     ),
     Slip(
         NEIGHBOURS,

@@ -15,6 +15,7 @@ from normbook.checks.model.subject import Subject
 
 # In this order; what batch norms in several places are told is not told again.
 TESTS: tuple[Callable[[Subject], Iterator[Harm]], ...] = (
+    statistics.unsound,
     values.broken,
     use.unregistered,
     use.uncalled,
@@ -31,7 +32,6 @@ TESTS: tuple[Callable[[Subject], Iterator[Harm]], ...] = (
     statistics.mixed,
     axes.neighbours,
     axes.not_features,
-    axes.scrambled,
     axes.one_value,
     axes.read_as_one,
     values.kernels,
@@ -60,18 +60,18 @@ def audit(model: nn.Module, x: Any, *, quiet: bool = False) -> Audit:
     beside the variances, over how many values a mean is, whether padding is among them,
     which gains are 0, whether one batch norm stands in places whose inputs differ, or
     two write into the same running statistics, whether dropout in front makes its
-    variances larger, which norms are never called, and whether an example depends on
-    its neighbours in evaluation. Norms in lists of Python, which eval() does not reach,
-    and weights of convolutions that are standardized for each input channel, or not
-    divided by their deviation, are found.
+    variances larger, which norms are never called, hold NaN or make it, and whether an
+    example depends on its neighbours in evaluation. Norms in lists of Python, which
+    eval() does not reach, and weights of convolutions that are standardized for each
+    input channel, or not divided by their deviation, are found.
 
     A backward pass says what becomes of the output of each norm: whether it is used, or
     undone by a mean, whether a gradient reaches it, whether recomputing moves running
     statistics twice. So do blocks without their weights: whether what they add is added
     to x or to what was normalized. Told, too, are norms in another mode than the model,
-    a norm under several names, batches in parts or of several inputs, norms folded and
-    applied again, and channels that are positions. Biases in front of a norm and weight
-    decay are left to general linters such as torch-audit.
+    a norm under several names, batches in parts or of several inputs, and norms folded
+    and applied again. Biases in front of a norm and weight decay are left to general
+    linters such as torch-audit.
 
     All runs are those of a copy without hooks, on the CPU or where the model is: the
     model itself, its modes and the random numbers stay as they are.
@@ -119,9 +119,16 @@ def audit(model: nn.Module, x: Any, *, quiet: bool = False) -> Audit:
 def _report(subject: Subject) -> Audit:
     """Make all tests, and sort what they found by harm."""
     alike: dict[Any, list[Harm]] = {}
-    for harm in (harm for test in TESTS for harm in test(subject)):
-        key = harm.level, harm.what, harm.cure
-        alike.setdefault(key, []).append(harm)
+    for test in TESTS:
+        try:
+            for harm in test(subject):
+                key = harm.level, harm.what, harm.cure
+                alike.setdefault(key, []).append(harm)
+        except Exception as error:  # noqa: BLE001 - what it is, is told
+            cause = error.__cause__ or error
+            told = (test.__doc__ or test.__name__).splitlines()[0].rstrip(".")
+            reason = f"the audit raised {type(cause).__name__}: {cause!s:.120}"
+            subject.untested.append(f"{told[0].lower()}{told[1:]}, as {reason}.")
     harms = []
     for group in alike.values():
         worst = max(group, key=lambda harm: harm.number)

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import suppress
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from normbook.checks.calls import LayerError, call, called
 from normbook.checks.copies import copy_of
@@ -20,7 +19,6 @@ from normbook.checks.model.runs import (
     narrowed,
     run_on,
     tensors_in,
-    with_first,
 )
 from normbook.checks.model.subject import Subject
 from normbook.checks.unusual.padding import More, kept_places, part_of_padding
@@ -48,6 +46,9 @@ def neighbours(subject: Subject) -> Iterator[Harm]:
     except LayerError as error:
         subject.untested.append(f"neighbours in evaluation: {error}")
         return
+    if together is not None and together.isnan().any():
+        subject.untested.append("neighbours in evaluation: outputs are NaN.")
+        return
     if together is None or again is None or not torch.equal(together, again):
         subject.untested.append("neighbours in evaluation: the model is random.")
         return
@@ -56,6 +57,7 @@ def neighbours(subject: Subject) -> Iterator[Harm]:
             "neighbours in evaluation: the output compares the examples of a batch."
         )
         return
+    alone, together = alone.nan_to_num(), together.nan_to_num()  # as of masks
     change = share_of(together[:1] - alone[:1], together)
     if change < 1e-3:
         return
@@ -79,13 +81,18 @@ def neighbours(subject: Subject) -> Iterator[Harm]:
             "Choosing axes",
         )
         return
+    norm = subject.model.get_submodule(first.name)
+    has_none = getattr(norm, "running_mean", norm) is None
     yield Harm(
         WRONG,
         "an example depends on its neighbours in evaluation",
         change,
         first.name,
         f"{_first(count)} has another output than beside the others, by this "
-        "share; it begins here.",
+        "share; it begins here."
+        + f" The {type(norm).__name__} has no running statistics (running_mean is "
+        "None, as for track_running_stats=False): the batch normalizes here, too."
+        * has_none,
         "Evaluate by running statistics, or normalize each example by itself.",
     )
 
@@ -117,7 +124,6 @@ def not_features(subject: Subject) -> Iterator[Harm]:
         subject.untested.append(
             "axes that are no features: the model takes one length only."
         )
-    subject.displaced |= {*found}
     for name, (what, k, length) in found.items():
         yield Harm(
             WRONG,
@@ -129,82 +135,6 @@ def not_features(subject: Subject) -> Iterator[Harm]:
             "Move the features to the axis that the norm takes for them.",
             "Choosing axes",
         )
-
-
-def _axis_of_positions(subject: Subject, x: Tensor) -> int | None:
-    """Return along which axis of x weights are shared, told by the first of them."""
-    if x.dim() == 2 and not x.is_floating_point():
-        return 1
-    found: list[int] = []
-    model = copy_of(subject.model)
-
-    def note(part: nn.Module, inputs: Any) -> None:
-        first = inputs[0] if inputs else None
-        if isinstance(first, Tensor) and first.shape == x.shape and first.equal(x):
-            found.append(2 if isinstance(part, nn.Conv1d) else 1)
-
-    for part in model.modules():
-        if isinstance(part, nn.Linear | nn.Conv1d):
-            part.register_forward_pre_hook(note)
-    with suppress(LayerError):
-        run_on(model, subject.x)
-    return found[0] if found and x.dim() == 3 else None
-
-
-def scrambled(subject: Subject) -> Iterator[Harm]:
-    """Change one position of x at a time, and see which channels of a norm change."""
-    whole = batch_in(subject.x)
-    axis = None if whole is None else _axis_of_positions(subject, whole)
-    if whole is None or axis is None or whole.shape[axis] < 4 or len(whole) < 4:
-        return
-    length = whole.shape[axis]
-    places = sorted({k * (length - 1) // 7 for k in range(8)})
-    before = {seen.name: seen for seen in look(subject.model, subject.x)}
-    norms = {seen.name for seen in subject.seen if not seen.is_read_as_one}
-    norms -= subject.displaced  # told already
-    reached: dict[str, list[Tensor]] = {}
-    for place in places:
-        x = with_first(subject.x, _exchanged(whole, axis, place))
-        try:
-            met = [*look(subject.model, x)]
-        except ValueError:
-            return
-        for seen in met:
-            of = seen.definition.parameter_axes(seen.x.dim())
-            old = before.get(seen.name)
-            if old is None or old.x.shape != seen.x.shape or len(of) != 1:
-                continue
-            rest = [k for k in range(seen.x.dim()) if k != of[0]]
-            change = (seen.x - old.x).abs().amax(rest)
-            reached.setdefault(seen.name, []).append(change > 1e-5 * old.x.std())
-    for name, rows in reached.items():
-        by_place = torch.stack(rows)
-        live = by_place[:, by_place.any(0)].double()
-        if name not in norms or before[name].x.dim() < 3 or not live.numel():
-            continue
-        share = live.mean().item()
-        if share > 0.34 or not by_place.any(1).all():
-            continue
-        yield Harm(
-            RISK,
-            "channels of a norm that are positions",
-            share,
-            name,
-            f"a change at one of {len(places)} positions of x reaches this share of "
-            "its channels, and each channel knows few positions: what is normalized "
-            "together are different features, as where view or reshape stands for a "
-            "transposition.",
-            "Use transpose(1, 2) or permute in front of the norm, and behind it.",
-            "Choosing axes",
-        )
-
-
-def _exchanged(x: Tensor, axis: int, place: int) -> Tensor:
-    """Give each example what another one has at one position."""
-    x = x.clone()
-    row = x.select(axis, place)
-    row.copy_(row.roll(1, 0).clone())
-    return x
 
 
 def one_value(subject: Subject) -> Iterator[Harm]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Any, NamedTuple
@@ -12,11 +13,13 @@ from torch import Tensor, nn
 from normbook.checks.calls import LayerError
 from normbook.checks.copies import copy_of
 from normbook.checks.model.harms import NOTE, RISK, WRONG, Harm, equal
-from normbook.checks.model.runs import parts_of, run_on, tensors_in
+from normbook.checks.model.runs import is_own, parts_of, run_on, tensors_in
 from normbook.checks.model.subject import Subject
 
 # Shares of what should be there: none of a gradient, and none of a change.
 NO_GRADIENT, NO_CHANGE = 1e-4, 1e-3
+TINY = 1e-30  # a gradient that may be 0 a few layers further on
+MOST = 100  # norms at which noise is added, one run each
 OURS = 760_531  # a seed of nobody's data: noise that is x moves no norm
 STILL = 1e-3  # deviations of an output that does not depend on its input
 
@@ -98,29 +101,43 @@ def steps_of(subject: Subject, model: nn.Module, *, cut: bool = False) -> Steps 
 
 
 def changed(subject: Subject, name: str, *, at_input: bool) -> float:
-    """Return how far noise at what a norm gets, or returns, moves the outputs."""
-    model = copy_of(subject.model)
+    """Return how far noise at what a norm gets, or returns, moves the outputs.
 
-    def outputs() -> list[Tensor]:
-        with suppress(LayerError), torch.random.fork_rng():
-            torch.manual_seed(0)
-            made = tensors_in(run_on(model, subject.x))
-            return [t.double() for t in made if t.is_floating_point()]
-        return []
+    NaN if that is not known, as of one of very many.
+    """
+    if subject.plain is None:
+        subject.plain = copy_of(subject.model), []
+        subject.plain[1].extend(_outputs(subject.plain[0], subject.x))
+    model, before = subject.plain
+    subject.looks += 1
+    if subject.looks > MOST:
+        subject.untested += ["further norms by noise: there are too many."] * (
+            subject.looks == MOST + 1
+        )
+        return math.nan
 
     def noisy(t: Tensor) -> Tensor:
         draw = torch.Generator().manual_seed(OURS)
         return t + t.std() * torch.randn(t.shape, generator=draw).to(t)
 
-    before = outputs()
     norm = parts_of(model)[name]
     if at_input:
-        norm.register_forward_pre_hook(lambda _, x: (noisy(x[0]), *x[1:]))
+        hook = norm.register_forward_pre_hook(lambda _, x: (noisy(x[0]), *x[1:]))
     else:
-        norm.register_forward_hook(lambda _, x, y: noisy(y))
-    pairs = zip(before, outputs(), strict=False)
+        hook = norm.register_forward_hook(lambda _, x, y: noisy(y))
+    pairs = zip(before, _outputs(model, subject.x), strict=False)
+    hook.remove()
     far = [float((a - b).abs().max()) for a, b in pairs if a.shape == b.shape]
-    return max(far, default=0.0)
+    return max(far, default=math.nan)  # the model refuses the noise
+
+
+def _outputs(model: nn.Module, x: Any) -> list[Tensor]:
+    """Run a model, whose random numbers are the same each time."""
+    with suppress(LayerError), torch.random.fork_rng():
+        torch.manual_seed(0)
+        made = tensors_in(run_on(model, x))
+        return [t.double() for t in made if t.is_floating_point()]
+    return []
 
 
 def lost(subject: Subject) -> Iterator[Harm]:
@@ -130,6 +147,10 @@ def lost(subject: Subject) -> Iterator[Harm]:
         subject.untested.append("what becomes of outputs: no gradient by the norms.")
         return
     by_name: dict[str, list[Call]] = {}
+    sizes = [float(c.by_y.abs().max()) for c in steps.calls if c.by_y is not None]
+    if any(0 < size < TINY for size in sizes):
+        subject.untested.append("what becomes of outputs: gradients underflow.")
+        return
     for call in steps.calls:
         by_name.setdefault(call.name, []).append(call)
     for name, calls in by_name.items():
@@ -199,7 +220,7 @@ def ungraded(subject: Subject) -> Iterator[Harm]:
         own = [*parts[name].parameters()]
         if name in reached or not any(p.requires_grad for p in own):
             continue
-        if not changed(subject, name, at_input=False):
+        if not changed(subject, name, at_input=False) > 0:
             continue  # not used at all
         moves = parts[name].training and hasattr(parts[name], "running_mean")
         also = " Its running statistics move on all the same." if moves else ""
@@ -386,8 +407,10 @@ def _skip_of(
         parts[path].register_forward_hook(_keeping(blocks, path), with_kwargs=True)
     try:
         made = block(*args, **named)
-    except Exception:  # noqa: BLE001 - by itself, or with zeros, it does not run
-        return None
+    except Exception as error:
+        if is_own(error):
+            raise
+        return None  # by itself, or with zeros, it does not run
     made = made[0] if isinstance(made, tuple) else made
     if any(equal(of[0], result) for of, _, result in blocks.values()):
         return None  # a stack of blocks, looked at one by one

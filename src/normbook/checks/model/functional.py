@@ -9,12 +9,11 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 
 from normbook.checks.calls import LayerError
 from normbook.checks.copies import copy_of
 from normbook.checks.model.harms import RISK, WRONG, Harm
-from normbook.checks.model.runs import parts_of, run_on
+from normbook.checks.model.runs import Watching, parts_of, run_on
 from normbook.checks.model.subject import Subject
 
 
@@ -42,24 +41,20 @@ def _uses(subject: Subject, *, training: bool) -> list[Use]:
     found: dict[str, Use] = {}
     norms = {*subject.names}
 
-    class Noting(TorchFunctionMode):
-        def __torch_function__(
-            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
-        ) -> Any:
-            kwargs = kwargs or {}
-            if func is nn.functional.batch_norm and not norms & {*inside}:
-                given = signature(func).bind(*args, **kwargs).arguments
-                by_batch = bool(given.get("training", False))
-                statistics = given["running_mean"], given["running_var"]
-                if len(given["input"]) > 1:  # of one it may be that of a weight
-                    place = inside[-1] if inside else ""
-                    found.setdefault(place, Use(place, by_batch, *statistics))
-            return func(*args, **kwargs)
+    def note(func: Any, args: Any, kwargs: Any) -> None:
+        if func is not nn.functional.batch_norm or norms & {*inside}:
+            return
+        given = signature(func).bind(*args, **kwargs).arguments
+        by_batch = bool(given.get("training", False))
+        statistics = given["running_mean"], given["running_var"]
+        if len(given["input"]) > 1:  # of one it may be that of a weight
+            place = inside[-1] if inside else ""
+            found.setdefault(place, Use(place, by_batch, *statistics))
 
     for name, part in parts_of(model).items():
         part.register_forward_pre_hook(lambda *_, name=name: inside.append(name))
         part.register_forward_hook(lambda *_: (inside.pop(), None)[1])
-    with suppress(LayerError), torch.random.fork_rng(), Noting():
+    with suppress(LayerError), torch.random.fork_rng(), Watching(note):
         run_on(model, subject.x)
     return [*found.values()]
 

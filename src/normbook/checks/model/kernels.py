@@ -7,7 +7,8 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
+
+from normbook.checks.model.runs import Watching
 
 CONVOLUTIONS = (torch.conv1d, torch.conv2d, torch.conv3d)  # of nn.functional, too
 PLAIN = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
@@ -79,20 +80,15 @@ def kernels_of(model: nn.Module, run: Callable[[], Any]) -> Iterator[Kernel]:
     def entered(name: str) -> Any:
         return lambda *_: inside.append(name)
 
-    class Noting(TorchFunctionMode):
-        def __torch_function__(
-            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
-        ) -> Any:
-            kwargs = kwargs or {}
-            if func in CONVOLUTIONS and inside:
-                weight = kwargs.get("weight", args[1] if len(args) > 1 else None)
-                if isinstance(weight, Tensor) and not isinstance(weight, nn.Parameter):
-                    found.setdefault(inside[-1], weight.detach())
-            return func(*args, **kwargs)
+    def note(func: Any, args: Any, kwargs: Any) -> None:
+        if func in CONVOLUTIONS and inside:
+            weight = kwargs.get("weight", args[1] if len(args) > 1 else None)
+            if isinstance(weight, Tensor) and not isinstance(weight, nn.Parameter):
+                found.setdefault(inside[-1], weight.detach())
 
     for name, part in own:
         part.register_forward_pre_hook(entered(name))
         part.register_forward_hook(lambda *_: (inside.pop(), None)[1])
-    with Noting():
+    with Watching(note):
         run()
     yield from (Kernel(name, made, held[name]) for name, made in found.items())

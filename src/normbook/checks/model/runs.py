@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from pathlib import Path
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 import normbook.checks.layer.recognition as recognition
 from normbook.checks.calls import LayerError, of_the_layer
@@ -14,6 +18,7 @@ from normbook.checks.copies import copy_of
 from normbook.checks.layer.definitions import Definition
 from normbook.checks.unusual.padding import More
 
+TORCH, CHECKS = Path(torch.__file__).parent, Path(__file__).parents[1]
 # Axes of an input that torch takes for one example of an instance norm, (C, L) say.
 OF_ONE_EXAMPLE = (
     (nn.InstanceNorm1d, 2),
@@ -102,12 +107,46 @@ def buffers_of(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
                 yield f"{name}.{key}", buffer
 
 
+class OwnError(Exception):
+    """What the audit's own hook raised, not the model; it is the ``__cause__``."""
+
+
+def is_own(error: BaseException | None) -> bool:
+    """Return whether a call of a model failed in what the audit put into it."""
+    stack = traceback.extract_tb(error.__traceback__) if error else []
+    # What a mode passes on to torch is called by the model.
+    files = [Path(f.filename) for f in stack if f.name != "__torch_function__"]
+    files = [f for f in files if f.parent != Path(traceback.__file__).parent]
+    entered = next((k for k, file in enumerate(files) if TORCH in file.parents), None)
+    inside = [file for file in files[entered:] if TORCH not in file.parents]
+    return entered is not None and bool(inside) and CHECKS in inside[-1].parents
+
+
 def run_on(model: nn.Module, x: Any) -> Any:
     """Call a model with x as all its arguments, if it is a tuple or a dictionary."""
-    with of_the_layer():
-        if isinstance(x, dict):
-            return model(**x)
-        return model(*x) if isinstance(x, tuple) else model(x)
+    try:
+        with of_the_layer():
+            if isinstance(x, dict):
+                return model(**x)
+            return model(*x) if isinstance(x, tuple) else model(x)
+    except LayerError as error:
+        if is_own(error.__cause__):
+            raise OwnError from error.__cause__
+        raise
+
+
+class Watching(TorchFunctionMode):
+    """Show a function what functions of torch a model calls, and with what."""
+
+    def __init__(self, note: Callable[[Any, Any, Any], None]) -> None:
+        super().__init__()
+        self.note = note
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        self.note(func, args, kwargs or {})
+        return func(*args, **kwargs or {})
 
 
 def look(
@@ -165,7 +204,8 @@ def lengths_in(
     shapes: dict[str, tuple[int, ...]] = {}
 
     def noting(name: str) -> Any:
-        def forward(x: Tensor, *_: Any, **__: Any) -> Tensor:
+        def forward(*given: Any, **named: Any) -> Tensor:
+            x: Tensor = next(iter((*given, *named.values())))
             shapes[name] = tuple(x.shape)
             return x
 
@@ -208,17 +248,6 @@ def batch_in(x: Any) -> Tensor | None:
     if not tensors or not all(isinstance(t, Tensor) and t.dim() for t in tensors):
         return None
     return tensors[0] if len({len(t) for t in tensors}) == 1 else None
-
-
-def with_first(x: Any, first: Tensor) -> Any:
-    """Exchange the first tensor of x."""
-    if isinstance(x, dict):
-        key = next(key for key, t in x.items() if t is not None)
-        return x | {key: first}
-    if isinstance(x, tuple):
-        k = next(k for k, t in enumerate(x) if t is not None)
-        return (*x[:k], first, *x[k + 1 :])
-    return first
 
 
 def narrowed(x: Any, axis: int, length: int) -> Any:

@@ -9,6 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+import normbook.checks.layer.recognition as recognition
 from normbook.checks.copies import copy_of
 from normbook.checks.model.harms import NOTE, RISK, WRONG, Harm, place_of, share_of
 from normbook.checks.model.runs import Seen, batch_in, look, norms_of, output_of
@@ -42,6 +43,66 @@ def _apart(inputs: list[Tensor]) -> _Apart | None:
     noise = STANDARD_ERRORS / min(x.numel() / x.shape[1] for x in inputs) ** 0.5
     is_far = drift >= max(LARGE_GAP, noise) or ratio >= 1 + max(LARGE_GAP, 2 * noise)
     return _Apart(drift, ratio, is_far)
+
+
+def unsound(subject: Subject) -> Iterator[Harm]:
+    """Look for norms that make NaN or infinity, or the bias alone, of any input."""
+    cure = "take running statistics anew with normbook.layers.recalibrate."
+    still = [*look(copy_of(subject.model), subject.x)]
+    for mode, run in (("evaluation", still), ("training", subject.seen)):
+        reasons: dict[str, str] = {}
+        shares = []
+        for seen in (seen for seen in run if seen.name not in subject.unsound):
+            state = _fault_of(subject.model.get_submodule(seen.name), seen.x.dtype)
+            lost = seen.y.isfinite().logical_not().double().mean().item()
+            if lost and (state or seen.x.isfinite().all()):
+                if not state and not seen.definition.moments(seen.x)[1].all():
+                    state = "a variance of its input is 0, and no eps is added to it"
+                reasons[seen.name] = state or "its input is finite"
+                shares.append(lost)
+            elif "running_var is infinite" in state:
+                subject.unsound.add(seen.name)
+                yield Harm(
+                    WRONG,
+                    "evaluation gives the bias, whatever the input",
+                    1,
+                    seen.name,
+                    f"{state}, as where it was stored in half precision, which ends at "
+                    "65504: what is divided by it is 0.",
+                    f"Keep buffers in float32, and {cure}",
+                    "Moving averages",
+                )
+        if reasons:
+            subject.unsound |= {*reasons}
+            yield Harm(
+                WRONG,
+                f"{mode} gives NaN or infinity",
+                shares[0],
+                place_of([*reasons]),
+                f"{next(iter(reasons.values()))}. This share of its output is no "
+                "number, and what follows gets that.",
+                f"Add eps to the variance, keep variances above 0, and {cure}",
+                "Moving averages",
+            )
+
+
+def _fault_of(norm: nn.Module, dtype: torch.dtype) -> str:
+    """Say what a norm holds that is no mean, variance, gain or bias."""
+    eps = recognition.eps_of(norm, dtype) or 0.0
+    for key, held in (*norm.named_buffers(), *norm.named_parameters()):
+        v = held.detach().double().flatten()
+        is_var = key.rpartition(".")[2] == "running_var"
+        low = v + eps if is_var else torch.ones_like(v)
+        for what, bad in (
+            ("NaN", v.isnan()),
+            ("infinite", v.isinf()),
+            ("negative, which has no root,", low < 0),
+            ("0, and no eps is added to it,", low == 0),
+        ):
+            if bad.any():
+                least = f" (the least is {v.amin():.2g})" if "neg" in what else ""
+                return f"{key} is {what} in {bad.sum()} of {len(v)} channels{least}"
+    return ""
 
 
 def mixed(subject: Subject) -> Iterator[Harm]:
@@ -130,7 +191,7 @@ def gaps(subject: Subject) -> Iterator[Harm]:
             continue
         if seen.kind != "batch" or mean.numel() != seen.x.shape[1]:
             continue
-        if seen.name in subject.shared:  # told by its own harm
+        if seen.name in subject.shared | subject.unsound:  # told by its own harm
             continue
         count = getattr(norm, "num_batches_tracked", None)
         has_seen_any = isinstance(count, Tensor) and bool(count > 0)

@@ -20,8 +20,10 @@ class Subject:
         self.model = evaluating(copy_of(model))
         self.x = x
         self.shared: set[str] = set()  # batch norms whose inputs differ by the place
-        self.displaced: set[str] = set()  # norms over positions or examples
+        self.unsound: set[str] = set()  # norms that hold, or make, no numbers
         self.again: dict[str, list[Tensor]] = {}  # what norms saw when called again
+        self.plain: tuple[nn.Module, list[Tensor]] | None = None  # with its outputs
+        self.looks = 0  # runs with noise
         self.untested: list[str] = []
         self.names = [name for name, _ in norms_of(self.model)]
         self._must_hold_a_norm()

@@ -25,7 +25,7 @@ def broken(subject: Subject) -> Iterator[Harm]:
     """Check each class with each setting once, the smallest of its layers."""
     groups: dict[str, list[Seen]] = {}
     for seen in subject.seen:
-        if seen.is_read_as_one:
+        if seen.is_read_as_one or seen.name in subject.unsound:
             continue
         setting = re.sub(r"\(\s*\d+\b|\(\(.*?\)|=\d+\b", "", repr(seen.norm))
         held = sorted(name for name, _ in seen.norm.named_parameters())
