@@ -162,11 +162,12 @@ def test_errors_are_one_tree_and_each_has_a_builtin_type() -> None:
         for name, mro in errors.items()
         if NormbookError not in mro or not usual & {*mro}
     }
-    # The signals between the checks of a layer, and the root.
+    # The signals between the checks of a layer or a model, and the root.
     assert outside == {
         "normbook.checks.calls.LayerError",
         "normbook.checks.claim.DoesNotApply",
         "normbook.checks.claim.NotTested",
+        "normbook.checks.model.runs.OwnError",
         "normbook.errors.NormbookError",
     }
 

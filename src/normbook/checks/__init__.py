@@ -55,8 +55,8 @@ Each prints which tests fail and why, unless it is called with ``quiet=True``.
 #   norm_layer                 check_norm_layer
 #   measures                   check_smoothness_measure
 # All norms of a model
-#   model.kernels              weights that convolutions make of their own
 #   model.runs                 the norms of a model, and what they see
+#   model.kernels              weights that convolutions make of their own
 #   model.harms                what may go wrong, and how it is told
 #   model.subject              a copy of a model that was run on the data
 #   model.use                  which norms are called, held and read

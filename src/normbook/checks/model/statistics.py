@@ -18,6 +18,7 @@ from normbook.checks.model.subject import Subject, is_frozen
 # A gap, or a drift, that the noise of a batch does not explain.
 LARGE_GAP = 0.1
 STANDARD_ERRORS = 5
+NO_CAUSE = "its input is finite, and so is what it holds"
 # A factor of variances, over channels, that matters; passes with dropout.
 MORE, PASSES = 1.1, 4
 
@@ -58,7 +59,7 @@ def unsound(subject: Subject) -> Iterator[Harm]:
             if lost and (state or seen.x.isfinite().all()):
                 if not state and not seen.definition.moments(seen.x)[1].all():
                     state = "a variance of its input is 0, and no eps is added to it"
-                reasons[seen.name] = state or "its input is finite"
+                reasons[seen.name] = state or NO_CAUSE
                 shares.append(lost)
             elif "running_var is infinite" in state:
                 subject.unsound.add(seen.name)
@@ -73,7 +74,7 @@ def unsound(subject: Subject) -> Iterator[Harm]:
                     "Moving averages",
                 )
         if reasons:
-            subject.unsound |= {*reasons}
+            subject.unsound |= {n for n, why in reasons.items() if why != NO_CAUSE}
             yield Harm(
                 WRONG,
                 f"{mode} gives NaN or infinity",
