@@ -86,3 +86,23 @@ class Wide(nn.Module):
 def test_an_error_that_the_model_raises_under_a_mode_is_the_models() -> None:
     report = audit(nn.Sequential(Wide(), net()), table(), quiet=True)
     assert "the audit raised" not in "\n".join(report.untested)
+
+
+class Cache:
+    """What language models return beside the output; its parts are made when used."""
+
+    def __iter__(self) -> Any:
+        raise AttributeError("'Cache' object has no attribute 'keys'")
+
+
+class Cached(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = net()
+
+    def forward(self, x: Tensor) -> tuple[Tensor, tuple[Cache, ...]]:
+        return self.net(x), (Cache(),)
+
+
+def test_what_cannot_be_walked_through_in_an_output_is_left_alone() -> None:
+    assert "the audit raised" not in "".join(audit(Cached(), table()).untested)

@@ -199,7 +199,9 @@ def test_every_test_is_failed_by_some_bug() -> None:
     right = (check(bugs.HandBatchNorm), check(bugs.HandLayerNorm))
     names = {finding.name for report in right for finding in report.findings}
     failed = set().union(*(failed for _, failed, _ in BUGS))
-    assert names == failed | {NAMED, ONE_EXAMPLE}  # see the tests of those
+    said_where_it_fails_alone = {HELD}
+    others = {NAMED, ONE_EXAMPLE}  # see the tests of those
+    assert names | said_where_it_fails_alone == failed | others
 
 
 def test_one_example_normalized_by_other_statistics_is_told() -> None:

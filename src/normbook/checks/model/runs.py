@@ -234,10 +234,11 @@ def tensors_in(made: Any) -> list[Tensor]:
     """Return all tensors in what a model returned."""
     if isinstance(made, Tensor):
         return [made]
-    values = made.values() if isinstance(made, dict) else made
-    if isinstance(values, str) or not hasattr(values, "__iter__"):
-        return []
-    return [t for value in values for t in tensors_in(value)]
+    if isinstance(made, dict):
+        made = tuple(made.values())
+    if not isinstance(made, list | tuple | set):
+        return []  # a cache, say, which may not be read yet
+    return [t for value in made for t in tensors_in(value)]
 
 
 def batch_in(x: Any) -> Tensor | None:
