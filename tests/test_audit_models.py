@@ -15,7 +15,7 @@ def test_ten_models_of_public_libraries_have_nothing_wrong_or_at_risk() -> None:
     assert all(MODELS[name]["passed"] for name in sound)
 
 
-def test_what_is_noted_of_sound_models_is_how_they_begin() -> None:
+def test_what_is_noted_of_sound_models_is_true_of_them() -> None:
     notes = {
         (harm["what"], harm["cure"].partition(",")[0])
         for name, one in MODELS.items()
@@ -24,7 +24,10 @@ def test_what_is_noted_of_sound_models_is_how_they_begin() -> None:
     }
     assert notes == {
         ("running statistics that saw no batch", "Train"),
-        ("gains near 0", "Nothing"),
+        ("gains near 0", "Nothing"),  # a branch that begins at 0
+        ("what a norm returns is multiplied by 0", "Nothing"),  # the norm before it
+        # In Swin the first block's norm gets what that of the patches returned.
+        ("normalizes what a norm has just normalized", "Take one of the two out."),
     }
 
 
@@ -36,8 +39,9 @@ def test_what_was_broken_is_found_at_its_place() -> None:
     drifted = dict(found["broken: drifted"])
     assert "frozen, but in training mode" in drifted
     assert "evaluation differs from training" in drifted
-    assert found["broken: positions"] == [
-        ("normalizes positions, not features", "norm")
+    assert found["broken: positions"] == [  # and behind it is a mean over positions
+        ("normalizes positions, not features", "norm"),
+        ("what follows undoes all that a norm lets through", "norm"),
     ]
     assert ("an example depends on its neighbours in evaluation", "1") in found[
         "broken: own norm"
