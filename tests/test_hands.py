@@ -60,3 +60,10 @@ def test_an_error_is_what_is_said(name: str, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(hands, "check_norm_layer", fails)
     (case, *_) = hands.layers_of(BENCHMARKS / name).BUGS
     assert hands.said(case) == "ValueError: no such layer"
+
+
+def test_readers_are_told_what_was_found_at_first(name: str) -> None:
+    page = (BENCHMARKS.parent / "book/how_it_is_checked.md").read_text("utf-8")
+    counts = FIRST[name].values()
+    row = " | ".join([name.removesuffix("_hand"), *map(str, counts)])
+    assert f"\n| {row} |\n" in page

@@ -100,6 +100,14 @@ def steps_of(subject: Subject, model: nn.Module, *, cut: bool = False) -> Steps 
     return None
 
 
+def _in_evaluation(subject: Subject) -> Steps | None:
+    """Return the steps of a pass in evaluation, which is made once."""
+    if not subject.steps:
+        subject.steps.append(steps_of(subject, copy_of(subject.model)))
+    steps: Steps | None = subject.steps[0]
+    return steps
+
+
 def changed(subject: Subject, name: str, *, at_input: bool) -> float:
     """Return how far noise at what a norm gets, or returns, moves the outputs.
 
@@ -142,7 +150,7 @@ def _outputs(model: nn.Module, x: Any) -> list[Tensor]:
 
 def lost(subject: Subject) -> Iterator[Harm]:
     """Look for norms whose output, or whose input, does not matter."""
-    steps = steps_of(subject, copy_of(subject.model))
+    steps = _in_evaluation(subject)
     if steps is None:
         subject.untested.append("what becomes of outputs: no gradient by the norms.")
         return
@@ -261,7 +269,7 @@ def _twice(subject: Subject, steps: Steps) -> Iterator[Harm]:
 def doubled(subject: Subject) -> Iterator[Harm]:
     """Look for norms that get what another norm of their kind returned."""
     kinds = {seen.name: seen.kind for seen in subject.seen}
-    steps = steps_of(subject, copy_of(subject.model))
+    steps = _in_evaluation(subject)
     calls = steps.calls if steps else []
     for k, call in enumerate(calls):
         for other in calls[:k]:

@@ -23,6 +23,7 @@ class Subject:
         self.unsound: set[str] = set()  # norms that hold, or make, no numbers
         self.again: dict[str, list[Tensor]] = {}  # what norms saw when called again
         self.plain: tuple[nn.Module, list[Tensor]] | None = None  # with its outputs
+        self.steps: list[Any] = []  # of a pass in evaluation: flow.py
         self.looks = 0  # runs with noise
         self.untested: list[str] = []
         self.names = [name for name, _ in norms_of(self.model)]

@@ -171,9 +171,7 @@ def _drawn(case: Case) -> Fault | str | None:
     trained, evaluated = (probe._replace(layer=v) for v in (layer, probe.layer))
     n = 5
     x = probe.draw(1, probe.sizes[2]).expand(n, -1).contiguous()
-    h, c = (
-        s.expand(n, -1).contiguous() for s in (probe.states(1)[0], probe.states(1)[1])
-    )
+    h, c = (s.expand(n, -1).contiguous() for s in probe.states(1))
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.manual_seed(0)
         seen = torch.cat([trained.step(x, h, c)[1] for _ in range(DRAWS // n)])
