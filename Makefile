@@ -82,7 +82,7 @@ pretend: setup ## notebooks and layers on a pretend GPU: is everything moved the
 # The one server of CIFAR-10 can take an hour: DATA=all waits for it.
 data: setup ## download data sets (51 MB; DATA=all: 230 MB) and run the tests that are skipped without
 	for name in $(DATA); do $(BIN)/python -m normbook data fetch $$name; done
-	$(BIN)/python -m pytest -q -rs -n 2 --dist loadfile tests/data tests/experiments/test_records.py
+	NORMBOOK_REPLAY=all $(BIN)/python -m pytest -q -rs -n 2 --dist loadfile tests/data tests/experiments/test_records.py
 
 # A framework that cannot be imported is an error; the tests alone would be skipped.
 elsewhere: ## compare the converters with Keras, TensorFlow, Flax, ONNX and language models, in an environment of their own

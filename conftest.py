@@ -13,6 +13,7 @@ from typing import Any
 import nbval.kernel
 import nbval.plugin
 import numpy
+import pictures
 import pytest
 from compilers import MISSING
 from forked_kernels import Template, imported_by
@@ -65,11 +66,15 @@ COMPARE = nbval.plugin.IPyNbCell.compare_outputs
 
 
 def compare_outputs(cell: Any, test: Any, ref: Any, skip_compare: Any = None) -> bool:
-    """Compare outputs as nbval does, and figures by what is drawn."""
+    """Compare outputs as nbval does, and figures by what is drawn and by their look."""
     skipped = (*(skip_compare or cell.parent.skip_compare), drawn.MIME)
     is_same = COMPARE(cell, test, ref, skipped)
     stored, found = (
-        [o["data"][drawn.MIME] for o in outputs if drawn.MIME in o.get("data", {})]
+        [
+            (o["data"].get("image/png", ""), o["data"][drawn.MIME])
+            for o in outputs
+            if drawn.MIME in o.get("data", {})
+        ]
         for outputs in (ref, test)
     )
     if len(stored) != len(found):
@@ -77,9 +82,11 @@ def compare_outputs(cell: Any, test: Any, ref: Any, skip_compare: Any = None) ->
     else:
         is_rough = drawn.ROUGH in cell.cell.metadata.get("tags", [])
         pairs = zip(stored, found, strict=True)
-        lines = [
-            d for a, b in pairs for d in drawn.differences(a, b, is_rough=is_rough)
-        ]
+        lines = []
+        for (picture, one), (new_picture, other) in pairs:
+            lines += drawn.differences(one, other, is_rough=is_rough)
+            apart = pictures.difference(picture, new_picture, is_rough=is_rough)
+            lines += [apart] if apart else []
     if lines:
         cell.comparison_traceback += ["Figures differ:", *lines]
     return is_same and not lines

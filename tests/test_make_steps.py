@@ -25,6 +25,7 @@ import nbformat
 import notebook_rules as rules
 import numpy as np
 import pytest
+from IPython.core.pylabtools import print_figure
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
 from PIL import Image
 
@@ -75,15 +76,20 @@ plt.plot([1, 2])
 plt.show()"""
 
 
-def picture(*values: int, is_recorded: bool = True) -> list[Any]:
-    """Return the output of `DRAW`, with the record of such a line."""
+def picture(*values: int, is_recorded: bool = True, shows: Any = ()) -> list[Any]:
+    """Return the output of `DRAW`, with the record of such a line.
+
+    What the picture `shows` can be another line.
+    """
     with plt.rc_context():
         figures.use_style()
         figure, axes = plt.subplots()
-        axes.plot(values)
-    data: dict[str, Any] = {"image/png": "iVBORw0KGgo=", "text/plain": repr(figure)}
-    if is_recorded:
-        data[drawn.MIME] = drawn.record(figure)
+        (line,) = axes.plot(values)
+        data: dict[str, Any] = {"text/plain": repr(figure)}
+        if is_recorded:
+            data[drawn.MIME] = drawn.record(figure)
+        line.set_ydata(shows or values)
+        data["image/png"] = print_figure(figure, base64=True)
     plt.close(figure)
     return [new_output("display_data", data)]
 
@@ -142,6 +148,7 @@ NOTEBOOKS = {
     "output_lost": chapter(("1 + 2", [])),
     "figure": chapter((DRAW, picture(1, 2))),
     "wrong_figure": chapter((DRAW, picture(1, 3))),
+    "another_picture": chapter((DRAW, picture(1, 2, shows=(2, 1)))),
     "unrecorded_figure": chapter((DRAW, picture(1, 2, is_recorded=False))),
     "raises": chapter(("1 / 0", [])),
     "warns": chapter(("import warnings\nwarnings.warn('careful')", [])),
@@ -186,6 +193,7 @@ def test_nbval_is_green(name: str, verdicts: dict[str, str]) -> None:
         ("wrong_print", "outputs differ"),
         ("output_lost", "output"),
         ("wrong_figure", "limits stored '0.9 3.1', drawn '0.95 2.05'"),
+        ("another_picture", "of the stored picture look otherwise"),
         ("unrecorded_figure", "0 records of figures are stored, 1 drawn"),
         ("raises", "ZeroDivisionError"),
         ("warns", "careful"),
