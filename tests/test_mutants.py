@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import json
+from pathlib import Path
 
 import mutants
 import pytest
@@ -54,3 +56,59 @@ def test_each_change_is_made_once(old: str, new: str) -> None:
 
 def test_there_are_no_other_changes() -> None:
     assert len(changed(SOURCE)) == 11
+
+
+# --- the record
+
+
+@pytest.fixture
+def tried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Let a package have two modules, whose tests notice all but a truth value."""
+    package, tests = tmp_path / "package", tmp_path / "tests"
+    for folder in (package, tests):
+        folder.mkdir()
+    for name in ("one", "two"):
+        (package / f"{name}.py").write_text("x = 1 + 2\ny = True\n")
+        (tests / f"test_{name}.py").write_text("")
+    seen = list[str]()
+
+    def verdict(copy: Path, tests: list[str]) -> str:
+        source = (copy / tests[0].replace("tests/test_", "")).read_text()
+        seen.append(tests[0])
+        return "LIVES" if source.startswith("x = 1 + 2") else "noticed"
+
+    monkeypatch.setattr(mutants, "ROOT", tmp_path)
+    monkeypatch.setattr(mutants, "PACKAGE", package)
+    monkeypatch.setattr(
+        mutants, "TESTS", {name: [f"tests/test_{name}.py"] for name in ("one", "two")}
+    )
+    monkeypatch.setattr(mutants, "verdict", verdict)
+    return seen
+
+
+def run(monkeypatch: pytest.MonkeyPatch, *words: object) -> int:
+    command = ["mutants", "one", "two", "--record", "found.json", *words]
+    monkeypatch.chdir(mutants.ROOT)
+    monkeypatch.setattr("sys.argv", [str(word) for word in command])
+    return mutants.main()
+
+
+@pytest.mark.parametrize("changed", ["package/one.py", "tests/test_one.py", "count"])
+def test_a_module_is_tried_again_only_after_a_change(
+    changed: str, tried: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    assert run(monkeypatch) == 1  # 3 of 4 noticed, each
+    found = json.loads((tmp_path / "found.json").read_text())
+    assert found["one"]["lives"] == ["line 2, True becomes False"]
+    assert found["one"]["tried"] == 4
+    first = len(tried)
+    assert run(monkeypatch) == 1
+    assert len(tried) == first
+    if changed == "count":
+        run(monkeypatch, "--count", 2)
+        assert len(tried) == first + 6
+    else:
+        with (tmp_path / changed).open("a") as file:
+            file.write("# another line\n")
+        run(monkeypatch)
+        assert tried[first:] == ["tests/test_one.py"] * 5
