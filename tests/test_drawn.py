@@ -112,7 +112,44 @@ def test_what_stands_there_again_is_not_repeated() -> None:
     assert dashed.startswith("line\t#0072b2, --\t=\ty 40: ")
     (line,) = drawn.differences([x, dotted, dashed], [x, dotted, dotted])
     assert line == "stored 'line #0072b2, --', drawn 'line #0072b2, :'"
-    assert drawn.differences([dotted, "line\t=\t=\t="], [dotted, dotted]) == []
+    assert drawn.differences([dotted, "line\t=\t=\t=\t="], [dotted] * 2) == []
+
+
+def test_what_readers_take_from_scales_is_listed() -> None:
+    fig, (left, right) = plt.subplots(1, 2)
+    left.plot([1, 2, 3], [0.1234, np.nan, 20000])
+    left.plot(X, 1 / X)  # of many points the ends, lowest and highest
+    left.axhline(0.5, color="#000000")
+    right.bar([0, 1], [0.25, 0.75], width=1)
+    right.text(0.5, 0.5, "here", transform=right.transAxes)
+    found = drawn.read_off(drawn.record(fig))
+    assert (
+        found
+        == (
+            "0.123 1 2 3 2e4" + " 0.2 1 5" + " 0.5" + " -0.5 0 0.25 0.5 0.75 1.5"
+        ).split()
+    )
+
+
+@pytest.mark.parametrize(
+    ("other", "is_same"),
+    [
+        ("0.123 0.5 20", True),
+        ("0.124 0.499 0.501 20", True),
+        ("0.9 0.5 20", False),
+        ("0.123 20", False),
+        ("0.123 0.5 10 20", False),
+        ("", False),
+    ],
+)
+def test_what_is_read_off_is_compared_but_for_rounding(
+    other: str, is_same: bool
+) -> None:
+    stored, found = (
+        [f"line\t-\tx 0 1\tat {values}"] for values in ("0.123 0.5 20", other)
+    )
+    assert (drawn.differences(stored, found) == []) == is_same
+    assert drawn.differences(stored, found, is_rough=True) == []
 
 
 def test_the_number_of_missing_values_counts() -> None:

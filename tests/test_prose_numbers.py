@@ -12,6 +12,8 @@ import pytest
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
 from prose_numbers import agrees, mark, numbers_hold, printed, written
 
+from normbook import drawn
+
 BOOK = Path(__file__).resolve().parent.parent / "book"
 NOTEBOOKS = sorted(BOOK.glob("**/*.ipynb"))
 
@@ -95,6 +97,44 @@ def test_decimals_of_prose(source: str, numbers: list[str]) -> None:
     assert written(new_markdown_cell(source)) == numbers
 
 
+@pytest.fixture
+def figure() -> Any:
+    """Return a notebook of a figure that draws 0.328 and whose caption says 0.33."""
+    record = ["x\tstep, linear\tlimits 0 1", "line\t#000000, -\ty 5000\tat -7.25 0.328"]
+    cell = new_code_cell(
+        "draw",
+        metadata={
+            "mystnb": {
+                "figure": {"caption": "Ends at 0.33, after 0.55."},
+                "image": {"alt": "A line from −7.2 to 0.33, `0.99`."},
+            }
+        },
+        outputs=[new_output("display_data", {drawn.MIME: record})],
+    )
+    made = new_notebook(cells=[cell, new_markdown_cell("It is 0.33.")])
+    mark(made)
+    return made
+
+
+def test_a_caption_is_linked_to_what_its_figure_draws(figure: Any) -> None:
+    links = figure.cells[0].metadata["numbers"]
+    assert links == {"0.33": "0 0.328", "0.55": "", "7.2": "0 7.25"}
+    assert figure.cells[1].metadata["numbers"] == {"0.33": ""}  # prose is not
+    assert [*numbers_hold(figure)] == []
+    figure.cells[0].outputs[0].data[drawn.MIME][1] = "line\t#000000, -\tat 0.4 7.25"
+    (complaint,) = numbers_hold(figure)
+    assert "0.33 repeats 0.328, which cell 0 has to print" in complaint
+
+
+def test_a_caption_may_not_say_otherwise(figure: Any) -> None:
+    figure.cells[0].metadata["mystnb"]["figure"]["caption"] = (
+        "Ends at 0.34, after 0.55."
+    )
+    figure.cells[0].metadata["mystnb"]["image"]["alt"] = "From 7.2."
+    (complaint,) = numbers_hold(figure)
+    assert "came or went: 0.33, 0.34" in complaint
+
+
 def test_numbers_of_outputs() -> None:
     cell = code("a=0.5 [1., -2.5e-3] 12.5% v2.13.0 x1.5")
     assert printed(cell) == ["0.5", "1.", "2.5e-3", "12.5"]
@@ -140,6 +180,8 @@ def test_every_output_that_changes_is_noticed() -> None:
                     for part in (output, output.get("data", {})):
                         for key in {"text", "text/plain"} & part.keys():
                             part[key] = part[key].replace(link.printed, "99e9")
+                    if record := output.get("data", {}).get(drawn.MIME):
+                        record[:] = [r.replace(link.printed, "99e9") for r in record]
                 if prose_numbers.holds(notebook, position, number, link):
                     unseen.append((path.stem, position, number))
                 notebook.cells[position + link.away].outputs = kept

@@ -1,4 +1,4 @@
-"""Hold the decimal numbers of prose to the outputs that they repeat.
+"""Hold the decimal numbers of prose and captions to the outputs that they repeat.
 
     python tools/prose_numbers.py                  # numbers that no longer hold
     python tools/prose_numbers.py --mark [FILE]    # mark those that are new
@@ -6,9 +6,11 @@
 A cell of prose keeps in its metadata, for each decimal of two figures or more, how many
 cells away the output stands that prints it, and as what: "2.4": "-2 2.413". One
 that no output nearby prints is kept too, with nothing behind it: it is a setting, a
-figure from a source or arithmetic, and only people read it. Of two figures, one link in
-four may be a coincidence; of one figure (0.1) most were, so there is none. Marking
-leaves alone what was marked before: where an output changed, the sentence has to.
+figure from a source or arithmetic, and only people read it. What a caption or a text
+alternative says may also stand in the figure: "0.33": "0 0.328". Of two figures, one
+link in four may be a coincidence; of one figure (0.1) most were, so there is none.
+Marking leaves alone what was marked before: where an output changed, the sentence has
+to.
 """
 
 from __future__ import annotations
@@ -23,6 +25,8 @@ from typing import NamedTuple
 
 import nbformat
 from notebook_rules import Cell, Notebook, dumps, normalize
+
+from normbook import drawn
 
 ROOT = Path(__file__).resolve().parent.parent
 KEY = "numbers"  # of a cell's metadata
@@ -52,9 +56,18 @@ def link_of(text: str) -> Link | None:
     return Link(int(away), printed) if text else None
 
 
+def prose(cell: Cell) -> str:
+    """Return the text of a cell; of one with code the caption and alternative."""
+    if cell.cell_type == "markdown":
+        return str(cell.source)
+    own = cell.metadata.get("mystnb", {})
+    told = own.get("figure", {}).get("caption", ""), own.get("image", {}).get("alt", "")
+    return "\n\n".join(told)
+
+
 def written(cell: Cell) -> list[str]:
     """Return the decimals of two figures or more in the prose of a cell, each once."""
-    found = WRITTEN.findall(REST.sub(" ", cell.source))
+    found = WRITTEN.findall(REST.sub(" ", prose(cell)))
     return list(dict.fromkeys(number for number in found if figures(number) > 1))
 
 
@@ -72,6 +85,17 @@ def printed(cell: Cell) -> list[str]:
     return PRINTED.findall("\n".join(texts))
 
 
+def shown(notebook: Notebook, place: int, position: int) -> list[str]:
+    """Return the numbers that a cell prints; to its caption also those it draws."""
+    cell = notebook.cells[place]
+    found = printed(cell)
+    if place == position:
+        for output in cell.outputs:
+            record = output.get("data", {}).get(drawn.MIME, ())
+            found += [value.lstrip("-") for value in drawn.read_off(record)]
+    return found
+
+
 def agrees(prose: str, output: str) -> bool:
     """Return whether a printed number is the one in prose, rounded as there."""
     wanted = Decimal(prose)
@@ -85,7 +109,7 @@ def search(notebook: Notebook, position: int, number: str) -> Link | None:
     code.sort(key=lambda i: (abs(i - position), i > position))
     for i in code if figures(number) > 2 else code[:NEAR]:
         # The one with most figures: it repeats by chance least.
-        found = [p for p in printed(notebook.cells[i]) if agrees(number, p)]
+        found = [p for p in shown(notebook, i, position) if agrees(number, p)]
         if found:
             return Link(i - position, max(found, key=len))
     return None
@@ -99,7 +123,7 @@ def again(notebook: Notebook, position: int, number: str, link: Link) -> Link:
     place = position + link.away
     code = [i for i, cell in enumerate(notebook.cells) if cell.cell_type == "code"]
     for i in sorted(code, key=lambda i: abs(i - place)):
-        found = printed(notebook.cells[i])
+        found = shown(notebook, i, position)
         if i == place and (same := [p for p in found if agrees(number, p)]):
             return Link(link.away, max(same, key=len))
         if link.printed in found and agrees(number, link.printed):
@@ -112,7 +136,7 @@ def holds(notebook: Notebook, position: int, number: str, link: Link) -> bool:
     place = position + link.away
     return (
         0 <= place < len(notebook.cells)
-        and link.printed in printed(notebook.cells[place])
+        and link.printed in shown(notebook, place, position)
         and agrees(number, link.printed)
     )
 
@@ -120,8 +144,6 @@ def holds(notebook: Notebook, position: int, number: str, link: Link) -> bool:
 def mark(notebook: Notebook) -> None:
     """Mark the numbers of prose that are new, and find again outputs that moved."""
     for position, cell in enumerate(notebook.cells):
-        if cell.cell_type != "markdown":
-            continue
         old = cell.metadata.pop(KEY, {})
         links = {}
         for number in written(cell):
@@ -138,8 +160,6 @@ def mark(notebook: Notebook) -> None:
 def numbers_hold(notebook: Notebook) -> Iterator[str]:
     """What prose repeats of an output is what the output prints."""
     for position, cell in enumerate(notebook.cells):
-        if cell.cell_type != "markdown":
-            continue
         links = cell.metadata.get(KEY, {})
         if set(links) != set(written(cell)):
             news = ", ".join(sorted(set(links) ^ set(written(cell))))
@@ -175,7 +195,7 @@ def main() -> int:
         for cell in notebook.cells:
             all_links += cell.metadata.get(KEY, {}).values()
     held = sum(map(bool, all_links))
-    print(f"{held} of {len(all_links)} decimals in prose are held to an output")
+    print(f"{held} of {len(all_links)} decimals of texts are held to an output")
     return int(failed)
 
 

@@ -3,16 +3,19 @@
 A picture of another machine differs in pixels. Here a figure is what its artists hold.
 Each panel has a line of text for each axis, and one for all artists that look alike::
 
-    line; batch normalization, #0072b2, -; x 0 9545; y 9: 455 9545 3000 -60 39
+    line; batch normalization, #0072b2, -; x 0 9545; y 9: 455 9545 3000 -60 39; at 1 2.3
 
 That is (with tabs in place of the semicolons) a kind, words, and numbers by name.
 Places (x, y) are fractions of a panel, and colours (c) of a colour map, in ten
 thousandths. Few numbers stand there as they are, more as their count, lowest, highest,
-mean, and two weighted sums of each 32, in which each counts. ``=`` stands for what the
-last line of this kind has in this place.
+mean, and two weighted sums of each 32, in which each counts. What a reader takes from
+the scales, ``at`` lists to three figures: all coordinates of few points, of more the
+first, last, lowest and highest. ``=`` stands for what the last line of this kind has in
+this place.
 
 Where a notebook shows a figure, this record is stored beside the picture, and compared
-when the notebook is run again.
+when the notebook is run again. What captions and text alternatives say in numbers is
+held to ``at`` (`tools/prose_numbers.py`).
 """
 
 from __future__ import annotations
@@ -46,6 +49,8 @@ MIME = "application/vnd.normbook.figure+json"
 ROUGH = "rough-figure"  # the tag of a cell whose curves a rounding moves
 UNIT = 10_000  # the width or height of a panel
 FEW = 6  # numbers that stand in a record as they are
+MANY = 16  # points of which a record has no coordinates but those of a few
+READ = "at"  # their name
 CLOSE = 0.001  # of what the numbers span, a tenth of the panel or more: below a line
 BLOCK = 32  # numbers of which a record has sums
 # Two for each, less 2: whatever number moves, or run of numbers, one of the sums does.
@@ -94,7 +99,10 @@ def _panel(axes: Axes) -> Iterator[str]:
             looks.setdefault(_look(artist), []).append(_places(artist, axes))
     for look, places in looks.items():
         parts = {k: np.concatenate([place[k] for place in places]) for k in places[0]}
-        yield "\t".join([look, *(f"{k} {_numbers(v)}" for k, v in parts.items())])
+        told = {k: _numbers(v) for k, v in parts.items() if k != READ}
+        if READ in parts:
+            told[READ] = " ".join(_figures(parts[READ]))
+        yield "\t".join([look, *(f"{k} {text}" for k, text in told.items())])
 
 
 def _axis(name: str, axis: Axis) -> str:
@@ -174,11 +182,38 @@ def _places(artist: Artist, axes: Axes) -> dict[str, Any]:
     elif isinstance(artist, Text):
         points = [artist.get_position()]
     with np.errstate(invalid="ignore", divide="ignore"):
-        points = (transform - axes.transAxes).transform(_filled(points))
+        raw = _filled(points)
+        points = (transform - axes.transAxes).transform(raw)
     found = {"x": points[:, 0], "y": points[:, 1]}
+    scales = transform.contains_branch_seperately(axes.transData)
+    if read := [
+        _read_off(v) for v, is_read in zip(raw.T, scales, strict=True) if is_read
+    ]:
+        found[READ] = np.concatenate(read)
     if isinstance(artist, Collection | AxesImage) and colours is not None:
         found["c"] = _filled(artist.norm(colours)).ravel()
     return found
+
+
+def _read_off(values: Any) -> Any:
+    """Return coordinates that a reader may take from a scale."""
+    known = values[np.isfinite(values)]
+    if known.size > MANY:
+        known = np.array([known[0], known[-1], known.min(), known.max()])
+    return known
+
+
+def _figures(values: Any) -> list[str]:
+    """Return numbers to three figures, each once."""
+    texts = dict.fromkeys(f"{value:.3g}" for value in np.unique(values))
+    return [text.replace("e+0", "e").replace("e-0", "e-") for text in texts]
+
+
+def read_off(record: Sequence[str]) -> list[str]:
+    """Return what a reader can take from the scales of a recorded figure."""
+    return [
+        value for _, numbers in _read(record) for value in numbers.get(READ, "").split()
+    ]
 
 
 def _filled(values: Any) -> Any:
@@ -235,7 +270,11 @@ def differences(
         lines += [
             f"{look}: {name} stored {one[name]!r}, drawn {other[name]!r}"
             for name in one
-            if _is_apart(one[name], other[name], name == "limits", is_rough)
+            if (
+                not is_rough and _is_read_otherwise(one[name], other[name])
+                if name == READ
+                else _is_apart(one[name], other[name], name == "limits", is_rough)
+            )
         ]
     return lines
 
@@ -271,6 +310,21 @@ def _is_apart(one: str, other: str, is_limits: bool, is_rough: bool) -> bool:
     else:
         limit = CLOSE * (span if is_limits else np.clip(span, UNIT / 10, UNIT))
     return not np.allclose(a, b, rtol=0, atol=limit, equal_nan=True)
+
+
+def _is_read_otherwise(one: str, other: str) -> bool:
+    """Return whether either has a value that is not among those of the other.
+
+    Three figures are rounded: a hundredth is the same. Values may be as close to each
+    other, and then be one or two.
+    """
+    a, b = (np.array([float(word) for word in words.split()]) for words in (one, other))
+    if not a.size or not b.size:
+        return a.size != b.size
+    apart = np.abs(a[:, None] - b)
+    limit = 0.01 * np.maximum(np.abs(a)[:, None], np.abs(b)) + CLOSE * np.ptp(a)
+    near = apart <= limit
+    return not (near.any(axis=0).all() and near.any(axis=1).all())
 
 
 def _parse(numbers: str) -> tuple[str, Any]:
