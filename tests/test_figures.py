@@ -141,6 +141,7 @@ def test_marked_cells_stand_where_their_image_stands() -> None:
     # A number stands at the middle of its images.
     assert ax.get_xticks().tolist() == [1, 4, 7]
     assert ax.get_yticks().tolist() == [0.5, 2.5]
+    assert (ax.get_xlabel(), ax.get_ylabel()) == ("channel\n\none", "example")
 
 
 def test_no_stroke_is_drawn_where_the_pen_is_lifted() -> None:
