@@ -37,4 +37,5 @@ def test_of_a_class_as_a_default_the_name_is_shown() -> None:
 
     assert shown("(x, norm=<class 'torch.nn.Linear'>)") == ("(x, norm=Linear)", None)
     assert shown("(of=<class 'int'>, eps=1e-05)") == ("(of=int, eps=1e-05)", None)
+    assert shown("(curves=<factory>)") == ("(curves=...)", None)
     assert shown(None) is None

@@ -1,7 +1,8 @@
 """The code reference without what only the machine has to say.
 
 A field of a named tuple without words of its own stands in the signature already; of a
-default that is a class, the name is enough.
+default that is a class, the name is enough, and of one that is made anew that there is
+one.
 """
 
 from __future__ import annotations
@@ -31,8 +32,10 @@ def name_classes(
     signature: str | None,
     returned: str | None,
 ) -> tuple[str, str | None] | None:
-    """Write ``norm=BatchNorm1d`` for ``norm=<class 'normbook...BatchNorm1d'>``."""
-    return None if signature is None else (CLASS.sub(r"\1", signature), returned)
+    """Write ``norm=Linear`` for ``norm=<class '...Linear'>``, ... for a factory."""
+    if signature is None:
+        return None
+    return CLASS.sub(r"\1", signature).replace("<factory>", "..."), returned
 
 
 def setup(app: Sphinx) -> dict[str, Any]:
