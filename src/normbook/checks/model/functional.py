@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import suppress
 from inspect import signature
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import torch
-from torch import Tensor, nn
+from torch import Tensor
+from torch.nn import functional
 
-from normbook.checks.calls import LayerError
-from normbook.checks.copies import copy_of
 from normbook.checks.model.harms import RISK, WRONG, Harm
-from normbook.checks.model.runs import Watching, parts_of, run_on
+from normbook.checks.model.passes import Pass
 from normbook.checks.model.subject import Subject
 
 
@@ -33,36 +30,22 @@ class Use(NamedTuple):
         return not self.mean.any() and bool((self.var == 1).all())
 
 
-def _uses(subject: Subject, *, training: bool) -> list[Use]:
-    """Run a copy in one mode, and note the calls outside of all norms."""
-    model = copy_of(subject.original)
-    model.train(training)
-    inside: list[str] = []
+def _uses(of: Pass) -> list[Use]:
+    """Return the first call at each place."""
     found: dict[str, Use] = {}
-    norms = {*subject.names}
-
-    def note(func: Any, args: Any, kwargs: Any) -> None:
-        if func is not nn.functional.batch_norm or norms & {*inside}:
-            return
-        given = signature(func).bind(*args, **kwargs).arguments
+    for place, args, kwargs in of.functions:
+        given = signature(functional.batch_norm).bind(*args, **kwargs).arguments
         by_batch = bool(given.get("training", False))
         statistics = given["running_mean"], given["running_var"]
         if len(given["input"]) > 1:  # of one it may be that of a weight
-            place = inside[-1] if inside else ""
             found.setdefault(place, Use(place, by_batch, *statistics))
-
-    for name, part in parts_of(model).items():
-        part.register_forward_pre_hook(lambda *_, name=name: inside.append(name))
-        part.register_forward_hook(lambda *_: (inside.pop(), None)[1])
-    with suppress(LayerError), torch.random.fork_rng(), Watching(note):
-        run_on(model, subject.x)
     return [*found.values()]
 
 
 def as_functions(subject: Subject) -> Iterator[Harm]:
     """Compare how the function is called in training and in evaluation."""
-    stuck = {u.place for u in _uses(subject, training=True) if not u.by_batch}
-    for use in _uses(subject, training=False):
+    stuck = {u.place for u in _uses(subject.training) if not u.by_batch}
+    for use in _uses(subject.still):
         place = use.place or "the whole model"
         if use.by_batch:
             yield Harm(

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from normbook.checks.model.runs import Watching
+from normbook.checks.copies import copy_of
+from normbook.checks.model.runs import Watching, run_on
 
 CONVOLUTIONS = (torch.conv1d, torch.conv2d, torch.conv3d)  # of nn.functional, too
 PLAIN = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
@@ -64,15 +65,16 @@ class Kernel(NamedTuple):
         return bool(is_alike and own_mean.abs().max() > FAR * size)
 
 
-def kernels_of(model: nn.Module, run: Callable[[], Any]) -> Iterator[Kernel]:
-    """Run a model, which keeps hooks, and yield what weights its convolutions made."""
-    own = [
-        (name, part)
-        for name, part in model.named_modules()
-        if isinstance(part, PLAIN) and type(part) not in PLAIN
-    ]
-    if not own:
+def kernels_of(model: nn.Module, x: Any) -> Iterator[Kernel]:
+    """Run a copy of a model, and yield what weights its convolutions made."""
+
+    def is_own(part: nn.Module) -> bool:
+        return isinstance(part, PLAIN) and type(part) not in PLAIN
+
+    if not any(map(is_own, model.modules())):
         return
+    model = copy_of(model)
+    own = [(name, part) for name, part in model.named_modules() if is_own(part)]
     inside: list[str] = []
     found: dict[str, Tensor] = {}
     held = {name: part.weight.detach() for name, part in own}
@@ -90,5 +92,5 @@ def kernels_of(model: nn.Module, run: Callable[[], Any]) -> Iterator[Kernel]:
         part.register_forward_pre_hook(entered(name))
         part.register_forward_hook(lambda *_: (inside.pop(), None)[1])
     with Watching(note):
-        run()
+        run_on(model, x)
     yield from (Kernel(name, made, held[name]) for name, made in found.items())

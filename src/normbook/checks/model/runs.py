@@ -14,7 +14,6 @@ from torch.overrides import TorchFunctionMode
 
 import normbook.checks.layer.recognition as recognition
 from normbook.checks.calls import LayerError, of_the_layer
-from normbook.checks.copies import copy_of
 from normbook.checks.layer.definitions import Definition
 from normbook.checks.unusual.padding import More
 
@@ -53,9 +52,9 @@ def norms_of(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
         if any("norm" in of.__name__.lower() for of in type(part).__mro__)
         and recognition.kind_of(part)
     }
+    outer = {name[:k] for name in found for k, sign in enumerate(name) if sign == "."}
     for name, part in found.items():
-        is_inner = not any(other.startswith(f"{name}.") for other in found) or not name
-        if is_inner and (name or len(found) == 1):
+        if name not in outer and (name or len(found) == 1):
             yield name, part
 
 
@@ -149,14 +148,12 @@ class Watching(TorchFunctionMode):
         return func(*args, **kwargs or {})
 
 
-def look(
-    model: nn.Module, x: Any, again: dict[str, list[Tensor]] | None = None
-) -> Iterator[Seen]:
-    """Run a model and yield what each of its norms saw first, in their order.
+Met = dict[str, tuple[nn.Module, Tensor, Tensor, More]]
 
-    What came to a norm later goes to ``again``.
-    """
-    met: dict[str, tuple[nn.Module, Tensor, Tensor, More]] = {}
+
+def meet(model: nn.Module, again: dict[str, list[Tensor]] | None = None) -> Met:
+    """Return a dictionary in which a run of a model puts what its norms see first."""
+    met: Met = {}
 
     def note(name: str) -> Any:
         def hook(norm: nn.Module, inputs: Any, named: Any, y: Any) -> None:
@@ -173,10 +170,31 @@ def look(
 
     for name, norm in norms_of(model):
         norm.register_forward_hook(note(name), with_kwargs=True)
+    return met
+
+
+def look(
+    model: nn.Module, x: Any, again: dict[str, list[Tensor]] | None = None
+) -> Iterator[Seen]:
+    """Run a model and yield what each of its norms saw first, in their order.
+
+    What came to a norm later goes to ``again``.
+    """
+    met = meet(model, again)
     try:
         run_on(model, x)
     except LayerError as error:
-        raise ValueError(f"the model must take x, got {error}.") from error
+        raise refused(error) from error
+    yield from seen_in(met)
+
+
+def refused(error: LayerError) -> ValueError:
+    """Return what is raised where a model does not take x."""
+    return ValueError(f"the model must take x, got {error}.")
+
+
+def seen_in(met: Met) -> Iterator[Seen]:
+    """Yield what norms met, in their order, with what each of them is."""
     for name, (norm, x_in, y, more) in met.items():
         kind = recognition.kind_of(norm) or "layer"
         told = recognition.definitions_of(norm, tuple(x_in.shape), kind)
@@ -212,13 +230,9 @@ def lengths_in(
         return forward
 
     for name in names:
-        norm = copy_of(model.get_submodule(name))
+        norm = model.get_submodule(name)
         vars(norm)["forward"] = noting(name)
         norm.register_forward_hook(lambda *_: None)
-        if name:  # under another name it stays a norm
-            model.set_submodule(name, norm)
-        else:
-            model = norm
 
     def lengths(x: Any) -> dict[str, tuple[int, ...]]:
         shapes.clear()

@@ -12,7 +12,15 @@ from torch import Tensor, nn
 import normbook.checks.layer.recognition as recognition
 from normbook.checks.copies import copy_of
 from normbook.checks.model.harms import NOTE, RISK, WRONG, Harm, place_of, share_of
-from normbook.checks.model.runs import Seen, batch_in, look, norms_of, output_of
+from normbook.checks.model.runs import (
+    Seen,
+    batch_in,
+    look,
+    norms_of,
+    output_of,
+    refused,
+    seen_in,
+)
 from normbook.checks.model.subject import Subject, is_frozen
 
 # A gap, or a drift, that the noise of a batch does not explain.
@@ -49,7 +57,9 @@ def _apart(inputs: list[Tensor]) -> _Apart | None:
 def unsound(subject: Subject) -> Iterator[Harm]:
     """Look for norms that make NaN or infinity, or the bias alone, of any input."""
     cure = "take running statistics anew with normbook.layers.recalibrate."
-    still = [*look(copy_of(subject.model), subject.x)]
+    if error := subject.still.error:
+        raise refused(error) from error
+    still = seen_in(subject.still.met)
     for mode, run in (("evaluation", still), ("training", subject.seen)):
         reasons: dict[str, str] = {}
         shares = []
@@ -186,7 +196,7 @@ def gaps(subject: Subject) -> Iterator[Harm]:
     fresh, trained = [], 0
     far: list[tuple[str, float, float, float]] = []
     for seen in subject.seen:
-        norm = copy_of(subject.model.get_submodule(seen.name))
+        norm = subject.model.get_submodule(seen.name)
         mean, var = (getattr(norm, f"running_{of}", None) for of in ("mean", "var"))
         if not (isinstance(mean, Tensor) and isinstance(var, Tensor)):
             continue
@@ -200,7 +210,7 @@ def gaps(subject: Subject) -> Iterator[Harm]:
         y = seen.y
         if not seen.norm.training:  # the model itself put it into evaluation mode
             y = output_of(copy_of(seen.norm).train(), seen.x)
-        gap = share_of(output_of(norm, seen.x) - y, y, of="norm")
+        gap = share_of(output_of(copy_of(norm), seen.x) - y, y, of="norm")
         v, m = torch.var_mean(seen.x, [0, *range(2, seen.x.dim())])
         n = seen.x.numel() / seen.x.shape[1]
         drift = ((mean.double() - m).abs() / (v + 1e-12).sqrt()).max().item()
@@ -425,14 +435,12 @@ def frozen(subject: Subject) -> Iterator[Harm]:
             "on, and the batch normalizes.",
             "Call eval() on these layers after each train().",
         )
-    again = copy_of(subject.original)
-    again.train()  # its own may return nothing
     undone = [
         name
         for name in subject.names
         if not (norm := subject.original.get_submodule(name)).training
         if subject.original.training and is_frozen(norm)
-        if again.get_submodule(name).training
+        if subject.training.modes[name]
         if isinstance(getattr(norm, "running_mean", None), Tensor)
     ]
     if undone:

@@ -20,9 +20,10 @@ from normbook.checks.model.subject import Subject
 
 def unregistered(subject: Subject) -> Iterator[Harm]:
     """Look for norms in lists and dicts, and whether the model calls them."""
-    model = copy_of(subject.model)
-    if not (hidden := hidden_norms(model)):
+    if not hidden_norms(subject.model):
         return
+    model = copy_of(subject.model)
+    hidden = hidden_norms(model)
     called = _entered(subject, model, hidden)
     if not (found := [name for name in hidden if name in called]):
         return
@@ -64,12 +65,7 @@ def uncalled(subject: Subject) -> Iterator[Harm]:
     rest = [name for name in subject.names if name not in met]
     if not rest:
         return
-    model = copy_of(subject.model)
-    paths = {*rest, *(name.rpartition(".")[0] for name in rest)}
-    parts = {path: model.get_submodule(path) for path in paths}
-    in_evaluation = _entered(subject, model, parts)
-    model.train()
-    entered = in_evaluation | _entered(subject, model, parts)
+    entered = subject.still.entered | subject.training.entered
     if others := [name for name in rest if name in entered]:
         subject.untested.append(
             f"norms called in training only, or with another input than a tensor "
@@ -84,7 +80,7 @@ def uncalled(subject: Subject) -> Iterator[Harm]:
         )
     for name in idle:
         if name not in read:
-            yield _idle(subject, name, in_evaluation)
+            yield _idle(subject, name, subject.still.entered)
 
 
 def _entered(

@@ -1,0 +1,217 @@
+"""Passes of a copy of a model, forward and backward, and what its parts did in them."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from normbook.checks.calls import LayerError
+from normbook.checks.model.runs import (
+    Met,
+    Watching,
+    meet,
+    parts_of,
+    run_on,
+    tensors_in,
+)
+
+# Of blocks: arguments by position and by name, and the tensor that came out.
+Blocks = dict[str, tuple[tuple[Any, ...], dict[str, Any], Tensor]]
+OURS = 760_531  # a seed of nobody's data: noise that is x moves no norm
+
+
+class Call(NamedTuple):
+    """A call of a norm, with gradients of all outputs by what went in and came out.
+
+    A gradient is None where no path of autograd leads to an output.
+    """
+
+    name: str
+    x: Tensor
+    y: Tensor
+    by_x: Tensor | None
+    by_y: Tensor | None
+    passed_on: Tensor  # what came out, as what follows gets it
+
+
+class Steps(NamedTuple):
+    """What a forward and a backward pass of a model did."""
+
+    calls: list[Call]
+    round_all: set[str]  # norms to whose input a path leads through no norm
+    between: dict[str, Tensor]  # floating-point buffers after the forward pass
+
+
+class Pass:
+    """What the parts of a model did in its first pass; the model keeps hooks."""
+
+    def __init__(self, model: nn.Module, norms: list[str]) -> None:
+        self.model, self.norms = model, norms
+        self.modes = {name: part.training for name, part in model.named_modules()}
+        self.entered: set[str] = set()
+        self.called: dict[str, bool] = {}  # norms, and whether in training mode
+        self.functions: list[tuple[str, Any, Any]] = []  # batch_norm outside of norms
+        self.met: Met = {}
+        self.last: dict[str, Tensor] = {}  # of norms, what came out last
+        self.blocks: Blocks = {}  # what holds a norm
+        self.made: list[Tensor] = []
+        self.error: LayerError | None = None
+        self.steps: Steps | None = None
+        self.is_through = self.is_random = False
+        self._inside: list[str] = []
+        for name, part in parts_of(model).items():
+            part.register_forward_pre_hook(self._entering(name))
+            part.register_forward_hook(self._leaving)
+
+    def _entering(self, name: str) -> Any:
+        def hook(part: nn.Module, _: Any) -> None:
+            self._inside.append(name)
+            self.entered.add(name)
+            if name in self.norms:
+                self.called.setdefault(name, part.training)
+
+        return hook
+
+    def _leaving(self, part: nn.Module, *_: Any) -> None:
+        self._inside.pop()
+        self.is_through |= part is self.model
+
+    def _note(self, func: Any, args: Any, kwargs: Any) -> None:
+        if func is nn.functional.batch_norm and not {*self.norms} & {*self._inside}:
+            place = self._inside[-1] if self._inside else ""
+            self.functions.append((place, args, kwargs))
+
+    def keep(self) -> Pass:
+        """Keep what goes in and comes out of norms, and of the blocks around them."""
+        self.met, parts = meet(self.model), parts_of(self.model)
+        paths = dict.fromkeys(name.rpartition(".")[0] for name in self.norms if name)
+        for path in (path for path in paths if path in parts):
+            hook = keeping(self.blocks, path)
+            parts[path].register_forward_hook(hook, with_kwargs=True)
+        for name in self.norms:
+            parts[name].register_forward_hook(returned(self.last, name))
+        return self
+
+    def outputs(self, x: Any) -> list[Tensor]:
+        """Run the model."""
+        with Watching(self._note):
+            return tensors_in(run_on(self.model, x))
+
+    def run(self, x: Any) -> Pass:
+        """Run the model, and keep what it returns, or raises."""
+        try:
+            self.made = self.outputs(x)
+        except LayerError as error:
+            self.error = error
+        return self
+
+    def step(self, x: Any) -> Pass:
+        """Run the model forward and backward."""
+        before = torch.get_rng_state()
+        with Watching(self._note):
+            self.steps = steps_of(self.model, x, self.norms)
+        self.is_random = not before.equal(torch.get_rng_state())
+        return self
+
+
+def keeping(runs: Blocks, path: str) -> Any:
+    """Make a hook that keeps the first run of a block."""
+
+    def hook(part: nn.Module, args: Any, named: Any, made: Any) -> None:
+        made = made[0] if isinstance(made, tuple) and made else made
+        if path in runs or not (args and isinstance(args[0], Tensor)):
+            return
+        if isinstance(made, Tensor) and made.shape == args[0].shape:
+            first = args[0].detach().clone()
+            runs[path] = (first, *args[1:]), named, made.detach().clone()
+
+    return hook
+
+
+def returned(held: dict[str, Tensor], name: str) -> Any:
+    """Make a hook that keeps what a norm returns."""
+
+    def hook(norm: nn.Module, inputs: Any, y: Any) -> None:
+        if isinstance(y, Tensor):
+            held[name] = y.detach().clone()
+
+    return hook
+
+
+def steps_of(
+    model: nn.Module, x: Any, names: list[str], *, cut: bool = False
+) -> Steps | None:
+    """Run a model forward and backward; with ``cut`` gradients end at each norm."""
+    met: list[tuple[str, Tensor, Tensor, Tensor]] = []
+    ends: set[Any] = set()
+
+    def note(name: str) -> Any:
+        def hook(norm: nn.Module, inputs: Any, y: Any) -> Any:
+            x = inputs[0] if inputs else None
+            if not (isinstance(x, Tensor) and isinstance(y, Tensor)):
+                return None
+            if not y.is_floating_point():
+                return None
+            y = y.detach() if cut else y
+            y = y if y.requires_grad or cut else y.detach().requires_grad_()
+            met.append((name, x, y, y.clone()))
+            ends.add(met[-1][-1].grad_fn)
+            return met[-1][-1]  # what comes next may write into it
+
+        return hook
+
+    def watch(norm: nn.Module, inputs: Any) -> Any:
+        first, *rest = inputs or (None,)
+        if not (isinstance(first, Tensor) and first.is_floating_point()):
+            return None
+        is_known = first.requires_grad
+        return (first if is_known else first.detach().requires_grad_(), *rest)
+
+    parts = parts_of(model)
+    for name in names:
+        parts[name].register_forward_pre_hook(watch)
+        parts[name].register_forward_hook(note(name))
+    with suppress(LayerError, RuntimeError), torch.enable_grad():
+        made = [t for t in tensors_in(run_on(model, x)) if t.requires_grad]
+        between = {n: b.clone() for n, b in model.named_buffers()}
+        draw = torch.Generator().manual_seed(OURS)
+        loss = sum(
+            (t * torch.randn(t.shape, generator=draw).to(t)).sum()
+            for t in made
+            if t.is_floating_point()
+        )
+        if not met or not isinstance(loss, Tensor):
+            return None
+        of = [t for _, x, y, _ in met for t in (x, y)]
+        asked = [t for t in of if t.requires_grad]
+        if not asked:
+            return None
+        before = _nodes_before(ends, loss)
+        round_all = {
+            name
+            for name, x, *_ in met
+            if x.requires_grad
+            and torch.autograd.graph.get_gradient_edge(x).node in before
+        }
+        found = torch.autograd.grad(loss, asked, allow_unused=True)
+        by = {id(t): grad for t, grad in zip(asked, found, strict=True)}
+        calls = [
+            Call(name, x.detach(), y.detach(), by.get(id(x)), by.get(id(y)), out)
+            for name, x, y, out in met
+        ]
+        return Steps(calls, round_all, between)
+    return None
+
+
+def _nodes_before(ends: set[Any], loss: Tensor) -> set[Any]:
+    """Return the nodes of a graph that a way back from the loss meets before ends."""
+    nodes, waiting = {*ends}, [loss.grad_fn]
+    while waiting:
+        node = waiting.pop()
+        if node is not None and node not in nodes:
+            nodes.add(node)
+            waiting += [source for source, _ in node.next_functions]
+    return nodes - ends
