@@ -13,7 +13,6 @@ import normbook.checks.layer.recognition as recognition
 from normbook.checks.copies import copy_of
 from normbook.checks.model.harms import NOTE, RISK, WRONG, Harm, place_of, share_of
 from normbook.checks.model.runs import (
-    Seen,
     batch_in,
     look,
     norms_of,
@@ -359,24 +358,19 @@ def several(subject: Subject) -> Iterator[Harm]:
 def dropped(subject: Subject) -> Iterator[Harm]:
     """Compare the variances at batch norms with dropout and without."""
 
-    def variance(seen: Seen) -> Tensor:
-        return seen.x.var([0, *range(2, seen.x.dim())], correction=0) + 1e-12
+    def variance(x: Tensor) -> Tensor:
+        return x.double().var([0, *range(2, x.dim())], correction=0) + 1e-12
 
-    still = {seen.name: variance(seen) for seen in subject.seen if seen.kind == "batch"}
-    model, logs = copy_of(subject.model), dict[str, list[Tensor]]()
-    model.train()
-    for _, norm in norms_of(model):
-        norm.train()
-    for _ in range(PASSES if still else 0):
-        try:
-            met = [*look(copy_of(model), subject.x)]
-        except ValueError:  # as one that needs targets in training
+    still = {s.name: variance(s.x) for s in subject.seen if s.kind == "batch"}
+    logs = dict[str, list[Tensor]]()
+    for met in _in_training(subject) if still else ():
+        if met is None:  # as of one that needs targets in training
             subject.untested.append("dropout: in training the model refuses x.")
             return
-        for seen in met:
-            if seen.name in still and seen.x.shape[1:2] == still[seen.name].shape:
-                log = (variance(seen) / still[seen.name]).log().mean()
-                logs.setdefault(seen.name, []).append(log)
+        for name, x in met.items():
+            if name in still and x.shape[1:2] == still[name].shape:
+                log = (variance(x) / still[name]).log().mean()
+                logs.setdefault(name, []).append(log)
         if all(max(of) < math.log(MORE) for of in logs.values()):
             return
     for name, of in logs.items():
@@ -393,6 +387,26 @@ def dropped(subject: Subject) -> Iterator[Harm]:
                 "variance takes it in, so that evaluation divides by too much.",
                 "Put the dropout behind the last batch norm, or take layer norm.",
             )
+
+
+def _in_training(subject: Subject) -> Iterator[dict[str, Tensor] | None]:
+    """Yield what norms see first in passes in training: one, where nothing is drawn."""
+    done = subject.training
+    if done.steps and not done.is_random and all(done.called.values()):
+        first: dict[str, Tensor] = {}
+        for call in done.steps.calls:
+            first.setdefault(call.name, call.x)
+        yield first
+        return
+    model = copy_of(subject.model)
+    model.train()
+    for _, norm in norms_of(model):
+        norm.train()
+    for _ in range(PASSES):
+        try:
+            yield {seen.name: seen.x for seen in look(copy_of(model), subject.x)}
+        except ValueError:
+            yield None
 
 
 def tracked(subject: Subject) -> Iterator[Harm]:
