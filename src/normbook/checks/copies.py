@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import copy
 import re
+from collections import OrderedDict
 from collections.abc import Iterator
 from typing import Any, TypeVar
 
 from torch import Tensor, nn
 
+HOOKS = re.compile("_(forward|backward)(_pre)?_hooks")
 Layer = TypeVar("Layer", bound=nn.Module)
 
 
@@ -16,7 +18,8 @@ def tensors_of(layer: nn.Module) -> Iterator[tuple[str, Tensor]]:
     """Yield every tensor that a layer holds, by name, in lists and dictionaries too."""
     for path, module in layer.named_modules():
         for key, value in vars(module).items():
-            if key != "_modules":
+            is_holder = isinstance(value, Tensor | dict | list | tuple)
+            if is_holder and key != "_modules":
                 name = "" if key in ("_parameters", "_buffers") else key
                 for label, held in inside(value, name):
                     if isinstance(held, Tensor):
@@ -57,7 +60,8 @@ def copy_of(layer: Layer) -> Layer:
     }
     for module in layer.modules():
         for name, value in vars(module).items():
-            if re.match("_(forward|backward)(_pre)?_hooks", name):
+            is_empty = type(value) in (dict, OrderedDict, set) and not value
+            if is_empty or HOOKS.match(name):
                 plain[id(value)] = type(value)()
     try:
         return copy.deepcopy(layer, plain)

@@ -31,7 +31,7 @@ def neighbours(subject: Subject) -> Iterator[Harm]:
         subject.untested.append(f"neighbours in evaluation: {why}")
         return
     count, few = 1, narrowed(subject.x, 0, 1)
-    again = Pass(copy_of(subject.model), subject.names)
+    again = Pass(subject.model, subject.names)
     try:
         made = again.outputs(few)
     except LayerError as error:
