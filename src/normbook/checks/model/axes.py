@@ -111,11 +111,9 @@ def not_features(subject: Subject) -> Iterator[Harm]:
     for axis, length in enumerate(whole_x.shape):
         if length < 4:
             continue
-        sizes, others = of_few, {}
-        if axis and sizes:  # a few examples have all positions
-            others = lengths(narrowed(few, axis, length // 2))
-        if not others:
-            sizes, others = whole, lengths(narrowed(subject.x, axis, length // 2))
+        # A few examples have all positions.
+        x, sizes = (few, of_few) if axis and of_few else (subject.x, whole)
+        others = lengths(narrowed(x, axis, length // 2))
         is_tried |= axis > 0 and bool(others)
         what = "examples" if axis == 0 else "positions"
         for seen in subject.seen:

@@ -94,6 +94,7 @@ def unsound(subject: Subject) -> Iterator[Harm]:
                 f"Add eps to the variance, keep variances above 0, and {cure}",
                 "Moving averages",
             )
+    subject.still.met.clear()
 
 
 def _fault_of(norm: nn.Module, dtype: torch.dtype) -> str:
@@ -103,6 +104,8 @@ def _fault_of(norm: nn.Module, dtype: torch.dtype) -> str:
         v = held.detach().double().flatten()
         is_var = key.rpartition(".")[2] == "running_var"
         low = v + eps if is_var else torch.ones_like(v)
+        if (v.isfinite() & (low > 0)).all():
+            continue
         for what, bad in (
             ("NaN", v.isnan()),
             ("infinite", v.isinf()),
