@@ -75,26 +75,8 @@ def evaluating(layer: nn.Module) -> nn.Module:
     return layer
 
 
-class _Loss(torch.autograd.Function):
-    """A loss with a given gradient: torch imports sympy where it is given one."""
-
-    @staticmethod
-    def forward(ctx: Any, y: Tensor, dl_dy: Tensor) -> Tensor:
-        ctx.dl_dy = dl_dy
-        return y.new_zeros(())
-
-    @staticmethod
-    def backward(ctx: Any, *_: Tensor) -> Any:
-        return ctx.dl_dy, None
-
-
-def backward(y: Tensor, dl_dy: Tensor) -> Tensor:
-    """Run the backward pass of a layer, if its output has one, on a copy of dl_dy.
-
-    The copy is returned, into which the layer may have written.
-    """
-    given = dl_dy.to(y.dtype, copy=True)
+def backward(y: Tensor, dl_dy: Tensor) -> None:
+    """Run the backward pass of a layer, if its output has one, on a copy of dl_dy."""
     if y.requires_grad:
-        with of_the_layer():
-            _Loss.apply(y, given).backward()  # type: ignore[no-untyped-call]
-    return given
+        with of_the_layer():  # a gradient that is given makes torch import sympy
+            torch.autograd.backward((y * dl_dy.to(y.dtype)).sum())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import re
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, TypeVar
 
 from torch import Tensor, nn
@@ -18,8 +18,7 @@ def tensors_of(layer: nn.Module) -> Iterator[tuple[str, Tensor]]:
     """Yield every tensor that a layer holds, by name, in lists and dictionaries too."""
     for path, module in layer.named_modules():
         for key, value in vars(module).items():
-            is_holder = isinstance(value, Tensor | dict | list | tuple)
-            if is_holder and key != "_modules":
+            if key != "_modules":
                 name = "" if key in ("_parameters", "_buffers") else key
                 for label, held in inside(value, name):
                     if isinstance(held, Tensor):
@@ -73,13 +72,13 @@ def copy_of(layer: Layer) -> Layer:
         ) from error
 
 
-def graph_nodes(tensor: Tensor) -> int:
-    """Count the operations that a tensor remembers for its backward pass."""
-    seen = set()
+def graph_nodes(tensor: Tensor, ends: Iterable[Any] = ()) -> set[Any]:
+    """Return the operations that a tensor remembers, those behind ends left out."""
+    seen = {*ends}
     waiting = [tensor.grad_fn]
     while waiting:
         node = waiting.pop()
         if node is not None and node not in seen:
             seen.add(node)
             waiting += [source for source, _ in node.next_functions]
-    return len(seen)
+    return seen.difference(ends)

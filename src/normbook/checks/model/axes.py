@@ -104,8 +104,7 @@ def not_features(subject: Subject) -> Iterator[Harm]:
         subject.untested.append(f"axes that are no features: {why}")
         return
     lengths = lengths_in(copy_of(subject.model), subject.names)
-    met = ((s.name, subject.again.get(s.name, [s.x])) for s in subject.seen)
-    whole = {name: tuple(inputs[-1].shape) for name, inputs in met}
+    whole = {seen.name: tuple(seen.x.shape) for seen in subject.seen}
     few = narrowed(subject.x, 0, min(4, len(whole_x)))
     of_few, found, is_tried = lengths(few), {}, False
     for axis, length in enumerate(whole_x.shape):

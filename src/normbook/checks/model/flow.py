@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
 
@@ -14,16 +14,15 @@ from torch import Tensor, nn
 from normbook.checks.calls import LayerError
 from normbook.checks.copies import copy_of
 from normbook.checks.model.harms import NOTE, RISK, WRONG, Harm, equal
-from normbook.checks.model.passes import (
-    OURS,
-    Blocks,
-    Call,
-    Steps,
-    keeping,
-    returned,
-    steps_of,
+from normbook.checks.model.passes import OURS, Call, Steps, steps_of
+from normbook.checks.model.runs import (
+    Event,
+    is_own,
+    noting,
+    parts_of,
+    run_on,
+    tensors_in,
 )
-from normbook.checks.model.runs import is_own, parts_of, run_on, tensors_in
 from normbook.checks.model.subject import Subject
 
 # Shares of what should be there: none of a gradient, and none of a change.
@@ -253,15 +252,17 @@ def overwritten(subject: Subject) -> Iterator[Harm]:
 
     With weights of 0 in all but its norms a residual block returns its skip path.
     """
-    last, blocks = subject.still.last, subject.still.blocks
-    adding = {path: _adding(path, made, last) for path, (*_, made) in blocks.items()}
-    found = [
-        chain
-        for path, chain in _skips(subject, [path for path in blocks if adding[path]])
-        if chain[-1] in adding[path]
-    ]
-    last.clear()
-    blocks.clear()
+    still, blocks = subject.still, dict[str, Event]()
+    for event in still.blocks:
+        if event.x.shape == event.y.shape:
+            blocks.setdefault(event.name, event)
+    last = {event.name: event.y for event in still.norms}
+    adding = {path: _adding(path, block.y, last) for path, block in blocks.items()}
+    blocks = {path: block for path, block in blocks.items() if adding[path]}
+    chains = _skips(subject, blocks) if blocks else ()
+    found = [chain for path, chain in chains if chain[-1] in adding[path]]
+    still.norms.clear()
+    still.blocks.clear()
     names = [name for chain in found for name in chain]
     for chain in found:
         yield Harm(
@@ -289,58 +290,45 @@ def _adding(path: str, made: Tensor, last: dict[str, Tensor]) -> list[str]:
     return found
 
 
-def _skips(subject: Subject, paths: list[str]) -> Iterator[tuple[str, list[str]]]:
+def _skips(
+    subject: Subject, blocks: dict[str, Event]
+) -> Iterator[tuple[str, list[str]]]:
     """Yield blocks whose skip path ends with a norm, and it, behind those before it."""
-    if not paths:
-        return
     model = copy_of(subject.model)
     parts = parts_of(model)
     spared = {id(p) for name in subject.names for p in parts[name].parameters()}
     for p in model.parameters():
         if id(p) not in spared:
             p.zero_()
-    got: dict[str, Tensor] = {}
-    held: dict[str, Tensor] = {}
-    inner: Blocks = {}
-    for name in subject.names:
-        parts[name].register_forward_pre_hook(_given(got, name))
-        parts[name].register_forward_hook(returned(held, name))
-    for path in subject.still.blocks:
-        parts[path].register_forward_hook(keeping(inner, path), with_kwargs=True)
-    for path in paths:
-        for of in (got, held, inner):
-            of.clear()
-        args, named, _ = subject.still.blocks[path]
-        x = args[0].clone()
+    norms = noting(model, subject.names)
+    paths = {block.name for block in subject.still.blocks}
+    inner = noting(model, paths, are_blocks=True)
+    for path, (_, _, given, (rest, named), _) in blocks.items():
+        norms.clear()
+        inner.clear()
+        x = given.clone()
         try:
-            made = parts[path](*args, **named)
+            made = parts[path](given, *rest, **named)
         except Exception as error:
             if is_own(error):
                 raise
             continue  # by itself, or with zeros, it does not run
         made = made[0] if isinstance(made, tuple) else made
-        inner.pop(path, None)
-        if any(equal(of[0], result) for of, _, result in inner.values()):
+        if any(equal(part.x, part.y) for part in inner if part.name != path):
             continue  # a stack of blocks, looked at one by one
         if not isinstance(made, Tensor) or made.shape != x.shape:
             continue
         if float((made - x).norm()) < 0.01 * float(x.norm()):
             continue  # the path leads round, or x is normalized already
-        mine = {n: y for n, y in held.items() if n.rpartition(".")[0] == path}
-        end = next((n for n, y in reversed(mine.items()) if equal(y, made)), None)
+        mine = {e.name: e for e in norms if e.name.rpartition(".")[0] == path}
+        end = next((n for n, e in reversed(mine.items()) if equal(e.y, made)), None)
         if end is None or float((made - made[:1]).abs().max()) < STILL:
             continue
         chain = [end]
         while before := [
-            n for n, y in mine.items() if n not in chain and equal(y, got[chain[0]])
+            name
+            for name, norm in mine.items()
+            if name not in chain and equal(norm.y, mine[chain[0]].x)
         ]:
             chain.insert(0, before[0])
         yield path, chain
-
-
-def _given(held: dict[str, Tensor], name: str) -> Callable[..., None]:
-    def hook(norm: nn.Module, inputs: Any) -> None:
-        if inputs and isinstance(inputs[0], Tensor):
-            held[name] = inputs[0].detach().clone()
-
-    return hook

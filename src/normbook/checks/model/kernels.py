@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from normbook.checks.copies import copy_of
-from normbook.checks.model.runs import Watching, run_on
+from normbook.checks.model.passes import Pass
 
-CONVOLUTIONS = (torch.conv1d, torch.conv2d, torch.conv3d)  # of nn.functional, too
 PLAIN = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 ZERO, FAR = 1e-4, 1e-2  # of a mean, in deviations
 
@@ -65,32 +63,8 @@ class Kernel(NamedTuple):
         return bool(is_alike and own_mean.abs().max() > FAR * size)
 
 
-def kernels_of(model: nn.Module, x: Any) -> Iterator[Kernel]:
-    """Run a copy of a model, and yield what weights its convolutions made."""
-
-    def is_own(part: nn.Module) -> bool:
-        return isinstance(part, PLAIN) and type(part) not in PLAIN
-
-    if not any(map(is_own, model.modules())):
-        return
-    model = copy_of(model)
-    own = [(name, part) for name, part in model.named_modules() if is_own(part)]
-    inside: list[str] = []
-    found: dict[str, Tensor] = {}
-    held = {name: part.weight.detach() for name, part in own}
-
-    def entered(name: str) -> Any:
-        return lambda *_: inside.append(name)
-
-    def note(func: Any, args: Any, kwargs: Any) -> None:
-        if func in CONVOLUTIONS and inside:
-            weight = kwargs.get("weight", args[1] if len(args) > 1 else None)
-            if isinstance(weight, Tensor) and not isinstance(weight, nn.Parameter):
-                found.setdefault(inside[-1], weight.detach())
-
-    for name, part in own:
-        part.register_forward_pre_hook(entered(name))
-        part.register_forward_hook(lambda *_: (inside.pop(), None)[1])
-    with Watching(note):
-        run_on(model, x)
-    yield from (Kernel(name, made, held[name]) for name, made in found.items())
+def kernels_of(done: Pass) -> Iterator[Kernel]:
+    """Yield the weights that convolutions made in a pass."""
+    for name, part in done.model.named_modules():
+        if isinstance(part, PLAIN) and type(part) not in PLAIN and name in done.weights:
+            yield Kernel(name, done.weights[name], part.weight.detach())

@@ -9,17 +9,16 @@ import torch
 from torch import Tensor, nn
 
 from normbook.checks.calls import LayerError
+from normbook.checks.copies import graph_nodes
 from normbook.checks.model.runs import (
-    Met,
+    Event,
     Watching,
-    meet,
     parts_of,
     run_on,
     tensors_in,
 )
 
-# Of blocks: arguments by position and by name, and the tensor that came out.
-Blocks = dict[str, tuple[tuple[Any, ...], dict[str, Any], Tensor]]
+CONVOLUTIONS = (torch.conv1d, torch.conv2d, torch.conv3d)  # of nn.functional, too
 OURS = 760_531  # a seed of nobody's data: noise that is x moves no norm
 
 
@@ -48,15 +47,15 @@ class Steps(NamedTuple):
 class Pass:
     """What the parts of a model did in its first pass; the model keeps hooks."""
 
-    def __init__(self, model: nn.Module, norms: list[str]) -> None:
-        self.model, self.norms = model, norms
+    def __init__(self, model: nn.Module, names: list[str]) -> None:
+        self.model, self.names = model, names
         self.modes = {name: part.training for name, part in model.named_modules()}
         self.entered: set[str] = set()
         self.called: dict[str, bool] = {}  # norms, and whether in training mode
         self.functions: list[tuple[str, Any, Any]] = []  # batch_norm outside of norms
-        self.met: Met = {}
-        self.last: dict[str, Tensor] = {}  # of norms, what came out last
-        self.blocks: Blocks = {}  # what holds a norm
+        self.weights: dict[str, Tensor] = {}  # of convolutions, and no parameters
+        self.norms: list[Event] = []
+        self.blocks: list[Event] = []
         self.made: list[Tensor] = []
         self.error: LayerError | None = None
         self.steps: Steps | None = None
@@ -70,7 +69,7 @@ class Pass:
         def hook(part: nn.Module, _: Any) -> None:
             self._inside.append(name)
             self.entered.add(name)
-            if name in self.norms:
+            if name in self.names:
                 self.called.setdefault(name, part.training)
 
         return hook
@@ -80,65 +79,33 @@ class Pass:
         self.is_through |= part is self.model
 
     def _note(self, func: Any, args: Any, kwargs: Any) -> None:
-        if func is nn.functional.batch_norm and not {*self.norms} & {*self._inside}:
-            place = self._inside[-1] if self._inside else ""
+        place = self._inside[-1] if self._inside else ""
+        if func is nn.functional.batch_norm and not {*self.names} & {*self._inside}:
             self.functions.append((place, args, kwargs))
-
-    def keep(self) -> Pass:
-        """Keep what goes in and comes out of norms, and of the blocks around them."""
-        self.met, parts = meet(self.model), parts_of(self.model)
-        paths = dict.fromkeys(name.rpartition(".")[0] for name in self.norms if name)
-        for path in (path for path in paths if path in parts):
-            hook = keeping(self.blocks, path)
-            parts[path].register_forward_hook(hook, with_kwargs=True)
-        for name in self.norms:
-            parts[name].register_forward_hook(returned(self.last, name))
-        return self
+        if func in CONVOLUTIONS:
+            weight = kwargs.get("weight", args[1] if len(args) > 1 else None)
+            if isinstance(weight, Tensor) and not isinstance(weight, nn.Parameter):
+                self.weights.setdefault(place, weight.detach())
 
     def outputs(self, x: Any) -> list[Tensor]:
         """Run the model."""
         with Watching(self._note):
             return tensors_in(run_on(self.model, x))
 
-    def run(self, x: Any) -> Pass:
-        """Run the model, and keep what it returns, or raises."""
+    def run(self, x: Any, *, back: bool = False) -> Pass:
+        """Run the model, or forward and backward; keep what it returns, or raises."""
+        before = torch.get_rng_state()
         try:
-            self.made = self.outputs(x)
+            if back:
+                with Watching(self._note):
+                    self.steps = steps_of(self.model, x, self.names)
+            else:
+                self.made = self.outputs(x)
         except LayerError as error:
             self.error = error
+        is_elsewhere = any(not p.is_cpu for p in self.model.parameters())
+        self.is_random = is_elsewhere or not before.equal(torch.get_rng_state())
         return self
-
-    def step(self, x: Any) -> Pass:
-        """Run the model forward and backward."""
-        before = torch.get_rng_state()
-        with Watching(self._note):
-            self.steps = steps_of(self.model, x, self.norms)
-        self.is_random = not before.equal(torch.get_rng_state())
-        return self
-
-
-def keeping(runs: Blocks, path: str) -> Any:
-    """Make a hook that keeps the first run of a block."""
-
-    def hook(part: nn.Module, args: Any, named: Any, made: Any) -> None:
-        made = made[0] if isinstance(made, tuple) and made else made
-        if path in runs or not (args and isinstance(args[0], Tensor)):
-            return
-        if isinstance(made, Tensor) and made.shape == args[0].shape:
-            first = args[0].detach().clone()
-            runs[path] = (first, *args[1:]), named, made.detach().clone()
-
-    return hook
-
-
-def returned(held: dict[str, Tensor], name: str) -> Any:
-    """Make a hook that keeps what a norm returns."""
-
-    def hook(norm: nn.Module, inputs: Any, y: Any) -> None:
-        if isinstance(y, Tensor):
-            held[name] = y.detach().clone()
-
-    return hook
 
 
 def steps_of(
@@ -189,13 +156,10 @@ def steps_of(
         asked = [t for t in of if t.requires_grad]
         if not asked:
             return None
-        before = _nodes_before(ends, loss)
-        round_all = {
-            name
-            for name, x, *_ in met
-            if x.requires_grad
-            and torch.autograd.graph.get_gradient_edge(x).node in before
-        }
+        reached = graph_nodes(loss, ends)
+        edge = torch.autograd.graph.get_gradient_edge
+        at = ((name, x) for name, x, *_ in met if x.requires_grad)
+        round_all = {name for name, x in at if edge(x).node in reached}
         found = torch.autograd.grad(loss, asked, allow_unused=True)
         by = {id(t): grad for t, grad in zip(asked, found, strict=True)}
         calls = [
@@ -204,14 +168,3 @@ def steps_of(
         ]
         return Steps(calls, round_all, between)
     return None
-
-
-def _nodes_before(ends: set[Any], loss: Tensor) -> set[Any]:
-    """Return the nodes of a graph that a way back from the loss meets before ends."""
-    nodes, waiting = {*ends}, [loss.grad_fn]
-    while waiting:
-        node = waiting.pop()
-        if node is not None and node not in nodes:
-            nodes.add(node)
-            waiting += [source for source, _ in node.next_functions]
-    return nodes - ends

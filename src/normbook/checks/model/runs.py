@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -148,29 +148,36 @@ class Watching(TorchFunctionMode):
         return func(*args, **kwargs or {})
 
 
-Met = dict[str, tuple[nn.Module, Tensor, Tensor, More]]
+class Event(NamedTuple):
+    """A call of a part: what went in first, and besides, and what came out."""
+
+    name: str
+    part: nn.Module
+    x: Tensor
+    more: More
+    y: Tensor
 
 
-def meet(model: nn.Module, again: dict[str, list[Tensor]] | None = None) -> Met:
-    """Return a dictionary in which a run of a model puts what its norms see first."""
-    met: Met = {}
+def noting(
+    model: nn.Module, names: Iterable[str], *, are_blocks: bool = False
+) -> list[Event]:
+    """Return a list in which runs of a model put the calls of some of its parts."""
+    events: list[Event] = []
+    parts = parts_of(model)
 
     def note(name: str) -> Any:
-        def hook(norm: nn.Module, inputs: Any, named: Any, y: Any) -> None:
-            x = inputs[0] if inputs else None
-            if not (isinstance(x, Tensor) and isinstance(y, Tensor)):
-                return
-            if name not in met:
-                more = tuple(inputs[1:]), dict(named)
-                met[name] = norm, x.detach().clone(), y.detach().clone(), more
-            elif again is not None:
-                again.setdefault(name, []).append(x.detach().double())
+        def hook(part: nn.Module, given: Any, named: Any, y: Any) -> None:
+            y = y[0] if are_blocks and isinstance(y, tuple) and y else y
+            if given and isinstance(given[0], Tensor) and isinstance(y, Tensor):
+                x, *rest = given
+                more, x = (tuple(rest), dict(named)), x.detach().clone()
+                events.append(Event(name, part, x, more, y.detach().clone()))
 
         return hook
 
-    for name, norm in norms_of(model):
-        norm.register_forward_hook(note(name), with_kwargs=True)
-    return met
+    for name in names:
+        parts[name].register_forward_hook(note(name), with_kwargs=True)
+    return events
 
 
 def look(
@@ -180,12 +187,12 @@ def look(
 
     What came to a norm later goes to ``again``.
     """
-    met = meet(model, again)
+    events = noting(model, [name for name, _ in norms_of(model)])
     try:
         run_on(model, x)
     except LayerError as error:
         raise refused(error) from error
-    yield from seen_in(met)
+    yield from seen_in(events, {} if again is None else again)
 
 
 def refused(error: LayerError) -> ValueError:
@@ -193,9 +200,13 @@ def refused(error: LayerError) -> ValueError:
     return ValueError(f"the model must take x, got {error}.")
 
 
-def seen_in(met: Met) -> Iterator[Seen]:
-    """Yield what norms met, in their order, with what each of them is."""
-    for name, (norm, x_in, y, more) in met.items():
+def seen_in(events: list[Event], again: dict[str, list[Tensor]]) -> Iterator[Seen]:
+    """Yield the first calls of norms, with what each of these is."""
+    first: dict[str, Event] = {}
+    for event in events:
+        if first.setdefault(event.name, event) is not event:
+            again.setdefault(event.name, []).append(event.x.double())
+    for name, norm, x_in, more, y in first.values():
         kind = recognition.kind_of(norm) or "layer"
         told = recognition.definitions_of(norm, tuple(x_in.shape), kind)
         groups = getattr(norm, "num_groups", 1)
@@ -224,7 +235,7 @@ def lengths_in(
     def noting(name: str) -> Any:
         def forward(*given: Any, **named: Any) -> Tensor:
             x: Tensor = next(iter((*given, *named.values())))
-            shapes[name] = tuple(x.shape)
+            shapes.setdefault(name, tuple(x.shape))
             return x
 
         return forward

@@ -13,6 +13,7 @@ import normbook.checks.layer.recognition as recognition
 from normbook.checks.copies import copy_of
 from normbook.checks.model.harms import NOTE, RISK, WRONG, Harm, place_of, share_of
 from normbook.checks.model.runs import (
+    Seen,
     batch_in,
     look,
     norms_of,
@@ -58,7 +59,7 @@ def unsound(subject: Subject) -> Iterator[Harm]:
     cure = "take running statistics anew with normbook.layers.recalibrate."
     if error := subject.still.error:
         raise refused(error) from error
-    still = seen_in(subject.still.met)
+    still = seen_in(subject.still.norms, {})
     for mode, run in (("evaluation", still), ("training", subject.seen)):
         reasons: dict[str, str] = {}
         shares = []
@@ -94,7 +95,6 @@ def unsound(subject: Subject) -> Iterator[Harm]:
                 f"Add eps to the variance, keep variances above 0, and {cure}",
                 "Moving averages",
             )
-    subject.still.met.clear()
 
 
 def _fault_of(norm: nn.Module, dtype: torch.dtype) -> str:
@@ -361,19 +361,26 @@ def several(subject: Subject) -> Iterator[Harm]:
 def dropped(subject: Subject) -> Iterator[Harm]:
     """Compare the variances at batch norms with dropout and without."""
 
-    def variance(x: Tensor) -> Tensor:
-        return x.double().var([0, *range(2, x.dim())], correction=0) + 1e-12
+    def variance(seen: Seen) -> Tensor:
+        return seen.x.var([0, *range(2, seen.x.dim())], correction=0) + 1e-12
 
-    still = {s.name: variance(s.x) for s in subject.seen if s.kind == "batch"}
-    logs = dict[str, list[Tensor]]()
-    for met in _in_training(subject) if still else ():
-        if met is None:  # as of one that needs targets in training
+    still = {seen.name: variance(seen) for seen in subject.seen if seen.kind == "batch"}
+    if not (still and (subject.training.is_random or subject.training.error)):
+        return
+    model, logs = copy_of(subject.model), dict[str, list[Tensor]]()
+    model.train()
+    for _, norm in norms_of(model):
+        norm.train()
+    for _ in range(PASSES):
+        try:
+            met = [*look(copy_of(model), subject.x)]
+        except ValueError:  # as one that needs targets in training
             subject.untested.append("dropout: in training the model refuses x.")
             return
-        for name, x in met.items():
-            if name in still and x.shape[1:2] == still[name].shape:
-                log = (variance(x) / still[name]).log().mean()
-                logs.setdefault(name, []).append(log)
+        for seen in met:
+            if seen.name in still and seen.x.shape[1:2] == still[seen.name].shape:
+                log = (variance(seen) / still[seen.name]).log().mean()
+                logs.setdefault(seen.name, []).append(log)
         if all(max(of) < math.log(MORE) for of in logs.values()):
             return
     for name, of in logs.items():
@@ -390,26 +397,6 @@ def dropped(subject: Subject) -> Iterator[Harm]:
                 "variance takes it in, so that evaluation divides by too much.",
                 "Put the dropout behind the last batch norm, or take layer norm.",
             )
-
-
-def _in_training(subject: Subject) -> Iterator[dict[str, Tensor] | None]:
-    """Yield what norms see first in passes in training: one, where nothing is drawn."""
-    done = subject.training
-    if done.steps and not done.is_random and all(done.called.values()):
-        first: dict[str, Tensor] = {}
-        for call in done.steps.calls:
-            first.setdefault(call.name, call.x)
-        yield first
-        return
-    model = copy_of(subject.model)
-    model.train()
-    for _, norm in norms_of(model):
-        norm.train()
-    for _ in range(PASSES):
-        try:
-            yield {seen.name: seen.x for seen in look(copy_of(model), subject.x)}
-        except ValueError:
-            yield None
 
 
 def tracked(subject: Subject) -> Iterator[Harm]:

@@ -12,7 +12,7 @@ from normbook.checks.calls import evaluating
 from normbook.checks.copies import copy_of
 from normbook.checks.model.harms import place_of
 from normbook.checks.model.passes import Pass, Steps, steps_of
-from normbook.checks.model.runs import buffers_of, hidden_norms, look, norms_of
+from normbook.checks.model.runs import buffers_of, hidden_norms, look, norms_of, noting
 
 
 class Subject:
@@ -45,8 +45,14 @@ class Subject:
 
     @cached_property
     def still(self) -> Pass:
-        """A pass in evaluation."""
-        return Pass(copy_of(self.model), self.names).keep().run(self.x)
+        """A pass in evaluation, with all calls of norms, and of what holds them."""
+        one = Pass(copy_of(self.model), self.names)
+        one.norms = noting(one.model, [name for name, _ in norms_of(one.model)])
+        paths = dict.fromkeys(name.rpartition(".")[0] for name in self.names if name)
+        one.blocks = noting(
+            one.model, [p for p in paths if p in one.modes], are_blocks=True
+        )
+        return one.run(self.x)
 
     @cached_property
     def steps(self) -> Steps | None:
@@ -56,7 +62,7 @@ class Subject:
     @cached_property
     def training(self) -> Pass:
         """A pass in training, and the way back where it has one."""
-        one = self._in_training().step(self.x)
+        one = self._in_training().run(self.x, back=True)
         if one.is_through:
             return one
         with torch.random.fork_rng():  # it may write into what needs a gradient
