@@ -59,8 +59,8 @@ def copy_of(layer: Layer) -> Layer:
     }
     for module in layer.modules():
         for name, value in vars(module).items():
-            is_empty = type(value) in (dict, OrderedDict, set) and not value
-            if is_empty or HOOKS.match(name):
+            is_dict = type(value) in (dict, OrderedDict)
+            if is_dict and (not value or HOOKS.match(name)):
                 plain[id(value)] = type(value)()
     try:
         return copy.deepcopy(layer, plain)

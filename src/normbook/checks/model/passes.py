@@ -13,6 +13,7 @@ from normbook.checks.copies import graph_nodes
 from normbook.checks.model.runs import (
     Event,
     Watching,
+    hidden_norms,
     parts_of,
     run_on,
     tensors_in,
@@ -64,6 +65,8 @@ class Pass:
         for name, part in parts_of(model).items():
             part.register_forward_pre_hook(self._entering(name))
             part.register_forward_hook(self._leaving)
+        for name, part in hidden_norms(model).items():
+            part.register_forward_pre_hook(lambda *_, n=name: self.entered.add(n))
 
     def _entering(self, name: str) -> Any:
         def hook(part: nn.Module, _: Any) -> None:
@@ -103,6 +106,7 @@ class Pass:
                 self.made = self.outputs(x)
         except LayerError as error:
             self.error = error
+        # What is drawn elsewhere than on the CPU is not known here.
         is_elsewhere = any(not p.is_cpu for p in self.model.parameters())
         self.is_random = is_elsewhere or not before.equal(torch.get_rng_state())
         return self
@@ -150,11 +154,8 @@ def steps_of(
             for t in made
             if t.is_floating_point()
         )
-        if not met or not isinstance(loss, Tensor):
-            return None
-        of = [t for _, x, y, _ in met for t in (x, y)]
-        asked = [t for t in of if t.requires_grad]
-        if not asked:
+        asked = [t for _, x, y, _ in met for t in (x, y) if t.requires_grad]
+        if not asked or not isinstance(loss, Tensor):
             return None
         reached = graph_nodes(loss, ends)
         edge = torch.autograd.graph.get_gradient_edge

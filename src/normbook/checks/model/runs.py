@@ -14,6 +14,7 @@ from torch.overrides import TorchFunctionMode
 
 import normbook.checks.layer.recognition as recognition
 from normbook.checks.calls import LayerError, of_the_layer
+from normbook.checks.copies import copy_of
 from normbook.checks.layer.definitions import Definition
 from normbook.checks.unusual.padding import More
 
@@ -232,7 +233,7 @@ def lengths_in(
     """
     shapes: dict[str, tuple[int, ...]] = {}
 
-    def noting(name: str) -> Any:
+    def giving_back(name: str) -> Any:
         def forward(*given: Any, **named: Any) -> Tensor:
             x: Tensor = next(iter((*given, *named.values())))
             shapes.setdefault(name, tuple(x.shape))
@@ -241,9 +242,13 @@ def lengths_in(
         return forward
 
     for name in names:
-        norm = model.get_submodule(name)
-        vars(norm)["forward"] = noting(name)
+        norm = copy_of(model.get_submodule(name))
+        vars(norm)["forward"] = giving_back(name)
         norm.register_forward_hook(lambda *_: None)
+        if name:  # under another name it stays a norm
+            model.set_submodule(name, norm)
+        else:
+            model = norm
 
     def lengths(x: Any) -> dict[str, tuple[int, ...]]:
         shapes.clear()

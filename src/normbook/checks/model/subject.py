@@ -49,9 +49,7 @@ class Subject:
         one = Pass(copy_of(self.model), self.names)
         one.norms = noting(one.model, [name for name, _ in norms_of(one.model)])
         paths = dict.fromkeys(name.rpartition(".")[0] for name in self.names if name)
-        one.blocks = noting(
-            one.model, [p for p in paths if p in one.modes], are_blocks=True
-        )
+        one.blocks = noting(one.model, paths, are_blocks=True)
         return one.run(self.x)
 
     @cached_property

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
 
@@ -20,12 +20,8 @@ from normbook.checks.model.subject import Subject
 
 def unregistered(subject: Subject) -> Iterator[Harm]:
     """Look for norms in lists and dicts, and whether the model calls them."""
-    if not hidden_norms(subject.model):
-        return
-    model = copy_of(subject.model)
-    hidden = hidden_norms(model)
-    called = _entered(subject, model, hidden)
-    if not (found := [name for name in hidden if name in called]):
+    hidden = hidden_norms(subject.still.model)
+    if not (found := [name for name in hidden if name in subject.still.entered]):
         return
     missed = [hidden[name] for name in found if hidden[name].training]
     by_batch = sum(recognition.kind_of(norm) == "batch" for norm in missed)
@@ -81,22 +77,6 @@ def uncalled(subject: Subject) -> Iterator[Harm]:
     for name in idle:
         if name not in read:
             yield _idle(subject, name, subject.still.entered)
-
-
-def _entered(
-    subject: Subject, model: nn.Module, parts: Mapping[str, nn.Module]
-) -> set[str]:
-    """Run a model, which keeps hooks, and return which of its parts it calls."""
-    entered = set[str]()
-
-    def note(name: str) -> Any:
-        return lambda *_: entered.add(name)
-
-    for name, part in parts.items():
-        part.register_forward_pre_hook(note(name))
-    with suppress(LayerError):
-        run_on(model, subject.x)
-    return entered
 
 
 def _idle(subject: Subject, name: str, entered: set[str]) -> Harm:
