@@ -12,13 +12,7 @@ from normbook.checks.calls import LayerError, call, called
 from normbook.checks.copies import copy_of
 from normbook.checks.model.harms import RISK, WRONG, Harm, share_of
 from normbook.checks.model.passes import Pass
-from normbook.checks.model.runs import (
-    Seen,
-    batch_in,
-    lengths_in,
-    look,
-    narrowed,
-)
+from normbook.checks.model.runs import Seen, batch_in, lengths_in, look, narrowed
 from normbook.checks.model.subject import Subject
 from normbook.checks.unusual.padding import More, kept_places, part_of_padding
 

@@ -192,13 +192,8 @@ def look(
     try:
         run_on(model, x)
     except LayerError as error:
-        raise refused(error) from error
+        raise ValueError(f"the model must take x, got {error}.") from error
     yield from seen_in(events, {} if again is None else again)
-
-
-def refused(error: LayerError) -> ValueError:
-    """Return what is raised where a model does not take x."""
-    return ValueError(f"the model must take x, got {error}.")
 
 
 def seen_in(events: list[Event], again: dict[str, list[Tensor]]) -> Iterator[Seen]:

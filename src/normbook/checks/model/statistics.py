@@ -18,7 +18,6 @@ from normbook.checks.model.runs import (
     look,
     norms_of,
     output_of,
-    refused,
     seen_in,
 )
 from normbook.checks.model.subject import Subject, is_frozen
@@ -58,7 +57,7 @@ def unsound(subject: Subject) -> Iterator[Harm]:
     """Look for norms that make NaN or infinity, or the bias alone, of any input."""
     cure = "take running statistics anew with normbook.layers.recalibrate."
     if error := subject.still.error:
-        raise refused(error) from error
+        raise ValueError(f"the model must take x, got {error}.") from error
     still = seen_in(subject.still.norms, {})
     for mode, run in (("evaluation", still), ("training", subject.seen)):
         reasons: dict[str, str] = {}

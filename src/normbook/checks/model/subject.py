@@ -60,16 +60,14 @@ class Subject:
     @cached_property
     def training(self) -> Pass:
         """A pass in training, and the way back where it has one."""
-        one = self._in_training().run(self.x, back=True)
-        if one.is_through:
-            return one
-        with torch.random.fork_rng():  # it may write into what needs a gradient
-            return self._in_training().run(self.x)
-
-    def _in_training(self) -> Pass:
-        model = copy_of(self.original)
-        model.train()  # its own may return nothing
-        return Pass(model, self.names)
+        for back in (True, False):  # it may write into what needs a gradient
+            model = copy_of(self.original)
+            model.train()  # its own may return nothing
+            with torch.random.fork_rng(enabled=not back):
+                one = Pass(model, self.names).run(self.x, back=back)
+            if one.is_through:
+                break
+        return one
 
     def _must_hold_a_norm(self) -> None:
         if not self.names:
