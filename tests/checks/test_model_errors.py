@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from normbook.checks.model import flow, values
+from normbook.checks.model import flow, subject, values
 from normbook.checks.model import functional as functions
 from normbook.checks.model.audit import audit
 
@@ -48,9 +48,10 @@ def of_the_audit(code: str) -> Any:
 
 
 BROKEN = of_the_audit("def planted(*_, **__): raise KeyError('a slip of our own')")
-MAKES_BROKEN = of_the_audit(
-    "def planted(*_):\n def hook(*_, **__): raise KeyError('a slip of our own')\n"
-    " return hook"
+HOOKS_BROKEN = of_the_audit(
+    "def planted(model, names, **_):\n"
+    " def hook(*_): raise KeyError('a slip of our own')\n"
+    " for n in names: model.get_submodule(n).register_forward_hook(hook)\n return []"
 )
 
 
@@ -62,8 +63,8 @@ def test_nothing_is_raised_of_a_sound_audit() -> None:
     ("where", "name", "planted", "level"),
     [
         (values, "kernels_of", BROKEN, "look at the weights that convolutions make"),
-        (flow, "_given", MAKES_BROKEN, "look for blocks that add their branch"),
-        (flow, "_keeping", MAKES_BROKEN, "look for blocks that add their branch"),
+        (flow, "noting", HOOKS_BROKEN, "look for blocks that add their branch"),
+        (subject, "noting", HOOKS_BROKEN, "look for blocks that add their branch"),
         (functions, "signature", BROKEN, "compare how the function is called"),
     ],
 )

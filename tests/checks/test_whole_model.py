@@ -49,6 +49,20 @@ def test_a_right_model_passes(norm: nn.Module) -> None:
     assert audit(trained(network(norm), x), x, quiet=True).harms == ()
 
 
+def test_an_audit_runs_the_model_few_times() -> None:
+    examples = []
+
+    class Counting(nn.Identity):
+        def forward(self, x: Tensor) -> Tensor:
+            examples.append(len(x))
+            return x
+
+    model = nn.Sequential(Counting(), *network(nn.BatchNorm1d(6)))
+    audit(model, drawn(16, 4, 12), quiet=True)
+    assert len(examples) <= 10
+    assert sum(examples) < 6.5 * 16
+
+
 def drifted(norm: nn.BatchNorm1d) -> nn.Module:
     model = trained(network(norm), drawn(16, 4, 12))
     assert norm.running_mean is not None

@@ -78,5 +78,5 @@ def evaluating(layer: nn.Module) -> nn.Module:
 def backward(y: Tensor, dl_dy: Tensor) -> None:
     """Run the backward pass of a layer, if its output has one, on a copy of dl_dy."""
     if y.requires_grad:
-        with of_the_layer():
-            torch.autograd.backward(y, dl_dy.to(y.dtype, copy=True))
+        with of_the_layer():  # a gradient that is given makes torch import sympy
+            torch.autograd.backward((y * dl_dy.to(y.dtype)).sum())

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Iterator
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator
 from typing import Any, TypeVar
 
 from torch import Tensor, nn
 
+HOOKS = re.compile("_(forward|backward)(_pre)?_hooks")
 Layer = TypeVar("Layer", bound=nn.Module)
 
 
@@ -57,7 +59,8 @@ def copy_of(layer: Layer) -> Layer:
     }
     for module in layer.modules():
         for name, value in vars(module).items():
-            if re.match("_(forward|backward)(_pre)?_hooks", name):
+            is_dict = type(value) in (dict, OrderedDict)
+            if is_dict and (not value or HOOKS.match(name)):
                 plain[id(value)] = type(value)()
     try:
         return copy.deepcopy(layer, plain)
@@ -69,13 +72,13 @@ def copy_of(layer: Layer) -> Layer:
         ) from error
 
 
-def graph_nodes(tensor: Tensor) -> int:
-    """Count the operations that a tensor remembers for its backward pass."""
-    seen = set()
+def graph_nodes(tensor: Tensor, ends: Iterable[Any] = ()) -> set[Any]:
+    """Return the operations that a tensor remembers, those behind ends left out."""
+    seen = {*ends}
     waiting = [tensor.grad_fn]
     while waiting:
         node = waiting.pop()
         if node is not None and node not in seen:
             seen.add(node)
             waiting += [source for source, _ in node.next_functions]
-    return len(seen)
+    return seen.difference(ends)

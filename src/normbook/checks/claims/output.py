@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections.abc import Callable, Iterator
@@ -316,6 +317,7 @@ def _no_eps(subject: Subject) -> DoesNotApply:
 
 
 @claim("eps is added to the variance, inside the root", OUTPUT_CLAIMS)
+@functools.lru_cache(maxsize=1)  # other claims ask for it
 def eps_place(subject: Subject) -> Fault | None:
     """Feed inputs with sigma near sqrt(eps), where the place of eps decides."""
     need_right_statistics(subject)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 
@@ -54,6 +55,7 @@ CORRECTED = (
 AVERAGE = "running_mean = (1 - momentum) * running_mean + momentum * mean"
 
 
+@functools.lru_cache(maxsize=1)  # both averages are read from it
 def _history(subject: Subject) -> list[Step]:
     """Train on some batches and look after each, where that can be seen."""
     need_fixed_statistics(subject)
@@ -82,6 +84,7 @@ def _history(subject: Subject) -> list[Step]:
 
 
 @claim("gain, bias and eps act in evaluation as in training", RUNNING_CLAIMS)
+@functools.lru_cache(maxsize=1)
 def acts_alike(subject: Subject) -> Fault | None:
     """Evaluate one trained layer with two settings of gain and bias, then without var.
 

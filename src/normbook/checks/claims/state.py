@@ -75,7 +75,9 @@ def no_graph(subject: Subject) -> Fault | None:
 
 
 def _held(layer: nn.Module) -> dict[str, int]:
-    return {n: graph_nodes(t) for n, t in tensors_of(layer) if t.grad_fn is not None}
+    return {
+        n: len(graph_nodes(t)) for n, t in tensors_of(layer) if t.grad_fn is not None
+    }
 
 
 @claim("deepcopy and pickle work after training, and copy the statistics")

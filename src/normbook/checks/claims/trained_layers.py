@@ -7,6 +7,7 @@ whatever they are called and wherever they are kept.
 
 from __future__ import annotations
 
+import functools
 from typing import NamedTuple
 
 import torch
@@ -118,6 +119,7 @@ class Step(NamedTuple):
         return self.before.var + (self.after.var - self.before.var) / self.weight
 
 
+@functools.lru_cache(maxsize=1)
 def need_fixed_statistics(subject: Subject) -> None:
     """Leave a claim that reads the statistics from evaluation, where it cannot."""
     need_statistics(subject)

@@ -38,12 +38,17 @@ def normal(shape: tuple[int, ...], seed: int | torch.Generator) -> Tensor:
 
 def draw(shape: tuple[int, ...], seed: int, scale: float = LARGE) -> Tensor:
     """Draw an input: every example, channel and position has a mean of its own."""
+    return scale * _drawn(shape, seed)
+
+
+@functools.lru_cache(maxsize=32)
+def _drawn(shape: tuple[int, ...], seed: int) -> Tensor:
     generator = torch.Generator().manual_seed(seed)
     x = normal(shape, generator)
     for axis, length in enumerate(shape):
         along = tuple(length if k == axis else 1 for k in range(len(shape)))
         x = x * (0.3 * normal(along, generator)).exp() + normal(along, generator)
-    return scale * x
+    return x
 
 
 def _is_elementwise(part: nn.Module) -> bool:
@@ -198,7 +203,7 @@ class Subject:
         others = {name for name, _ in self.layer.named_parameters()} - {*self.names}
         return not others and not recognition.has_fixed_affine(self.layer)
 
-    @property
+    @functools.cached_property
     def claims_no_statistics(self) -> bool:
         """Return whether the layer says that it keeps no running statistics."""
         if self.kind not in ("batch", "instance"):

@@ -11,15 +11,8 @@ from torch import Tensor
 from normbook.checks.calls import LayerError, call, called
 from normbook.checks.copies import copy_of
 from normbook.checks.model.harms import RISK, WRONG, Harm, share_of
-from normbook.checks.model.runs import (
-    Seen,
-    batch_in,
-    lengths_in,
-    look,
-    narrowed,
-    run_on,
-    tensors_in,
-)
+from normbook.checks.model.passes import Pass
+from normbook.checks.model.runs import Seen, batch_in, lengths_in, look, narrowed
 from normbook.checks.model.subject import Subject
 from normbook.checks.unusual.padding import More, kept_places, part_of_padding
 
@@ -32,24 +25,24 @@ def neighbours(subject: Subject) -> Iterator[Harm]:
         subject.untested.append(f"neighbours in evaluation: {why}")
         return
     count, few = 1, narrowed(subject.x, 0, 1)
+    again = Pass(subject.model, subject.names)
     try:
-        run_on(subject.model, few)
+        made = again.outputs(few)
     except LayerError as error:
         subject.untested.append(f"one example in evaluation: {error}")
         count = max(2, len(whole_x) // 2)
-        few = narrowed(subject.x, 0, count)
+        made, few = None, narrowed(subject.x, 0, count)
     try:
-        outputs = (
-            tensors_in(run_on(subject.model, x)) for x in (subject.x, subject.x, few)
-        )
-        together, again, alone = (next(iter(of), None) for of in outputs)
+        repeated, made = again.outputs(subject.x), made or again.outputs(few)
     except LayerError as error:
         subject.untested.append(f"neighbours in evaluation: {error}")
         return
+    outputs = subject.still.made, repeated, made
+    together, second, alone = (next(iter(of), None) for of in outputs)
     if together is not None and together.isnan().any():
         subject.untested.append("neighbours in evaluation: outputs are NaN.")
         return
-    if together is None or again is None or not torch.equal(together, again):
+    if together is None or second is None or not torch.equal(together, second):
         subject.untested.append("neighbours in evaluation: the model is random.")
         return
     if alone is None or alone.shape[1:] != together.shape[1:]:
@@ -105,12 +98,15 @@ def not_features(subject: Subject) -> Iterator[Harm]:
         subject.untested.append(f"axes that are no features: {why}")
         return
     lengths = lengths_in(copy_of(subject.model), subject.names)
-    sizes = lengths(subject.x)
-    found, is_tried = {}, False
+    whole = {seen.name: tuple(seen.x.shape) for seen in subject.seen}
+    few = narrowed(subject.x, 0, min(4, len(whole_x)))
+    of_few, found, is_tried = lengths(few), {}, False
     for axis, length in enumerate(whole_x.shape):
         if length < 4:
             continue
-        others = lengths(narrowed(subject.x, axis, length // 2))
+        # A few examples have all positions.
+        x, sizes = (few, of_few) if axis and of_few else (subject.x, whole)
+        others = lengths(narrowed(x, axis, length // 2))
         is_tried |= axis > 0 and bool(others)
         what = "examples" if axis == 0 else "positions"
         for seen in subject.seen:
@@ -119,7 +115,7 @@ def not_features(subject: Subject) -> Iterator[Harm]:
             own, other = sizes.get(seen.name, ()), others.get(seen.name, ())
             for k in seen.definition.parameter_axes(seen.x.dim()):
                 if len(own) == len(other) == seen.x.dim() and own[k] != other[k]:
-                    found[seen.name] = what, k, own[k]
+                    found[seen.name] = what, k, whole[seen.name][k]
     if not is_tried and whole_x.dim() > 2:
         subject.untested.append(
             "axes that are no features: the model takes one length only."

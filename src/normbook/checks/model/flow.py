@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Iterator
 from contextlib import suppress
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -13,99 +14,22 @@ from torch import Tensor, nn
 from normbook.checks.calls import LayerError
 from normbook.checks.copies import copy_of
 from normbook.checks.model.harms import NOTE, RISK, WRONG, Harm, equal
-from normbook.checks.model.runs import is_own, parts_of, run_on, tensors_in
+from normbook.checks.model.passes import OURS, Call, Steps, steps_of
+from normbook.checks.model.runs import (
+    Event,
+    is_own,
+    noting,
+    parts_of,
+    run_on,
+    tensors_in,
+)
 from normbook.checks.model.subject import Subject
 
 # Shares of what should be there: none of a gradient, and none of a change.
 NO_GRADIENT, NO_CHANGE = 1e-4, 1e-3
 TINY = 1e-30  # a gradient that may be 0 a few layers further on
 MOST = 100  # norms at which noise is added, one run each
-OURS = 760_531  # a seed of nobody's data: noise that is x moves no norm
 STILL = 1e-3  # deviations of an output that does not depend on its input
-
-
-class Call(NamedTuple):
-    """A call of a norm, with gradients of all outputs by what went in and came out.
-
-    A gradient is None where no path of autograd leads to an output.
-    """
-
-    name: str
-    x: Tensor
-    y: Tensor
-    by_x: Tensor | None
-    by_y: Tensor | None
-    passed_on: Tensor  # what came out, as what follows gets it
-
-
-class Steps(NamedTuple):
-    """What a forward and a backward pass of a model did."""
-
-    calls: list[Call]
-    model: nn.Module
-    between: dict[str, Tensor]  # floating-point buffers after the forward pass
-
-
-def steps_of(subject: Subject, model: nn.Module, *, cut: bool = False) -> Steps | None:
-    """Run a model forward and backward; with ``cut`` gradients end at each norm."""
-    met: list[tuple[str, Tensor, Tensor, Tensor]] = []
-
-    def note(name: str) -> Any:
-        def hook(norm: nn.Module, inputs: Any, y: Any) -> Any:
-            x = inputs[0] if inputs else None
-            if not (isinstance(x, Tensor) and isinstance(y, Tensor)):
-                return None
-            if not y.is_floating_point():
-                return None
-            y = y.detach() if cut else y
-            y = y if y.requires_grad or cut else y.detach().requires_grad_()
-            met.append((name, x, y, y.clone()))
-            return met[-1][-1]  # what comes next may write into it
-
-        return hook
-
-    def watch(norm: nn.Module, inputs: Any) -> Any:
-        first, *rest = inputs or (None,)
-        if not (isinstance(first, Tensor) and first.is_floating_point()):
-            return None
-        is_known = first.requires_grad
-        return (first if is_known else first.detach().requires_grad_(), *rest)
-
-    parts = parts_of(model)
-    for name in subject.names:
-        parts[name].register_forward_pre_hook(watch)
-        parts[name].register_forward_hook(note(name))
-    with suppress(LayerError, RuntimeError), torch.enable_grad():
-        made = [t for t in tensors_in(run_on(model, subject.x)) if t.requires_grad]
-        between = {n: b.clone() for n, b in model.named_buffers()}
-        draw = torch.Generator().manual_seed(OURS)
-        loss = sum(
-            (t * torch.randn(t.shape, generator=draw).to(t)).sum()
-            for t in made
-            if t.is_floating_point()
-        )
-        if not met or not isinstance(loss, Tensor):
-            return None
-        of = [t for _, x, y, _ in met for t in (x, y)]
-        asked = [t for t in of if t.requires_grad]
-        if not asked:
-            return None
-        found = torch.autograd.grad(loss, asked, allow_unused=True)
-        by = {id(t): grad for t, grad in zip(asked, found, strict=True)}
-        calls = [
-            Call(name, x.detach(), y.detach(), by.get(id(x)), by.get(id(y)), out)
-            for name, x, y, out in met
-        ]
-        return Steps(calls, model, between)
-    return None
-
-
-def _in_evaluation(subject: Subject) -> Steps | None:
-    """Return the steps of a pass in evaluation, which is made once."""
-    if not subject.steps:
-        subject.steps.append(steps_of(subject, copy_of(subject.model)))
-    steps: Steps | None = subject.steps[0]
-    return steps
 
 
 def changed(subject: Subject, name: str, *, at_input: bool) -> float:
@@ -150,7 +74,7 @@ def _outputs(model: nn.Module, x: Any) -> list[Tensor]:
 
 def lost(subject: Subject) -> Iterator[Harm]:
     """Look for norms whose output, or whose input, does not matter."""
-    steps = _in_evaluation(subject)
+    steps = subject.steps
     if steps is None:
         subject.untested.append("what becomes of outputs: no gradient by the norms.")
         return
@@ -216,9 +140,7 @@ def _without_effect(subject: Subject, name: str, calls: list[Call]) -> Iterator[
 
 def ungraded(subject: Subject) -> Iterator[Harm]:
     """Look, in training, for norms that no gradient reaches, or a second pass."""
-    model = copy_of(subject.original)
-    model.train()
-    steps = steps_of(subject, model)
+    steps = subject.training.steps
     if steps is None:
         return
     yield from _twice(subject, steps)
@@ -246,12 +168,13 @@ def ungraded(subject: Subject) -> Iterator[Harm]:
 
 def _twice(subject: Subject, steps: Steps) -> Iterator[Harm]:
     """Look for running statistics that the backward pass moved again."""
-    after = dict(steps.model.named_buffers())
+    parts = parts_of(subject.training.model)
+    after = dict(subject.training.model.named_buffers())
     for name in subject.names:
         key = f"{name}.running_mean"
         if key not in after or steps.between[key].equal(after[key]):
             continue
-        momentum = getattr(parts_of(steps.model)[name], "momentum", None)
+        momentum = getattr(parts[name], "momentum", None)
         m = momentum if isinstance(momentum, float) else 0.1
         yield Harm(
             NOTE,
@@ -269,8 +192,7 @@ def _twice(subject: Subject, steps: Steps) -> Iterator[Harm]:
 def doubled(subject: Subject) -> Iterator[Harm]:
     """Look for norms that get what another norm of their kind returned."""
     kinds = {seen.name: seen.kind for seen in subject.seen}
-    steps = _in_evaluation(subject)
-    calls = steps.calls if steps else []
+    calls = subject.steps.calls if subject.steps else []
     for k, call in enumerate(calls):
         for other in calls[:k]:
             if kinds.get(call.name) != kinds.get(other.name) or call.name not in kinds:
@@ -296,16 +218,18 @@ def doubled(subject: Subject) -> Iterator[Harm]:
 
 def unbounded(subject: Subject) -> Iterator[Harm]:
     """Look for a residual stream that reaches the output without a norm."""
-    steps = steps_of(subject, copy_of(subject.model), cut=True)
-    counts: dict[str, int] = {}
-    for call in steps.calls if steps else []:
-        counts[call.name] = counts.get(call.name, 0) + 1
     kinds = {seen.name: seen.kind for seen in subject.seen}
+    names = subject.steps.round_all if subject.steps else subject.names
+    names = [name for name in names if kinds.get(name) in ("layer", "rms")]
+    if len(names) < 3:
+        return
+    steps = steps_of(copy_of(subject.model), subject.x, subject.names, cut=True)
+    counts = Counter(call.name for call in (steps.calls if steps else []))
     calls = [
         call
         for call in (steps.calls if steps else [])
         if call.by_x is not None and call.by_x.any()
-        if counts[call.name] == 1 and kinds.get(call.name) in ("layer", "rms")
+        if counts[call.name] == 1 and call.name in names
     ]
     if len(calls) < 3 or len({call.x.shape for call in calls}) > 1:
         return
@@ -328,36 +252,19 @@ def overwritten(subject: Subject) -> Iterator[Harm]:
 
     With weights of 0 in all but its norms a residual block returns its skip path.
     """
-    model = copy_of(subject.model)
-    parts = parts_of(model)
-    paths = dict.fromkeys(n.rpartition(".")[0] for n in subject.names if "." in n)
-    if "" in parts and any("." not in n and n for n in subject.names):
-        paths[""] = None
-    runs: dict[str, tuple[Any, Any, Any]] = {}
-    own: dict[str, Tensor] = {}
-    for path in paths:
-        parts[path].register_forward_hook(_keeping(runs, path), with_kwargs=True)
-    for name in subject.names:
-        parts[name].register_forward_hook(_returned(own, name))
-    with suppress(LayerError):
-        run_on(model, subject.x)
-    found: list[tuple[str, list[str]]] = []
-    for path, (args, named, made) in runs.items():
-        block = copy_of(parts[path])
-        inside = [n.removeprefix(f"{path}.") for n in subject.names if _in(n, path)]
-        mine = [n for n in inside if "." not in n]
-        skip = _skip_of(block, mine, inside, args, named)
-        if skip is None:
-            continue
-        last, chain = skip
-        y = own.get(f"{path}.{last}".strip("."))
-        if y is None or y.shape != made.shape or equal(y, made):
-            continue  # the block ends with a norm
-        branch = made - y
-        if float((branch - branch[:1]).abs().max()) > STILL:  # no constant is added
-            found.append((path, [f"{path}.{n}".strip(".") for n in chain]))
-    names = [name for _, chain in found for name in chain]
-    for _, chain in found:
+    still, blocks = subject.still, dict[str, Event]()
+    for event in still.blocks:
+        if event.x.shape == event.y.shape:
+            blocks.setdefault(event.name, event)
+    last = {event.name: event.y for event in still.norms}
+    adding = {path: _adding(path, block.y, last) for path, block in blocks.items()}
+    blocks = {path: block for path, block in blocks.items() if adding[path]}
+    chains = _skips(subject, blocks) if blocks else ()
+    found = [chain for path, chain in chains if chain[-1] in adding[path]]
+    still.norms.clear()
+    still.blocks.clear()
+    names = [name for chain in found for name in chain]
+    for chain in found:
         yield Harm(
             RISK if len(names) > 1 else NOTE,
             "a residual path through a norm",
@@ -371,75 +278,57 @@ def overwritten(subject: Subject) -> Iterator[Harm]:
         )
 
 
-def _in(name: str, path: str) -> bool:
-    return name.startswith(f"{path}.") if path else bool(name)
+def _adding(path: str, made: Tensor, last: dict[str, Tensor]) -> list[str]:
+    """Return the norms right in a block to whose output it adds what is not fixed."""
+    found = []
+    for name, y in last.items():
+        if name.rpartition(".")[0] == path and y.shape == made.shape:
+            branch = made - y
+            is_added = float((branch - branch[:1]).abs().max()) > STILL
+            if is_added and not equal(y, made):  # or the block ends with the norm
+                found.append(name)
+    return found
 
 
-def _keeping(runs: dict[str, tuple[Any, Any, Any]], path: str) -> Any:
-    def hook(part: nn.Module, args: Any, named: Any, made: Any) -> None:
-        made = made[0] if isinstance(made, tuple) and made else made
-        if path in runs or not (args and isinstance(args[0], Tensor)):
-            return
-        if isinstance(made, Tensor) and made.shape == args[0].shape:
-            first = args[0].detach().clone()
-            runs[path] = (first, *args[1:]), named, made.detach().clone()
-
-    return hook
-
-
-def _returned(held: dict[str, Tensor], name: str) -> Callable[..., None]:
-    def hook(norm: nn.Module, inputs: Any, y: Any) -> None:
-        if isinstance(y, Tensor):
-            held[name] = y.detach().clone()
-
-    return hook
-
-
-def _skip_of(
-    block: nn.Module, mine: list[str], inside: list[str], args: Any, named: Any
-) -> tuple[str, list[str]] | None:
-    """Return the norm that a block's skip path ends with, and those in front of it."""
-    parts = parts_of(block)
-    spared = {id(p) for n in inside for p in parts[n].parameters()}
-    for p in block.parameters():
+def _skips(
+    subject: Subject, blocks: dict[str, Event]
+) -> Iterator[tuple[str, list[str]]]:
+    """Yield blocks whose skip path ends with a norm, and it, behind those before it."""
+    model = copy_of(subject.model)
+    parts = parts_of(model)
+    spared = {id(p) for name in subject.names for p in parts[name].parameters()}
+    for p in model.parameters():
         if id(p) not in spared:
             p.zero_()
-    x = args[0].clone()
-    got: dict[str, Tensor] = {}
-    held: dict[str, Tensor] = {}
-    blocks: dict[str, tuple[Any, Any, Any]] = {}
-    for n in mine:
-        parts[n].register_forward_pre_hook(_given(got, n))
-        parts[n].register_forward_hook(_returned(held, n))
-    for path in {n.rpartition(".")[0] for n in inside if "." in n}:
-        parts[path].register_forward_hook(_keeping(blocks, path), with_kwargs=True)
-    try:
-        made = block(*args, **named)
-    except Exception as error:
-        if is_own(error):
-            raise
-        return None  # by itself, or with zeros, it does not run
-    made = made[0] if isinstance(made, tuple) else made
-    if any(equal(of[0], result) for of, _, result in blocks.values()):
-        return None  # a stack of blocks, looked at one by one
-    if not isinstance(made, Tensor) or made.shape != x.shape:
-        return None
-    if float((made - x).norm()) < 0.01 * float(x.norm()):
-        return None  # the path leads round, or x is normalized already
-    last = next((n for n, y in reversed(held.items()) if equal(y, made)), None)
-    if last is None or float((made - made[:1]).abs().max()) < STILL:
-        return None
-    chain = [last]
-    while before := [
-        n for n, y in held.items() if n not in chain and equal(y, got[chain[0]])
-    ]:
-        chain.insert(0, before[0])
-    return last, chain
-
-
-def _given(held: dict[str, Tensor], name: str) -> Callable[..., None]:
-    def hook(norm: nn.Module, inputs: Any) -> None:
-        if inputs and isinstance(inputs[0], Tensor):
-            held[name] = inputs[0].detach().clone()
-
-    return hook
+    norms = noting(model, subject.names)
+    paths = {block.name for block in subject.still.blocks}
+    inner = noting(model, paths, are_blocks=True)
+    for path, (_, _, given, (rest, named), _) in blocks.items():
+        norms.clear()
+        inner.clear()
+        x = given.clone()
+        try:
+            made = parts[path](given, *rest, **named)
+        except Exception as error:
+            if is_own(error):
+                raise
+            continue  # by itself, or with zeros, it does not run
+        made = made[0] if isinstance(made, tuple) else made
+        if any(equal(part.x, part.y) for part in inner if part.name != path):
+            continue  # a stack of blocks, looked at one by one
+        if not isinstance(made, Tensor) or made.shape != x.shape:
+            continue
+        if float((made - x).norm()) < 0.01 * float(x.norm()):
+            continue  # the path leads round, or x is normalized already
+        mine = {e.name: e for e in norms if e.name.rpartition(".")[0] == path}
+        end = next((n for n, e in reversed(mine.items()) if equal(e.y, made)), None)
+        if end is None or float((made - made[:1]).abs().max()) < STILL:
+            continue
+        chain = [end]
+        while before := [
+            name
+            for name, norm in mine.items()
+            if name not in chain and equal(norm.y, mine[chain[0]].x)
+        ]:
+            chain.insert(0, before[0])
+        yield path, chain

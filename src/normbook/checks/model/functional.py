@@ -3,68 +3,41 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import suppress
 from inspect import signature
-from typing import Any, NamedTuple
+from typing import Any
 
-import torch
-from torch import Tensor, nn
+from torch import Tensor
+from torch.nn import functional
 
-from normbook.checks.calls import LayerError
-from normbook.checks.copies import copy_of
 from normbook.checks.model.harms import RISK, WRONG, Harm
-from normbook.checks.model.runs import Watching, parts_of, run_on
+from normbook.checks.model.passes import Pass
 from normbook.checks.model.subject import Subject
 
 
-class Use(NamedTuple):
-    """A call of the function: where, and with which statistics."""
-
-    place: str
-    by_batch: bool
-    mean: Tensor | None
-    var: Tensor | None
-
-    @property
-    def is_fresh(self) -> bool:
-        """Return whether it has running statistics, and they saw no batch."""
-        if self.mean is None or self.var is None:
-            return False
-        return not self.mean.any() and bool((self.var == 1).all())
-
-
-def _uses(subject: Subject, *, training: bool) -> list[Use]:
-    """Run a copy in one mode, and note the calls outside of all norms."""
-    model = copy_of(subject.original)
-    model.train(training)
-    inside: list[str] = []
-    found: dict[str, Use] = {}
-    norms = {*subject.names}
-
-    def note(func: Any, args: Any, kwargs: Any) -> None:
-        if func is not nn.functional.batch_norm or norms & {*inside}:
-            return
-        given = signature(func).bind(*args, **kwargs).arguments
-        by_batch = bool(given.get("training", False))
-        statistics = given["running_mean"], given["running_var"]
+def _uses(of: Pass) -> dict[str, dict[str, Any]]:
+    """Return the arguments of the first call at each place."""
+    found: dict[str, dict[str, Any]] = {}
+    for place, args, kwargs in of.functions:
+        given = signature(functional.batch_norm).bind(*args, **kwargs).arguments
         if len(given["input"]) > 1:  # of one it may be that of a weight
-            place = inside[-1] if inside else ""
-            found.setdefault(place, Use(place, by_batch, *statistics))
+            found.setdefault(place, given)
+    return found
 
-    for name, part in parts_of(model).items():
-        part.register_forward_pre_hook(lambda *_, name=name: inside.append(name))
-        part.register_forward_hook(lambda *_: (inside.pop(), None)[1])
-    with suppress(LayerError), torch.random.fork_rng(), Watching(note):
-        run_on(model, subject.x)
-    return [*found.values()]
+
+def _is_fresh(mean: Tensor | None, var: Tensor | None) -> bool:
+    """Return whether there are running statistics, and they saw no batch."""
+    if mean is None or var is None:
+        return False
+    return not mean.any() and bool((var == 1).all())
 
 
 def as_functions(subject: Subject) -> Iterator[Harm]:
     """Compare how the function is called in training and in evaluation."""
-    stuck = {u.place for u in _uses(subject, training=True) if not u.by_batch}
-    for use in _uses(subject, training=False):
-        place = use.place or "the whole model"
-        if use.by_batch:
+    in_training = _uses(subject.training)
+    stuck = {at for at, given in in_training.items() if not given.get("training")}
+    for at, given in _uses(subject.still).items():
+        place = at or "the whole model"
+        if given.get("training"):
             yield Harm(
                 WRONG,
                 "a function that evaluates by the batch",
@@ -73,7 +46,7 @@ def as_functions(subject: Subject) -> Iterator[Harm]:
                 "functional.batch_norm is called with training=True in evaluation.",
                 "Pass training=self.training, and running statistics.",
             )
-        elif use.place in stuck and use.is_fresh:
+        elif at in stuck and _is_fresh(given["running_mean"], given["running_var"]):
             yield Harm(
                 RISK,
                 "a function that never normalizes by the batch",

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from collections.abc import Iterator
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from normbook.checks.model.runs import Watching
+from normbook.checks.model.passes import Pass
 
-CONVOLUTIONS = (torch.conv1d, torch.conv2d, torch.conv3d)  # of nn.functional, too
 PLAIN = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 ZERO, FAR = 1e-4, 1e-2  # of a mean, in deviations
 
@@ -64,31 +63,8 @@ class Kernel(NamedTuple):
         return bool(is_alike and own_mean.abs().max() > FAR * size)
 
 
-def kernels_of(model: nn.Module, run: Callable[[], Any]) -> Iterator[Kernel]:
-    """Run a model, which keeps hooks, and yield what weights its convolutions made."""
-    own = [
-        (name, part)
-        for name, part in model.named_modules()
-        if isinstance(part, PLAIN) and type(part) not in PLAIN
-    ]
-    if not own:
-        return
-    inside: list[str] = []
-    found: dict[str, Tensor] = {}
-    held = {name: part.weight.detach() for name, part in own}
-
-    def entered(name: str) -> Any:
-        return lambda *_: inside.append(name)
-
-    def note(func: Any, args: Any, kwargs: Any) -> None:
-        if func in CONVOLUTIONS and inside:
-            weight = kwargs.get("weight", args[1] if len(args) > 1 else None)
-            if isinstance(weight, Tensor) and not isinstance(weight, nn.Parameter):
-                found.setdefault(inside[-1], weight.detach())
-
-    for name, part in own:
-        part.register_forward_pre_hook(entered(name))
-        part.register_forward_hook(lambda *_: (inside.pop(), None)[1])
-    with Watching(note):
-        run()
-    yield from (Kernel(name, made, held[name]) for name, made in found.items())
+def kernels_of(done: Pass) -> Iterator[Kernel]:
+    """Yield the weights that convolutions made in a pass."""
+    for name, part in done.model.named_modules():
+        if isinstance(part, PLAIN) and type(part) not in PLAIN and name in done.weights:
+            yield Kernel(name, done.weights[name], part.weight.detach())

@@ -3,45 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import suppress
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 import normbook.checks.layer.recognition as recognition
-from normbook.checks.calls import LayerError
-from normbook.checks.copies import copy_of
 from normbook.checks.model.harms import NOTE, RISK, WRONG, Harm, place_of
-from normbook.checks.model.runs import parts_of, run_on
+from normbook.checks.model.runs import parts_of
 from normbook.checks.model.subject import Subject, is_frozen
-
-
-def _modes(subject: Subject, *, training: bool) -> tuple[nn.Module, dict[str, bool]]:
-    """Put a copy into a mode, run it, and return in which its norms were called."""
-    model = copy_of(subject.original)
-    model.train(training)
-    called: dict[str, bool] = {}
-    parts = parts_of(model)
-
-    def note(name: str) -> Any:
-        return lambda norm, _: called.setdefault(name, norm.training) and None
-
-    for name in subject.names:
-        parts[name].register_forward_pre_hook(note(name))
-    with suppress(LayerError), torch.random.fork_rng():
-        run_on(model, subject.x)
-    return model, called
 
 
 def unreached(subject: Subject) -> Iterator[Harm]:
     """Compare the modes of norms with that of the model."""
     parts = parts_of(subject.original)
     both = [n for n in subject.names if recognition.kind_of(parts[n]) == "batch"]
-    still = copy_of(subject.original)
-    still.eval()
-    left = {n: part.training for n, part in still.named_modules()}
-    _, called = _modes(subject, training=False)
+    left, called = subject.still.modes, subject.still.called
     for name in both:
         if not called.get(name, left[name]):
             continue
@@ -60,10 +37,7 @@ def unreached(subject: Subject) -> Iterator[Harm]:
             "Call super().train(mode) in train(), return self, and change the mode of "
             "dropout alone where dropout is to stay.",
         )
-    begun = copy_of(subject.original)
-    begun.train()
-    begin = {n: part.training for n, part in begun.named_modules()}
-    _, called = _modes(subject, training=True)
+    begin, called = subject.training.modes, subject.training.called
     for name in both:
         norm: Any = parts[name]
         if called.get(name, True) or is_frozen(norm):
@@ -91,11 +65,10 @@ def unreached(subject: Subject) -> Iterator[Harm]:
 
 def moved(subject: Subject) -> Iterator[Harm]:
     """Look for parameters that a forward pass changes."""
-    model, _ = _modes(subject, training=True)
     old = dict(subject.original.named_parameters())
     found = [
         name
-        for name, p in model.named_parameters()
+        for name, p in subject.training.model.named_parameters()
         if p.requires_grad and not torch.equal(p, old[name].to(p))
     ]
     if found:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -53,9 +53,9 @@ def norms_of(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
         if any("norm" in of.__name__.lower() for of in type(part).__mro__)
         and recognition.kind_of(part)
     }
+    outer = {name[:k] for name in found for k, sign in enumerate(name) if sign == "."}
     for name, part in found.items():
-        is_inner = not any(other.startswith(f"{name}.") for other in found) or not name
-        if is_inner and (name or len(found) == 1):
+        if name not in outer and (name or len(found) == 1):
             yield name, part
 
 
@@ -149,6 +149,38 @@ class Watching(TorchFunctionMode):
         return func(*args, **kwargs or {})
 
 
+class Event(NamedTuple):
+    """A call of a part: what went in first, and besides, and what came out."""
+
+    name: str
+    part: nn.Module
+    x: Tensor
+    more: More
+    y: Tensor
+
+
+def noting(
+    model: nn.Module, names: Iterable[str], *, are_blocks: bool = False
+) -> list[Event]:
+    """Return a list in which runs of a model put the calls of some of its parts."""
+    events: list[Event] = []
+    parts = parts_of(model)
+
+    def note(name: str) -> Any:
+        def hook(part: nn.Module, given: Any, named: Any, y: Any) -> None:
+            y = y[0] if are_blocks and isinstance(y, tuple) and y else y
+            if given and isinstance(given[0], Tensor) and isinstance(y, Tensor):
+                x, *rest = given
+                more, x = (tuple(rest), dict(named)), x.detach().clone()
+                events.append(Event(name, part, x, more, y.detach().clone()))
+
+        return hook
+
+    for name in names:
+        parts[name].register_forward_hook(note(name), with_kwargs=True)
+    return events
+
+
 def look(
     model: nn.Module, x: Any, again: dict[str, list[Tensor]] | None = None
 ) -> Iterator[Seen]:
@@ -156,28 +188,21 @@ def look(
 
     What came to a norm later goes to ``again``.
     """
-    met: dict[str, tuple[nn.Module, Tensor, Tensor, More]] = {}
-
-    def note(name: str) -> Any:
-        def hook(norm: nn.Module, inputs: Any, named: Any, y: Any) -> None:
-            x = inputs[0] if inputs else None
-            if not (isinstance(x, Tensor) and isinstance(y, Tensor)):
-                return
-            if name not in met:
-                more = tuple(inputs[1:]), dict(named)
-                met[name] = norm, x.detach().clone(), y.detach().clone(), more
-            elif again is not None:
-                again.setdefault(name, []).append(x.detach().double())
-
-        return hook
-
-    for name, norm in norms_of(model):
-        norm.register_forward_hook(note(name), with_kwargs=True)
+    events = noting(model, [name for name, _ in norms_of(model)])
     try:
         run_on(model, x)
     except LayerError as error:
         raise ValueError(f"the model must take x, got {error}.") from error
-    for name, (norm, x_in, y, more) in met.items():
+    yield from seen_in(events, {} if again is None else again)
+
+
+def seen_in(events: list[Event], again: dict[str, list[Tensor]]) -> Iterator[Seen]:
+    """Yield the first calls of norms, with what each of these is."""
+    first: dict[str, Event] = {}
+    for event in events:
+        if first.setdefault(event.name, event) is not event:
+            again.setdefault(event.name, []).append(event.x.double())
+    for name, norm, x_in, more, y in first.values():
         kind = recognition.kind_of(norm) or "layer"
         told = recognition.definitions_of(norm, tuple(x_in.shape), kind)
         groups = getattr(norm, "num_groups", 1)
@@ -203,17 +228,17 @@ def lengths_in(
     """
     shapes: dict[str, tuple[int, ...]] = {}
 
-    def noting(name: str) -> Any:
+    def giving_back(name: str) -> Any:
         def forward(*given: Any, **named: Any) -> Tensor:
             x: Tensor = next(iter((*given, *named.values())))
-            shapes[name] = tuple(x.shape)
+            shapes.setdefault(name, tuple(x.shape))
             return x
 
         return forward
 
     for name in names:
         norm = copy_of(model.get_submodule(name))
-        vars(norm)["forward"] = noting(name)
+        vars(norm)["forward"] = giving_back(name)
         norm.register_forward_hook(lambda *_: None)
         if name:  # under another name it stays a norm
             model.set_submodule(name, norm)

@@ -12,7 +12,14 @@ from torch import Tensor, nn
 import normbook.checks.layer.recognition as recognition
 from normbook.checks.copies import copy_of
 from normbook.checks.model.harms import NOTE, RISK, WRONG, Harm, place_of, share_of
-from normbook.checks.model.runs import Seen, batch_in, look, norms_of, output_of
+from normbook.checks.model.runs import (
+    Seen,
+    batch_in,
+    look,
+    norms_of,
+    output_of,
+    seen_in,
+)
 from normbook.checks.model.subject import Subject, is_frozen
 
 # A gap, or a drift, that the noise of a batch does not explain.
@@ -49,7 +56,9 @@ def _apart(inputs: list[Tensor]) -> _Apart | None:
 def unsound(subject: Subject) -> Iterator[Harm]:
     """Look for norms that make NaN or infinity, or the bias alone, of any input."""
     cure = "take running statistics anew with normbook.layers.recalibrate."
-    still = [*look(copy_of(subject.model), subject.x)]
+    if error := subject.still.error:
+        raise ValueError(f"the model must take x, got {error}.") from error
+    still = seen_in(subject.still.norms, {})
     for mode, run in (("evaluation", still), ("training", subject.seen)):
         reasons: dict[str, str] = {}
         shares = []
@@ -94,6 +103,8 @@ def _fault_of(norm: nn.Module, dtype: torch.dtype) -> str:
         v = held.detach().double().flatten()
         is_var = key.rpartition(".")[2] == "running_var"
         low = v + eps if is_var else torch.ones_like(v)
+        if (v.isfinite() & (low > 0)).all():
+            continue
         for what, bad in (
             ("NaN", v.isnan()),
             ("infinite", v.isinf()),
@@ -186,7 +197,7 @@ def gaps(subject: Subject) -> Iterator[Harm]:
     fresh, trained = [], 0
     far: list[tuple[str, float, float, float]] = []
     for seen in subject.seen:
-        norm = copy_of(subject.model.get_submodule(seen.name))
+        norm = subject.model.get_submodule(seen.name)
         mean, var = (getattr(norm, f"running_{of}", None) for of in ("mean", "var"))
         if not (isinstance(mean, Tensor) and isinstance(var, Tensor)):
             continue
@@ -200,7 +211,7 @@ def gaps(subject: Subject) -> Iterator[Harm]:
         y = seen.y
         if not seen.norm.training:  # the model itself put it into evaluation mode
             y = output_of(copy_of(seen.norm).train(), seen.x)
-        gap = share_of(output_of(norm, seen.x) - y, y, of="norm")
+        gap = share_of(output_of(copy_of(norm), seen.x) - y, y, of="norm")
         v, m = torch.var_mean(seen.x, [0, *range(2, seen.x.dim())])
         n = seen.x.numel() / seen.x.shape[1]
         drift = ((mean.double() - m).abs() / (v + 1e-12).sqrt()).max().item()
@@ -353,11 +364,13 @@ def dropped(subject: Subject) -> Iterator[Harm]:
         return seen.x.var([0, *range(2, seen.x.dim())], correction=0) + 1e-12
 
     still = {seen.name: variance(seen) for seen in subject.seen if seen.kind == "batch"}
+    if not (still and (subject.training.is_random or subject.training.error)):
+        return
     model, logs = copy_of(subject.model), dict[str, list[Tensor]]()
     model.train()
     for _, norm in norms_of(model):
         norm.train()
-    for _ in range(PASSES if still else 0):
+    for _ in range(PASSES):
         try:
             met = [*look(copy_of(model), subject.x)]
         except ValueError:  # as one that needs targets in training
@@ -425,14 +438,12 @@ def frozen(subject: Subject) -> Iterator[Harm]:
             "on, and the batch normalizes.",
             "Call eval() on these layers after each train().",
         )
-    again = copy_of(subject.original)
-    again.train()  # its own may return nothing
     undone = [
         name
         for name in subject.names
         if not (norm := subject.original.get_submodule(name)).training
         if subject.original.training and is_frozen(norm)
-        if again.get_submodule(name).training
+        if subject.training.modes[name]
         if isinstance(getattr(norm, "running_mean", None), Tensor)
     ]
     if undone:

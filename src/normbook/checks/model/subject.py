@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from normbook.checks.calls import evaluating
 from normbook.checks.copies import copy_of
 from normbook.checks.model.harms import place_of
-from normbook.checks.model.runs import buffers_of, hidden_norms, look, norms_of
+from normbook.checks.model.passes import Pass, Steps, steps_of
+from normbook.checks.model.runs import buffers_of, hidden_norms, look, norms_of, noting
 
 
 class Subject:
@@ -23,7 +26,6 @@ class Subject:
         self.unsound: set[str] = set()  # norms that hold, or make, no numbers
         self.again: dict[str, list[Tensor]] = {}  # what norms saw when called again
         self.plain: tuple[nn.Module, list[Tensor]] | None = None  # with its outputs
-        self.steps: list[Any] = []  # of a pass in evaluation: flow.py
         self.looks = 0  # runs with noise
         self.untested: list[str] = []
         self.names = [name for name, _ in norms_of(self.model)]
@@ -40,6 +42,32 @@ class Subject:
             if path not in before or not buffer.equal(before[path])
         }
         self._leave_out()
+
+    @cached_property
+    def still(self) -> Pass:
+        """A pass in evaluation, with all calls of norms, and of what holds them."""
+        one = Pass(copy_of(self.model), self.names)
+        one.norms = noting(one.model, [name for name, _ in norms_of(one.model)])
+        paths = dict.fromkeys(name.rpartition(".")[0] for name in self.names if name)
+        one.blocks = noting(one.model, paths, are_blocks=True)
+        return one.run(self.x)
+
+    @cached_property
+    def steps(self) -> Steps | None:
+        """A pass in evaluation, and the way back."""
+        return steps_of(copy_of(self.model), self.x, self.names)
+
+    @cached_property
+    def training(self) -> Pass:
+        """A pass in training, and the way back where it has one."""
+        for back in (True, False):  # it may write into what needs a gradient
+            model = copy_of(self.original)
+            model.train()  # its own may return nothing
+            with torch.random.fork_rng(enabled=not back):
+                one = Pass(model, self.names).run(self.x, back=back)
+            if one.is_through:
+                break
+        return one
 
     def _must_hold_a_norm(self) -> None:
         if not self.names:

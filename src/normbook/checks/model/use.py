@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
 
@@ -20,11 +20,8 @@ from normbook.checks.model.subject import Subject
 
 def unregistered(subject: Subject) -> Iterator[Harm]:
     """Look for norms in lists and dicts, and whether the model calls them."""
-    model = copy_of(subject.model)
-    if not (hidden := hidden_norms(model)):
-        return
-    called = _entered(subject, model, hidden)
-    if not (found := [name for name in hidden if name in called]):
+    hidden = hidden_norms(subject.still.model)
+    if not (found := [name for name in hidden if name in subject.still.entered]):
         return
     missed = [hidden[name] for name in found if hidden[name].training]
     by_batch = sum(recognition.kind_of(norm) == "batch" for norm in missed)
@@ -64,12 +61,7 @@ def uncalled(subject: Subject) -> Iterator[Harm]:
     rest = [name for name in subject.names if name not in met]
     if not rest:
         return
-    model = copy_of(subject.model)
-    paths = {*rest, *(name.rpartition(".")[0] for name in rest)}
-    parts = {path: model.get_submodule(path) for path in paths}
-    in_evaluation = _entered(subject, model, parts)
-    model.train()
-    entered = in_evaluation | _entered(subject, model, parts)
+    entered = subject.still.entered | subject.training.entered
     if others := [name for name in rest if name in entered]:
         subject.untested.append(
             f"norms called in training only, or with another input than a tensor "
@@ -84,23 +76,7 @@ def uncalled(subject: Subject) -> Iterator[Harm]:
         )
     for name in idle:
         if name not in read:
-            yield _idle(subject, name, in_evaluation)
-
-
-def _entered(
-    subject: Subject, model: nn.Module, parts: Mapping[str, nn.Module]
-) -> set[str]:
-    """Run a model, which keeps hooks, and return which of its parts it calls."""
-    entered = set[str]()
-
-    def note(name: str) -> Any:
-        return lambda *_: entered.add(name)
-
-    for name, part in parts.items():
-        part.register_forward_pre_hook(note(name))
-    with suppress(LayerError):
-        run_on(model, subject.x)
-    return entered
+            yield _idle(subject, name, subject.still.entered)
 
 
 def _idle(subject: Subject, name: str, entered: set[str]) -> Harm:

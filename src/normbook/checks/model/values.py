@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from contextlib import suppress
 
 import torch
 
 import normbook.checks.layer.recognition as recognition
-from normbook.checks.calls import LayerError
 from normbook.checks.copies import copy_of
 from normbook.checks.model.harms import NOTE, RISK, WRONG, Harm, place_of
-from normbook.checks.model.kernels import Kernel, kernels_of
-from normbook.checks.model.runs import Seen, run_on, tensors_in
+from normbook.checks.model.kernels import kernels_of
+from normbook.checks.model.runs import Seen, tensors_in
 from normbook.checks.model.subject import Subject
 from normbook.checks.norm_layer import check_norm_layer
 from normbook.checks.unusual.conditions import undisturbed
@@ -78,9 +76,7 @@ def _is_half(subject: Subject) -> bool:
 
 def kernels(subject: Subject) -> Iterator[Harm]:
     """Look at the weights that convolutions make of their own."""
-    model, kernels = copy_of(subject.model), list[Kernel]()
-    with suppress(LayerError):
-        kernels = [*kernels_of(model, lambda: run_on(model, subject.x))]
+    kernels = [*kernels_of(subject.still)]
     for kernel in (kernel for kernel in kernels if kernel.is_by_input):
         yield Harm(
             WRONG,
