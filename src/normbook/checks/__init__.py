@@ -9,6 +9,7 @@ Each prints which tests fail and why, unless it is called with ``quiet=True``.
 #   report                     findings, and how a report shows them
 #   calls                      calls of the user's code, whose errors are told from ours
 #   claim                      a sentence, and the function that looks for a fault in it
+#   tensors                    what is drawn, fitted and compared
 #   copies                     copies of a layer, and the tensors that it holds
 #   registration               what torch does not reach in a layer
 # A norm layer, and what it should be

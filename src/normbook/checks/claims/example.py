@@ -9,7 +9,8 @@ from normbook.checks.claim import Claim, DoesNotApply, Fault, Note, claim
 from normbook.checks.claims.another_way import computed
 from normbook.checks.claims.call import LARGE_INPUT
 from normbook.checks.claims.output import POSITIVE_SIGMA
-from normbook.checks.layer.subject import TOLERANCE, Subject, largest
+from normbook.checks.layer.subject import Subject
+from normbook.checks.tensors import TOLERANCE, is_near, largest
 
 EXAMPLE_CLAIMS: list[Claim[Subject]] = []
 
@@ -111,7 +112,7 @@ def batch_of_one(subject: Subject) -> Fault | None:
             what = f"of the first {count} examples, given alone, number "
             what += f"{int(rows.argmax())} from 0 changes"
         k = int(rows.argmax())
-        is_x = largest(some[k] - x[k]) < TOLERANCE * largest(x[k])
+        is_x = is_near(x[k], some[k])
         why = ": it is x itself, not normalized" if is_x else ""
         return Fault(
             f"{what} by up to {largest(rows):.2g}{why}.",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
@@ -21,13 +21,12 @@ from normbook.checks.claim import (
 )
 from normbook.checks.layer.definitions import ACTIVATIONS, DIVISORS
 from normbook.checks.layer.recognition import affordable
-from normbook.checks.layer.subject import TOLERANCE, Subject, draw, largest
+from normbook.checks.layer.subject import Subject
 from normbook.checks.slips.affine_values import acting
 from normbook.checks.slips.diagnosis import diagnosis, precision
 from normbook.checks.slips.renorm import renormalization
 from normbook.checks.slips.start import at_the_start
-
-Formula = Callable[[Tensor], Tensor]
+from normbook.checks.tensors import TOLERANCE, Formula, draw, largest
 
 OUTPUT_CLAIMS: list[Claim[Subject]] = []
 

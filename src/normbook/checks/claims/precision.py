@@ -15,7 +15,8 @@ from normbook.checks.claims.output import (
     share_of_error,
 )
 from normbook.checks.copies import copy_of
-from normbook.checks.layer.subject import TOLERANCE, Subject, draw, largest, normal
+from normbook.checks.layer.subject import Subject
+from normbook.checks.tensors import TOLERANCE, draw, largest, normal
 
 PRECISION_CLAIMS: list[Claim[Subject]] = []
 

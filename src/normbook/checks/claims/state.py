@@ -27,9 +27,10 @@ from normbook.checks.claims.trained_layers import (
     trained,
 )
 from normbook.checks.copies import copy_of, graph_nodes, tensors_of
-from normbook.checks.layer.subject import TOLERANCE, Subject, draw, largest, normal
+from normbook.checks.layer.subject import Subject
 from normbook.checks.registration import plain_tensors
 from normbook.checks.slips.loading import changed_by_loading, ignored
+from normbook.checks.tensors import TOLERANCE, draw, is_near, largest, normal
 
 STATE_CLAIMS: list[Claim[Subject]] = []
 
@@ -316,7 +317,7 @@ def one_example(subject: Subject) -> Fault | None:
     if abs(subject.factor - 1) > TOLERANCE or subject.takes_unbiased:
         raise DoesNotApply("the output has another scale")
     y, expected = subject.output(x), a * subject.x_hat(x) + b
-    if largest(y - expected) < TOLERANCE * largest(expected):
+    if is_near(expected, y):
         return None
     return Fault(
         f"one example alone, of shape {tuple(x.shape)}, is off by up to "
@@ -424,7 +425,7 @@ def affine_is_held(subject: Subject) -> Fault | None:
         y, change = torch.cat(before), torch.cat(after) - torch.cat(before)
         a, b = subject.fit(change, y)
         acts = largest(change) > TOLERANCE * largest(y)
-        if acts and largest(a * y + b - change) < TOLERANCE * largest(change):
+        if acts and is_near(change, a * y + b):
             names.append(name)
     if not names:
         return None

@@ -6,6 +6,8 @@ from collections.abc import Callable
 
 from torch import Tensor
 
+from normbook.checks.tensors import other_axes
+
 # A norm forgets the scale; what does not normalize grows as the input does.
 SCALE, MUCH = 50, 10
 NEAR = 1e-3
@@ -15,7 +17,7 @@ def why_it_grows(output: Callable[[Tensor], Tensor], x: Tensor) -> str:
     """Say which part of the output grows, or what is added to it; or nothing."""
     y, large = output(x), output(SCALE * x)
     for axis in range(1, x.dim()):
-        others = [a for a in range(x.dim()) if a != axis]
+        others = other_axes(x.dim(), axis)
         grows = large.std(others) > MUCH * y.std(others)
         if 0 < int(grows.sum()) < len(grows):
             places = grows.nonzero().flatten().tolist()

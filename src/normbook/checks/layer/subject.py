@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
@@ -16,34 +16,9 @@ from normbook.checks.calls import LayerError, call, evaluating
 from normbook.checks.copies import copy_of, tensors_of
 from normbook.checks.layer.definitions import DIVISORS, Definition
 from normbook.checks.layer.growth import why_it_grows
+from normbook.checks.tensors import LARGE, TOLERANCE, Formula, Runs, draw, fit, largest
 
 USUAL_EPS = (1e-5, 1e-3, 1e-6, 1e-8, 1e-4, 1e-7, 1e-2, 1e-12)
-# The statistics of an input of this scale do not feel eps.
-LARGE = 30.0
-# What single precision inside a layer may cost; the bugs cost 1e-2 and more.
-TOLERANCE = 1e-3
-
-
-def largest(values: Tensor) -> float:
-    """Return the largest size among values."""
-    return values.abs().max().item()
-
-
-def normal(shape: tuple[int, ...], seed: int | torch.Generator) -> Tensor:
-    """Draw standard normal numbers."""
-    if isinstance(seed, int):
-        seed = torch.Generator().manual_seed(seed)
-    return torch.randn(shape, generator=seed, dtype=torch.float64)
-
-
-def draw(shape: tuple[int, ...], seed: int, scale: float = LARGE) -> Tensor:
-    """Draw an input: every example, channel and position has a mean of its own."""
-    generator = torch.Generator().manual_seed(seed)
-    x = normal(shape, generator)
-    for axis, length in enumerate(shape):
-        along = tuple(length if k == axis else 1 for k in range(len(shape)))
-        x = x * (0.3 * normal(along, generator)).exp() + normal(along, generator)
-    return scale * x
 
 
 def _is_elementwise(part: nn.Module) -> bool:
@@ -76,16 +51,6 @@ def without_activations(layer: nn.Module) -> Iterator[tuple[nn.Module, list[str]
             removed.append(type(part).__name__)
     if removed:
         yield bare, removed
-
-
-def fit(y: Tensor, z: Tensor, axes: tuple[int, ...]) -> tuple[Tensor, Tensor]:
-    """Find a and b, which differ along ``axes`` only, with y nearest to a z + b."""
-    along = {axis % y.dim() for axis in axes}
-    rest = tuple(axis for axis in range(y.dim()) if axis not in along)
-    mean = z.mean(rest, keepdim=True)
-    a = ((z - mean) * y).sum(rest, keepdim=True)
-    a = a / (z - mean).square().sum(rest, keepdim=True)
-    return a, (y - a * z).mean(rest, keepdim=True)
 
 
 class Given(NamedTuple):
@@ -293,24 +258,16 @@ class Subject:
         """Find the gain and bias with which z gives y."""
         return fit(y, z, self.definition.parameter_axes(y.dim()))
 
-    def misfit(
-        self, z: Callable[[Tensor], Tensor], axes: tuple[int, ...] | None = None
-    ) -> float:
-        """Return what is left of the output after the best fixed gain and bias on z(x).
+    @property
+    def runs(self) -> Runs:
+        """Return three batches, and the outputs for them."""
+        inputs = [self.draw(seed, LARGE * max(seed, 1)) for seed in range(3)]
+        return Runs(inputs, [self.output(x) for x in inputs])
 
-        Found on one batch and demanded on two others, as a share of the largest
-        output. Gain and bias may differ along ``axes``, by default the definition's.
-        """
-        first = self.draw(0)
-        axes = axes or self.definition.parameter_axes(len(self.shape))
-        a, b = fit(self.output(first), z(first), axes)
-        worst = 0.0
-        for seed in (1, 2):
-            x = self.draw(seed, seed * LARGE)
-            y = self.output(x)
-            error = ((y - a * z(x) - b).abs().max() / (y - b).abs().max()).item()
-            worst = max(worst, error if math.isfinite(error) else math.inf)
-        return worst
+    def misfit(self, z: Formula, runs: Runs | None = None) -> float:
+        """Return what is left of the outputs by z(x), with a fixed gain and bias."""
+        axes = self.definition.parameter_axes(len(self.shape))
+        return (runs or self.runs).misfit(z, axes)
 
     @property
     def large(self) -> float:
@@ -506,8 +463,9 @@ class Subject:
         """Find the definition that fits best; what is said limits the choice."""
         found: list[tuple[float, Definition]] = []
         choices = recognition.definitions_of(self.layer, self.shape, said)
+        runs = self.runs
         for self.definition, is_told in choices:
-            error = self.misfit(self.x_hat)
+            error = self.misfit(self.x_hat, runs)
             # While all gains are 1 it does not show along which axis they differ.
             fits = error < TOLERANCE and self._holds_as_many(self.definition)
             if is_told or fits:
@@ -534,9 +492,9 @@ class Subject:
             )
         return best
 
-    def _fits(self) -> bool:
+    def _fits(self, runs: Runs | None = None) -> bool:
         """Return whether the definition leaves nothing of the output."""
-        return self.misfit(self.x_hat) < TOLERANCE and not self.is_random
+        return self.misfit(self.x_hat, runs) < TOLERANCE and not self.is_random
 
     def _find_relation(self, said: str | None) -> bool:
         """Find which other norm, or what behind the norm, explains the output."""
@@ -558,10 +516,10 @@ class Subject:
 
     def _find_relative(self, said: str | None) -> bool:
         """Find which norm of another kind, in groups or by heads explains it."""
-        before = self.definition if said else None
+        before, runs = self.definition if said else None, self.runs
         for relative in recognition.relatives_of(self.shape, said, self.has_condition):
             self.definition = relative
-            if self._holds_as_many(self.definition) and self._fits():
+            if self._holds_as_many(self.definition) and self._fits(runs):
                 break
         else:
             if before:

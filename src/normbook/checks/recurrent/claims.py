@@ -20,6 +20,7 @@ from normbook.checks.claim import DoesNotApply, Fault, NotTested, claim
 from normbook.checks.copies import copy_of
 from normbook.checks.recurrent.handling import HANDLING_CLAIMS, INPUTS_ARE_KEPT, Case
 from normbook.checks.recurrent.layers import (
+    INVARIANT,
     Stack,
     compared,
     order_of_states,
@@ -28,7 +29,13 @@ from normbook.checks.recurrent.layers import (
     returned_twice,
     upper_fault,
 )
-from normbook.checks.recurrent.probe import EXACT, Probe, probe_of, relative_change
+from normbook.checks.recurrent.probe import (
+    EXACT,
+    Probe,
+    probe_of,
+    relative_change,
+    set_dropout,
+)
 from normbook.checks.recurrent.states import (
     early_state,
     exchanged,
@@ -62,17 +69,19 @@ GRADIENTS = "the gradients are those of the outputs"
 USED = "every parameter has a part in the outputs"
 ZEROS = "a state of zeros gives finite outputs and gradients"
 
+REST_IS_NOT_TESTED = Finding(
+    REST,
+    None,
+    "the runs are in float64, over whole sequences, without dropout",
+    "Test those by themselves.",
+)
+
 MEND = "Mend that first."
 CURE_ONE = "Check one with a single layer and direction, too."
 MANY_STEPS = 40
 INSIDE_THE_LOOP = (
     "Take the statistics of one example at one step, inside the loop over time."
 )
-
-# A normalization forgets the scale of what it takes up to eps, and up to a bias that is
-# added inside it: INVARIANT lies far above that and far below what another scale does
-# without a normalization, about 0.5.
-INVARIANT = 0.15
 
 # Central differences of fourth order: they err by 1e-8 or less, but where a sigma is
 # small, as of a few units, which a smaller step shows.
@@ -106,34 +115,24 @@ def recurrent_findings(
                 return [random]
             others, pieces = _other_examples(probe), _pieces(probe)
             raw = _carried(probe)
-            why = ""
-            if pieces.passed is False and "raises" not in pieces.reason:
-                why = "the states that are given or returned are not the states"
-            if not probe.is_single:
-                stack = Stack(probe)
-                if order_of_states(stack) or returned_twice(stack):
-                    why = "the states that are returned are not those of their layers"
-            if why:  # no state is what it seems
+            if why := _why_no_state(probe, pieces):
                 raw = Finding(RAW, None, why, MEND)
             step = _step(probe) if raw.passed and others.passed else None
             found = compared(probe)[0] if step and not probe.layer.training else None
             mixed = probe._replace(kept=found[1].kept) if found else probe
-            gates = _gates(mixed, raw, others)
-            if raw.passed and others.passed is False:
-                gates[-1] = _norm_of_candidate(probe)
-            if step and "a by " in step.reason and "of each gate" not in step.reason:
-                why = "the gates are normalized in another way"
-                gates = [
-                    Finding(f.name, None, why) if f.other == "norm of each gate" else f
-                    for f in gates
-                ]
+            gates = _gates(mixed, step) if step else _no_gates(probe, raw)
             rest = [test(probe) for test in (_later_steps, _padding, _calls)]
             rest += [pieces, _layouts(probe)]
             upper, same = _upper(probe), _same_in_evaluation(layer, probe)
         why = "the state is not carried as it is, or the examples not apart"
         step = step or Finding(CELL, None, why, MEND)
         by_gradient = (_redundant_biases, _gradients, _zeros)
-        rest += [*(test(probe) for test in by_gradient), upper, same, _rest(probe)]
+        rest += [
+            *(test(probe) for test in by_gradient),
+            upper,
+            same,
+            REST_IS_NOT_TESTED,
+        ]
         used = _used(probe)
         rest += [] if used.passed else [used]
         # What is wrong in the step says more than what h does not see.
@@ -157,6 +156,17 @@ def recurrent_findings(
                 for f in rest
             ]
         return [*axes, *wrong, raw, *named_first, *gates, others, *rest, *handled]
+
+
+def _why_no_state(probe: Probe, pieces: Finding) -> str:
+    """Say why no state is what it seems, if so."""
+    if not probe.is_single:
+        stack = Stack(probe)
+        if order_of_states(stack) or returned_twice(stack):
+            return "the states that are returned are not those of their layers"
+    if pieces.passed is False and "raises" not in pieces.reason:
+        return "the states that are given or returned are not the states"
+    return ""
 
 
 @claim(AXES)
@@ -190,7 +200,7 @@ def _turned_output(probe: Probe) -> Fault:
 @claim(RAW)
 def _carried(probe: Probe) -> Fault | str:
     n = 2 * probe.units[1]
-    x, (h, c) = probe.draw(n, probe.sizes[2]), probe.states(n)
+    x, h, c = probe.point(n)
     c_1 = {k: probe.step(x, h, k * c)[1] for k in (0, 1, 2, 10, 100)}
     bend = relative_change(2 * (c_1[1] - c_1[0]), c_1[2] - c_1[0], c_1[0])
     if bend < EXACT:
@@ -225,18 +235,25 @@ def _carried(probe: Probe) -> Fault | str:
     return Fault(reason, "Normalize c only on its way to h, and carry c itself.")
 
 
-def _gates(probe: Probe, raw: Finding, others: Finding) -> list[Finding]:
-    """Test what the forget gate tells, of a layer that carries c itself."""
-    if not (raw.passed and others.passed):
+def _no_gates(probe: Probe, raw: Finding) -> list[Finding]:
+    """Say why the gates are not tested."""
+    why = "only a state that is carried as it is shows the gates"
+    if raw.passed:
         why = "the statistics are those of several examples"
-        if not raw.passed:
-            why = "only a state that is carried as it is shows the gates"
-        return [Finding(n, None, why) for n in (NORMED, TERMS, TOGETHER, OUTPUT)]
+    gates = [Finding(n, None, why) for n in (NORMED, TERMS, TOGETHER)]
+    return [
+        *gates,
+        _norm_of_candidate(probe) if raw.passed else Finding(OUTPUT, None, why),
+    ]
+
+
+def _gates(probe: Probe, step: Finding) -> list[Finding]:
+    """Test what the forget gate tells, of a layer that carries c itself."""
     n = 2 * max(probe.units) + 8
-    x, (h, c) = probe.draw(n, probe.sizes[2]), probe.states(n)
-    a = _logit(probe, 5 * x, 5 * h)
+    x, h, c = probe.point(n)
+    a = _forget(probe, 5 * x, 5 * h).logit()
     by_x, by_h, by_both = (
-        relative_change(a, _logit(probe, k * x, m * h), a.mean(0))
+        relative_change(a, _forget(probe, k * x, m * h).logit(), a.mean(0))
         for k, m in ((10, 5), (5, 10), (10, 10))
     )
     seen = (
@@ -255,18 +272,19 @@ def _gates(probe: Probe, raw: Finding, others: Finding) -> list[Finding]:
             cure = "Give each term its own layer norm, or give the cell another name."
             terms = Finding(TERMS, None, reason, cure, "norm of the sum")
         together = _together(probe)
+        is_otherwise = "a by " in step.reason and "of each gate" not in step.reason
+        if together.other and is_otherwise:
+            why = "the gates are normalized in another way"
+            together = Finding(TOGETHER, None, why)
     else:
         rest = "no normalization was found"
         why = "nothing is normalized before the gates"
         for term, change in (("x", by_x), ("h", by_h)):
             if change < INVARIANT:
                 rest = why = f"only W_{term} {term} is normalized"
-        zeros = torch.zeros_like(c)
-        f = probe.step(x, h, zeros + 1)[1] - probe.step(x, h, zeros)[1]
-        if f.min() < -0.01 or f.max() > 1.01:
-            seen += (
-                f". The forget gate is {f.min():.2g} to {f.max():.2g}, outside 0 to 1"
-            )
+        low, high = probe.forget_gate(x, h).aminmax()
+        if low < -0.01 or high > 1.01:
+            seen += f". The forget gate is {low:.2g} to {high:.2g}, outside 0 to 1"
             rest = "a norm behind the sigmoids, perhaps"
         cure = "Put layer norm around W_h h and around W_x x."
         normed = Finding(NORMED, False, f"{seen}; {rest}.", cure)
@@ -283,7 +301,7 @@ def _together(probe: Probe) -> Fault | str:
     """
     n = 2 * max(probe.units) + 8
     x, (h, _) = probe.draw(1, probe.sizes[2]).expand(n, -1), probe.states(n)
-    a = _logit(probe, x, h)
+    a = _forget(probe, x, h).logit()
     _, spreads, directions = torch.linalg.svd(a - a.mean(0), full_matrices=False)
     if spreads[0] < EXACT:
         raise DoesNotApply("f does not depend on h_0")
@@ -322,7 +340,7 @@ def _output(probe: Probe, x: Tensor, h: Tensor, c: Tensor) -> Finding:
 def _bounded(probe: Probe) -> Fault | None:
     """Let c grow: o tanh(...) stays below 1, and o c has the sign of c."""
     n = 40
-    x, (h, c) = probe.draw(n, probe.sizes[2]), probe.states(n)
+    x, h, c = probe.point(n)
     (some, _), (h_1, c_1) = (probe.step(x, h, k * c) for k in (10, 100))
     if h_1.shape != c_1.shape or not h_1.abs().max() > 3 * some.abs().max() > 3:
         return None
@@ -349,7 +367,7 @@ def _norm_of_candidate(probe: Probe) -> Fault:
     if not probe.is_single or not probe.is_batch_norm():
         raise DoesNotApply("the statistics are those of several examples")
     plain = plain_copy(probe._replace(layer=evaluating(copy_of(probe.layer))))
-    x, (h, c) = probe.draw(8, probe.sizes[2]), probe.states(8)
+    x, h, c = probe.point(8)
     norms = {
         name: module
         for name, module in plain.layer.named_modules()
@@ -387,7 +405,7 @@ def _norm_of_candidate(probe: Probe) -> Fault:
 
 @claim(LATER)
 def _later_steps(probe: Probe) -> Fault | None:
-    x, states = probe.draw(*probe.sizes), probe.states(probe.sizes[1])
+    x, *states = probe.inputs()
     moved = torch.cat([x[:-1], probe.draw(*x[-1:].shape)])
     why = "each step sees all others in two directions"
     change = probe.early_change(states, x, moved, why)
@@ -431,7 +449,7 @@ def _padding(probe: Probe) -> Fault | None:
         raise DoesNotApply("a cell sees one step")
     if not probe.is_single and not _later_steps(probe).passed:
         raise DoesNotApply("h depends on later steps")
-    x, states = probe.draw(*probe.sizes), probe.states(probe.sizes[1])
+    x, *states = probe.inputs()
     padded = torch.cat([x[:-1], 0 * x[-1:]])
     why = "the other direction begins in the padding"
     change = probe.early_change(states, x[:-1], padded, why)
@@ -449,7 +467,7 @@ def _padding(probe: Probe) -> Fault | None:
 def _calls(probe: Probe) -> Fault | None:
     if probe.is_cell:
         raise DoesNotApply("a cell sees one step")
-    x, (h, c) = probe.draw(*probe.sizes), probe.states(probe.sizes[1])
+    x, h, c = probe.inputs()
     try:
         first, second = (probe.run_stack(x)[0] for _ in range(2))
     except LayerError as error:
@@ -485,7 +503,7 @@ def _calls(probe: Probe) -> Fault | None:
 def _pieces(probe: Probe) -> Fault | None:
     if not probe.is_single:
         raise NotTested("only one layer of one direction is cut", CURE_ONE)
-    x, (h, c) = probe.draw(*probe.sizes), probe.states(probe.sizes[1])
+    x, h, c = probe.inputs()
     out, h_last, c_last = probe.run(x, h, c)
     middle = len(x) // 2
     early, h_0, c_0 = probe.run(x[:middle], h, c)
@@ -520,7 +538,7 @@ def _pieces(probe: Probe) -> Fault | None:
 def _layouts(probe: Probe) -> Fault | None:
     if probe.is_cell or not probe.is_single:
         raise DoesNotApply("there is one shape")
-    x, (h, c) = probe.draw(*probe.sizes), probe.states(probe.sizes[1])
+    x, h, c = probe.inputs()
     expected = probe.run(x, h, c)[0]
     other = probe._replace(stacked=1 if probe.stacked is None else None)
     try:
@@ -594,22 +612,16 @@ def _upper(probe: Probe) -> Fault | str:
 
 def _same_in_evaluation(layer: nn.Module, probe: Probe) -> Finding:
     """Evaluate twice, with dropout where the layer has a place for it."""
-    twin, has_place = evaluating(copy_of(layer)).double(), False
-    for module in twin.modules():
-        if isinstance(module, nn.modules.dropout._DropoutNd):
-            module.p, has_place = 0.5, True
-        share = getattr(module, "dropout", None)
-        # As in nn.LSTM it may mean nothing to a single layer.
-        if isinstance(share, float) and (share or not probe.is_single):
-            vars(module)["dropout"], has_place = 0.5, True
-    if not has_place:
+    twin = evaluating(copy_of(layer)).double()
+    # As in nn.LSTM a share of 0 may mean nothing to a single layer.
+    if not set_dropout(twin, 0.5, also_none=not probe.is_single):
         return Finding(SAME, None, "the layer has no dropout that can be set")
     return _evaluated(probe._replace(layer=twin))
 
 
 @claim(SAME)
 def _evaluated(probe: Probe) -> Fault | None:
-    x, states = probe.draw(*probe.sizes), probe.states(probe.sizes[1])
+    x, *states = probe.inputs()
     change = relative_change(*(probe.run(x, *states)[0] for _ in range(2)))
     if change < EXACT:
         return None
@@ -618,12 +630,6 @@ def _evaluated(probe: Probe) -> Fault | None:
         "evaluation, too.",
         "Pass self.training to dropout, or use nn.Dropout.",
     )
-
-
-@claim(REST)
-def _rest(probe: Probe) -> Fault | None:
-    why = "the runs are in float64, over whole sequences, without dropout"
-    raise NotTested(why, "Test those by themselves.")
 
 
 @claim(OTHERS)
@@ -812,13 +818,7 @@ def _loss_and_slopes(
 
 
 def _forget(probe: Probe, x: Tensor, h: Tensor) -> Tensor:
-    zeros = x.new_zeros(len(x), probe.units[1])
-    f = probe.step(x, h, zeros + 1)[1] - probe.step(x, h, zeros)[1]
-    return f.clamp(1e-12, 1 - 1e-12)
-
-
-def _logit(probe: Probe, x: Tensor, h: Tensor) -> Tensor:
-    return _forget(probe, x, h).logit()
+    return probe.forget_gate(x, h).clamp(1e-12, 1 - 1e-12)
 
 
 def _span(values: Tensor) -> str:

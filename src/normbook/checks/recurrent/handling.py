@@ -128,7 +128,7 @@ def same_in_both_modes(case: Case) -> Fault | str | None:
     if not probe.layer.training:
         return _drawn(case)
     other = probe._replace(layer=evaluating(copy_of(probe.layer)))
-    x, states = probe.draw(*probe.sizes), probe.states(probe.sizes[1])
+    x, *states = probe.inputs()
     with torch.no_grad():
         in_training, in_evaluation = (p.run(x, *states)[0] for p in (probe, other))
         change = relative_change(in_training, in_evaluation)

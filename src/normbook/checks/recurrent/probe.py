@@ -48,6 +48,14 @@ class Probe(NamedTuple):
         h, c = (self.draw(examples, units) for units in self.units)
         return h, c
 
+    def inputs(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Draw x (T, N, D), h and c."""
+        return (self.draw(*self.sizes), *self.states(self.sizes[1]))
+
+    def point(self, examples: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Draw x (N, D), h and c of one step."""
+        return (self.draw(examples, self.sizes[2]), *self.states(examples))
+
     def run(self, x: Tensor, h: Tensor, c: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Run over x (T, N, D); all layers begin with h and c of shape (N, H)."""
         if self.is_cell:
@@ -87,9 +95,14 @@ class Probe(NamedTuple):
         )
         return h_1, c_1
 
+    def forget_gate(self, x: Tensor, h: Tensor) -> Tensor:
+        """Return what of c is in c_1, which is linear in it."""
+        zeros = x.new_zeros(len(x), self.units[1])
+        return self.step(x, h, zeros + 1)[1] - self.step(x, h, zeros)[1]
+
     def change_by_the_first(self) -> float:
         """Return how another first example, in input and states, changes the others."""
-        x, (h, c) = self.draw(*self.sizes), self.states(self.sizes[1])
+        x, h, c = self.inputs()
         signs = torch.ones_like(x[0, :, :1])
         signs[0] = -1
         before, after = (self.run(s * x, s * h, s * c)[0] for s in (1, signs))
@@ -103,7 +116,7 @@ class Probe(NamedTuple):
         return other.change_by_the_first() < EXACT
 
     def early_change(
-        self, states: tuple[Tensor, Tensor], x: Tensor, other: Tensor, why: str
+        self, states: Sequence[Tensor], x: Tensor, other: Tensor, why: str
     ) -> float:
         """Return how two inputs change h at all steps but the last.
 
@@ -161,7 +174,7 @@ def probe_of(layer: nn.Module, sizes: Sequence[int] | None, eps: float | None) -
             if parameter.ndim == 2 and min(parameter.shape) > 1:
                 columns = parameter.shape[1]
                 parameter.copy_(probe.draw(*parameter.shape) * columns**-0.5)
-        inputs = probe.draw(*probe.sizes), *probe.states(examples)
+        inputs = probe.inputs()
         try:
             first = probe.run(*inputs)[0]
         except LayerError as error:
@@ -205,12 +218,20 @@ def _why_it_fails(
 def _twin(layer: nn.Module) -> nn.Module:
     """Copy the layer, in training mode and without dropout."""
     twin = copy_of(layer).train().requires_grad_()
-    for module in twin.modules():
-        if isinstance(module, nn.modules.dropout._DropoutNd):
-            module.p = 0.0
-        if isinstance(getattr(module, "dropout", None), float):
-            vars(module)["dropout"] = 0.0  # as in nn.LSTM
+    set_dropout(twin, 0.0)
     return twin
+
+
+def set_dropout(layer: nn.Module, share: float, *, also_none: bool = True) -> bool:
+    """Set all dropout, as nn.LSTM has it too; return whether there is any."""
+    is_there = False
+    for module in layer.modules():
+        if isinstance(module, nn.modules.dropout._DropoutNd):
+            module.p, is_there = share, True
+        old = getattr(module, "dropout", None)
+        if isinstance(old, float) and (old or also_none):
+            vars(module)["dropout"], is_there = share, True
+    return is_there
 
 
 def _call(layer: nn.Module, shape: Sequence[int]) -> tuple[bool, tuple[Tensor, Tensor]]:

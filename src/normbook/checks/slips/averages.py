@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from normbook.checks.layer.subject import TOLERANCE, largest
+from normbook.checks.tensors import TOLERANCE, is_near, largest, rows
 
 OTHER = {"mean": "the variance of the batch", "variance": "the mean of the batch"}
 
@@ -28,24 +28,24 @@ def statistics_of(x: Tensor, moved_mean: Tensor) -> dict[str, Tensor]:
 
     ``moved_mean`` is the running mean after the batch.
     """
-    rows = x.double().movedim(1, -1).flatten(0, -2)
-    mean, var = rows.mean(0), rows.var(0, correction=0)
+    each = rows(x.double())
+    mean, var = each.mean(0), each.var(0, correction=0)
     return {
         "the mean of the batch": mean,
         "the variance of the batch": var,
         "the standard deviation of the batch": var.sqrt(),
-        "the mean square E[x^2] of the batch, not the variance,": rows.square().mean(0),
+        "the mean square E[x^2] of the batch, not the variance,": each.square().mean(0),
         "the square of the mean of the batch": mean.square(),
         "the variance of the batch about the running mean, already moved,": (
-            (rows - moved_mean).square().mean(0)
+            (each - moved_mean).square().mean(0)
         ),
-        "the mean of the absolute values of the batch": rows.abs().mean(0),
-        "the mean of all channels of the batch": rows.mean().expand_as(mean),
-        "the variance of all channels together": rows.var(correction=0).expand_as(var),
+        "the mean of the absolute values of the batch": each.abs().mean(0),
+        "the mean of all channels of the batch": each.mean().expand_as(mean),
+        "the variance of all channels together": each.var(correction=0).expand_as(var),
         "the variance over the examples alone": _over_axis(x, 0),
         "the variance over the positions alone": _over_axis(x, *range(2, x.dim())),
         "the first example's mean": x[0].double().reshape(len(mean), -1).mean(1),
-        "the sum of the batch": rows.sum(0),
+        "the sum of the batch": each.sum(0),
         "1": torch.ones_like(mean),
     }
 
@@ -54,7 +54,7 @@ def _over_axis(x: Tensor, *axes: int) -> Tensor:
     if not axes:
         return x.new_zeros(x.shape[1]).double()
     var = x.double().var(axes, correction=0, keepdim=True)
-    return var.movedim(1, -1).flatten(0, -2).mean(0)
+    return rows(var).mean(0)
 
 
 def explained(
@@ -66,7 +66,7 @@ def explained(
     if not ok.any():
         return None
     old, new = old[:, ok], new[:, ok]
-    if largest(new - old) < 1e-9 * max(largest(new), 1.0):
+    if is_near(new, old, 1e-9, 1.0):
         return Taken(1.0, 0.0, "nothing")
     for what in batches[0]:
         of = torch.stack([batch[what][ok] for batch in batches])

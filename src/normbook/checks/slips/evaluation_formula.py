@@ -14,8 +14,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from normbook.checks.layer.recognition import MEANS
-
-NEAR = 1e-3
+from normbook.checks.tensors import is_near
 
 
 class Lines(NamedTuple):
@@ -54,7 +53,7 @@ def formula(lines: Lines, held: Mapping[str, Tensor]) -> str:
         for (name, gain), (root, by) in itertools.product(
             _gains(lines).items(), _divisors(held[var], lines.eps, var).items()
         ):
-            if _fits(lines.slope, gain / by):
+            if is_near(lines.slope, gain / by):
                 found = _height(lines, held[mean], mean, (name, gain), (root, by))
                 if found:
                     slope = name if root == "1" else f"{name} / {root}"
@@ -71,7 +70,7 @@ def wrong_height(lines: Lines, held: Mapping[str, Tensor]) -> str:
     means = [name for name in held if name.rpartition(".")[2] in MEANS]
     for var, mean in itertools.product(held, means):
         by = (held[var] + lines.eps).clamp_min(0).sqrt()
-        if var == mean or not _fits(lines.slope, lines.gain / by):
+        if var == mean or not is_near(lines.slope, lines.gain / by):
             continue
         root = f"sqrt({var} + eps)"
         found = _height(lines, held[mean], mean, ("gain", lines.gain), (root, by))
@@ -135,7 +134,7 @@ def _height(
     )
     for (s, p), (t, q) in pairs:
         value = s * lines.bias * times[p][0] - t * mean * times[q][0]
-        if not _fits(lines.height, value):
+        if not is_near(lines.height, value):
             continue
         slips = []
         if s != 1 or p != "1":
@@ -157,7 +156,3 @@ def _part(sign: float, what: str, times: str) -> str:
     if times.startswith("1 / "):
         return f"{size}{what} / {times[4:]}"
     return f"{size}{what}" if times == "1" else f"{size}{what} * {times}"
-
-
-def _fits(seen: Tensor, value: Tensor) -> bool:
-    return float((seen - value).abs().max()) < NEAR * float(seen.abs().max())

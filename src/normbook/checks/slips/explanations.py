@@ -8,20 +8,26 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from normbook.checks.layer.subject import LARGE, TOLERANCE, Subject, fit, largest
+from normbook.checks.layer.subject import Subject
 from normbook.checks.slips.affine_values import described, nearest
+from normbook.checks.tensors import (
+    TOLERANCE,
+    Axes,
+    Formula,
+    Runs,
+    fit,
+    largest,
+    other_axes,
+)
 
 ORDINALS = {2: "second", 3: "third", 4: "fourth"}
-
-Formula = Callable[[Tensor], Tensor]
-Axes = tuple[int, ...]
 
 
 def _mean(x: Tensor, axes: Axes) -> Tensor:
@@ -70,28 +76,9 @@ DIVISORS: dict[str, Formula] = {
 }
 
 
-class _Runs(NamedTuple):
-    """Three batches and what the layer gives for them."""
-
-    inputs: list[Tensor]
-    outputs: list[Tensor]
-
-    def holds(self, z: Formula, along: Axes) -> bool:
-        """Return whether y = a z + b, with a and b that differ along axes only."""
-        a = b = torch.zeros(())
-        for k, (x, y) in enumerate(zip(self.inputs, self.outputs, strict=True)):
-            x_hat = z(x)
-            if k == 0:
-                a, b = fit(y, x_hat, along)
-            if not largest(a * x_hat + b - y) < TOLERANCE * largest(y - b):
-                return False
-        return True
-
-
 def explanation(subject: Subject) -> tuple[str, str]:
     """Say which of all formulas the outputs are those of, and a cure; or nothing."""
-    inputs = [subject.draw(seed, LARGE * max(seed, 1)) for seed in range(3)]
-    runs = _Runs(inputs, [subject.output(x) for x in inputs])
+    runs = subject.runs
     for look in (_by_parts, _by_order, _by_gains, _by_axes, _by_formula, _by_output):
         if text := look(subject, runs):
             dim = len(subject.shape)
@@ -104,7 +91,7 @@ def _subsets(dim: int) -> list[Axes]:
     return [s for size in every for s in itertools.combinations(every, size + 1)]
 
 
-def _by_parts(subject: Subject, runs: _Runs) -> str:
+def _by_parts(subject: Subject, runs: Runs) -> str:
     """Look for parts of a batch with statistics of their own, or with a common mean."""
     if subject.kind != "batch":
         return ""
@@ -132,7 +119,7 @@ def _by_parts(subject: Subject, runs: _Runs) -> str:
     return ""
 
 
-def _by_order(subject: Subject, runs: _Runs) -> str:
+def _by_order(subject: Subject, runs: Runs) -> str:
     """Look for gain and bias in front of the norm, and for a second norm."""
     if subject.as_set is None or not subject.names:
         return ""
@@ -144,7 +131,7 @@ def _by_order(subject: Subject, runs: _Runs) -> str:
     return ""
 
 
-def _by_gains(subject: Subject, runs: _Runs) -> str:
+def _by_gains(subject: Subject, runs: Runs) -> str:
     """Look for the axes along which gain and bias differ, where x_hat is right."""
     shape, own = subject.shape, _parameter_axes(subject)
     for along in _subsets(len(shape)):
@@ -228,7 +215,7 @@ def _own_axes(subject: Subject) -> Axes:
     return subject.definition.axes(dim + (subject.kind == "group"))
 
 
-def _by_axes(subject: Subject, runs: _Runs) -> str:
+def _by_axes(subject: Subject, runs: Runs) -> str:
     """Look for the axes of the mean and those of the variance."""
     own = _own_axes(subject)
     # Gain and bias are on the last axis, too, where a kind has them on axis 1.
@@ -276,7 +263,7 @@ def _normalized(
     return z
 
 
-def _by_output(subject: Subject, runs: _Runs) -> str:
+def _by_output(subject: Subject, runs: Runs) -> str:
     """Find out whether the output itself has mean 0 and mean square 1."""
     mean_of = subject.definition.mean
     for y in runs.outputs:
@@ -286,7 +273,7 @@ def _by_output(subject: Subject, runs: _Runs) -> str:
     return "what comes out is itself normalized: gain and bias act before the norm"
 
 
-def _by_formula(subject: Subject, runs: _Runs) -> str:
+def _by_formula(subject: Subject, runs: Runs) -> str:
     """Look for what is subtracted and what the rest is divided by."""
     along = _parameter_axes(subject)
     view, axes = next(iter(_views(subject))).of, _own_axes(subject)
@@ -299,7 +286,7 @@ def _by_formula(subject: Subject, runs: _Runs) -> str:
 
     def by(x: Tensor, c: Formula, d: Formula) -> Tensor:
         parts = view(x)
-        rest = [axis for axis in range(parts.dim()) if axis not in axes]
+        rest = other_axes(parts.dim(), *axes)
         rows = parts.permute(*rest, *axes).flatten(len(rest))
         sizes = [1 if axis in axes else n for axis, n in enumerate(parts.shape)]
         z = (parts - c(rows).reshape(sizes)) / d(rows).reshape(sizes)

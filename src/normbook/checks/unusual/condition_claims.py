@@ -12,9 +12,10 @@ import normbook.checks.layer.recognition as recognition
 from normbook.checks.calls import LayerError, Way, call, called
 from normbook.checks.claim import Claim, DoesNotApply, Fault, Note, NotTested, claim
 from normbook.checks.copies import copy_of
-from normbook.checks.layer.subject import TOLERANCE, Given, Subject, largest
+from normbook.checks.layer.subject import Given, Subject
 from normbook.checks.report import Finding
 from normbook.checks.slips.explanations import explanation
+from normbook.checks.tensors import TOLERANCE, largest
 from normbook.checks.unusual.conditions import Conditioned, is_first
 
 # From the fewest values to the most: what is normalized over few is over many, too.

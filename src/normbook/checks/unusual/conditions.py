@@ -19,7 +19,8 @@ from torch import Tensor, nn
 import normbook.checks.layer.recognition as recognition
 from normbook.checks.calls import LayerError, Way, call, called
 from normbook.checks.copies import copy_of
-from normbook.checks.layer.subject import TOLERANCE, Given, draw, largest
+from normbook.checks.layer.subject import Given
+from normbook.checks.tensors import TOLERANCE, draw, largest
 from normbook.checks.unusual.padding import More, is_choice
 
 Made = Callable[[Tensor, int], Tensor]  # a condition for x, of a sign

@@ -18,9 +18,17 @@ from torch.nn import functional
 
 from normbook.checks.claim import NotTested
 from normbook.checks.layer.recognition import eps_of
-from normbook.checks.layer.subject import LARGE, TOLERANCE, Subject, draw, fit, largest
+from normbook.checks.layer.subject import Subject
+from normbook.checks.tensors import (
+    LARGE,
+    TOLERANCE,
+    Formula,
+    draw,
+    fit,
+    largest,
+    other_axes,
+)
 
-Formula = Callable[[Tensor], Tensor]
 Sized = Callable[[Tensor, tuple[int, ...]], Tensor]  # a size along axes
 
 
@@ -38,7 +46,7 @@ Misfits = Callable[[Subject], Iterator[Misfit]]
 def _channels_and_positions(dims: int) -> Iterator[tuple[int, tuple[int, ...]]]:
     """Yield where the channels may be, with the axes of the positions."""
     for channel in dict.fromkeys((1, dims - 1)):
-        yield channel, tuple(axis for axis in range(1, dims) if axis != channel)
+        yield channel, other_axes(dims, 0, channel)
 
 
 def _draws(subject: Subject, count: int = 3, scale: float = 1.0) -> list[Tensor]:
@@ -212,7 +220,7 @@ def _moving_line(subject: Subject, channel: int, what: str = "") -> Misfit:
     With y = s x + h, 1 / s^2 must be a sum of 1, the variance and the squared mean, and
     h one of 1, s and s times the mean: with fixed shares, in more batches than shares.
     """
-    rest = tuple(axis for axis in range(len(subject.shape)) if axis != channel)
+    rest = other_axes(len(subject.shape), channel)
     terms, squares, heights = [], [], []
     for x in _draws(subject, 8):
         y = subject.output(x)
@@ -309,7 +317,7 @@ def renormalized(subject: Subject) -> Iterator[Misfit]:
     of the batch, and the output at its mean, are lines that are cut off, and have one
     slope. Where all is cut off at the same value it is a batch norm.
     """
-    rest = tuple(axis for axis in range(len(subject.shape)) if axis != 1)
+    rest = other_axes(len(subject.shape), 1)
     eps = eps_of(subject.layer, subject.dtype) or 0.0
     seen: list[Tensor] = []
     for seed, scale in enumerate((0.05, 0.3, 0.6, 1.0, 1.5, 3.0, 20.0)):
@@ -418,7 +426,7 @@ def cumulative(subject: Subject) -> Iterator[Misfit]:
         return
 
     def so_far(x: Tensor, time: int) -> Tensor:
-        rest = tuple(axis for axis in range(1, dim) if axis != time)
+        rest = other_axes(dim, 0, time)
         steps = torch.ones_like(x).cumsum(time)
         return x.mean(rest, keepdim=True).cumsum(time).expand_as(x) / steps
 

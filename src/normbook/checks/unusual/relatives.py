@@ -18,7 +18,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 import normbook.checks.unusual.relative_formulas as formulas
 from normbook.checks.claim import Claim, Fault, NotTested
-from normbook.checks.layer.subject import TOLERANCE, Subject
+from normbook.checks.layer.subject import Subject
+from normbook.checks.tensors import TOLERANCE
 
 CURE = "Compare the layer with its source."
 
