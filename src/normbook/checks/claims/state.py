@@ -55,7 +55,10 @@ def no_graph(subject: Subject) -> Fault | None:
             "moves them as well, by weight decay or by what evaluation gives them.",
             'Use self.register_buffer("running_mean", ...), or requires_grad=False.',
         )
-    short, long = (_held(trained(subject, count)) for count in (STEPS, 2 * STEPS))
+    short, long = (
+        {n: graph_nodes(t) for n, t in tensors_of(layer) if t.grad_fn is not None}
+        for layer in (trained(subject, STEPS), trained(subject, 2 * STEPS))
+    )
     if not long:
         return None
     name, last = next(iter(long.items()))
@@ -73,10 +76,6 @@ def no_graph(subject: Subject) -> Fault | None:
         f"{name} keeps the autograd graph of {reason} deepcopy refuses.",
         "Update under torch.no_grad(), or from mean.detach() and var.detach().",
     )
-
-
-def _held(layer: nn.Module) -> dict[str, int]:
-    return {n: graph_nodes(t) for n, t in tensors_of(layer) if t.grad_fn is not None}
 
 
 @claim("deepcopy and pickle work after training, and copy the statistics")
@@ -198,18 +197,14 @@ def _grad_fault(subject: Subject, layer: nn.Module, when: str) -> Fault | None:
     )
 
 
-def _few(subject: Subject, seed: int) -> Tensor:
-    return draw(subject.small, seed, 1.0).to(subject.dtype)
-
-
 def _need_pure_evaluation(subject: Subject) -> None:
     """Leave a claim where an evaluation depends on more than x and what is held."""
-    x, layer = _few(subject, 9), subject.fresh()
+    x, layer = batch_for(subject, 9), subject.fresh()
     cure = "Mend the evaluation first."
     try:
         expected = evaluate(layer, x)
         recorded = evaluate(layer, x, is_recorded=True)
-        call(evaluating(layer), _few(subject, 10))
+        call(evaluating(layer), batch_for(subject, 10))
         is_pure = alike(expected, recorded) and alike(evaluate(layer, x), expected)
     except LayerError as error:
         raise NotTested(f"a fresh layer cannot evaluate: {error}", cure) from error
@@ -268,10 +263,10 @@ def in_evaluation(subject: Subject) -> Fault | None:
 def follows(subject: Subject) -> Fault | None:
     """Evaluate, then change what the layer holds, in two ways, and evaluate again."""
     _need_pure_evaluation(subject)
-    x = _few(subject, 9)
+    x = batch_for(subject, 9)
     other = subject.fresh()
     subject.set_affine(1, other)
-    call(other, _few(subject, 8))
+    call(other, batch_for(subject, 8))
     changed = changed_by_loading(other, subject.fresh(), subject.eps)
     if changed and subject.claims_no_statistics:  # else a claim of its own tells it
         return Fault(f"load_state_dict changes what it loads: {changed}.", AS_SAVED)
@@ -287,7 +282,7 @@ def follows(subject: Subject) -> Fault | None:
         call(evaluating(seen), x)
         for layer in (seen, fresh):
             layer.train()
-            call(layer, _few(subject, 8))
+            call(layer, batch_for(subject, 8))
         after = "after a batch in training mode behind an evaluation"
         if alike(evaluate(seen, x), evaluate(fresh, x)):
             return None

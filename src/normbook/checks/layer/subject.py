@@ -139,9 +139,7 @@ class Subject:
             told = recognition.eps_of(self.layer, self.dtype)
         self.is_eps_told = told is not None
         self.eps = self._eps_by_behaviour() if told is None else float(told)
-        self._find_what_is_added_to_the_gain()
-        self.as_set = self._as_set()
-        self.affine = self._find_affine()
+        self._find_affine()
 
     # What the layer holds.
 
@@ -257,6 +255,10 @@ class Subject:
     def fit(self, y: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
         """Find the gain and bias with which z gives y."""
         return fit(y, z, self.definition.parameter_axes(y.dim()))
+
+    def acting(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Find the gain and bias that act on x_hat for an input."""
+        return self.fit(self.output(x), self.x_hat(x))
 
     @property
     def runs(self) -> Runs:
@@ -525,34 +527,43 @@ class Subject:
             if before:
                 self.definition = before
             return False
+        self.relations += self._relations_to(said)
+        return True
+
+    def _relations_to(self, said: str | None) -> Iterator[Relation]:
+        """Say in which conventions the definition differs from what the name says."""
         definition = self.definition
         if said not in (None, definition.kind):
             is_of = f"{definition.kind} norm".replace("rms", "RMS")
-            reason = f"the class {self.name} says {said} norm, and computes {is_of}"
             why = (
                 ": x over its root mean square, no mean is subtracted. Another scale "
                 "of x changes nothing, a constant added to x does."
             )
-            reason += why if definition.kind == "rms" else "."
-            self.relations.append(Relation(is_of, reason))
-        if definition.groups > 1 and definition.kind in ("rms", "layer"):
-            reason = f"the last axis is normalized in {definition.groups} groups, each "
-            reason += "by itself: only a scale that all of a group share is forgotten."
-            self.relations.append(Relation("groups", reason))
-        if definition.apart:
-            where = f"axis {definition.apart[0]}"
-            if len(definition.apart) > 1:
-                where = f"axes {', '.join(map(str, definition.apart))}"
-            reason = f"each position of {where} has statistics of its own, as the "
-            reason += "frames of a film or the tokens of all heads do."
-            self.relations.append(Relation("positions apart", reason))
-        if definition.further and not self.has_condition:
-            reason = (
-                f"gain and bias differ along axis {definition.further[0]}, too, and the"
+            yield Relation(
+                is_of,
+                f"the class {self.name} says {said} norm, and computes {is_of}"
+                f"{why if definition.kind == 'rms' else '.'}",
             )
-            reason += " statistics run over the last axis: a norm for each head."
-            self.relations.append(Relation("gain per head", reason))
-        return True
+        if definition.groups > 1 and definition.kind in ("rms", "layer"):
+            yield Relation(
+                "groups",
+                f"the last axis is normalized in {definition.groups} groups, each "
+                "by itself: only a scale that all of a group share is forgotten.",
+            )
+        if definition.apart:
+            axes = ", ".join(map(str, definition.apart))
+            yield Relation(
+                "positions apart",
+                f"each position of {'axes' if len(definition.apart) > 1 else 'axis'} "
+                f"{axes} has statistics of its own, as the frames of a film or the "
+                "tokens of all heads do.",
+            )
+        if definition.further and not self.has_condition:
+            yield Relation(
+                "gain per head",
+                f"gain and bias differ along axis {definition.further[0]}, too, and "
+                "the statistics run over the last axis: a norm for each head.",
+            )
 
     def _holds_as_many(self, definition: Definition) -> bool:
         """Return whether gain and bias have as many values as a definition wants."""
@@ -586,9 +597,13 @@ class Subject:
         self.layer = single.to(self.dtype)
 
     def _check_that_it_normalizes(self) -> None:
+        def times_sigma(x: Tensor) -> Tensor:  # a norm with a slip, and no other
+            mean, var = self.definition.moments(x)
+            return (x - mean) * var.sqrt()
+
         x = self.draw(0)
         ratio = self.output(50 * x).std() / self.output(x).std()
-        if ratio > 10 and not self._multiplies():
+        if ratio > 10 and not self.misfit(times_sigma) < TOLERANCE:
             why = why_it_grows(self.output, x)
             why = f" ({why})" if why else ""
             raise ValueError(
@@ -605,15 +620,6 @@ class Subject:
                 "by that batch and then stay, as in ActNorm, it is no norm layer."
             )
 
-    def _multiplies(self) -> bool:
-        """Return whether it multiplies by sigma: a norm with a slip, and no other."""
-
-        def z(x: Tensor) -> Tensor:
-            mean, var = self.definition.moments(x)
-            return (x - mean) * var.sqrt()
-
-        return self.misfit(z) < TOLERANCE
-
     def _eps_by_behaviour(self) -> float:
         """Find the usual eps that explains how small inputs come out; 0 if none."""
         sigmas = [10.0**-power for power in range(1, 7)]
@@ -627,15 +633,31 @@ class Subject:
                     return eps
         return USUAL_EPS[0]
 
-    def _find_what_is_added_to_the_gain(self) -> None:
-        """Find out whether it is 1 + gain that acts, as where weights begin at 0."""
-        gain = self.spread(self.gain)
-        if gain is None or not self.is_right_up_to_scale:
-            return
+    def _find_affine(self) -> None:
+        """Find gain and bias as set, and those that act, in one large input."""
         x = self.draw(4, self.large)
-        a, _ = self.fit(self.output(x), self.x_hat(x))
-        if largest(a - 1 - gain) < 0.01:
-            self.gain_offset = 1.0
+        a, b = self.acting(x)
+        gain = self.spread(self.gain)
+        if gain is not None and self.is_right_up_to_scale:
+            # As where weights begin at 0.
+            self.gain_offset = 1.0 if largest(a - 1 - gain) < 0.01 else 0.0
+        self.as_set = self._as_set()
+        self.affine = a, b
+        if self.as_set is None:
+            self.factor = self._factor_of_batches(a)
+            self.affine = a / self.factor, b
+            return
+        gain, bias = self.as_set
+        if not self.is_right_up_to_scale:
+            self.affine = gain, bias
+            return
+        ratio = a / gain
+        if largest(ratio / ratio.mean() - 1) > 0.01:
+            return
+        self.factor = ratio.mean().item()
+        is_one = abs(self.factor - 1) < TOLERANCE or self.takes_unbiased
+        if is_one and largest(b - bias) < 0.01:
+            self.affine = gain, bias
 
     def _as_set(self) -> tuple[Tensor, Tensor] | None:
         """Return gain and bias as set, spread over an input, where they are known."""
@@ -654,8 +676,7 @@ class Subject:
         if self.kind != "batch" or not self.is_right_up_to_scale:
             return 1.0
         small = self.sized(4)
-        x = draw(small, 4, self.large)
-        at_few, _ = self.fit(self.output(x), self.x_hat(x))
+        at_few, _ = self.acting(draw(small, 4, self.large))
         few, many = (
             math.sqrt(1 - 1 / self.definition.size(shape))
             for shape in (small, self.shape)
@@ -663,20 +684,3 @@ class Subject:
         change = (at_few / a).mean().item()
         is_unbiased = abs(change - few / many) < 0.1 * abs(change - 1)
         return many if is_unbiased else 1.0
-
-    def _find_affine(self) -> tuple[Tensor, Tensor]:
-        """Return the gain and bias that act, spread over an input."""
-        x = self.draw(4, self.large)
-        a, b = self.fit(self.output(x), self.x_hat(x))
-        if self.as_set is None:
-            self.factor = self._factor_of_batches(a)
-            return a / self.factor, b
-        gain, bias = self.as_set
-        if not self.is_right_up_to_scale:
-            return gain, bias
-        ratio = a / gain
-        if largest(ratio / ratio.mean() - 1) > 0.01:
-            return a, b
-        self.factor = ratio.mean().item()
-        is_known = abs(self.factor - 1) < TOLERANCE or self.takes_unbiased
-        return (gain, bias) if is_known and largest(b - bias) < 0.01 else (a, b)

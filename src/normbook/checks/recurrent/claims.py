@@ -406,7 +406,7 @@ def _norm_of_candidate(probe: Probe) -> Fault:
 @claim(LATER)
 def _later_steps(probe: Probe) -> Fault | None:
     x, *states = probe.inputs()
-    moved = torch.cat([x[:-1], probe.draw(*x[-1:].shape)])
+    moved = probe.with_another_end(x)
     why = "each step sees all others in two directions"
     change = probe.early_change(states, x, moved, why)
     if change < EXACT:
@@ -428,7 +428,7 @@ def _why_early(probe: Probe) -> str:
         return ""
     stack = Stack(probe)
     if stack.ways == 2:
-        moved = torch.cat([stack.x[:-1], probe.draw(*stack.x[-1:].shape)])
+        moved = probe.with_another_end(stack.x)
         before, after = (
             stack.run(v, stack.h, stack.c)[0][:-1, :, probe.units[0] :]
             for v in (stack.x, moved)

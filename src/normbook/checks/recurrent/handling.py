@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -45,6 +46,13 @@ def _run(layer: nn.Module, x: Tensor, *states: Tensor) -> tuple[Tensor, ...]:
     return (out, *last) if isinstance(last, tuple | list) else (out, last)
 
 
+def _changed(
+    names: Sequence[str], now: Sequence[Tensor], before: Sequence[Tensor]
+) -> list[str]:
+    rows = zip(names, now, before, strict=False)
+    return [name for name, new, old in rows if not torch.equal(new, old)]
+
+
 HANDLING_CLAIMS: list[Claim[Case]] = []
 
 
@@ -55,8 +63,7 @@ def inputs_are_kept(case: Case) -> Fault | None:
     before = [value.clone() for value in given]
     with torch.no_grad():
         _run(copy_of(case.probe.layer), *given)
-    named = zip(("x", "h_0", "c_0"), given, before, strict=True)
-    written = [name for name, now, old in named if not now.equal(old)]
+    written = _changed(("x", "h_0", "c_0"), given, before)
     if not written:
         return None
     return Fault(
@@ -69,19 +76,14 @@ def inputs_are_kept(case: Case) -> Fault | None:
 @claim("a second call leaves the outputs of the first", HANDLING_CLAIMS)
 def outputs_are_kept(case: Case) -> Fault | None:
     """Call twice without gradients, where memory may be kept."""
-    layer, names = copy_of(case.probe.layer), ("the outputs", "h_n", "c_n")
+    layer = copy_of(case.probe.layer)
     for mode in (case.probe.layer.training, False):
         layer.train(mode)
         with torch.no_grad():
             first = _run(layer, *case.inputs())
             before = [value.clone() for value in first]
             _run(layer, *case.inputs())
-        changed = [
-            name
-            for name, now, old in zip(names, first, before, strict=False)
-            if not torch.equal(now, old)
-        ]
-        if changed:
+        if changed := _changed(("the outputs", "h_n", "c_n"), first, before):
             return Fault(
                 f"a second call changes {' and '.join(changed)} of the first: both "
                 "calls write into one memory.",

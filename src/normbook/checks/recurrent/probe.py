@@ -56,6 +56,10 @@ class Probe(NamedTuple):
         """Draw x (N, D), h and c of one step."""
         return (self.draw(examples, self.sizes[2]), *self.states(examples))
 
+    def with_another_end(self, x: Tensor) -> Tensor:
+        """Return x, of which the last step is drawn anew."""
+        return torch.cat([x[:-1], self.draw(*x[-1:].shape)])
+
     def run(self, x: Tensor, h: Tensor, c: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Run over x (T, N, D); all layers begin with h and c of shape (N, H)."""
         if self.is_cell:
@@ -149,7 +153,8 @@ def probe_of(layer: nn.Module, sizes: Sequence[int] | None, eps: float | None) -
             f"{tuple(sizes)}; leave no axis out."
         )
     shape = (*(max(size, 2) for size in sizes[:-1]), sizes[-1])
-    twin = _twin(layer)
+    twin = copy_of(layer).train().requires_grad_()
+    set_dropout(twin, 0.0)
     is_cell, (h, c) = _call(twin, shape)
     steps, examples = shape[:2] if len(shape) == 3 else (STEPS, shape[0])
     n = h.shape[-2]
@@ -213,13 +218,6 @@ def _why_it_fails(
         f"layer must run in float64, got {error}, and it runs in float32; "
         f"{cure or 'make constants with the dtype of the input'}."
     )
-
-
-def _twin(layer: nn.Module) -> nn.Module:
-    """Copy the layer, in training mode and without dropout."""
-    twin = copy_of(layer).train().requires_grad_()
-    set_dropout(twin, 0.0)
-    return twin
 
 
 def set_dropout(layer: nn.Module, share: float, *, also_none: bool = True) -> bool:

@@ -5,6 +5,7 @@ Each is tried as a share of what it was, and a share of some number of the batch
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import torch
@@ -98,6 +99,7 @@ def in_words(of: Taken, name: str, momentum: object, sizes: tuple[int, int]) -> 
             examples / max(examples - 1, 1)
         ),
         ", with the wrong sign": -1.0,
+        f", times the root of n / (n - 1), n = {n}": math.sqrt(n / (n - 1)),
     }
     share = 1 - kept if abs(1 - kept) > TOLERANCE else (weight or taken)
     factors[f", times (n - 1) / n of n = {n}, not n / (n - 1)"] = (n - 1) / n
@@ -117,7 +119,7 @@ def in_words(of: Taken, name: str, momentum: object, sizes: tuple[int, int]) -> 
     if weight:
         rules |= {
             "it moves twice in each call": abs(kept - (1 - weight) ** 2) < TOLERANCE,
-            "momentum is the weight of the old value": (
+            "old and new value have each other's weight, momentum": (
                 abs(kept - weight) < TOLERANCE < abs(1 - 2 * weight)
             ),
         }

@@ -22,6 +22,7 @@ from normbook.checks.layer.subject import Subject
 from normbook.checks.tensors import (
     LARGE,
     TOLERANCE,
+    Axes,
     Formula,
     draw,
     fit,
@@ -29,7 +30,7 @@ from normbook.checks.tensors import (
     other_axes,
 )
 
-Sized = Callable[[Tensor, tuple[int, ...]], Tensor]  # a size along axes
+Sized = Callable[[Tensor, Axes], Tensor]  # a size along axes
 
 
 class Misfit(NamedTuple):
@@ -43,7 +44,7 @@ class Misfit(NamedTuple):
 Misfits = Callable[[Subject], Iterator[Misfit]]
 
 
-def _channels_and_positions(dims: int) -> Iterator[tuple[int, tuple[int, ...]]]:
+def _channels_and_positions(dims: int) -> Iterator[tuple[int, Axes]]:
     """Yield where the channels may be, with the axes of the positions."""
     for channel in dict.fromkeys((1, dims - 1)):
         yield channel, other_axes(dims, 0, channel)
@@ -62,7 +63,7 @@ def _error(seen: Tensor, expected: Tensor) -> float:
 def _misfit(
     subject: Subject,
     z: Formula,
-    along: tuple[int, ...],
+    along: Axes,
     *,
     view: Formula = lambda y: y,
     scale: float = 1.0,
@@ -94,29 +95,33 @@ def _misfit_of_matrix(inputs: list[Tensor], seen: Formula, known: Formula) -> fl
     return max(_error(seen(x), with_one(x) @ gains) for x in others)
 
 
-def _by_size(x: Tensor, axes: tuple[int, ...]) -> Tensor:
-    """Return x over its root mean square."""
-    return x * x.square().mean(axes, keepdim=True).rsqrt()
+def _size(x: Tensor, axes: Axes) -> Tensor:
+    """Return the root mean square."""
+    return x.square().mean(axes, keepdim=True).sqrt()
 
 
-def _standard(x: Tensor, axes: tuple[int, ...]) -> Tensor:
+def _standard(x: Tensor, axes: Axes) -> Tensor:
     """Return x without its mean, over its deviation."""
     var, mean = torch.var_mean(x, axes, correction=0, keepdim=True)
     return (x - mean) / var.sqrt()
 
 
-def frozen(subject: Subject) -> Iterator[Misfit]:
-    """Gain and bias alone."""
-    for channel, _ in _channels_and_positions(len(subject.shape)):
-        yield _misfit(subject, lambda x: x, (channel,))
+def along_channels(z: Callable[[Tensor, int], Tensor]) -> Misfits:
+    """Return the misfits of a formula that is told where the channels are."""
+
+    def misfits(subject: Subject) -> Iterator[Misfit]:
+        for axis, _ in _channels_and_positions(len(subject.shape)):
+            yield _misfit(subject, partial(z, axis=axis), (axis,))
+
+    return misfits
 
 
 def filter_response(subject: Subject) -> Iterator[Misfit]:
     """A threshold behind is the least output of a channel, where several are it."""
     first, *others = _draws(subject)
     for _, positions in _channels_and_positions(len(subject.shape)):
-        rest, z = (0, *positions), partial(_by_size, axes=positions)
-        y, inside = subject.output(first), z(first)
+        rest, y = (0, *positions), subject.output(first)
+        inside = first / _size(first, positions)
         least = y.amin(rest, keepdim=True)
         is_held = (y == least).sum(rest, keepdim=True) > 1
         threshold = least.where(is_held, -math.inf)
@@ -126,15 +131,15 @@ def filter_response(subject: Subject) -> Iterator[Misfit]:
         a = (deviation * y).sum(rest, keepdim=True)
         a = a / deviation.square().sum(rest, keepdim=True)
         b = (free * (y - a * inside)).sum(rest, keepdim=True) / count
-        pairs = ((subject.output(x), a * z(x) + b) for x in others)
+        pairs = ((subject.output(x), a * x / _size(x, positions) + b) for x in others)
         yield Misfit(max(_error(y, line.maximum(threshold)) for y, line in pairs), a)
 
 
 def global_response(subject: Subject) -> Iterator[Misfit]:
     """Each channel by its share of the size of all, with x added or not."""
 
-    def z(x: Tensor, channel: int, positions: tuple[int, ...]) -> Tensor:
-        size = x.square().sum(positions, keepdim=True).sqrt()
+    def z(x: Tensor, channel: int, positions: Axes) -> Tensor:
+        size = _size(x, positions)
         return x * size / size.mean(channel, keepdim=True)
 
     for at in _channels_and_positions(len(subject.shape)):
@@ -143,20 +148,11 @@ def global_response(subject: Subject) -> Iterator[Misfit]:
             yield _misfit(subject, of, at[:1], has_rest=has_rest)
 
 
-def dynamic_tanh(subject: Subject) -> Iterator[Misfit]:
-    """Find gain and bias far out, where tanh is 1 and -1; alpha by one batch."""
-    far = torch.full(subject.shape, 1e6, dtype=torch.float64)
-    high, low = subject.output(far), subject.output(-far)
-    a, b = (high - low) / 2, (high + low) / 2
-    first, *others = (x / 3 for x in _draws(subject))
-    alpha = ((subject.output(first) - b) / a).clamp(-1, 1).atanh() / first
-    alpha = alpha.median()
-    outputs = ((subject.output(x), a * (alpha * x).tanh() + b) for x in others)
-    yield Misfit(max(largest(y - z) / largest(high) for y, z in outputs), a)
+def bounded(curve: Formula, inverse: Formula, *, is_shifted: bool = True) -> Misfits:
+    """Find gain and bias far out, alpha and s of curve(alpha x + s) by one batch.
 
-
-def bounded(curve: Formula, inverse: Formula) -> Misfits:
-    """Find gain and bias far out, alpha and s of curve(alpha x + s) by one batch."""
+    Without a shift s is 0.
+    """
 
     def misfits(subject: Subject) -> Iterator[Misfit]:
         far = torch.full(subject.shape, 1e6, dtype=torch.float64)
@@ -166,8 +162,9 @@ def bounded(curve: Formula, inverse: Formula) -> Misfits:
         share = (subject.output(first) - b) / a
         is_steep = share.abs() < 0.9  # elsewhere rounding decides
         x, z = first[is_steep], inverse(share[is_steep])
-        alpha = ((x - x.mean()) * z).sum() / (x - x.mean()).square().sum()
-        s = z.mean() - alpha * x.mean()
+        at = x.mean() if is_shifted else 0.0
+        alpha = ((x - at) * z).sum() / (x - at).square().sum()
+        s = z.mean() - alpha * x.mean() if is_shifted else 0.0
         outputs = ((subject.output(x), a * curve(alpha * x + s) + b) for x in others)
         yield Misfit(max(_error(y, z) for y, z in outputs), a)
 
@@ -179,23 +176,11 @@ def plain(*formulas: Formula) -> Misfits:
     return lambda subject: (_misfit(subject, z, (-1,)) for z in formulas)
 
 
-def scale_alone(subject: Subject) -> Iterator[Misfit]:
-    """Give x over the deviation from its mean, which stays."""
-
-    def z(x: Tensor, axis: int) -> Tensor:
-        return x / x.std(axis, keepdim=True)
-
-    for axis, _ in _channels_and_positions(len(subject.shape)):
-        yield _misfit(subject, partial(z, axis=axis), (axis,))
-
-
 def message_norm(subject: Subject) -> Iterator[Misfit]:
     """Each row as a direction, with a length that is not of x, or a length alone."""
-
-    def length(x: Tensor) -> Tensor:
-        return x.square().sum(-1, keepdim=True).sqrt().expand_as(x)
-
-    yield _misfit(subject, length, (-1,), what="x is the node")
+    length = partial(_size, axes=(-1,))
+    what = "x is the node"
+    yield _misfit(subject, lambda x: length(x).expand_as(x), (-1,), what=what)
     yield _misfit(subject, lambda x: functional.normalize(x, dim=-1), (0,))
 
 
@@ -206,15 +191,10 @@ def over_nodes(subject: Subject) -> Iterator[Misfit]:
     what = "one mean and one variance for all that a graph holds"
     yield _misfit(subject, by_all, (-1,), scale=LARGE, what=what)
     what = "each channel by the nodes of its graph, less a share of their mean"
-    yield _moving_line(subject, every[-1], what)
+    yield from estimated(subject, every[-1], what)
 
 
-def estimated(subject: Subject) -> Iterator[Misfit]:
-    """A straight line in each step: mean and variance are running ones."""
-    yield _moving_line(subject, 1)
-
-
-def _moving_line(subject: Subject, channel: int, what: str = "") -> Misfit:
+def estimated(subject: Subject, channel: int = 1, what: str = "") -> Iterator[Misfit]:
     """Demand that x meets a line, which mean and variance of the batch move.
 
     With y = s x + h, 1 / s^2 must be a sum of 1, the variance and the squared mean, and
@@ -226,7 +206,8 @@ def _moving_line(subject: Subject, channel: int, what: str = "") -> Misfit:
         y = subject.output(x)
         s, h = fit(y, x, (channel,))
         if _error(y, s * x + h) > 1e-6:
-            return Misfit(math.inf)
+            yield Misfit(math.inf)
+            return
         var, mean = torch.var_mean(x, rest, correction=0)
         s, h, one = s.flatten(), h.flatten(), torch.ones_like(mean)
         terms.append((one, var, mean.square(), one, s, s * mean))
@@ -238,7 +219,7 @@ def _moving_line(subject: Subject, channel: int, what: str = "") -> Misfit:
         wanted = torch.stack(values, 1).unsqueeze(-1)
         shares = torch.linalg.lstsq(columns, wanted).solution
         worst = max(worst, _error(wanted, columns @ shares))
-    return Misfit(worst, what=what)
+    yield Misfit(worst, what=what)
 
 
 def by_parts(subject: Subject) -> Iterator[Misfit]:
@@ -276,9 +257,6 @@ def evonorm(subject: Subject) -> Iterator[Misfit]:
 
     deviation = partial(torch.std, correction=0, keepdim=True)
 
-    def size(x: Tensor, axes: tuple[int, ...]) -> Tensor:
-        return x.square().mean(axes, keepdim=True).sqrt()
-
     def by_batch(right: Formula) -> Formula:
         return lambda x: x / deviation(x, (0, *positions)).maximum(right(x))
 
@@ -294,14 +272,14 @@ def evonorm(subject: Subject) -> Iterator[Misfit]:
         return z
 
     one: list[tuple[str, Formula]] = [
-        ("b1", by_batch(lambda x: (x + 1) * size(x, positions))),
-        ("b2", by_batch(lambda x: size(x, positions) - x)),
+        ("b1", by_batch(lambda x: (x + 1) * _size(x, positions))),
+        ("b2", by_batch(lambda x: _size(x, positions) - x)),
         *(("b0", b0(v)) for v in held),
     ]
     for n in (n for n in range(1, sizes[1] + 1) if sizes[1] % n == 0):
         plain = torch.ones(())
         one += [(f"s1 in {n} groups", in_groups(n, deviation, plain))]
-        one += [(f"s2 in {n} groups", in_groups(n, size, plain))]
+        one += [(f"s2 in {n} groups", in_groups(n, _size, plain))]
         one += [(f"s0 in {n} groups", in_groups(n, deviation, v)) for v in held]
     for form, z in one:
         if form[:2] in forms:
@@ -457,7 +435,7 @@ def complex_norm(subject: Subject) -> Iterator[Misfit]:
     def paired(x: Tensor) -> Tensor:
         return torch.stack(x.chunk(2, -1), -1)
 
-    def white(x: Tensor, axes: tuple[int, ...]) -> Tensor:
+    def white(x: Tensor, axes: Axes) -> Tensor:
         pair = paired(x) - paired(x).mean(axes, keepdim=True)
         outer = (pair.unsqueeze(-1) * pair.unsqueeze(-2)).mean(axes, keepdim=True)
         values, vectors = torch.linalg.eigh(outer)
@@ -481,7 +459,7 @@ def quaternion_norm(subject: Subject) -> Iterator[Misfit]:
     if subject.shape[-1] % 4:
         return
 
-    def z(x: Tensor, axes: tuple[int, ...]) -> Tensor:
+    def z(x: Tensor, axes: Axes) -> Tensor:
         parts = torch.stack(x.chunk(4, -1), -1)
         centred = parts - parts.mean(axes, keepdim=True)
         square = centred.square().sum(-1, keepdim=True).mean(axes, keepdim=True)
@@ -491,7 +469,7 @@ def quaternion_norm(subject: Subject) -> Iterator[Misfit]:
         yield _misfit(subject, partial(z, axes=axes), (-1,), scale=LARGE)
 
 
-def _parts_of_the_axes(dim: int) -> Iterator[tuple[int, ...]]:
+def _parts_of_the_axes(dim: int) -> Iterator[Axes]:
     """Yield the batch, the batch with all positions, the positions, and features."""
     axes = [(0,), tuple(range(dim - 1)), tuple(range(1, dim - 1)), (dim - 1,)]
     axes.append(tuple(range(1, dim)))
