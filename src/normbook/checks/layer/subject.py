@@ -586,7 +586,7 @@ class Subject:
         if self._error_on(shape):
             return True
         x = draw(shape, 0).to(self.dtype)
-        return not torch.equal(call(self.fresh(), x), x)
+        return not call(self.fresh(), x).equal(x)
 
     def _compute_in_double_precision(self) -> None:
         """Take float64 if the layer can compute in it, else its own dtype."""

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from normbook.checks.calls import LayerError, evaluating, of_the_layer
 from normbook.checks.claim import DoesNotApply, Fault, NotTested, claim
 from normbook.checks.copies import copy_of
-from normbook.checks.recurrent.handling import HANDLING_CLAIMS, INPUTS_ARE_KEPT, Case
+from normbook.checks.recurrent.handling import HANDLING_CLAIMS, INPUTS_ARE_KEPT
 from normbook.checks.recurrent.layers import (
     INVARIANT,
     Stack,
@@ -123,7 +123,7 @@ def recurrent_findings(
             gates = _gates(mixed, step) if step else _no_gates(probe, raw)
             rest = [test(probe) for test in (_later_steps, _padding, _calls)]
             rest += [pieces, _layouts(probe)]
-            upper, same = _upper(probe), _same_in_evaluation(layer, probe)
+            upper, same = _upper(probe), _same_in_evaluation(probe)
         why = "the state is not carried as it is, or the examples not apart"
         step = step or Finding(CELL, None, why, MEND)
         by_gradient = (_redundant_biases, _gradients, _zeros)
@@ -145,7 +145,7 @@ def recurrent_findings(
         axes = [] if probe.misled is None else [_axes(probe)]
         axes += [_turned_output(probe)] if probe.leaves_turned else []
         with torch.no_grad():
-            handled = [test(Case(layer, probe)) for test in HANDLING_CLAIMS]
+            handled = [test(probe) for test in HANDLING_CLAIMS]
         wrong = [finding for finding in handled if finding.passed is False]
         handled = [finding for finding in handled if finding.passed is not False]
         if wrong and wrong[0].name == INPUTS_ARE_KEPT:  # it spoils what autograd needs
@@ -610,9 +610,9 @@ def _upper(probe: Probe) -> Fault | str:
     return "Each is the same cell with matrices of its own, and gets h from below."
 
 
-def _same_in_evaluation(layer: nn.Module, probe: Probe) -> Finding:
+def _same_in_evaluation(probe: Probe) -> Finding:
     """Evaluate twice, with dropout where the layer has a place for it."""
-    twin = evaluating(copy_of(layer)).double()
+    twin = evaluating(copy_of(probe.given)).double()
     # As in nn.LSTM a share of 0 may mean nothing to a single layer.
     if not set_dropout(twin, 0.5, also_none=not probe.is_single):
         return Finding(SAME, None, "the layer has no dropout that can be set")

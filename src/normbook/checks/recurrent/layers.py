@@ -141,9 +141,17 @@ def upper_fault(stack: Stack, found: list[tuple[str, Found] | None]) -> Fault | 
 
 def own_fault(stack: Stack) -> Fault | None:
     """Find faults of the whole that need no known cell."""
-    looks = (_turned_back, order_of_states, returned_twice)
-    looks += (_own_states, _linear_states, _passed_on)
-    return next(filter(None, (look(stack) for look in looks)), None)
+    for look in (
+        _turned_back,
+        order_of_states,
+        returned_twice,
+        _own_states,
+        _linear_states,
+        _passed_on,
+    ):
+        if fault := look(stack):
+            return fault
+    return None
 
 
 def _linear_states(stack: Stack) -> Fault | None:

@@ -23,6 +23,7 @@ class Probe(NamedTuple):
     """A copy of the layer with one interface: time first, states (N, H)."""
 
     layer: nn.Module
+    given: nn.Module  # the layer itself, as the user gave it
     eps: float | None
     sizes: tuple[int, int, int]  # T, N, D
     is_cell: bool
@@ -33,6 +34,16 @@ class Probe(NamedTuple):
     misled: bool | None = None  # what batch_first says, where the layout is the other
     leaves_turned: bool = False  # the batch is first in x, and not in the output
     kept: tuple[float, float] = (0.0, 0.0)  # shares of the old h and c in the new
+
+    def inputs_of_the_layer(self, examples: int | None = None) -> tuple[Tensor, ...]:
+        """Draw x and states as the layer itself takes them."""
+        steps, n, features = self.sizes
+        n = examples or n
+        x = self.draw(n, features) if self.is_cell else self.draw(steps, n, features)
+        h, c = self.states(n)
+        if self.stacked is not None:
+            h, c = (self.draw(self.stacked, *s.shape) for s in (h, c))
+        return (x if self.is_cell else self.turned(x)), h, c
 
     @property
     def is_single(self) -> bool:
@@ -165,6 +176,7 @@ def probe_of(layer: nn.Module, sizes: Sequence[int] | None, eps: float | None) -
         steps, examples = examples, steps
     probe = Probe(
         twin.double(),  # rounding would hide slips
+        layer,
         getattr(layer, "eps", None) if eps is None else eps,
         (steps, examples, shape[-1]),
         is_cell,

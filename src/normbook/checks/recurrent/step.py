@@ -227,9 +227,6 @@ class _Search:
         slips += self._doubled(written, read)
         if "over n - 1" in kind:
             slips.append(f"before the gates stands {kind.split(' of ')[0]}")
-        if "before the matrices" in kind or "W_h times" in kind:
-            what = "x and h are" if "before the matrices" in kind else "h is"
-            slips.append(f"{what} normalized before the matrices, not W_x x and W_h h")
         for mark, text in _KINDS.items():
             slips += [text] if mark in kind else []
         if slips:
@@ -482,6 +479,10 @@ class _Search:
 
 # Kinds of which the name says the slip.
 _KINDS = {
+    "before the matrices": (
+        "x and h are normalized before the matrices, not W_x x and W_h h"
+    ),
+    "W_h times": "h is normalized before the matrices, not W_x x and W_h h",
     "times that of W_h h": "LN(W_x x) and LN(W_h h) are multiplied, not added",
     "over the four gates of a unit": (
         "mean and variance are those of the four gates of a unit, not of the 4H "

@@ -8,14 +8,13 @@ what x is divided by, its zero what is subtracted.
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from normbook.checks.calls import LayerError, backward, call
 from normbook.checks.layer.subject import Subject
-from normbook.checks.slips.explanations import ORDINALS, explanation
+from normbook.checks.slips.explanations import ORDINALS, Seen, explanation
 from normbook.checks.tensors import TOLERANCE, fit, is_near, largest, other_axes
 
 # Of a gradient, beside its largest value: what float64 leaves of 0.
@@ -37,20 +36,12 @@ POWERS = {
 }
 
 
-class Seen(NamedTuple):
-    """What was measured, and a cure where one follows from it."""
-
-    text: str
-    cure: str = ""
-
-
 def diagnosis(subject: Subject) -> Seen | None:
     """Say over which values the statistics run, or what they are."""
     if text := precision(subject):
         return Seen(f"{text}.")
-    text, cure = explanation(subject)
-    if text := text or _clipped(subject):
-        return Seen(f"{text}.", cure)
+    if seen := explanation(subject) or _clipped(subject):
+        return seen
     place = tuple(min(1, size - 1) for size in subject.shape)
     with_it = _has_a_part(subject, place)
     if with_it is None:
@@ -75,20 +66,23 @@ def precision(subject: Subject) -> str:
     return ""
 
 
-def _clipped(subject: Subject) -> str:
+def _clipped(subject: Subject) -> Seen | None:
     """Find out whether all but the largest x_hat are right."""
     if subject.as_set is None:
-        return ""
+        return None
     (gain, bias), x = subject.as_set, subject.draw(1)
     x_hat = subject.x_hat(x)
     expected = gain * x_hat + bias
     off = (subject.output(x) - expected).abs() > TOLERANCE * largest(expected)
     if not off.any() or off.double().mean() > 0.5:
-        return ""
+        return None
     most, least = x_hat[~off].abs().max(), x_hat[off].abs().min()
     if not least > 0.99 * most:
-        return ""
-    return f"large x_hat is clipped: what is beyond {most:.3g} is other, the rest right"
+        return None
+    text = (
+        f"large x_hat is clipped: what is beyond {most:.3g} is other, the rest right."
+    )
+    return Seen(text)
 
 
 def _so_far(subject: Subject, place: tuple[int, ...]) -> Seen | None:

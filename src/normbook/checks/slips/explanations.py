@@ -75,6 +75,13 @@ DIVISORS: dict[str, Formula] = {
 }
 
 
+class Seen(NamedTuple):
+    """What was found of a wrong output, and a cure where one follows from it."""
+
+    text: str
+    cure: str = ""
+
+
 class Candidate(NamedTuple):
     """A formula z, of which the output may be a z + b, and what to say of it then."""
 
@@ -83,20 +90,22 @@ class Candidate(NamedTuple):
     along: Axes  # along which a and b differ
 
 
-def explanation(subject: Subject) -> tuple[str, str]:
-    """Say which of all formulas the outputs are those of, and a cure; or nothing."""
+def explanation(subject: Subject) -> Seen | None:
+    """Say which of all formulas the outputs are those of."""
     runs, dim = subject.runs, len(subject.shape)
     for look in (_parts, _orders, _gains, _axes, _formulas):
         for z, text, along in look(subject):
             if runs.holds(z, along):
                 cure = subject.definition.axes_cure(dim) if look is _axes else ""
-                return text if isinstance(text, str) else text(), cure
+                return Seen(f"{text if isinstance(text, str) else text()}.", cure)
     mean_of = subject.definition.mean
     for y in runs.outputs:
         means = 0.0 if subject.kind == "rms" else largest(mean_of(y))
         if not max(means, largest(mean_of(y.square()) - 1)) < TOLERANCE:
-            return "", ""
-    return "what comes out is itself normalized: gain and bias act before the norm", ""
+            return None
+    return Seen(
+        "what comes out is itself normalized: gain and bias act before the norm."
+    )
 
 
 def _subsets(dim: int) -> list[Axes]:

@@ -106,12 +106,12 @@ def _standard(x: Tensor, axes: Axes) -> Tensor:
     return (x - mean) / var.sqrt()
 
 
-def along_channels(z: Callable[[Tensor, int], Tensor]) -> Misfits:
+def along_channels(z: Callable[[int, Tensor], Tensor]) -> Misfits:
     """Return the misfits of a formula that is told where the channels are."""
 
     def misfits(subject: Subject) -> Iterator[Misfit]:
         for axis, _ in _channels_and_positions(len(subject.shape)):
-            yield _misfit(subject, partial(z, axis=axis), (axis,))
+            yield _misfit(subject, partial(z, axis), (axis,))
 
     return misfits
 

@@ -39,7 +39,7 @@ class Relative(NamedTuple):
 RELATIVES = (
     Relative("frozen batch norm", "frozen",
         "it evaluates by fixed statistics in every mode",
-        formulas.along_channels(lambda x, axis: x)),
+        formulas.along_channels(lambda axis, x: x)),
     Relative("Dynamic Tanh", "dynamictanh|^dyt",
         "gain tanh(alpha x) + bias, no statistics",
         formulas.bounded(torch.tanh, torch.atanh, is_shifted=False)),
@@ -104,7 +104,7 @@ RELATIVES = (
         "batch norm and then a norm by channels"),
     Relative("scale alone", "simplenorm",
         "x over the deviation from its mean, which is not subtracted",
-        formulas.along_channels(lambda x, axis: x / x.std(axis, keepdim=True))),
+        formulas.along_channels(lambda axis, x: x / x.std(axis, keepdim=True))),
     Relative("complex norm", "^c(batch|layer)?norm|complex",
         "real and imaginary parts made white by their covariance",
         formulas.complex_norm),
