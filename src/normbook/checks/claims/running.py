@@ -36,8 +36,12 @@ from normbook.checks.claims.trained_layers import (
 from normbook.checks.copies import moved, tensors_of
 from normbook.checks.layer.recognition import MEANS
 from normbook.checks.layer.subject import Subject
-from normbook.checks.slips.averages import explained, in_words, statistics_of
-from normbook.checks.slips.corrections import correction
+from normbook.checks.slips.averages import (
+    correction,
+    explained,
+    in_words,
+    statistics_of,
+)
 from normbook.checks.slips.evaluation_formula import Lines, formula, wrong_height
 from normbook.checks.tensors import TOLERANCE, largest
 

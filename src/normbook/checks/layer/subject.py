@@ -15,8 +15,20 @@ import normbook.checks.layer.recognition as recognition
 from normbook.checks.calls import LayerError, call, evaluating
 from normbook.checks.copies import copy_of, tensors_of
 from normbook.checks.layer.definitions import DIVISORS, Definition
-from normbook.checks.layer.growth import why_it_grows
-from normbook.checks.tensors import LARGE, TOLERANCE, Formula, Runs, draw, fit, largest
+from normbook.checks.tensors import (
+    LARGE,
+    TOLERANCE,
+    Formula,
+    Runs,
+    draw,
+    fit,
+    is_near,
+    largest,
+    other_axes,
+)
+
+# A norm forgets the scale; what does not normalize grows as the input does.
+SCALE, MUCH = 50, 10
 
 USUAL_EPS = (1e-5, 1e-3, 1e-6, 1e-8, 1e-4, 1e-7, 1e-2, 1e-12)
 
@@ -51,6 +63,25 @@ def without_activations(layer: nn.Module) -> Iterator[tuple[nn.Module, list[str]
             removed.append(type(part).__name__)
     if removed:
         yield bare, removed
+
+
+def _why_it_grows(output: Formula, x: Tensor) -> str:
+    """Say which part of the output grows, or what is added to it; or nothing."""
+    y, large = output(x), output(SCALE * x)
+    for axis in range(1, x.dim()):
+        others = other_axes(x.dim(), axis)
+        grows = large.std(others) > MUCH * y.std(others)
+        if 0 < int(grows.sum()) < len(grows):
+            places = grows.nonzero().flatten().tolist()
+            which = ", ".join(map(str, places[:8])) + ", ..." * (len(places) > 8)
+            return f"places {which} of axis {axis} are not normalized, others are"
+    rest = (large - y) / (SCALE - 1)
+    share = (rest * x).sum() / x.square().sum()
+    if not is_near(rest, share * x):
+        return ""
+    if is_near(y, share * x):
+        return f"it gives x back, times {share:.3g}"
+    return f"x itself, times {share:.3g}, is added to what is normalized, a residual"
 
 
 class Given(NamedTuple):
@@ -602,18 +633,18 @@ class Subject:
             return (x - mean) * var.sqrt()
 
         x = self.draw(0)
-        ratio = self.output(50 * x).std() / self.output(x).std()
-        if ratio > 10 and not self.misfit(times_sigma) < TOLERANCE:
-            why = why_it_grows(self.output, x)
+        ratio = self.output(SCALE * x).std() / self.output(x).std()
+        if ratio > MUCH and not self.misfit(times_sigma) < TOLERANCE:
+            why = _why_it_grows(self.output, x)
             why = f" ({why})" if why else ""
             raise ValueError(
                 f"the layer must normalize in training, got a {self.name} whose output "
-                f"grows by {ratio:.3g} when the input grows by 50{why}; pass a norm "
-                "layer, in a mode in which it normalizes by its input."
+                f"grows by {ratio:.3g} when the input grows by {SCALE}{why}; pass a "
+                "norm layer, in a mode in which it normalizes by its input."
             )
         layer = self.fresh()
-        first, later = (call(layer, (k * x).to(self.dtype)).std() for k in (1, 50))
-        if ratio <= 10 and later > 10 * first:
+        first, later = (call(layer, (k * x).to(self.dtype)).std() for k in (1, SCALE))
+        if ratio <= MUCH and later > MUCH * first:
             raise ValueError(
                 f"the layer must normalize in training, got a {self.name} whose output "
                 "after its first batch grows with the input; if gain and bias are set "

@@ -194,27 +194,37 @@ def over_nodes(subject: Subject) -> Iterator[Misfit]:
     yield from estimated(subject, every[-1], what)
 
 
+def _lines(
+    subject: Subject, inputs: list[Tensor], channel: int = 1
+) -> list[tuple[Tensor, ...]]:
+    """Return slopes and heights, variances and means of x; none if one is no line."""
+    lines: list[tuple[Tensor, ...]] = []
+    rest = other_axes(len(subject.shape), channel)
+    for x in inputs:
+        y = subject.output(x)
+        s, h = fit(y, x, (channel,))
+        if _error(y, s * x + h) > 1e-6:
+            return []
+        lines.append((s.flatten(), h.flatten(), *torch.var_mean(x, rest, correction=0)))
+    return lines
+
+
 def estimated(subject: Subject, channel: int = 1, what: str = "") -> Iterator[Misfit]:
     """Demand that x meets a line, which mean and variance of the batch move.
 
     With y = s x + h, 1 / s^2 must be a sum of 1, the variance and the squared mean, and
     h one of 1, s and s times the mean: with fixed shares, in more batches than shares.
     """
-    rest = other_axes(len(subject.shape), channel)
     terms, squares, heights = [], [], []
-    for x in _draws(subject, 8):
-        y = subject.output(x)
-        s, h = fit(y, x, (channel,))
-        if _error(y, s * x + h) > 1e-6:
-            yield Misfit(math.inf)
-            return
-        var, mean = torch.var_mean(x, rest, correction=0)
-        s, h, one = s.flatten(), h.flatten(), torch.ones_like(mean)
-        terms.append((one, var, mean.square(), one, s, s * mean))
+    for s, h, var, mean in _lines(subject, _draws(subject, 8), channel):
+        one = torch.ones_like(mean)
+        terms.append(torch.stack((one, var, mean.square(), one, s, s * mean)))
         squares.append(s.square().reciprocal())
         heights.append(h)
-    worst = 0.0
-    table = torch.stack([torch.stack(row) for row in terms]).permute(2, 0, 1)
+    if not terms:
+        yield Misfit(math.inf)
+        return
+    worst, table = 0.0, torch.stack(terms).permute(2, 0, 1)
     for columns, values in ((table[..., :3], squares), (table[..., 3:], heights)):
         wanted = torch.stack(values, 1).unsqueeze(-1)
         shares = torch.linalg.lstsq(columns, wanted).solution
@@ -295,22 +305,18 @@ def renormalized(subject: Subject) -> Iterator[Misfit]:
     of the batch, and the output at its mean, are lines that are cut off, and have one
     slope. Where all is cut off at the same value it is a batch norm.
     """
-    rest = other_axes(len(subject.shape), 1)
     eps = eps_of(subject.layer, subject.dtype) or 0.0
-    seen: list[Tensor] = []
-    for seed, scale in enumerate((0.05, 0.3, 0.6, 1.0, 1.5, 3.0, 20.0)):
-        for offset in (-20.0, -0.4, 0.0, 0.7, 20.0):
-            x = draw(subject.shape, seed, scale) + offset
-            y = subject.output(x)
-            s, h = fit(y, x, (1,))
-            if _error(y, s * x + h) > 1e-6:
-                yield Misfit(math.inf)
-                return
-            var, mean = torch.var_mean(x, rest, correction=0, keepdim=True)
-            sigma = (var + eps).sqrt()
-            values = s * sigma, h + s * mean, sigma, mean
-            seen.append(torch.stack([value.flatten() for value in values]))
-    u, v, sigma, mean = torch.stack(seen, 1)
+    inputs = [
+        draw(subject.shape, seed, scale) + offset
+        for seed, scale in enumerate((0.05, 0.3, 0.6, 1.0, 1.5, 3.0, 20.0))
+        for offset in (-20.0, -0.4, 0.0, 0.7, 20.0)
+    ]
+    if not (lines := _lines(subject, inputs)):
+        yield Misfit(math.inf)
+        return
+    s, h, var, mean = (torch.stack(values) for values in zip(*lines, strict=True))
+    sigma = (var + eps).sqrt()
+    u, v = s * sigma, h + s * mean
 
     def cut(seen: Tensor, line: Tensor) -> tuple[Tensor, Tensor]:
         """Return where what is seen is not at its limits, and the line within them."""
