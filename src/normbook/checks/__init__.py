@@ -49,6 +49,7 @@ Each prints which tests fail and why, unless it is called with ``quiet=True``.
 #   recurrent.layers           several layers and directions
 #   recurrent.states           which states are returned
 #   recurrent.handling         what is given, both modes, random draws
+#   recurrent.gradients        the backward pass, and what it reaches
 #   recurrent.claims           all tests of a recurrent layer
 # The tests of this package
 #   norm_layer                 check_norm_layer

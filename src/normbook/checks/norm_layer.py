@@ -37,7 +37,8 @@ from normbook.checks.copies import tensors_of
 from normbook.checks.layer.definitions import KINDS
 from normbook.checks.layer.recognition import OWNERS
 from normbook.checks.layer.subject import Given, Subject, without_activations
-from normbook.checks.recurrent.claims import REDUNDANT, recurrent_findings
+from normbook.checks.recurrent.claims import recurrent_findings
+from normbook.checks.recurrent.gradients import REDUNDANT
 from normbook.checks.registration import registered
 from normbook.checks.report import Finding, Report
 from normbook.checks.unusual.condition_claims import condition_findings, explained_kind
