@@ -317,7 +317,6 @@ def _taken_in(subject: Subject, steps: list[Step], which: str) -> str:
                 lambda value: (value + subject.eps).sqrt() - subject.eps
             ),
             "evaluation takes one root too many, and ": torch.square,
-            "standard deviations are averaged and squared, and ": torch.sqrt,
         }
     for how, read in readings.items():
         before, after = (
@@ -326,6 +325,8 @@ def _taken_in(subject: Subject, steps: list[Step], which: str) -> str:
         )
         if (found := explained(before, after, batches)) is None:
             continue
+        if how and found.what == "the standard deviation of the batch":
+            how = "standard deviations are averaged and squared, and "
         name = "mean" if which == "mean" else "variance"
         momentum = getattr(subject.layer, "momentum", None)
         return f"{how}{in_words(found, name, momentum, sizes)}: "

@@ -197,14 +197,18 @@ def _grad_fault(subject: Subject, layer: nn.Module, when: str) -> Fault | None:
     )
 
 
+def _few(subject: Subject, seed: int) -> Tensor:
+    return draw(subject.small, seed, 1.0).to(subject.dtype)
+
+
 def _need_pure_evaluation(subject: Subject) -> None:
     """Leave a claim where an evaluation depends on more than x and what is held."""
-    x, layer = batch_for(subject, 9), subject.fresh()
+    x, layer = _few(subject, 9), subject.fresh()
     cure = "Mend the evaluation first."
     try:
         expected = evaluate(layer, x)
         recorded = evaluate(layer, x, is_recorded=True)
-        call(evaluating(layer), batch_for(subject, 10))
+        call(evaluating(layer), _few(subject, 10))
         is_pure = alike(expected, recorded) and alike(evaluate(layer, x), expected)
     except LayerError as error:
         raise NotTested(f"a fresh layer cannot evaluate: {error}", cure) from error
@@ -263,10 +267,10 @@ def in_evaluation(subject: Subject) -> Fault | None:
 def follows(subject: Subject) -> Fault | None:
     """Evaluate, then change what the layer holds, in two ways, and evaluate again."""
     _need_pure_evaluation(subject)
-    x = batch_for(subject, 9)
+    x = _few(subject, 9)
     other = subject.fresh()
     subject.set_affine(1, other)
-    call(other, batch_for(subject, 8))
+    call(other, _few(subject, 8))
     changed = changed_by_loading(other, subject.fresh(), subject.eps)
     if changed and subject.claims_no_statistics:  # else a claim of its own tells it
         return Fault(f"load_state_dict changes what it loads: {changed}.", AS_SAVED)
@@ -282,7 +286,7 @@ def follows(subject: Subject) -> Fault | None:
         call(evaluating(seen), x)
         for layer in (seen, fresh):
             layer.train()
-            call(layer, batch_for(subject, 8))
+            call(layer, _few(subject, 8))
         after = "after a batch in training mode behind an evaluation"
         if alike(evaluate(seen, x), evaluate(fresh, x)):
             return None

@@ -122,7 +122,7 @@ def in_words(of: Taken, name: str, momentum: object, sizes: tuple[int, int]) -> 
     if weight:
         rules |= {
             "it moves twice in each call": abs(kept - (1 - weight) ** 2) < TOLERANCE,
-            "old and new value have each other's weight, momentum": (
+            "momentum is the weight of the old value, both have each other's weight": (
                 abs(kept - weight) < TOLERANCE < abs(1 - 2 * weight)
             ),
         }

@@ -101,7 +101,7 @@ def explanation(subject: Subject) -> Seen | None:
     mean_of = subject.definition.mean
     for y in runs.outputs:
         means = 0.0 if subject.kind == "rms" else largest(mean_of(y))
-        if not max(means, largest(mean_of(y.square()) - 1)) < TOLERANCE:
+        if not max(largest(mean_of(y.square()) - 1), means) < TOLERANCE:  # NaN is not
             return None
     return Seen(
         "what comes out is itself normalized: gain and bias act before the norm."

@@ -65,8 +65,11 @@ def condition_findings(found: Conditioned, given: Given) -> list[Finding]:
 
 
 def explained_kind(layer: nn.Module, given: Given) -> str | None:
-    """Return the kind of norm from which an output differs in a way that is known."""
-    inside = recognition.kind_inside(layer)
+    """Return the kind of norm from which an output differs in a way that is known.
+
+    Where no way is known, the likeliest that the layer may be.
+    """
+    inside, taken = recognition.kind_inside(layer), []
     for kind in (inside,) if inside else LIKELY:
         try:
             subject = Subject(layer, given._replace(kind=kind), has_condition=True)
@@ -74,7 +77,8 @@ def explained_kind(layer: nn.Module, given: Given) -> str | None:
             continue
         if subject.is_right_up_to_scale or explanation(subject):
             return kind
-    return None
+        taken.append(kind)
+    return next(iter(taken), None)
 
 
 def _check_that_it_is_finite(case: _Case) -> None:
