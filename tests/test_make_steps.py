@@ -89,7 +89,7 @@ def picture(*values: int, is_recorded: bool = True, shows: Any = ()) -> list[Any
         if is_recorded:
             data[drawn.MIME] = drawn.record(figure)
         line.set_ydata(shows or values)
-        data["image/png"] = print_figure(figure, base64=True)
+        data["image/png"] = print_figure(figure, base64=True)  # type: ignore[no-untyped-call]
     plt.close(figure)
     return [new_output("display_data", data)]
 

@@ -138,3 +138,25 @@ def test_of_one_gain_it_is_not_told_whether_1_is_missing() -> None:
     (finding,) = (f for f in report.findings if f.name.startswith("a projection of 0"))
     assert finding.passed is None
     assert "one gain alone" in finding.reason
+
+
+class BatchWithoutRoot(nn.Module):
+    """A conditional batch norm that divides by the variance, of no telling name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.project = nn.Linear(GIVEN, 2 * SIZE)
+
+    def forward(self, x: Tensor, condition: Tensor) -> Tensor:
+        gain, bias = self.project(condition).chunk(2, -1)
+        var, mean = torch.var_mean(x, 0, correction=0)
+        y: Tensor = gain * (x - mean) / (var + 1e-5) + bias
+        return y
+
+
+def test_a_wrong_norm_is_taken_for_the_kind_whose_slip_explains_it() -> None:
+    torch.manual_seed(0)
+    report = check_norm_layer(BatchWithoutRoot(), shape=(16, SIZE), quiet=True)
+    assert report.kind == f"batch norm of (N, {SIZE})"
+    (statistics,) = (f for f in report.findings if "the right axes" in f.name)
+    assert "divided by the variance, not by its root" in statistics.reason

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from normbook.checks import check_norm_layer
 from normbook.checks.recurrent import claims as recurrent
+from normbook.checks.recurrent import gradients
 from normbook.checks.recurrent.claims import recurrent_findings
 from normbook.layers.batch_norm_lstm import BatchNormLSTM
 from normbook.layers.lstm import LayerNormLSTM
@@ -99,12 +100,12 @@ def test_of_our_own_layer_every_test_is_made() -> None:
         (planted.StatesAreIgnored, {recurrent.PIECES: "what is given is not used"}),
         (planted.StatesAreSwapped, {recurrent.PIECES: "differs from the last output"}),
         (planted.TakesPlainStates, {recurrent.LAYOUTS: "one of them is broadcast"}),
-        (planted.BackwardIsWrong, {recurrent.GRADIENTS: "w_x.weight: "}),
-        (planted.StatisticsAreDetached, {recurrent.GRADIENTS: "c_0: "}),
-        (planted.EpsIsZero, {recurrent.ZEROS: "outputs are not finite"}),
-        (planted.EpsIsBehindTheRoot, {recurrent.ZEROS: "gradients are not finite"}),
-        (planted.EpsOfInputIsZero, {recurrent.ZEROS: "outputs are not finite"}),
-        (planted.EpsOfStateIsZero, {recurrent.ZEROS: "outputs are not finite"}),
+        (planted.BackwardIsWrong, {gradients.GRADIENTS: "w_x.weight: "}),
+        (planted.StatisticsAreDetached, {gradients.GRADIENTS: "c_0: "}),
+        (planted.EpsIsZero, {gradients.ZEROS: "outputs are not finite"}),
+        (planted.EpsIsBehindTheRoot, {gradients.ZEROS: "gradients are not finite"}),
+        (planted.EpsOfInputIsZero, {gradients.ZEROS: "outputs are not finite"}),
+        (planted.EpsOfStateIsZero, {gradients.ZEROS: "outputs are not finite"}),
     ],
 )
 def test_each_slip_fails_its_own_test_only(layer: Any, expected: Any) -> None:
@@ -124,8 +125,8 @@ def test_each_slip_fails_its_own_test_only(layer: Any, expected: Any) -> None:
 )
 def test_biases_that_are_there_twice_are_a_remark(layer: Any, names: str) -> None:
     report = check_norm_layer(layer(), kind="lstm", quiet=True)
-    assert recurrent.BIASES not in report.failed
-    (note,) = (f for f in report.findings if f.name == recurrent.BIASES)
+    assert gradients.BIASES not in report.failed
+    (note,) = (f for f in report.findings if f.name == gradients.BIASES)
     assert (note.passed, note.other) == (True, "redundant biases")
     assert names in note.reason
     assert "NOTE   no bias is there twice" in str(report)
@@ -259,7 +260,7 @@ def test_the_claimed_spread_of_the_carried_state_is_the_one_measured() -> None:
 
 def test_frozen_parameters_are_tested_and_stay_frozen() -> None:
     layer = planted.BackwardIsWrong(D, H).requires_grad_(False)
-    assert "w_x.weight" in failures(layer)[recurrent.GRADIENTS]
+    assert "w_x.weight" in failures(layer)[gradients.GRADIENTS]
     assert not any(p.requires_grad for p in layer.parameters())
 
 
@@ -286,7 +287,7 @@ def test_the_findings_are_the_same_each_time_and_random_numbers_are_given_back()
 def test_the_gradient_of_an_initial_state_of_zeros_is_noted() -> None:
     def note(layer: nn.Module, **settings: Any) -> str:
         found = recurrent_findings(layer, **settings)
-        return next(f.reason for f in found if f.name == recurrent.ZEROS)
+        return next(f.reason for f in found if f.name == gradients.ZEROS)
 
     assert "1 / sqrt(eps) is 316" in note(ours())
     assert "1 / sqrt(eps) is 10." in note(ours(), eps=0.01)
@@ -339,7 +340,7 @@ class WithoutGradient(LayerNormLSTM):
     [
         (SixSteps, recurrent.PADDING, "AssertionError: six steps, got 5"),
         (SixSteps, recurrent.RAW, "AssertionError: six steps, got 1"),
-        (WithoutGradient, recurrent.GRADIENTS, "RuntimeError: no way back"),
+        (WithoutGradient, gradients.GRADIENTS, "RuntimeError: no way back"),
     ],
 )
 def test_an_error_of_the_layer_is_a_finding(kind: Any, claim: str, raised: str) -> None:
@@ -461,7 +462,7 @@ def test_a_forget_bias_at_another_gate_is_named(opened: int, verdict: str) -> No
     with torch.no_grad():
         layer.norm_h.bias[opened * H : (opened + 1) * H] = 1.0
     report = check_norm_layer(
-        layer, kind="lstm", allow=["order of gates", recurrent.USED], quiet=True
+        layer, kind="lstm", allow=["order of gates", gradients.USED], quiet=True
     )
     (step,) = (f for f in report.findings if f.name == recurrent.CELL)
     assert step.verdict == verdict
@@ -510,4 +511,4 @@ def test_states_that_are_detached_are_named() -> None:
             return super().forward(x, (h.detach(), c.detach()))
 
     found = failures(Detached(D, H, has_redundant_biases=False))
-    assert "No gradient reaches h_0 or c_0" in found[recurrent.GRADIENTS]
+    assert "No gradient reaches h_0 or c_0" in found[gradients.GRADIENTS]

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from normbook.checks.recurrent import claims as recurrent
+from normbook.checks.recurrent import gradients
 from normbook.checks.recurrent.claims import recurrent_findings
 
 D, H = 4, 6
@@ -114,7 +115,7 @@ def reasons(layer: nn.Module) -> dict[str, str]:
 
 def test_right_layers_have_no_fault() -> None:
     for layer in (Stack(Cell(D)), Stack(Cell(D), Cell(H), Cell(H))):
-        assert set(reasons(layer)) <= {recurrent.BIASES, f"{recurrent.BIASES}, other"}
+        assert set(reasons(layer)) <= {gradients.BIASES, f"{gradients.BIASES}, other"}
 
 
 @pytest.mark.parametrize(
@@ -138,7 +139,7 @@ def test_one_cell_for_two_layers_is_named() -> None:
 def test_a_cell_that_is_made_and_not_used_is_named() -> None:
     found = reasons(Stack(OneNorm(D)))
     assert "share one gain, cells.0.norm_x.weight" in found[recurrent.CELL]
-    assert "cells.0.norm_h.weight" in found[recurrent.USED]
+    assert "cells.0.norm_h.weight" in found[gradients.USED]
 
 
 @pytest.mark.parametrize(
@@ -176,7 +177,7 @@ def test_a_cell_that_is_made_and_not_used_is_named() -> None:
         ),
         (
             slipping(carried=lambda self, given, now: (now[0].detach(), now[1])),
-            recurrent.GRADIENTS,
+            gradients.GRADIENTS,
             "",
         ),
     ],

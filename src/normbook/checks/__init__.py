@@ -9,12 +9,12 @@ Each prints which tests fail and why, unless it is called with ``quiet=True``.
 #   report                     findings, and how a report shows them
 #   calls                      calls of the user's code, whose errors are told from ours
 #   claim                      a sentence, and the function that looks for a fault in it
+#   tensors                    what is drawn, fitted and compared
 #   copies                     copies of a layer, and the tensors that it holds
 #   registration               what torch does not reach in a layer
 # A norm layer, and what it should be
 #   layer.definitions          the norms in plain torch, and well-known mistakes
 #   layer.recognition          what a layer says that it is
-#   layer.growth               why an output grows with its input
 #   layer.subject              the layer under test, recognized by what it does
 # Which slip it is, told from numbers
 #   slips.affine_values        which gain and bias act
@@ -22,8 +22,7 @@ Each prints which tests fail and why, unless it is called with ``quiet=True``.
 #   slips.explanations         which formula gives a wrong output
 #   slips.diagnosis            what is measured of it where none does
 #   slips.renorm               batch renormalization, and slips in it
-#   slips.averages             what a running statistic took in
-#   slips.corrections          how evaluation corrects its start
+#   slips.averages             what a running statistic took in, and its correction
 #   slips.evaluation_formula   how evaluation makes a line of it
 #   slips.loading              what load_state_dict changes
 #   slips.backward             which term of a gradient is off
@@ -50,6 +49,7 @@ Each prints which tests fail and why, unless it is called with ``quiet=True``.
 #   recurrent.layers           several layers and directions
 #   recurrent.states           which states are returned
 #   recurrent.handling         what is given, both modes, random draws
+#   recurrent.gradients        the backward pass, and what it reaches
 #   recurrent.claims           all tests of a recurrent layer
 # The tests of this package
 #   norm_layer                 check_norm_layer

@@ -37,16 +37,17 @@ from normbook.checks.copies import tensors_of
 from normbook.checks.layer.definitions import KINDS
 from normbook.checks.layer.recognition import OWNERS
 from normbook.checks.layer.subject import Given, Subject, without_activations
-from normbook.checks.recurrent.claims import REDUNDANT, recurrent_findings
+from normbook.checks.recurrent.claims import recurrent_findings
+from normbook.checks.recurrent.gradients import REDUNDANT
 from normbook.checks.registration import registered
 from normbook.checks.report import Finding, Report
 from normbook.checks.unusual.condition_claims import condition_findings, explained_kind
 from normbook.checks.unusual.conditions import conditioned, needs_more
 from normbook.checks.unusual.relatives import (
+    CUMULATIVE,
     Relative,
     formula_of,
     relatives_of,
-    unnamed,
 )
 
 
@@ -123,7 +124,9 @@ def check_norm_layer(
         warnings.simplefilter("ignore")
         with torch.inference_mode(False), torch.enable_grad():
             held, finding = registered(layer)
-            if kind == "lstm" or (kind is None and _is_recurrent(layer)):
+            sizes = [getattr(layer, n, None) for n in ("input_size", "hidden_size")]
+            is_recurrent = kind is None and all(isinstance(n, int) for n in sizes)
+            if kind == "lstm" or is_recurrent:
                 report = Report("LSTM", tuple(recurrent_findings(held, shape, eps)))
                 report = report.allowing((REDUNDANT,))  # those of torch.nn.LSTM, too
             else:
@@ -185,11 +188,8 @@ def _report_on(layer: nn.Module, given: Given, has_condition: bool) -> Report:
     unknown = [one for one in as_relative if one.findings[0].passed is None]
     if report.findings[0].passed or unknown or given.kind is not None:
         return unknown[0] if unknown and not report.findings[0].passed else report
-    for relative in unnamed():
-        found = _report_on_relative(layer, given, relative)
-        if found is not None and found.findings[0].passed:
-            return found
-    return report
+    found = _report_on_relative(layer, given, CUMULATIVE)
+    return found if found is not None and found.findings[0].passed else report
 
 
 def _report_on_relative(
@@ -284,11 +284,6 @@ def _check_that_it_is_no_weight(layer: nn.Module) -> None:
             "norm, weight standardization and spectral norm are no norm layers; pass "
             "the norm layer behind it."
         )
-
-
-def _is_recurrent(layer: nn.Module) -> bool:
-    sizes = (getattr(layer, name, None) for name in ("input_size", "hidden_size"))
-    return all(isinstance(size, int) for size in sizes)
 
 
 def _check_arguments(layer: Any, shape: Any, kind: Any, eps: Any) -> None:

@@ -7,7 +7,8 @@ from torch import Tensor, nn
 
 from normbook.checks.claims.output import affine, biased, eps_place, statistics
 from normbook.checks.copies import copy_of
-from normbook.checks.layer.subject import TOLERANCE, Given, Subject, largest
+from normbook.checks.layer.subject import Given, Subject
+from normbook.checks.tensors import is_near
 
 
 class _InOneMode(nn.Module):
@@ -28,7 +29,7 @@ def computed(
     subject: Subject, x: Tensor, y: Tensor, *, is_training: bool, records: bool
 ) -> str:
     """Say what a layer computes in a mode, where it gives y for x; or nothing."""
-    if largest(y - x.to(y.dtype)) < TOLERANCE * max(largest(y), 1e-9):
+    if is_near(y, x.to(y.dtype), least=1e-9):
         return "there the output is x itself, not normalized"
     if not y.any():
         return "there the output is 0"

@@ -12,7 +12,8 @@ from normbook.checks.claim import Claim, Fault, claim
 from normbook.checks.claims.another_way import computed
 from normbook.checks.claims.output import need_right_statistics
 from normbook.checks.copies import copy_of
-from normbook.checks.layer.subject import TOLERANCE, Subject, draw, largest
+from normbook.checks.layer.subject import Subject
+from normbook.checks.tensors import TOLERANCE, draw, largest
 
 CALL_CLAIMS: list[Claim[Subject]] = []
 

@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
-import torch
-
 from normbook.checks.calls import call, evaluating
 from normbook.checks.claim import Claim, DoesNotApply, Fault, Note, claim
 from normbook.checks.claims.another_way import computed
 from normbook.checks.claims.call import LARGE_INPUT
 from normbook.checks.claims.output import POSITIVE_SIGMA
-from normbook.checks.layer.subject import TOLERANCE, Subject, largest
+from normbook.checks.layer.subject import Subject
+from normbook.checks.tensors import TOLERANCE, is_near, largest
 
 EXAMPLE_CLAIMS: list[Claim[Subject]] = []
-
-
-def _fault(change: torch.Tensor, reason: str, cure: str) -> Fault | None:
-    """Tell a change, of the size that is put into the reason; none if it is small."""
-    size = largest(change)
-    return None if size < TOLERANCE else Fault(reason.format(f"{size:.2g}"), cure)
 
 
 @claim("training and evaluation give the same", EXAMPLE_CLAIMS)
@@ -66,10 +59,12 @@ def _dependence(
 ) -> Fault | None:
     x, other = subject.draw(12), subject.draw(13)
     other[kept] = x[kept]
-    return _fault(
-        subject.output(x)[kept] - subject.output(other)[kept],
+    change = largest(subject.output(x)[kept] - subject.output(other)[kept])
+    if change < TOLERANCE:
+        return None
+    return Fault(
         f"with {what} exchanged, the output of what stayed changes by up to "
-        "{}: they share its statistics.",
+        f"{change:.2g}: they share its statistics.",
         subject.definition.axes_cure(len(subject.shape)),
     )
 
@@ -111,7 +106,7 @@ def batch_of_one(subject: Subject) -> Fault | None:
             what = f"of the first {count} examples, given alone, number "
             what += f"{int(rows.argmax())} from 0 changes"
         k = int(rows.argmax())
-        is_x = largest(some[k] - x[k]) < TOLERANCE * largest(x[k])
+        is_x = is_near(x[k], some[k])
         why = ": it is x itself, not normalized" if is_x else ""
         return Fault(
             f"{what} by up to {largest(rows):.2g}{why}.",

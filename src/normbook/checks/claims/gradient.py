@@ -12,7 +12,7 @@ from torch import Tensor
 from normbook.checks.calls import backward, call
 from normbook.checks.claim import Claim, DoesNotApply, Fault, claim
 from normbook.checks.claims.output import affine, need_right_statistics, no_affine
-from normbook.checks.layer.subject import TOLERANCE, Subject, draw, largest, normal
+from normbook.checks.layer.subject import Subject
 from normbook.checks.slips.backward import (
     TAKE_OUT,
     UNSEEN,
@@ -20,6 +20,7 @@ from normbook.checks.slips.backward import (
     over_other_axes,
     times_right,
 )
+from normbook.checks.tensors import TOLERANCE, draw, largest, normal, other_axes
 from normbook.comparison import relative_error
 
 GRADIENT_CLAIMS: list[Claim[Subject]] = []
@@ -164,7 +165,7 @@ def _sum_fault(
 ) -> Fault | None:
     """Compare with the sum; if it is another, name of what, and its factor."""
     along = subject.definition.parameter_axes(integrand.dim())
-    rest = tuple(axis for axis in range(integrand.dim()) if axis not in along)
+    rest = other_axes(integrand.dim(), *along)
 
     def summed(values: Tensor) -> Tensor:
         sums = values.sum(rest).flatten()

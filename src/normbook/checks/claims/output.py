@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
@@ -22,13 +22,12 @@ from normbook.checks.claim import (
 )
 from normbook.checks.layer.definitions import ACTIVATIONS, DIVISORS
 from normbook.checks.layer.recognition import affordable
-from normbook.checks.layer.subject import TOLERANCE, Subject, draw, largest
+from normbook.checks.layer.subject import Subject
 from normbook.checks.slips.affine_values import acting
 from normbook.checks.slips.diagnosis import diagnosis, precision
 from normbook.checks.slips.renorm import renormalization
 from normbook.checks.slips.start import at_the_start
-
-Formula = Callable[[Tensor], Tensor]
+from normbook.checks.tensors import TOLERANCE, Formula, draw, largest
 
 OUTPUT_CLAIMS: list[Claim[Subject]] = []
 
@@ -124,7 +123,7 @@ def _clipping(subject: Subject) -> Fault | None:
     """Put one value far from all others; x_hat goes up to sqrt(n - 1) there."""
     shape = affordable(subject.batch_of(64))
     plain, x = draw(shape, 0), draw(shape, 1)
-    a, b = subject.fit(subject.output(plain), subject.x_hat(plain))
+    a, b = subject.acting(plain)
     x.view(-1)[0] += 100 * x.abs().max()
     x_hat = subject.x_hat(x)
     error = share_of_error(subject.output(x), a * x_hat + b)
@@ -287,7 +286,7 @@ def biased(subject: Subject) -> Fault | None:
     shape = subject.batch_of(4)
     n = subject.definition.size(shape)
     x = draw(shape, 4, subject.large)
-    a, _ = subject.fit(subject.output(x), subject.x_hat(x))
+    a, _ = subject.acting(x)
     factor = (a / subject.affine[0]).mean().item()
     if not subject.has_known_affine and subject.kind != "batch":
         raise NotTested("a gain is not known, and so no scale", NAME_THEM)

@@ -15,7 +15,8 @@ from normbook.checks.claims.output import (
     share_of_error,
 )
 from normbook.checks.copies import copy_of
-from normbook.checks.layer.subject import TOLERANCE, Subject, draw, largest, normal
+from normbook.checks.layer.subject import Subject
+from normbook.checks.tensors import TOLERANCE, draw, largest, normal
 
 PRECISION_CLAIMS: list[Claim[Subject]] = []
 
@@ -32,7 +33,7 @@ def two_passes(subject: Subject) -> Fault | None:
     need_right_statistics(subject)
     if subject.kind == "rms":
         raise DoesNotApply("no mean is subtracted")
-    noise = normal(subject.batch_of(32), 5)
+    noise, mean_of = normal(subject.batch_of(32), 5), subject.definition.mean
     z = subject.x_hat(noise.float().double())
     a, b = subject.fit(subject.output(noise, torch.float32), z)
 
@@ -40,7 +41,9 @@ def two_passes(subject: Subject) -> Fault | None:
         """Return the errors of the layer and of a variance by one pass."""
         x = (noise + mean).float()
         exact = a * subject.x_hat(x.double()) + b
-        by_one_pass = a * _one_pass(subject, x) + b
+        var = mean_of(x.square()) - mean_of(x).square()
+        z = (x - mean_of(x)) / (var + subject.eps).sqrt()
+        by_one_pass = a * z.double() + b
         by_layer = subject.output(x, torch.float32)
         return share_of_error(by_layer, exact), share_of_error(by_one_pass, exact)
 
@@ -71,12 +74,6 @@ def far_from_zero(subject: Subject) -> Fault | None:
         "equal.",
         "Take the mean first, then the mean of (x - mean) ** 2.",
     )
-
-
-def _one_pass(subject: Subject, x: Tensor) -> Tensor:
-    mean_of = subject.definition.mean
-    var = mean_of(x.square()) - mean_of(x).square()
-    return ((x - mean_of(x)) / (var + subject.eps).sqrt()).double()
 
 
 PRECISION_CLAIMS.append(constant_channel)

@@ -17,7 +17,6 @@ from normbook.checks.claim import (
     Note,
     NotTested,
     claim,
-    named,
 )
 from normbook.checks.claims.output import eps_place, two_settings
 from normbook.checks.claims.trained_layers import (
@@ -37,10 +36,15 @@ from normbook.checks.claims.trained_layers import (
 )
 from normbook.checks.copies import moved, tensors_of
 from normbook.checks.layer.recognition import MEANS
-from normbook.checks.layer.subject import TOLERANCE, Subject, largest
-from normbook.checks.slips.averages import explained, in_words, statistics_of
-from normbook.checks.slips.corrections import correction
+from normbook.checks.layer.subject import Subject
+from normbook.checks.slips.averages import (
+    correction,
+    explained,
+    in_words,
+    statistics_of,
+)
 from normbook.checks.slips.evaluation_formula import Lines, formula, wrong_height
+from normbook.checks.tensors import TOLERANCE, largest
 
 RUNNING_CLAIMS: list[Claim[Subject]] = []
 
@@ -277,8 +281,23 @@ def running_variance(subject: Subject) -> Fault | None:
         return None
     if text := _corrected(subject, steps):
         return Fault(f"{text}.", CORRECTED)
-    reason = _variance_reason(steps[-1], bessel, subject.eps)
-    reason = _taken_in(subject, steps, "var") * (": " not in reason) + reason
+    last = steps[-1]
+    expected = last.before.var + last.weight * (
+        bessel * last.batch.var - last.before.var
+    )
+    reason = (
+        f"{_taken_in(subject, steps, 'var')}after a batch the running variance is "
+        f"{last.after.var[0]:.3g}, expected {expected[0]:.3g} (first channel)."
+    )
+    for eps in (subject.eps, bessel * subject.eps):
+        # It is small beside the variance, and so is looked for in the difference.
+        plus = last.weight * eps
+        if largest((last.after.var - expected) / plus - 1) < 0.1:
+            reason = (
+                "eps is averaged with the variance, and evaluation adds it again: by "
+                f"{plus:.3g} a batch it is too large."
+            )
+            break
     if misfit(1.0) < TOLERANCE:
         reason = (
             f"the biased variance of the batch is averaged: with n = {n} values it "
@@ -309,38 +328,12 @@ def _taken_in(subject: Subject, steps: list[Step], which: str) -> str:
         )
         if (found := explained(before, after, batches)) is None:
             continue
+        if how and found.what == "the standard deviation of the batch":
+            how = "standard deviations are averaged and squared, and "
         name = "mean" if which == "mean" else "variance"
         momentum = getattr(subject.layer, "momentum", None)
         return f"{how}{in_words(found, name, momentum, sizes)}: "
     return ""
-
-
-def _variance_reason(step: Step, bessel: float, eps: float) -> str:
-    w, old = step.weight, step.before.var
-    known: dict[str, Tensor] = {}
-    for name, factor in (("unbiased", bessel), ("biased", 1.0)):
-        new = factor * step.batch.var
-        root = (1 - w) * old.sqrt() + w * new.sqrt()
-        known |= {
-            f"standard deviations are averaged and squared (those of the {name} "
-            "variance): too small, since the square of a mean is less than the mean "
-            "of squares": root.square(),
-            f"old and new value have each other's weight (of the {name} variance)": (
-                w * old + (1 - w) * new
-            ),
-        }
-    seen = step.after.var
-    expected = (1 - w) * old + w * bessel * step.batch.var
-    in_it = "eps is averaged with the variance, and evaluation adds it again"
-    for plus in (eps, bessel * eps):
-        # It is small beside the variance, and so is looked for in the difference.
-        if largest((seen - expected) / (w * plus) - 1) < 0.1:
-            return f"{in_it}: by {w * plus:.3g} a batch it is too large."
-    name = named(known, lambda value: largest(value / seen - 1) < TOLERANCE)
-    return (
-        f"{name}after a batch the running variance is {seen[0]:.3g}, expected "
-        f"{expected[0]:.3g} (first channel)."
-    )
 
 
 @claim("the running statistics move alike without gradients", RUNNING_CLAIMS)

@@ -27,9 +27,10 @@ from normbook.checks.claims.trained_layers import (
     trained,
 )
 from normbook.checks.copies import copy_of, graph_nodes, tensors_of
-from normbook.checks.layer.subject import TOLERANCE, Subject, draw, largest, normal
+from normbook.checks.layer.subject import Subject
 from normbook.checks.registration import plain_tensors
 from normbook.checks.slips.loading import changed_by_loading, ignored
+from normbook.checks.tensors import TOLERANCE, draw, is_near, largest, normal
 
 STATE_CLAIMS: list[Claim[Subject]] = []
 
@@ -54,7 +55,10 @@ def no_graph(subject: Subject) -> Fault | None:
             "moves them as well, by weight decay or by what evaluation gives them.",
             'Use self.register_buffer("running_mean", ...), or requires_grad=False.',
         )
-    short, long = (_held(trained(subject, count)) for count in (STEPS, 2 * STEPS))
+    short, long = (
+        {n: len(graph_nodes(t)) for n, t in tensors_of(layer) if t.grad_fn is not None}
+        for layer in (trained(subject, STEPS), trained(subject, 2 * STEPS))
+    )
     if not long:
         return None
     name, last = next(iter(long.items()))
@@ -72,12 +76,6 @@ def no_graph(subject: Subject) -> Fault | None:
         f"{name} keeps the autograd graph of {reason} deepcopy refuses.",
         "Update under torch.no_grad(), or from mean.detach() and var.detach().",
     )
-
-
-def _held(layer: nn.Module) -> dict[str, int]:
-    return {
-        n: len(graph_nodes(t)) for n, t in tensors_of(layer) if t.grad_fn is not None
-    }
 
 
 @claim("deepcopy and pickle work after training, and copy the statistics")
@@ -318,7 +316,7 @@ def one_example(subject: Subject) -> Fault | None:
     if abs(subject.factor - 1) > TOLERANCE or subject.takes_unbiased:
         raise DoesNotApply("the output has another scale")
     y, expected = subject.output(x), a * subject.x_hat(x) + b
-    if largest(y - expected) < TOLERANCE * largest(expected):
+    if is_near(expected, y):
         return None
     return Fault(
         f"one example alone, of shape {tuple(x.shape)}, is off by up to "
@@ -426,7 +424,7 @@ def affine_is_held(subject: Subject) -> Fault | None:
         y, change = torch.cat(before), torch.cat(after) - torch.cat(before)
         a, b = subject.fit(change, y)
         acts = largest(change) > TOLERANCE * largest(y)
-        if acts and largest(a * y + b - change) < TOLERANCE * largest(change):
+        if acts and is_near(change, a * y + b):
             names.append(name)
     if not names:
         return None

@@ -17,7 +17,8 @@ from normbook.checks.calls import call, evaluating
 from normbook.checks.claim import DoesNotApply
 from normbook.checks.claims.output import need_right_statistics
 from normbook.checks.copies import copy_of
-from normbook.checks.layer.subject import TOLERANCE, Subject, draw, largest
+from normbook.checks.layer.subject import Subject
+from normbook.checks.tensors import TOLERANCE, draw, largest, rows
 
 # Batches of 4: there the biased variance is three quarters of the unbiased one.
 EXAMPLES = 4
@@ -42,7 +43,7 @@ def batch_for(
 
 def by_channel(x: Tensor) -> Tensor:
     """Return the mean of each channel."""
-    return x.movedim(1, -1).flatten(0, -2).mean(0)
+    return rows(x).mean(0)
 
 
 def evaluate(layer: nn.Module, x: Tensor, *, is_recorded: bool = False) -> Tensor:

@@ -80,17 +80,14 @@ def kind_inside(layer: nn.Module) -> str | None:
 def eps_of(layer: nn.Module, dtype: torch.dtype) -> float | None:
     """Read eps by its usual names, in a layer or in the only one inside that has it."""
     values = told(layer, *EPSILONS)
-    said = {float(v) for v in values if isinstance(v, int | float) or _is_constant(v)}
+    said = {float(v) for v in values if isinstance(v, int | float)}
+    tensors = [v for v in values if isinstance(v, Tensor) and v.numel() == 1]
+    said |= {float(v) for v in tensors if not v.requires_grad}  # which nothing trains
     if len(said) == 1:
         return said.pop()
     if isinstance(layer, nn.RMSNorm):  # eps=None
         return torch.finfo(dtype).eps
     return None
-
-
-def _is_constant(value: Any) -> bool:
-    """Return whether it is a number in a tensor that nothing trains."""
-    return isinstance(value, Tensor) and value.numel() == 1 and not value.requires_grad
 
 
 OWNERS = (nn.Linear, nn.modules.conv._ConvNd, nn.Embedding, nn.RNNBase, nn.Bilinear)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
@@ -15,40 +15,22 @@ import normbook.checks.layer.recognition as recognition
 from normbook.checks.calls import LayerError, call, evaluating
 from normbook.checks.copies import copy_of, tensors_of
 from normbook.checks.layer.definitions import DIVISORS, Definition
-from normbook.checks.layer.growth import why_it_grows
+from normbook.checks.tensors import (
+    LARGE,
+    TOLERANCE,
+    Formula,
+    Runs,
+    draw,
+    fit,
+    is_near,
+    largest,
+    other_axes,
+)
+
+# A norm forgets the scale; what does not normalize grows as the input does.
+SCALE, MUCH = 50, 10
 
 USUAL_EPS = (1e-5, 1e-3, 1e-6, 1e-8, 1e-4, 1e-7, 1e-2, 1e-12)
-# The statistics of an input of this scale do not feel eps.
-LARGE = 30.0
-# What single precision inside a layer may cost; the bugs cost 1e-2 and more.
-TOLERANCE = 1e-3
-
-
-def largest(values: Tensor) -> float:
-    """Return the largest size among values."""
-    return values.abs().max().item()
-
-
-def normal(shape: tuple[int, ...], seed: int | torch.Generator) -> Tensor:
-    """Draw standard normal numbers."""
-    if isinstance(seed, int):
-        seed = torch.Generator().manual_seed(seed)
-    return torch.randn(shape, generator=seed, dtype=torch.float64)
-
-
-def draw(shape: tuple[int, ...], seed: int, scale: float = LARGE) -> Tensor:
-    """Draw an input: every example, channel and position has a mean of its own."""
-    return scale * _drawn(shape, seed)
-
-
-@functools.lru_cache(maxsize=32)
-def _drawn(shape: tuple[int, ...], seed: int) -> Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    x = normal(shape, generator)
-    for axis, length in enumerate(shape):
-        along = tuple(length if k == axis else 1 for k in range(len(shape)))
-        x = x * (0.3 * normal(along, generator)).exp() + normal(along, generator)
-    return x
 
 
 def _is_elementwise(part: nn.Module) -> bool:
@@ -83,14 +65,23 @@ def without_activations(layer: nn.Module) -> Iterator[tuple[nn.Module, list[str]
         yield bare, removed
 
 
-def fit(y: Tensor, z: Tensor, axes: tuple[int, ...]) -> tuple[Tensor, Tensor]:
-    """Find a and b, which differ along ``axes`` only, with y nearest to a z + b."""
-    along = {axis % y.dim() for axis in axes}
-    rest = tuple(axis for axis in range(y.dim()) if axis not in along)
-    mean = z.mean(rest, keepdim=True)
-    a = ((z - mean) * y).sum(rest, keepdim=True)
-    a = a / (z - mean).square().sum(rest, keepdim=True)
-    return a, (y - a * z).mean(rest, keepdim=True)
+def _why_it_grows(output: Formula, x: Tensor) -> str:
+    """Say which part of the output grows, or what is added to it; or nothing."""
+    y, large = output(x), output(SCALE * x)
+    for axis in range(1, x.dim()):
+        others = other_axes(x.dim(), axis)
+        grows = large.std(others) > MUCH * y.std(others)
+        if 0 < int(grows.sum()) < len(grows):
+            places = grows.nonzero().flatten().tolist()
+            which = ", ".join(map(str, places[:8])) + ", ..." * (len(places) > 8)
+            return f"places {which} of axis {axis} are not normalized, others are"
+    rest = (large - y) / (SCALE - 1)
+    share = (rest * x).sum() / x.square().sum()
+    if not is_near(rest, share * x):
+        return ""
+    if is_near(y, share * x):
+        return f"it gives x back, times {share:.3g}"
+    return f"x itself, times {share:.3g}, is added to what is normalized, a residual"
 
 
 class Given(NamedTuple):
@@ -179,9 +170,7 @@ class Subject:
             told = recognition.eps_of(self.layer, self.dtype)
         self.is_eps_told = told is not None
         self.eps = self._eps_by_behaviour() if told is None else float(told)
-        self._find_what_is_added_to_the_gain()
-        self.as_set = self._as_set()
-        self.affine = self._find_affine()
+        self._find_affine()
 
     # What the layer holds.
 
@@ -298,24 +287,20 @@ class Subject:
         """Find the gain and bias with which z gives y."""
         return fit(y, z, self.definition.parameter_axes(y.dim()))
 
-    def misfit(
-        self, z: Callable[[Tensor], Tensor], axes: tuple[int, ...] | None = None
-    ) -> float:
-        """Return what is left of the output after the best fixed gain and bias on z(x).
+    def acting(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Find the gain and bias that act on x_hat for an input."""
+        return self.fit(self.output(x), self.x_hat(x))
 
-        Found on one batch and demanded on two others, as a share of the largest
-        output. Gain and bias may differ along ``axes``, by default the definition's.
-        """
-        first = self.draw(0)
-        axes = axes or self.definition.parameter_axes(len(self.shape))
-        a, b = fit(self.output(first), z(first), axes)
-        worst = 0.0
-        for seed in (1, 2):
-            x = self.draw(seed, seed * LARGE)
-            y = self.output(x)
-            error = ((y - a * z(x) - b).abs().max() / (y - b).abs().max()).item()
-            worst = max(worst, error if math.isfinite(error) else math.inf)
-        return worst
+    @property
+    def runs(self) -> Runs:
+        """Return three batches, and the outputs for them."""
+        inputs = [self.draw(seed, LARGE * max(seed, 1)) for seed in range(3)]
+        return Runs(inputs, [self.output(x) for x in inputs])
+
+    def misfit(self, z: Formula, runs: Runs | None = None) -> float:
+        """Return what is left of the outputs by z(x), with a fixed gain and bias."""
+        axes = self.definition.parameter_axes(len(self.shape))
+        return (runs or self.runs).misfit(z, axes)
 
     @property
     def large(self) -> float:
@@ -511,8 +496,9 @@ class Subject:
         """Find the definition that fits best; what is said limits the choice."""
         found: list[tuple[float, Definition]] = []
         choices = recognition.definitions_of(self.layer, self.shape, said)
+        runs = self.runs
         for self.definition, is_told in choices:
-            error = self.misfit(self.x_hat)
+            error = self.misfit(self.x_hat, runs)
             # While all gains are 1 it does not show along which axis they differ.
             fits = error < TOLERANCE and self._holds_as_many(self.definition)
             if is_told or fits:
@@ -539,9 +525,9 @@ class Subject:
             )
         return best
 
-    def _fits(self) -> bool:
+    def _fits(self, runs: Runs | None = None) -> bool:
         """Return whether the definition leaves nothing of the output."""
-        return self.misfit(self.x_hat) < TOLERANCE and not self.is_random
+        return self.misfit(self.x_hat, runs) < TOLERANCE and not self.is_random
 
     def _find_relation(self, said: str | None) -> bool:
         """Find which other norm, or what behind the norm, explains the output."""
@@ -563,43 +549,52 @@ class Subject:
 
     def _find_relative(self, said: str | None) -> bool:
         """Find which norm of another kind, in groups or by heads explains it."""
-        before = self.definition if said else None
+        before, runs = self.definition if said else None, self.runs
         for relative in recognition.relatives_of(self.shape, said, self.has_condition):
             self.definition = relative
-            if self._holds_as_many(self.definition) and self._fits():
+            if self._holds_as_many(self.definition) and self._fits(runs):
                 break
         else:
             if before:
                 self.definition = before
             return False
+        self.relations += self._relations_to(said)
+        return True
+
+    def _relations_to(self, said: str | None) -> Iterator[Relation]:
+        """Say in which conventions the definition differs from what the name says."""
         definition = self.definition
         if said not in (None, definition.kind):
             is_of = f"{definition.kind} norm".replace("rms", "RMS")
-            reason = f"the class {self.name} says {said} norm, and computes {is_of}"
             why = (
                 ": x over its root mean square, no mean is subtracted. Another scale "
                 "of x changes nothing, a constant added to x does."
             )
-            reason += why if definition.kind == "rms" else "."
-            self.relations.append(Relation(is_of, reason))
-        if definition.groups > 1 and definition.kind in ("rms", "layer"):
-            reason = f"the last axis is normalized in {definition.groups} groups, each "
-            reason += "by itself: only a scale that all of a group share is forgotten."
-            self.relations.append(Relation("groups", reason))
-        if definition.apart:
-            where = f"axis {definition.apart[0]}"
-            if len(definition.apart) > 1:
-                where = f"axes {', '.join(map(str, definition.apart))}"
-            reason = f"each position of {where} has statistics of its own, as the "
-            reason += "frames of a film or the tokens of all heads do."
-            self.relations.append(Relation("positions apart", reason))
-        if definition.further and not self.has_condition:
-            reason = (
-                f"gain and bias differ along axis {definition.further[0]}, too, and the"
+            yield Relation(
+                is_of,
+                f"the class {self.name} says {said} norm, and computes {is_of}"
+                f"{why if definition.kind == 'rms' else '.'}",
             )
-            reason += " statistics run over the last axis: a norm for each head."
-            self.relations.append(Relation("gain per head", reason))
-        return True
+        if definition.groups > 1 and definition.kind in ("rms", "layer"):
+            yield Relation(
+                "groups",
+                f"the last axis is normalized in {definition.groups} groups, each "
+                "by itself: only a scale that all of a group share is forgotten.",
+            )
+        if definition.apart:
+            axes = ", ".join(map(str, definition.apart))
+            yield Relation(
+                "positions apart",
+                f"each position of {'axes' if len(definition.apart) > 1 else 'axis'} "
+                f"{axes} has statistics of its own, as the frames of a film or the "
+                "tokens of all heads do.",
+            )
+        if definition.further and not self.has_condition:
+            yield Relation(
+                "gain per head",
+                f"gain and bias differ along axis {definition.further[0]}, too, and "
+                "the statistics run over the last axis: a norm for each head.",
+            )
 
     def _holds_as_many(self, definition: Definition) -> bool:
         """Return whether gain and bias have as many values as a definition wants."""
@@ -622,7 +617,7 @@ class Subject:
         if self._error_on(shape):
             return True
         x = draw(shape, 0).to(self.dtype)
-        return not torch.equal(call(self.fresh(), x), x)
+        return not call(self.fresh(), x).equal(x)
 
     def _compute_in_double_precision(self) -> None:
         """Take float64 if the layer can compute in it, else its own dtype."""
@@ -633,33 +628,28 @@ class Subject:
         self.layer = single.to(self.dtype)
 
     def _check_that_it_normalizes(self) -> None:
+        def times_sigma(x: Tensor) -> Tensor:  # a norm with a slip, and no other
+            mean, var = self.definition.moments(x)
+            return (x - mean) * var.sqrt()
+
         x = self.draw(0)
-        ratio = self.output(50 * x).std() / self.output(x).std()
-        if ratio > 10 and not self._multiplies():
-            why = why_it_grows(self.output, x)
+        ratio = self.output(SCALE * x).std() / self.output(x).std()
+        if ratio > MUCH and not self.misfit(times_sigma) < TOLERANCE:
+            why = _why_it_grows(self.output, x)
             why = f" ({why})" if why else ""
             raise ValueError(
                 f"the layer must normalize in training, got a {self.name} whose output "
-                f"grows by {ratio:.3g} when the input grows by 50{why}; pass a norm "
-                "layer, in a mode in which it normalizes by its input."
+                f"grows by {ratio:.3g} when the input grows by {SCALE}{why}; pass a "
+                "norm layer, in a mode in which it normalizes by its input."
             )
         layer = self.fresh()
-        first, later = (call(layer, (k * x).to(self.dtype)).std() for k in (1, 50))
-        if ratio <= 10 and later > 10 * first:
+        first, later = (call(layer, (k * x).to(self.dtype)).std() for k in (1, SCALE))
+        if ratio <= MUCH and later > MUCH * first:
             raise ValueError(
                 f"the layer must normalize in training, got a {self.name} whose output "
                 "after its first batch grows with the input; if gain and bias are set "
                 "by that batch and then stay, as in ActNorm, it is no norm layer."
             )
-
-    def _multiplies(self) -> bool:
-        """Return whether it multiplies by sigma: a norm with a slip, and no other."""
-
-        def z(x: Tensor) -> Tensor:
-            mean, var = self.definition.moments(x)
-            return (x - mean) * var.sqrt()
-
-        return self.misfit(z) < TOLERANCE
 
     def _eps_by_behaviour(self) -> float:
         """Find the usual eps that explains how small inputs come out; 0 if none."""
@@ -674,15 +664,31 @@ class Subject:
                     return eps
         return USUAL_EPS[0]
 
-    def _find_what_is_added_to_the_gain(self) -> None:
-        """Find out whether it is 1 + gain that acts, as where weights begin at 0."""
-        gain = self.spread(self.gain)
-        if gain is None or not self.is_right_up_to_scale:
-            return
+    def _find_affine(self) -> None:
+        """Find gain and bias as set, and those that act, in one large input."""
         x = self.draw(4, self.large)
-        a, _ = self.fit(self.output(x), self.x_hat(x))
-        if largest(a - 1 - gain) < 0.01:
-            self.gain_offset = 1.0
+        a, b = self.acting(x)
+        gain = self.spread(self.gain)
+        if gain is not None and self.is_right_up_to_scale:
+            # As where weights begin at 0.
+            self.gain_offset = 1.0 if largest(a - 1 - gain) < 0.01 else 0.0
+        self.as_set = self._as_set()
+        self.affine = a, b
+        if self.as_set is None:
+            self.factor = self._factor_of_batches(a)
+            self.affine = a / self.factor, b
+            return
+        gain, bias = self.as_set
+        if not self.is_right_up_to_scale:
+            self.affine = gain, bias
+            return
+        ratio = a / gain
+        if largest(ratio / ratio.mean() - 1) > 0.01:
+            return
+        self.factor = ratio.mean().item()
+        is_one = abs(self.factor - 1) < TOLERANCE or self.takes_unbiased
+        if is_one and largest(b - bias) < 0.01:
+            self.affine = gain, bias
 
     def _as_set(self) -> tuple[Tensor, Tensor] | None:
         """Return gain and bias as set, spread over an input, where they are known."""
@@ -701,8 +707,7 @@ class Subject:
         if self.kind != "batch" or not self.is_right_up_to_scale:
             return 1.0
         small = self.sized(4)
-        x = draw(small, 4, self.large)
-        at_few, _ = self.fit(self.output(x), self.x_hat(x))
+        at_few, _ = self.acting(draw(small, 4, self.large))
         few, many = (
             math.sqrt(1 - 1 / self.definition.size(shape))
             for shape in (small, self.shape)
@@ -710,20 +715,3 @@ class Subject:
         change = (at_few / a).mean().item()
         is_unbiased = abs(change - few / many) < 0.1 * abs(change - 1)
         return many if is_unbiased else 1.0
-
-    def _find_affine(self) -> tuple[Tensor, Tensor]:
-        """Return the gain and bias that act, spread over an input."""
-        x = self.draw(4, self.large)
-        a, b = self.fit(self.output(x), self.x_hat(x))
-        if self.as_set is None:
-            self.factor = self._factor_of_batches(a)
-            return a / self.factor, b
-        gain, bias = self.as_set
-        if not self.is_right_up_to_scale:
-            return gain, bias
-        ratio = a / gain
-        if largest(ratio / ratio.mean() - 1) > 0.01:
-            return a, b
-        self.factor = ratio.mean().item()
-        is_known = abs(self.factor - 1) < TOLERANCE or self.takes_unbiased
-        return (gain, bias) if is_known and largest(b - bias) < 0.01 else (a, b)

@@ -7,19 +7,19 @@ f of every unit, and :math:`\log f/(1-f)` is the f part of :math:`a_1`.
 
 from __future__ import annotations
 
-import math
 import re
-from collections.abc import Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
 
-from normbook.checks.calls import LayerError, evaluating, of_the_layer
+from normbook.checks.calls import LayerError, evaluating
 from normbook.checks.claim import DoesNotApply, Fault, NotTested, claim
 from normbook.checks.copies import copy_of
-from normbook.checks.recurrent.handling import HANDLING_CLAIMS, INPUTS_ARE_KEPT, Case
+from normbook.checks.recurrent.gradients import GRADIENT_CLAIMS, unused_parameters
+from normbook.checks.recurrent.handling import HANDLING_CLAIMS, INPUTS_ARE_KEPT
 from normbook.checks.recurrent.layers import (
+    INVARIANT,
     Stack,
     compared,
     order_of_states,
@@ -28,7 +28,13 @@ from normbook.checks.recurrent.layers import (
     returned_twice,
     upper_fault,
 )
-from normbook.checks.recurrent.probe import EXACT, Probe, probe_of, relative_change
+from normbook.checks.recurrent.probe import (
+    EXACT,
+    Probe,
+    probe_of,
+    relative_change,
+    set_dropout,
+)
 from normbook.checks.recurrent.states import (
     early_state,
     exchanged,
@@ -48,8 +54,6 @@ BOUNDED = "the output gate is between 0 and 1"
 LATER = "h does not depend on later steps"
 OTHERS = "h does not depend on the other examples"
 PADDING = "h does not depend on padding behind the sequence"
-BIASES = "no bias is there twice"
-REDUNDANT = "redundant biases"
 CELL = "a step is that of a known cell"
 CALLS = "a second call begins with zeros, as the first"
 PIECES = "a sequence in two pieces gives what it gives in one"
@@ -58,28 +62,19 @@ LAYOUTS = "states of either shape are the same states"
 UPPER = "the layers above the first, and the other direction"
 SAME = "evaluation drops nothing"
 REST = "half precision, packed sequences and dropout"
-GRADIENTS = "the gradients are those of the outputs"
-USED = "every parameter has a part in the outputs"
-ZEROS = "a state of zeros gives finite outputs and gradients"
+
+REST_IS_NOT_TESTED = Finding(
+    REST,
+    None,
+    "the runs are in float64, over whole sequences, without dropout",
+    "Test those by themselves.",
+)
 
 MEND = "Mend that first."
 CURE_ONE = "Check one with a single layer and direction, too."
-MANY_STEPS = 40
 INSIDE_THE_LOOP = (
     "Take the statistics of one example at one step, inside the loop over time."
 )
-
-# A normalization forgets the scale of what it takes up to eps, and up to a bias that is
-# added inside it: INVARIANT lies far above that and far below what another scale does
-# without a normalization, about 0.5.
-INVARIANT = 0.15
-
-# Central differences of fourth order: they err by 1e-8 or less, but where a sigma is
-# small, as of a few units, which a smaller step shows.
-STEPS_OF = (1e-4, 1e-5)
-DIFFERENCES = ((1, 2 / 3), (-1, -2 / 3), (2, -1 / 12), (-2, 1 / 12))
-SLOPES = 1e-5
-ROUNDING = 1e-4
 
 
 def recurrent_findings(
@@ -106,36 +101,19 @@ def recurrent_findings(
                 return [random]
             others, pieces = _other_examples(probe), _pieces(probe)
             raw = _carried(probe)
-            why = ""
-            if pieces.passed is False and "raises" not in pieces.reason:
-                why = "the states that are given or returned are not the states"
-            if not probe.is_single:
-                stack = Stack(probe)
-                if order_of_states(stack) or returned_twice(stack):
-                    why = "the states that are returned are not those of their layers"
-            if why:  # no state is what it seems
+            if why := _why_no_state(probe, pieces):
                 raw = Finding(RAW, None, why, MEND)
             step = _step(probe) if raw.passed and others.passed else None
             found = compared(probe)[0] if step and not probe.layer.training else None
             mixed = probe._replace(kept=found[1].kept) if found else probe
-            gates = _gates(mixed, raw, others)
-            if raw.passed and others.passed is False:
-                gates[-1] = _norm_of_candidate(probe)
-            if step and "a by " in step.reason and "of each gate" not in step.reason:
-                why = "the gates are normalized in another way"
-                gates = [
-                    Finding(f.name, None, why) if f.other == "norm of each gate" else f
-                    for f in gates
-                ]
+            gates = _gates(mixed, step) if step else _no_gates(probe, raw)
             rest = [test(probe) for test in (_later_steps, _padding, _calls)]
             rest += [pieces, _layouts(probe)]
-            upper, same = _upper(probe), _same_in_evaluation(layer, probe)
+            upper, same = _upper(probe), _same_in_evaluation(probe)
         why = "the state is not carried as it is, or the examples not apart"
         step = step or Finding(CELL, None, why, MEND)
-        by_gradient = (_redundant_biases, _gradients, _zeros)
-        rest += [*(test(probe) for test in by_gradient), upper, same, _rest(probe)]
-        used = _used(probe)
-        rest += [] if used.passed else [used]
+        *by_gradient, used = (test(probe) for test in GRADIENT_CLAIMS)
+        last = [] if used.passed else [used]
         # What is wrong in the step says more than what h does not see.
         named_first = [step] if step.passed is False else []
         gates += [] if named_first else [step]
@@ -146,17 +124,28 @@ def recurrent_findings(
         axes = [] if probe.misled is None else [_axes(probe)]
         axes += [_turned_output(probe)] if probe.leaves_turned else []
         with torch.no_grad():
-            handled = [test(Case(layer, probe)) for test in HANDLING_CLAIMS]
+            handled = [test(probe) for test in HANDLING_CLAIMS]
         wrong = [finding for finding in handled if finding.passed is False]
         handled = [finding for finding in handled if finding.passed is not False]
         if wrong and wrong[0].name == INPUTS_ARE_KEPT:  # it spoils what autograd needs
             why = "the layer writes into what it is given"
-            by_gradients = (BIASES, GRADIENTS, ZEROS, USED)
-            rest = [
-                Finding(f.name, None, why) if f.name in by_gradients else f
-                for f in rest
-            ]
+            by_gradient, last = (
+                [Finding(f.name, None, why) for f in some]
+                for some in (by_gradient, last)
+            )
+        rest += [*by_gradient, upper, same, REST_IS_NOT_TESTED, *last]
         return [*axes, *wrong, raw, *named_first, *gates, others, *rest, *handled]
+
+
+def _why_no_state(probe: Probe, pieces: Finding) -> str:
+    """Say why no state is what it seems, if so."""
+    if not probe.is_single:
+        stack = Stack(probe)
+        if order_of_states(stack) or returned_twice(stack):
+            return "the states that are returned are not those of their layers"
+    if pieces.passed is False and "raises" not in pieces.reason:
+        return "the states that are given or returned are not the states"
+    return ""
 
 
 @claim(AXES)
@@ -190,7 +179,7 @@ def _turned_output(probe: Probe) -> Fault:
 @claim(RAW)
 def _carried(probe: Probe) -> Fault | str:
     n = 2 * probe.units[1]
-    x, (h, c) = probe.draw(n, probe.sizes[2]), probe.states(n)
+    x, h, c = probe.point(n)
     c_1 = {k: probe.step(x, h, k * c)[1] for k in (0, 1, 2, 10, 100)}
     bend = relative_change(2 * (c_1[1] - c_1[0]), c_1[2] - c_1[0], c_1[0])
     if bend < EXACT:
@@ -225,18 +214,25 @@ def _carried(probe: Probe) -> Fault | str:
     return Fault(reason, "Normalize c only on its way to h, and carry c itself.")
 
 
-def _gates(probe: Probe, raw: Finding, others: Finding) -> list[Finding]:
-    """Test what the forget gate tells, of a layer that carries c itself."""
-    if not (raw.passed and others.passed):
+def _no_gates(probe: Probe, raw: Finding) -> list[Finding]:
+    """Say why the gates are not tested."""
+    why = "only a state that is carried as it is shows the gates"
+    if raw.passed:
         why = "the statistics are those of several examples"
-        if not raw.passed:
-            why = "only a state that is carried as it is shows the gates"
-        return [Finding(n, None, why) for n in (NORMED, TERMS, TOGETHER, OUTPUT)]
+    gates = [Finding(n, None, why) for n in (NORMED, TERMS, TOGETHER)]
+    return [
+        *gates,
+        _norm_of_candidate(probe) if raw.passed else Finding(OUTPUT, None, why),
+    ]
+
+
+def _gates(probe: Probe, step: Finding) -> list[Finding]:
+    """Test what the forget gate tells, of a layer that carries c itself."""
     n = 2 * max(probe.units) + 8
-    x, (h, c) = probe.draw(n, probe.sizes[2]), probe.states(n)
-    a = _logit(probe, 5 * x, 5 * h)
+    x, h, c = probe.point(n)
+    a = _forget(probe, 5 * x, 5 * h).logit()
     by_x, by_h, by_both = (
-        relative_change(a, _logit(probe, k * x, m * h), a.mean(0))
+        relative_change(a, _forget(probe, k * x, m * h).logit(), a.mean(0))
         for k, m in ((10, 5), (5, 10), (10, 10))
     )
     seen = (
@@ -255,18 +251,19 @@ def _gates(probe: Probe, raw: Finding, others: Finding) -> list[Finding]:
             cure = "Give each term its own layer norm, or give the cell another name."
             terms = Finding(TERMS, None, reason, cure, "norm of the sum")
         together = _together(probe)
+        is_otherwise = "a by " in step.reason and "of each gate" not in step.reason
+        if together.other and is_otherwise:
+            why = "the gates are normalized in another way"
+            together = Finding(TOGETHER, None, why)
     else:
         rest = "no normalization was found"
         why = "nothing is normalized before the gates"
         for term, change in (("x", by_x), ("h", by_h)):
             if change < INVARIANT:
                 rest = why = f"only W_{term} {term} is normalized"
-        zeros = torch.zeros_like(c)
-        f = probe.step(x, h, zeros + 1)[1] - probe.step(x, h, zeros)[1]
-        if f.min() < -0.01 or f.max() > 1.01:
-            seen += (
-                f". The forget gate is {f.min():.2g} to {f.max():.2g}, outside 0 to 1"
-            )
+        low, high = probe.forget_gate(x, h).aminmax()
+        if low < -0.01 or high > 1.01:
+            seen += f". The forget gate is {low:.2g} to {high:.2g}, outside 0 to 1"
             rest = "a norm behind the sigmoids, perhaps"
         cure = "Put layer norm around W_h h and around W_x x."
         normed = Finding(NORMED, False, f"{seen}; {rest}.", cure)
@@ -283,7 +280,7 @@ def _together(probe: Probe) -> Fault | str:
     """
     n = 2 * max(probe.units) + 8
     x, (h, _) = probe.draw(1, probe.sizes[2]).expand(n, -1), probe.states(n)
-    a = _logit(probe, x, h)
+    a = _forget(probe, x, h).logit()
     _, spreads, directions = torch.linalg.svd(a - a.mean(0), full_matrices=False)
     if spreads[0] < EXACT:
         raise DoesNotApply("f does not depend on h_0")
@@ -322,7 +319,7 @@ def _output(probe: Probe, x: Tensor, h: Tensor, c: Tensor) -> Finding:
 def _bounded(probe: Probe) -> Fault | None:
     """Let c grow: o tanh(...) stays below 1, and o c has the sign of c."""
     n = 40
-    x, (h, c) = probe.draw(n, probe.sizes[2]), probe.states(n)
+    x, h, c = probe.point(n)
     (some, _), (h_1, c_1) = (probe.step(x, h, k * c) for k in (10, 100))
     if h_1.shape != c_1.shape or not h_1.abs().max() > 3 * some.abs().max() > 3:
         return None
@@ -349,7 +346,7 @@ def _norm_of_candidate(probe: Probe) -> Fault:
     if not probe.is_single or not probe.is_batch_norm():
         raise DoesNotApply("the statistics are those of several examples")
     plain = plain_copy(probe._replace(layer=evaluating(copy_of(probe.layer))))
-    x, (h, c) = probe.draw(8, probe.sizes[2]), probe.states(8)
+    x, h, c = probe.point(8)
     norms = {
         name: module
         for name, module in plain.layer.named_modules()
@@ -387,8 +384,8 @@ def _norm_of_candidate(probe: Probe) -> Fault:
 
 @claim(LATER)
 def _later_steps(probe: Probe) -> Fault | None:
-    x, states = probe.draw(*probe.sizes), probe.states(probe.sizes[1])
-    moved = torch.cat([x[:-1], probe.draw(*x[-1:].shape)])
+    x, *states = probe.inputs()
+    moved = probe.with_another_end(x)
     why = "each step sees all others in two directions"
     change = probe.early_change(states, x, moved, why)
     if change < EXACT:
@@ -410,7 +407,7 @@ def _why_early(probe: Probe) -> str:
         return ""
     stack = Stack(probe)
     if stack.ways == 2:
-        moved = torch.cat([stack.x[:-1], probe.draw(*stack.x[-1:].shape)])
+        moved = probe.with_another_end(stack.x)
         before, after = (
             stack.run(v, stack.h, stack.c)[0][:-1, :, probe.units[0] :]
             for v in (stack.x, moved)
@@ -431,7 +428,7 @@ def _padding(probe: Probe) -> Fault | None:
         raise DoesNotApply("a cell sees one step")
     if not probe.is_single and not _later_steps(probe).passed:
         raise DoesNotApply("h depends on later steps")
-    x, states = probe.draw(*probe.sizes), probe.states(probe.sizes[1])
+    x, *states = probe.inputs()
     padded = torch.cat([x[:-1], 0 * x[-1:]])
     why = "the other direction begins in the padding"
     change = probe.early_change(states, x[:-1], padded, why)
@@ -449,7 +446,7 @@ def _padding(probe: Probe) -> Fault | None:
 def _calls(probe: Probe) -> Fault | None:
     if probe.is_cell:
         raise DoesNotApply("a cell sees one step")
-    x, (h, c) = probe.draw(*probe.sizes), probe.states(probe.sizes[1])
+    x, h, c = probe.inputs()
     try:
         first, second = (probe.run_stack(x)[0] for _ in range(2))
     except LayerError as error:
@@ -485,7 +482,7 @@ def _calls(probe: Probe) -> Fault | None:
 def _pieces(probe: Probe) -> Fault | None:
     if not probe.is_single:
         raise NotTested("only one layer of one direction is cut", CURE_ONE)
-    x, (h, c) = probe.draw(*probe.sizes), probe.states(probe.sizes[1])
+    x, h, c = probe.inputs()
     out, h_last, c_last = probe.run(x, h, c)
     middle = len(x) // 2
     early, h_0, c_0 = probe.run(x[:middle], h, c)
@@ -520,7 +517,7 @@ def _pieces(probe: Probe) -> Fault | None:
 def _layouts(probe: Probe) -> Fault | None:
     if probe.is_cell or not probe.is_single:
         raise DoesNotApply("there is one shape")
-    x, (h, c) = probe.draw(*probe.sizes), probe.states(probe.sizes[1])
+    x, h, c = probe.inputs()
     expected = probe.run(x, h, c)[0]
     other = probe._replace(stacked=1 if probe.stacked is None else None)
     try:
@@ -559,7 +556,7 @@ def _step(probe: Probe) -> Fault | str:
             "Take h and c of the step as they are, or mix them in evaluation alone.",
             "mixed states",
         )
-    unused = _unused(probe)
+    unused = unused_parameters(probe)
     gains = [
         name
         for name, p in probe.layer.named_parameters()
@@ -592,24 +589,18 @@ def _upper(probe: Probe) -> Fault | str:
     return "Each is the same cell with matrices of its own, and gets h from below."
 
 
-def _same_in_evaluation(layer: nn.Module, probe: Probe) -> Finding:
+def _same_in_evaluation(probe: Probe) -> Finding:
     """Evaluate twice, with dropout where the layer has a place for it."""
-    twin, has_place = evaluating(copy_of(layer)).double(), False
-    for module in twin.modules():
-        if isinstance(module, nn.modules.dropout._DropoutNd):
-            module.p, has_place = 0.5, True
-        share = getattr(module, "dropout", None)
-        # As in nn.LSTM it may mean nothing to a single layer.
-        if isinstance(share, float) and (share or not probe.is_single):
-            vars(module)["dropout"], has_place = 0.5, True
-    if not has_place:
+    twin = evaluating(copy_of(probe.given)).double()
+    # As in nn.LSTM a share of 0 may mean nothing to a single layer.
+    if not set_dropout(twin, 0.5, also_none=not probe.is_single):
         return Finding(SAME, None, "the layer has no dropout that can be set")
     return _evaluated(probe._replace(layer=twin))
 
 
 @claim(SAME)
 def _evaluated(probe: Probe) -> Fault | None:
-    x, states = probe.draw(*probe.sizes), probe.states(probe.sizes[1])
+    x, *states = probe.inputs()
     change = relative_change(*(probe.run(x, *states)[0] for _ in range(2)))
     if change < EXACT:
         return None
@@ -618,12 +609,6 @@ def _evaluated(probe: Probe) -> Fault | None:
         "evaluation, too.",
         "Pass self.training to dropout, or use nn.Dropout.",
     )
-
-
-@claim(REST)
-def _rest(probe: Probe) -> Fault | None:
-    why = "the runs are in float64, over whole sequences, without dropout"
-    raise NotTested(why, "Test those by themselves.")
 
 
 @claim(OTHERS)
@@ -652,173 +637,8 @@ def _other_examples(probe: Probe) -> Fault | None:
     return Fault(reason, cure)
 
 
-@claim(BIASES)
-def _redundant_biases(probe: Probe) -> Fault | None:
-    values = dict(probe.layer.named_parameters())
-    _, slopes = _loss_and_slopes(probe, *_inputs(probe), values.values())
-    flat = {name: s.flatten() for name, s in zip(values, slopes, strict=True)}
-    groups: list[list[str]] = []
-    for name, slope in flat.items():
-        for group in groups:
-            other = flat[group[0]]
-            if other.shape == slope.shape and relative_change(other, slope) < EXACT:
-                group.append(name)
-                break
-        else:
-            groups += [[name]] if slope.any() else []
-    twins = [group for group in groups if len(group) > 1]
-    if not twins:
-        return None
-    count = max(map(len, twins))
-    return Fault(
-        "; ".join(f"{', '.join(g[:-1])} and {g[-1]}" for g in twins) + " have the "
-        "same gradient, as they are added to the same place. SGD moves their sum "
-        f"{count} times as fast as one alone. (The formula of Ba et al. has b, beta_h "
-        "and beta_x; one of them can say all.)",
-        f"Keep one of the {count}, or divide its learning rate by {count}.",
-        REDUNDANT,
-    )
-
-
-def _unused(probe: Probe) -> list[str]:
-    """Return the names of the parameters that have no part in the outputs.
-
-    Some are those of late steps; not every layer takes as many.
-    """
-    held = dict(probe.layer.named_parameters())
-    names = [*held]
-    steps = 1 if probe.is_cell else MANY_STEPS
-    for count in (probe.sizes[0], steps):
-        longer = probe._replace(sizes=(count, *probe.sizes[1:]))
-        with torch.enable_grad(), suppress(LayerError):
-            _, slopes = _loss_and_slopes(longer, *_inputs(longer), held.values())
-            some = [n for n, s in zip(held, slopes, strict=True) if not s.any()]
-            names = [name for name in names if name in some]
-        if not names:
-            break
-    return names
-
-
-@claim(USED)
-def _used(probe: Probe) -> Fault | None:
-    names = _unused(probe)
-    if not names:
-        return None
-    return Fault(
-        f"{', '.join(names[:6])}{', ...' * (len(names) > 6)} "
-        f"{'have' if names[1:] else 'has'} no part in the outputs: made, and not used.",
-        "Call what is made in the constructor, or do not make it.",
-        "unused parameters",
-    )
-
-
-@claim(GRADIENTS)
-def _gradients(probe: Probe) -> Fault | str:
-    inputs = _inputs(probe)
-    by = dict(zip(("x", "h_0", "c_0"), inputs, strict=True))
-    by |= dict(probe.layer.named_parameters())
-    _, slopes = _loss_and_slopes(probe, *inputs, by.values())
-    wrong, worst = [], 0.0
-    # Of a gradient that is 0, as of a bias in front of a batch norm, rounding is left.
-    least = ROUNDING * max(float(slope.norm()) for slope in slopes)
-    for (name, value), slope in zip(by.items(), slopes, strict=True):
-        direction = probe.draw(*value.shape).sign()
-        start = value.detach().clone()
-        seen = float((slope * direction).sum())
-        error = expected = math.inf
-        for step in STEPS_OF:
-            expected = 0.0
-            with torch.no_grad():
-                for steps, weight in DIFFERENCES:
-                    value.copy_(start + steps * step * direction)
-                    expected += weight * float(_loss(probe, *inputs)) / step
-                value.copy_(start)
-            # An unlucky direction may lie across the gradient.
-            scale = max(abs(seen), abs(expected), 1e-3 * float(slope.norm()), least)
-            error = min(error, abs(seen - expected) / scale if scale else 0.0)
-            if error < SLOPES:
-                break
-        worst = max(worst, error)
-        if not error < SLOPES:
-            wrong.append(f"{name}: {seen:.4g} for {expected:.4g}")
-    if not wrong:
-        return f"Central differences agree to {worst:.0e}."
-    cut = [n for n, s in zip(("h_0", "c_0"), slopes[1:3], strict=True) if not s.any()]
-    if cut:
-        text = " or ".join(cut)
-        return Fault(
-            f"No gradient reaches {text}, on which the outputs depend: the states are "
-            "cut off from the graph, and nothing is learned through time by them.",
-            "Detach states between sequences, if at all, and not inside the loop.",
-        )
-    return Fault(
-        "Along a random direction the gradient and the central differences of the "
-        f"loss are: {'; '.join(wrong)}.",
-        "Let autograd go through mean and variance, too; test a backward pass that is "
-        "written by hand with torch.autograd.gradcheck.",
-    )
-
-
-@claim(ZEROS)
-def _zeros(probe: Probe) -> Fault | str:
-    x, h, c = _inputs(probe)
-    zero = torch.zeros_like(h).requires_grad_()
-    _, (usual,) = _loss_and_slopes(probe, x, h, c, [h])
-    _, (steep,) = _loss_and_slopes(probe, x, zero, c, [zero])
-    with torch.no_grad():
-        x[0] = 0
-        c.zero_()
-    by = [zero, *probe.layer.parameters()]
-    value, slopes = _loss_and_slopes(probe, x, zero, c, by)
-    if all(bool(v.isfinite().all()) for v in slopes):
-        times = float(steep.norm() / usual.norm())
-        scale = f" (1 / sqrt(eps) is {probe.eps**-0.5:.3g}.)" if probe.eps else ""
-        return (
-            f"An h_0 of 0 gets {times:.3g} times the gradient of one of size 1: mind "
-            f"the learning rate if h_0 is learned.{scale}"
-        )
-    what = "outputs" if not value.isfinite() else "gradients"
-    return Fault(
-        f"With h_0 = c_0 = 0 and x_1 = 0 the {what} are not finite: what is 0 "
-        "for all units has variance 0, and is divided by its root.",
-        "Add eps to the variance, inside the root, not behind it; 1e-5 is usual.",
-    )
-
-
-def _inputs(probe: Probe) -> tuple[Tensor, Tensor, Tensor]:
-    h, c = probe.states(probe.sizes[1])
-    x = probe.draw(*probe.sizes)
-    return x.requires_grad_(), h.requires_grad_(), c.requires_grad_()
-
-
-def _loss(probe: Probe, x: Tensor, h: Tensor, c: Tensor) -> Tensor:
-    """Weight every output differently: nothing cancels."""
-    total = x.new_zeros(())
-    for k, value in enumerate(probe.run(x, h, c)):
-        places = torch.arange(value.numel(), dtype=x.dtype, device=x.device)
-        total = total + (value.flatten() * (1.7 * places + k).cos()).sum()
-    return total
-
-
-def _loss_and_slopes(
-    probe: Probe, x: Tensor, h: Tensor, c: Tensor, by: Iterable[Tensor]
-) -> tuple[Tensor, tuple[Tensor, ...]]:
-    value = _loss(probe, x, h, c)
-    with of_the_layer():
-        slopes = torch.autograd.grad(
-            value, tuple(by), allow_unused=True, materialize_grads=True
-        )
-    return value.detach(), slopes
-
-
 def _forget(probe: Probe, x: Tensor, h: Tensor) -> Tensor:
-    zeros = x.new_zeros(len(x), probe.units[1])
-    f = probe.step(x, h, zeros + 1)[1] - probe.step(x, h, zeros)[1]
-    return f.clamp(1e-12, 1 - 1e-12)
-
-
-def _logit(probe: Probe, x: Tensor, h: Tensor) -> Tensor:
-    return _forget(probe, x, h).logit()
+    return probe.forget_gate(x, h).clamp(1e-12, 1 - 1e-12)
 
 
 def _span(values: Tensor) -> str:

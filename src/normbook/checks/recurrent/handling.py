@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import itertools
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
@@ -20,24 +21,6 @@ DRAWS = 400
 NEAR = 0.04
 
 
-class Case(NamedTuple):
-    """A layer as it was given, and the copy that the tests run."""
-
-    layer: nn.Module
-    probe: Probe
-
-    def inputs(self, examples: int | None = None) -> tuple[Tensor, Tensor, Tensor]:
-        """Draw x and states as the layer itself takes them."""
-        probe = self.probe
-        steps, n, features = probe.sizes
-        n = examples or n
-        x = probe.draw(n, features) if probe.is_cell else probe.draw(steps, n, features)
-        h, c = probe.states(n)
-        if probe.stacked is not None:
-            h, c = (probe.draw(probe.stacked, *s.shape) for s in (h, c))
-        return (x if probe.is_cell else probe.turned(x)), h, c
-
-
 def _run(layer: nn.Module, x: Tensor, *states: Tensor) -> tuple[Tensor, ...]:
     with of_the_layer():
         made = layer(x, states) if states else layer(x)
@@ -45,18 +28,24 @@ def _run(layer: nn.Module, x: Tensor, *states: Tensor) -> tuple[Tensor, ...]:
     return (out, *last) if isinstance(last, tuple | list) else (out, last)
 
 
-HANDLING_CLAIMS: list[Claim[Case]] = []
+def _changed(
+    names: Sequence[str], now: Sequence[Tensor], before: Sequence[Tensor]
+) -> list[str]:
+    rows = zip(names, now, before, strict=False)
+    return [name for name, new, old in rows if not torch.equal(new, old)]
+
+
+HANDLING_CLAIMS: list[Claim[Probe]] = []
 
 
 @claim(INPUTS_ARE_KEPT, HANDLING_CLAIMS)
-def inputs_are_kept(case: Case) -> Fault | None:
+def inputs_are_kept(probe: Probe) -> Fault | None:
     """Compare x, h_0 and c_0 before and after a call."""
-    given = [value.contiguous() for value in case.inputs()]
+    given = [value.contiguous() for value in probe.inputs_of_the_layer()]
     before = [value.clone() for value in given]
     with torch.no_grad():
-        _run(copy_of(case.probe.layer), *given)
-    named = zip(("x", "h_0", "c_0"), given, before, strict=True)
-    written = [name for name, now, old in named if not now.equal(old)]
+        _run(copy_of(probe.layer), *given)
+    written = _changed(("x", "h_0", "c_0"), given, before)
     if not written:
         return None
     return Fault(
@@ -67,21 +56,16 @@ def inputs_are_kept(case: Case) -> Fault | None:
 
 
 @claim("a second call leaves the outputs of the first", HANDLING_CLAIMS)
-def outputs_are_kept(case: Case) -> Fault | None:
+def outputs_are_kept(probe: Probe) -> Fault | None:
     """Call twice without gradients, where memory may be kept."""
-    layer, names = copy_of(case.probe.layer), ("the outputs", "h_n", "c_n")
-    for mode in (case.probe.layer.training, False):
+    layer = copy_of(probe.layer)
+    for mode in (probe.layer.training, False):
         layer.train(mode)
         with torch.no_grad():
-            first = _run(layer, *case.inputs())
+            first = _run(layer, *probe.inputs_of_the_layer())
             before = [value.clone() for value in first]
-            _run(layer, *case.inputs())
-        changed = [
-            name
-            for name, now, old in zip(names, first, before, strict=False)
-            if not torch.equal(now, old)
-        ]
-        if changed:
+            _run(layer, *probe.inputs_of_the_layer())
+        if changed := _changed(("the outputs", "h_n", "c_n"), first, before):
             return Fault(
                 f"a second call changes {' and '.join(changed)} of the first: both "
                 "calls write into one memory.",
@@ -91,44 +75,43 @@ def outputs_are_kept(case: Case) -> Fault | None:
 
 
 @claim("any number of examples and of steps is taken", HANDLING_CLAIMS)
-def any_size(case: Case) -> Fault | None:
+def any_size(probe: Probe) -> Fault | None:
     """Give the first example alone, the first step alone, and more examples."""
-    probe, layer = case.probe, copy_of(case.probe.layer)
+    layer = copy_of(probe.layer)
     n = probe.sizes[1]
     has_states = True
     needs_several = probe.is_batch_norm()  # in training, as torch's batch norm does
     for examples in (n, 1, n + 2):
         layer.train(probe.layer.training and not (needs_several and examples == 1))
-        x, h, c = case.inputs(examples)
+        x, h, c = probe.inputs_of_the_layer(examples)
         what = f"{examples} example{'s' * (examples > 1)}"
         short = x if probe.is_cell else probe.turned(probe.turned(x)[:1])
-        for value, of in ((x, what), (short, f"one step of {what}")):
-            for states in ((h, c), ()):
-                if not (states or has_states):
+        inputs = (x, what), (short, f"one step of {what}")
+        for (value, of), states in itertools.product(inputs, ((h, c), ())):
+            if not (states or has_states):
+                continue
+            told = "" if states else ", without states,"
+            try:
+                with torch.no_grad():
+                    _run(layer, value, *states)
+            except LayerError as error:
+                if not states and examples == n and value is x:
+                    has_states = False  # it wants states
                     continue
-                told = "" if states else ", without states,"
-                try:
-                    with torch.no_grad():
-                        _run(layer, value, *states)
-                except LayerError as error:
-                    if not states and examples == n and value is x:
-                        has_states = False  # it wants states
-                        continue
-                    return Fault(
-                        f"{of}{told} raise {error}; {n} examples are taken.",
-                        "Take all sizes from x, and keep none of another call.",
-                    )
+                return Fault(
+                    f"{of}{told} raise {error}; {n} examples are taken.",
+                    "Take all sizes from x, and keep none of another call.",
+                )
     return None
 
 
 @claim("evaluation gives what training gives without dropout", HANDLING_CLAIMS)
-def same_in_both_modes(case: Case) -> Fault | str | None:
+def same_in_both_modes(probe: Probe) -> Fault | str | None:
     """Compare the modes; of one that draws numbers, the shares that it drops."""
-    probe = case.probe
     if not probe.layer.training:
-        return _drawn(case)
+        return _drawn(probe)
     other = probe._replace(layer=evaluating(copy_of(probe.layer)))
-    x, states = probe.draw(*probe.sizes), probe.states(probe.sizes[1])
+    x, *states = probe.inputs()
     with torch.no_grad():
         in_training, in_evaluation = (p.run(x, *states)[0] for p in (probe, other))
         change = relative_change(in_training, in_evaluation)
@@ -161,12 +144,11 @@ def _cell(probe: Probe) -> str:
     return text
 
 
-def _drawn(case: Case) -> Fault | str | None:
+def _drawn(probe: Probe) -> Fault | str | None:
     """Look which of two values c_1 takes in training, and what evaluation makes of it.
 
     Zoneout keeps the old c; recurrent dropout writes nothing to it.
     """
-    probe = case.probe
     layer = copy_of(probe.layer).train()
     trained, evaluated = (probe._replace(layer=v) for v in (layer, probe.layer))
     n = 5
@@ -238,14 +220,14 @@ def _of_shares(
 
 
 @claim("bfloat16 is taken, and stays bfloat16", HANDLING_CLAIMS)
-def bfloat16(case: Case) -> Fault | None:
+def bfloat16(probe: Probe) -> Fault | None:
     """Run in bfloat16, with states and without."""
-    layer = copy_of(case.probe.layer).to(torch.bfloat16)
-    x, h, c = (value.to(torch.bfloat16) for value in case.inputs())
+    layer = copy_of(probe.layer).to(torch.bfloat16)
+    x, h, c = (value.to(torch.bfloat16) for value in probe.inputs_of_the_layer())
     with torch.no_grad():
         try:
             made = _run(layer, x, h, c)
-            _run(copy_of(case.layer).float(), case.inputs()[0].float())
+            _run(copy_of(probe.given).float(), probe.inputs_of_the_layer()[0].float())
         except LayerError as error:
             raise NotTested(f"the layer raises {error}") from error
         try:
@@ -268,13 +250,12 @@ def bfloat16(case: Case) -> Fault | None:
 
 
 @claim("no dropout acts behind the last layer", HANDLING_CLAIMS)
-def last_output(case: Case) -> Fault | None:
+def last_output(probe: Probe) -> Fault | None:
     """Compare the last output in training with the last h of the layer on top."""
-    probe = case.probe
     if probe.is_cell or probe.stacked is None:
         raise DoesNotApply("no h_n of layers is returned")
-    layer = copy_of(case.layer).train().double()
-    x, h, c = case.inputs()
+    layer = copy_of(probe.given).train().double()
+    x, h, c = probe.inputs_of_the_layer()
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.manual_seed(0)
         runs = [_run(mode, x, h, c) for mode in (layer, evaluating(copy_of(layer)))]
@@ -296,11 +277,11 @@ def last_output(case: Case) -> Fault | None:
 
 
 @claim("each norm stands in one place", HANDLING_CLAIMS)
-def norms_apart(case: Case) -> Fault | None:
+def norms_apart(probe: Probe) -> Fault | None:
     """Look for one module under several names, in different cells."""
     places: dict[int, list[str]] = {}
     owners: dict[int, set[int]] = {}
-    for name, module in case.layer.named_modules(remove_duplicate=False):
+    for name, module in probe.given.named_modules(remove_duplicate=False):
         for part, child in module.named_children():
             if any(True for _ in child.parameters(recurse=False)):
                 places.setdefault(id(child), []).append(f"{name}.{part}".strip("."))

@@ -15,7 +15,9 @@ from normbook.checks.recurrent.probe import EXACT, Probe, relative_change
 from normbook.checks.recurrent.step import Found, Step, step_fault
 from normbook.checks.recurrent.terms import layer_norm
 
-# What the norm between c and h leaves of another scale, as in the test of h.
+# A normalization forgets the scale of what it takes up to eps, and up to a bias that is
+# added inside it: INVARIANT lies far above that and far below what another scale does
+# without a normalization, about 0.5.
 INVARIANT = 0.15
 
 
@@ -29,11 +31,6 @@ def plain_copy(probe: Probe) -> Probe:
     return plain
 
 
-def matrices_of(probe: Probe) -> list[Tensor]:
-    """Return the parameters that are matrices, and no gains of shape (1, n)."""
-    return [p for p in probe.layer.parameters() if p.ndim == 2 and min(p.shape) > 1]
-
-
 def compared(probe: Probe, order: str = "") -> list[tuple[str, Found] | None]:
     """Compare one step of each layer and direction with the cells that are known.
 
@@ -41,16 +38,14 @@ def compared(probe: Probe, order: str = "") -> list[tuple[str, Found] | None]:
     """
     plain = plain_copy(probe)
     stack = Stack(plain, plain.units[1] + 8)
-    matrices, rows = matrices_of(plain), 4 * probe.units[1]
+    rows, held = 4 * probe.units[1], plain.layer.parameters()
+    matrices = [p for p in held if p.ndim == 2 and min(p.shape) > 1]  # no (1, n) gains
     biases = [p for p in probe.layer.parameters() if p.shape == (rows,)]
     x, h, c = 3 * stack.x[:1], stack.h, stack.c
     _, h_1, c_1 = stack.run(x, h, c)
     results: list[tuple[str, Found] | None] = []
     for k in range(stack.count):
-        zero, one = c.clone(), c.clone()
-        zero[k], one[k] = 0, 1
-        written = stack.run(x, h, zero)[2][k]
-        f = stack.run(x, h, one)[2][k] - written
+        written, f = stack.written_and_kept(x, k)
         results.append(None)
         for what, below in _inputs_of(stack, k, x[0], h_1, c_1):
             step = Step(below, h[k], c[k], f, written, c_1[k], h_1[k], biases)
@@ -146,15 +141,14 @@ def upper_fault(stack: Stack, found: list[tuple[str, Found] | None]) -> Fault | 
 
 def own_fault(stack: Stack) -> Fault | None:
     """Find faults of the whole that need no known cell."""
-    looks = (
+    for look in (
         _turned_back,
         order_of_states,
         returned_twice,
         _own_states,
         _linear_states,
         _passed_on,
-    )
-    for look in looks:
+    ):
         if fault := look(stack):
             return fault
     return None
@@ -195,9 +189,7 @@ def order_of_states(stack: Stack) -> Fault | None:
     for layer in reversed(range(stack.count // stack.ways)):
         found = {}
         for k in range(layer * stack.ways, (layer + 1) * stack.ways):
-            c = stack.c.clone()
-            c[k] = stack.probe.draw(*c[k].shape)
-            after = stack.run(x, h, c)[2]
+            after = stack.run(x, h, stack.with_another(stack.c, k))[2]
             pairs = enumerate(zip(before, after, strict=True))
             moved = {j for j, (a, b) in pairs if relative_change(a, b) > EXACT}
             own = moved - {*place.values()}
@@ -251,6 +243,21 @@ class Stack:
             return out, h[None], c[None]
         return self.probe.run_stack(x, (h, c))
 
+    def written_and_kept(self, x: Tensor, of: int | slice) -> tuple[Tensor, Tensor]:
+        """Return what c_1 of some layers is for a c_0 of 0, and their forget gate."""
+        c_1 = []
+        for value in (0, 1):
+            c = self.c.clone()
+            c[of] = value
+            c_1.append(self.run(x, self.h, c)[2][of])
+        return c_1[0], c_1[1] - c_1[0]
+
+    def with_another(self, states: Tensor, k: int) -> Tensor:
+        """Return states, of which those of one layer are drawn anew."""
+        states = states.clone()
+        states[k] = self.probe.draw(*states[k].shape)
+        return states
+
 
 def _turned_back(stack: Stack) -> Fault | None:
     """Find the last h of the other direction among the outputs: at the first step."""
@@ -260,7 +267,7 @@ def _turned_back(stack: Stack) -> Fault | None:
     back = out[..., stack.probe.units[0] :]
     if back.shape != (*out.shape[:2], h.shape[-1]):
         return None
-    moved = torch.cat([stack.x[:-1], stack.probe.draw(*stack.x[-1:].shape)])
+    moved = stack.probe.with_another_end(stack.x)
     after = stack.run(moved, stack.h, stack.c)[0]
     last = after[-1:, :, stack.probe.units[0] :]
     if relative_change(back[-1:], last) < EXACT:
@@ -301,25 +308,20 @@ def _turned_back(stack: Stack) -> Fault | None:
 
 def _own_states(stack: Stack) -> Fault | None:
     """Give each layer another state, one after the other."""
-    states = {"h_0": stack.h, "c_0": stack.c}
-    before = stack.run(stack.x, **_named(states))
+    x, h, c = stack.x, stack.h, stack.c
+    before = stack.run(x, h, c)[2]
     for k in range(stack.count):
-        for name, state in states.items():
-            other = state.clone()
-            other[k] = stack.probe.draw(*other[k].shape)
-            after = stack.run(stack.x, **_named(states | {name: other}))
-            if relative_change(before[2][k], after[2][k]) > EXACT:
-                continue
-            return Fault(
-                f"Another {name}[{k}] changes nothing in the layer or direction that "
-                f"it is for, number {k}.",
-                "Begin each layer and direction with its own h_0[k] and c_0[k].",
-            )
+        for name in ("h_0", "c_0"):
+            is_h = name == "h_0"
+            other = stack.with_another(h if is_h else c, k)
+            after = stack.run(x, *((other, c) if is_h else (h, other)))[2]
+            if not relative_change(before[k], after[k]) > EXACT:
+                return Fault(
+                    f"Another {name}[{k}] changes nothing in the layer or direction "
+                    f"that it is for, number {k}.",
+                    "Begin each layer and direction with its own h_0[k] and c_0[k].",
+                )
     return None
-
-
-def _named(states: dict[str, Tensor]) -> dict[str, Tensor]:
-    return {"h": states["h_0"], "c": states["c_0"]}
 
 
 def _passed_on(stack: Stack) -> Fault | None:
@@ -331,13 +333,10 @@ def _passed_on(stack: Stack) -> Fault | None:
         return None
     first = slice(0, stack.ways)
     x, h, c = stack.x[:1], stack.h, stack.c
-    zero, one = c.clone(), c.clone()
-    zero[first], one[first] = 0, 1
-    rest = stack.run(x, h, zero)[2][first]
-    f = (stack.run(x, h, one)[2][first] - rest).clamp_min(1e-12)
+    rest, f = stack.written_and_kept(x, first)
     out, h_1, c_1 = stack.run(x, h, c)
     moved = c.clone()
-    moved[first] = (3 * c_1[first] + 2 - rest) / f
+    moved[first] = (3 * c_1[first] + 2 - rest) / f.clamp_min(1e-12)
     after, h_2, _ = stack.run(x, h, moved)
     below, above = relative_change(h_1[first], h_2[first]), relative_change(out, after)
     if below > 0.01 or above < INVARIANT:

@@ -23,6 +23,7 @@ class Probe(NamedTuple):
     """A copy of the layer with one interface: time first, states (N, H)."""
 
     layer: nn.Module
+    given: nn.Module  # the layer itself, as the user gave it
     eps: float | None
     sizes: tuple[int, int, int]  # T, N, D
     is_cell: bool
@@ -33,6 +34,16 @@ class Probe(NamedTuple):
     misled: bool | None = None  # what batch_first says, where the layout is the other
     leaves_turned: bool = False  # the batch is first in x, and not in the output
     kept: tuple[float, float] = (0.0, 0.0)  # shares of the old h and c in the new
+
+    def inputs_of_the_layer(self, examples: int | None = None) -> tuple[Tensor, ...]:
+        """Draw x and states as the layer itself takes them."""
+        steps, n, features = self.sizes
+        n = examples or n
+        x = self.draw(n, features) if self.is_cell else self.draw(steps, n, features)
+        h, c = self.states(n)
+        if self.stacked is not None:
+            h, c = (self.draw(self.stacked, *s.shape) for s in (h, c))
+        return (x if self.is_cell else self.turned(x)), h, c
 
     @property
     def is_single(self) -> bool:
@@ -47,6 +58,18 @@ class Probe(NamedTuple):
         """Return h and c for some examples."""
         h, c = (self.draw(examples, units) for units in self.units)
         return h, c
+
+    def inputs(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Draw x (T, N, D), h and c."""
+        return (self.draw(*self.sizes), *self.states(self.sizes[1]))
+
+    def point(self, examples: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Draw x (N, D), h and c of one step."""
+        return (self.draw(examples, self.sizes[2]), *self.states(examples))
+
+    def with_another_end(self, x: Tensor) -> Tensor:
+        """Return x, of which the last step is drawn anew."""
+        return torch.cat([x[:-1], self.draw(*x[-1:].shape)])
 
     def run(self, x: Tensor, h: Tensor, c: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Run over x (T, N, D); all layers begin with h and c of shape (N, H)."""
@@ -87,9 +110,14 @@ class Probe(NamedTuple):
         )
         return h_1, c_1
 
+    def forget_gate(self, x: Tensor, h: Tensor) -> Tensor:
+        """Return what of c is in c_1, which is linear in it."""
+        zeros = x.new_zeros(len(x), self.units[1])
+        return self.step(x, h, zeros + 1)[1] - self.step(x, h, zeros)[1]
+
     def change_by_the_first(self) -> float:
         """Return how another first example, in input and states, changes the others."""
-        x, (h, c) = self.draw(*self.sizes), self.states(self.sizes[1])
+        x, h, c = self.inputs()
         signs = torch.ones_like(x[0, :, :1])
         signs[0] = -1
         before, after = (self.run(s * x, s * h, s * c)[0] for s in (1, signs))
@@ -103,7 +131,7 @@ class Probe(NamedTuple):
         return other.change_by_the_first() < EXACT
 
     def early_change(
-        self, states: tuple[Tensor, Tensor], x: Tensor, other: Tensor, why: str
+        self, states: Sequence[Tensor], x: Tensor, other: Tensor, why: str
     ) -> float:
         """Return how two inputs change h at all steps but the last.
 
@@ -136,7 +164,8 @@ def probe_of(layer: nn.Module, sizes: Sequence[int] | None, eps: float | None) -
             f"{tuple(sizes)}; leave no axis out."
         )
     shape = (*(max(size, 2) for size in sizes[:-1]), sizes[-1])
-    twin = _twin(layer)
+    twin = copy_of(layer).train().requires_grad_()
+    set_dropout(twin, 0.0)
     is_cell, (h, c) = _call(twin, shape)
     steps, examples = shape[:2] if len(shape) == 3 else (STEPS, shape[0])
     n = h.shape[-2]
@@ -147,6 +176,7 @@ def probe_of(layer: nn.Module, sizes: Sequence[int] | None, eps: float | None) -
         steps, examples = examples, steps
     probe = Probe(
         twin.double(),  # rounding would hide slips
+        layer,
         getattr(layer, "eps", None) if eps is None else eps,
         (steps, examples, shape[-1]),
         is_cell,
@@ -161,7 +191,7 @@ def probe_of(layer: nn.Module, sizes: Sequence[int] | None, eps: float | None) -
             if parameter.ndim == 2 and min(parameter.shape) > 1:
                 columns = parameter.shape[1]
                 parameter.copy_(probe.draw(*parameter.shape) * columns**-0.5)
-        inputs = probe.draw(*probe.sizes), *probe.states(examples)
+        inputs = probe.inputs()
         try:
             first = probe.run(*inputs)[0]
         except LayerError as error:
@@ -202,15 +232,16 @@ def _why_it_fails(
     )
 
 
-def _twin(layer: nn.Module) -> nn.Module:
-    """Copy the layer, in training mode and without dropout."""
-    twin = copy_of(layer).train().requires_grad_()
-    for module in twin.modules():
+def set_dropout(layer: nn.Module, share: float, *, also_none: bool = True) -> bool:
+    """Set all dropout, as nn.LSTM has it too; return whether there is any."""
+    is_there = False
+    for module in layer.modules():
         if isinstance(module, nn.modules.dropout._DropoutNd):
-            module.p = 0.0
-        if isinstance(getattr(module, "dropout", None), float):
-            vars(module)["dropout"] = 0.0  # as in nn.LSTM
-    return twin
+            module.p, is_there = share, True
+        old = getattr(module, "dropout", None)
+        if isinstance(old, float) and (old or also_none):
+            vars(module)["dropout"], is_there = share, True
+    return is_there
 
 
 def _call(layer: nn.Module, shape: Sequence[int]) -> tuple[bool, tuple[Tensor, Tensor]]:

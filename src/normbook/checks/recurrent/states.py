@@ -39,7 +39,7 @@ def early_state(probe: Probe, change: float) -> str:
     """Say that a state of another step is returned, or one that is rounded."""
     if change < 1e-5:
         return f"The states are rounded, by {change:.0e}, as to float32."
-    x, (h, c) = probe.draw(*probe.sizes), probe.states(probe.sizes[1])
+    x, h, c = probe.inputs()
     _, *last = probe.run(x, h, c)
     for name, value, place in (("h", last[0], 1), ("c", last[1], 2)):
         for t in range(1, len(x)):
@@ -61,7 +61,7 @@ def exchanged(probe: Probe) -> str:
     if probe.units[0] != probe.units[1] or not probe.is_single:
         return ""
     n = 2 * probe.units[1]
-    x, states = probe.draw(n, probe.sizes[2]), probe.states(n)
+    x, *states = probe.point(n)
 
     def is_linear(taken: int, returned: int) -> bool:
         outs = []
@@ -82,7 +82,7 @@ def exchanged(probe: Probe) -> str:
 
 def unused_states(probe: Probe) -> str:
     """Name a state that is not used, given or carried."""
-    x, (h, c) = probe.draw(*probe.sizes), probe.states(probe.sizes[1])
+    x, h, c = probe.inputs()
     before = torch.cat(probe.run(x[:1], h, c)[1:], -1)
     unused = [
         name
@@ -105,7 +105,7 @@ def unused_states(probe: Probe) -> str:
 
 def turned_batch(probe: Probe) -> str:
     """Say that the first example changes the last alone."""
-    x, states = probe.draw(*probe.sizes), probe.states(probe.sizes[1])
+    x, *states = probe.inputs()
     moved = [value.clone() for value in (x, *states)]
     for value in moved:
         value[..., 0, :] += 1
@@ -121,7 +121,7 @@ def turned_batch(probe: Probe) -> str:
 
 def goes_from_example_to_example(probe: Probe) -> bool:
     """Return whether the last example changes no other."""
-    x, states = probe.draw(*probe.sizes), probe.states(probe.sizes[1])
+    x, *states = probe.inputs()
     moved = x.clone()
     moved[:, -1] += 1
     before, after = (probe.run(v, *states)[0][:, :-1] for v in (x, moved))

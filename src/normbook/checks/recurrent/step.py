@@ -28,6 +28,7 @@ from normbook.checks.recurrent.terms import (
     pre_activations,
     sums,
 )
+from normbook.checks.tensors import largest
 
 # With gains of 1 and hats of size 1, eps = 1e-5 costs 1e-5; the slips cost 1e-1.
 TOLERANCE = 1e-3
@@ -162,7 +163,9 @@ class _Search:
         ]
         # What is made of other numbers than f is looked for where all else fails.
         self.written = [*self._written()] or [*self._written_of_others()]
-        self.read = [*self._read()] or [*self._read_of_others()]
+        self.read: list[_Way] = []
+        if step.h_1.shape == step.c.shape:  # else h is a projection
+            self.read = [*self._read()] or [*self._read_of_others()]
 
     def fewest(self) -> tuple[int, int]:
         """Return the cost of what has the fewest slips."""
@@ -175,14 +178,8 @@ class _Search:
         """Choose what has the fewest slips, and tell it."""
         cell = f"f = {_call(self.forgets_by)}, a by {self.gates.kind}"
         if not (self.written and self.read):
-            missing = [
-                text
-                for text, known in (
-                    ("c_1 - f c, what is written,", self.written),
-                    ("h_1, what is read,", self.read),
-                )
-                if not known
-            ]
+            missing = ["c_1 - f c, what is written,"] * (not self.written)
+            missing += ["h_1, what is read,"] * (not self.read)
             outcome: Fault | str = Fault(
                 f"{cell}; what the other gates do is none of the known ways, with any "
                 f"order of the gates: {' and '.join(missing)} fits none.",
@@ -230,9 +227,6 @@ class _Search:
         slips += self._doubled(written, read)
         if "over n - 1" in kind:
             slips.append(f"before the gates stands {kind.split(' of ')[0]}")
-        if "before the matrices" in kind or "W_h times" in kind:
-            what = "x and h are" if "before the matrices" in kind else "h is"
-            slips.append(f"{what} normalized before the matrices, not W_x x and W_h h")
         for mark, text in _KINDS.items():
             slips += [text] if mark in kind else []
         if slips:
@@ -261,11 +255,16 @@ class _Search:
             )
             return Fault(reason, "Take layer norm.", "RMS norm")
         if self.order and name != self.order:
+            moved = [
+                gate for gate, own in zip(self.order, name, strict=True) if gate != own
+            ]
+            how = "it is as good as any"
+            how = f"{' and '.join(moved)} are exchanged" if len(moved) == 2 else how
             return Fault(
                 f"The gates stand in the order {', '.join(name)}; torch, whose "
                 f"parameters these are, has {', '.join(self.order)}: weights of "
                 f"nn.LSTM can be loaded, and mean something else ({cell}). Where the "
-                f"weights are the layer's own, {_exchanged(name, self.order)}.",
+                f"weights are the layer's own, {how}.",
                 "Cut the gates in the order of torch.",
                 "order of gates",
             )
@@ -291,21 +290,16 @@ class _Search:
 
     def _opened(self) -> tuple[int | None, int | None]:
         """Return which gate alone has a bias, one for all units: above 0, below 0."""
-        found: list[int | None] = [None, None]
+        found: dict[bool, int] = {}  # by whether it is below 0
         for bias in self.step.biases:
             held = [{*part.tolist()} for part in self.cut(bias)]
             first = [k for k, values in enumerate(held) if values != {0.0}]
             if len(first) == 1 and len(held[first[0]]) == 1:
-                is_below = min(held[first[0]]) < 0
-                found[is_below] = (
-                    first[0] if found[is_below] is None else found[is_below]
-                )
-        return found[0], found[1]
+                found.setdefault(min(held[first[0]]) < 0, first[0])
+        return found.get(False), found.get(True)
 
     def _written(self) -> Iterator[_Way]:
-        seen = self.step.written
-        if seen.shape != self.parts[0].shape:
-            return
+        seen, f = self.step.written, self.step.f
         i, g = self._usual("i"), self._usual("g")
         pairs = [*itertools.product(range(4), repeat=2)]
         for k, m in pairs:
@@ -317,8 +311,7 @@ class _Search:
                     slips = [_through(gate, s) for gate, s in names if s != USUAL[gate]]
                     if k != m or not slips:
                         yield _Way((("i", k), ("g", m)), tuple(slips), RIGHT)
-        f, forget = self.step.f, self.forget
-        forms: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+        both: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
             "the input gate is added to tanh(g), not multiplied": lambda i, g: i + g,
             "i tanh(g) is subtracted, not added": lambda i, g: -i * g,
             "f multiplies what is written, too: c_1 = f (c + i tanh(g))": (
@@ -334,19 +327,18 @@ class _Search:
                 i * torch.atanh(g)
             ).tanh(),
         }
-        for (k, m), (text, form) in itertools.product(pairs, forms.items()):
+        alone: dict[str, Callable[[Tensor], Tensor]] = {
+            "the input gate is 1 - f": lambda g: (1 - f) * g,
+            "the input gate is not used": lambda g: g,
+            "g is multiplied by f, not by i": lambda g: f * g,
+        }
+        for (k, m), (text, form) in itertools.product(pairs, both.items()):
             if k != m and _fits(seen, form(i[k], g[m])):
                 yield _Way((("i", k), ("g", m)), (text,))
-        for m in range(4):
-            alone = {
-                "the input gate is 1 - f": (1 - f) * g[m],
-                "the input gate is not used": g[m],
-                "g is multiplied by f, not by i": f * g[m],
-            }
-            for text, value in alone.items():
-                if _fits(seen, value):
-                    yield _Way((("g", m),), (text,))
-        if forget is None:
+        for m, (text, of_g) in itertools.product(range(4), alone.items()):
+            if _fits(seen, of_g(g[m])):
+                yield _Way((("g", m),), (text,))
+        if self.forget is None:
             for j, (k, m) in itertools.product(range(4), pairs):
                 if len({j, k, m}) == 3 and _fits(seen, i[j] + i[k] * g[m]):
                     text = "f is added to c, not multiplied"
@@ -354,11 +346,7 @@ class _Search:
 
     def _written_of_others(self) -> Iterator[_Way]:
         """Try i and g, or one of them, of other numbers than f."""
-        seen, of_f = self.step.written, f"f from {self.gates.kind}"
-        if seen.shape != self.parts[0].shape:
-            return
-        pairs = [(k, m) for k, m in itertools.permutations(range(4), 2)]
-        i, g = self._usual("i"), self._usual("g")
+        of_f, i, g = f"f from {self.gates.kind}", self._usual("i"), self._usual("g")
         for kind, parts in self._others():
             i_too, g_too = self._usual("i", parts), self._usual("g", parts)
             for text, of_i, of_g in (
@@ -366,20 +354,18 @@ class _Search:
                 (f"g comes from {kind}, {of_f}", i, g_too),
                 (f"i and g come from {kind}, {of_f}", i_too, g_too),
             ):
-                for k, m in pairs:
-                    if _fits(seen, of_i[k] * of_g[m]):
+                for k, m in itertools.permutations(range(4), 2):
+                    if _fits(self.step.written, of_i[k] * of_g[m]):
                         yield _Way((("i", k), ("g", m)), (text,), RIGHT)
 
     def _read_of_others(self) -> Iterator[_Way]:
         """Try o of other numbers than f, and shares of h."""
-        seen, c_1 = self.step.h_1, self.step.c_1
-        if seen.shape != self.parts[0].shape:
-            return
+        c_1 = self.step.c_1
         right = {READ[0]: layer_norm(c_1).tanh(), READ[1]: c_1.tanh()}
         for kind, parts in self._others():
             for k, o in enumerate(self._usual("o", parts)):
                 for form, inner in right.items():
-                    if _fits(seen, o * inner):
+                    if _fits(self.step.h_1, o * inner):
                         text = f"o comes from {kind}, f from {self.gates.kind}"
                         yield _Way((("o", k),), (text,), form)
 
@@ -406,10 +392,9 @@ class _Search:
 
     def _read(self) -> Iterator[_Way]:
         seen, c, c_1 = self.step.h_1, self.step.c, self.step.c_1
-        if seen.shape != self.parts[0].shape:
-            return
         hats = {name: norm(c_1) for name, norm in NORMS.items()}
         hat, unbiased, rms = hats.values()
+        centred, sigma = _centred(c_1), c_1.std(-1, correction=0, keepdim=True)
         gates = self._usual("o")
         right = dict(zip(READ, (hat.tanh(), c_1.tanh(), rms.tanh()), strict=True))
         for k, (form, inner) in itertools.product(range(4), right.items()):
@@ -437,14 +422,10 @@ class _Search:
                 layer_norm(self.step.written).tanh()
             ),
             "c_1 is divided by its deviation, and its mean is not subtracted": (
-                (c_1 / c_1.std(-1, correction=0, keepdim=True)).tanh()
+                (c_1 / sigma).tanh()
             ),
-            "the mean of c_1 is subtracted, and nothing is divided": (
-                (c_1 - c_1.mean(-1, keepdim=True)).tanh()
-            ),
-            "c_1 is divided by its variance, without the root": (
-                (hat / c_1.std(-1, correction=0, keepdim=True)).tanh()
-            ),
+            "the mean of c_1 is subtracted, and nothing is divided": (centred.tanh()),
+            "c_1 is divided by its variance, without the root": ((hat / sigma).tanh()),
         }
         wholes: dict[str, Callable[[Tensor], Tensor]] = {
             "o tanh(c_1) is normalized, not c_1": lambda o: layer_norm(o * c_1.tanh()),
@@ -483,11 +464,9 @@ class _Search:
             if text := _by_eps(seen / o, c_1):
                 yield _Way((("o", k),), (text,))
             limit = float(seen.abs().max())
-            if limit > 0.01 and _fits(seen, (o * hat.tanh()).clamp(-limit, limit)):
-                is_cut = bool((seen.abs() > limit - 1e-9).sum() > 3)
-                if is_cut:
-                    text = f"h_1 is cut off at {limit:.3g}"
-                    yield _Way((("o", k),), (text,))
+            is_cut = limit > 0.01 and int((seen.abs() > limit - 1e-9).sum()) > 3
+            if is_cut and _fits(seen, (o * hat.tanh()).clamp(-limit, limit)):
+                yield _Way((("o", k),), (f"h_1 is cut off at {limit:.3g}",))
 
     def _mixed(self, k: int, value: Tensor) -> Iterator[_Way]:
         """Look for a share of the old h in the new."""
@@ -500,6 +479,10 @@ class _Search:
 
 # Kinds of which the name says the slip.
 _KINDS = {
+    "before the matrices": (
+        "x and h are normalized before the matrices, not W_x x and W_h h"
+    ),
+    "W_h times": "h is normalized before the matrices, not W_x x and W_h h",
     "times that of W_h h": "LN(W_x x) and LN(W_h h) are multiplied, not added",
     "over the four gates of a unit": (
         "mean and variance are those of the four gates of a unit, not of the 4H "
@@ -529,18 +512,10 @@ def _call(name: str) -> str:
     return f"{name.removeprefix('a ') or 'no function'}(a_f)"
 
 
-def _exchanged(name: str, order: str) -> str:
-    """Say which two gates have each other's place, if it is two."""
-    places = [k for k in range(4) if name[k] != order[k]]
-    if len(places) == 2:
-        return f"{order[places[0]]} and {order[places[1]]} are exchanged"
-    return "it is as good as any"
-
-
 def _by_eps(seen: Tensor, c: Tensor) -> str:
     """Say which eps the norm of c has, where it is no small one."""
     u = seen.clamp(-0.99999, 0.99999).atanh()
-    centred = c - c.mean(-1, keepdim=True)
+    centred = _centred(c)
     slope = (centred * u).sum(-1, keepdim=True) / centred.square().sum(-1, keepdim=True)
     if not _fits(u, slope * centred) or not bool((slope > 0).all()):
         return ""
@@ -555,7 +530,9 @@ def _by_eps(seen: Tensor, c: Tensor) -> str:
     )
 
 
+def _centred(c: Tensor) -> Tensor:
+    return c - c.mean(-1, keepdim=True)
+
+
 def _fits(seen: Tensor, value: Tensor, tolerance: float = TOLERANCE) -> bool:
-    if seen.shape != value.shape:
-        return False
-    return float((seen - value).abs().max()) < tolerance * (1 + float(seen.abs().max()))
+    return largest(seen - value) < tolerance * (1 + largest(seen))

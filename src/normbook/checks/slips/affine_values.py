@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from normbook.checks.claim import named
+from normbook.checks.tensors import is_near
 
 # Of values found from large inputs, beside the largest of them.
 NEAR = 0.01
@@ -49,19 +50,15 @@ def acting(seen: Tensor, gain: Tensor, bias: Tensor, role: str) -> str:
     if role == "bias":
         known["the gain acts on the bias, too, and both are added"] = bias + gain * bias
 
-    if name := named(known, lambda value: _fits(values, value)).removesuffix(": "):
-        return name
+    if name := named(known, lambda value: is_near(values, value, NEAR, 1e-9)):
+        return name.removesuffix(": ")
     if own.shape[1] != values.shape[1]:
         return ""
     # The value of which channel acts on each, in both settings?
     order = nearest(values, own)
-    if not _fits(values, own[:, order]):
+    if not is_near(values, own[:, order], NEAR, 1e-9):
         return ""
     return f"each channel should have its own {role}, {described(order)}"
-
-
-def _fits(seen: Tensor, value: Tensor) -> bool:
-    return float((seen - value).abs().max()) < NEAR * float(seen.abs().max() + 1e-9)
 
 
 def nearest(seen: Tensor, own: Tensor) -> Tensor:

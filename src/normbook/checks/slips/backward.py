@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 
 from normbook.checks.claim import Fault
-from normbook.checks.layer.subject import TOLERANCE, Subject, largest
+from normbook.checks.layer.subject import Subject
+from normbook.checks.tensors import TOLERANCE, largest
 from normbook.comparison import relative_error
 
 UNSEEN = (

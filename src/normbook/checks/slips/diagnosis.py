@@ -8,14 +8,14 @@ what x is divided by, its zero what is subtracted.
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from normbook.checks.calls import LayerError, backward, call
-from normbook.checks.layer.subject import TOLERANCE, Subject, fit, largest
-from normbook.checks.slips.explanations import ORDINALS, explanation
+from normbook.checks.layer.subject import Subject
+from normbook.checks.slips.explanations import ORDINALS, Seen, explanation
+from normbook.checks.tensors import TOLERANCE, fit, is_near, largest, other_axes
 
 # Of a gradient, beside its largest value: what float64 leaves of 0.
 NOTHING = 1e-9
@@ -36,20 +36,12 @@ POWERS = {
 }
 
 
-class Seen(NamedTuple):
-    """What was measured, and a cure where one follows from it."""
-
-    text: str
-    cure: str = ""
-
-
 def diagnosis(subject: Subject) -> Seen | None:
     """Say over which values the statistics run, or what they are."""
     if text := precision(subject):
         return Seen(f"{text}.")
-    text, cure = explanation(subject)
-    if text := text or _clipped(subject):
-        return Seen(f"{text}.", cure)
+    if seen := explanation(subject) or _clipped(subject):
+        return seen
     place = tuple(min(1, size - 1) for size in subject.shape)
     with_it = _has_a_part(subject, place)
     if with_it is None:
@@ -74,20 +66,23 @@ def precision(subject: Subject) -> str:
     return ""
 
 
-def _clipped(subject: Subject) -> str:
+def _clipped(subject: Subject) -> Seen | None:
     """Find out whether all but the largest x_hat are right."""
     if subject.as_set is None:
-        return ""
+        return None
     (gain, bias), x = subject.as_set, subject.draw(1)
     x_hat = subject.x_hat(x)
     expected = gain * x_hat + bias
     off = (subject.output(x) - expected).abs() > TOLERANCE * largest(expected)
     if not off.any() or off.double().mean() > 0.5:
-        return ""
+        return None
     most, least = x_hat[~off].abs().max(), x_hat[off].abs().min()
     if not least > 0.99 * most:
-        return ""
-    return f"large x_hat is clipped: what is beyond {most:.3g} is other, the rest right"
+        return None
+    text = (
+        f"large x_hat is clipped: what is beyond {most:.3g} is other, the rest right."
+    )
+    return Seen(text)
 
 
 def _so_far(subject: Subject, place: tuple[int, ...]) -> Seen | None:
@@ -100,8 +95,7 @@ def _so_far(subject: Subject, place: tuple[int, ...]) -> Seen | None:
             mask = _has_a_part(subject, (*place[:axis], at, *place[axis + 1 :]))
             if mask is None:
                 return None
-            rest = tuple(a for a in range(mask.dim()) if a != axis)
-            counts.append(int(mask.any(rest).sum()))
+            counts.append(len(_places(mask, axis)))
         if counts == [1, 2, size]:
             return Seen(
                 f"an output depends on the steps so far along axis {axis}, on no later "
@@ -135,10 +129,7 @@ def _values(with_it: Tensor, should: Tensor) -> Seen:
         return Seen(f"{text} right, and come out at a wrong place.", PERMUTE)
     of = f"an output depends on {count} values"
     not_on = f"and not on the {expected} that share its statistics by the definition"
-    lengths = [
-        int(with_it.any(tuple(a for a in range(with_it.dim()) if a != axis)).sum())
-        for axis in range(with_it.dim())
-    ]
+    lengths = [len(_places(with_it, axis)) for axis in range(with_it.dim())]
     if math.prod(lengths) == count:
         parts = [
             f"{_numbers(with_it, axis)} along axis {axis}"
@@ -158,11 +149,15 @@ def _values(with_it: Tensor, should: Tensor) -> Seen:
     return Seen(f"{of} that are those of no axis, {not_on}.", PERMUTE)
 
 
+def _places(with_it: Tensor, axis: int) -> list[int]:
+    """Return which places along an axis have a part."""
+    rest = other_axes(with_it.dim(), axis)
+    return [int(place) for place in with_it.any(rest).nonzero()]
+
+
 def _numbers(with_it: Tensor, axis: int) -> str:
     """Say which places along an axis have a part: all, or their numbers."""
-    rest = tuple(a for a in range(with_it.dim()) if a != axis)
-    places = with_it.any(rest).nonzero().flatten().tolist()
-    size = with_it.shape[axis]
+    places, size = _places(with_it, axis), with_it.shape[axis]
     if len(places) == size:
         return f"all {size}"
     step = places[1] - places[0]
@@ -185,7 +180,7 @@ def _line(subject: Subject) -> Seen | None:
         mean, var = mean_of(x), mean_of((x - mean_of(x)).square())
         slope = mean_of((x - mean) * (u - mean_of(u))) / var
         line = mean_of(u) + slope * (x - mean)
-        if not largest(u - line) < TOLERANCE * largest(u):
+        if not is_near(u, line):
             return None
         shifts.append(mean - mean_of(u) / slope)
         divisors.append(1 / slope)
@@ -210,7 +205,7 @@ def _broken(subject: Subject, added: Tensor, mean: Tensor) -> str:
         times, constant = fit(added, mean.square(), ())
         law = times * mean.square() + constant
         seen = f": a constant added to x changes the output by {100 * change:.3g} %"
-        if largest(added - law) < TOLERANCE * largest(added):
+        if is_near(added, law):
             k = times.item()
             zeros = f"; {k:.3g} zeros for each value, counted in it, do that" * (k > 0)
             what = "the root of the variance plus"

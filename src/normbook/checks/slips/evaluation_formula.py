@@ -6,7 +6,7 @@ Each row of a tensor here is one setting of gain and bias, each column one chann
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 import torch
@@ -14,8 +14,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from normbook.checks.layer.recognition import MEANS
-
-NEAR = 1e-3
+from normbook.checks.tensors import is_near
 
 
 class Lines(NamedTuple):
@@ -28,19 +27,31 @@ class Lines(NamedTuple):
     eps: float
 
 
-GAINS = {
-    "gain": "",
-    "1": "the gain is not used",
-    "gain^2": "the gain acts twice",
-    "(1 + gain)": "1 + gain acts",
-    "(gain - 1)": "gain - 1 acts",
-    "|gain|": "the gain is used as its absolute value",
-    "1 / gain": "x is divided by the gain",
-    "exp(gain)": "the gain is used as exp(gain)",
-    "bias": "the bias is used in place of the gain",
-    "softplus(gain)": "the gain goes through softplus",
+# What stands in the place of the gain, with what to say of it.
+GAINS: dict[str, tuple[str, Callable[[Tensor, Tensor], Tensor]]] = {
+    "gain": ("", lambda g, b: g),
+    "1": ("the gain is not used", lambda g, b: torch.ones_like(g)),
+    "gain^2": ("the gain acts twice", lambda g, b: g.square()),
+    "(1 + gain)": ("1 + gain acts", lambda g, b: 1 + g),
+    "(gain - 1)": ("gain - 1 acts", lambda g, b: g - 1),
+    "|gain|": ("the gain is used as its absolute value", lambda g, b: g.abs()),
+    "1 / gain": ("x is divided by the gain", lambda g, b: 1 / g),
+    "exp(gain)": ("the gain is used as exp(gain)", lambda g, b: g.exp()),
+    "bias": ("the bias is used in place of the gain", lambda g, b: b),
+    "softplus(gain)": (
+        "the gain goes through softplus",
+        lambda g, b: functional.softplus(g),
+    ),
 }
-DIVISORS = ("sqrt({} + eps)", "({} + eps)", "sqrt({})", "{}", "(sqrt({}) + eps)", "1")
+# What x is divided by, with the name of the running variance to be filled in.
+DIVISORS: dict[str, Callable[[Tensor, float], Tensor]] = {
+    "sqrt({} + eps)": lambda var, eps: (var + eps).clamp_min(0).sqrt(),
+    "({} + eps)": lambda var, eps: var + eps,
+    "sqrt({})": lambda var, eps: var.clamp_min(0).sqrt(),
+    "{}": lambda var, eps: var,
+    "(sqrt({}) + eps)": lambda var, eps: var.clamp_min(0).sqrt() + eps,
+    "1": lambda var, eps: torch.ones_like(var),
+}
 
 
 def formula(lines: Lines, held: Mapping[str, Tensor]) -> str:
@@ -51,10 +62,11 @@ def formula(lines: Lines, held: Mapping[str, Tensor]) -> str:
     for var, mean in itertools.product(held, held):
         if var == mean and len(held) > 1:
             continue
-        for (name, gain), (root, by) in itertools.product(
-            _gains(lines).items(), _divisors(held[var], lines.eps, var).items()
+        for (name, (_, acts)), (text, divides) in itertools.product(
+            GAINS.items(), DIVISORS.items()
         ):
-            if _fits(lines.slope, gain / by):
+            gain, root = acts(lines.gain, lines.bias), text.format(var)
+            if is_near(lines.slope, gain / (by := divides(held[var], lines.eps))):
                 found = _height(lines, held[mean], mean, (name, gain), (root, by))
                 if found:
                     slope = name if root == "1" else f"{name} / {root}"
@@ -71,7 +83,7 @@ def wrong_height(lines: Lines, held: Mapping[str, Tensor]) -> str:
     means = [name for name in held if name.rpartition(".")[2] in MEANS]
     for var, mean in itertools.product(held, means):
         by = (held[var] + lines.eps).clamp_min(0).sqrt()
-        if var == mean or not _fits(lines.slope, lines.gain / by):
+        if var == mean or not is_near(lines.slope, lines.gain / by):
             continue
         root = f"sqrt({var} + eps)"
         found = _height(lines, held[mean], mean, ("gain", lines.gain), (root, by))
@@ -84,7 +96,7 @@ def _told(
     name: str, root: str, var: str, slope: str, height: tuple[str, list[str]]
 ) -> str:
     text, slips = height
-    slips = [*filter(None, [GAINS[name]]), *slips]
+    slips = [*filter(None, [GAINS[name][0]]), *slips]
     if root != f"sqrt({var} + eps)":
         slips.insert(0, f"x is divided by {root}")
     slips = list(dict.fromkeys(slips)) or ["gain or bias are those of another channel"]
@@ -92,19 +104,6 @@ def _told(
         f"{' and '.join(slips)}: evaluation is a x + c, with a = {slope} and c = "
         f"{text}; expected a = gain / sqrt(var + eps) and c = bias - mean * a"
     )
-
-
-def _gains(lines: Lines) -> dict[str, Tensor]:
-    g = lines.gain
-    values = [g, torch.ones_like(g), g.square(), 1 + g, g - 1, g.abs(), 1 / g, g.exp()]
-    return dict(zip(GAINS, [*values, lines.bias, functional.softplus(g)], strict=True))
-
-
-def _divisors(var: Tensor, eps: float, name: str) -> dict[str, Tensor]:
-    root = var.clamp_min(0).sqrt()
-    values = ((var + eps).clamp_min(0).sqrt(), var + eps, root, var, root + eps)
-    known = dict(zip(DIVISORS, (*values, torch.ones_like(var)), strict=True))
-    return {text.format(name): value for text, value in known.items()}
 
 
 def _height(
@@ -135,7 +134,7 @@ def _height(
     )
     for (s, p), (t, q) in pairs:
         value = s * lines.bias * times[p][0] - t * mean * times[q][0]
-        if not _fits(lines.height, value):
+        if not is_near(lines.height, value):
             continue
         slips = []
         if s != 1 or p != "1":
@@ -157,7 +156,3 @@ def _part(sign: float, what: str, times: str) -> str:
     if times.startswith("1 / "):
         return f"{size}{what} / {times[4:]}"
     return f"{size}{what}" if times == "1" else f"{size}{what} * {times}"
-
-
-def _fits(seen: Tensor, value: Tensor) -> bool:
-    return float((seen - value).abs().max()) < NEAR * float(seen.abs().max())

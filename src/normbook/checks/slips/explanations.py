@@ -15,13 +15,18 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from normbook.checks.layer.subject import LARGE, TOLERANCE, Subject, fit, largest
+from normbook.checks.layer.subject import Subject
 from normbook.checks.slips.affine_values import described, nearest
+from normbook.checks.tensors import (
+    TOLERANCE,
+    Axes,
+    Formula,
+    fit,
+    largest,
+    other_axes,
+)
 
 ORDINALS = {2: "second", 3: "third", 4: "fourth"}
-
-Formula = Callable[[Tensor], Tensor]
-Axes = tuple[int, ...]
 
 
 def _mean(x: Tensor, axes: Axes) -> Tensor:
@@ -70,33 +75,37 @@ DIVISORS: dict[str, Formula] = {
 }
 
 
-class _Runs(NamedTuple):
-    """Three batches and what the layer gives for them."""
+class Seen(NamedTuple):
+    """What was found of a wrong output, and a cure where one follows from it."""
 
-    inputs: list[Tensor]
-    outputs: list[Tensor]
-
-    def holds(self, z: Formula, along: Axes) -> bool:
-        """Return whether y = a z + b, with a and b that differ along axes only."""
-        a = b = torch.zeros(())
-        for k, (x, y) in enumerate(zip(self.inputs, self.outputs, strict=True)):
-            x_hat = z(x)
-            if k == 0:
-                a, b = fit(y, x_hat, along)
-            if not largest(a * x_hat + b - y) < TOLERANCE * largest(y - b):
-                return False
-        return True
+    text: str
+    cure: str = ""
 
 
-def explanation(subject: Subject) -> tuple[str, str]:
-    """Say which of all formulas the outputs are those of, and a cure; or nothing."""
-    inputs = [subject.draw(seed, LARGE * max(seed, 1)) for seed in range(3)]
-    runs = _Runs(inputs, [subject.output(x) for x in inputs])
-    for look in (_by_parts, _by_order, _by_gains, _by_axes, _by_formula, _by_output):
-        if text := look(subject, runs):
-            dim = len(subject.shape)
-            return text, subject.definition.axes_cure(dim) if look is _by_axes else ""
-    return "", ""
+class Candidate(NamedTuple):
+    """A formula z, of which the output may be a z + b, and what to say of it then."""
+
+    z: Formula
+    text: str | Callable[[], str]
+    along: Axes  # along which a and b differ
+
+
+def explanation(subject: Subject) -> Seen | None:
+    """Say which of all formulas the outputs are those of."""
+    runs, dim = subject.runs, len(subject.shape)
+    for look in (_parts, _orders, _gains, _axes, _formulas):
+        for z, text, along in look(subject):
+            if runs.holds(z, along):
+                cure = subject.definition.axes_cure(dim) if look is _axes else ""
+                return Seen(f"{text if isinstance(text, str) else text()}.", cure)
+    mean_of = subject.definition.mean
+    for y in runs.outputs:
+        means = 0.0 if subject.kind == "rms" else largest(mean_of(y))
+        if not max(largest(mean_of(y.square()) - 1), means) < TOLERANCE:  # NaN is not
+            return None
+    return Seen(
+        "what comes out is itself normalized: gain and bias act before the norm."
+    )
 
 
 def _subsets(dim: int) -> list[Axes]:
@@ -104,58 +113,54 @@ def _subsets(dim: int) -> list[Axes]:
     return [s for size in every for s in itertools.combinations(every, size + 1)]
 
 
-def _by_parts(subject: Subject, runs: _Runs) -> str:
-    """Look for parts of a batch with statistics of their own, or with a common mean."""
+def _parts(subject: Subject) -> Iterator[Candidate]:
+    """Yield parts of a batch with statistics of their own, or with a common mean."""
     if subject.kind != "batch":
-        return ""
+        return
     along, mean_of = _parameter_axes(subject), subject.definition.mean
 
-    def in_parts(size: int) -> Formula:
-        return lambda x: torch.cat([*map(subject.x_hat, torch.split(x, size))])
+    def in_parts(x: Tensor, size: int) -> Tensor:
+        return torch.cat([*map(subject.x_hat, torch.split(x, size))])
 
-    def between(count: int) -> Formula:
-        def z(x: Tensor) -> Tensor:
-            inside = torch.cat([part - mean_of(part) for part in x.chunk(count)])
-            return (x - mean_of(x)) / mean_of(inside.square()).sqrt()
+    def between(x: Tensor, count: int) -> Tensor:
+        inside = torch.cat([part - mean_of(part) for part in x.chunk(count)])
+        return (x - mean_of(x)) / mean_of(inside.square()).sqrt()
 
-        return z
-
-    for size in (2, 4, 8):
-        if runs.holds(in_parts(size), along):
-            text = "examples have statistics of their own, as in ghost batch norm"
-            return f"each {size} {text}"
-        if runs.holds(between(size), along):
-            return (
-                f"what lies between the means of {size} parts of the batch, as on "
-                "several devices, is left out of the variance"
-            )
-    return ""
+    for n in (2, 4, 8):
+        text = f"each {n} examples have statistics of their own, as in ghost batch norm"
+        yield Candidate(partial(in_parts, size=n), text, along)
+        text = (
+            f"what lies between the means of {n} parts of the batch, as on several "
+            "devices, is left out of the variance"
+        )
+        yield Candidate(partial(between, count=n), text, along)
 
 
-def _by_order(subject: Subject, runs: _Runs) -> str:
-    """Look for gain and bias in front of the norm, and for a second norm."""
+def _orders(subject: Subject) -> Iterator[Candidate]:
+    """Yield gain and bias in front of the norm, and a second norm."""
     if subject.as_set is None or not subject.names:
-        return ""
+        return
     (gain, bias), along = subject.as_set, _parameter_axes(subject)
-    if runs.holds(lambda x: subject.x_hat(gain * x + bias), along):
-        return "gain and bias act before the normalization, not behind it"
-    if runs.holds(lambda x: subject.x_hat(gain * subject.x_hat(x) + bias), along):
-        return "a second norm stands behind gain and bias"
-    return ""
+    text = "gain and bias act before the normalization, not behind it"
+    yield Candidate(lambda x: subject.x_hat(gain * x + bias), text, along)
+    text = "a second norm stands behind gain and bias"
+    yield Candidate(
+        lambda x: subject.x_hat(gain * subject.x_hat(x) + bias), text, along
+    )
 
 
-def _by_gains(subject: Subject, runs: _Runs) -> str:
-    """Look for the axes along which gain and bias differ, where x_hat is right."""
+def _gains(subject: Subject) -> Iterator[Candidate]:
+    """Yield the axes along which gain and bias may differ, where x_hat is right."""
     shape, own = subject.shape, _parameter_axes(subject)
+
+    def text(along: Axes) -> str:
+        what = f"x_hat is right, and gain and bias differ along {_named(along)}, not "
+        return f"{what}along {_named(own)} alone{_which(subject, along)}"
+
     for along in _subsets(len(shape)):
-        rest = [n for axis, n in enumerate(shape) if axis not in along]
-        if along == own or math.prod(rest) < 3:
-            continue
-        if not runs.holds(subject.x_hat, along):
-            continue
-        text = f"x_hat is right, and gain and bias differ along {_named(along)}, not "
-        return f"{text}along {_named(own)} alone{_which(subject, along)}"
-    return ""
+        rest = math.prod(shape[axis] for axis in other_axes(len(shape), *along))
+        if along != own and rest > 2:
+            yield Candidate(subject.x_hat, partial(text, along), along)
 
 
 def _which(subject: Subject, along: Axes) -> str:
@@ -228,34 +233,36 @@ def _own_axes(subject: Subject) -> Axes:
     return subject.definition.axes(dim + (subject.kind == "group"))
 
 
-def _by_axes(subject: Subject, runs: _Runs) -> str:
-    """Look for the axes of the mean and those of the variance."""
+def _axes(subject: Subject) -> Iterator[Candidate]:
+    """Yield axes of the mean and those of the variance."""
     own = _own_axes(subject)
+
+    def text(where: str, known: dict[Axes, str], mean_over: Axes, over: Axes) -> str:
+        if mean_over == over and over in known:
+            return known[over]
+        if mean_over == over:
+            text = f"the statistics run over {_named(over)}{where}, expected "
+            return f"{text}{_named(own)}: {_difference(subject, over, own)}"
+        which = "the mean runs" if over == own else "mean and variance run"
+        which = "the variance runs" if mean_over == own else which
+        return (
+            f"{which} over the wrong axes: the mean over {_named(mean_over)}, the "
+            f"variance over {_named(over)}{where}; expected {_named(own)}"
+        )
+
     # Gain and bias are on the last axis, too, where a kind has them on axis 1.
     gains = dict.fromkeys((_parameter_axes(subject), (len(subject.shape) - 1,)))
     for where, view, known in _views(subject):
-        subsets = _subsets(view(runs.inputs[0]).dim())
+        subsets = _subsets(len(subject.shape) + (subject.kind == "group"))
         alike = [(axes, axes) for axes in subsets]
         others = [] if subject.kind == "rms" else itertools.permutations(subsets, 2)
         pairs = itertools.chain(alike, others)
-        for (mean_over, over), is_about_own in itertools.product(pairs, (False, True)):
-            if is_about_own and mean_over == over:
+        for pair, is_about_own in itertools.product(pairs, (False, True)):
+            if is_about_own and pair[0] == pair[1]:
                 continue
-            z = _normalized(subject, view, mean_over, over, is_about_own=is_about_own)
-            if not any(runs.holds(z, along) for along in gains):
-                continue
-            if mean_over == over and over in known:
-                return known[over]
-            if mean_over == over:
-                text = f"the statistics run over {_named(over)}{where}, expected "
-                return f"{text}{_named(own)}: {_difference(subject, over, own)}"
-            which = "the mean runs" if over == own else "mean and variance run"
-            which = "the variance runs" if mean_over == own else which
-            return (
-                f"{which} over the wrong axes: the mean over {_named(mean_over)}, the "
-                f"variance over {_named(over)}{where}; expected {_named(own)}"
-            )
-    return ""
+            z = _normalized(subject, view, *pair, is_about_own=is_about_own)
+            for along in gains:
+                yield Candidate(z, partial(text, where, known, *pair), along)
 
 
 def _normalized(
@@ -276,18 +283,8 @@ def _normalized(
     return z
 
 
-def _by_output(subject: Subject, runs: _Runs) -> str:
-    """Find out whether the output itself has mean 0 and mean square 1."""
-    mean_of = subject.definition.mean
-    for y in runs.outputs:
-        means = 0.0 if subject.kind == "rms" else largest(mean_of(y))
-        if not max(means, largest(mean_of(y.square()) - 1)) < TOLERANCE:
-            return ""
-    return "what comes out is itself normalized: gain and bias act before the norm"
-
-
-def _by_formula(subject: Subject, runs: _Runs) -> str:
-    """Look for what is subtracted and what the rest is divided by."""
+def _formulas(subject: Subject) -> Iterator[Candidate]:
+    """Yield what may be subtracted and what the rest may be divided by."""
     along = _parameter_axes(subject)
     view, axes = next(iter(_views(subject))).of, _own_axes(subject)
 
@@ -299,19 +296,19 @@ def _by_formula(subject: Subject, runs: _Runs) -> str:
 
     def by(x: Tensor, c: Formula, d: Formula) -> Tensor:
         parts = view(x)
-        rest = [axis for axis in range(parts.dim()) if axis not in axes]
+        rest = other_axes(parts.dim(), *axes)
         rows = parts.permute(*rest, *axes).flatten(len(rest))
         sizes = [1 if axis in axes else n for axis, n in enumerate(parts.shape)]
         z = (parts - c(rows).reshape(sizes)) / d(rows).reshape(sizes)
         return z.reshape(x.shape)
 
-    if 0 not in axes and runs.holds(by_first, along):
-        return "the statistics of the first example are used for all"
+    if 0 not in axes:
+        text = "the statistics of the first example are used for all"
+        yield Candidate(by_first, text, along)
     pairs = itertools.product(CENTRES.items(), DIVISORS.items())
     for (centre, c), (divisor, d) in pairs:
-        if runs.holds(partial(by, c=c, d=d), along):
-            return f"{centre} is subtracted from x, and the rest divided by {divisor}"
-    return ""
+        text = f"{centre} is subtracted from x, and the rest divided by {divisor}"
+        yield Candidate(partial(by, c=c, d=d), text, along)
 
 
 def _difference(subject: Subject, seen: Axes, expected: Axes) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from torch import Tensor, nn
 
 from normbook.checks.calls import of_the_layer
-from normbook.checks.layer.subject import largest
+from normbook.checks.tensors import is_near, largest
 
 NEAR = 1e-3
 
@@ -48,10 +48,10 @@ def _how(saved: Tensor, loaded: Tensor, start: object, eps: float) -> str:
         "one over its root is taken": saved.clamp_min(0).rsqrt(),
     }
     for text, value in known.items():
-        if largest(value - loaded) < NEAR * largest(loaded):
+        if is_near(loaded, value, NEAR):
             return f"is {first}: {text}"
     ratio = (loaded / saved)[saved.abs() > 1e-9]
-    if len(ratio) and largest(ratio - ratio.mean()) < NEAR * largest(ratio):
+    if len(ratio) and is_near(ratio, ratio.mean(), NEAR):
         return f"is {first}: it is multiplied by {float(ratio.mean()):.4g}"
     return f"is {first}, off by up to {size:.3g}"
 

@@ -16,7 +16,8 @@ from torch import Tensor, nn
 from normbook.checks.calls import LayerError, backward, call
 from normbook.checks.claim import Fault
 from normbook.checks.copies import copy_of, moved, tensors_of
-from normbook.checks.layer.subject import TOLERANCE, Subject, fit, largest, normal
+from normbook.checks.layer.subject import Subject
+from normbook.checks.tensors import TOLERANCE, fit, is_near, largest, normal, other_axes
 
 NAME = "batch renormalization"
 RIGHT = "gain * r", "gain * d + bias"
@@ -47,7 +48,8 @@ def renormalization(subject: Subject) -> Fault | None:
         for (a, slope), (b, height) in itertools.product(
             _slopes(seen).items(), _heights(seen).items()
         ):
-            if _fits(seen.slope, slope) and _fits(seen.height, height):
+            pairs = (seen.slope, slope), (seen.height, height)
+            if all(is_near(*pair, 3 * TOLERANCE, 1e-3) for pair in pairs):
                 return _told(subject, a, b, (mean, var))
     return None
 
@@ -66,7 +68,7 @@ def _seen(subject: Subject, mean: str, var: str) -> _Seen | None:
             y = call(layer, x.to(subject.dtype)).detach().double()
             x_hat, (mu, variance) = subject.x_hat(x), subject.definition.moments(x)
             slope, height = fit(y, x_hat, (1,))
-            if not largest(slope * x_hat + height - y) < TOLERANCE * largest(y):
+            if not is_near(y, slope * x_hat + height):
                 return None
             batch = (variance + subject.eps).sqrt()
             one = torch.ones_like(slope)
@@ -88,7 +90,7 @@ def _seen(subject: Subject, mean: str, var: str) -> _Seen | None:
 
 
 def _rest(subject: Subject) -> tuple[int, ...]:
-    return tuple(axis for axis in range(len(subject.shape)) if axis != 1)
+    return other_axes(len(subject.shape), 1)
 
 
 def _near(
@@ -136,10 +138,6 @@ def _heights(s: _Seen) -> dict[str, Tensor]:
             s.gain * s.d * s.sigma + s.bias
         ),
     }
-
-
-def _fits(seen: Tensor, value: Tensor) -> bool:
-    return largest(seen - value) < 3 * TOLERANCE * max(largest(seen), 1e-3)
 
 
 def _told(

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from normbook.checks.calls import LayerError, call
 from normbook.checks.claim import Fault, Note
-from normbook.checks.layer.subject import TOLERANCE, Subject, draw, largest
+from normbook.checks.layer.subject import Subject
+from normbook.checks.tensors import TOLERANCE, draw, is_near, largest
 
 NEAR = 0.01
 # A random start, such as normal(1, 0.02), is near what it is around.
@@ -71,7 +72,7 @@ def _acting(subject: Subject) -> tuple[Tensor, Tensor] | None:
         return None
     z = subject.x_hat(x)
     a, b = subject.fit(y, z)
-    if not largest(a * z + b - y) < NEAR * max(largest(y), 1e-6):
+    if not is_near(y, a * z + b, NEAR, 1e-6):
         return None
     if abs(subject.factor - 1) > TOLERANCE and not subject.takes_unbiased:
         return None  # a claim of its own tells it

@@ -12,9 +12,10 @@ import normbook.checks.layer.recognition as recognition
 from normbook.checks.calls import LayerError, Way, call, called
 from normbook.checks.claim import Claim, DoesNotApply, Fault, Note, NotTested, claim
 from normbook.checks.copies import copy_of
-from normbook.checks.layer.subject import TOLERANCE, Given, Subject, largest
+from normbook.checks.layer.subject import Given, Subject
 from normbook.checks.report import Finding
 from normbook.checks.slips.explanations import explanation
+from normbook.checks.tensors import TOLERANCE, largest
 from normbook.checks.unusual.conditions import Conditioned, is_first
 
 # From the fewest values to the most: what is normalized over few is over many, too.
@@ -64,8 +65,11 @@ def condition_findings(found: Conditioned, given: Given) -> list[Finding]:
 
 
 def explained_kind(layer: nn.Module, given: Given) -> str | None:
-    """Return the kind of norm from which an output differs in a way that is known."""
-    inside = recognition.kind_inside(layer)
+    """Return the kind of norm from which an output differs in a way that is known.
+
+    Where no way is known, the likeliest that the layer may be.
+    """
+    inside, taken = recognition.kind_inside(layer), []
     for kind in (inside,) if inside else LIKELY:
         try:
             subject = Subject(layer, given._replace(kind=kind), has_condition=True)
@@ -73,7 +77,8 @@ def explained_kind(layer: nn.Module, given: Given) -> str | None:
             continue
         if subject.is_right_up_to_scale or explanation(subject):
             return kind
-    return None
+        taken.append(kind)
+    return next(iter(taken), None)
 
 
 def _check_that_it_is_finite(case: _Case) -> None:

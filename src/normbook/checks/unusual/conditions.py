@@ -7,6 +7,7 @@ are no conditions: they leave nothing out, and are never free numbers.
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 from collections.abc import Callable, Iterator
@@ -19,7 +20,8 @@ from torch import Tensor, nn
 import normbook.checks.layer.recognition as recognition
 from normbook.checks.calls import LayerError, Way, call, called
 from normbook.checks.copies import copy_of
-from normbook.checks.layer.subject import TOLERANCE, Given, draw, largest
+from normbook.checks.layer.subject import Given
+from normbook.checks.tensors import TOLERANCE, draw, largest
 from normbook.checks.unusual.padding import More, is_choice
 
 Made = Callable[[Tensor, int], Tensor]  # a condition for x, of a sign
@@ -63,15 +65,20 @@ def conditioned(layer: nn.Module, given: Given) -> Conditioned | None:
     for names in _arguments(layer):
         is_mask = all(MASKS.search(name.lower()) for name in names)
         for make in _masks() if is_mask else _conditions(layer):
-            way, other = _way(names, make, 1), _way(names, make, -1)
-            mixed = _way(names, partial(_mixed, make=make), 1)
+            found = Conditioned(
+                layer,
+                _way(names, make, 1),
+                ", ".join(names),
+                False,
+                _way(names, make, -1),
+                _way(names, partial(_mixed, make=make), 1),
+                as_given,
+                is_mask,
+            )
             for x in inputs:
-                if (y := output(way, x)) is None:
+                if (y := output(found.way, x)) is None:
                     continue
-                z = output(other, x)
-                found = Conditioned(
-                    layer, way, ", ".join(names), False, other, mixed, as_given, is_mask
-                )
+                z = output(found.other, x)
                 if not (y.isfinite().all() and (z is None or z.isfinite().all())):
                     # Of numbers that a projection takes that is the layer's own doing.
                     if not_finite is None and _projects(layer) and not is_mask:
@@ -191,25 +198,17 @@ def _masks() -> Iterator[Made]:
         lambda sizes: (*sizes[:-1], 1),
         lambda sizes: sizes,
     )
-    for kept in (1.0, 0.0):
-        for dtype in (None, torch.bool):
-            for shape in shapes:
-                yield partial(_mask, shape=shape, kept=kept, dtype=dtype)
 
+    def mask(x: Tensor, sign: int, kept: float, to_bool: bool, shape: Any) -> Tensor:
+        mask = torch.full(shape(tuple(x.shape)), kept, dtype=x.dtype, device=x.device)
+        if sign < 0:
+            axis = max(range(1, mask.dim()), key=lambda k: mask.shape[k], default=0)
+            half = mask.shape[axis] // 2
+            mask.narrow(axis, mask.shape[axis] - half, half).fill_(1 - kept)
+        return mask.bool() if to_bool else mask
 
-def _mask(
-    x: Tensor,
-    sign: int,
-    shape: Callable[[tuple[int, ...]], tuple[int, ...]],
-    kept: float,
-    dtype: torch.dtype | None,
-) -> Tensor:
-    mask = torch.full(shape(tuple(x.shape)), kept, dtype=x.dtype, device=x.device)
-    if sign < 0:
-        axis = max(range(1, mask.dim()), key=lambda k: mask.shape[k], default=0)
-        half = mask.shape[axis] // 2
-        mask.narrow(axis, mask.shape[axis] - half, half).fill_(1 - kept)
-    return mask.to(dtype or x.dtype)
+    for kept, to_bool, shape in itertools.product((1.0, 0.0), (False, True), shapes):
+        yield partial(mask, kept=kept, to_bool=to_bool, shape=shape)
 
 
 def is_first(examples: int) -> Tensor:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from normbook.checks.calls import LayerError
 from normbook.checks.layer.definitions import Definition
-from normbook.checks.layer.subject import TOLERANCE, fit, largest
+from normbook.checks.tensors import TOLERANCE, fit, largest
 
 More = tuple[tuple[Any, ...], dict[str, Any]]  # what a norm is given besides x
 Run = Callable[[Tensor, More], Tensor]

@@ -18,10 +18,19 @@ from torch.nn import functional
 
 from normbook.checks.claim import NotTested
 from normbook.checks.layer.recognition import eps_of
-from normbook.checks.layer.subject import LARGE, TOLERANCE, Subject, draw, fit, largest
+from normbook.checks.layer.subject import Subject
+from normbook.checks.tensors import (
+    LARGE,
+    TOLERANCE,
+    Axes,
+    Formula,
+    draw,
+    fit,
+    largest,
+    other_axes,
+)
 
-Formula = Callable[[Tensor], Tensor]
-Sized = Callable[[Tensor, tuple[int, ...]], Tensor]  # a size along axes
+Sized = Callable[[Tensor, Axes], Tensor]  # a size along axes
 
 
 class Misfit(NamedTuple):
@@ -35,10 +44,10 @@ class Misfit(NamedTuple):
 Misfits = Callable[[Subject], Iterator[Misfit]]
 
 
-def _channels_and_positions(dims: int) -> Iterator[tuple[int, tuple[int, ...]]]:
+def _channels_and_positions(dims: int) -> Iterator[tuple[int, Axes]]:
     """Yield where the channels may be, with the axes of the positions."""
     for channel in dict.fromkeys((1, dims - 1)):
-        yield channel, tuple(axis for axis in range(1, dims) if axis != channel)
+        yield channel, other_axes(dims, 0, channel)
 
 
 def _draws(subject: Subject, count: int = 3, scale: float = 1.0) -> list[Tensor]:
@@ -54,7 +63,7 @@ def _error(seen: Tensor, expected: Tensor) -> float:
 def _misfit(
     subject: Subject,
     z: Formula,
-    along: tuple[int, ...],
+    along: Axes,
     *,
     view: Formula = lambda y: y,
     scale: float = 1.0,
@@ -86,29 +95,33 @@ def _misfit_of_matrix(inputs: list[Tensor], seen: Formula, known: Formula) -> fl
     return max(_error(seen(x), with_one(x) @ gains) for x in others)
 
 
-def _by_size(x: Tensor, axes: tuple[int, ...]) -> Tensor:
-    """Return x over its root mean square."""
-    return x * x.square().mean(axes, keepdim=True).rsqrt()
+def _size(x: Tensor, axes: Axes) -> Tensor:
+    """Return the root mean square."""
+    return x.square().mean(axes, keepdim=True).sqrt()
 
 
-def _standard(x: Tensor, axes: tuple[int, ...]) -> Tensor:
+def _standard(x: Tensor, axes: Axes) -> Tensor:
     """Return x without its mean, over its deviation."""
     var, mean = torch.var_mean(x, axes, correction=0, keepdim=True)
     return (x - mean) / var.sqrt()
 
 
-def frozen(subject: Subject) -> Iterator[Misfit]:
-    """Gain and bias alone."""
-    for channel, _ in _channels_and_positions(len(subject.shape)):
-        yield _misfit(subject, lambda x: x, (channel,))
+def along_channels(z: Callable[[int, Tensor], Tensor]) -> Misfits:
+    """Return the misfits of a formula that is told where the channels are."""
+
+    def misfits(subject: Subject) -> Iterator[Misfit]:
+        for axis, _ in _channels_and_positions(len(subject.shape)):
+            yield _misfit(subject, partial(z, axis), (axis,))
+
+    return misfits
 
 
 def filter_response(subject: Subject) -> Iterator[Misfit]:
     """A threshold behind is the least output of a channel, where several are it."""
     first, *others = _draws(subject)
     for _, positions in _channels_and_positions(len(subject.shape)):
-        rest, z = (0, *positions), partial(_by_size, axes=positions)
-        y, inside = subject.output(first), z(first)
+        rest, y = (0, *positions), subject.output(first)
+        inside = first / _size(first, positions)
         least = y.amin(rest, keepdim=True)
         is_held = (y == least).sum(rest, keepdim=True) > 1
         threshold = least.where(is_held, -math.inf)
@@ -118,15 +131,15 @@ def filter_response(subject: Subject) -> Iterator[Misfit]:
         a = (deviation * y).sum(rest, keepdim=True)
         a = a / deviation.square().sum(rest, keepdim=True)
         b = (free * (y - a * inside)).sum(rest, keepdim=True) / count
-        pairs = ((subject.output(x), a * z(x) + b) for x in others)
+        pairs = ((subject.output(x), a * x / _size(x, positions) + b) for x in others)
         yield Misfit(max(_error(y, line.maximum(threshold)) for y, line in pairs), a)
 
 
 def global_response(subject: Subject) -> Iterator[Misfit]:
     """Each channel by its share of the size of all, with x added or not."""
 
-    def z(x: Tensor, channel: int, positions: tuple[int, ...]) -> Tensor:
-        size = x.square().sum(positions, keepdim=True).sqrt()
+    def z(x: Tensor, channel: int, positions: Axes) -> Tensor:
+        size = _size(x, positions)
         return x * size / size.mean(channel, keepdim=True)
 
     for at in _channels_and_positions(len(subject.shape)):
@@ -135,20 +148,11 @@ def global_response(subject: Subject) -> Iterator[Misfit]:
             yield _misfit(subject, of, at[:1], has_rest=has_rest)
 
 
-def dynamic_tanh(subject: Subject) -> Iterator[Misfit]:
-    """Find gain and bias far out, where tanh is 1 and -1; alpha by one batch."""
-    far = torch.full(subject.shape, 1e6, dtype=torch.float64)
-    high, low = subject.output(far), subject.output(-far)
-    a, b = (high - low) / 2, (high + low) / 2
-    first, *others = (x / 3 for x in _draws(subject))
-    alpha = ((subject.output(first) - b) / a).clamp(-1, 1).atanh() / first
-    alpha = alpha.median()
-    outputs = ((subject.output(x), a * (alpha * x).tanh() + b) for x in others)
-    yield Misfit(max(largest(y - z) / largest(high) for y, z in outputs), a)
+def bounded(curve: Formula, inverse: Formula, *, is_shifted: bool = True) -> Misfits:
+    """Find gain and bias far out, alpha and s of curve(alpha x + s) by one batch.
 
-
-def bounded(curve: Formula, inverse: Formula) -> Misfits:
-    """Find gain and bias far out, alpha and s of curve(alpha x + s) by one batch."""
+    Without a shift s is 0.
+    """
 
     def misfits(subject: Subject) -> Iterator[Misfit]:
         far = torch.full(subject.shape, 1e6, dtype=torch.float64)
@@ -158,8 +162,9 @@ def bounded(curve: Formula, inverse: Formula) -> Misfits:
         share = (subject.output(first) - b) / a
         is_steep = share.abs() < 0.9  # elsewhere rounding decides
         x, z = first[is_steep], inverse(share[is_steep])
-        alpha = ((x - x.mean()) * z).sum() / (x - x.mean()).square().sum()
-        s = z.mean() - alpha * x.mean()
+        at = x.mean() if is_shifted else 0.0
+        alpha = ((x - at) * z).sum() / (x - at).square().sum()
+        s = z.mean() - alpha * x.mean() if is_shifted else 0.0
         outputs = ((subject.output(x), a * curve(alpha * x + s) + b) for x in others)
         yield Misfit(max(_error(y, z) for y, z in outputs), a)
 
@@ -171,23 +176,11 @@ def plain(*formulas: Formula) -> Misfits:
     return lambda subject: (_misfit(subject, z, (-1,)) for z in formulas)
 
 
-def scale_alone(subject: Subject) -> Iterator[Misfit]:
-    """Give x over the deviation from its mean, which stays."""
-
-    def z(x: Tensor, axis: int) -> Tensor:
-        return x / x.std(axis, keepdim=True)
-
-    for axis, _ in _channels_and_positions(len(subject.shape)):
-        yield _misfit(subject, partial(z, axis=axis), (axis,))
-
-
 def message_norm(subject: Subject) -> Iterator[Misfit]:
     """Each row as a direction, with a length that is not of x, or a length alone."""
-
-    def length(x: Tensor) -> Tensor:
-        return x.square().sum(-1, keepdim=True).sqrt().expand_as(x)
-
-    yield _misfit(subject, length, (-1,), what="x is the node")
+    length = partial(_size, axes=(-1,))
+    what = "x is the node"
+    yield _misfit(subject, lambda x: length(x).expand_as(x), (-1,), what=what)
     yield _misfit(subject, lambda x: functional.normalize(x, dim=-1), (0,))
 
 
@@ -198,39 +191,45 @@ def over_nodes(subject: Subject) -> Iterator[Misfit]:
     what = "one mean and one variance for all that a graph holds"
     yield _misfit(subject, by_all, (-1,), scale=LARGE, what=what)
     what = "each channel by the nodes of its graph, less a share of their mean"
-    yield _moving_line(subject, every[-1], what)
+    yield from estimated(subject, every[-1], what)
 
 
-def estimated(subject: Subject) -> Iterator[Misfit]:
-    """A straight line in each step: mean and variance are running ones."""
-    yield _moving_line(subject, 1)
+def _lines(
+    subject: Subject, inputs: list[Tensor], channel: int = 1
+) -> list[tuple[Tensor, ...]]:
+    """Return slopes and heights, variances and means of x; none if one is no line."""
+    lines: list[tuple[Tensor, ...]] = []
+    rest = other_axes(len(subject.shape), channel)
+    for x in inputs:
+        y = subject.output(x)
+        s, h = fit(y, x, (channel,))
+        if _error(y, s * x + h) > 1e-6:
+            return []
+        lines.append((s.flatten(), h.flatten(), *torch.var_mean(x, rest, correction=0)))
+    return lines
 
 
-def _moving_line(subject: Subject, channel: int, what: str = "") -> Misfit:
+def estimated(subject: Subject, channel: int = 1, what: str = "") -> Iterator[Misfit]:
     """Demand that x meets a line, which mean and variance of the batch move.
 
     With y = s x + h, 1 / s^2 must be a sum of 1, the variance and the squared mean, and
     h one of 1, s and s times the mean: with fixed shares, in more batches than shares.
     """
-    rest = tuple(axis for axis in range(len(subject.shape)) if axis != channel)
     terms, squares, heights = [], [], []
-    for x in _draws(subject, 8):
-        y = subject.output(x)
-        s, h = fit(y, x, (channel,))
-        if _error(y, s * x + h) > 1e-6:
-            return Misfit(math.inf)
-        var, mean = torch.var_mean(x, rest, correction=0)
-        s, h, one = s.flatten(), h.flatten(), torch.ones_like(mean)
-        terms.append((one, var, mean.square(), one, s, s * mean))
+    for s, h, var, mean in _lines(subject, _draws(subject, 8), channel):
+        one = torch.ones_like(mean)
+        terms.append(torch.stack((one, var, mean.square(), one, s, s * mean)))
         squares.append(s.square().reciprocal())
         heights.append(h)
-    worst = 0.0
-    table = torch.stack([torch.stack(row) for row in terms]).permute(2, 0, 1)
+    if not terms:
+        yield Misfit(math.inf)
+        return
+    worst, table = 0.0, torch.stack(terms).permute(2, 0, 1)
     for columns, values in ((table[..., :3], squares), (table[..., 3:], heights)):
         wanted = torch.stack(values, 1).unsqueeze(-1)
         shares = torch.linalg.lstsq(columns, wanted).solution
         worst = max(worst, _error(wanted, columns @ shares))
-    return Misfit(worst, what=what)
+    yield Misfit(worst, what=what)
 
 
 def by_parts(subject: Subject) -> Iterator[Misfit]:
@@ -268,9 +267,6 @@ def evonorm(subject: Subject) -> Iterator[Misfit]:
 
     deviation = partial(torch.std, correction=0, keepdim=True)
 
-    def size(x: Tensor, axes: tuple[int, ...]) -> Tensor:
-        return x.square().mean(axes, keepdim=True).sqrt()
-
     def by_batch(right: Formula) -> Formula:
         return lambda x: x / deviation(x, (0, *positions)).maximum(right(x))
 
@@ -286,14 +282,14 @@ def evonorm(subject: Subject) -> Iterator[Misfit]:
         return z
 
     one: list[tuple[str, Formula]] = [
-        ("b1", by_batch(lambda x: (x + 1) * size(x, positions))),
-        ("b2", by_batch(lambda x: size(x, positions) - x)),
+        ("b1", by_batch(lambda x: (x + 1) * _size(x, positions))),
+        ("b2", by_batch(lambda x: _size(x, positions) - x)),
         *(("b0", b0(v)) for v in held),
     ]
     for n in (n for n in range(1, sizes[1] + 1) if sizes[1] % n == 0):
         plain = torch.ones(())
         one += [(f"s1 in {n} groups", in_groups(n, deviation, plain))]
-        one += [(f"s2 in {n} groups", in_groups(n, size, plain))]
+        one += [(f"s2 in {n} groups", in_groups(n, _size, plain))]
         one += [(f"s0 in {n} groups", in_groups(n, deviation, v)) for v in held]
     for form, z in one:
         if form[:2] in forms:
@@ -309,22 +305,18 @@ def renormalized(subject: Subject) -> Iterator[Misfit]:
     of the batch, and the output at its mean, are lines that are cut off, and have one
     slope. Where all is cut off at the same value it is a batch norm.
     """
-    rest = tuple(axis for axis in range(len(subject.shape)) if axis != 1)
     eps = eps_of(subject.layer, subject.dtype) or 0.0
-    seen: list[Tensor] = []
-    for seed, scale in enumerate((0.05, 0.3, 0.6, 1.0, 1.5, 3.0, 20.0)):
-        for offset in (-20.0, -0.4, 0.0, 0.7, 20.0):
-            x = draw(subject.shape, seed, scale) + offset
-            y = subject.output(x)
-            s, h = fit(y, x, (1,))
-            if _error(y, s * x + h) > 1e-6:
-                yield Misfit(math.inf)
-                return
-            var, mean = torch.var_mean(x, rest, correction=0, keepdim=True)
-            sigma = (var + eps).sqrt()
-            values = s * sigma, h + s * mean, sigma, mean
-            seen.append(torch.stack([value.flatten() for value in values]))
-    u, v, sigma, mean = torch.stack(seen, 1)
+    inputs = [
+        draw(subject.shape, seed, scale) + offset
+        for seed, scale in enumerate((0.05, 0.3, 0.6, 1.0, 1.5, 3.0, 20.0))
+        for offset in (-20.0, -0.4, 0.0, 0.7, 20.0)
+    ]
+    if not (lines := _lines(subject, inputs)):
+        yield Misfit(math.inf)
+        return
+    s, h, var, mean = (torch.stack(values) for values in zip(*lines, strict=True))
+    sigma = (var + eps).sqrt()
+    u, v = s * sigma, h + s * mean
 
     def cut(seen: Tensor, line: Tensor) -> tuple[Tensor, Tensor]:
         """Return where what is seen is not at its limits, and the line within them."""
@@ -418,7 +410,7 @@ def cumulative(subject: Subject) -> Iterator[Misfit]:
         return
 
     def so_far(x: Tensor, time: int) -> Tensor:
-        rest = tuple(axis for axis in range(1, dim) if axis != time)
+        rest = other_axes(dim, 0, time)
         steps = torch.ones_like(x).cumsum(time)
         return x.mean(rest, keepdim=True).cumsum(time).expand_as(x) / steps
 
@@ -449,7 +441,7 @@ def complex_norm(subject: Subject) -> Iterator[Misfit]:
     def paired(x: Tensor) -> Tensor:
         return torch.stack(x.chunk(2, -1), -1)
 
-    def white(x: Tensor, axes: tuple[int, ...]) -> Tensor:
+    def white(x: Tensor, axes: Axes) -> Tensor:
         pair = paired(x) - paired(x).mean(axes, keepdim=True)
         outer = (pair.unsqueeze(-1) * pair.unsqueeze(-2)).mean(axes, keepdim=True)
         values, vectors = torch.linalg.eigh(outer)
@@ -473,7 +465,7 @@ def quaternion_norm(subject: Subject) -> Iterator[Misfit]:
     if subject.shape[-1] % 4:
         return
 
-    def z(x: Tensor, axes: tuple[int, ...]) -> Tensor:
+    def z(x: Tensor, axes: Axes) -> Tensor:
         parts = torch.stack(x.chunk(4, -1), -1)
         centred = parts - parts.mean(axes, keepdim=True)
         square = centred.square().sum(-1, keepdim=True).mean(axes, keepdim=True)
@@ -483,7 +475,7 @@ def quaternion_norm(subject: Subject) -> Iterator[Misfit]:
         yield _misfit(subject, partial(z, axes=axes), (-1,), scale=LARGE)
 
 
-def _parts_of_the_axes(dim: int) -> Iterator[tuple[int, ...]]:
+def _parts_of_the_axes(dim: int) -> Iterator[Axes]:
     """Yield the batch, the batch with all positions, the positions, and features."""
     axes = [(0,), tuple(range(dim - 1)), tuple(range(1, dim - 1)), (dim - 1,)]
     axes.append(tuple(range(1, dim)))

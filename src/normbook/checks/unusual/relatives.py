@@ -18,7 +18,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 import normbook.checks.unusual.relative_formulas as formulas
 from normbook.checks.claim import Claim, Fault, NotTested
-from normbook.checks.layer.subject import TOLERANCE, Subject
+from normbook.checks.layer.subject import Subject
+from normbook.checks.tensors import TOLERANCE
 
 CURE = "Compare the layer with its source."
 
@@ -38,10 +39,10 @@ class Relative(NamedTuple):
 RELATIVES = (
     Relative("frozen batch norm", "frozen",
         "it evaluates by fixed statistics in every mode",
-        formulas.frozen),
+        formulas.along_channels(lambda axis, x: x)),
     Relative("Dynamic Tanh", "dynamictanh|^dyt",
         "gain tanh(alpha x) + bias, no statistics",
-        formulas.dynamic_tanh),
+        formulas.bounded(torch.tanh, torch.atanh, is_shifted=False)),
     Relative("Derf", "^derf|dynamicerf",
         "gain erf(alpha x + s) + bias, no statistics",
         formulas.bounded(torch.erf, torch.erfinv)),
@@ -103,7 +104,7 @@ RELATIVES = (
         "batch norm and then a norm by channels"),
     Relative("scale alone", "simplenorm",
         "x over the deviation from its mean, which is not subtracted",
-        formulas.scale_alone),
+        formulas.along_channels(lambda axis, x: x / x.std(axis, keepdim=True))),
     Relative("complex norm", "^c(batch|layer)?norm|complex",
         "real and imaginary parts made white by their covariance",
         formulas.complex_norm),
@@ -133,9 +134,8 @@ def relatives_of(layer: nn.Module) -> Iterator[tuple[Relative, bool]]:
             yield relative, is_named or relative.misfits is None
 
 
-def unnamed() -> Iterator[Relative]:
-    """Yield the relatives whose formula tells them from what is merely wrong."""
-    yield from (one for one in RELATIVES if one.name == "cumulative norm")
+# Its formula tells it, whatever its name is, from what is merely wrong.
+CUMULATIVE = next(one for one in RELATIVES if one.name == "cumulative norm")
 
 
 def formula_of(relative: Relative) -> Claim[Subject]:

@@ -1,0 +1,193 @@
+"""The backward pass of a recurrent layer, and which parameters it reaches."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from contextlib import suppress
+
+import torch
+from torch import Tensor
+
+from normbook.checks.calls import LayerError, of_the_layer
+from normbook.checks.claim import Claim, Fault, claim
+from normbook.checks.recurrent.probe import EXACT, Probe, relative_change
+
+BIASES = "no bias is there twice"
+REDUNDANT = "redundant biases"
+GRADIENTS = "the gradients are those of the outputs"
+USED = "every parameter has a part in the outputs"
+ZEROS = "a state of zeros gives finite outputs and gradients"
+
+MANY_STEPS = 40
+# Central differences of fourth order: they err by 1e-8 or less, but where a sigma is
+# small, as of a few units, which a smaller step shows.
+STEPS_OF = (1e-4, 1e-5)
+DIFFERENCES = ((1, 2 / 3), (-1, -2 / 3), (2, -1 / 12), (-2, 1 / 12))
+SLOPES = 1e-5
+ROUNDING = 1e-4
+
+GRADIENT_CLAIMS: list[Claim[Probe]] = []
+
+
+@claim(BIASES, GRADIENT_CLAIMS)
+def redundant_biases(probe: Probe) -> Fault | None:
+    """Look for parameters whose gradients are alike."""
+    values = dict(probe.layer.named_parameters())
+    _, slopes = _loss_and_slopes(probe, *_inputs(probe), values.values())
+    flat = {name: s.flatten() for name, s in zip(values, slopes, strict=True)}
+    groups: list[list[str]] = []
+    for name, slope in flat.items():
+        for group in groups:
+            other = flat[group[0]]
+            if other.shape == slope.shape and relative_change(other, slope) < EXACT:
+                group.append(name)
+                break
+        else:
+            groups += [[name]] if slope.any() else []
+    twins = [group for group in groups if len(group) > 1]
+    if not twins:
+        return None
+    count = max(map(len, twins))
+    return Fault(
+        "; ".join(f"{', '.join(g[:-1])} and {g[-1]}" for g in twins) + " have the "
+        "same gradient, as they are added to the same place. SGD moves their sum "
+        f"{count} times as fast as one alone. (The formula of Ba et al. has b, beta_h "
+        "and beta_x; one of them can say all.)",
+        f"Keep one of the {count}, or divide its learning rate by {count}.",
+        REDUNDANT,
+    )
+
+
+def unused_parameters(probe: Probe) -> list[str]:
+    """Return the names of the parameters that have no part in the outputs.
+
+    Some are those of late steps; not every layer takes as many.
+    """
+    held = dict(probe.layer.named_parameters())
+    names = [*held]
+    steps = 1 if probe.is_cell else MANY_STEPS
+    for count in (probe.sizes[0], steps):
+        longer = probe._replace(sizes=(count, *probe.sizes[1:]))
+        with torch.enable_grad(), suppress(LayerError):
+            _, slopes = _loss_and_slopes(longer, *_inputs(longer), held.values())
+            some = [n for n, s in zip(held, slopes, strict=True) if not s.any()]
+            names = [name for name in names if name in some]
+        if not names:
+            break
+    return names
+
+
+@claim(GRADIENTS, GRADIENT_CLAIMS)
+def gradients(probe: Probe) -> Fault | str:
+    """Compare with central differences along a direction of each."""
+    inputs = _inputs(probe)
+    by = dict(zip(("x", "h_0", "c_0"), inputs, strict=True))
+    by |= dict(probe.layer.named_parameters())
+    _, slopes = _loss_and_slopes(probe, *inputs, by.values())
+    wrong, worst = [], 0.0
+    # Of a gradient that is 0, as of a bias in front of a batch norm, rounding is left.
+    least = ROUNDING * max(float(slope.norm()) for slope in slopes)
+    for (name, value), slope in zip(by.items(), slopes, strict=True):
+        direction = probe.draw(*value.shape).sign()
+        start = value.detach().clone()
+        seen = float((slope * direction).sum())
+        error = expected = math.inf
+        for step in STEPS_OF:
+            expected = 0.0
+            with torch.no_grad():
+                for steps, weight in DIFFERENCES:
+                    value.copy_(start + steps * step * direction)
+                    expected += weight * float(_loss(probe, *inputs)) / step
+                value.copy_(start)
+            # An unlucky direction may lie across the gradient.
+            scale = max(abs(seen), abs(expected), 1e-3 * float(slope.norm()), least)
+            error = min(error, abs(seen - expected) / scale if scale else 0.0)
+            if error < SLOPES:
+                break
+        worst = max(worst, error)
+        if not error < SLOPES:
+            wrong.append(f"{name}: {seen:.4g} for {expected:.4g}")
+    if not wrong:
+        return f"Central differences agree to {worst:.0e}."
+    cut = [n for n, s in zip(("h_0", "c_0"), slopes[1:3], strict=True) if not s.any()]
+    if cut:
+        text = " or ".join(cut)
+        return Fault(
+            f"No gradient reaches {text}, on which the outputs depend: the states are "
+            "cut off from the graph, and nothing is learned through time by them.",
+            "Detach states between sequences, if at all, and not inside the loop.",
+        )
+    return Fault(
+        "Along a random direction the gradient and the central differences of the "
+        f"loss are: {'; '.join(wrong)}.",
+        "Let autograd go through mean and variance, too; test a backward pass that is "
+        "written by hand with torch.autograd.gradcheck.",
+    )
+
+
+@claim(ZEROS, GRADIENT_CLAIMS)
+def zeros(probe: Probe) -> Fault | str:
+    """Begin with zeros, where a norm sees no variance."""
+    x, h, c = _inputs(probe)
+    zero = torch.zeros_like(h).requires_grad_()
+    _, (usual,) = _loss_and_slopes(probe, x, h, c, [h])
+    _, (steep,) = _loss_and_slopes(probe, x, zero, c, [zero])
+    with torch.no_grad():
+        x[0] = 0
+        c.zero_()
+    by = [zero, *probe.layer.parameters()]
+    value, slopes = _loss_and_slopes(probe, x, zero, c, by)
+    if all(bool(v.isfinite().all()) for v in slopes):
+        times = float(steep.norm() / usual.norm())
+        scale = f" (1 / sqrt(eps) is {probe.eps**-0.5:.3g}.)" if probe.eps else ""
+        return (
+            f"An h_0 of 0 gets {times:.3g} times the gradient of one of size 1: mind "
+            f"the learning rate if h_0 is learned.{scale}"
+        )
+    what = "outputs" if not value.isfinite() else "gradients"
+    return Fault(
+        f"With h_0 = c_0 = 0 and x_1 = 0 the {what} are not finite: what is 0 "
+        "for all units has variance 0, and is divided by its root.",
+        "Add eps to the variance, inside the root, not behind it; 1e-5 is usual.",
+    )
+
+
+@claim(USED, GRADIENT_CLAIMS)
+def used(probe: Probe) -> Fault | None:
+    """Look for parameters without a gradient."""
+    names = unused_parameters(probe)
+    if not names:
+        return None
+    return Fault(
+        f"{', '.join(names[:6])}{', ...' * (len(names) > 6)} "
+        f"{'have' if names[1:] else 'has'} no part in the outputs: made, and not used.",
+        "Call what is made in the constructor, or do not make it.",
+        "unused parameters",
+    )
+
+
+def _inputs(probe: Probe) -> tuple[Tensor, Tensor, Tensor]:
+    h, c = probe.states(probe.sizes[1])
+    x = probe.draw(*probe.sizes)
+    return x.requires_grad_(), h.requires_grad_(), c.requires_grad_()
+
+
+def _loss(probe: Probe, x: Tensor, h: Tensor, c: Tensor) -> Tensor:
+    """Weight every output differently: nothing cancels."""
+    total = x.new_zeros(())
+    for k, value in enumerate(probe.run(x, h, c)):
+        places = torch.arange(value.numel(), dtype=x.dtype, device=x.device)
+        total = total + (value.flatten() * (1.7 * places + k).cos()).sum()
+    return total
+
+
+def _loss_and_slopes(
+    probe: Probe, x: Tensor, h: Tensor, c: Tensor, by: Iterable[Tensor]
+) -> tuple[Tensor, tuple[Tensor, ...]]:
+    value = _loss(probe, x, h, c)
+    with of_the_layer():
+        slopes = torch.autograd.grad(
+            value, tuple(by), allow_unused=True, materialize_grads=True
+        )
+    return value.detach(), slopes
