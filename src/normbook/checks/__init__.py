@@ -56,6 +56,7 @@ Each prints which tests fail and why, unless it is called with ``quiet=True``.
 #   measures                   check_smoothness_measure
 # All norms of a model
 #   model.runs                 the norms of a model, and what they see
+#   model.passes               what its parts did in a pass
 #   model.kernels              weights that convolutions make of their own
 #   model.harms                what may go wrong, and how it is told
 #   model.subject              a copy of a model that was run on the data
