@@ -91,7 +91,7 @@ GOALS = {
         5,
     ),
     "N7": Goal(
-        "A decimal of two figures or more in prose is what an output prints",
+        "A decimal of two figures or more in a text is what an output prints or draws",
         "python tools/prose_numbers.py",
         r"\d+ of \d+ decimals.*",
         0.2,

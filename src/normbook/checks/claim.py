@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any, Generic, NamedTuple, TypeVar
 
@@ -10,6 +11,7 @@ from normbook.checks.report import Finding
 
 Subject = TypeVar("Subject")
 Bug = TypeVar("Bug")
+Told = TypeVar("Told")
 
 
 class Fault(NamedTuple):
@@ -80,6 +82,19 @@ def claim(
         return new
 
     return made
+
+
+def once(function: Callable[[Subject], Told]) -> Callable[[Subject], Told]:
+    """Let what several claims ask of a subject be computed once, and kept with it."""
+
+    @functools.wraps(function)
+    def kept(subject: Subject) -> Told:
+        told: dict[Any, Told] = vars(subject).setdefault("_told", {})
+        if function not in told:
+            told[function] = function(subject)
+        return told[function]
+
+    return kept
 
 
 def named(known: Mapping[str, Bug], fits: Callable[[Bug], bool]) -> str:

@@ -43,7 +43,7 @@ def draw(shape: tuple[int, ...], seed: int, scale: float = LARGE) -> Tensor:
     return scale * _drawn(shape, seed)
 
 
-@functools.lru_cache(maxsize=32)
+@functools.lru_cache(maxsize=8)
 def _drawn(shape: tuple[int, ...], seed: int) -> Tensor:
     generator = torch.Generator().manual_seed(seed)
     x = normal(shape, generator)

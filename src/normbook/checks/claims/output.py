@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 import math
 from collections.abc import Iterator
@@ -19,6 +18,7 @@ from normbook.checks.claim import (
     NotTested,
     claim,
     named,
+    once,
 )
 from normbook.checks.layer.definitions import ACTIVATIONS, DIVISORS
 from normbook.checks.layer.recognition import affordable
@@ -316,7 +316,7 @@ def _no_eps(subject: Subject) -> DoesNotApply:
 
 
 @claim("eps is added to the variance, inside the root", OUTPUT_CLAIMS)
-@functools.lru_cache(maxsize=1)  # other claims ask for it
+@once
 def eps_place(subject: Subject) -> Fault | None:
     """Feed inputs with sigma near sqrt(eps), where the place of eps decides."""
     need_right_statistics(subject)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Callable
 
@@ -17,6 +16,7 @@ from normbook.checks.claim import (
     Note,
     NotTested,
     claim,
+    once,
 )
 from normbook.checks.claims.output import eps_place, two_settings
 from normbook.checks.claims.trained_layers import (
@@ -59,7 +59,7 @@ CORRECTED = (
 AVERAGE = "running_mean = (1 - momentum) * running_mean + momentum * mean"
 
 
-@functools.lru_cache(maxsize=1)  # both averages are read from it
+@once
 def _history(subject: Subject) -> list[Step]:
     """Train on some batches and look after each, where that can be seen."""
     need_fixed_statistics(subject)
@@ -88,7 +88,7 @@ def _history(subject: Subject) -> list[Step]:
 
 
 @claim("gain, bias and eps act in evaluation as in training", RUNNING_CLAIMS)
-@functools.lru_cache(maxsize=1)
+@once
 def acts_alike(subject: Subject) -> Fault | None:
     """Evaluate one trained layer with two settings of gain and bias, then without var.
 

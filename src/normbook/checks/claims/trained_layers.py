@@ -7,14 +7,13 @@ whatever they are called and wherever they are kept.
 
 from __future__ import annotations
 
-import functools
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from normbook.checks.calls import call, evaluating
-from normbook.checks.claim import DoesNotApply
+from normbook.checks.claim import DoesNotApply, once
 from normbook.checks.claims.output import need_right_statistics
 from normbook.checks.copies import copy_of
 from normbook.checks.layer.subject import Subject
@@ -120,7 +119,7 @@ class Step(NamedTuple):
         return self.before.var + (self.after.var - self.before.var) / self.weight
 
 
-@functools.lru_cache(maxsize=1)
+@once
 def need_fixed_statistics(subject: Subject) -> None:
     """Leave a claim that reads the statistics from evaluation, where it cannot."""
     need_statistics(subject)
