@@ -107,7 +107,7 @@ GOALS = {
     "B2": Goal(
         "The build needs no network",
         "python tools/builds.py --kills 0",
-        r"clean builds: .*",
+        r"clean builds: .* differ",
         7,
     ),
     "B3": Goal(
