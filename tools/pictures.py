@@ -5,9 +5,10 @@ picture beside it is what readers see: it could be another one, or an old one. P
 two machines differ, by the rounding of a curve or the hinting of a letter; so both are
 compared as mosaics, of which the tiles are larger than letters.
 
-Measured on the book: of two versions of Matplotlib that hint letters otherwise at most
-1 % of the tiles differ, of two figures of one notebook at least 26 %, and where a curve
-of four is missing 9 %. Two curves that exchange their colours the record alone finds.
+Measured: of four figures, drawn by two versions of Matplotlib that hint letters
+otherwise (3.10.8 and 3.11.2), at most 1 % of the tiles differ; of any two figures of a
+notebook of the book at least 26 %; and 9 % where, of one figure, a curve of four is
+missing. Two curves that exchange their colours (2 %) the record alone finds.
 """
 
 from __future__ import annotations

@@ -202,7 +202,7 @@ def with_first_seed(of: Record) -> list[RunRecord]:
 
 
 def before(path: Path) -> set[str]:
-    """What the records before this one measured first, and is repeated there."""
+    """What records before this one measured first, and is repeated there if at all."""
     earlier = [other for other in FOUND if other < path]
     return {at_the_start(kept) for p in earlier for kept in with_first_seed(read(p))}
 
