@@ -141,6 +141,31 @@ def test_drawings_lie_in_the_box_of_omniglot_with_the_middle_in_its_middle() -> 
     np.testing.assert_allclose(bar, np.tile([52.0, -52.0], (500, 1)), atol=1e-9)
 
 
+class Plain:
+    """A generator of one person, whose characters are as large as the square is."""
+
+    def uniform(self, *args: Any, **kwargs: Any) -> list[float]:
+        return [1.0, 1.0]
+
+    def normal(self, *args: Any, **kwargs: Any) -> float:
+        return 0.0
+
+
+def test_characters_fill_a_square_and_the_parts_of_their_strokes_meet() -> None:
+    made = drawings(Plain(), drawers=1)  # type: ignore[arg-type]
+    characters = [[s - [52.0, -52.0] for s in drawing.strokes] for drawing in made]
+    joints = []
+    for strokes in characters:
+        points = np.concatenate(strokes)
+        assert abs(points).max() == pytest.approx(1, abs=2e-3)  # of an arc
+        assert points[:, 1].min() <= -0.6
+        assert points[:, 1].max() >= 0.6
+        apart = [np.hypot(*np.diff(stroke, axis=0).T) for stroke in strokes]
+        joints.append(sum(int((gaps < 1e-9).sum()) for gaps in apart))
+    # A hook is a line and an arc, a cup has two lines at its arc, a wave is two arcs.
+    assert joints == [0, 0, 0, 1, 2, 1, 0, 0, 0, 0, 0, 0]
+
+
 def test_people_differ_in_width_height_and_slant_as_stated() -> None:
     made = drawings(np.random.default_rng(0), drawers=500)
     # The bar of a person, from top to bottom: its own angle is drawn with it.
