@@ -157,7 +157,7 @@ def test_characters_fill_a_square_and_the_parts_of_their_strokes_meet() -> None:
     joints = []
     for strokes in characters:
         points = np.concatenate(strokes)
-        assert abs(points).max() == pytest.approx(1, abs=2e-3)  # of an arc
+        assert abs(points).max() == pytest.approx(1, abs=2e-3)  # arcs of 40 points
         assert points[:, 1].min() <= -0.6
         assert points[:, 1].max() >= 0.6
         apart = [np.hypot(*np.diff(stroke, axis=0).T) for stroke in strokes]
