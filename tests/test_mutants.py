@@ -58,6 +58,15 @@ def test_there_are_no_other_changes() -> None:
     assert len(changed(SOURCE)) == 11
 
 
+def test_an_endless_loop_is_noticed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mutants, "ROOT", tmp_path)
+    monkeypatch.setattr(mutants, "LOOP", 4)
+    (tmp_path / "test_it.py").write_text("def test_it():\n    while True: pass\n")
+    assert mutants.verdict(tmp_path / "normbook", ["test_it.py"]) == "noticed"
+
+
 # --- the record
 
 

@@ -21,6 +21,7 @@ import hashlib
 import json
 import os
 import random
+import resource
 import shutil
 import signal
 import subprocess
@@ -35,7 +36,8 @@ from normbook import atomic_file
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "src/normbook"
-TIMEOUT = 600  # seconds; a change may make an endless loop
+# A change may make an endless loop, or a wait without an end.
+LOOP, WAIT = 300, 3600  # seconds of a processor, and by the clock
 # Settings of an experiment are compared with those of its record.
 SETTINGS = (
     "tests/experiments/test_records.py::test_a_record_is_of_an_experiment_of_its_name_"
@@ -131,9 +133,10 @@ def verdict(package: Path, tests: list[str]) -> str:
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
         start_new_session=True,
+        preexec_fn=partial(resource.setrlimit, resource.RLIMIT_CPU, (LOOP, LOOP)),
     )
     try:
-        return "LIVES" if process.wait(TIMEOUT) == 0 else "noticed"
+        return "LIVES" if process.wait(WAIT) == 0 else "noticed"
     except subprocess.TimeoutExpired:
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
