@@ -48,6 +48,8 @@ def figure(change: Callable[[Axes, Axes], Any] = lambda *_: None) -> Figure:
     right.set_xticks([0, 1], ["no", "yes"])
     right.inset_axes((0.5, 0.5, 0.4, 0.4)).plot(X, X)
     right.annotate("high", (1, 2))
+    right.text(0, 1, "low")
+    right.annotate("", (1, 2), (0, 1), arrowprops={"arrowstyle": "->"})
     fig.suptitle("Two panels")
     fig.legend(left.lines[:1], ["wave"])
     change(left, right)
@@ -86,6 +88,11 @@ CHANGES: dict[str, Callable[[Any, Any], Any]] = {
     "a bar": lambda a, b: b.patches[1].set_height(1.5),
     "its colour": lambda a, b: b.patches[1].set_color("#000000"),
     "what a word points at": lambda a, b: setattr(b.texts[0], "xy", (0, 1)),
+    "where an arrow begins": lambda a, b: b.texts[2].set_position((0, 2)),
+    "where it ends": lambda a, b: setattr(b.texts[2], "xy", (0, 2)),
+    "its direction": lambda a, b: sabotage.set_ends(b.texts[2], ((1, 2), (0, 1))),
+    "the colour of an arrow": lambda a, b: b.texts[2].arrow_patch.set_color("#123456"),
+    "an arrow less": lambda a, b: b.texts[2].remove(),
     "a panel in a panel": lambda a, b: b.child_axes[0].lines[0].set_ydata(-X),
     "words at ticks": lambda a, b: b.set_xticks([0, 1], ["yes", "no"]),
     "a line less": lambda a, b: a.lines[0].remove(),

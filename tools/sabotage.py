@@ -5,10 +5,11 @@
 
 Notebooks are run once, and stay as they are. Of each panel that a figure shows, what is
 drawn is changed in one way after the other and back again: upside down, exchanged with
-a neighbour, one value off, moved along x, labels exchanged, in another colour. Each
-change has to be among the differences from the record of the figure as it was, found
-as `pytest --nbval` finds them. The exit status is 1 if one is not, but in a figure
-whose cell has the tag `rough-figure`, where misses are only told.
+a neighbour, one value off, moved along x, labels or words exchanged, arrows turned
+round, in another colour. Each change has to be among the differences from the record of
+the figure as it was, found as `pytest --nbval` finds them. The exit status is 1 if one
+is not, but in a figure whose cell has the tag `rough-figure`, where misses are only
+told.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from matplotlib.axes import Axes
 from matplotlib.collections import Collection
 from matplotlib.lines import Line2D
 from matplotlib.patches import Rectangle
+from matplotlib.text import Annotation
 from nbclient import NotebookClient
 
 from normbook import drawn
@@ -201,6 +203,24 @@ def labels_exchanged(axes: Axes) -> Iterator[Change]:
         yield exchange(axes.set_xlabel, axes.set_ylabel, x, y)
 
 
+def words_exchanged(axes: Axes) -> Iterator[Change]:
+    """Exchange texts that are neighbours in a panel, and turn arrows round."""
+    for one, other in pairwise(text for text in axes.texts if text.get_text()):
+        a, b = one.get_text(), other.get_text()
+        if a != b:
+            yield exchange(one.set_text, other.set_text, a, b)
+    for arrow in axes.texts:
+        if isinstance(arrow, Annotation) and arrow.arrow_patch:
+            tail, head = arrow.get_position(), arrow.xy
+            yield change(partial(set_ends, arrow), (tail, head), (head, tail))
+
+
+def set_ends(arrow: Annotation, ends: tuple[Any, Any]) -> None:
+    """Let an arrow lead from the first place to the second."""
+    arrow.set_position(ends[0])
+    arrow.xy = ends[1]
+
+
 def other_colour(axes: Axes) -> Iterator[Change]:
     """Draw each line in a colour that the book does not use."""
     for line in lines_of(axes):
@@ -213,6 +233,7 @@ WAYS = {
     "one value off": one_value_off,
     "moved along x": moved_along_x,
     "labels exchanged": labels_exchanged,
+    "words exchanged": words_exchanged,
     "other colour": other_colour,
 }
 

@@ -95,6 +95,7 @@ def _panel(axes: Axes) -> Iterator[str]:
     for artist in axes.get_children():
         is_frame = artist is axes.patch or isinstance(artist, Spine | Axis | Legend)
         is_told = isinstance(artist, Text) and artist.get_text() in ("", *titles)
+        is_told &= _arrow(artist) is None
         if artist.get_visible() and not is_frame and not is_told:
             looks.setdefault(_look(artist), []).append(_places(artist, axes))
     for look, places in looks.items():
@@ -151,8 +152,14 @@ def _look(artist: Artist) -> str:
         filled = to_hex(artist.get_facecolor()) if artist.get_fill() else ""
         return _words("patch", label, filled, to_hex(artist.get_edgecolor()))
     if isinstance(artist, Text):
+        if arrow := _arrow(artist):
+            return _words("arrow", artist.get_text(), to_hex(arrow.get_edgecolor()))
         return _words("text", artist.get_text())
     return _words(type(artist).__name__, label)
+
+
+def _arrow(artist: Artist) -> Patch | None:
+    return artist.arrow_patch if isinstance(artist, Annotation) else None
 
 
 def _places(artist: Artist, axes: Axes) -> dict[str, Any]:
@@ -178,6 +185,8 @@ def _places(artist: Artist, axes: Axes) -> dict[str, Any]:
         points, transform = path.vertices, artist.get_data_transform()
     elif isinstance(artist, Annotation):
         points = [artist.xy]
+        if _arrow(artist) and artist.anncoords == artist.xycoords:
+            points = [artist.get_position(), artist.xy]  # from its tail to its head
         transform = axes.transData if artist.xycoords == "data" else axes.transAxes
     elif isinstance(artist, Text):
         points = [artist.get_position()]
