@@ -16,12 +16,14 @@ from torch import Tensor, nn
 from normbook.checks.calls import LayerError, evaluating
 from normbook.checks.claim import DoesNotApply, Fault, NotTested, claim
 from normbook.checks.copies import copy_of
+from normbook.checks.recurrent.batch import BATCH_CLAIMS
 from normbook.checks.recurrent.gradients import GRADIENT_CLAIMS, unused_parameters
 from normbook.checks.recurrent.handling import HANDLING_CLAIMS, INPUTS_ARE_KEPT
 from normbook.checks.recurrent.layers import (
     INVARIANT,
     Stack,
     compared,
+    forget_statistics,
     order_of_states,
     own_fault,
     plain_copy,
@@ -43,6 +45,7 @@ from normbook.checks.recurrent.states import (
     unused_states,
     what_it_is,
 )
+from normbook.checks.recurrent.step import READ
 from normbook.checks.report import Finding
 
 RAW = "the carried state is c, not its normalized form"
@@ -99,20 +102,30 @@ def recurrent_findings(
             random = _evaluated(probe)
             if random.passed is False and not probe.layer.training:
                 return [random]
-            others, pieces = _other_examples(probe), _pieces(probe)
-            raw = _carried(probe)
+            others, trained = _other_examples(probe), probe
+            batched = []
+            if probe.is_batch_norm():  # what is no norm shows in evaluation
+                calm = evaluating(copy_of(probe.layer))
+                forget_statistics(calm)
+                probe = probe._replace(layer=calm, is_batched=True)
+                batched = [test(probe) for test in BATCH_CLAIMS]
+            elif probe.layer.training:
+                batched = [test(probe) for test in BATCH_CLAIMS[2:]]
+            pieces, raw = _pieces(probe), _carried(probe)
             if why := _why_no_state(probe, pieces):
                 raw = Finding(RAW, None, why, MEND)
-            step = _step(probe) if raw.passed and others.passed else None
+            is_apart = others.passed or probe.is_batched
+            step = _step(probe) if raw.passed and is_apart else None
             found = compared(probe)[0] if step and not probe.layer.training else None
             mixed = probe._replace(kept=found[1].kept) if found else probe
-            gates = _gates(mixed, step) if step else _no_gates(probe, raw)
+            is_shown = step and not probe.is_batched
+            gates = _gates(mixed, step) if is_shown else _no_gates(probe, raw)
             rest = [test(probe) for test in (_later_steps, _padding, _calls)]
             rest += [pieces, _layouts(probe)]
             upper, same = _upper(probe), _same_in_evaluation(probe)
         why = "the state is not carried as it is, or the examples not apart"
         step = step or Finding(CELL, None, why, MEND)
-        *by_gradient, used = (test(probe) for test in GRADIENT_CLAIMS)
+        *by_gradient, used = (test(trained) for test in GRADIENT_CLAIMS)
         last = [] if used.passed else [used]
         # What is wrong in the step says more than what h does not see.
         named_first = [step] if step.passed is False else []
@@ -134,6 +147,8 @@ def recurrent_findings(
                 for some in (by_gradient, last)
             )
         rest += [*by_gradient, upper, same, REST_IS_NOT_TESTED, *last]
+        named_first += [finding for finding in batched if finding.passed is False]
+        rest += [finding for finding in batched if finding.passed is not False]
         return [*axes, *wrong, raw, *named_first, *gates, others, *rest, *handled]
 
 
@@ -268,7 +283,10 @@ def _gates(probe: Probe, step: Finding) -> list[Finding]:
         cure = "Put layer norm around W_h h and around W_x x."
         normed = Finding(NORMED, False, f"{seen}; {rest}.", cure)
         terms, together = (Finding(name, None, why) for name in (TERMS, TOGETHER))
-    return [normed, terms, together, _output(probe, x, h, c)]
+    output = _output(probe, x, h, c)
+    if normed.passed and output.passed is False and step.passed and READ[1] in step.reason:
+        output = output._replace(passed=None, other="no norm of c")
+    return [normed, terms, together, output]
 
 
 @claim(TOGETHER)
@@ -343,7 +361,7 @@ def _norm_of_candidate(probe: Probe) -> Fault:
 
     There g alone is odd: the opposite gain in front of tanh(g) turns what is written.
     """
-    if not probe.is_single or not probe.is_batch_norm():
+    if not probe.is_single or not probe.is_batched:
         raise DoesNotApply("the statistics are those of several examples")
     plain = plain_copy(probe._replace(layer=evaluating(copy_of(probe.layer))))
     x, h, c = probe.point(8)
@@ -540,9 +558,10 @@ def _layouts(probe: Probe) -> Fault | None:
 @claim(CELL)
 def _step(probe: Probe) -> Fault | str:
     """Compare a step of the first layer with the cell that it fits."""
-    names = [name for name, _ in probe.layer.named_parameters()]
-    is_torch = isinstance(probe.layer, nn.RNNBase | nn.RNNCellBase)
-    is_torch = is_torch or any(re.search("weight_(ih|hh)(_l0)?$", n) for n in names)
+    is_torch = isinstance(probe.layer, nn.RNNBase | nn.RNNCellBase) or any(
+        re.search("weight_(ih|hh)(_l0)?$", name) and len(p) == 4 * probe.units[1]
+        for name, p in probe.layer.named_parameters()
+    )
     first, *_ = compared(probe, "ifgo" if is_torch else "")
     if first is None:
         raise NotTested(
@@ -624,6 +643,12 @@ def _other_examples(probe: Probe) -> Fault | None:
         reason += (
             " In evaluation mode it is: this is batch norm, with running statistics "
             "there. Its training outputs are those of the whole batch, by design."
+        )
+        return Fault(reason, "Take layer norm.", "batch norm")
+    if any("mean" in name for name, _ in probe.layer.named_buffers()):
+        reason += (
+            " In evaluation mode it is not either, though running statistics are held: "
+            "those of the batch are taken there, too."
         )
     elif text := turned_batch(probe):
         reason += text

@@ -34,6 +34,7 @@ class Probe(NamedTuple):
     misled: bool | None = None  # what batch_first says, where the layout is the other
     leaves_turned: bool = False  # the batch is first in x, and not in the output
     kept: tuple[float, float] = (0.0, 0.0)  # shares of the old h and c in the new
+    is_batched: bool = False  # in training its statistics are those of the batch
 
     def inputs_of_the_layer(self, examples: int | None = None) -> tuple[Tensor, ...]:
         """Draw x and states as the layer itself takes them."""
@@ -126,7 +127,7 @@ class Probe(NamedTuple):
     def is_batch_norm(self) -> bool:
         """Return whether examples are apart in evaluation alone."""
         if not self.layer.training or self.change_by_the_first() < EXACT:
-            return False
+            return self.is_batched
         other = self._replace(layer=evaluating(copy_of(self.layer)))
         return other.change_by_the_first() < EXACT
 
@@ -188,8 +189,8 @@ def probe_of(layer: nn.Module, sizes: Sequence[int] | None, eps: float | None) -
     )
     with torch.no_grad():
         for parameter in twin.parameters():
-            if parameter.ndim == 2 and min(parameter.shape) > 1:
-                columns = parameter.shape[1]
+            if parameter.ndim > 1 and min(parameter.shape) > 1 and not is_affine(parameter):
+                columns = parameter.shape[1] if parameter.ndim == 2 else len(parameter)
                 parameter.copy_(probe.draw(*parameter.shape) * columns**-0.5)
         inputs = probe.inputs()
         try:
@@ -230,6 +231,11 @@ def _why_it_fails(
         f"layer must run in float64, got {error}, and it runs in float32; "
         f"{cure or 'make constants with the dtype of the input'}."
     )
+
+
+def is_affine(parameter: Tensor) -> bool:
+    """Return whether all is one number, as of a gain or bias (4, H); not of a matrix."""
+    return len(parameter) == 4 and bool((parameter == parameter.flatten()[0]).all())
 
 
 def set_dropout(layer: nn.Module, share: float, *, also_none: bool = True) -> bool:
