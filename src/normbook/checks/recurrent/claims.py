@@ -17,7 +17,7 @@ from normbook.checks.calls import LayerError, evaluating
 from normbook.checks.claim import DoesNotApply, Fault, NotTested, claim
 from normbook.checks.copies import copy_of
 from normbook.checks.recurrent.batch import BATCH_CLAIMS
-from normbook.checks.recurrent.gradients import GRADIENT_CLAIMS, unused_parameters
+from normbook.checks.recurrent.gradients import GRADIENT_CLAIMS, unused_parameters, zeros
 from normbook.checks.recurrent.handling import HANDLING_CLAIMS, INPUTS_ARE_KEPT
 from normbook.checks.recurrent.layers import (
     INVARIANT,
@@ -45,6 +45,7 @@ from normbook.checks.recurrent.states import (
     unused_states,
     what_it_is,
 )
+from normbook.checks.recurrent.reach import reach
 from normbook.checks.recurrent.step import READ
 from normbook.checks.report import Finding
 
@@ -73,6 +74,10 @@ REST_IS_NOT_TESTED = Finding(
     "Test those by themselves.",
 )
 
+NO_STATES = Finding(
+    CELL, None, "no states can be given", "Check it without call=, with states, too."
+)
+
 MEND = "Mend that first."
 CURE_ONE = "Check one with a single layer and direction, too."
 INSIDE_THE_LOOP = (
@@ -98,6 +103,12 @@ def recurrent_findings(
     with torch.random.fork_rng(devices=[]):
         probe = probe_of(layer, sizes, eps)
         with torch.no_grad():
+            if not probe.takes_states:
+                tests = _evaluated, _other_examples, reach, *HANDLING_CLAIMS
+                found = [test(probe) for test in tests]
+                with torch.enable_grad():
+                    found += [test(probe) for test in GRADIENT_CLAIMS if test is not zeros]
+                return [*found, NO_STATES]
             # In training mode what is random was put into evaluation mode.
             random = _evaluated(probe)
             if random.passed is False and not probe.layer.training:
@@ -184,10 +195,13 @@ def _axes(probe: Probe) -> Fault:
 @claim("the output has the layout of the input")
 def _turned_output(probe: Probe) -> Fault:
     steps, examples, features = probe.sizes
+    x, out = "(N, T, D)", "(T, N, H)"
+    if not probe.is_batch_first:
+        x, out, steps, examples = "(T, N, D)", "(N, T, H)", examples, steps
     return Fault(
-        f"x is taken as (N, T, D) = {(examples, steps, features)}, and the output "
-        f"comes as (T, N, H), {steps} first. All other tests turn it.",
-        "Transpose the outputs back where batch_first is True.",
+        f"x is taken as {x} = {(examples, steps, features)}, and the output "
+        f"comes as {out}, {steps} first. All other tests turn it.",
+        "Transpose the outputs back into the layout of x.",
     )
 
 
@@ -471,35 +485,69 @@ def _calls(probe: Probe) -> Fault | None:
         raise DoesNotApply("the layer must be given states") from error
     change = relative_change(first, second)
     if change > EXACT:
-        new = (probe._replace(layer=copy_of(probe.layer)) for _ in range(2))
+        new = [probe._replace(layer=copy_of(probe.layer)) for _ in range(2)]
         if relative_change(*(one.run_stack(x)[0] for one in new)) > EXACT:
             return Fault(
                 "Without states two fresh copies give other outputs for one x: what "
                 "they begin with is random.",
                 "Begin with zeros where no states are given.",
             )
-        return Fault(
-            f"A second call without states changes h by {change:.1%}: it goes on with "
-            "the state in which the first one, another batch, ended.",
-            "Begin with zeros where no states are given, and keep none on self.",
-        )
+        return _kept_state(new[0]._replace(layer=copy_of(probe.given).double()), change)
     zeros = probe.run(x, 0 * h, 0 * c)[0]
     if not bool(zeros.isfinite().all()):  # told of zeros by another test
         raise DoesNotApply("from zeros the outputs are not finite")
     change = relative_change(zeros, first)
     if change < EXACT:
         return None
+    told = f"Without states h differs by {change:.1%} from h with states of zeros."
+    if not probe.is_single:
+        stack = Stack(probe)
+        x, states = stack.x, (0 * stack.h, 0 * stack.c)
+        _, *last = probe.run_stack(x)
+        begins = [s.clone() for s in states]
+        for to, of in zip(begins, last, strict=True):
+            to[1:] = of[:-1]
+        if relative_change(probe.run_stack(x)[0], probe.run_stack(x, begins)[0]) < EXACT:
+            return Fault(
+                f"{told} Each layer or direction but the first begins with the state "
+                "in which the one before it ended: its first output depends on the "
+                "whole sequence, later steps too.",
+                "Begin each layer and direction with zeros of its own.",
+            )
+    return Fault(told, "Begin with zeros where no states are given.", "other start")
+
+
+def _kept_state(probe: Probe, change: float) -> Fault:
+    """Say what a second call goes on with, and whether its graph is kept."""
+    cure = "Begin with zeros where no states are given, and keep none on self."
+    x = probe.draw(*probe.sizes)
+    held = [p for p in probe.layer.parameters() if p.requires_grad]
+    graph, is_kept = "", False
+    with torch.enable_grad():
+        _, *last = probe.run_stack(x)
+        second = probe.run_stack(x)[0]
+        try:
+            for value in (last[0], second):
+                torch.autograd.grad(value.sum(), held, allow_unused=True)
+        except RuntimeError:
+            graph, is_kept = " Its graph is kept, too: a second backward pass raises.", True
+        states = [s.detach() for s in last]
+        goes_on = relative_change(probe.run_stack(x, states)[0], second) < EXACT
+    names = [n for n in dir(probe.layer) if re.search("reset|init_(hidden|state)|stateful", n)]
+    what = "it goes on with the state in which the first one, another batch, ended."
+    if not goes_on:
+        what = "something is kept from call to call, and is not the last state."
     return Fault(
-        f"Without states h differs by {change:.1%} from h with states of zeros.",
-        "Begin with zeros where no states are given.",
-        "other start",
+        f"A second call without states changes h by {change:.1%}: {what}{graph}",
+        cure,
+        "stateful" if names and goes_on and not is_kept else "",
     )
 
 
 @claim(PIECES)
 def _pieces(probe: Probe) -> Fault | None:
     if not probe.is_single:
-        raise NotTested("only one layer of one direction is cut", CURE_ONE)
+        return _pieces_of_stack(Stack(probe))
     x, h, c = probe.inputs()
     out, h_last, c_last = probe.run(x, h, c)
     middle = len(x) // 2
@@ -528,6 +576,49 @@ def _pieces(probe: Probe) -> Fault | None:
         f"sequence has other outputs or states, by {change:.1%}: what is returned is "
         "not the state, or what is given is not used.",
         "Return (h_T, c_T) as they are, and begin with the states that are given.",
+    )
+
+
+def _pieces_of_stack(stack: Stack) -> Fault | None:
+    """Cut a sequence; the other direction goes from the second piece to the first."""
+    if stack.count > stack.ways > 1:
+        raise NotTested("each layer sees all steps of the one below", CURE_ONE)
+    if own_fault(stack):
+        raise NotTested("another test tells what is wrong with the layers", MEND)
+    x, given = stack.x, (stack.h, stack.c)
+    out, *last = stack.run(x, *given)
+    pieces = x[: len(x) // 2], x[len(x) // 2 :]
+    ends = [stack.run(piece, *given)[1:] for piece in pieces]
+    outs, lasts = [], []
+    for k, piece in enumerate(pieces):
+        states = [s.clone() for s in given]
+        for state, ahead, back in zip(states, *ends, strict=True):
+            if k:
+                state[:: stack.ways] = ahead[:: stack.ways]
+            elif stack.ways == 2:
+                state[1::2] = back[1::2]
+        some, *end = stack.run(piece, *states)
+        outs.append(some)
+        lasts.append(end)
+    for end, of_first in zip(lasts[1], lasts[0], strict=True):
+        if stack.ways == 2:
+            end[1::2] = of_first[1::2]
+    names = [f"{n}[{k}]" for n in ("h", "c") for k in range(stack.count)]
+    values = (torch.cat([*before]) for before in (last, lasts[1]))
+    differ = {
+        name: relative_change(a, b)
+        for name, a, b in zip(names, *values, strict=True)
+        if relative_change(a, b) > EXACT
+    }
+    change = relative_change(out, torch.cat(outs))
+    if not differ and change < EXACT:
+        return None
+    told = ", ".join(f"{name} by {share:.1%}" for name, share in differ.items())
+    return Fault(
+        "Cut in two, with the states of the first piece given to the second, the "
+        f"sequence has other outputs, by {change:.1%}, or states ({told}): what is "
+        "returned is not the state, or what is given is not used.",
+        "Return (h_T, c_T) of each layer, and begin with the states that are given.",
     )
 
 

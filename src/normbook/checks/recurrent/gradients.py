@@ -112,9 +112,11 @@ def gradients(probe: Probe) -> Fault | str:
         return f"Central differences agree to {worst:.0e}."
     if fault := _cut(probe):
         return fault
+    where = f" {_within_a_step(probe)}"
+    if "right" in where and (fault := _detached_one(probe)):
+        return fault
     of = dict(zip(by, slopes, strict=True))
     none = [text.split(":")[0] for text in wrong if not of[text.split(":")[0]].any()]
-    where = f" {_within_a_step(probe)}"
     if none:
         where += f" No gradient at all reaches {', '.join(none)}."
     return Fault(
@@ -163,14 +165,21 @@ def _cut(probe: Probe) -> Fault | None:
             "Detach states between sequences, if at all, and not inside the loop.",
             "" if every else "truncated backpropagation",
         )
-    if names and probe.is_single:
+    if names and (probe.is_single or len(names) == 2):
         return Fault(
             f"{told[1:-1]}, on which the outputs depend: the states are cut off from "
-            "the graph, and nothing is learned through time by them.",
+            "the graph, and nothing is learned through time by them. Between the steps "
+            "of one call they are not.",
             "Detach states between sequences, if at all, and not inside the loop.",
+            "truncated backpropagation",
         )
-    middle = x.detach()[:1].requires_grad_()
-    rest = x.detach()[1:2]
+    return None
+
+
+def _detached_one(probe: Probe) -> Fault | None:
+    """Say that one state of both is detached between steps."""
+    x, h, c = _inputs(probe)
+    middle, rest = x.detach()[:1].requires_grad_(), x.detach()[1:2]
     (whole,) = torch.autograd.grad(
         probe.run(torch.cat([middle, rest]), h, c)[0][1].square().sum(), middle
     )
@@ -182,7 +191,7 @@ def _cut(probe: Probe) -> Fault | None:
             return Fault(
                 f"From a step to the one before it no gradient goes through {name}: "
                 f"{name} is detached between the steps. The gradient is that of a loop "
-                f"that carries {name} as a constant.{told}",
+                f"that carries {name} as a constant.",
                 "Detach states between sequences, if at all, and not inside the loop.",
             )
     return None

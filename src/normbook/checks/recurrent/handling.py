@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from normbook.checks.calls import LayerError, evaluating, of_the_layer
 from normbook.checks.claim import Claim, DoesNotApply, Fault, NotTested, claim
 from normbook.checks.copies import copy_of
+from normbook.checks.recurrent.forms import takes_states
 from normbook.checks.recurrent.layers import compared
 from normbook.checks.recurrent.probe import EXACT, Probe, relative_change
 
@@ -23,7 +24,7 @@ NEAR = 0.04
 
 def _run(layer: nn.Module, x: Tensor, *states: Tensor) -> tuple[Tensor, ...]:
     with of_the_layer():
-        made = layer(x, states) if states else layer(x)
+        made = layer(x, states) if states and takes_states(layer) else layer(x)
     out, last = made
     return (out, *last) if isinstance(last, tuple | list) else (out, last)
 
@@ -77,6 +78,8 @@ def outputs_are_kept(probe: Probe) -> Fault | None:
 @claim("any number of examples and of steps is taken", HANDLING_CLAIMS)
 def any_size(probe: Probe) -> Fault | None:
     """Give the first example alone, the first step alone, and more examples."""
+    if not probe.takes_states:
+        raise DoesNotApply("what else it takes may be of one size")
     layer = copy_of(probe.layer)
     n = probe.sizes[1]
     has_states = True
@@ -216,7 +219,7 @@ def _of_shares(
     )
 
 
-@claim("bfloat16 is taken, and stays bfloat16", HANDLING_CLAIMS)
+@claim("dtype and device are those of the input", HANDLING_CLAIMS)
 def bfloat16(probe: Probe) -> Fault | None:
     """Run in bfloat16, with states and without."""
     layer = copy_of(probe.layer).to(torch.bfloat16)
@@ -236,6 +239,8 @@ def bfloat16(probe: Probe) -> Fault | None:
                 "Make them with x.new_zeros(...).",
             )
     names = ("h", "h_n", "c_n")
+    if fault := _device(probe):
+        return fault
     for told, values in (("", made), (" without states", alone)):
         for name, value in zip(names, values, strict=False):
             if value.dtype != torch.bfloat16:
@@ -244,6 +249,30 @@ def bfloat16(probe: Probe) -> Fault | None:
                     "Return the dtype of x: make states with x.new_zeros(...).",
                 )
     return None
+
+
+def _device(probe: Probe) -> Fault | None:
+    """Run on the device "meta", which holds no numbers, with states and without."""
+    layer = copy_of(probe.layer).to("meta")
+    x, h, c = (value.to("meta") for value in probe.inputs_of_the_layer())
+    with torch.no_grad():
+        try:
+            _run(layer, x, h, c)
+        except LayerError:
+            return None  # it asks for numbers
+        try:
+            made = _run(layer, x)
+        except LayerError as error:
+            made, told = (), f"it raises {error}"
+        else:
+            told = "what it returns is on the CPU"
+    if made and all(value.is_meta for value in made):
+        return None
+    return Fault(
+        f"On another device than the CPU it runs with states that are given; without, "
+        f"{told}: the states that it makes stay on the CPU.",
+        "Make them with x.new_zeros(...).",
+    )
 
 
 @claim("no dropout acts behind the last layer", HANDLING_CLAIMS)

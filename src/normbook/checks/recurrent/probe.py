@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from normbook.checks.calls import LayerError, evaluating, of_the_layer
 from normbook.checks.claim import DoesNotApply
 from normbook.checks.copies import copy_of
+from normbook.checks.recurrent.forms import takes_states
 from normbook.checks.registration import plain_tensors
 
 STEPS, EXAMPLES = 6, 5
@@ -32,8 +33,9 @@ class Probe(NamedTuple):
     units: tuple[int, int]  # features of h and of c
     generator: torch.Generator
     misled: bool | None = None  # what batch_first says, where the layout is the other
-    leaves_turned: bool = False  # the batch is first in x, and not in the output
+    leaves_turned: bool = False  # x and the output differ in which axis is the time
     kept: tuple[float, float] = (0.0, 0.0)  # shares of the old h and c in the new
+    takes_states: bool = True
     is_batched: bool = False  # in training its statistics are those of the batch
 
     def inputs_of_the_layer(self, examples: int | None = None) -> tuple[Tensor, ...]:
@@ -74,6 +76,10 @@ class Probe(NamedTuple):
 
     def run(self, x: Tensor, h: Tensor, c: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Run over x (T, N, D); all layers begin with h and c of shape (N, H)."""
+        if not self.takes_states:
+            out, *last = self.run_stack(x)
+            h, c = (s if s.ndim == 2 else s[0] for s in last)
+            return out, h, c
         if self.is_cell:
             outputs = []
             with of_the_layer():
@@ -96,7 +102,8 @@ class Probe(NamedTuple):
 
     def steps_first(self, out: Tensor) -> Tensor:
         """Return outputs with the time first."""
-        return out if self.leaves_turned else self.turned(out)
+        is_turned = self.leaves_turned != self.is_batch_first
+        return out.transpose(0, 1) if is_turned else out
 
     def turned(self, x: Tensor) -> Tensor:
         """Exchange time and batch, where the layer has the batch first."""
@@ -186,6 +193,7 @@ def probe_of(layer: nn.Module, sizes: Sequence[int] | None, eps: float | None) -
         (h.shape[-1], c.shape[-1]),
         torch.Generator().manual_seed(0),
         None if is_cell or said is None or said == is_batch_first else bool(said),
+        takes_states=takes_states(layer),
     )
     with torch.no_grad():
         for parameter in twin.parameters():
@@ -198,7 +206,7 @@ def probe_of(layer: nn.Module, sizes: Sequence[int] | None, eps: float | None) -
         except LayerError as error:
             raise TypeError(_why_it_fails(probe, twin, inputs, error)) from error
         if first.shape[:2] == (examples, steps) != (steps, examples):
-            probe = probe._replace(leaves_turned=is_batch_first)
+            probe = probe._replace(leaves_turned=True)
         if not torch.equal(first, probe.run(*inputs)[0]):
             evaluating(twin)
     return probe
