@@ -17,6 +17,7 @@ from normbook.checks.calls import LayerError, evaluating
 from normbook.checks.claim import DoesNotApply, Fault, NotTested, claim
 from normbook.checks.copies import copy_of
 from normbook.checks.recurrent.batch import BATCH_CLAIMS
+from normbook.checks.recurrent.forms import Ragged
 from normbook.checks.recurrent.gradients import GRADIENT_CLAIMS, unused_parameters, zeros
 from normbook.checks.recurrent.handling import HANDLING_CLAIMS, INPUTS_ARE_KEPT
 from normbook.checks.recurrent.layers import (
@@ -101,14 +102,22 @@ def recurrent_findings(
     that weights of 0, or saturated gates, hide nothing.
     """
     with torch.random.fork_rng(devices=[]):
-        probe = probe_of(layer, sizes, eps)
+        crossed = []
+        try:
+            probe = probe_of(layer, sizes, eps)
+        except TypeError as error:
+            if not (fault := _square_alone(layer, sizes, error)):
+                raise
+            shape = (sizes[0], sizes[0], sizes[2])
+            crossed = [Finding("any number of steps is taken", False, *fault[:2])]
+            probe = probe_of(layer, shape, eps)
         with torch.no_grad():
             if not probe.takes_states:
                 tests = _evaluated, _other_examples, reach, *HANDLING_CLAIMS
                 found = [test(probe) for test in tests]
                 with torch.enable_grad():
                     found += [test(probe) for test in GRADIENT_CLAIMS if test is not zeros]
-                return [*found, NO_STATES]
+                return [*crossed, *found, NO_STATES]
             # In training mode what is random was put into evaluation mode.
             random = _evaluated(probe)
             if random.passed is False and not probe.layer.training:
@@ -122,6 +131,8 @@ def recurrent_findings(
                 batched = [test(probe) for test in BATCH_CLAIMS]
             elif probe.layer.training:
                 batched = [test(probe) for test in BATCH_CLAIMS[2:]]
+            if crossed:  # what else is wrong follows from it
+                return [*crossed, Finding(CELL, None, "time and batch are mixed", MEND)]
             pieces, raw = _pieces(probe), _carried(probe)
             if why := _why_no_state(probe, pieces):
                 raw = Finding(RAW, None, why, MEND)
@@ -161,6 +172,34 @@ def recurrent_findings(
         named_first += [finding for finding in batched if finding.passed is False]
         rest += [finding for finding in batched if finding.passed is not False]
         return [*axes, *wrong, raw, *named_first, *gates, others, *rest, *handled]
+
+
+def _square_alone(
+    layer: nn.Module, sizes: Sequence[int] | None, error: TypeError
+) -> Fault | None:
+    """Look whether a layer runs where there are as many steps as examples."""
+    if sizes is None or len(sizes) != 3 or sizes[0] == sizes[1]:
+        return None
+    made = []
+    for shape in (tuple(sizes), (sizes[0], sizes[0], sizes[2])):
+        x = torch.zeros(shape, dtype=next(layer.parameters(), torch.zeros(())).dtype)
+        try:
+            with torch.no_grad():
+                made.append(copy_of(layer)(x))
+        except Exception as problem:  # noqa: BLE001 - it is told
+            made.append(problem)
+    if isinstance(made[1], Exception) or not isinstance(made[0], Exception):
+        return None
+    told = f"it raises {type(made[0]).__name__}: {str(made[0]).splitlines()[0]:.160}"
+    if isinstance(made[0], Ragged):
+        told = f"the states that it returns have the shapes {made[0]}, not one"
+    return Fault(
+        f"For x of shape {tuple(sizes)} {told}; with {sizes[0]} steps and as many "
+        "examples it runs. Somewhere inside time and batch are exchanged, as by a "
+        "transpose that is made twice, or in one layer and not in the next: there the "
+        "recurrence runs over the examples.",
+        "Transpose once in front of the first layer, and once behind the last.",
+    )
 
 
 def _why_no_state(probe: Probe, pieces: Finding) -> str:

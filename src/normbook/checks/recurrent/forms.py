@@ -35,7 +35,15 @@ def _form_of(made: Any, layer: nn.Module) -> str:
     return "outputs" if is_sequence and is_named else ""
 
 
+class Ragged(ValueError):
+    """Raised where the states of the layers are not of the same examples."""
+
+
 def _usual(form: str, made: Any) -> Any:
+    if form in ("lists", "pairs"):
+        shapes = [tuple(s.shape) for pair in made[1] for s in pair]
+        if len({shape[:-1] for shape in shapes}) > 1:
+            raise Ragged(", ".join(map(str, shapes)))
     if form == "apart":
         return made[0], made[1:]
     if form == "lists":
