@@ -125,7 +125,9 @@ def check_norm_layer(
         warnings.simplefilter("ignore")
         with torch.inference_mode(False), torch.enable_grad():
             held, finding = registered(layer)
-            as_lstm = as_recurrent(held, shape, call) if kind in (None, "lstm") else None
+            as_lstm = (
+                as_recurrent(held, shape, call) if kind in (None, "lstm") else None
+            )
             if kind == "lstm" or as_lstm:
                 findings = recurrent_findings(as_lstm or held, shape, eps)
                 report = Report("LSTM", tuple(findings))

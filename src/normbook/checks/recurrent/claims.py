@@ -18,13 +18,18 @@ from normbook.checks.claim import DoesNotApply, Fault, NotTested, claim
 from normbook.checks.copies import copy_of
 from normbook.checks.recurrent.batch import BATCH_CLAIMS
 from normbook.checks.recurrent.forms import Ragged
-from normbook.checks.recurrent.gradients import GRADIENT_CLAIMS, unused_parameters, zeros
+from normbook.checks.recurrent.gradients import (
+    GRADIENT_CLAIMS,
+    unused_parameters,
+    zeros,
+)
 from normbook.checks.recurrent.handling import HANDLING_CLAIMS, INPUTS_ARE_KEPT
 from normbook.checks.recurrent.layers import (
     INVARIANT,
     Stack,
     compared,
     forget_statistics,
+    last_outputs,
     order_of_states,
     own_fault,
     plain_copy,
@@ -116,7 +121,9 @@ def recurrent_findings(
                 tests = _evaluated, _other_examples, reach, *HANDLING_CLAIMS
                 found = [test(probe) for test in tests]
                 with torch.enable_grad():
-                    found += [test(probe) for test in GRADIENT_CLAIMS if test is not zeros]
+                    found += [
+                        test(probe) for test in GRADIENT_CLAIMS if test is not zeros
+                    ]
                 return [*crossed, *found, NO_STATES]
             # In training mode what is random was put into evaluation mode.
             random = _evaluated(probe)
@@ -206,7 +213,7 @@ def _why_no_state(probe: Probe, pieces: Finding) -> str:
     """Say why no state is what it seems, if so."""
     if not probe.is_single:
         stack = Stack(probe)
-        if order_of_states(stack) or returned_twice(stack):
+        if order_of_states(stack) or returned_twice(stack) or last_outputs(stack):
             return "the states that are returned are not those of their layers"
     if pieces.passed is False and "raises" not in pieces.reason:
         return "the states that are given or returned are not the states"
@@ -337,7 +344,23 @@ def _gates(probe: Probe, step: Finding) -> list[Finding]:
         normed = Finding(NORMED, False, f"{seen}; {rest}.", cure)
         terms, together = (Finding(name, None, why) for name in (TERMS, TOGETHER))
     output = _output(probe, x, h, c)
-    if normed.passed and output.passed is False and step.passed and READ[1] in step.reason:
+    is_around = step.passed and any(
+        "norm" in type(m).__name__.lower() for m in probe.layer.modules()
+    )
+    if (
+        normed.passed is False
+        and is_around
+        and re.search("no norm of|before W_x", step.reason)
+    ):
+        normed = Finding(
+            NORMED, None, f"{seen}: {step.reason}", "", "no norm before the gates"
+        )
+    if (
+        (normed.passed or normed.other)
+        and output.passed is False
+        and step.passed
+        and READ[1] in step.reason
+    ):
         output = output._replace(passed=None, other="no norm of c")
     return [normed, terms, together, output]
 
@@ -542,13 +565,15 @@ def _calls(probe: Probe) -> Fault | None:
     if not probe.is_single:
         stack = Stack(probe)
         x, states = stack.x, (0 * stack.h, 0 * stack.c)
-        _, *last = probe.run_stack(x)
-        begins = [s.clone() for s in states]
-        for to, of in zip(begins, last, strict=True):
-            to[1:] = of[:-1]
-        if relative_change(probe.run_stack(x)[0], probe.run_stack(x, begins)[0]) < EXACT:
+        out, *last = probe.run_stack(x)
+        for which, name in (((0, 1), "h and c"), ((0,), "the h"), ((1,), "the c")):
+            begins = [s.clone() for s in states]
+            for k in which:
+                begins[k][1:] = last[k][:-1]
+            if relative_change(out, probe.run_stack(x, begins)[0]) > EXACT:
+                continue
             return Fault(
-                f"{told} Each layer or direction but the first begins with the state "
+                f"{told} Each layer or direction but the first begins with {name} "
                 "in which the one before it ended: its first output depends on the "
                 "whole sequence, later steps too.",
                 "Begin each layer and direction with zeros of its own.",
@@ -569,10 +594,17 @@ def _kept_state(probe: Probe, change: float) -> Fault:
             for value in (last[0], second):
                 torch.autograd.grad(value.sum(), held, allow_unused=True)
         except RuntimeError:
-            graph, is_kept = " Its graph is kept, too: a second backward pass raises.", True
+            graph, is_kept = (
+                " Its graph is kept, too: a second backward pass raises.",
+                True,
+            )
         states = [s.detach() for s in last]
         goes_on = relative_change(probe.run_stack(x, states)[0], second) < EXACT
-    names = [n for n in dir(probe.layer) if re.search("reset|init_(hidden|state)|stateful", n)]
+    names = [
+        n
+        for n in dir(probe.layer)
+        if re.search("reset|init_(hidden|state)|stateful", n)
+    ]
     what = "it goes on with the state in which the first one, another batch, ended."
     if not goes_on:
         what = "something is kept from call to call, and is not the last state."
@@ -601,6 +633,9 @@ def _pieces(probe: Probe) -> Fault | None:
             f"{swapped}{' ' * bool(swapped)}The state h that is returned differs "
             f"from the last output by {change:.1%}{why}.",
             "Return (h_T, c_T) of the last step, h first.",
+            "norm of the outputs"
+            if why.endswith("it is h normalized once more")
+            else "",
         )
     pairs = ((out, torch.cat([early, late])), (h_last, h_end), (c_last, c_end))
     change = max(relative_change(before, after) for before, after in pairs)

@@ -76,7 +76,10 @@ def as_recurrent(
     like = next(layer.parameters(), torch.zeros(()))
     x = torch.ones(shape, dtype=like.dtype, device=like.device)
     form, call = "", way
-    for value, call in ((x, way), (x, None), (x[0], None)):
+    square = x[:1].expand(len(x), *x.shape[1:])
+    if x.ndim == 3:
+        square = x[:, :1].expand(len(x), len(x), -1)
+    for value, call in ((x, way), (x, None), (x[0], None), (square, None)):
         try:
             with torch.no_grad():
                 twin = copy_of(layer)
@@ -90,12 +93,15 @@ def as_recurrent(
     if form in ("", "usual") and call is None:
         return layer
     own: Any = type(layer)
+    are_apart = len(further(layer)) > 1
     is_inside = False
 
-    def forward(self: Any, x: Tensor, states: Any = None) -> Any:
+    def forward(self: Any, x: Tensor, *more: Any, **named: Any) -> Any:
         nonlocal is_inside
         if is_inside:  # the way calls the layer itself
-            return own.forward(self, x, *([] if states is None else [states]))
+            self._more = [*more, *named.values()]
+            return own.forward(self, x, *more, **named)
+        (states,) = more or (None,)
         if call:
             is_inside = True
             try:
@@ -106,7 +112,7 @@ def as_recurrent(
         if given and form in ("lists", "pairs"):
             h, c = ([*s] for s in states)
             given = [(h, c)] if form == "lists" else [[*zip(h, c, strict=True)]]
-        elif given and form == "apart" and len(further(self)) > 1:
+        elif given and form == "apart" and are_apart:
             given = [*states]
         return _usual(form, own.forward(self, x, *given))
 

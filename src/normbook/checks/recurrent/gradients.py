@@ -110,7 +110,7 @@ def gradients(probe: Probe) -> Fault | str:
             wrong.append(f"{name}: {seen:.4g} for {expected:.4g}")
     if not wrong:
         return f"Central differences agree to {worst:.0e}."
-    if fault := _cut(probe):
+    if fault := _cut(probe, {text.split(":")[0] for text in wrong}):
         return fault
     where = f" {_within_a_step(probe)}"
     if "right" in where and (fault := _detached_one(probe)):
@@ -128,21 +128,26 @@ def gradients(probe: Probe) -> Fault | str:
     )
 
 
-def _cut(probe: Probe) -> Fault | None:
+def _slope(value: Tensor, *by: Tensor) -> list[Tensor | None]:
+    """Return gradients, None where there is no graph."""
+    if not value.requires_grad:
+        return [None] * len(by)
+    total = value.square().sum()
+    return [*torch.autograd.grad(total, by, retain_graph=True, allow_unused=True)]
+
+
+def _cut(probe: Probe, wrong: set[str]) -> Fault | None:
     """Find between which steps, or layers, no gradient goes, and of which state."""
     x, h, c = _inputs(probe)
     out, first, _ = probe.run(x, h, c)
     steps = range(len(x))
-    slopes = [
-        torch.autograd.grad(o.square().sum(), x, retain_graph=True, allow_unused=True)
-        for o in out[..., : probe.units[0]]
-    ]
+    slopes = [_slope(o, x) for o in out[..., : probe.units[0]]]
     reached = [[g is not None and bool(g[s].any()) for s in steps] for (g,) in slopes]
-    given = torch.autograd.grad(out.sum(), (h, c), allow_unused=True, retain_graph=True)
-    names = [n for n, g in zip(("h_0", "c_0"), given, strict=True) if g is None]
+    given = zip(("h_0", "c_0"), _slope(out, h, c), strict=True)
+    names = [n for n, g in given if probe.takes_states and n in wrong and g is None]
     told = f" No gradient reaches {' or '.join(names)}." if names else ""
     if not reached[0][0]:
-        (slope,) = torch.autograd.grad(first.sum(), x, allow_unused=True)
+        (slope,) = _slope(first, x)
         where = "x"
         if slope is not None and slope.any():
             where = "the first layer from those above: what they get is detached"
@@ -151,7 +156,9 @@ def _cut(probe: Probe) -> Fault | None:
             "Detach nothing between the layers.",
         )
     bounds = [
-        b for b in steps[1:] if not any(reached[t][s] for t in steps[b:] for s in range(b))
+        b
+        for b in steps[1:]
+        if not any(reached[t][s] for t in steps[b:] for s in range(b))
     ]
     if bounds:
         every = len(bounds) == len(steps) - 1
@@ -165,11 +172,10 @@ def _cut(probe: Probe) -> Fault | None:
             "Detach states between sequences, if at all, and not inside the loop.",
             "" if every else "truncated backpropagation",
         )
-    if names and (probe.is_single or len(names) == 2):
+    if names and wrong <= {"h_0", "c_0"}:
         return Fault(
-            f"{told[1:-1]}, on which the outputs depend: the states are cut off from "
-            "the graph, and nothing is learned through time by them. Between the steps "
-            "of one call they are not.",
+            f"{told[1:-1]}, on which the outputs depend: the states that are given are "
+            "cut off from the graph; between the steps of one call they are not.",
             "Detach states between sequences, if at all, and not inside the loop.",
             "truncated backpropagation",
         )
@@ -180,14 +186,13 @@ def _detached_one(probe: Probe) -> Fault | None:
     """Say that one state of both is detached between steps."""
     x, h, c = _inputs(probe)
     middle, rest = x.detach()[:1].requires_grad_(), x.detach()[1:2]
-    (whole,) = torch.autograd.grad(
-        probe.run(torch.cat([middle, rest]), h, c)[0][1].square().sum(), middle
-    )
+    if not (probe.is_single and probe.takes_states):
+        return None
+    (whole,) = _slope(probe.run(torch.cat([middle, rest]), h, c)[0][1], middle)
     _, h_1, c_1 = probe.run(middle, h, c)
     for name, pair in (("h", (h_1.detach(), c_1)), ("c", (h_1, c_1.detach()))):
-        value = probe.run(rest, *pair)[0][0].square().sum()
-        (one,) = torch.autograd.grad(value, middle, retain_graph=True)
-        if probe.is_single and relative_change(whole, one) < EXACT:
+        (one,) = _slope(probe.run(rest, *pair)[0][0], middle)
+        if None not in (one, whole) and relative_change(whole, one) < EXACT:
             return Fault(
                 f"From a step to the one before it no gradient goes through {name}: "
                 f"{name} is detached between the steps. The gradient is that of a loop "
@@ -208,21 +213,30 @@ def _within_a_step(probe: Probe) -> str:
         for of, value in values.items():
             ways = probe.draw(*value.shape)
             loss = (probe.run(x, h, c)[place] * weights).sum()
-            (slope,) = torch.autograd.grad(loss, value, materialize_grads=True, allow_unused=True)
+            slope = None
+            if loss.requires_grad:
+                (slope,) = torch.autograd.grad(loss, value, allow_unused=True)
             with torch.no_grad():
                 expected = 0.0
                 for steps, weight in DIFFERENCES:
                     moved = {**values, of: value + steps * 1e-4 * ways}
                     made = probe.run(*moved.values())[place]
                     expected += weight * float((made * weights).sum()) / 1e-4
-            seen = float((slope * ways).sum())
+            seen = 0.0 if slope is None else float((slope * ways).sum())
             if abs(seen - expected) > 1e-4 * max(abs(seen), abs(expected), 1e-3):
                 texts.append(f"of {name} to {of} {seen:.3g} for {expected:.3g}")
     if not texts:
-        return "Within one step they are right."
-    alone = {text[3:6] for text in texts}
+        return "Within one step they are right: it is the way from step to step."
+    alone, given = (
+        {t.split(" to ")[0][3:] for t in texts},
+        {t.split()[3] for t in texts},
+    )
     rest = ""
-    if alone == {"c_1"} and all(" 0 for " in text for text in texts):
+    if len(given) == 1 and given != {"x"} and all(" 0 for " in text for text in texts):
+        rest = f": {given.pop()[0]} is detached in front of each step"
+    elif alone == {"h_1"} and all(" 0 for " in text for text in texts):
+        rest = ": the h that is returned is cut off from the graph"
+    elif alone == {"c_1"} and all(" 0 for " in text for text in texts):
         rest = (
             ": the gradient that comes to c_1, from the next step or from a loss on it,"
             " is left out, and none goes through the cells over time"

@@ -83,7 +83,9 @@ def any_size(probe: Probe) -> Fault | None:
     layer = copy_of(probe.layer)
     n = probe.sizes[1]
     has_states = True
-    needs_several = probe.is_batch_norm()  # in training, as torch's batch norm does
+    needs_several = any(
+        "running" in name for name, _ in layer.named_buffers()
+    )  # in training, as torch's batch norm does
     for examples in (n, 1, n + 2):
         layer.train(probe.layer.training and not (needs_several and examples == 1))
         x, h, c = probe.inputs_of_the_layer(examples)
@@ -321,3 +323,48 @@ def norms_apart(probe: Probe) -> Fault | None:
                 "shared norm",
             )
     return None
+
+
+@claim("each gain serves one gate", HANDLING_CLAIMS)
+def gates_apart(probe: Probe) -> Fault | None:
+    """Move one element of a gain (H,): of the gates it must move one, in one unit."""
+    if not probe.takes_states:
+        raise DoesNotApply("no states can be given")
+    layer, units = copy_of(probe.layer), probe.units[1]
+    at, (x, h, c) = probe._replace(layer=layer), probe.point(8)
+    told = []
+    with torch.no_grad():
+        _, c_1 = at.step(x, h, c)
+
+        def gates() -> dict[str, Tensor]:
+            """Return f, what is written, and h for a c_1 that stays."""
+            f, written = at.forget_gate(x, h), at.step(x, h, 0 * c)[1]
+            read = at.step(x, h, (c_1 - written) / f)[0]
+            names = ("the forget gate", "what is written to c", "what is read of it")
+            return dict(zip(names, (f, written, read), strict=True))
+
+        before = gates()
+        for name, value in layer.named_parameters():
+            if value.shape != (units,):
+                continue
+            value[0] += 0.3
+            now = gates()
+            value[0] -= 0.3
+            moved = {
+                gate: (now[gate] - old).abs().amax(0) > EXACT
+                for gate, old in before.items()
+                if old.shape[-1] == units
+            }
+            which = [gate for gate, m in moved.items() if m[0] and not m[1:].any()]
+            if len(which) > 1 and len(which) == sum(
+                bool(m.any()) for m in moved.values()
+            ):
+                told.append(f"{name} moves {' and '.join(which)}")
+    if not told:
+        return None
+    return Fault(
+        f"An element of {'; of '.join(told)}, in its unit alone: one norm is called "
+        "for several gates, which have gain and bias in common.",
+        "Give each gate a norm of its own.",
+        "one norm for several gates",
+    )

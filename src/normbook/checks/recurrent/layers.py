@@ -161,6 +161,7 @@ def own_fault(stack: Stack) -> Fault | None:
     """Find faults of the whole that need no known cell."""
     for look in (
         _turned_back,
+        last_outputs,
         order_of_states,
         returned_twice,
         _own_states,
@@ -238,6 +239,36 @@ def returned_twice(stack: Stack) -> Fault | None:
                     f"The {name} that are returned as number {j} and number {k}, from "
                     "0, are one: that of one layer stands for both.",
                     "Return the last state of each layer and direction.",
+                )
+    return None
+
+
+def last_outputs(stack: Stack) -> Fault | None:
+    """Look which output the h of the layer on top is, where it is another one."""
+    out, h, c = stack.run(stack.x, stack.h, stack.c)
+    halves = out.chunk(stack.ways, -1)
+    for way, half in enumerate(halves):
+        k = len(h) - stack.ways + way
+        end = -1 if way == 0 else 0
+        if half.shape[-1] != h.shape[-1] or relative_change(half[end], h[k]) < EXACT:
+            continue
+        told = (
+            f"The last output{f' of direction {way}' * (stack.ways > 1)} is not h[{k}]"
+        )
+        told += ", which should be the state of the layer on top"
+        values = [(f"h[{j}]", v) for j, v in enumerate(h)]
+        values += [(f"c[{j}]", v) for j, v in enumerate(c) if v.shape == h[k].shape]
+        for name, value in values:
+            if relative_change(half[end], value) < EXACT:
+                return Fault(
+                    f"{told}: it is {name} of the states that are returned.",
+                    "Return h and c of the first layer first, each with its own.",
+                )
+        for t, value in enumerate(half):
+            if relative_change(value, h[k]) < EXACT:
+                return Fault(
+                    f"{told}: that h is the output of step {t}, from 0, of {len(half)}.",
+                    "Return the states with which the loop ends.",
                 )
     return None
 

@@ -197,7 +197,11 @@ def probe_of(layer: nn.Module, sizes: Sequence[int] | None, eps: float | None) -
     )
     with torch.no_grad():
         for parameter in twin.parameters():
-            if parameter.ndim > 1 and min(parameter.shape) > 1 and not is_affine(parameter):
+            if (
+                parameter.ndim > 1
+                and min(parameter.shape) > 1
+                and not is_affine(parameter)
+            ):
                 columns = parameter.shape[1] if parameter.ndim == 2 else len(parameter)
                 parameter.copy_(probe.draw(*parameter.shape) * columns**-0.5)
         inputs = probe.inputs()

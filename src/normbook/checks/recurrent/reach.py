@@ -2,17 +2,33 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from normbook.checks.claim import DoesNotApply, Fault, claim
 from normbook.checks.recurrent.probe import EXACT, Probe, relative_change
 
 
+def real_steps(probe: Probe) -> list[set[int]] | None:
+    """Return which steps of each example lengths or a mask leave, where given."""
+    steps, examples, _ = probe.sizes
+    for value in getattr(probe.layer, "_more", ()):
+        if not isinstance(value, Tensor):
+            value = torch.as_tensor(value) if isinstance(value, list | tuple) else None
+        if value is None:
+            continue
+        if value.shape == (examples,) and not value.is_floating_point():
+            return [{*range(int(n))} for n in value]
+    return None
+
+
 def _span(steps: set[int]) -> str:
     if not steps:
         return "no step"
     whole = [*range(min(steps), max(steps) + 1)] == sorted(steps)
-    text = f"{min(steps)} to {max(steps)}" if whole else ", ".join(map(str, sorted(steps)))
+    text = (
+        f"{min(steps)} to {max(steps)}" if whole else ", ".join(map(str, sorted(steps)))
+    )
     return f"step {min(steps)}" if len(steps) == 1 else f"steps {text}"
 
 
@@ -30,15 +46,30 @@ def reach(probe: Probe) -> Fault | str:
         other[s] += probe.draw(*x[s].shape)
         moved.append(probe.run_stack(other))
     names = ("forward", "backward") if ways == 2 else ("",)
+    lengths = real_steps(probe)
     for n in range(x.shape[1]):
         sees = [
             [
-                {s for s, m in enumerate(moved) if _moves(m[0].chunk(ways, -1)[w][t, n], y[t, n])}
+                {
+                    s
+                    for s, m in enumerate(moved)
+                    if _moves(m[0].chunk(ways, -1)[w][t, n], y[t, n])
+                }
                 for t in range(len(x))
             ]
             for w, y in enumerate(halves)
         ]
-        read = [set[int]().union(*some) for some in sees]
+        real = lengths[n] if lengths else {*range(len(x))}
+        read = [set[int]().union(*(some[t] for t in real)) for some in sees]
+        for w, seen in enumerate(read):
+            if lengths and seen != real:
+                return Fault(
+                    f"Example {n} has {len(real)} steps of {len(x)} by the lengths that "
+                    f"are given, and its {names[w]} outputs there see {_span(seen)} of "
+                    "x, from 0: the padding is read, or steps are left out; the mask "
+                    "or the turn of x does not go by the lengths.",
+                    "Turn each sequence within its own length, and mask t < length.",
+                )
         if ways == 2 and read[0] != read[1]:
             return Fault(
                 f"Of example {n} the forward outputs see {_span(read[0])} of x, from "
@@ -83,7 +114,12 @@ def reach(probe: Probe) -> Fault | str:
                     f"is returned {_span(late)}, too: it goes on in the padding.",
                     "Leave h and c both as they are where the mask is 0.",
                 )
-        ahead = {(w, t, s) for w, some in enumerate(sees) for t, seen in enumerate(some) for s in seen}
+        ahead = {
+            (w, t, s)
+            for w, some in enumerate(sees)
+            for t, seen in enumerate(some)
+            for s in seen
+        }
         if ways == 1 and any(s > t for _, t, s in ahead):
             t, s = min((t, s) for _, t, s in ahead if s > t)
             return Fault(
