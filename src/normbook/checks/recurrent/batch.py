@@ -151,8 +151,8 @@ def kept_biases(probe: Probe) -> Fault | Note | None:
     texts = [f"{name}, which begins with {v:.3g} at some," for name, v in lost.items()]
     if texts:
         return Fault(
-            f"{' and '.join(texts)} has no effect: with zeros in its place every output "
-            "is the same. The norm behind subtracts the mean, and the bias with it: a "
+            f"{' and '.join(texts)} has no effect: with zeros in its place all outputs "
+            "are the same. The norm behind subtracts the mean, and the bias with it: a "
             "forget bias, say, is lost.",
             "Add the bias behind the norm.",
         )

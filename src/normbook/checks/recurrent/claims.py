@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from contextlib import suppress
 
 import torch
 from torch import Tensor, nn
@@ -43,6 +44,7 @@ from normbook.checks.recurrent.probe import (
     relative_change,
     set_dropout,
 )
+from normbook.checks.recurrent.reach import reach
 from normbook.checks.recurrent.states import (
     early_state,
     exchanged,
@@ -51,7 +53,6 @@ from normbook.checks.recurrent.states import (
     unused_states,
     what_it_is,
 )
-from normbook.checks.recurrent.reach import reach
 from normbook.checks.recurrent.step import READ
 from normbook.checks.report import Finding
 
@@ -113,18 +114,18 @@ def recurrent_findings(
         except TypeError as error:
             if not (fault := _square_alone(layer, sizes, error)):
                 raise
-            shape = (sizes[0], sizes[0], sizes[2])
+            first, _, features = sizes or (0, 0, 0)
             crossed = [Finding("any number of steps is taken", False, *fault[:2])]
-            probe = probe_of(layer, shape, eps)
+            probe = probe_of(layer, (first, first, features), eps)
         with torch.no_grad():
             if not probe.takes_states:
                 tests = _evaluated, _other_examples, reach, *HANDLING_CLAIMS
-                found = [test(probe) for test in tests]
+                told = [test(probe) for test in tests]
                 with torch.enable_grad():
-                    found += [
+                    told += [
                         test(probe) for test in GRADIENT_CLAIMS if test is not zeros
                     ]
-                return [*crossed, *found, NO_STATES]
+                return [*crossed, *told, NO_STATES]
             # In training mode what is random was put into evaluation mode.
             random = _evaluated(probe)
             if random.passed is False and not probe.layer.training:
@@ -147,8 +148,10 @@ def recurrent_findings(
             step = _step(probe) if raw.passed and is_apart else None
             found = compared(probe)[0] if step and not probe.layer.training else None
             mixed = probe._replace(kept=found[1].kept) if found else probe
-            is_shown = step and not probe.is_batched
-            gates = _gates(mixed, step) if is_shown else _no_gates(probe, raw)
+            if step and not probe.is_batched:
+                gates = _gates(mixed, step)
+            else:
+                gates = _no_gates(probe, raw)
             rest = [test(probe) for test in (_later_steps, _padding, _calls)]
             rest += [pieces, _layouts(probe)]
             upper, same = _upper(probe), _same_in_evaluation(probe)
@@ -213,8 +216,9 @@ def _why_no_state(probe: Probe, pieces: Finding) -> str:
     """Say why no state is what it seems, if so."""
     if not probe.is_single:
         stack = Stack(probe)
-        if order_of_states(stack) or returned_twice(stack) or last_outputs(stack):
-            return "the states that are returned are not those of their layers"
+        with suppress(LayerError):
+            if order_of_states(stack) or returned_twice(stack) or last_outputs(stack):
+                return "the states that are returned are not those of their layers"
     if pieces.passed is False and "raises" not in pieces.reason:
         return "the states that are given or returned are not the states"
     return ""
@@ -565,12 +569,12 @@ def _calls(probe: Probe) -> Fault | None:
     if not probe.is_single:
         stack = Stack(probe)
         x, states = stack.x, (0 * stack.h, 0 * stack.c)
-        out, *last = probe.run_stack(x)
+        free, *last = probe.run_stack(x)
         for which, name in (((0, 1), "h and c"), ((0,), "the h"), ((1,), "the c")):
             begins = [s.clone() for s in states]
             for k in which:
                 begins[k][1:] = last[k][:-1]
-            if relative_change(out, probe.run_stack(x, begins)[0]) > EXACT:
+            if relative_change(free, probe.run_stack(x, begins)[0]) > EXACT:
                 continue
             return Fault(
                 f"{told} Each layer or direction but the first begins with {name} "
@@ -674,9 +678,9 @@ def _pieces_of_stack(stack: Stack) -> Fault | None:
         some, *end = stack.run(piece, *states)
         outs.append(some)
         lasts.append(end)
-    for end, of_first in zip(lasts[1], lasts[0], strict=True):
+    for late, of_first in zip(lasts[1], lasts[0], strict=True):
         if stack.ways == 2:
-            end[1::2] = of_first[1::2]
+            late[1::2] = of_first[1::2]
     names = [f"{n}[{k}]" for n in ("h", "c") for k in range(stack.count)]
     values = (torch.cat([*before]) for before in (last, lasts[1]))
     differ = {

@@ -13,7 +13,7 @@ from normbook.checks.copies import copy_of
 from normbook.checks.layer.recognition import further
 
 
-def _form_of(made: Any, layer: nn.Module) -> str:
+def _form_of(made: Any, layer: nn.Module, x: Tensor) -> str:
     """Name the form of what a layer returns; "" where it does not seem recurrent."""
     match made:
         case (Tensor() as out, (Tensor(), Tensor())) if out.ndim == 3:
@@ -30,9 +30,10 @@ def _form_of(made: Any, layer: nn.Module) -> str:
             return "apart" if out.ndim == 3 and h.shape == c.shape else ""
     out = made[0] if isinstance(made, tuple) and made else made
     is_named = re.search("lstm|rnn|recurrent", type(layer).__name__.lower())
-    is_named = is_named or hasattr(layer, "hidden_size")
-    is_sequence = isinstance(out, Tensor) and out.ndim == 3
-    return "outputs" if is_sequence and is_named else ""
+    has_name = is_named is not None or hasattr(layer, "hidden_size")
+    if not isinstance(out, Tensor) or out.shape[:2] != x.shape[:2] or out.ndim != 3:
+        return ""
+    return "outputs" if has_name or out.shape[-1] != x.shape[-1] else ""
 
 
 class Ragged(ValueError):
@@ -83,8 +84,10 @@ def as_recurrent(
         try:
             with torch.no_grad():
                 twin = copy_of(layer)
-                form = _form_of(call(twin, value) if call else twin(value), layer)
-        except Exception:  # noqa: BLE001 - another way may fit
+                form = _form_of(
+                    call(twin, value) if call else twin(value), layer, value
+                )
+        except Exception:  # noqa: BLE001, S112 - another way may fit
             continue
         if form:
             break
@@ -118,5 +121,6 @@ def as_recurrent(
 
     changed = copy_of(layer)
     changed.__class__ = type(own.__name__, (own,), {"forward": forward})
-    changed._takes_states = call is None and form != "outputs" and further(layer) != []
+    takes = call is None and form != "outputs" and bool(further(layer))
+    vars(changed)["_takes_states"] = takes
     return changed

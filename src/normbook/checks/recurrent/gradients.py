@@ -192,7 +192,9 @@ def _detached_one(probe: Probe) -> Fault | None:
     _, h_1, c_1 = probe.run(middle, h, c)
     for name, pair in (("h", (h_1.detach(), c_1)), ("c", (h_1, c_1.detach()))):
         (one,) = _slope(probe.run(rest, *pair)[0][0], middle)
-        if None not in (one, whole) and relative_change(whole, one) < EXACT:
+        if one is None or whole is None:
+            continue
+        if relative_change(whole, one) < EXACT:
             return Fault(
                 f"From a step to the one before it no gradient goes through {name}: "
                 f"{name} is detached between the steps. The gradient is that of a loop "

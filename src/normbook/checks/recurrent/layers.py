@@ -267,7 +267,7 @@ def last_outputs(stack: Stack) -> Fault | None:
         for t, value in enumerate(half):
             if relative_change(value, h[k]) < EXACT:
                 return Fault(
-                    f"{told}: that h is the output of step {t}, from 0, of {len(half)}.",
+                    f"{told}: that h is the output of step {t}, from 0.",
                     "Return the states with which the loop ends.",
                 )
     return None

@@ -246,7 +246,7 @@ def _why_it_fails(
 
 
 def is_affine(parameter: Tensor) -> bool:
-    """Return whether all is one number, as of a gain or bias (4, H); not of a matrix."""
+    """Return whether all is one number, as of a gain or bias (4, H)."""
     return len(parameter) == 4 and bool((parameter == parameter.flatten()[0]).all())
 
 

@@ -11,7 +11,7 @@ from normbook.checks.recurrent.probe import EXACT, Probe, relative_change
 
 def real_steps(probe: Probe) -> list[set[int]] | None:
     """Return which steps of each example lengths or a mask leave, where given."""
-    steps, examples, _ = probe.sizes
+    examples = probe.sizes[1]
     for value in getattr(probe.layer, "_more", ()):
         if not isinstance(value, Tensor):
             value = torch.as_tensor(value) if isinstance(value, list | tuple) else None
@@ -35,7 +35,7 @@ def _span(steps: set[int]) -> str:
 @claim("each output sees the steps of its own sequence alone")
 def reach(probe: Probe) -> Fault | str:
     """Move x step by step, and look which outputs and states move."""
-    x, *rest = probe.inputs()
+    x = probe.inputs()[0]
     made = probe.run_stack(x)
     out, h_n, c_n = made
     ways = 2 if out.shape[-1] == 2 * probe.units[0] else 1
@@ -64,8 +64,8 @@ def reach(probe: Probe) -> Fault | str:
         for w, seen in enumerate(read):
             if lengths and seen != real:
                 return Fault(
-                    f"Example {n} has {len(real)} steps of {len(x)} by the lengths that "
-                    f"are given, and its {names[w]} outputs there see {_span(seen)} of "
+                    f"Example {n} has {len(real)} steps of {len(x)} by the lengths "
+                    f"given, and its {names[w]} outputs there see {_span(seen)} of "
                     "x, from 0: the padding is read, or steps are left out; the mask "
                     "or the turn of x does not go by the lengths.",
                     "Turn each sequence within its own length, and mask t < length.",
@@ -97,8 +97,8 @@ def reach(probe: Probe) -> Fault | str:
                 none = "0" if not of[n].any() else "no output of it"
                 what = f"its output at {_span({*equal})}" if equal else none
                 return Fault(
-                    f"Of example {n}, of which the {called} see {_span(read[w])}, the h "
-                    f"that is returned is {what}, not that of step {end}, its last "
+                    f"Of example {n}, of which the {called} see {_span(read[w])}, the "
+                    f"h that is returned is {what}, not that of step {end}, its last "
                     "one.",
                     "Return the state behind the last step of each sequence.",
                 )
