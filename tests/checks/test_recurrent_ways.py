@@ -99,7 +99,7 @@ class Alone(Layers):
 
 
 class Apart(Layers):
-    def forward(self, x: Tensor, h: Any = None, c: Any = None) -> Any:  # type: ignore
+    def forward(self, x: Tensor, h: Any = None, c: Any = None) -> Any:
         out, states = super().forward(x, None if h is None or c is None else (h, c))
         return out, *states
 

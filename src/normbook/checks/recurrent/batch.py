@@ -173,6 +173,8 @@ def features_apart(probe: Probe) -> Fault | None:
     layer = copy_of(probe.layer)
     inputs, at = probe.inputs(), probe._replace(layer=layer)
     before = at.run(*inputs)[0][0]
+    if before.shape != (probe.sizes[1], probe.units[0]):
+        raise DoesNotApply("the outputs are not those of one cell")
     for name, value in (*layer.named_parameters(), *layer.named_buffers()):
         if value.ndim != 1 or value.numel() not in (probe.units[1], 4 * probe.units[1]):
             continue

@@ -602,8 +602,8 @@ def _kept_state(probe: Probe, change: float) -> Fault:
                 " Its graph is kept, too: a second backward pass raises.",
                 True,
             )
-        states = [s.detach() for s in last]
-        goes_on = relative_change(probe.run_stack(x, states)[0], second) < EXACT
+    states = [s.detach() for s in last]
+    goes_on = relative_change(probe.run_stack(x, states)[0], second.detach()) < EXACT
     names = [
         n
         for n in dir(probe.layer)

@@ -161,9 +161,9 @@ def own_fault(stack: Stack) -> Fault | None:
     """Find faults of the whole that need no known cell."""
     for look in (
         _turned_back,
-        last_outputs,
         order_of_states,
         returned_twice,
+        last_outputs,
         _own_states,
         _linear_states,
         _passed_on,
