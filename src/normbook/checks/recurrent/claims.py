@@ -356,8 +356,14 @@ def _gates(probe: Probe, step: Finding) -> list[Finding]:
         and is_around
         and re.search("no norm of|before W_x", step.reason)
     ):
+        is_none = "no normalization" in normed.reason
+        nothing = "; no normalization was found" * is_none
         normed = Finding(
-            NORMED, None, f"{seen}: {step.reason}", "", "no norm before the gates"
+            NORMED,
+            None,
+            f"{seen}{nothing}: {step.reason}",
+            "",
+            "no norm before the gates",
         )
     if (
         (normed.passed or normed.other)
@@ -809,9 +815,11 @@ def _other_examples(probe: Probe) -> Fault | None:
         "be 0."
     )
     if probe.is_batch_norm():
-        reason += (
-            " In evaluation mode it is: this is batch norm, with running statistics "
-            "there. Its training outputs are those of the whole batch, by design."
+        reason = (
+            f"In training another first example changes h of the others by "
+            f"{in_training:.1%}, and in evaluation it does not: this is batch norm, "
+            "with running statistics there. Its training outputs are those of the "
+            "whole batch, by design."
         )
         return Fault(reason, "Take layer norm.", "batch norm")
     if any("mean" in name for name, _ in probe.layer.named_buffers()):
