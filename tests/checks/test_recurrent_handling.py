@@ -353,7 +353,7 @@ class OfBatches(Cell):
 def test_of_batch_norms_neither_one_example_nor_a_gradient_of_0_is_a_fault() -> None:
     layer: Any = Lstm()
     layer.cells[0] = OfBatches(D)
-    assert report_of(layer).failed == ("h does not depend on the other examples",)
+    assert report_of(layer).failed == ()
 
     def refuses(self: Any, x: Tensor, states: Any = None) -> Any:
         if x.shape[1] == 1:

@@ -38,6 +38,7 @@ from normbook.checks.layer.definitions import KINDS
 from normbook.checks.layer.recognition import OWNERS
 from normbook.checks.layer.subject import Given, Subject, without_activations
 from normbook.checks.recurrent.claims import recurrent_findings
+from normbook.checks.recurrent.forms import as_recurrent
 from normbook.checks.recurrent.gradients import REDUNDANT
 from normbook.checks.registration import registered
 from normbook.checks.report import Finding, Report
@@ -124,10 +125,12 @@ def check_norm_layer(
         warnings.simplefilter("ignore")
         with torch.inference_mode(False), torch.enable_grad():
             held, finding = registered(layer)
-            sizes = [getattr(layer, n, None) for n in ("input_size", "hidden_size")]
-            is_recurrent = kind is None and all(isinstance(n, int) for n in sizes)
-            if kind == "lstm" or is_recurrent:
-                report = Report("LSTM", tuple(recurrent_findings(held, shape, eps)))
+            as_lstm = (
+                as_recurrent(held, shape, call) if kind in (None, "lstm") else None
+            )
+            if kind == "lstm" or as_lstm:
+                findings = recurrent_findings(as_lstm or held, shape, eps)
+                report = Report("LSTM", tuple(findings))
                 report = report.allowing((REDUNDANT,))  # those of torch.nn.LSTM, too
             else:
                 if shape is not None and channel_axis != 1:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from contextlib import suppress
 
 import torch
 from torch import Tensor, nn
@@ -16,12 +17,20 @@ from torch import Tensor, nn
 from normbook.checks.calls import LayerError, evaluating
 from normbook.checks.claim import DoesNotApply, Fault, NotTested, claim
 from normbook.checks.copies import copy_of
-from normbook.checks.recurrent.gradients import GRADIENT_CLAIMS, unused_parameters
+from normbook.checks.recurrent.batch import BATCH_CLAIMS
+from normbook.checks.recurrent.forms import Ragged
+from normbook.checks.recurrent.gradients import (
+    GRADIENT_CLAIMS,
+    unused_parameters,
+    zeros,
+)
 from normbook.checks.recurrent.handling import HANDLING_CLAIMS, INPUTS_ARE_KEPT
 from normbook.checks.recurrent.layers import (
     INVARIANT,
     Stack,
     compared,
+    forget_statistics,
+    last_outputs,
     order_of_states,
     own_fault,
     plain_copy,
@@ -35,6 +44,7 @@ from normbook.checks.recurrent.probe import (
     relative_change,
     set_dropout,
 )
+from normbook.checks.recurrent.reach import reach
 from normbook.checks.recurrent.states import (
     early_state,
     exchanged,
@@ -43,6 +53,7 @@ from normbook.checks.recurrent.states import (
     unused_states,
     what_it_is,
 )
+from normbook.checks.recurrent.step import READ
 from normbook.checks.report import Finding
 
 RAW = "the carried state is c, not its normalized form"
@@ -70,6 +81,10 @@ REST_IS_NOT_TESTED = Finding(
     "Test those by themselves.",
 )
 
+NO_STATES = Finding(
+    CELL, None, "no states can be given", "Check it without call=, with states, too."
+)
+
 MEND = "Mend that first."
 CURE_ONE = "Check one with a single layer and direction, too."
 INSIDE_THE_LOOP = (
@@ -93,26 +108,56 @@ def recurrent_findings(
     that weights of 0, or saturated gates, hide nothing.
     """
     with torch.random.fork_rng(devices=[]):
-        probe = probe_of(layer, sizes, eps)
+        crossed = []
+        try:
+            probe = probe_of(layer, sizes, eps)
+        except TypeError as error:
+            if not (fault := _square_alone(layer, sizes, error)):
+                raise
+            first, _, features = sizes or (0, 0, 0)
+            crossed = [Finding("any number of steps is taken", False, *fault[:2])]
+            probe = probe_of(layer, (first, first, features), eps)
         with torch.no_grad():
+            if not probe.takes_states:
+                tests = _evaluated, _other_examples, reach, *HANDLING_CLAIMS
+                told = [test(probe) for test in tests]
+                with torch.enable_grad():
+                    told += [
+                        test(probe) for test in GRADIENT_CLAIMS if test is not zeros
+                    ]
+                return [*crossed, *told, NO_STATES]
             # In training mode what is random was put into evaluation mode.
             random = _evaluated(probe)
             if random.passed is False and not probe.layer.training:
                 return [random]
-            others, pieces = _other_examples(probe), _pieces(probe)
-            raw = _carried(probe)
+            others, trained = _other_examples(probe), probe
+            batched = []
+            if probe.is_batch_norm():  # what is no norm shows in evaluation
+                calm = evaluating(copy_of(probe.layer))
+                forget_statistics(calm)
+                probe = probe._replace(layer=calm, is_batched=True)
+                batched = [test(probe) for test in BATCH_CLAIMS]
+            elif probe.layer.training:
+                batched = [test(probe) for test in BATCH_CLAIMS[2:]]
+            if crossed:  # what else is wrong follows from it
+                return [*crossed, Finding(CELL, None, "time and batch are mixed", MEND)]
+            pieces, raw = _pieces(probe), _carried(probe)
             if why := _why_no_state(probe, pieces):
                 raw = Finding(RAW, None, why, MEND)
-            step = _step(probe) if raw.passed and others.passed else None
+            is_apart = others.passed or probe.is_batched
+            step = _step(probe) if raw.passed and is_apart else None
             found = compared(probe)[0] if step and not probe.layer.training else None
             mixed = probe._replace(kept=found[1].kept) if found else probe
-            gates = _gates(mixed, step) if step else _no_gates(probe, raw)
+            if step and not probe.is_batched:
+                gates = _gates(mixed, step)
+            else:
+                gates = _no_gates(probe, raw)
             rest = [test(probe) for test in (_later_steps, _padding, _calls)]
             rest += [pieces, _layouts(probe)]
             upper, same = _upper(probe), _same_in_evaluation(probe)
         why = "the state is not carried as it is, or the examples not apart"
         step = step or Finding(CELL, None, why, MEND)
-        *by_gradient, used = (test(probe) for test in GRADIENT_CLAIMS)
+        *by_gradient, used = (test(trained) for test in GRADIENT_CLAIMS)
         last = [] if used.passed else [used]
         # What is wrong in the step says more than what h does not see.
         named_first = [step] if step.passed is False else []
@@ -134,15 +179,46 @@ def recurrent_findings(
                 for some in (by_gradient, last)
             )
         rest += [*by_gradient, upper, same, REST_IS_NOT_TESTED, *last]
+        named_first += [finding for finding in batched if finding.passed is False]
+        rest += [finding for finding in batched if finding.passed is not False]
         return [*axes, *wrong, raw, *named_first, *gates, others, *rest, *handled]
+
+
+def _square_alone(
+    layer: nn.Module, sizes: Sequence[int] | None, error: TypeError
+) -> Fault | None:
+    """Look whether a layer runs where there are as many steps as examples."""
+    if sizes is None or len(sizes) != 3 or sizes[0] == sizes[1]:
+        return None
+    made = []
+    for shape in (tuple(sizes), (sizes[0], sizes[0], sizes[2])):
+        x = torch.zeros(shape, dtype=next(layer.parameters(), torch.zeros(())).dtype)
+        try:
+            with torch.no_grad():
+                made.append(copy_of(layer)(x))
+        except Exception as problem:  # noqa: BLE001 - it is told
+            made.append(problem)
+    if isinstance(made[1], Exception) or not isinstance(made[0], Exception):
+        return None
+    told = f"it raises {type(made[0]).__name__}: {str(made[0]).splitlines()[0]:.160}"
+    if isinstance(made[0], Ragged):
+        told = f"the states that it returns have the shapes {made[0]}, not one"
+    return Fault(
+        f"For x of shape {tuple(sizes)} {told}; with {sizes[0]} steps and as many "
+        "examples it runs. Somewhere inside time and batch are exchanged, as by a "
+        "transpose that is made twice, or in one layer and not in the next: there the "
+        "recurrence runs over the examples.",
+        "Transpose once in front of the first layer, and once behind the last.",
+    )
 
 
 def _why_no_state(probe: Probe, pieces: Finding) -> str:
     """Say why no state is what it seems, if so."""
     if not probe.is_single:
         stack = Stack(probe)
-        if order_of_states(stack) or returned_twice(stack):
-            return "the states that are returned are not those of their layers"
+        with suppress(LayerError):
+            if order_of_states(stack) or returned_twice(stack) or last_outputs(stack):
+                return "the states that are returned are not those of their layers"
     if pieces.passed is False and "raises" not in pieces.reason:
         return "the states that are given or returned are not the states"
     return ""
@@ -169,10 +245,13 @@ def _axes(probe: Probe) -> Fault:
 @claim("the output has the layout of the input")
 def _turned_output(probe: Probe) -> Fault:
     steps, examples, features = probe.sizes
+    x, out = "(N, T, D)", "(T, N, H)"
+    if not probe.is_batch_first:
+        x, out, steps, examples = "(T, N, D)", "(N, T, H)", examples, steps
     return Fault(
-        f"x is taken as (N, T, D) = {(examples, steps, features)}, and the output "
-        f"comes as (T, N, H), {steps} first. All other tests turn it.",
-        "Transpose the outputs back where batch_first is True.",
+        f"x is taken as {x} = {(examples, steps, features)}, and the output "
+        f"comes as {out}, {steps} first. All other tests turn it.",
+        "Transpose the outputs back into the layout of x.",
     )
 
 
@@ -268,7 +347,32 @@ def _gates(probe: Probe, step: Finding) -> list[Finding]:
         cure = "Put layer norm around W_h h and around W_x x."
         normed = Finding(NORMED, False, f"{seen}; {rest}.", cure)
         terms, together = (Finding(name, None, why) for name in (TERMS, TOGETHER))
-    return [normed, terms, together, _output(probe, x, h, c)]
+    output = _output(probe, x, h, c)
+    is_around = step.passed and any(
+        "norm" in type(m).__name__.lower() for m in probe.layer.modules()
+    )
+    if (
+        normed.passed is False
+        and is_around
+        and re.search("no norm of|before W_x", step.reason)
+    ):
+        is_none = "no normalization" in normed.reason
+        nothing = "; no normalization was found" * is_none
+        normed = Finding(
+            NORMED,
+            None,
+            f"{seen}{nothing}: {step.reason}",
+            "",
+            "no norm before the gates",
+        )
+    if (
+        (normed.passed or normed.other)
+        and output.passed is False
+        and step.passed
+        and READ[1] in step.reason
+    ):
+        output = output._replace(passed=None, other="no norm of c")
+    return [normed, terms, together, output]
 
 
 @claim(TOGETHER)
@@ -343,7 +447,7 @@ def _norm_of_candidate(probe: Probe) -> Fault:
 
     There g alone is odd: the opposite gain in front of tanh(g) turns what is written.
     """
-    if not probe.is_single or not probe.is_batch_norm():
+    if not probe.is_single or not probe.is_batched:
         raise DoesNotApply("the statistics are those of several examples")
     plain = plain_copy(probe._replace(layer=evaluating(copy_of(probe.layer))))
     x, h, c = probe.point(8)
@@ -453,35 +557,78 @@ def _calls(probe: Probe) -> Fault | None:
         raise DoesNotApply("the layer must be given states") from error
     change = relative_change(first, second)
     if change > EXACT:
-        new = (probe._replace(layer=copy_of(probe.layer)) for _ in range(2))
+        new = [probe._replace(layer=copy_of(probe.layer)) for _ in range(2)]
         if relative_change(*(one.run_stack(x)[0] for one in new)) > EXACT:
             return Fault(
                 "Without states two fresh copies give other outputs for one x: what "
                 "they begin with is random.",
                 "Begin with zeros where no states are given.",
             )
-        return Fault(
-            f"A second call without states changes h by {change:.1%}: it goes on with "
-            "the state in which the first one, another batch, ended.",
-            "Begin with zeros where no states are given, and keep none on self.",
-        )
+        return _kept_state(new[0]._replace(layer=copy_of(probe.given).double()), change)
     zeros = probe.run(x, 0 * h, 0 * c)[0]
     if not bool(zeros.isfinite().all()):  # told of zeros by another test
         raise DoesNotApply("from zeros the outputs are not finite")
     change = relative_change(zeros, first)
     if change < EXACT:
         return None
+    told = f"Without states h differs by {change:.1%} from h with states of zeros."
+    if not probe.is_single:
+        stack = Stack(probe)
+        x, states = stack.x, (0 * stack.h, 0 * stack.c)
+        free, *last = probe.run_stack(x)
+        for which, name in (((0, 1), "h and c"), ((0,), "the h"), ((1,), "the c")):
+            begins = [s.clone() for s in states]
+            for k in which:
+                begins[k][1:] = last[k][:-1]
+            if relative_change(free, probe.run_stack(x, begins)[0]) > EXACT:
+                continue
+            return Fault(
+                f"{told} Each layer or direction but the first begins with {name} "
+                "in which the one before it ended: its first output depends on the "
+                "whole sequence, later steps too.",
+                "Begin each layer and direction with zeros of its own.",
+            )
+    return Fault(told, "Begin with zeros where no states are given.", "other start")
+
+
+def _kept_state(probe: Probe, change: float) -> Fault:
+    """Say what a second call goes on with, and whether its graph is kept."""
+    cure = "Begin with zeros where no states are given, and keep none on self."
+    x = probe.draw(*probe.sizes)
+    held = [p for p in probe.layer.parameters() if p.requires_grad]
+    graph, is_kept = "", False
+    with torch.enable_grad():
+        _, *last = probe.run_stack(x)
+        second = probe.run_stack(x)[0]
+        try:
+            for value in (last[0], second):
+                torch.autograd.grad(value.sum(), held, allow_unused=True)
+        except RuntimeError:
+            graph, is_kept = (
+                " Its graph is kept, too: a second backward pass raises.",
+                True,
+            )
+    states = [s.detach() for s in last]
+    goes_on = relative_change(probe.run_stack(x, states)[0], second.detach()) < EXACT
+    names = [
+        n
+        for n in dir(probe.layer)
+        if re.search("reset|init_(hidden|state)|stateful", n)
+    ]
+    what = "it goes on with the state in which the first one, another batch, ended."
+    if not goes_on:
+        what = "something is kept from call to call, and is not the last state."
     return Fault(
-        f"Without states h differs by {change:.1%} from h with states of zeros.",
-        "Begin with zeros where no states are given.",
-        "other start",
+        f"A second call without states changes h by {change:.1%}: {what}{graph}",
+        cure,
+        "stateful" if names and goes_on and not is_kept else "",
     )
 
 
 @claim(PIECES)
 def _pieces(probe: Probe) -> Fault | None:
     if not probe.is_single:
-        raise NotTested("only one layer of one direction is cut", CURE_ONE)
+        return _pieces_of_stack(Stack(probe))
     x, h, c = probe.inputs()
     out, h_last, c_last = probe.run(x, h, c)
     middle = len(x) // 2
@@ -496,6 +643,9 @@ def _pieces(probe: Probe) -> Fault | None:
             f"{swapped}{' ' * bool(swapped)}The state h that is returned differs "
             f"from the last output by {change:.1%}{why}.",
             "Return (h_T, c_T) of the last step, h first.",
+            "norm of the outputs"
+            if why.endswith("it is h normalized once more")
+            else "",
         )
     pairs = ((out, torch.cat([early, late])), (h_last, h_end), (c_last, c_end))
     change = max(relative_change(before, after) for before, after in pairs)
@@ -510,6 +660,49 @@ def _pieces(probe: Probe) -> Fault | None:
         f"sequence has other outputs or states, by {change:.1%}: what is returned is "
         "not the state, or what is given is not used.",
         "Return (h_T, c_T) as they are, and begin with the states that are given.",
+    )
+
+
+def _pieces_of_stack(stack: Stack) -> Fault | None:
+    """Cut a sequence; the other direction goes from the second piece to the first."""
+    if stack.count > stack.ways > 1:
+        raise NotTested("each layer sees all steps of the one below", CURE_ONE)
+    if own_fault(stack):
+        raise NotTested("another test tells what is wrong with the layers", MEND)
+    x, given = stack.x, (stack.h, stack.c)
+    out, *last = stack.run(x, *given)
+    pieces = x[: len(x) // 2], x[len(x) // 2 :]
+    ends = [stack.run(piece, *given)[1:] for piece in pieces]
+    outs, lasts = [], []
+    for k, piece in enumerate(pieces):
+        states = [s.clone() for s in given]
+        for state, ahead, back in zip(states, *ends, strict=True):
+            if k:
+                state[:: stack.ways] = ahead[:: stack.ways]
+            elif stack.ways == 2:
+                state[1::2] = back[1::2]
+        some, *end = stack.run(piece, *states)
+        outs.append(some)
+        lasts.append(end)
+    for late, of_first in zip(lasts[1], lasts[0], strict=True):
+        if stack.ways == 2:
+            late[1::2] = of_first[1::2]
+    names = [f"{n}[{k}]" for n in ("h", "c") for k in range(stack.count)]
+    values = (torch.cat([*before]) for before in (last, lasts[1]))
+    differ = {
+        name: relative_change(a, b)
+        for name, a, b in zip(names, *values, strict=True)
+        if relative_change(a, b) > EXACT
+    }
+    change = relative_change(out, torch.cat(outs))
+    if not differ and change < EXACT:
+        return None
+    told = ", ".join(f"{name} by {share:.1%}" for name, share in differ.items())
+    return Fault(
+        "Cut in two, with the states of the first piece given to the second, the "
+        f"sequence has other outputs, by {change:.1%}, or states ({told}): what is "
+        "returned is not the state, or what is given is not used.",
+        "Return (h_T, c_T) of each layer, and begin with the states that are given.",
     )
 
 
@@ -540,9 +733,10 @@ def _layouts(probe: Probe) -> Fault | None:
 @claim(CELL)
 def _step(probe: Probe) -> Fault | str:
     """Compare a step of the first layer with the cell that it fits."""
-    names = [name for name, _ in probe.layer.named_parameters()]
-    is_torch = isinstance(probe.layer, nn.RNNBase | nn.RNNCellBase)
-    is_torch = is_torch or any(re.search("weight_(ih|hh)(_l0)?$", n) for n in names)
+    is_torch = isinstance(probe.layer, nn.RNNBase | nn.RNNCellBase) or any(
+        re.search("weight_(ih|hh)(_l0)?$", name) and len(p) == 4 * probe.units[1]
+        for name, p in probe.layer.named_parameters()
+    )
     first, *_ = compared(probe, "ifgo" if is_torch else "")
     if first is None:
         raise NotTested(
@@ -621,9 +815,17 @@ def _other_examples(probe: Probe) -> Fault | None:
         "be 0."
     )
     if probe.is_batch_norm():
+        reason = (
+            f"In training another first example changes h of the others by "
+            f"{in_training:.1%}, and in evaluation it does not: this is batch norm, "
+            "with running statistics there. Its training outputs are those of the "
+            "whole batch, by design."
+        )
+        return Fault(reason, "Take layer norm.", "batch norm")
+    if any("mean" in name for name, _ in probe.layer.named_buffers()):
         reason += (
-            " In evaluation mode it is: this is batch norm, with running statistics "
-            "there. Its training outputs are those of the whole batch, by design."
+            " In evaluation mode it is not either, though running statistics are held: "
+            "those of the batch are taken there, too."
         )
     elif text := turned_batch(probe):
         reason += text

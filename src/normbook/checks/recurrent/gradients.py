@@ -110,20 +110,140 @@ def gradients(probe: Probe) -> Fault | str:
             wrong.append(f"{name}: {seen:.4g} for {expected:.4g}")
     if not wrong:
         return f"Central differences agree to {worst:.0e}."
-    cut = [n for n, s in zip(("h_0", "c_0"), slopes[1:3], strict=True) if not s.any()]
-    if cut:
-        text = " or ".join(cut)
-        return Fault(
-            f"No gradient reaches {text}, on which the outputs depend: the states are "
-            "cut off from the graph, and nothing is learned through time by them.",
-            "Detach states between sequences, if at all, and not inside the loop.",
-        )
+    if fault := _cut(probe, {text.split(":")[0] for text in wrong}):
+        return fault
+    where = f" {_within_a_step(probe)}"
+    if "right" in where and (fault := _detached_one(probe)):
+        return fault
+    of = dict(zip(by, slopes, strict=True))
+    none = [text.split(":")[0] for text in wrong if not of[text.split(":")[0]].any()]
+    if none:
+        where += f" No gradient at all reaches {', '.join(none)}."
     return Fault(
         "Along a random direction the gradient and the central differences of the "
-        f"loss are: {'; '.join(wrong)}.",
+        f"loss are: {'; '.join(wrong)}: the outputs are one thing, the gradients "
+        f"another.{where.rstrip()}",
         "Let autograd go through mean and variance, too; test a backward pass that is "
         "written by hand with torch.autograd.gradcheck.",
     )
+
+
+def _slope(value: Tensor, *by: Tensor) -> list[Tensor | None]:
+    """Return gradients, None where there is no graph."""
+    if not value.requires_grad:
+        return [None] * len(by)
+    total = value.square().sum()
+    return [*torch.autograd.grad(total, by, retain_graph=True, allow_unused=True)]
+
+
+def _cut(probe: Probe, wrong: set[str]) -> Fault | None:
+    """Find between which steps, or layers, no gradient goes, and of which state."""
+    x, h, c = _inputs(probe)
+    out, first, _ = probe.run(x, h, c)
+    steps = range(len(x))
+    slopes = [_slope(o, x) for o in out[..., : probe.units[0]]]
+    reached = [[g is not None and bool(g[s].any()) for s in steps] for (g,) in slopes]
+    given = zip(("h_0", "c_0"), _slope(out, h, c), strict=True)
+    names = [n for n, g in given if probe.takes_states and n in wrong and g is None]
+    told = f" No gradient reaches {' or '.join(names)}." if names else ""
+    if not reached[0][0]:
+        (slope,) = _slope(first, x)
+        where = "x"
+        if slope is not None and slope.any():
+            where = "the first layer from those above: what they get is detached"
+        return Fault(
+            f"No gradient of the output reaches {where}; the outputs depend on it.",
+            "Detach nothing between the layers.",
+        )
+    bounds = [
+        b
+        for b in steps[1:]
+        if not any(reached[t][s] for t in steps[b:] for s in range(b))
+    ]
+    if bounds:
+        every = len(bounds) == len(steps) - 1
+        at = "each step" if every else f"step {', '.join(map(str, bounds))}, from 0,"
+        text = "is none" if every else "is none beyond them"
+        return Fault(
+            f"In the graph the states are cut off (detached) in front of {at}: the "
+            "gradient of an output to x of the steps before it is 0, though it depends "
+            f"on them. Backpropagation through time there {text}: nothing is learned "
+            f"through time.{told}",
+            "Detach states between sequences, if at all, and not inside the loop.",
+            "" if every else "truncated backpropagation",
+        )
+    if names and wrong <= {"h_0", "c_0"}:
+        return Fault(
+            f"{told[1:-1]}, on which the outputs depend: the states that are given are "
+            "cut off from the graph; between the steps of one call they are not.",
+            "Detach states between sequences, if at all, and not inside the loop.",
+            "truncated backpropagation",
+        )
+    return None
+
+
+def _detached_one(probe: Probe) -> Fault | None:
+    """Say that one state of both is detached between steps."""
+    x, h, c = _inputs(probe)
+    middle, rest = x.detach()[:1].requires_grad_(), x.detach()[1:2]
+    if not (probe.is_single and probe.takes_states):
+        return None
+    (whole,) = _slope(probe.run(torch.cat([middle, rest]), h, c)[0][1], middle)
+    _, h_1, c_1 = probe.run(middle, h, c)
+    for name, pair in (("h", (h_1.detach(), c_1)), ("c", (h_1, c_1.detach()))):
+        (one,) = _slope(probe.run(rest, *pair)[0][0], middle)
+        if one is None or whole is None:
+            continue
+        if relative_change(whole, one) < EXACT:
+            return Fault(
+                f"From a step to the one before it no gradient goes through {name}: "
+                f"{name} is detached between the steps. The gradient is that of a loop "
+                f"that carries {name} as a constant.",
+                "Detach states between sequences, if at all, and not inside the loop.",
+            )
+    return None
+
+
+def _within_a_step(probe: Probe) -> str:
+    """Say which gradient of one step is wrong: of h_1 or c_1, to x, h_0 or c_0."""
+    x, h, c = _inputs(probe)
+    x = x.detach()[:1].requires_grad_()
+    texts = []
+    values = {"x": x, "h_0": h, "c_0": c}
+    for name, place in (("h_1", 1), ("c_1", 2)):
+        weights = probe.draw(*probe.run(x, h, c)[place].shape)
+        for of, value in values.items():
+            ways = probe.draw(*value.shape)
+            loss = (probe.run(x, h, c)[place] * weights).sum()
+            slope = None
+            if loss.requires_grad:
+                (slope,) = torch.autograd.grad(loss, value, allow_unused=True)
+            with torch.no_grad():
+                expected = 0.0
+                for steps, weight in DIFFERENCES:
+                    moved = {**values, of: value + steps * 1e-4 * ways}
+                    made = probe.run(*moved.values())[place]
+                    expected += weight * float((made * weights).sum()) / 1e-4
+            seen = 0.0 if slope is None else float((slope * ways).sum())
+            if abs(seen - expected) > 1e-4 * max(abs(seen), abs(expected), 1e-3):
+                texts.append(f"of {name} to {of} {seen:.3g} for {expected:.3g}")
+    if not texts:
+        return "Within one step they are right: it is the way from step to step."
+    alone, given = (
+        {t.split(" to ")[0][3:] for t in texts},
+        {t.split()[3] for t in texts},
+    )
+    rest = ""
+    if len(given) == 1 and given != {"x"} and all(" 0 for " in text for text in texts):
+        rest = f": {given.pop()[0]} is detached in front of each step"
+    elif alone == {"h_1"} and all(" 0 for " in text for text in texts):
+        rest = ": the h that is returned is cut off from the graph"
+    elif alone == {"c_1"} and all(" 0 for " in text for text in texts):
+        rest = (
+            ": the gradient that comes to c_1, from the next step or from a loss on it,"
+            " is left out, and none goes through the cells over time"
+        )
+    return f"Within one step wrong is the gradient {', '.join(texts)}{rest}."
 
 
 @claim(ZEROS, GRADIENT_CLAIMS)

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from normbook.checks.calls import LayerError, evaluating, of_the_layer
 from normbook.checks.claim import Claim, DoesNotApply, Fault, NotTested, claim
 from normbook.checks.copies import copy_of
+from normbook.checks.recurrent.forms import takes_states
 from normbook.checks.recurrent.layers import compared
 from normbook.checks.recurrent.probe import EXACT, Probe, relative_change
 
@@ -23,7 +24,7 @@ NEAR = 0.04
 
 def _run(layer: nn.Module, x: Tensor, *states: Tensor) -> tuple[Tensor, ...]:
     with of_the_layer():
-        made = layer(x, states) if states else layer(x)
+        made = layer(x, states) if states and takes_states(layer) else layer(x)
     out, last = made
     return (out, *last) if isinstance(last, tuple | list) else (out, last)
 
@@ -77,10 +78,14 @@ def outputs_are_kept(probe: Probe) -> Fault | None:
 @claim("any number of examples and of steps is taken", HANDLING_CLAIMS)
 def any_size(probe: Probe) -> Fault | None:
     """Give the first example alone, the first step alone, and more examples."""
+    if not probe.takes_states:
+        raise DoesNotApply("what else it takes may be of one size")
     layer = copy_of(probe.layer)
     n = probe.sizes[1]
     has_states = True
-    needs_several = probe.is_batch_norm()  # in training, as torch's batch norm does
+    needs_several = any(
+        "running" in name for name, _ in layer.named_buffers()
+    )  # in training, as torch's batch norm does
     for examples in (n, 1, n + 2):
         layer.train(probe.layer.training and not (needs_several and examples == 1))
         x, h, c = probe.inputs_of_the_layer(examples)
@@ -108,6 +113,8 @@ def any_size(probe: Probe) -> Fault | None:
 @claim("evaluation gives what training gives without dropout", HANDLING_CLAIMS)
 def same_in_both_modes(probe: Probe) -> Fault | str | None:
     """Compare the modes; of one that draws numbers, the shares that it drops."""
+    if probe.is_batched:
+        raise DoesNotApply("a batch norm is another one in evaluation")
     if not probe.layer.training:
         return _drawn(probe)
     other = probe._replace(layer=evaluating(copy_of(probe.layer)))
@@ -117,11 +124,6 @@ def same_in_both_modes(probe: Probe) -> Fault | str | None:
         change = relative_change(in_training, in_evaluation)
         if change < EXACT:
             return None
-        if any(
-            isinstance(m, nn.modules.batchnorm._BatchNorm)
-            for m in probe.layer.modules()
-        ):
-            raise DoesNotApply("a batch norm is another one in evaluation")
         texts = [_cell(p) for p in (probe, other)]
     what = "after eval() "
     if texts[0] != texts[1] and all(texts):
@@ -219,7 +221,7 @@ def _of_shares(
     )
 
 
-@claim("bfloat16 is taken, and stays bfloat16", HANDLING_CLAIMS)
+@claim("dtype and device are those of the input", HANDLING_CLAIMS)
 def bfloat16(probe: Probe) -> Fault | None:
     """Run in bfloat16, with states and without."""
     layer = copy_of(probe.layer).to(torch.bfloat16)
@@ -239,6 +241,8 @@ def bfloat16(probe: Probe) -> Fault | None:
                 "Make them with x.new_zeros(...).",
             )
     names = ("h", "h_n", "c_n")
+    if fault := _device(probe):
+        return fault
     for told, values in (("", made), (" without states", alone)):
         for name, value in zip(names, values, strict=False):
             if value.dtype != torch.bfloat16:
@@ -247,6 +251,30 @@ def bfloat16(probe: Probe) -> Fault | None:
                     "Return the dtype of x: make states with x.new_zeros(...).",
                 )
     return None
+
+
+def _device(probe: Probe) -> Fault | None:
+    """Run on the device "meta", which holds no numbers, with states and without."""
+    layer = copy_of(probe.layer).to("meta")
+    x, h, c = (value.to("meta") for value in probe.inputs_of_the_layer())
+    with torch.no_grad():
+        try:
+            _run(layer, x, h, c)
+        except LayerError:
+            return None  # it asks for numbers
+        try:
+            made = _run(layer, x)
+        except LayerError as error:
+            made, told = (), f"it raises {error}"
+        else:
+            told = "what it returns is on the CPU"
+    if made and all(value.is_meta for value in made):
+        return None
+    return Fault(
+        f"On another device than the CPU it runs with states that are given; without, "
+        f"{told}: the states that it makes stay on the CPU.",
+        "Make them with x.new_zeros(...).",
+    )
 
 
 @claim("no dropout acts behind the last layer", HANDLING_CLAIMS)
@@ -295,3 +323,48 @@ def norms_apart(probe: Probe) -> Fault | None:
                 "shared norm",
             )
     return None
+
+
+@claim("each gain serves one gate", HANDLING_CLAIMS)
+def gates_apart(probe: Probe) -> Fault | None:
+    """Move one element of a gain (H,): of the gates it must move one, in one unit."""
+    if not probe.takes_states:
+        raise DoesNotApply("no states can be given")
+    layer, units = copy_of(probe.layer), probe.units[1]
+    at, (x, h, c) = probe._replace(layer=layer), probe.point(8)
+    told = []
+    with torch.no_grad():
+        _, c_1 = at.step(x, h, c)
+
+        def gates() -> dict[str, Tensor]:
+            """Return f, what is written, and h for a c_1 that stays."""
+            f, written = at.forget_gate(x, h), at.step(x, h, 0 * c)[1]
+            read = at.step(x, h, (c_1 - written) / f)[0]
+            names = ("the forget gate", "what is written to c", "what is read of it")
+            return dict(zip(names, (f, written, read), strict=True))
+
+        before = gates()
+        for name, value in layer.named_parameters():
+            if value.shape != (units,):
+                continue
+            value[0] += 0.3
+            now = gates()
+            value[0] -= 0.3
+            moved = {
+                gate: (now[gate] - old).abs().amax(0) > EXACT
+                for gate, old in before.items()
+                if old.shape[-1] == units
+            }
+            which = [gate for gate, m in moved.items() if m[0] and not m[1:].any()]
+            if len(which) > 1 and len(which) == sum(
+                bool(m.any()) for m in moved.values()
+            ):
+                told.append(f"{name} moves {' and '.join(which)}")
+    if not told:
+        return None
+    return Fault(
+        f"An element of {'; of '.join(told)}, in its unit alone: one norm is called "
+        "for several gates, which have gain and bias in common.",
+        "Give each gate a norm of its own.",
+        "one norm for several gates",
+    )

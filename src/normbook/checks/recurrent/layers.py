@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from normbook.checks.claim import Fault
 from normbook.checks.copies import copy_of
-from normbook.checks.recurrent.probe import EXACT, Probe, relative_change
+from normbook.checks.recurrent.probe import EXACT, Probe, is_affine, relative_change
 from normbook.checks.recurrent.step import Found, Step, step_fault
 from normbook.checks.recurrent.terms import layer_norm
 
@@ -25,10 +25,29 @@ def plain_copy(probe: Probe) -> Probe:
     """Return a probe with gains of 1 and biases of 0, so that the matrices say all."""
     plain = probe._replace(layer=copy_of(probe.layer))
     for name, value in plain.layer.named_parameters():
-        if value.ndim < 2 or min(value.shape) == 1:
+        if value.ndim < 2 or min(value.shape) == 1 or is_affine(value):
             is_gain = re.search("weight|gamma|gain|scale", name.lower())
             value.fill_(1.0 if is_gain or bool((value == 1).all()) else 0.0)
+    forget_statistics(plain.layer)
     return plain
+
+
+def forget_statistics(layer: nn.Module) -> None:
+    """Set running statistics to a mean of 0 and a variance of 1."""
+    for name, value in layer.named_buffers():
+        if value.is_floating_point() and re.search("mean|var", name):
+            value.fill_(1.0 if "var" in name else 0.0)
+
+
+def _matrices(parameters: Iterable[Tensor]) -> list[Tensor]:
+    """Return matrices; of a kernel (D, 4, H), or (4, D, H), that of all gates."""
+    found = []
+    for p in parameters:
+        if p.ndim == 3 and 4 in p.shape:
+            p = p.movedim(p.shape.index(4), -2).flatten(1)
+        if p.ndim == 2 and min(p.shape) > 1 and not is_affine(p):
+            found.append(p)  # no (1, n) gains
+    return found
 
 
 def compared(probe: Probe, order: str = "") -> list[tuple[str, Found] | None]:
@@ -38,8 +57,7 @@ def compared(probe: Probe, order: str = "") -> list[tuple[str, Found] | None]:
     """
     plain = plain_copy(probe)
     stack = Stack(plain, plain.units[1] + 8)
-    rows, held = 4 * probe.units[1], plain.layer.parameters()
-    matrices = [p for p in held if p.ndim == 2 and min(p.shape) > 1]  # no (1, n) gains
+    rows, matrices = 4 * probe.units[1], _matrices(plain.layer.parameters())
     biases = [p for p in probe.layer.parameters() if p.shape == (rows,)]
     x, h, c = 3 * stack.x[:1], stack.h, stack.c
     _, h_1, c_1 = stack.run(x, h, c)
@@ -145,6 +163,7 @@ def own_fault(stack: Stack) -> Fault | None:
         _turned_back,
         order_of_states,
         returned_twice,
+        last_outputs,
         _own_states,
         _linear_states,
         _passed_on,
@@ -220,6 +239,36 @@ def returned_twice(stack: Stack) -> Fault | None:
                     f"The {name} that are returned as number {j} and number {k}, from "
                     "0, are one: that of one layer stands for both.",
                     "Return the last state of each layer and direction.",
+                )
+    return None
+
+
+def last_outputs(stack: Stack) -> Fault | None:
+    """Look which output the h of the layer on top is, where it is another one."""
+    out, h, c = stack.run(stack.x, stack.h, stack.c)
+    halves = out.chunk(stack.ways, -1)
+    for way, half in enumerate(halves):
+        k = len(h) - stack.ways + way
+        end = -1 if way == 0 else 0
+        if half.shape[-1] != h.shape[-1] or relative_change(half[end], h[k]) < EXACT:
+            continue
+        told = (
+            f"The last output{f' of direction {way}' * (stack.ways > 1)} is not h[{k}]"
+        )
+        told += ", which should be the state of the layer on top"
+        values = [(f"h[{j}]", v) for j, v in enumerate(h)]
+        values += [(f"c[{j}]", v) for j, v in enumerate(c) if v.shape == h[k].shape]
+        for name, value in values:
+            if relative_change(half[end], value) < EXACT:
+                return Fault(
+                    f"{told}: it is {name} of the states that are returned.",
+                    "Return h and c of the first layer first, each with its own.",
+                )
+        for t, value in enumerate(half):
+            if relative_change(value, h[k]) < EXACT:
+                return Fault(
+                    f"{told}: that h is the output of step {t}, from 0.",
+                    "Return the states with which the loop ends.",
                 )
     return None
 

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from normbook.checks.calls import LayerError, evaluating, of_the_layer
 from normbook.checks.claim import DoesNotApply
 from normbook.checks.copies import copy_of
+from normbook.checks.recurrent.forms import takes_states
 from normbook.checks.registration import plain_tensors
 
 STEPS, EXAMPLES = 6, 5
@@ -32,8 +33,10 @@ class Probe(NamedTuple):
     units: tuple[int, int]  # features of h and of c
     generator: torch.Generator
     misled: bool | None = None  # what batch_first says, where the layout is the other
-    leaves_turned: bool = False  # the batch is first in x, and not in the output
+    leaves_turned: bool = False  # x and the output differ in which axis is the time
     kept: tuple[float, float] = (0.0, 0.0)  # shares of the old h and c in the new
+    takes_states: bool = True
+    is_batched: bool = False  # in training its statistics are those of the batch
 
     def inputs_of_the_layer(self, examples: int | None = None) -> tuple[Tensor, ...]:
         """Draw x and states as the layer itself takes them."""
@@ -73,6 +76,10 @@ class Probe(NamedTuple):
 
     def run(self, x: Tensor, h: Tensor, c: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Run over x (T, N, D); all layers begin with h and c of shape (N, H)."""
+        if not self.takes_states:
+            out, *last = self.run_stack(x)
+            h, c = (s if s.ndim == 2 else s[0] for s in last)
+            return out, h, c
         if self.is_cell:
             outputs = []
             with of_the_layer():
@@ -95,7 +102,8 @@ class Probe(NamedTuple):
 
     def steps_first(self, out: Tensor) -> Tensor:
         """Return outputs with the time first."""
-        return out if self.leaves_turned else self.turned(out)
+        is_turned = self.leaves_turned != self.is_batch_first
+        return out.transpose(0, 1) if is_turned else out
 
     def turned(self, x: Tensor) -> Tensor:
         """Exchange time and batch, where the layer has the batch first."""
@@ -126,7 +134,7 @@ class Probe(NamedTuple):
     def is_batch_norm(self) -> bool:
         """Return whether examples are apart in evaluation alone."""
         if not self.layer.training or self.change_by_the_first() < EXACT:
-            return False
+            return self.is_batched
         other = self._replace(layer=evaluating(copy_of(self.layer)))
         return other.change_by_the_first() < EXACT
 
@@ -185,11 +193,16 @@ def probe_of(layer: nn.Module, sizes: Sequence[int] | None, eps: float | None) -
         (h.shape[-1], c.shape[-1]),
         torch.Generator().manual_seed(0),
         None if is_cell or said is None or said == is_batch_first else bool(said),
+        takes_states=takes_states(layer),
     )
     with torch.no_grad():
         for parameter in twin.parameters():
-            if parameter.ndim == 2 and min(parameter.shape) > 1:
-                columns = parameter.shape[1]
+            if (
+                parameter.ndim > 1
+                and min(parameter.shape) > 1
+                and not is_affine(parameter)
+            ):
+                columns = parameter.shape[1] if parameter.ndim == 2 else len(parameter)
                 parameter.copy_(probe.draw(*parameter.shape) * columns**-0.5)
         inputs = probe.inputs()
         try:
@@ -197,7 +210,7 @@ def probe_of(layer: nn.Module, sizes: Sequence[int] | None, eps: float | None) -
         except LayerError as error:
             raise TypeError(_why_it_fails(probe, twin, inputs, error)) from error
         if first.shape[:2] == (examples, steps) != (steps, examples):
-            probe = probe._replace(leaves_turned=is_batch_first)
+            probe = probe._replace(leaves_turned=True)
         if not torch.equal(first, probe.run(*inputs)[0]):
             evaluating(twin)
     return probe
@@ -230,6 +243,11 @@ def _why_it_fails(
         f"layer must run in float64, got {error}, and it runs in float32; "
         f"{cure or 'make constants with the dtype of the input'}."
     )
+
+
+def is_affine(parameter: Tensor) -> bool:
+    """Return whether all is one number, as of a gain or bias (4, H)."""
+    return len(parameter) == 4 and bool((parameter == parameter.flatten()[0]).all())
 
 
 def set_dropout(layer: nn.Module, share: float, *, also_none: bool = True) -> bool:

@@ -56,6 +56,8 @@ def pre_activations(
         for q_x, q_h, used in _terms(norm(x), norm(h), matrices, rows):
             kind = f"{name} of x and of h, before the matrices"
             yield Gates(kind, q_x + q_h, used, q_x, q_h)
+        for q_x, q_h, used in _terms(norm(x), h, matrices, rows):
+            yield Gates(f"{name} of x, before W_x alone", q_x + q_h, used, q_x, q_h)
         for q_x, q_h, used in _terms(x, norm(h), matrices, rows):
             kind = f"{name} of W_x x, and W_h times {name} of h"
             yield Gates(kind, norm(q_x) + q_h, used, q_x, q_h)
