@@ -155,7 +155,11 @@ def recurrent_findings(
             rest = [test(probe) for test in (_later_steps, _padding, _calls)]
             rest += [pieces, _layouts(probe)]
             upper, same = _upper(probe), _same_in_evaluation(probe)
-        why = "the state is not carried as it is, or the examples not apart"
+        why = "whether the state is carried as it is was not tested"
+        if raw.passed is False:
+            why = "the state is not carried as it is"
+        elif others.passed is False:
+            why = "the examples are not apart"
         step = step or Finding(CELL, None, why, MEND)
         *by_gradient, used = (test(trained) for test in GRADIENT_CLAIMS)
         last = [] if used.passed else [used]
@@ -218,7 +222,7 @@ def _why_no_state(probe: Probe, pieces: Finding) -> str:
         stack = Stack(probe)
         with suppress(LayerError):
             if order_of_states(stack) or returned_twice(stack) or last_outputs(stack):
-                return "the states that are returned are not those of their layers"
+                return "not all states that are returned are those of their layers"
     if pieces.passed is False and "raises" not in pieces.reason:
         return "the states that are given or returned are not the states"
     return ""
@@ -740,7 +744,8 @@ def _step(probe: Probe) -> Fault | str:
     first, *_ = compared(probe, "ifgo" if is_torch else "")
     if first is None:
         raise NotTested(
-            "no known cell has this forget gate with the matrices that the layer holds",
+            "no known cell has this forget gate with the matrices in the order of the "
+            "layer",
             "Compare a step with its equation by hand.",
         )
     outcome = first[1].outcome

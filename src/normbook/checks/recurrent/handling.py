@@ -363,8 +363,8 @@ def gates_apart(probe: Probe) -> Fault | None:
     if not told:
         return None
     return Fault(
-        f"An element of {'; of '.join(told)}, in its unit alone: one norm is called "
-        "for several gates, which have gain and bias in common.",
+        f"An element of {'; of '.join(told)}, in its unit alone: these gates "
+        "share it, as where one norm is called for several.",
         "Give each gate a norm of its own.",
         "one norm for several gates",
     )
