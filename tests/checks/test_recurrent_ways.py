@@ -409,17 +409,30 @@ def test_masks_that_go_by_the_lengths_are_right(ways: int) -> None:
     assert report_of(layer, call=with_lengths).passed
 
 
-def test_norms_around_a_plain_cell_are_other_on_purpose() -> None:
-    class Around(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.before, self.behind = nn.LayerNorm(D), nn.LayerNorm(H)
-            self.lstm = nn.LSTM(D, H)
+class Around(nn.Module):
+    """Norms around a plain LSTM."""
 
+    def __init__(self) -> None:
+        super().__init__()
+        self.before, self.behind = nn.LayerNorm(D), nn.LayerNorm(H)
+        self.lstm = nn.LSTM(D, H)
+
+    def forward(self, x: Tensor, state: State | None = None) -> Any:
+        out, state = self.lstm(self.before(x), state)
+        return self.behind(out), state
+
+
+def test_norms_that_are_made_and_not_used_are_no_purpose() -> None:
+    class Forgotten(Around):
         def forward(self, x: Tensor, state: State | None = None) -> Any:
-            out, state = self.lstm(self.before(x), state)
-            return self.behind(out), state
+            return self.lstm(x, state)
 
+    report = report_of(Forgotten())
+    assert "what enters the gates is normalized" in report.failed
+    assert "unused parameters" in report.others
+
+
+def test_norms_around_a_plain_cell_are_other_on_purpose() -> None:
     report = report_of(Around())
     assert report.failed == ()
     assert {"no norm before the gates", "norm of the outputs"} <= {*report.others}

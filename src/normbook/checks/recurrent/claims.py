@@ -352,13 +352,11 @@ def _gates(probe: Probe, step: Finding) -> list[Finding]:
         normed = Finding(NORMED, False, f"{seen}; {rest}.", cure)
         terms, together = (Finding(name, None, why) for name in (TERMS, TOGETHER))
     output = _output(probe, x, h, c)
-    is_around = step.passed and any(
-        "norm" in type(m).__name__.lower() for m in probe.layer.modules()
-    )
     if (
         normed.passed is False
-        and is_around
+        and step.passed
         and re.search("no norm of|before W_x", step.reason)
+        and _has_a_norm_in_use(probe)
     ):
         is_none = "no normalization" in normed.reason
         nothing = "; no normalization was found" * is_none
@@ -377,6 +375,16 @@ def _gates(probe: Probe, step: Finding) -> list[Finding]:
     ):
         output = output._replace(passed=None, other="no norm of c")
     return [normed, terms, together, output]
+
+
+def _has_a_norm_in_use(probe: Probe) -> bool:
+    """Return whether a norm that is held, around the cell say, has a part."""
+    unused = unused_parameters(probe)
+    return any(
+        not any(name.startswith(f"{place}.") for name in unused)
+        for place, part in probe.layer.named_modules()
+        if place and "norm" in type(part).__name__.lower()
+    )
 
 
 @claim(TOGETHER)
