@@ -43,9 +43,12 @@ Each prints which tests fail and why, unless it is called with ``quiet=True``.
 #   unusual.conditions         a condition for a layer that takes one
 #   unusual.condition_claims   what the condition does
 # Layer-normalized LSTMs, and layers of other recurrent cells
+#   recurrent.forms            ways in which a recurrent layer is called
 #   recurrent.terms            what the gates are made of
 #   recurrent.step             one step of an LSTM
 #   recurrent.probe            one interface for recurrent layers
+#   recurrent.batch            batch norms in a step, and biases before a norm
+#   recurrent.reach            which steps an output sees
 #   recurrent.layers           several layers and directions
 #   recurrent.states           which states are returned
 #   recurrent.handling         what is given, both modes, random draws
