@@ -103,10 +103,8 @@ other-hand: setup ## check layers and models of other hands with a slip each (OU
 	$(BIN)/python benchmarks/other_hand/run.py --table second.txt --out $(OUT)/other_hand_second.json
 	$(BIN)/python benchmarks/other_hand/run.py --table third.txt --out $(OUT)/other_hand_third.json
 	$(BIN)/python benchmarks/second_hand/demonstrations.py
-	$(BIN)/python benchmarks/hands.py second_hand
-	$(BIN)/python benchmarks/hands.py third_hand
-	$(BIN)/python benchmarks/hands.py fourth_hand
-	$(BIN)/python benchmarks/hands.py fifth_hand
+	for hand in second third fourth fifth sixth; do \
+	  $(BIN)/python benchmarks/hands.py $${hand}_hand || exit 1; done
 
 fold-in-the-wild: ## fold the models of public libraries and compare outputs, in an environment of their own; hours (OUT=folder for the record)
 	$(PYTHON) -m venv $(VENV)-fold
