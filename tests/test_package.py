@@ -168,6 +168,7 @@ def test_errors_are_one_tree_and_each_has_a_builtin_type() -> None:
         "normbook.checks.claim.DoesNotApply",
         "normbook.checks.claim.NotTested",
         "normbook.checks.model.runs.OwnError",
+        "normbook.checks.recurrent.forms.Ragged",
         "normbook.errors.NormbookError",
     }
 
