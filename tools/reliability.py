@@ -266,7 +266,7 @@ def show(goal: Goal) -> dict[str, Any]:
         outputs.append(done.stdout)
         is_good &= done.returncode == 0
     if not is_good:
-        print("\n".join(outputs)[-3000:], file=sys.stderr)
+        print("\n".join(outputs)[-100_000:], file=sys.stderr)
     shown = figure(goal, outputs)
     return {
         "is_good": is_good and shown not in ("no test was run", "nothing was found"),

@@ -463,6 +463,17 @@ def test_a_backward_pass_that_overwrites_what_it_is_given_is_told(
 
     report = check_norm_layer(Layer(), (4, 5, 6), kind="rms", eps=1e-6, quiet=True)
     assert ("the input is left as it is" in report.failed) == in_place
+
+
+def test_a_gradient_that_comes_rounded_is_not_overwritten(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(
+        "normbook.checks.claims.call.backward",
+        lambda y, dl_dy: (y * dl_dy).sum().backward(torch.tensor(1 + 1e-7).to(y)),
+    )
+    report = check_norm_layer(nn.LayerNorm(6), quiet=True)
+    assert "the input is left as it is" not in report.failed
     assert "the gradient by x is that of the output" not in report.failed
 
 
