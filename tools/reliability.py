@@ -71,7 +71,7 @@ GOALS = {
         CHANGE,
     ),
     "N4": Goal(
-        "Figures that are drawn wrongly are noticed",
+        "Figures drawn wrongly are noticed: all, but for some of the rough ones",
         "make sabotage",
         r"\w.*: \d+ of \d+ seen",
         40,
