@@ -409,6 +409,16 @@ def test_masks_that_go_by_the_lengths_are_right(ways: int) -> None:
     assert report_of(layer, call=with_lengths).passed
 
 
+@pytest.mark.parametrize("last", [D, H])
+def test_what_is_not_recurrent_is_not_taken_for_it(last: int) -> None:
+    layer = nn.Sequential(nn.LayerNorm(D), nn.Linear(D, last))
+    try:
+        report = check_norm_layer(layer, (T, N, D), quiet=True)
+    except ValueError:
+        return
+    assert not report.kind.startswith("LSTM")
+
+
 class Around(nn.Module):
     """Norms around a plain LSTM."""
 
