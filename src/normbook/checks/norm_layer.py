@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -41,8 +42,13 @@ from normbook.checks.recurrent.claims import recurrent_findings
 from normbook.checks.recurrent.gradients import REDUNDANT
 from normbook.checks.registration import registered
 from normbook.checks.report import Finding, Report
-from normbook.checks.unusual.condition_claims import condition_findings, explained_kind
-from normbook.checks.unusual.conditions import conditioned, needs_more
+from normbook.checks.unusual.condition_claims import (
+    condition_findings,
+    explained_kind,
+    mask_findings,
+    slips_of_condition,
+)
+from normbook.checks.unusual.conditions import conditioned, needs_condition
 from normbook.checks.unusual.relatives import (
     CUMULATIVE,
     Relative,
@@ -145,12 +151,15 @@ def check_norm_layer(
 
 def _report_with_condition(layer: nn.Module, given: Given, call: Way | None) -> Report:
     """Report on a layer, with a condition where it needs one and none is given."""
-    found = conditioned(layer, given) if call is None else None
-    layer, call = (found.layer, found.way) if found else (layer, call)
-    if found:  # a mask that leaves nothing out makes neither gain nor bias
-        has_condition = not found.is_mask
-    else:
-        has_condition = call is not None and needs_more(layer)
+    found = conditioned(layer, given)
+    masked = mask_findings(layer, given)
+    has_condition = needs_condition(layer)
+    more: Callable[[], list[Finding]] = list
+    if found and call is None:
+        layer, call, has_condition = found.layer, found.way, not found.is_mask
+        more = partial(condition_findings, found, given)
+    elif found:
+        more = partial(slips_of_condition, found, given)
     with called(call, given.axis):
         try:
             report = _report_on(layer, given, has_condition)
@@ -160,9 +169,9 @@ def _report_with_condition(layer: nn.Module, given: Given, call: Way | None) -> 
                 raise
             report = _report_on(layer, given._replace(kind=guess), has_condition)
     is_relative = any(relation in report.kind for relation in report.others)
-    if not found or is_relative:
-        return report
-    conditions = condition_findings(found, given)
+    conditions = [*masked]
+    if not is_relative and not (masked and found and found.is_mask):
+        conditions += more()
     first = tuple(f for f in conditions if f.passed is False)
     last = tuple(f for f in conditions if f.passed is not False)
     return report._replace(findings=(*first, *report.findings, *last))

@@ -156,6 +156,45 @@ def needs_more(layer: nn.Module) -> bool:
     return any(p.default is p.empty for p in recognition.further(layer))
 
 
+def needs_condition(layer: nn.Module) -> bool:
+    """Return whether a layer cannot be called with x, and masks, alone."""
+    needed = (p for p in recognition.further(layer) if p.default is p.empty)
+    return any(not MASKS.search(p.name.lower()) for p in needed)
+
+
+def masked(
+    layer: nn.Module, x: Tensor
+) -> Iterator[tuple[str, int, Tensor, Tensor, Tensor]]:
+    """Yield what a layer gives with a mask that leaves out the second half of an axis.
+
+    Behind the name of the mask and the axis come the output of what is kept, that with
+    other values in the places left out, and that of what is kept, without the rest.
+    """
+    names = [p.name for p in recognition.further(layer) if MASKS.search(p.name.lower())]
+    if not names or needs_condition(layer):
+        return
+    for make in _masks():
+        every, half = (_way(names, make, sign) for sign in (1, -1))
+        mask = make(x, -1)
+        most = max(range(1, mask.dim()), key=lambda k: mask.shape[k], default=0)
+        for axis in (a for a in range(1, x.dim()) if x.shape[a] == mask.shape[most]):
+            kept = x.shape[axis] - x.shape[axis] // 2
+            other = x.clone()
+            other.narrow(axis, kept, x.shape[axis] - kept).add_(100)
+            alone = x.narrow(axis, 0, kept).contiguous()
+            outputs = []
+            try:
+                for way, of in ((half, x), (half, other), (every, alone)):
+                    with called(way), torch.no_grad():
+                        y = call(copy_of(layer), of)
+                    outputs.append(y.narrow(axis, 0, kept))
+            except LayerError:
+                continue
+            if all(y.isfinite().all() and y.std() > 0 for y in outputs):
+                seen, changed, expected = outputs
+                yield ", ".join(names), axis, seen, changed, expected
+
+
 def shapes_of(layer: nn.Module, said: str | None) -> Iterator[tuple[int, ...]]:
     """Yield likely shapes: by the norms inside first, then by the whole."""
     for part in layer.modules():
