@@ -219,7 +219,7 @@ def test_masks_labels_and_lengths_are_told_from_free_numbers() -> None:
     assert not is_choice(torch.tensor([0.0, 0.5]))
 
 
-def tested(report: Report) -> list[str]:
+def names_of_passed(report: Report) -> list[str]:
     return [finding.name for finding in report.findings if finding.passed]
 
 
@@ -227,7 +227,7 @@ def tested(report: Report) -> list[str]:
 def test_a_layer_alone_gets_a_mask_that_leaves_nothing_out(norm: type[Masked]) -> None:
     report = check_norm_layer(norm(), quiet=True)
     assert not [f.name for f in report.findings if f.passed is False]
-    assert "what a mask leaves out counts for nothing" in tested(report)
+    assert "what a mask leaves out counts for nothing" in names_of_passed(report)
     assert "conditional" not in report.others
 
 
@@ -260,4 +260,4 @@ def test_beside_a_mask_gain_and_bias_are_tested_as_ever() -> None:
     report = check_norm_layer(MaskedBatchNorm1d(3), quiet=True)
     assert report.passed
     assert not report.untested
-    assert "what a mask leaves out counts for nothing" in tested(report)
+    assert "what a mask leaves out counts for nothing" in names_of_passed(report)
