@@ -83,6 +83,9 @@ def test_axes_and_thresholds_of_a_filter_response_norm(
 class FrozenBatchNorm(nn.Module):
     """Batch norm by fixed statistics, with or without eps."""
 
+    mean: Tensor
+    var: Tensor
+
     def __init__(self, eps: float) -> None:
         super().__init__()
         self.eps = eps

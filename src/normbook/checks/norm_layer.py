@@ -56,6 +56,7 @@ from normbook.checks.unusual.relatives import (
     formula_of,
     relatives_of,
 )
+from normbook.checks.unusual.weights import weight_slip
 
 
 def check_norm_layer(
@@ -293,7 +294,7 @@ def _check_that_it_is_no_weight(layer: nn.Module) -> None:
             f"the layer must normalize its input, got a {name}, which multiplies it by "
             "weights, normalized or not: another scale of x scales the output. Weight "
             "norm, weight standardization and spectral norm are no norm layers; pass "
-            "the norm layer behind it."
+            f"the norm layer behind it.{weight_slip(layer)}"
         )
 
 

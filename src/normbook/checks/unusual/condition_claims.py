@@ -20,6 +20,7 @@ from normbook.checks.unusual.conditions import (
     Conditioned,
     is_first,
     masked,
+    projects,
     shapes_of,
 )
 
@@ -73,6 +74,8 @@ def condition_findings(found: Conditioned, given: Given) -> list[Finding]:
 
 def slips_of_condition(found: Conditioned, given: Given) -> list[Finding]:
     """Make them where the user tells how to call the layer; only slips are told."""
+    if not projects(found.layer):  # what it takes may be no condition: a key, say
+        return []
     try:
         findings = condition_findings(found, given)
     except (LayerError, ValueError):

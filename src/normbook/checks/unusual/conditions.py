@@ -81,7 +81,7 @@ def conditioned(layer: nn.Module, given: Given) -> Conditioned | None:
                 z = output(found.other, x)
                 if not (y.isfinite().all() and (z is None or z.isfinite().all())):
                     # Of numbers that a projection takes that is the layer's own doing.
-                    if not_finite is None and _projects(layer) and not is_mask:
+                    if not_finite is None and projects(layer) and not is_mask:
                         not_finite = found._replace(does_matter=None)
                     continue
                 if is_mask and not y.std() > 0:  # all is left out
@@ -98,7 +98,7 @@ def undisturbed(norm: nn.Module, x: Tensor, more: More) -> Way | None:
     or something that is no mask.
     """
     values = [v for v in (*more[0], *more[1].values()) if isinstance(v, Tensor)]
-    if not needs_more(norm) or _projects(norm) or not all(map(is_choice, values)):
+    if not needs_more(norm) or projects(norm) or not all(map(is_choice, values)):
         return None
     like, runs = next(norm.parameters(), torch.zeros(())), False
     for kept in (1, 0):  # 0 where a mask marks what is left out
@@ -147,7 +147,8 @@ def _filled(more: More, old: tuple[int, ...], kept: int) -> Way:
     return way
 
 
-def _projects(layer: nn.Module) -> bool:
+def projects(layer: nn.Module) -> bool:
+    """Return whether a layer holds a projection, as of a condition."""
     return any(isinstance(part, recognition.OWNERS) for part in layer.modules())
 
 

@@ -100,6 +100,11 @@ def _size(x: Tensor, axes: Axes) -> Tensor:
     return x.square().mean(axes, keepdim=True).sqrt()
 
 
+def over_size(x: Tensor, axes: Axes) -> Tensor:
+    """Return x over its root mean square."""
+    return x / _size(x, axes)
+
+
 def _standard(x: Tensor, axes: Axes) -> Tensor:
     """Return x without its mean, over its deviation."""
     var, mean = torch.var_mean(x, axes, correction=0, keepdim=True)
@@ -139,8 +144,7 @@ def thresholded(
 def filter_response(subject: Subject) -> Iterator[Misfit]:
     """Divide by the root mean square of the positions."""
     for channel, positions in _channels_and_positions(len(subject.shape)):
-        of = partial(_size, axes=positions)
-        yield from thresholded(subject, lambda x, of=of: x / of(x), channel)
+        yield from thresholded(subject, partial(over_size, axes=positions), channel)
 
 
 def global_response(subject: Subject) -> Iterator[Misfit]:

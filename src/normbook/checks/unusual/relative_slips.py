@@ -66,17 +66,15 @@ def filter_response(subject: Subject) -> Iterator[formulas.Misfit]:
     """Take the mean square over other axes, without its root, or without the mean."""
     dims = len(subject.shape)
 
-    def size(x: Tensor, axes: Axes) -> Tensor:
-        return x.square().mean(axes, keepdim=True).sqrt()
-
     for axes, name in _other_sizes(dims, 1):
-        of = partial(size, axes=axes)
         what = f"the mean square is taken over {name}"
-        yield from formulas.thresholded(subject, lambda x, of=of: x / of(x), 1, what)
+        of = partial(formulas.over_size, axes=axes)
+        yield from formulas.thresholded(subject, of, 1, what)
     positions = other_axes(dims, 0, 1)
     what = "x is divided by the mean square, not by its root"
-    z = partial(size, axes=positions)
-    yield from formulas.thresholded(subject, lambda x: x / z(x).square(), 1, what)
+    yield from formulas.thresholded(
+        subject, lambda x: x / x.square().mean(positions, keepdim=True), 1, what
+    )
     what = "the mean is subtracted, and x is divided by its standard deviation"
     yield from formulas.thresholded(
         subject,
