@@ -50,7 +50,10 @@ def weight_slip(layer: nn.Module) -> str:
             why = ", as if it were multiplied by its deviation, not divided by it"
         if largest(large - SCALE * y) < MUCH * largest(large):
             why = ", as if it were not divided by its deviation"
-        return f"{told}a weight {SCALE:g} times as large the output is {grows:.3g} times as large{why}."
+        return (
+            f"{told}a weight {SCALE:g} times as large the output is {grows:.3g} times "
+            f"as large{why}."
+        )
     if largest(moved - y) > MUCH * largest(y):
         return f"{told}1 added to the weight the output changes: its mean has a part."
     if largest(of_one - y) > MUCH * largest(y):
