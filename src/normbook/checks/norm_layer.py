@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -42,14 +43,21 @@ from normbook.checks.recurrent.forms import as_recurrent
 from normbook.checks.recurrent.gradients import REDUNDANT
 from normbook.checks.registration import registered
 from normbook.checks.report import Finding, Report
-from normbook.checks.unusual.condition_claims import condition_findings, explained_kind
-from normbook.checks.unusual.conditions import conditioned, needs_more
+from normbook.checks.unusual.condition_claims import (
+    condition_findings,
+    explained_kind,
+    mask_findings,
+    slips_of_condition,
+)
+from normbook.checks.unusual.conditions import conditioned, needs_condition
+from normbook.checks.unusual.relative_slips import CLAIMS
 from normbook.checks.unusual.relatives import (
     CUMULATIVE,
     Relative,
     formula_of,
     relatives_of,
 )
+from normbook.checks.unusual.weights import weight_slip
 
 
 def check_norm_layer(
@@ -148,12 +156,15 @@ def check_norm_layer(
 
 def _report_with_condition(layer: nn.Module, given: Given, call: Way | None) -> Report:
     """Report on a layer, with a condition where it needs one and none is given."""
-    found = conditioned(layer, given) if call is None else None
-    layer, call = (found.layer, found.way) if found else (layer, call)
-    if found:  # a mask that leaves nothing out makes neither gain nor bias
-        has_condition = not found.is_mask
-    else:
-        has_condition = call is not None and needs_more(layer)
+    found = conditioned(layer, given)
+    masked = mask_findings(layer, given)
+    has_condition = needs_condition(layer)
+    more: Callable[[], list[Finding]] = list
+    if found and call is None:
+        layer, call, has_condition = found.layer, found.way, not found.is_mask
+        more = partial(condition_findings, found, given)
+    elif found:
+        more = partial(slips_of_condition, found, given)
     with called(call, given.axis):
         try:
             report = _report_on(layer, given, has_condition)
@@ -163,9 +174,9 @@ def _report_with_condition(layer: nn.Module, given: Given, call: Way | None) -> 
                 raise
             report = _report_on(layer, given._replace(kind=guess), has_condition)
     is_relative = any(relation in report.kind for relation in report.others)
-    if not found or is_relative:
-        return report
-    conditions = condition_findings(found, given)
+    conditions = [*masked]
+    if not is_relative and not (masked and found and found.is_mask):
+        conditions += more()
     first = tuple(f for f in conditions if f.passed is False)
     last = tuple(f for f in conditions if f.passed is not False)
     return report._replace(findings=(*first, *report.findings, *last))
@@ -214,6 +225,7 @@ def _report_on_relative(
             subject.relations = [relation._replace(reason=reason)]
         tests = [dtype_is_kept, half_precisions, strides, input_is_kept, no_graph]
         tests += [far_from_zero] if relative.subtracts_mean else []
+        tests += [CLAIMS[relative.name]] if relative.name in CLAIMS else []
         findings = [formula, *(test(subject) for test in (*tests, copies, as_named))]
         if removed:
             what = f"{', '.join(removed)} follows. All other tests are made without it."
@@ -285,7 +297,7 @@ def _check_that_it_is_no_weight(layer: nn.Module) -> None:
             f"the layer must normalize its input, got a {name}, which multiplies it by "
             "weights, normalized or not: another scale of x scales the output. Weight "
             "norm, weight standardization and spectral norm are no norm layers; pass "
-            "the norm layer behind it."
+            f"the norm layer behind it.{weight_slip(layer)}"
         )
 
 

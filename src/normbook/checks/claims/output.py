@@ -21,7 +21,7 @@ from normbook.checks.claim import (
     once,
 )
 from normbook.checks.layer.definitions import ACTIVATIONS, DIVISORS
-from normbook.checks.layer.recognition import affordable
+from normbook.checks.layer.recognition import affordable, is_eps
 from normbook.checks.layer.subject import Subject
 from normbook.checks.slips.affine_values import acting
 from normbook.checks.slips.diagnosis import diagnosis, precision
@@ -30,6 +30,9 @@ from normbook.checks.slips.start import at_the_start
 from normbook.checks.tensors import TOLERANCE, Formula, draw, largest
 
 OUTPUT_CLAIMS: list[Claim[Subject]] = []
+
+# Beyond all that are usual; it takes half a % of a sigma of 1.
+LARGE_EPS = 0.011
 
 NO_AFFINE = "no parameter has the name of a gain or a bias"
 NAME_THEM = "Call them weight and bias, or gamma and beta."
@@ -107,7 +110,7 @@ def statistics(subject: Subject) -> Fault | None:
         )
     cure = f"Compare it with {_formula(subject)}; if it is another norm, pass its kind."
     if seen := diagnosis(subject):
-        return Fault(f"{seen.text} {reason}", seen.cure or cure)
+        return Fault(f"{seen.text} {reason}", seen.cure or cure, seen.other)
     return Fault(reason, cure)
 
 
@@ -237,6 +240,12 @@ def _factor_fault(subject: Subject) -> Fault:
         "the sign is the wrong one": -1.0,
         "divided by the root of the sum of squares, not of their mean": 1 / root,
     }
+    known |= {
+        f"times the root of {n}, the length of axis {axis}, which is not the number "
+        "of values that are normalized": math.sqrt(n) / root
+        for axis, n in enumerate(subject.shape)
+        if axis
+    }
     name = named(known, lambda factor: abs(subject.factor / factor - 1) < 0.01)
     is_unit_length = subject.kind == "rms" and abs(subject.factor * root - 1) < 0.01
     return Fault(
@@ -317,8 +326,15 @@ def _no_eps(subject: Subject) -> DoesNotApply:
 
 @claim("eps is added to the variance, inside the root", OUTPUT_CLAIMS)
 @once
-def eps_place(subject: Subject) -> Fault | None:
+def eps_place(subject: Subject) -> Fault | Note | None:
     """Feed inputs with sigma near sqrt(eps), where the place of eps decides."""
+    if trained := [name for name in subject.learned if is_eps(name)]:
+        return Fault(
+            f"{trained[0]} is a parameter with a gradient: an optimizer moves eps, "
+            "also below 0, where the root of a small variance is NaN.",
+            "Keep eps as a number, or as a buffer.",
+            "trained eps",
+        )
     need_right_statistics(subject)
     eps = subject.eps
     if eps <= 0:
@@ -333,7 +349,7 @@ def eps_place(subject: Subject) -> Fault | None:
     right = expected["sqrt(variance + eps)"]
     plain = (var / (var + eps)).sqrt()
     if min(largest(seen - right), largest(seen - plain)) < 0.01:
-        return None
+        return None if eps < LARGE_EPS else _large_eps(eps)
     reason = (
         f"at sigma = sqrt(eps) = {sigmas[1]:.2g} the output has standard deviation "
         f"{seen[1]:.3g}, expected {right[1]:.3g}"
@@ -352,6 +368,15 @@ def eps_place(subject: Subject) -> Fault | None:
     if text := precision(subject):
         reason = f"{text}: {reason}"
     return Fault(f"{reason}.", "Divide by (var + eps).sqrt().")
+
+
+def _large_eps(eps: float) -> Note:
+    return Note(
+        f"eps is {eps:g}: where sigma is 1 the output has standard deviation "
+        f"{(1 + eps) ** -0.5:.3g}. The usual eps is 1e-5; another number may stand in "
+        "its place.",
+        "large eps",
+    )
 
 
 def _acting_eps(subject: Subject, var: Tensor, seen: Tensor) -> str:

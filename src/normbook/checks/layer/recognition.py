@@ -81,8 +81,7 @@ def eps_of(layer: nn.Module, dtype: torch.dtype) -> float | None:
     """Read eps by its usual names, in a layer or in the only one inside that has it."""
     values = told(layer, *EPSILONS)
     said = {float(v) for v in values if isinstance(v, int | float)}
-    tensors = [v for v in values if isinstance(v, Tensor) and v.numel() == 1]
-    said |= {float(v) for v in tensors if not v.requires_grad}  # which nothing trains
+    said |= {float(v) for v in values if isinstance(v, Tensor) and v.numel() == 1}
     if len(said) == 1:
         return said.pop()
     if isinstance(layer, nn.RMSNorm):  # eps=None
@@ -102,6 +101,11 @@ def only_parameter(layer: nn.Module, names: tuple[str, ...]) -> str | None:
         and not isinstance(layer.get_submodule(name.rpartition(".")[0]), OWNERS)
     ]
     return with_name[0] if len(with_name) == 1 else None
+
+
+def is_eps(name: str) -> bool:
+    """Return whether a parameter has a usual name of eps."""
+    return _last(name) in EPSILONS
 
 
 def has_fixed_affine(layer: nn.Module) -> bool:
@@ -205,6 +209,8 @@ def _normalized(layer: nn.Module, shape: tuple[int, ...]) -> int | None:
                 sizes = sizes[1:]
             if sizes and sizes == shape[-len(sizes) :]:
                 return len(sizes)
+            if len(sizes) > 1 and sizes == (shape[1], *[1] * (len(shape) - 2)):
+                return 0
     return None
 
 

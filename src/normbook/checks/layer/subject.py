@@ -15,6 +15,7 @@ import normbook.checks.layer.recognition as recognition
 from normbook.checks.calls import LayerError, call, evaluating
 from normbook.checks.copies import copy_of, tensors_of
 from normbook.checks.layer.definitions import DIVISORS, Definition
+from normbook.checks.layer.parts import along_axes, has_a_part
 from normbook.checks.tensors import (
     LARGE,
     TOLERANCE,
@@ -68,6 +69,8 @@ def without_activations(layer: nn.Module) -> Iterator[tuple[nn.Module, list[str]
 def _why_it_grows(output: Formula, x: Tensor) -> str:
     """Say which part of the output grows, or what is added to it; or nothing."""
     y, large = output(x), output(SCALE * x)
+    if is_near(large, SCALE**2 * y, 0.01):
+        return "as its square: x is multiplied by its size, not divided by it"
     for axis in range(1, x.dim()):
         others = other_axes(x.dim(), axis)
         grows = large.std(others) > MUCH * y.std(others)
@@ -190,6 +193,7 @@ class Subject:
         if self.has_condition:
             return False
         others = {name for name, _ in self.layer.named_parameters()} - {*self.names}
+        others = {name for name in others if not recognition.is_eps(name)}
         return not others and not recognition.has_fixed_affine(self.layer)
 
     @functools.cached_property
@@ -350,6 +354,8 @@ class Subject:
         self.is_kind_given = kind is not None
         self.eps = 0.0
         shapes = self._likely(shape, said)
+        if shape and all(self._error_on(sizes) for sizes in shapes):
+            self._check_that_it_takes_more(shape, shapes[0])
         self._leave_a_constant(shapes)
         if not shapes:
             raise ValueError(
@@ -371,6 +377,25 @@ class Subject:
         shapes = recognition.shapes_of(self.layer, said)
         shapes = recognition.shapes_like(shape) if shape else shapes
         return [recognition.affordable(sizes) for sizes in shapes]
+
+    def _check_that_it_takes_more(
+        self, shape: tuple[int, ...], more: tuple[int, ...]
+    ) -> None:
+        """Refuse what takes the number of examples that is given, and no other."""
+        n, error = shape[0], self._error_on(more)
+        if n == more[0] or self._error_on(shape):
+            return
+        held = [
+            f"{name} has shape {tuple(value.shape)}"
+            for name, value in tensors_of(self.layer)
+            if value.dim() > 1 and value.shape[0] == n
+        ]
+        raise ValueError(
+            f"the layer must take any number of examples, got a {self.name} that takes "
+            f"{n} and fails for another batch size, {more[0]}: {error}"
+            f"{'; ' * bool(held)}{' and '.join(held)}; let nothing in it have the size "
+            "of a batch."
+        )
 
     def _leave_a_constant(self, shapes: list[tuple[int, ...]]) -> None:
         """Move all parameters where the output, as given, does not depend on x."""
@@ -488,9 +513,22 @@ class Subject:
             )
         raise ValueError(
             f"the kind of norm must be known, got a {self.name} whose output on an "
-            f"input of shape {self.shape} is that of none; pass kind='batch', 'layer', "
-            "'group', 'instance', 'rms' or 'lstm', and the shape of an input."
+            f"input of shape {self.shape} is that of none{self._depends()}; pass "
+            "kind='batch', 'layer', 'group', 'instance', 'rms' or 'lstm', and the "
+            "shape of an input."
         )
+
+    def with_a_part(self, place: tuple[int, ...] = ()) -> Tensor | None:
+        """Return which inputs one output depends on; None if it has no gradient."""
+        place = place or tuple(min(1, size - 1) for size in self.shape)
+        return has_a_part(self.layer, self.draw(1).to(self.dtype), place)
+
+    def _depends(self) -> str:
+        """Say on which values an output depends."""
+        with_it = self.with_a_part()
+        if with_it is None or not with_it.any():
+            return ""
+        return f" and depends on {int(with_it.sum())} values, {along_axes(with_it)}"
 
     def _best(self, said: str | None) -> Definition | None:
         """Find the definition that fits best; what is said limits the choice."""
@@ -574,6 +612,17 @@ class Subject:
                 is_of,
                 f"the class {self.name} says {said} norm, and computes {is_of}"
                 f"{why if definition.kind == 'rms' else '.'}",
+            )
+        counts = recognition.told(self.layer, "num_groups", "groups")
+        count = definition.groups if definition.kind == "group" else self.shape[1]
+        is_grouped = definition.kind in ("group", "instance")
+        if said == "group" and is_grouped and counts not in ([], [count]):
+            each = self.shape[1] // count
+            why = ": it takes the number of groups for their size"
+            yield Relation(
+                "another number of groups",
+                f"the layer says {counts[0]} groups, and has statistics of {count}, of "
+                f"{each} channel{'s' * (each > 1)} each{why * (each == counts[0])}.",
             )
         if definition.groups > 1 and definition.kind in ("rms", "layer"):
             yield Relation(

@@ -14,6 +14,7 @@ from normbook.checks.model.kernels import kernels_of
 from normbook.checks.model.runs import Seen, tensors_in
 from normbook.checks.model.subject import Subject
 from normbook.checks.norm_layer import check_norm_layer
+from normbook.checks.unusual.condition_claims import MASKED
 from normbook.checks.unusual.conditions import undisturbed
 
 LARGE_EPS = 0.05  # beyond what any variance needs
@@ -52,7 +53,8 @@ def broken(subject: Subject) -> Iterator[Harm]:
                     "Take a small momentum, 0.1 say, unless it is meant so.",
                     "Moving averages",
                 )
-            if finding.verdict == "wrong":
+            # The padding that the model has itself is measured elsewhere.
+            if finding.verdict == "wrong" and finding.name != MASKED:
                 level = WRONG
                 if "float16" in finding.name:  # no risk where it is not used
                     level = RISK if _is_half(subject) else NOTE

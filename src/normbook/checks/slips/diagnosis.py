@@ -12,13 +12,11 @@ import math
 import torch
 from torch import Tensor
 
-from normbook.checks.calls import LayerError, backward, call
+import normbook.checks.layer.recognition as recognition
+from normbook.checks.layer.parts import along_axes, places_along
 from normbook.checks.layer.subject import Subject
-from normbook.checks.slips.explanations import ORDINALS, Seen, explanation
-from normbook.checks.tensors import TOLERANCE, fit, is_near, largest, other_axes
-
-# Of a gradient, beside its largest value: what float64 leaves of 0.
-NOTHING = 1e-9
+from normbook.checks.slips.explanations import Seen, explanation
+from normbook.checks.tensors import TOLERANCE, fit, is_near, largest
 
 PERMUTE = (
     "Move the axes with permute or transpose, then reshape, and move them back: "
@@ -43,7 +41,7 @@ def diagnosis(subject: Subject) -> Seen | None:
     if seen := explanation(subject) or _clipped(subject):
         return seen
     place = tuple(min(1, size - 1) for size in subject.shape)
-    with_it = _has_a_part(subject, place)
+    with_it = subject.with_a_part(place)
     if with_it is None:
         return None
     one = torch.zeros(subject.shape, dtype=torch.float64)
@@ -51,7 +49,9 @@ def diagnosis(subject: Subject) -> Seen | None:
     should = subject.definition.mean(one) > 0
     if seen := _so_far(subject, place):
         return seen
-    return _line(subject) if with_it.equal(should) else _values(with_it, should)
+    if with_it.equal(should):
+        return _line(subject)
+    return _of_some(subject, with_it, should) or _values(with_it, should)
 
 
 def precision(subject: Subject) -> str:
@@ -92,33 +92,16 @@ def _so_far(subject: Subject, place: tuple[int, ...]) -> Seen | None:
             continue
         counts = []
         for at in (0, 1, size - 1):
-            mask = _has_a_part(subject, (*place[:axis], at, *place[axis + 1 :]))
+            mask = subject.with_a_part((*place[:axis], at, *place[axis + 1 :]))
             if mask is None:
                 return None
-            counts.append(len(_places(mask, axis)))
+            counts.append(len(places_along(mask, axis)))
         if counts == [1, 2, size]:
             return Seen(
                 f"an output depends on the steps so far along axis {axis}, on no later "
                 "ones: the statistics are cumulative."
             )
     return None
-
-
-def _has_a_part(subject: Subject, place: tuple[int, ...]) -> Tensor | None:
-    """Return which inputs one output depends on, as a mask; None without a graph."""
-    x = subject.draw(1).to(subject.dtype).requires_grad_()
-    try:
-        y = call(subject.fresh(), x)
-        if not y.requires_grad:
-            return None
-        dl_dy = torch.zeros_like(y)
-        dl_dy[place] = 1
-        backward(y, dl_dy)
-    except LayerError:
-        return None
-    if x.grad is None or not x.grad.isfinite().all():
-        return None
-    return x.grad.abs() > NOTHING * x.grad.abs().max()
 
 
 def _values(with_it: Tensor, should: Tensor) -> Seen:
@@ -129,42 +112,19 @@ def _values(with_it: Tensor, should: Tensor) -> Seen:
         return Seen(f"{text} right, and come out at a wrong place.", PERMUTE)
     of = f"an output depends on {count} values"
     not_on = f"and not on the {expected} that share its statistics by the definition"
-    lengths = [len(_places(with_it, axis)) for axis in range(with_it.dim())]
+    lengths = [len(places_along(with_it, axis)) for axis in range(with_it.dim())]
     if math.prod(lengths) == count:
-        parts = [
-            f"{_numbers(with_it, axis)} along axis {axis}"
-            for axis, n in enumerate(lengths)
-            if n > 1
-        ]
         several = [a for a, n in enumerate(lengths) if n > 1]
         is_cut = any(lengths[a] < with_it.shape[a] for a in several if a != 1)
         # A part of one axis alone is no matter of reshape.
         cure = PERMUTE if is_cut and lengths[0] == 1 and len(several) > 1 else ""
-        return Seen(f"{of}, {', '.join(parts) or 'itself alone'}, {not_on}.", cure)
+        return Seen(f"{of}, {along_axes(with_it)}, {not_on}.", cure)
     for layout, mask in (("", with_it), (", channels last", with_it.movedim(1, -1))):
         places = mask.flatten().nonzero()
         if int(places[-1] - places[0]) + 1 == count:
             how = f"that lie one behind the other in memory{layout}, those of no axis"
             return Seen(f"{of} {how}, {not_on}.", PERMUTE)
     return Seen(f"{of} that are those of no axis, {not_on}.", PERMUTE)
-
-
-def _places(with_it: Tensor, axis: int) -> list[int]:
-    """Return which places along an axis have a part."""
-    rest = other_axes(with_it.dim(), axis)
-    return [int(place) for place in with_it.any(rest).nonzero()]
-
-
-def _numbers(with_it: Tensor, axis: int) -> str:
-    """Say which places along an axis have a part: all, or their numbers."""
-    places, size = _places(with_it, axis), with_it.shape[axis]
-    if len(places) == size:
-        return f"all {size}"
-    step = places[1] - places[0]
-    if step > 1 and places == [*range(places[0], places[-1] + 1, step)]:
-        which = ORDINALS.get(step, f"{step}th")
-        return f"every {which} of {size}, not those side by side,"
-    return f"{len(places)} of {size}"
 
 
 def _line(subject: Subject) -> Seen | None:
@@ -186,14 +146,63 @@ def _line(subject: Subject) -> Seen | None:
         divisors.append(1 / slope)
         means.append(mean)
         sigmas.append((mean_of(x.square()) if subject.kind == "rms" else var).sqrt())
-    shift, divisor, mean, sigma = map(torch.cat, (shifts, divisors, means, sigmas))
+    return Seen(f"{_told(subject, shifts, divisors, means, sigmas)}.")
+
+
+def _told(subject: Subject, *measured: list[Tensor]) -> str:
+    """Say what is subtracted and divided by, beside the right mean and sigma."""
+    shift, divisor, mean, sigma = map(torch.cat, measured)
     of = "the root mean square" if subject.kind == "rms" else "sigma"
     parts = [] if subject.kind == "rms" else [_shift(shift, mean, sigma)]
     parts.append(_divisor(divisor, sigma, of))
     if " to " in parts[-1]:  # it varies, and it is no power
-        parts[-1] += _broken(subject, divisor.square() - sigma.square(), mean)
+        parts[-1] += _few_digits(divisor, subject.eps) or _broken(
+            subject, divisor.square() - sigma.square(), mean
+        )
     parts[-1] = f"{'x' if subject.kind == 'rms' else 'the rest'} is {parts[-1]}"
-    return Seen(f"{', and '.join(parts)}.")
+    return ", and ".join(parts)
+
+
+def _few_digits(divisor: Tensor, eps: float) -> str:
+    """Say whether what x is divided by is always a number of half precision."""
+    for dtype in (torch.bfloat16, torch.float16):
+        for number in (1 / divisor, divisor, divisor.square() - eps):
+            if torch.allclose(number.to(dtype).double(), number, 1e-6, 0.0):
+                return f", always a number of {dtype}: the statistics are rounded to it"
+    return ""
+
+
+def _of_some(subject: Subject, with_it: Tensor, should: Tensor) -> Seen | None:
+    """Measure the same where a part of one set of statistics counts, as by a mask."""
+    count, expected = int(with_it.sum()), int(should.sum())
+    if not recognition.further(subject.layer):  # no mask can leave anything out
+        return None
+    if subject.as_set is None or bool((with_it & ~should).any()) or count < 3:
+        return None
+    gain, bias = (values.expand(subject.shape)[with_it] for values in subject.as_set)
+    rows: list[list[Tensor]] = [[], [], [], []]
+    for seed in range(1, 9):
+        x = subject.draw(seed)
+        u, x = (subject.output(x)[with_it] - bias) / gain, x[with_it]
+        mean, var = x.mean(), x.var(correction=0)
+        slope = ((x - mean) * u).mean() / var
+        if not is_near(u, u.mean() + slope * (x - mean)):
+            return None
+        size = x.square().mean() if subject.kind == "rms" else var
+        numbers = mean - u.mean() / slope, 1 / slope, mean, size.sqrt()
+        for row, number in zip(rows, numbers, strict=True):
+            row.append(number[None])
+    shift, divisor, mean, sigma = map(torch.cat, rows)
+    some = f"of the {expected} values that share statistics {count} count, as by a mask"
+    is_right = largest(divisor / sigma - 1) < TOLERANCE
+    if is_right and (subject.kind == "rms" or is_near(shift, mean)):
+        text = f"{some}, and they are normalized by their own statistics."
+        return Seen(
+            text, "Leave nothing out, for all other tests.", "some values alone"
+        )
+    return Seen(
+        f"{some}: of these {_told(subject, *rows)}.", "Count what is kept alone."
+    )
 
 
 def _broken(subject: Subject, added: Tensor, mean: Tensor) -> str:

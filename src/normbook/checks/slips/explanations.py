@@ -15,6 +15,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from normbook.checks.layer.parts import ORDINALS
 from normbook.checks.layer.subject import Subject
 from normbook.checks.slips.affine_values import described, nearest
 from normbook.checks.tensors import (
@@ -25,8 +26,6 @@ from normbook.checks.tensors import (
     largest,
     other_axes,
 )
-
-ORDINALS = {2: "second", 3: "third", 4: "fourth"}
 
 
 def _mean(x: Tensor, axes: Axes) -> Tensor:
@@ -80,6 +79,7 @@ class Seen(NamedTuple):
 
     text: str
     cure: str = ""
+    other: str = ""  # a convention, where it may be meant
 
 
 class Candidate(NamedTuple):

@@ -15,8 +15,16 @@ from normbook.checks.copies import copy_of
 from normbook.checks.layer.subject import Given, Subject
 from normbook.checks.report import Finding
 from normbook.checks.slips.explanations import explanation
-from normbook.checks.tensors import TOLERANCE, largest
-from normbook.checks.unusual.conditions import Conditioned, is_first
+from normbook.checks.tensors import TOLERANCE, draw, largest
+from normbook.checks.unusual.conditions import (
+    Conditioned,
+    is_first,
+    masked,
+    projects,
+    shapes_of,
+)
+
+MASKED = "what a mask leaves out counts for nothing"
 
 # From the fewest values to the most: what is normalized over few is over many, too.
 LIKELY = ("layer", "rms", "instance", "group", "batch")
@@ -53,7 +61,7 @@ def condition_findings(found: Conditioned, given: Given) -> list[Finding]:
     if found.is_mask:
         what = f"{found.names} leaves nothing out in all other tests"
         cure = "Pass the model, with padded data, to normbook.checks.audit."
-        return [Finding("what a mask leaves out counts for nothing", None, what, cure)]
+        return [Finding(MASKED, None, what, cure)]
     with called(found.way, given.axis):
         kind = given.kind or explained_kind(found.layer, given)
         subject = Subject(found.layer, given._replace(kind=kind), has_condition=True)
@@ -62,6 +70,52 @@ def condition_findings(found: Conditioned, given: Given) -> list[Finding]:
     as_given = copy_of(found.given).to(x.dtype)
     found = found._replace(layer=found.layer.to(x.dtype), given=as_given)
     return [claim(_Case(found, subject, x, given.axis)) for claim in CLAIMS]
+
+
+def slips_of_condition(found: Conditioned, given: Given) -> list[Finding]:
+    """Make them where the user tells how to call the layer; only slips are told."""
+    if not projects(found.layer):  # what it takes may be no condition: a key, say
+        return []
+    try:
+        findings = condition_findings(found, given)
+    except (LayerError, ValueError):
+        return []
+    told = [f for f in findings if f.passed is False or f.other]
+    return [f for f in told if f.name != own.name]
+
+
+def mask_findings(layer: nn.Module, given: Given) -> list[Finding]:
+    """Compare what a mask keeps with the same where there is nothing else."""
+    said = given.kind or recognition.kind_of(layer)
+    shapes = [given.shape] if given.shape else [*shapes_of(layer, said)]
+    like = next(layer.parameters(), torch.zeros(()))
+    found: list[tuple[str, int, Tensor, Tensor, Tensor]] = []
+    for sizes in shapes:
+        x = draw(sizes, 0, 1.0).to(like.dtype)
+        with called(None, given.axis):
+            found += masked(layer, x)
+        if found:
+            break
+    if not found:
+        return []
+    off = [largest(y - alone) / largest(alone) for *_, y, _, alone in found]
+    best = min(range(len(found)), key=off.__getitem__)
+    names, axis, y, other, _ = found[best]
+    if off[best] < TOLERANCE:
+        return [Finding(MASKED, True)]
+    why = "the values of what is left out have a part in the statistics"
+    if largest(other - y) < TOLERANCE * largest(y):
+        why = "places that are left out still count, by zeros or in a number of values"
+    return [
+        Finding(
+            MASKED,
+            False,
+            f"with a {names} that leaves out the second half of axis {axis} the output "
+            f"of what is kept is off by {off[best]:.2g} from that of the same without "
+            f"the rest: {why}.",
+            "Mask x and x - mean, and divide both sums by the number of values kept.",
+        )
+    ]
 
 
 def explained_kind(layer: nn.Module, given: Given) -> str | None:

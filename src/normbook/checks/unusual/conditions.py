@@ -81,7 +81,7 @@ def conditioned(layer: nn.Module, given: Given) -> Conditioned | None:
                 z = output(found.other, x)
                 if not (y.isfinite().all() and (z is None or z.isfinite().all())):
                     # Of numbers that a projection takes that is the layer's own doing.
-                    if not_finite is None and _projects(layer) and not is_mask:
+                    if not_finite is None and projects(layer) and not is_mask:
                         not_finite = found._replace(does_matter=None)
                     continue
                 if is_mask and not y.std() > 0:  # all is left out
@@ -98,7 +98,7 @@ def undisturbed(norm: nn.Module, x: Tensor, more: More) -> Way | None:
     or something that is no mask.
     """
     values = [v for v in (*more[0], *more[1].values()) if isinstance(v, Tensor)]
-    if not needs_more(norm) or _projects(norm) or not all(map(is_choice, values)):
+    if not needs_more(norm) or projects(norm) or not all(map(is_choice, values)):
         return None
     like, runs = next(norm.parameters(), torch.zeros(())), False
     for kept in (1, 0):  # 0 where a mask marks what is left out
@@ -147,13 +147,53 @@ def _filled(more: More, old: tuple[int, ...], kept: int) -> Way:
     return way
 
 
-def _projects(layer: nn.Module) -> bool:
+def projects(layer: nn.Module) -> bool:
+    """Return whether a layer holds a projection, as of a condition."""
     return any(isinstance(part, recognition.OWNERS) for part in layer.modules())
 
 
 def needs_more(layer: nn.Module) -> bool:
     """Return whether a layer cannot be called with x alone."""
     return any(p.default is p.empty for p in recognition.further(layer))
+
+
+def needs_condition(layer: nn.Module) -> bool:
+    """Return whether a layer cannot be called with x, and masks, alone."""
+    needed = (p for p in recognition.further(layer) if p.default is p.empty)
+    return any(not MASKS.search(p.name.lower()) for p in needed)
+
+
+def masked(
+    layer: nn.Module, x: Tensor
+) -> Iterator[tuple[str, int, Tensor, Tensor, Tensor]]:
+    """Yield what a layer gives with a mask that leaves out the second half of an axis.
+
+    Behind the name of the mask and the axis come the output of what is kept, that with
+    other values in the places left out, and that of what is kept, without the rest.
+    """
+    names = [p.name for p in recognition.further(layer) if MASKS.search(p.name.lower())]
+    if not names or needs_condition(layer):
+        return
+    for make in _masks():
+        every, half = (_way(names, make, sign) for sign in (1, -1))
+        mask = make(x, -1)
+        most = max(range(1, mask.dim()), key=lambda k: mask.shape[k], default=0)
+        for axis in (a for a in range(1, x.dim()) if x.shape[a] == mask.shape[most]):
+            kept = x.shape[axis] - x.shape[axis] // 2
+            other = x.clone()
+            other.narrow(axis, kept, x.shape[axis] - kept).add_(100)
+            alone = x.narrow(axis, 0, kept).contiguous()
+            outputs = []
+            try:
+                for way, of in ((half, x), (half, other), (every, alone)):
+                    with called(way), torch.no_grad():
+                        y = call(copy_of(layer), of)
+                    outputs.append(y.narrow(axis, 0, kept))
+            except LayerError:
+                continue
+            if all(y.isfinite().all() and y.std() > 0 for y in outputs):
+                seen, changed, expected = outputs
+                yield ", ".join(names), axis, seen, changed, expected
 
 
 def shapes_of(layer: nn.Module, said: str | None) -> Iterator[tuple[int, ...]]:

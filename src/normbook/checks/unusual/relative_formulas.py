@@ -60,7 +60,7 @@ def _error(seen: Tensor, expected: Tensor) -> float:
     return error if math.isfinite(error) else math.inf
 
 
-def _misfit(
+def misfit(
     subject: Subject,
     z: Formula,
     along: Axes,
@@ -100,6 +100,11 @@ def _size(x: Tensor, axes: Axes) -> Tensor:
     return x.square().mean(axes, keepdim=True).sqrt()
 
 
+def over_size(x: Tensor, axes: Axes) -> Tensor:
+    """Return x over its root mean square."""
+    return x / _size(x, axes)
+
+
 def _standard(x: Tensor, axes: Axes) -> Tensor:
     """Return x without its mean, over its deviation."""
     var, mean = torch.var_mean(x, axes, correction=0, keepdim=True)
@@ -111,28 +116,35 @@ def along_channels(z: Callable[[int, Tensor], Tensor]) -> Misfits:
 
     def misfits(subject: Subject) -> Iterator[Misfit]:
         for axis, _ in _channels_and_positions(len(subject.shape)):
-            yield _misfit(subject, partial(z, axis), (axis,))
+            yield misfit(subject, partial(z, axis), (axis,))
 
     return misfits
 
 
-def filter_response(subject: Subject) -> Iterator[Misfit]:
+def thresholded(
+    subject: Subject, z: Formula, channel: int, what: str = ""
+) -> Iterator[Misfit]:
     """A threshold behind is the least output of a channel, where several are it."""
     first, *others = _draws(subject)
-    for _, positions in _channels_and_positions(len(subject.shape)):
-        rest, y = (0, *positions), subject.output(first)
-        inside = first / _size(first, positions)
-        least = y.amin(rest, keepdim=True)
-        is_held = (y == least).sum(rest, keepdim=True) > 1
-        threshold = least.where(is_held, -math.inf)
-        free = (y > threshold).double()
-        count = free.sum(rest, keepdim=True)
-        deviation = free * (inside - (free * inside).sum(rest, keepdim=True) / count)
-        a = (deviation * y).sum(rest, keepdim=True)
-        a = a / deviation.square().sum(rest, keepdim=True)
-        b = (free * (y - a * inside)).sum(rest, keepdim=True) / count
-        pairs = ((subject.output(x), a * x / _size(x, positions) + b) for x in others)
-        yield Misfit(max(_error(y, line.maximum(threshold)) for y, line in pairs), a)
+    rest, y = other_axes(len(subject.shape), channel), subject.output(first)
+    inside = z(first)
+    least = y.amin(rest, keepdim=True)
+    is_held = (y == least).sum(rest, keepdim=True) > 1
+    threshold = least.where(is_held, -math.inf)
+    free = (y > threshold).double()
+    count = free.sum(rest, keepdim=True)
+    deviation = free * (inside - (free * inside).sum(rest, keepdim=True) / count)
+    a = (deviation * y).sum(rest, keepdim=True)
+    a = a / deviation.square().sum(rest, keepdim=True)
+    b = (free * (y - a * inside)).sum(rest, keepdim=True) / count
+    pairs = ((subject.output(x), a * z(x) + b) for x in others)
+    yield Misfit(max(_error(y, line.maximum(threshold)) for y, line in pairs), a, what)
+
+
+def filter_response(subject: Subject) -> Iterator[Misfit]:
+    """Divide by the root mean square of the positions."""
+    for channel, positions in _channels_and_positions(len(subject.shape)):
+        yield from thresholded(subject, partial(over_size, axes=positions), channel)
 
 
 def global_response(subject: Subject) -> Iterator[Misfit]:
@@ -145,7 +157,7 @@ def global_response(subject: Subject) -> Iterator[Misfit]:
     for at in _channels_and_positions(len(subject.shape)):
         of = partial(z, channel=at[0], positions=at[1])
         for has_rest in (True, False):
-            yield _misfit(subject, of, at[:1], has_rest=has_rest)
+            yield misfit(subject, of, at[:1], has_rest=has_rest)
 
 
 def bounded(curve: Formula, inverse: Formula, *, is_shifted: bool = True) -> Misfits:
@@ -173,15 +185,15 @@ def bounded(curve: Formula, inverse: Formula, *, is_shifted: bool = True) -> Mis
 
 def plain(*formulas: Formula) -> Misfits:
     """Return the misfits of formulas, with gain and bias along the last axis."""
-    return lambda subject: (_misfit(subject, z, (-1,)) for z in formulas)
+    return lambda subject: (misfit(subject, z, (-1,)) for z in formulas)
 
 
 def message_norm(subject: Subject) -> Iterator[Misfit]:
     """Each row as a direction, with a length that is not of x, or a length alone."""
     length = partial(_size, axes=(-1,))
     what = "x is the node"
-    yield _misfit(subject, lambda x: length(x).expand_as(x), (-1,), what=what)
-    yield _misfit(subject, lambda x: functional.normalize(x, dim=-1), (0,))
+    yield misfit(subject, lambda x: length(x).expand_as(x), (-1,), what=what)
+    yield misfit(subject, lambda x: functional.normalize(x, dim=-1), (0,))
 
 
 def over_nodes(subject: Subject) -> Iterator[Misfit]:
@@ -189,7 +201,7 @@ def over_nodes(subject: Subject) -> Iterator[Misfit]:
     every = tuple(range(len(subject.shape)))
     by_all = partial(_standard, axes=every)
     what = "one mean and one variance for all that a graph holds"
-    yield _misfit(subject, by_all, (-1,), scale=LARGE, what=what)
+    yield misfit(subject, by_all, (-1,), scale=LARGE, what=what)
     what = "each channel by the nodes of its graph, less a share of their mean"
     yield from estimated(subject, every[-1], what)
 
@@ -245,7 +257,7 @@ def by_parts(subject: Subject) -> Iterator[Misfit]:
     for size in (size for size in range(2, n) if n % size == 0):
         of, view = partial(z, size=size), partial(parts, size=size)
         what = f"parts of {size}"
-        yield _misfit(subject, of, (0, 2), view=view, scale=LARGE, what=what)
+        yield misfit(subject, of, (0, 2), view=view, scale=LARGE, what=what)
 
 
 _EVONORMS = ("s0", "s1", "s2", "b0", "b1", "b2")
@@ -294,7 +306,7 @@ def evonorm(subject: Subject) -> Iterator[Misfit]:
     for form, z in one:
         if form[:2] in forms:
             what = f"EvoNorm-{form[:2].upper()}{form[2:]}"
-            yield _misfit(subject, z, (1,), what=what)
+            yield misfit(subject, z, (1,), what=what)
 
 
 def renormalized(subject: Subject) -> Iterator[Misfit]:
@@ -395,7 +407,7 @@ def equivariant(subject: Subject) -> Iterator[Misfit]:
         stop, is_scalar = start + mul * ir.dim, bool(ir.is_scalar())
         view = partial(part, start=start, stop=stop, n=mul)
         of = partial(z, part=view, is_scalar=is_scalar)
-        found = _misfit(subject, of, (1,), view=view, scale=LARGE)
+        found = misfit(subject, of, (1,), view=view, scale=LARGE)
         worst, start = max(worst, found.error), stop
     yield Misfit(worst)
 
@@ -423,10 +435,10 @@ def cumulative(subject: Subject) -> Iterator[Misfit]:
         return centred / so_far(centred.square(), time).sqrt()
 
     for time, channel in ((1, dim - 1), (dim - 1, 1)):
-        yield _misfit(subject, partial(exact, time=time), (channel,), scale=LARGE)
+        yield misfit(subject, partial(exact, time=time), (channel,), scale=LARGE)
         what = "the variance takes each step from the mean up to that step"
         of = partial(each, time=time)
-        yield _misfit(subject, of, (channel,), scale=LARGE, what=what)
+        yield misfit(subject, of, (channel,), scale=LARGE, what=what)
 
 
 def complex_norm(subject: Subject) -> Iterator[Misfit]:
@@ -472,7 +484,7 @@ def quaternion_norm(subject: Subject) -> Iterator[Misfit]:
         return torch.cat((centred * square.rsqrt()).unbind(-1), -1)
 
     for axes in _parts_of_the_axes(dim):
-        yield _misfit(subject, partial(z, axes=axes), (-1,), scale=LARGE)
+        yield misfit(subject, partial(z, axes=axes), (-1,), scale=LARGE)
 
 
 def _parts_of_the_axes(dim: int) -> Iterator[Axes]:

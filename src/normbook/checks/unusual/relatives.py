@@ -17,6 +17,7 @@ from torch.nn.functional import normalize
 from torch.nn.modules.batchnorm import _BatchNorm
 
 import normbook.checks.unusual.relative_formulas as formulas
+import normbook.checks.unusual.relative_slips as slips
 from normbook.checks.claim import Claim, Fault, NotTested
 from normbook.checks.layer.subject import Subject
 from normbook.checks.tensors import TOLERANCE
@@ -32,6 +33,7 @@ class Relative(NamedTuple):
     text: str
     misfits: formulas.Misfits | None = None
     subtracts_mean: bool = False  # and a mean far from 0 should do no harm
+    slips: formulas.Misfits | None = None  # other formulas, that are wrong
     others: str = ""  # says that there are other forms, of which no formula is known
 
 
@@ -53,7 +55,7 @@ RELATIVES = (
     Relative("FRN", "filterresponse|^frn",
         "filter response norm: x over the root mean square of its positions, and a "
         "threshold behind",
-        formulas.filter_response),
+        formulas.filter_response, slips=slips.filter_response),
     Relative("EvoNorm", "evonorm.*[sb][012]",
         "an activation and a norm that were found by search",
         formulas.evonorm),
@@ -62,7 +64,7 @@ RELATIVES = (
         formulas.evonorm, others="it is none of S0 to B2, and no formula of another"),
     Relative("GRN", "globalresponse|grn$",
         "global response norm: each channel by its share of the size of all",
-        formulas.global_response),
+        formulas.global_response, slips=slips.global_response),
     Relative("ghost batch norm", "ghostb|splitbatchnorm|splitbn",
         "each part of a batch has a mean and a variance of its own, as on several "
         "devices",
@@ -149,9 +151,11 @@ def formula_of(relative: Relative) -> Claim[Subject]:
         if not best.error < TOLERANCE and relative.others:
             raise NotTested(f"{relative.others} {relative.name} is known here", CURE)
         if not best.error < TOLERANCE:
+            wrong = relative.slips(subject) if relative.slips else ()
+            seen = next((f"{one.what}. " for one in wrong if one.error < 1e-4), "")
             return Fault(
-                f"{relative.text}: with the best gain and bias of each channel the "
-                f"formula is off by {best.error:.2g} of the largest output.",
+                f"{seen}{relative.text}: with the best gain and bias of each channel "
+                f"the formula is off by {best.error:.2g} of the largest output.",
                 "Compare it with the formula, or give it another name.",
             )
         what = f": {best.what}" if best.what else ""
