@@ -1,177 +1,241 @@
-"""Slips of the settings and the arguments: eps, groups, masks, conditions, factors."""
+"""Slips that no report named, of kinds that several hands made, are named."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import torch
+from planted_bugs import HandBatchNorm
 from torch import Tensor, nn
 from torch.nn import functional
 
 from normbook.checks import check_norm_layer
-from normbook.checks.report import Report
 
 
-def words(report: Report) -> str:
-    return " ".join(str(report).split())
+def said(layer: nn.Module, **settings: Any) -> str:
+    return " ".join(str(check_norm_layer(layer, quiet=True, **settings)).split())
 
 
-class Eps(nn.Module):
-    """Layer norm with the eps that is given, a number or a tensor."""
+class ByRule(nn.Module):
+    """A gain, eps and a rule."""
 
-    def __init__(self, eps: float | Tensor) -> None:
+    def __init__(
+        self, rule: Callable[[Tensor], Tensor], sizes: tuple[int, ...] = (8,)
+    ) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.ones(8))
-        self.bias = nn.Parameter(torch.zeros(8))
-        self.eps = eps
+        self.weight = nn.Parameter(torch.ones(sizes))
+        self.rule = rule
 
     def forward(self, x: Tensor) -> Tensor:
-        dtype, x = x.dtype, x.double() if x.dtype == torch.float64 else x.float()
-        x = x - x.mean(-1, keepdim=True)
-        x = x / (x.square().mean(-1, keepdim=True) + self.eps).sqrt()
-        return (x * self.weight + self.bias).to(dtype)
+        return self.rule(x) * self.weight
 
 
-def test_eps_that_is_trained_is_told() -> None:
-    report = check_norm_layer(Eps(nn.Parameter(torch.tensor(1e-5))), quiet=True)
-    assert set(report.others) == {"trained eps"}
-    assert "eps is a parameter with a gradient" in words(report)
+def over_root(x: Tensor, size: Tensor) -> Tensor:
+    return x * torch.rsqrt(size + 1e-6).to(x.dtype)
 
 
-@pytest.mark.parametrize(("eps", "is_told"), [(1e-2, False), (0.1, True)])
-def test_a_large_eps_is_told(eps: float, is_told: bool) -> None:
-    report = check_norm_layer(Eps(eps), quiet=True)
-    assert not report.failed
-    assert ("eps is 0.1: where sigma is 1" in words(report)) == is_told
+def by_a_part(x: Tensor, count: int) -> Tensor:
+    """Return x over the root mean square of its first half, of so many values."""
+    return over_root(x, x[..., :4].square().sum(-1, keepdim=True) / count)
 
 
-class ForABatch(nn.Module):
-    """Batch norm with a gain for each example of a batch."""
-
-    def __init__(self, examples: int, channels: int) -> None:
-        super().__init__()
-        self.norm = nn.BatchNorm2d(channels, affine=False)
-        self.gains = nn.Parameter(torch.ones(examples, channels))
-
-    def forward(self, x: Tensor) -> Tensor:
-        y: Tensor = self.norm(x) * self.gains[:, :, None, None]
-        return y
+def in_few_digits(x: Tensor) -> Tensor:
+    return over_root(x, x.bfloat16().square().mean(-1, keepdim=True))
 
 
-def test_a_layer_of_one_batch_size_is_refused_with_the_size_that_it_takes() -> None:
-    text = r"takes 8 and fails for another batch size, .* gains has shape \(8, 4\)"
-    with pytest.raises(ValueError, match=text):
-        check_norm_layer(ForABatch(8, 4), (8, 4, 5, 5), quiet=True)
-
-
-class GroupNormOfSize(nn.Module):
-    """Group norm that takes the number of groups for their size."""
-
-    def __init__(self, num_groups: int, channels: int) -> None:
-        super().__init__()
-        self.num_groups = num_groups
-        self.weight = nn.Parameter(torch.ones(channels))
-        self.bias = nn.Parameter(torch.zeros(channels))
-
-    def forward(self, x: Tensor) -> Tensor:
-        groups = x.shape[1] // self.num_groups
-        return functional.group_norm(x, groups, self.weight, self.bias)
-
-
-def test_another_number_of_groups_is_told() -> None:
-    report = check_norm_layer(GroupNormOfSize(2, 8), (4, 8, 5, 5), quiet=True)
-    assert "another number of groups" in report.others
-    assert "says 2 groups, and has statistics of 4, of 2 channels" in words(report)
-
-
-class UnitLength(nn.Module):
-    """RMS norm over channels by normalize, times the root of the width."""
-
-    def __init__(self, axis: int) -> None:
-        super().__init__()
-        self.axis = axis
-        self.gain = nn.Parameter(torch.ones(1, 4, 1, 1))
-
-    def forward(self, x: Tensor) -> Tensor:
-        y = functional.normalize(x, dim=1) * x.shape[self.axis] ** 0.5
-        z: Tensor = y * self.gain
-        return z
-
-
-@pytest.mark.parametrize(("axis", "is_wrong"), [(1, False), (3, True)])
-def test_the_root_of_the_length_of_another_axis_is_named(
-    axis: int, is_wrong: bool
+@pytest.mark.parametrize(
+    ("rule", "text"),
+    [
+        (lambda x: by_a_part(x, 8), "x is divided by 0.707 times the root mean square"),
+        (lambda x: by_a_part(x, 4), "normalized by their own statistics"),
+        (in_few_digits, "always a number of torch.bfloat16: the statistics are round"),
+    ],
+)
+def test_what_counts_and_in_which_digits_is_measured(
+    rule: Callable[[Tensor], Tensor], text: str
 ) -> None:
-    report = check_norm_layer(UnitLength(axis), (8, 4, 5, 7), quiet=True)
-    text = "times the root of 7, the length of axis 3, which is not the number of"
-    assert (text in words(report)) == is_wrong
+    assert text in said(ByRule(rule), shape=(4, 5, 8), kind="rms")
 
 
-class MaskedBatchNorm(nn.Module):
-    """Batch norm of padded sequences; what is left out may count by the mean."""
+def test_a_gain_along_the_channels_tells_the_axis() -> None:
+    layer = ByRule(lambda x: over_root(x, x.square().mean(-1, True)), (4, 1, 1))
+    text = said(layer, shape=(8, 4, 5, 6), kind="rms")
+    assert "the statistics run over axis 3, expected axis 1" in text
 
-    def __init__(self, *, is_right: bool) -> None:
+
+def test_the_root_of_another_length_is_named() -> None:
+    layer = ByRule(lambda x: functional.normalize(x, dim=1) * 5**0.5, (4, 1, 1))
+    text = said(layer, shape=(8, 4, 6, 5), kind="rms")
+    assert "times the root of 5, the length of axis 3, which is not the number of" in text
+
+
+class OtherGroups(nn.GroupNorm):
+    def forward(self, x: Tensor) -> Tensor:
+        count = self.num_channels // self.num_groups
+        return functional.group_norm(x, count, self.weight, self.bias, self.eps)
+
+
+def test_a_number_of_groups_taken_for_their_size_is_named() -> None:
+    text = said(OtherGroups(2, 6), shape=(8, 6, 4, 5))
+    assert "the layer says 2 groups, and has statistics of 3, of 2 channels" in text
+    assert "it takes the number of groups for their size" in text
+    assert "another number of groups" not in said(nn.GroupNorm(3, 6))
+
+
+class TrainedEps(nn.LayerNorm):
+    def __init__(self, size: int) -> None:
+        super().__init__(size)
+        self.eps = nn.Parameter(torch.tensor(1e-5))  # type: ignore[assignment]
+
+    def forward(self, x: Tensor) -> Tensor:
+        var, mean = torch.var_mean(x, -1, correction=0, keepdim=True)
+        return (x - mean) / (var + self.eps).sqrt() * self.weight + self.bias
+
+
+def test_an_eps_that_is_trained_or_large_is_told() -> None:
+    text = said(TrainedEps(8))
+    assert "eps is a parameter with a gradient" in text
+    assert "a gain is not known" not in text
+    assert "eps is 1: where sigma is 1" in said(nn.LayerNorm(8, eps=1.0))
+    assert "large eps" not in said(nn.LayerNorm(8, eps=1e-2))
+
+
+class PerExample(nn.Module):
+    """A batch norm with a gain for each example of a batch of 8."""
+
+    def __init__(self) -> None:
         super().__init__()
-        self.is_right, self.eps = is_right, 1e-5
+        self.norm = nn.BatchNorm1d(6)
+        self.gains = nn.Parameter(torch.ones(8, 6))
 
-    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
-        mask = mask[:, None].to(x)
-        count = mask.sum()
-        mean = (x * mask).sum((0, 2), keepdim=True) / count
-        centred = (x - mean) * mask if self.is_right else x * mask - mean
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.norm(x) * self.gains
+        return y
+
+
+def test_a_size_of_the_batch_that_is_held_is_named() -> None:
+    text = "takes 8 and fails for another batch size, 16.*gains has shape \\(8, 6\\)"
+    with pytest.raises(ValueError, match=text):
+        check_norm_layer(PerExample(), (8, 6))
+
+
+@pytest.mark.parametrize(
+    ("rule", "text"),
+    [
+        (lambda x: x * x.square().mean(-1, True).sqrt(), "multiplied by its size"),
+        (lambda x: over_root(x, x.square().mean(0, True)), "16 values, all 16 along"),
+    ],
+)
+def test_what_is_refused_is_measured(
+    rule: Callable[[Tensor], Tensor], text: str
+) -> None:
+    with pytest.raises(ValueError, match=text):
+        check_norm_layer(ByRule(rule), (8, 8))
+
+
+class Masked(HandBatchNorm):
+    """A batch norm with a mask that may be left away."""
+
+    def __init__(self, slip: str = "") -> None:
+        super().__init__(4)
+        self.slip = slip
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        mask = torch.ones_like(x[:, :1]) if mask is None else mask.to(x.dtype)
+        kept = torch.ones_like(mask) if self.slip == "all" else mask
+        count = mask.numel() if self.slip == "count" else kept.sum()
+        mean = (x * kept).sum((0, 2), keepdim=True) / count
+        centred = (x - mean) * kept if self.slip != "zeros" else x * kept - mean
         var = centred.square().sum((0, 2), keepdim=True) / count
-        y: Tensor = (x - mean) * (var + self.eps).rsqrt() * mask
+        x_hat = (x - mean) / (var + 1e-5).sqrt()
+        return (x_hat * self.gamma[:, None] + self.beta[:, None]) * mask
+
+
+PART = "the values of what is left out have a part in the statistics"
+STILL = "places that are left out still count, by zeros or in a number of values"
+
+
+@pytest.mark.parametrize(
+    ("slip", "text"),
+    [("all", PART), ("zeros", STILL), ("count", STILL), ("", "")],
+)
+def test_an_optional_mask_must_leave_nothing_of_what_it_leaves_out(
+    slip: str, text: str
+) -> None:
+    report = check_norm_layer(Masked(slip), (8, 4, 6), quiet=True)
+    (finding,) = [f for f in report.findings if f.name.startswith("what a mask")]
+    assert finding.passed is (not slip)
+    assert text in finding.reason
+
+
+class MaskedAlways(Masked):
+    """The same where there must be a mask."""
+
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:  # type: ignore[override]
+        return super().forward(x, mask)
+
+
+@pytest.mark.parametrize("slip", ["zeros", ""])
+def test_a_mask_that_must_be_given_is_tried_too(slip: str) -> None:
+    report = check_norm_layer(MaskedAlways(slip), (8, 4, 6), quiet=True)
+    assert ("what a mask leaves out counts for nothing" in report.failed) == bool(slip)
+
+
+def half(layer: nn.Module, x: Tensor) -> Any:
+    return layer(x, (torch.arange(6) < 4).to(x.dtype).expand(len(x), 1, 6))
+
+
+@pytest.mark.parametrize(
+    ("slip", "text"),
+    [
+        ("zeros", "0.5 zeros for each value, counted in it, do that"),
+        ("", "normalized by their own statistics"),
+    ],
+)
+def test_statistics_under_a_mask_are_measured(slip: str, text: str) -> None:
+    assert text in said(Masked(slip), shape=(8, 4, 6), kind="batch", call=half)
+
+
+class OneOfTwo(nn.Module):
+    """An instance norm that makes its bias of what its gain is made of."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.InstanceNorm1d(4)
+        self.style = nn.Linear(3, 8)
+
+    def forward(self, x: Tensor, style: Tensor) -> Tensor:
+        gain, _ = self.style(style)[:, :, None].chunk(2, 1)
+        y: Tensor = self.norm(x) * (1 + gain) + gain
         return y
 
 
-def with_half(layer: nn.Module, x: Tensor) -> Tensor:
-    steps = torch.arange(x.shape[2], device=x.device)
-    y: Tensor = layer(x, (steps < x.shape[2] // 2).expand(len(x), -1))
-    return y
+class AddedFirst(nn.Module):
+    """A layer norm of a sum, and a tensor that is looked at alone."""
 
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(8)
 
-@pytest.mark.parametrize("is_right", [True, False])
-def test_what_a_mask_leaves_out_is_tried(is_right: bool) -> None:
-    report = check_norm_layer(MaskedBatchNorm(is_right=is_right), (8, 4, 6), quiet=True)
-    name = "what a mask leaves out counts for nothing"
-    assert (name in report.failed) != is_right
-    assert ("places that are left out still count" in words(report)) != is_right
-
-
-@pytest.mark.parametrize("is_right", [True, False])
-def test_statistics_of_a_part_of_the_values_are_measured(is_right: bool) -> None:
-    report = check_norm_layer(
-        MaskedBatchNorm(is_right=is_right), (8, 4, 6), quiet=True, call=with_half
-    )
-    text = "values that share statistics 48 count, as by a mask"
-    assert text in words(report)
-    own = "they are normalized by their own statistics"
-    assert (own in words(report)) == is_right
-    assert ("some values alone" in report.others) == is_right
-
-
-class Squares(nn.Module):
-    """A layer that multiplies x by its size."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = x - x.mean(-1, keepdim=True)
-        return x * x.square().mean(-1, keepdim=True).sqrt()
-
-
-def test_what_grows_as_the_square_of_x_is_said() -> None:
-    with pytest.raises(ValueError, match="multiplied by its size, not divided by it"):
-        check_norm_layer(Squares(), (8, 12), quiet=True)
-
-
-class FewDigits(nn.LayerNorm):
-    """Layer norm whose factor is a number of half precision."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        centred = x - x.mean(-1, keepdim=True)
-        factor = (centred.square().mean(-1, keepdim=True) + self.eps).rsqrt()
-        y: Tensor = centred * factor.bfloat16().to(x.dtype) * self.weight + self.bias
+    def forward(self, x: Tensor, residual: Tensor, like: Tensor) -> Tensor:
+        y: Tensor = self.norm(x + residual).to(like.dtype)
         return y
 
 
-def test_statistics_of_few_digits_are_named() -> None:
-    report = check_norm_layer(FewDigits(8), (4, 8), quiet=True)
-    assert "always a number of torch.bfloat16" in words(report)
+def test_what_is_added_is_taken_for_no_condition_where_the_call_is_given() -> None:
+    def call(layer: nn.Module, x: Tensor) -> Any:
+        return layer(x, torch.zeros_like(x), x)
+
+    report = check_norm_layer(AddedFirst(), (4, 5, 8), call=call, quiet=True)
+    assert report.passed, report
+
+
+def test_slips_of_a_condition_are_told_where_the_call_is_given() -> None:
+    def call(layer: nn.Module, x: Tensor) -> Any:
+        return layer(x, x.new_ones(len(x), 3))
+
+    text = said(OneOfTwo(), shape=(8, 4, 6), call=call)
+    assert "changes gain and bias by the same numbers" in text
+    assert "made from a condition" not in text

@@ -12,7 +12,6 @@ import math
 import torch
 from torch import Tensor
 
-import normbook.checks.layer.recognition as recognition
 from normbook.checks.layer.parts import along_axes, places_along
 from normbook.checks.layer.subject import Subject
 from normbook.checks.slips.explanations import Seen, explanation
@@ -175,9 +174,12 @@ def _few_digits(divisor: Tensor, eps: float) -> str:
 def _of_some(subject: Subject, with_it: Tensor, should: Tensor) -> Seen | None:
     """Measure the same where a part of one set of statistics counts, as by a mask."""
     count, expected = int(with_it.sum()), int(should.sum())
-    if not recognition.further(subject.layer):  # no mask can leave anything out
-        return None
     if subject.as_set is None or bool((with_it & ~should).any()) or count < 3:
+        return None
+    left_out = tuple((should & ~with_it).nonzero()[0].tolist())
+    elsewhere = subject.with_a_part(left_out)
+    # What is left out by a mask has no statistics of its own, as parts would have.
+    if elsewhere is None or (elsewhere.any() and not (elsewhere & with_it).any()):
         return None
     gain, bias = (values.expand(subject.shape)[with_it] for values in subject.as_set)
     rows: list[list[Tensor]] = [[], [], [], []]
@@ -254,4 +256,6 @@ def _divisor(divisor: Tensor, sigma: Tensor, of: str) -> str:
         if eps > 0 and largest(added / eps - 1) < 0.01:
             return f"divided by {what} {eps:.3g}, which acts as eps"
     low, high = (divisor / sigma).aminmax()
+    if high - low < TOLERANCE * high:
+        return f"divided by {low:.3g} times {of}"
     return f"divided by {low:.3g} to {high:.3g} times {of}"

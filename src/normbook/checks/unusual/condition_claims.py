@@ -246,7 +246,12 @@ def around_1(case: _Case) -> Fault | None:
         if isinstance(part, nn.Embedding):  # rows of two classes are no opposites
             part.weight.data[:] = part.weight.data.mean(0)
     first, second = (case.run(way, layer) for way in (found.way, found.other))
-    a = (case.affine(first)[0] + case.affine(second)[0]) / 2
+    a, b = (
+        (one + two) / 2
+        for one, two in zip(*map(case.affine, (first, second)), strict=True)
+    )
+    if largest(b - 1) < FAR_FROM_1 / 2:
+        raise DoesNotApply("it is the bias that is 1")
     if a.numel() < 2:
         raise DoesNotApply("one gain alone may lie anywhere")
     mean, error = a.mean().item(), a.std().item() / math.sqrt(a.numel())
