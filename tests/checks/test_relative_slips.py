@@ -1,4 +1,4 @@
-"""In the relatives of the norms slips are named: other axes, one threshold, no eps."""
+"""In the relatives of the norms slips are named: axes, thresholds, eps, averages."""
 
 from __future__ import annotations
 
@@ -104,3 +104,76 @@ def test_eps_of_a_frozen_batch_norm(eps: float) -> None:
     name = "a running variance of 0 leaves the output finite"
     assert (name in report.failed) == (eps == 0)
     assert ("no eps is under the root: where var is 0" in words(report)) == (eps == 0)
+
+
+class Fixed(FilterResponseNorm):
+    """Filter response norm whose bias never learns."""
+
+    def __init__(self) -> None:
+        super().__init__((2, 3), 4)
+        del self.beta
+        self.register_buffer("beta", torch.zeros(1, 4, 1, 1))
+
+
+def test_what_never_learns_in_a_relative_is_told() -> None:
+    report = check_norm_layer(Fixed(), (8, 4, 5, 5), quiet=True)
+    assert "fixed gain" in report.others
+    assert "beta acts on the output, and is no parameter" in words(report)
+
+
+class GhostBatchNorm(nn.BatchNorm1d):
+    """Batch norm of parts of 4 examples, in evaluation by fixed statistics."""
+
+    def __init__(self, *, is_right: bool) -> None:
+        super().__init__(5)
+        self.is_right = is_right
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.training and self.is_right:
+            return super().forward(x)
+        parts = x.view(len(x) // 4, 4, 5)
+        return torch.cat([super(GhostBatchNorm, self).forward(part) for part in parts])
+
+
+@pytest.mark.parametrize("is_right", [True, False])
+def test_evaluation_of_a_ghost_batch_norm_takes_any_batch(is_right: bool) -> None:
+    layer = GhostBatchNorm(is_right=is_right)
+    report = check_norm_layer(layer, (16, 5), quiet=True)
+    name = "evaluation takes batches of any size"
+    assert (name in report.failed) != is_right
+    assert ("a batch of 16 works, and one of 1 fails" in words(report)) != is_right
+
+
+class BatchRenorm(nn.BatchNorm1d):
+    """Batch renormalization that averages a power of the variance."""
+
+    running_mean: Tensor
+    running_var: Tensor
+
+    def __init__(self, power: float) -> None:
+        super().__init__(5)
+        self.power = power
+
+    def forward(self, x: Tensor) -> Tensor:
+        sigma = (self.running_var + self.eps).sqrt()
+        if not self.training:
+            return (x - self.running_mean) / sigma * self.weight + self.bias
+        var, mean = torch.var_mean(x, 0, correction=0)
+        x_hat = (x - mean) / (var + self.eps).sqrt()
+        with torch.no_grad():
+            r = ((var + self.eps).sqrt() / sigma).clamp(1 / 3, 3)
+            d = ((mean - self.running_mean) / sigma).clamp(-5, 5)
+            self.running_mean += 0.1 * (mean - self.running_mean)
+            self.running_var += 0.1 * (var**self.power - self.running_var)
+        return (x_hat * r + d) * self.weight + self.bias
+
+
+@pytest.mark.parametrize(
+    ("power", "holds"),
+    [(1, ""), (0.5, "a standard deviation"), (2, "a square"), (-0.5, "1 / sigma")],
+)
+def test_what_a_batch_renormalization_averages(power: float, holds: str) -> None:
+    report = check_norm_layer(BatchRenorm(power), (16, 5), quiet=True)
+    name = "after many passes evaluation forgets the scale of the input"
+    assert (name in report.failed) == bool(holds)
+    assert (f"the running variance holds {holds}" in words(report)) == bool(holds)

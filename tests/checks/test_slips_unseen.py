@@ -68,7 +68,9 @@ def test_a_gain_along_the_channels_tells_the_axis() -> None:
 def test_the_root_of_another_length_is_named() -> None:
     layer = ByRule(lambda x: functional.normalize(x, dim=1) * 5**0.5, (4, 1, 1))
     text = said(layer, shape=(8, 4, 6, 5), kind="rms")
-    assert "times the root of 5, the length of axis 3, which is not the number of" in text
+    assert (
+        "times the root of 5, the length of axis 3, which is not the number of" in text
+    )
 
 
 class OtherGroups(nn.GroupNorm):

@@ -15,6 +15,7 @@ Each prints which tests fail and why, unless it is called with ``quiet=True``.
 # A norm layer, and what it should be
 #   layer.definitions          the norms in plain torch, and well-known mistakes
 #   layer.recognition          what a layer says that it is
+#   layer.parts                which inputs have a part in an output
 #   layer.subject              the layer under test, recognized by what it does
 # Which slip it is, told from numbers
 #   slips.affine_values        which gain and bias act
@@ -38,10 +39,12 @@ Each prints which tests fail and why, unless it is called with ``quiet=True``.
 #   claims.state               modes, copies, state
 # Layers that are called in another way, or are none of the usual norms
 #   unusual.relative_formulas  formulas of what stands in a norm's place
+#   unusual.relative_slips     slips in some of them
 #   unusual.relatives          which of them a layer may be
 #   unusual.padding            what is padding, and whether statistics hold it
 #   unusual.conditions         a condition for a layer that takes one
 #   unusual.condition_claims   what the condition does
+#   unusual.weights            weights that should be standardized
 # Layer-normalized LSTMs, and layers of other recurrent cells
 #   recurrent.forms            ways in which a recurrent layer is called
 #   recurrent.terms            what the gates are made of

@@ -50,7 +50,7 @@ from normbook.checks.unusual.condition_claims import (
     slips_of_condition,
 )
 from normbook.checks.unusual.conditions import conditioned, needs_condition
-from normbook.checks.unusual.relative_slips import CLAIMS
+from normbook.checks.unusual.relative_slips import claims_of
 from normbook.checks.unusual.relatives import (
     CUMULATIVE,
     Relative,
@@ -225,8 +225,8 @@ def _report_on_relative(
             subject.relations = [relation._replace(reason=reason)]
         tests = [dtype_is_kept, half_precisions, strides, input_is_kept, no_graph]
         tests += [far_from_zero] if relative.subtracts_mean else []
-        tests += [CLAIMS[relative.name]] if relative.name in CLAIMS else []
-        findings = [formula, *(test(subject) for test in (*tests, copies, as_named))]
+        tests += [*claims_of(relative.name), copies, as_named]
+        findings = [formula, *(test(subject) for test in tests)]
         if removed:
             what = f"{', '.join(removed)} follows. All other tests are made without it."
             name = "nothing follows the norm"

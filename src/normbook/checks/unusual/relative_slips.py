@@ -3,18 +3,32 @@
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Iterator
 from functools import partial
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 import normbook.checks.unusual.relative_formulas as formulas
-from normbook.checks.calls import call
-from normbook.checks.claim import Claim, Fault, claim
+from normbook.checks.calls import LayerError, call, evaluating
+from normbook.checks.claim import Claim, Fault, NotTested, claim
+from normbook.checks.copies import copy_of, tensors_of
+from normbook.checks.layer.recognition import BIASES, GAINS
 from normbook.checks.layer.subject import Subject
-from normbook.checks.tensors import Axes, draw, other_axes
+from normbook.checks.tensors import (
+    TOLERANCE,
+    Axes,
+    draw,
+    fit,
+    largest,
+    other_axes,
+)
 
+LEARNED = re.compile("|".join((*GAINS, *BIASES, "tau", "threshold", "t")))
+# A running average by momentum .01 is still after some 1 100 passes.
+PASSES, FEW, STILL = 3000, 20, 1e-7
+SCALE, MUCH = 4.0, 0.05
 SHARED = "the examples of a batch share it"
 
 
@@ -128,8 +142,97 @@ def _no_variance(subject: Subject) -> Fault | None:
     return None
 
 
+@claim("gain, bias and threshold are held as parameters")
+def _learned(subject: Subject) -> Fault | None:
+    """Change tensors that are no parameters, and have the name of what learns."""
+    x = draw(subject.shape, 0, 1.0).to(subject.dtype)
+    fixed = [
+        name
+        for name, value in tensors_of(subject.layer)
+        if not isinstance(value, nn.Parameter) and value.is_floating_point()
+        if LEARNED.fullmatch(name.rpartition(".")[2].lower())
+    ]
+    names = []
+    for name in fixed:
+        layer = subject.fresh()
+        dict(tensors_of(layer))[name].data += 10
+        if largest(call(layer, x).detach() - subject.output(x)) > TOLERANCE:
+            names.append(name)
+    if not names:
+        return None
+    return Fault(
+        f"{' and '.join(names)} act{'s' * (len(names) == 1)} on the output, and "
+        f"{'is no parameter' if len(names) == 1 else 'are no parameters'}: no "
+        "optimizer moves what begins as it is.",
+        "Make each an nn.Parameter, unless it is to stay as it is.",
+        "fixed gain",
+    )
+
+
+@claim("evaluation takes batches of any size")
+def _any_batch(subject: Subject) -> Fault | None:
+    """Feed one example, and three, to what has seen a batch."""
+    layer = subject.fresh()
+    x = draw(subject.shape, 0, 1.0).to(subject.dtype)
+    call(layer, x)
+    for count in (1, 3):
+        try:
+            call(evaluating(copy_of(layer)), x[:count])
+        except LayerError as error:
+            return Fault(
+                f"after eval() a batch of {len(x)} works, and one of {count} fails: "
+                f"{error}. Evaluation needs no statistics of the batch.",
+                "In evaluation, normalize by the running statistics as they are.",
+            )
+    return None
+
+
+@claim("after many passes evaluation forgets the scale of the input")
+def _forgets(subject: Subject) -> Fault | None:
+    """Train on one batch, and on one four times as large, until averages stand still.
+
+    Where the running variance is one, evaluation divides each by its own sigma.
+    """
+    x = draw(subject.shape, 0, 2.0).to(subject.dtype)
+    first, second = (_evaluated(subject, s * x) for s in (1, SCALE))
+    slope, _ = fit(second, first, (1,))
+    factor = slope.median().item()
+    if largest(slope - 1) < MUCH:
+        return None
+    what = {1: "a standard deviation", 4: "a square of the variance", -1: "1 / sigma"}
+    fits = [
+        f": the running variance holds {text}"
+        for power, text in what.items()
+        if abs(factor / SCALE ** (1 - power / 2) - 1) < MUCH
+    ]
+    return Fault(
+        "when the running statistics of two batches move no more, one of them "
+        f"{SCALE:g} times the other, evaluation of the larger gives {factor:.3g} times "
+        f"that of the other, expected the same{''.join(fits)}.",
+        "Average the variance of each batch, and take its root where x is divided.",
+    )
+
+
+def _evaluated(subject: Subject, x: Tensor) -> Tensor:
+    """Return the evaluation of a batch on which a copy was trained."""
+    layer = subject.fresh()
+    y = call(layer, x).detach()
+    for passes in range(PASSES):
+        before, y = y, call(layer, x).detach()
+        if passes > FEW and largest(y - before) < STILL * largest(y):
+            return call(evaluating(layer), x).detach().double()
+    raise NotTested("the running statistics move slowly", "Set momentum to 0.1.")
+
+
 # By the name of the relative.
-CLAIMS: dict[str, Claim[Subject]] = {
+_CLAIMS: dict[str, Claim[Subject]] = {
     "FRN": _thresholds,
     "frozen batch norm": _no_variance,
+    "batch renormalization": _forgets,
 }
+
+
+def claims_of(name: str) -> list[Claim[Subject]]:
+    """Return what a relative is held to, by its name."""
+    learns = [] if name == "frozen batch norm" else [_learned]
+    return [*learns, _any_batch, *([_CLAIMS[name]] if name in _CLAIMS else [])]
