@@ -47,3 +47,28 @@ def test_layers_without_gain_or_statistics_are_left_without() -> None:
     norm = nn.BatchNorm1d(3, affine=False, track_running_stats=False)
     stir(norm, torch.Generator().manual_seed(0))
     assert norm.state_dict() == {}
+
+
+SIZES = {  # numbers of parameters, and the shape of what one example gives
+    "MLP": (223, (5,)),
+    "VGG": (2025, (5,)),
+    "ResNet, basic block": (445, (5,)),
+    "ResNet, bottleneck": (362, (5,)),
+    "ResNeXt, grouped": (329, (5,)),
+    "MobileNet, depthwise": (231, (5,)),
+    "MobileNet, inverted residual": (401, (5,)),
+    "DenseNet": (513, (5,)),
+    "U-Net": (1157, (2, 8, 8)),
+    "1-D convolutions": (321, (5,)),
+    "3-D convolutions": (227, (5,)),
+    "GAN generator": (899, (3, 8, 8)),
+    "autoencoder": (470, (3, 8, 8)),
+}
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_sizes_are_those_of_the_patterns(name: str) -> None:
+    build, shape = ARCHITECTURES[name]
+    model = build()
+    count = sum(p.numel() for p in model.parameters())
+    assert (count, model(torch.zeros(shape))[0].shape) == SIZES[name]
