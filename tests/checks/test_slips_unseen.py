@@ -241,3 +241,119 @@ def test_slips_of_a_condition_are_told_where_the_call_is_given() -> None:
     text = said(OneOfTwo(), shape=(8, 4, 6), call=call)
     assert "changes gain and bias by the same numbers" in text
     assert "made from a condition" not in text
+
+
+class ScaleNorm(nn.Module):
+    """Unit length by a floor (Nguyen and Salazar 2019), times one gain."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.eps, self.g = 1e-5, nn.Parameter(torch.tensor(4.0))
+
+    def forward(self, x: Tensor) -> Tensor:
+        wide = x if x.dtype == torch.float64 else x.float()
+        size = wide.norm(dim=-1, keepdim=True).clamp(min=self.eps)
+        y: Tensor = (wide / size * self.g).to(x.dtype)
+        return y
+
+
+def test_a_norm_of_the_length_has_one_gain_and_a_floor() -> None:
+    report = check_norm_layer(ScaleNorm(), (4, 7, 16), quiet=True)
+    assert not report.failed
+    assert [*report.others] == ["unit length", "one gain", "floor of the length"]
+
+
+class MoreThanTheVariance(HandBatchNorm):
+    """A batch norm that averages the variance and some eps."""
+
+    def __init__(self, times: float) -> None:
+        super().__init__(4, eps=1e-3)
+        self.times = times
+
+    def average(self, mean: Tensor, var: Tensor) -> None:
+        super().average(mean, var + self.times * self.eps)
+
+
+@pytest.mark.parametrize(
+    ("times", "text"),
+    [(1, "eps is averaged"), (2, " 2 eps is averaged"), (-3, "-3 eps")],
+)
+def test_what_is_added_to_the_variance_is_told(times: float, text: str) -> None:
+    assert text in said(MoreThanTheVariance(times), shape=(8, 4, 6))
+
+
+def signed(x: Tensor) -> Tensor:
+    """Return layer norm, by way of the largest value."""
+    most = x.amax(-1, keepdim=True)
+    return functional.layer_norm(x / most, x.shape[-1:], eps=0.0)
+
+
+def test_rows_that_come_out_with_the_other_sign_are_told() -> None:
+    layer = ByRule(signed, (16,))
+    text = said(layer, shape=(4, 7, 16), kind="layer", channel_axis=-1)
+    assert "those whose values are all negative" in text
+    assert "expected (7,)" not in text
+
+
+class ActNorm(nn.Module):
+    """Gain and bias of the first batch, which a buffer may remember."""
+
+    begun: Tensor
+
+    def __init__(self, *, is_kept: bool) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(4, 1, 1))
+        self.shift = nn.Parameter(torch.zeros(4, 1, 1))
+        self.register_buffer("begun", torch.tensor(False), persistent=is_kept)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training and not self.begun:
+            with torch.no_grad():
+                var, mean = torch.var_mean(x, (0, 2, 3), keepdim=True)
+                self.scale.copy_(var[0].rsqrt())
+                self.shift.copy_(-mean[0])
+                self.begun.fill_(1)
+        return (x + self.shift) * self.scale
+
+
+@pytest.mark.parametrize("is_kept", [True, False])
+def test_a_start_that_loading_forgets_is_told(is_kept: bool) -> None:
+    with pytest.raises(ValueError, match="as in ActNorm") as caught:
+        check_norm_layer(ActNorm(is_kept=is_kept), (8, 4, 5, 5))
+    assert ("has begun is not in the state" in str(caught.value)) != is_kept
+
+
+class Conditional(nn.Module):
+    """A layer norm with gain and bias of a condition, or of the first example's."""
+
+    def __init__(self, *, is_right: bool) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(8, elementwise_affine=False)
+        self.style, self.is_right = nn.Linear(8, 16), is_right
+
+    def forward(self, x: Tensor, style: Tensor) -> Tensor:
+        styles = self.style(style if self.is_right else style[:1])
+        gain, bias = styles[:, None].chunk(2, -1)
+        y: Tensor = self.norm(x) * (1 + gain) + bias
+        return y
+
+
+def from_x(layer: nn.Module, x: Tensor) -> Any:
+    return layer(x, x[:, 0])
+
+
+def by_place(layer: nn.Module, x: Tensor) -> Any:
+    places = torch.arange(len(x)).to(x)[:, None]
+    return layer(x, (places - places.mean()).expand(-1, 8))
+
+
+@pytest.mark.parametrize("call", [from_x, by_place])
+@pytest.mark.parametrize("is_right", [True, False])
+def test_a_call_may_take_a_condition_of_each_example(
+    call: Callable[[nn.Module, Tensor], Any], is_right: bool
+) -> None:
+    report = check_norm_layer(
+        Conditional(is_right=is_right), (4, 5, 8), call=call, quiet=True
+    )
+    name = "each example has the gain and bias of its own condition"
+    assert [*report.failed] == [name] * (not is_right)

@@ -49,7 +49,12 @@ from normbook.checks.unusual.condition_claims import (
     mask_findings,
     slips_of_condition,
 )
-from normbook.checks.unusual.conditions import conditioned, needs_condition
+from normbook.checks.unusual.conditions import (
+    Conditioned,
+    conditioned,
+    needs_condition,
+    projects,
+)
 from normbook.checks.unusual.relative_slips import claims_of
 from normbook.checks.unusual.relatives import (
     CUMULATIVE,
@@ -155,8 +160,25 @@ def check_norm_layer(
 
 
 def _report_with_condition(layer: nn.Module, given: Given, call: Way | None) -> Report:
-    """Report on a layer, with a condition where it needs one and none is given."""
+    """Report on a layer, with a condition where it needs one."""
     found = conditioned(layer, given)
+    if found is None or call is None or not projects(layer):
+        return _report_with(found, layer, given, call)
+    # A call may take other conditions for other examples, or make them from x.
+    try:
+        report = _report_with(found, layer, given, call)
+    except ValueError:
+        return _report_with(found, layer, given, None)
+    if report.findings[0].passed is not False:
+        return report
+    by_found = _report_with(found, layer, given, None)
+    return by_found if len(by_found.failed) < len(report.failed) else report
+
+
+def _report_with(
+    found: Conditioned | None, layer: nn.Module, given: Given, call: Way | None
+) -> Report:
+    """Report on a layer as it is called, or by the condition that was found."""
     masked = mask_findings(layer, given)
     has_condition = needs_condition(layer)
     more: Callable[[], list[Finding]] = list

@@ -90,6 +90,8 @@ def statistics(subject: Subject) -> Fault | None:
             f"the sign is lost, the layer gives the same for x and -x: {reason}",
             POSITIVE_SIGMA,
         )
+    if text := _turned(subject, x, y):
+        return Fault(f"{text} {reason}", POSITIVE_SIGMA)
     later = subject.fresh()
     call(later, subject.draw(17).to(subject.dtype))
     if largest(call(later, x.to(subject.dtype)) - y) > TOLERANCE:
@@ -112,6 +114,26 @@ def statistics(subject: Subject) -> Fault | None:
     if seen := diagnosis(subject):
         return Fault(f"{seen.text} {reason}", seen.cure or cure, seen.other)
     return Fault(reason, cure)
+
+
+def _turned(subject: Subject, x: Tensor, y: Tensor) -> str:
+    """Say in which sets of values x_hat has the wrong sign, if that is all."""
+    z, affine = subject.x_hat(x), subject.affine
+    gain, bias = (value.expand_as(y) for value in affine)
+    sign = subject.definition.mean((y - bias) * z * gain).sign()
+    off = largest(y - bias - sign * gain * z)
+    turned = sign < 0
+    if not turned.any() or turned.all() or off > 0.01 * largest(y):
+        return ""
+    share = turned.double().mean().item()
+    negative = subject.definition.mean((x < 0).double()) == 1
+    of = {
+        "those whose values are all negative": negative,
+        "those whose mean is negative": subject.definition.mean(x) < 0,
+    }
+    which = next((name for name, sets in of.items() if sets.equal(turned)), "")
+    which = f", {which}" if which else ""
+    return f"x_hat has the wrong sign in {share:.0%} of the sets of values{which}:"
 
 
 def _activation(subject: Subject, x: Tensor, y: Tensor) -> str:
@@ -247,12 +269,16 @@ def _factor_fault(subject: Subject) -> Fault:
         if axis
     }
     name = named(known, lambda factor: abs(subject.factor / factor - 1) < 0.01)
-    is_unit_length = subject.kind == "rms" and abs(subject.factor * root - 1) < 0.01
     return Fault(
         f"{name}x_hat comes out multiplied by {subject.factor:.3g}.",
         f"Return gain * x_hat + bias, where x_hat = {_formula(subject)}.",
-        "unit length" if is_unit_length else "",
+        "unit length" if _is_unit_length(subject) else "",
     )
+
+
+def _is_unit_length(subject: Subject) -> bool:
+    root = math.sqrt(subject.definition.size(subject.shape))
+    return subject.kind == "rms" and abs(subject.factor * root - 1) < 0.01
 
 
 def _few(expected: Tensor, seen: Tensor) -> Iterator[str]:
@@ -277,7 +303,8 @@ def parameter_shapes(subject: Subject) -> Fault | None:
         single, by_group, other = "", "", ""
         if count == 1:
             single = "one scalar for the whole layer: "
-            other = "one gain" if subject.kind == "rms" and not subject.eps else ""
+            is_size = not subject.eps or _is_unit_length(subject)
+            other = "one gain" if subject.kind == "rms" and is_size else ""
         elif subject.kind == "group" and count == subject.definition.groups:
             by_group, other = ", one value for each group", "gain per group"
         return Fault(
@@ -357,6 +384,14 @@ def eps_place(subject: Subject) -> Fault | Note | None:
     if largest(seen - 1) < 0.01 and eps < 1e-8 and constant_channel(subject).passed:
         why = "eps is a floor that sigma = 1e-8 and more do not feel, as in normalize"
         raise NotTested(why, "Pass eps=0.")
+    root = math.sqrt(subject.definition.size(subject.shape))
+    if largest(subject.shrinkage([0.1 * eps / root]) - 0.1) < 0.01:
+        return Fault(
+            f"{reason}: x is divided by its length, or by eps where that is more, as "
+            "in normalize.",
+            "Divide by (var + eps).sqrt(), unless it is to be as normalize does.",
+            "floor of the length",
+        )
     for name, values in expected.items():
         if largest(seen - values) < 0.01:
             reason += f"; {name} gives {values[1]:.3g}: that is the divisor here"

@@ -289,15 +289,15 @@ def running_variance(subject: Subject) -> Fault | None:
         f"{_taken_in(subject, steps, 'var')}after a batch the running variance is "
         f"{last.after.var[0]:.3g}, expected {expected[0]:.3g} (first channel)."
     )
-    for eps in (subject.eps, bessel * subject.eps):
-        # It is small beside the variance, and so is looked for in the difference.
-        plus = last.weight * eps
-        if largest((last.after.var - expected) / plus - 1) < 0.1:
-            reason = (
-                "eps is averaged with the variance, and evaluation adds it again: by "
-                f"{plus:.3g} a batch it is too large."
-            )
-            break
+    # What is small beside the variance is looked for in the difference.
+    more = (last.after.var - expected) / (last.weight * (subject.eps or 1.0))
+    times = more.mean().item()
+    if subject.eps and abs(times) > 0.1 and largest(more / times - 1) < 0.1:
+        of = "eps" if abs(times / bessel**0.5 - 1) < 0.1 else f"{times:.3g} eps"
+        reason = (
+            f"{of} is averaged with the variance, and evaluation adds eps again: by "
+            f"{times * last.weight * subject.eps:.3g} a batch it is too large."
+        )
     if misfit(1.0) < TOLERANCE:
         reason = (
             f"the biased variance of the batch is averaged: with n = {n} values it "
