@@ -320,7 +320,8 @@ class ActNorm(nn.Module):
 def test_a_start_that_loading_forgets_is_told(is_kept: bool) -> None:
     with pytest.raises(ValueError, match="as in ActNorm") as caught:
         check_norm_layer(ActNorm(is_kept=is_kept), (8, 4, 5, 5))
-    assert ("has begun is not in the state" in str(caught.value)) != is_kept
+    text = "what it has become in training is not all in the state"
+    assert (text in str(caught.value)) != is_kept
 
 
 class Conditional(nn.Module):

@@ -55,6 +55,7 @@ from normbook.checks.unusual.conditions import (
     needs_condition,
     projects,
 )
+from normbook.checks.unusual.refused import besides
 from normbook.checks.unusual.relative_slips import claims_of
 from normbook.checks.unusual.relatives import (
     CUMULATIVE,
@@ -138,25 +139,33 @@ def check_norm_layer(
         warnings.simplefilter("ignore")
         with torch.inference_mode(False), torch.enable_grad():
             held, finding = registered(layer)
-            as_lstm = (
-                as_recurrent(held, shape, call) if kind in (None, "lstm") else None
-            )
-            if kind == "lstm" or as_lstm:
-                findings = recurrent_findings(as_lstm or held, shape, eps)
-                report = Report("LSTM", tuple(findings))
-                report = report.allowing((REDUNDANT,))  # those of torch.nn.LSTM, too
-            else:
-                if shape is not None and channel_axis != 1:
-                    shape = tuple(torch.empty(shape).movedim(channel_axis, 1).shape)
-                _check_that_it_is_no_weight(layer)
-                given = Given(shape, kind, eps, channel_axis)
-                report = _report_with_condition(held, given, call)
+            given = Given(shape, kind, eps, channel_axis)
+            try:
+                report = _report_of(held, given, call)
+            except (TypeError, ValueError) as error:
+                if text := besides(held, shape, call):
+                    raise type(error)(f"{error}{text}") from error
+                raise
             if finding:
                 report = report._replace(findings=(finding, *report.findings))
     report = report.allowing((allow,) if isinstance(allow, str) else tuple(allow))
     if not quiet:
         print(report)
     return report
+
+
+def _report_of(layer: nn.Module, given: Given, call: Way | None) -> Report:
+    """Report on a layer as an LSTM, or as a norm."""
+    shape, kind = given.shape, given.kind
+    as_lstm = as_recurrent(layer, shape, call) if kind in (None, "lstm") else None
+    if kind == "lstm" or as_lstm:
+        findings = recurrent_findings(as_lstm or layer, shape, given.eps)
+        report = Report("LSTM", tuple(findings))
+        return report.allowing((REDUNDANT,))  # those of torch.nn.LSTM, too
+    _check_that_it_is_no_weight(layer)
+    if shape is not None and given.axis != 1:
+        shape = tuple(torch.empty(shape).movedim(given.axis, 1).shape)
+    return _report_with_condition(layer, given._replace(shape=shape), call)
 
 
 def _report_with_condition(layer: nn.Module, given: Given, call: Way | None) -> Report:

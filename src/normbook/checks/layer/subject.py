@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import normbook.checks.layer.recognition as recognition
-from normbook.checks.calls import LayerError, call, evaluating, of_the_layer
+from normbook.checks.calls import LayerError, call, evaluating
 from normbook.checks.copies import copy_of, tensors_of
 from normbook.checks.layer.definitions import DIVISORS, Definition
 from normbook.checks.layer.parts import along_axes, has_a_part
@@ -704,24 +704,7 @@ class Subject:
                 f"the layer must normalize in training, got a {self.name} whose output "
                 "after its first batch grows with the input; if gain and bias are set "
                 "by that batch and then stay, as in ActNorm, it is no norm layer."
-                f"{self._begins_again(layer, (SCALE * x).to(self.dtype))}"
             )
-
-    def _begins_again(self, begun: nn.Module, x: Tensor) -> str:
-        """Say whether a layer that its first batch sets is set again after loading."""
-        loaded = self.fresh()
-        try:
-            with of_the_layer():
-                loaded.load_state_dict(begun.state_dict())
-            if is_near(call(loaded, x), call(copy_of(begun), x), TOLERANCE):
-                return ""
-        except LayerError:
-            return ""
-        return (
-            " But loaded from its state_dict() it is set anew, by its next batch in "
-            "training, and what it had learned is lost: that it has begun is not in "
-            "the state. Keep that in a buffer."
-        )
 
     def _eps_by_behaviour(self) -> float:
         """Find the usual eps that explains how small inputs come out; 0 if none."""

@@ -1,0 +1,81 @@
+"""What is neither norm nor LSTM is refused, with what is wrong with it as any layer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from normbook.checks import check_norm_layer
+
+
+class Scaled(nn.Module):
+    """A layer that no norm is like, with a slip or none."""
+
+    def __init__(self, slip: str = "") -> None:
+        super().__init__()
+        self.slip, self.calls = slip, 0
+        self.scale = nn.Parameter(torch.ones(6))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        if self.slip == "writes":
+            with torch.no_grad():
+                x *= 2
+        if self.slip == "counts":
+            return x * self.scale * self.calls
+        if self.slip == "learns":
+            return x * self.scale + (self.calls if self.training else 0)
+        return x * (self.scale.detach() if self.slip == "detached" else self.scale)
+
+
+@pytest.mark.parametrize(
+    ("slip", "text"),
+    [
+        ("writes", "it writes into its input"),
+        ("counts", "after eval\\(\\) two calls with one x differ by 1 of"),
+        ("learns", "it gives another output in training"),
+        ("detached", "gradients are not what .* give \\(scale: 0 for "),
+        ("", "the layer must normalize in training.*normalizes by its input.$"),
+    ],
+)
+def test_what_holds_of_any_layer_is_told_with_the_refusal(slip: str, text: str) -> None:
+    with pytest.raises(ValueError, match=text):
+        check_norm_layer(Scaled(slip), (8, 6))
+
+
+class Gated(nn.Module):
+    """A GRU of (T, N, D), with layer norm and a slip or none."""
+
+    def __init__(self, slip: str = "") -> None:
+        super().__init__()
+        self.slip = slip
+        self.cell, self.norm = nn.GRUCell(5, 6), nn.LayerNorm(6)
+
+    def forward(self, x: Tensor, h: Tensor | None = None) -> Any:
+        if h is None:
+            h = x.new_full((x.shape[1], 6), 0.1 * (self.slip == "start"))
+        rows = []
+        for x_t in x:
+            h = self.norm(self.cell(x_t, h))
+            rows.append(h)
+        out = torch.stack(rows)
+        if self.slip == "state":
+            return out, h + 1
+        return out, out[0] if self.slip == "first" else h
+
+
+@pytest.mark.parametrize(
+    ("slip", "text"),
+    [
+        ("start", "without a state its output differs"),
+        ("state", "in two pieces, the second begun with the state of the first"),
+        ("first", "in two pieces, the second begun with the state of the first"),
+        ("", "or wrap the layer.$"),
+    ],
+)
+def test_what_carries_one_state_is_told_more(slip: str, text: str) -> None:
+    with pytest.raises(TypeError, match=text):
+        check_norm_layer(Gated(slip), (4, 3, 5))
