@@ -45,7 +45,7 @@ Each prints which tests fail and why, unless it is called with ``quiet=True``.
 #   unusual.conditions         a condition for a layer that takes one
 #   unusual.condition_claims   what the condition does
 #   unusual.weights            weights that should be standardized
-#   unusual.refused            what must hold of any layer
+#   unusual.any_layer          what must hold of any layer
 # Layer-normalized LSTMs, and layers of other recurrent cells
 #   recurrent.forms            ways in which a recurrent layer is called
 #   recurrent.terms            what the gates are made of

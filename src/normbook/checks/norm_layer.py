@@ -39,10 +39,11 @@ from normbook.checks.layer.definitions import KINDS
 from normbook.checks.layer.recognition import OWNERS
 from normbook.checks.layer.subject import Given, Subject, without_activations
 from normbook.checks.recurrent.claims import recurrent_findings
-from normbook.checks.recurrent.forms import as_recurrent
+from normbook.checks.recurrent.forms import as_recurrent, takes_states
 from normbook.checks.recurrent.gradients import REDUNDANT
 from normbook.checks.registration import registered
 from normbook.checks.report import Finding, Report
+from normbook.checks.unusual.any_layer import besides, one_state
 from normbook.checks.unusual.condition_claims import (
     condition_findings,
     explained_kind,
@@ -55,7 +56,6 @@ from normbook.checks.unusual.conditions import (
     needs_condition,
     projects,
 )
-from normbook.checks.unusual.refused import besides
 from normbook.checks.unusual.relative_slips import claims_of
 from normbook.checks.unusual.relatives import (
     CUMULATIVE,
@@ -160,6 +160,8 @@ def _report_of(layer: nn.Module, given: Given, call: Way | None) -> Report:
     as_lstm = as_recurrent(layer, shape, call) if kind in (None, "lstm") else None
     if kind == "lstm" or as_lstm:
         findings = recurrent_findings(as_lstm or layer, shape, given.eps)
+        if shape and as_lstm and not takes_states(as_lstm):
+            findings += one_state(layer, shape)
         report = Report("LSTM", tuple(findings))
         return report.allowing((REDUNDANT,))  # those of torch.nn.LSTM, too
     _check_that_it_is_no_weight(layer)

@@ -30,35 +30,42 @@ def _form_of(made: Any, layer: nn.Module, x: Tensor) -> str:
             return "pairs"
         case (Tensor() as out, Tensor() as h, Tensor() as c):
             return "apart" if out.ndim == 3 and h.shape == c.shape else ""
-    out = made[0] if isinstance(made, tuple) and made else made
+    out = _outputs(made)
     is_named = re.search("lstm|rnn|recurrent", type(layer).__name__.lower())
     has_name = is_named is not None or hasattr(layer, "hidden_size")
     if not isinstance(out, Tensor) or out.shape[:2] != x.shape[:2] or out.ndim != 3:
         return ""
     if has_name:
         return "outputs"
-    return "outputs?" if out.shape[-1] != x.shape[-1] else ""
+    may_be = isinstance(made, tuple) or out.shape[-1] != x.shape[-1]
+    return "outputs?" if may_be else ""
 
 
-def _goes_on(run: Callable[[Tensor], Any], x: Tensor) -> bool:
-    """Return whether outputs depend on the steps before them, and on none behind."""
+def _outputs(made: Any) -> Any:
+    return made[0] if isinstance(made, tuple) and made else made
+
+
+def _time_of(run: Callable[[Any], Any], x: Tensor) -> int | None:
+    """Return along which axis outputs depend on what is before them, and not behind."""
     x = torch.linspace(0, 7, x.numel()).sin().view_as(x).to(x)
-    out = run(x)
+    out = _outputs(run(x))
     for axis in (0, 1):
         first, last = x.clone(), x.clone()
         first.select(axis, 0).neg_()
         last.select(axis, -1).neg_()
-        by_first, by_last = (torch.isclose(run(v), out) for v in (first, last))
+        by_first, by_last = (
+            torch.isclose(_outputs(run(v)), out) for v in (first, last)
+        )
         if not by_first.select(axis, -1).all() and by_last.select(axis, 0).all():
-            return True
-    return False
+            return axis
+    return None
 
 
 class Ragged(ValueError):
     """Raised where the states of the layers are not of the same examples."""
 
 
-def _usual(form: str, made: Any) -> Any:
+def _usual(form: str, made: Any, time: int) -> Any:
     if form in ("lists", "pairs"):
         shapes = [tuple(s.shape) for pair in made[1] for s in pair]
         if len({shape[:-1] for shape in shapes}) > 1:
@@ -70,8 +77,8 @@ def _usual(form: str, made: Any) -> Any:
     if form == "pairs":
         return made[0], tuple(torch.stack(s) for s in zip(*made[1], strict=True))
     if form == "outputs":
-        out = made[0] if isinstance(made, tuple) else made
-        return out, (out[-1], out[-1])
+        last = _outputs(made).select(time, -1)
+        return _outputs(made), (last, last)
     return made[1] if form == "cell and output" else made
 
 
@@ -94,7 +101,7 @@ def as_recurrent(
         return layer if is_named else None
     like = next(layer.parameters(), torch.zeros(()))
     x = torch.ones(shape, dtype=like.dtype, device=like.device)
-    form, call = "", way
+    form, call, time = "", way, 0
     square = x[:1].expand(len(x), *x.shape[1:])
     if x.ndim == 3:
         square = x[:, :1].expand(len(x), len(x), -1)
@@ -104,8 +111,12 @@ def as_recurrent(
                 twin = copy_of(layer)
                 run = partial(call, twin) if call else twin
                 form = _form_of(run(value), layer, value)
-                if form == "outputs?":  # no name says what it is
-                    form = "outputs" if _goes_on(run, value) else ""
+                if form.startswith("outputs"):
+                    seen = _time_of(run, value)
+                    time = int(getattr(layer, "batch_first", False))
+                    time = time if seen is None else seen
+                    # Where no name says what it is, what it does must.
+                    form = "" if seen is None and form == "outputs?" else "outputs"
         except Exception:  # noqa: BLE001, S112 - another way may fit
             continue
         if form:
@@ -127,7 +138,7 @@ def as_recurrent(
         if call:
             is_inside = True
             try:
-                return _usual(form, call(self, x))
+                return _usual(form, call(self, x), time)
             finally:
                 is_inside = False
         given = [] if states is None else [states]
@@ -136,7 +147,7 @@ def as_recurrent(
             given = [(h, c)] if form == "lists" else [[*zip(h, c, strict=True)]]
         elif given and form == "apart" and are_apart:
             given = [*states]
-        return _usual(form, own.forward(self, x, *given))
+        return _usual(form, own.forward(self, x, *given), time)
 
     changed = copy_of(layer)
     changed.__class__ = type(own.__name__, (own,), {"forward": forward})

@@ -39,6 +39,8 @@ def reach(probe: Probe) -> Fault | str:
     made = probe.run_stack(x)
     out, h_n, c_n = made
     ways = 2 if out.shape[-1] == 2 * probe.units[0] else 1
+    if ways == 1 and getattr(probe.given, "bidirectional", False):
+        raise DoesNotApply("an output of both directions sees all steps")
     halves = out.chunk(ways, -1)
     moved = []
     for s in range(len(x)):

@@ -11,10 +11,11 @@ from torch import Tensor, nn
 from normbook.checks.calls import LayerError, called, evaluating, of_the_layer, run
 from normbook.checks.copies import copy_of
 from normbook.checks.layer.recognition import further
+from normbook.checks.report import Finding
 from normbook.checks.tensors import draw, largest
 
 EXACT = 1e-6
-STEP = 1e-4  # of a central difference in float64
+STEP = 1e-6  # of a central difference in float64; over it few ReLU have a kink
 
 
 def besides(layer: nn.Module, shape: tuple[int, ...] | None, way: Any) -> str:
@@ -22,13 +23,30 @@ def besides(layer: nn.Module, shape: tuple[int, ...] | None, way: Any) -> str:
     if shape is None:
         return ""
     with called(way):
-        made, x = copy_of(layer).double(), draw(shape, 0, 1.0)
-        try:
-            _tensors(run(copy_of(made), x))
-        except LayerError:
-            made, x = copy_of(layer), x.to(next(layer.parameters(), x).dtype)
+        made, x = _made(layer, shape)
         found = [*_told(made, x, _overwrites, _differs, _forgets, _gradient, _states)]
     return f" But {'; '.join(found)}." if found else ""
+
+
+def one_state(layer: nn.Module, shape: tuple[int, ...]) -> list[Finding]:
+    """Test the state of a recurrent layer that has one, as a GRU."""
+    try:
+        text = _fault_of_state(*_made(layer, shape))
+    except LayerError:
+        return []
+    name = "it begins with zeros, and goes on from the state that it returns"
+    cure = "Begin with zeros where no state is given, and return the state as it is."
+    return [] if text is None else [Finding(name, not text, text, cure)]
+
+
+def _made(layer: nn.Module, shape: tuple[int, ...]) -> tuple[nn.Module, Tensor]:
+    """Return a copy and an input, in float64 if the layer can compute in it."""
+    made, x = copy_of(layer).double(), draw(shape, 0, 1.0)
+    try:
+        run(copy_of(made), x.clone())
+    except LayerError:
+        return copy_of(layer), x.to(next(layer.parameters(), x).dtype)
+    return made, x
 
 
 def _told(
@@ -136,19 +154,26 @@ def _gradient(layer: nn.Module, x: Tensor) -> str:
 
 
 def _states(layer: nn.Module, x: Tensor) -> str:
-    """Compare the start without a state, two pieces, and what is returned."""
+    return _fault_of_state(layer, x) or ""
+
+
+def _fault_of_state(layer: nn.Module, x: Tensor) -> str | None:
+    """Compare the start without a state, two pieces, and the state that is returned.
+
+    "" where all is right; None where the layer has no state of this form.
+    """
     evaluating(layer)
     made = run(layer, x.clone())
     if not isinstance(made, tuple) or len(made) != 2 or x.dim() != 3:
-        return ""
+        return None
     out, state = made
     states = _tensors(state)
     is_run = isinstance(out, Tensor) and out.shape[:2] == x.shape[:2]
     if not is_run or not states or not further(layer) or x.shape[0] == x.shape[1]:
-        return ""
+        return None
     examples = states[0].shape[-2] if states[0].dim() > 1 else 0
     if examples not in x.shape[:2]:
-        return ""
+        return None
     time = 1 - x.shape[:2].index(examples)
 
     def begun(x: Tensor, state: Any) -> Any:

@@ -49,10 +49,10 @@ def test_what_holds_of_any_layer_is_told_with_the_refusal(slip: str, text: str) 
 class Gated(nn.Module):
     """A GRU of (T, N, D), with layer norm and a slip or none."""
 
-    def __init__(self, slip: str = "") -> None:
+    def __init__(self, size: int, slip: str) -> None:
         super().__init__()
         self.slip = slip
-        self.cell, self.norm = nn.GRUCell(5, 6), nn.LayerNorm(6)
+        self.cell, self.norm = nn.GRUCell(size, 6), nn.LayerNorm(6)
 
     def forward(self, x: Tensor, h: Tensor | None = None) -> Any:
         if h is None:
@@ -67,15 +67,36 @@ class Gated(nn.Module):
         return out, out[0] if self.slip == "first" else h
 
 
+PIECES = "in two pieces, the second begun with the state of the first"
+
+
 @pytest.mark.parametrize(
     ("slip", "text"),
     [
         ("start", "without a state its output differs"),
-        ("state", "in two pieces, the second begun with the state of the first"),
-        ("first", "in two pieces, the second begun with the state of the first"),
-        ("", "or wrap the layer.$"),
+        ("state", PIECES),
+        ("first", PIECES),
+        ("", ""),
     ],
 )
-def test_what_carries_one_state_is_told_more(slip: str, text: str) -> None:
-    with pytest.raises(TypeError, match=text):
-        check_norm_layer(Gated(slip), (4, 3, 5))
+@pytest.mark.parametrize("shape", [(4, 3, 5), (4, 3, 6)])
+def test_a_layer_with_one_state_goes_on_from_it(
+    slip: str, text: str, shape: tuple[int, ...]
+) -> None:
+    report = check_norm_layer(Gated(shape[-1], slip), shape, quiet=True)
+    name = "it begins with zeros, and goes on from the state that it returns"
+    assert [*report.failed] == [name] * bool(slip)
+    assert text in " ".join(str(report).split())
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [
+        nn.GRU(5, 6),
+        nn.GRU(5, 6, batch_first=True),
+        nn.GRU(5, 6, 2, bidirectional=True),
+        nn.RNN(5, 5),
+    ],
+)
+def test_those_of_torch_pass(layer: nn.Module) -> None:
+    assert check_norm_layer(layer, (4, 3, 5), quiet=True).passed
