@@ -160,9 +160,10 @@ def _report_of(layer: nn.Module, given: Given, call: Way | None) -> Report:
     as_lstm = as_recurrent(layer, shape, call) if kind in (None, "lstm") else None
     if kind == "lstm" or as_lstm:
         findings = recurrent_findings(as_lstm or layer, shape, given.eps)
-        if shape and as_lstm and not takes_states(as_lstm):
-            findings += one_state(layer, shape)
-        report = Report("LSTM", tuple(findings))
+        is_given = as_lstm is None or takes_states(as_lstm)
+        own = one_state(layer, shape) if shape and not is_given else []
+        name = "recurrent layer with one state" if own else "LSTM"
+        report = Report(name, (*own, *findings))
         return report.allowing((REDUNDANT,))  # those of torch.nn.LSTM, too
     _check_that_it_is_no_weight(layer)
     if shape is not None and given.axis != 1:

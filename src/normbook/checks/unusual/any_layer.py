@@ -36,7 +36,9 @@ def one_state(layer: nn.Module, shape: tuple[int, ...]) -> list[Finding]:
         return []
     name = "it begins with zeros, and goes on from the state that it returns"
     cure = "Begin with zeros where no state is given, and return the state as it is."
-    return [] if text is None else [Finding(name, not text, text, cure)]
+    return (
+        [] if text is None else [Finding(name, not text, f"{text}." * bool(text), cure)]
+    )
 
 
 def _made(layer: nn.Module, shape: tuple[int, ...]) -> tuple[nn.Module, Tensor]:
