@@ -188,3 +188,15 @@ def test_a_slip_around_the_cells_is_named(
     count = 3 if claim == recurrent.UPPER else 1
     cells = [Cell(D), *(Cell(H) for _ in range(count - 1))]
     assert text in reasons(layer(*cells))[claim]
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_states_with_c_first_are_a_convention(count: int) -> None:
+    layer = slipping(
+        start=lambda self, s, k: (s[1][k], s[0][k]),
+        last=lambda self, h, c: (c, h),
+    )
+    found = reasons(layer(*(Cell(H if k else D) for k in range(count))))
+    name = "the states are (h, c), in the order of torch"
+    assert "All other tests exchange them back" in found.pop(f"{name}, other")
+    assert set(found) <= {name, gradients.BIASES, f"{gradients.BIASES}, other"}

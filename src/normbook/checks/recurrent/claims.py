@@ -46,12 +46,14 @@ from normbook.checks.recurrent.probe import (
 )
 from normbook.checks.recurrent.reach import reach
 from normbook.checks.recurrent.states import (
+    BOTH_EXCHANGED,
     early_state,
     exchanged,
     goes_from_example_to_example,
     turned_batch,
     unused_states,
     what_it_is,
+    with_h_first,
 )
 from normbook.checks.recurrent.step import READ
 from normbook.checks.report import Finding
@@ -126,6 +128,10 @@ def recurrent_findings(
                         test(probe) for test in GRADIENT_CLAIMS if test is not zeros
                     ]
                 return [*crossed, *told, NO_STATES]
+            is_turned = False
+            with suppress(LayerError):  # a claim tells it
+                is_turned = exchanged(probe) == BOTH_EXCHANGED
+            probe = with_h_first(probe) if is_turned else probe
             # In training mode what is random was put into evaluation mode.
             random = _evaluated(probe)
             if random.passed is False and not probe.layer.training:
@@ -172,6 +178,7 @@ def recurrent_findings(
             named_first = [bounded] if bounded.passed is False else []
         axes = [] if probe.misled is None else [_axes(probe)]
         axes += [_turned_output(probe)] if probe.leaves_turned else []
+        axes += [_turned_states(probe)] if is_turned else []
         with torch.no_grad():
             handled = [test(probe) for test in HANDLING_CLAIMS]
         wrong = [finding for finding in handled if finding.passed is False]
@@ -256,6 +263,15 @@ def _turned_output(probe: Probe) -> Fault:
         f"x is taken as {x} = {(examples, steps, features)}, and the output "
         f"comes as {out}, {steps} first. All other tests turn it.",
         "Transpose the outputs back into the layout of x.",
+    )
+
+
+@claim("the states are (h, c), in the order of torch")
+def _turned_states(probe: Probe) -> Fault:
+    return Fault(
+        f"{BOTH_EXCHANGED} All other tests exchange them back.",
+        "Take and return (h, c), h first.",
+        "(c, h)",
     )
 
 
