@@ -114,10 +114,12 @@ def step_fault(step: Step, matrices: Sequence[Tensor], order: str = "") -> Found
     for gates, cut in tried():
         for name, k, kept in _forget_gates(step.f, cut(gates.a)):
             rest = step.without(kept) if kept else step
-            return _Search(rest, gates, cut, k, name, order).found(kept)
+            return _Search(rest, gates, cut, k, name, order, matrices).found(kept)
     if not _fits(step.f, torch.ones_like(step.f), 1e-9):
         return None
-    searches = [_Search(step, gates, cut, None, "1", order) for gates, cut in tried()]
+    searches = [
+        _Search(step, gates, cut, None, "1", order, matrices) for gates, cut in tried()
+    ]
     whole = [search for search in searches if search.written and search.read]
     return min(whole, key=_Search.fewest).found(0.0) if whole else None
 
@@ -153,6 +155,7 @@ class _Search:
         forget: int | None,
         forgets_by: str,
         order: str,
+        matrices: Sequence[Tensor],
     ) -> None:
         self.step, self.gates, self.cut = step, gates, cut
         self.forget, self.forgets_by, self.order = forget, forgets_by, order
@@ -163,9 +166,10 @@ class _Search:
         ]
         # What is made of other numbers than f is looked for where all else fails.
         self.written = [*self._written()] or [*self._written_of_others()]
-        self.read: list[_Way] = []
-        if step.h_1.shape == step.c.shape:  # else h is a projection
+        if step.h_1.shape == step.c.shape:
             self.read = [*self._read()] or [*self._read_of_others()]
+        else:
+            self.read = [*self._projected(matrices)]
 
     def fewest(self) -> tuple[int, int]:
         """Return the cost of what has the fewest slips."""
@@ -467,6 +471,23 @@ class _Search:
             is_cut = limit > 0.01 and int((seen.abs() > limit - 1e-9).sum()) > 3
             if is_cut and _fits(seen, (o * hat.tanh()).clamp(-limit, limit)):
                 yield _Way((("o", k),), (f"h_1 is cut off at {limit:.3g}",))
+
+    def _projected(self, matrices: Sequence[Tensor]) -> Iterator[_Way]:
+        """Try h = P (o tanh(c_1)), with a norm of c_1 or none; else h tells nothing."""
+        shape = self.step.c.shape[1], self.step.h_1.shape[1]
+        c_1 = self.step.c_1
+        inners = [v.tanh() for v in (layer_norm(c_1), c_1, NORMS["RMS norm"](c_1))]
+        is_known = False
+        for (k, o), (form, inner), matrix in itertools.product(
+            enumerate(self._usual("o")), zip(READ, inners, strict=True), matrices
+        ):
+            for w in (matrix, matrix.T):
+                if w.shape == shape and _fits(self.step.h_1, o * inner @ w):
+                    is_known = True
+                    yield _Way((("o", k),), (), f"{form}, and a projection behind it")
+        for k in range(0 if is_known else 4):
+            form = "h_1, a projection to other units, is not compared"
+            yield _Way((("o", k),), (), form)
 
     def _mixed(self, k: int, value: Tensor) -> Iterator[_Way]:
         """Look for a share of the old h in the new."""
