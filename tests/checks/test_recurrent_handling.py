@@ -236,7 +236,7 @@ def test_the_change_that_explains_a_step_is_named(
     assert text in told(report_of(Lstm(slips)))
 
 
-def with_slip(name: str, method: Any, **sizes: int) -> nn.Module:
+def with_slip(name: str, method: Any, **sizes: Any) -> nn.Module:
     return type("Slipping", (Lstm,), {name: method})(**sizes)  # type: ignore[no-any-return]
 
 
@@ -371,6 +371,54 @@ class Candidate(OfBatches):
 
     def read(self, c: Tensor, o: Tensor) -> Tensor:
         return o * c.tanh()
+
+
+def test_an_output_that_is_not_the_state_is_told_of_the_output() -> None:
+    def run(self: Any, k: int, x: Tensor, h: Tensor, c: Tensor) -> Any:
+        out = []
+        for x_t in x:
+            new_h, new_c = self.cells[k](x_t, h, c)
+            h, c = 0.1 * h + 0.9 * new_h, 0.2 * c + 0.8 * new_c
+            out.append(new_h)
+        return torch.stack(out), (h, c)
+
+    slips = {"read": lambda s, c, o: o * c.tanh()}
+    report = report_of(with_slip("run", run, slips=slips))
+    assert report.failed == ("the last output is the state h that is returned",)
+    text = told(report)
+    assert "0.1 of the old h and 0.2 of the old c stay in the new" in text
+
+
+class Variational(Cell):
+    """Dropout of h by one mask, which is drawn again where ``is_old`` says so."""
+
+    dropout = 0.1
+    mask: Tensor | None = None
+
+    def is_old(self, mask: Tensor, h: Tensor) -> bool:
+        return mask.shape != h.shape
+
+    def terms(self, x: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
+        if self.training and self.dropout > 0:
+            if self.mask is None or self.is_old(self.mask, h):
+                self.mask = functional.dropout(torch.ones_like(h), self.dropout)
+            h = h * self.mask
+        return super().terms(x, h)
+
+
+@pytest.mark.parametrize(
+    ("is_old", "text"),
+    [
+        (Variational.is_old, "two calls in training drop the same units: the mask is"),
+        (lambda *_: False, "calls of another number of examples, one behind the other"),
+        (lambda *_: True, ""),
+    ],
+)
+def test_a_mask_that_is_kept_is_told(is_old: Any, text: str) -> None:
+    layer: Any = Lstm()
+    layer.cells[0] = type("Slipping", (Variational,), {"is_old": is_old})(D)
+    found = told(report_of(layer))
+    assert text in found if text else not found
 
 
 @pytest.mark.parametrize("kind", [Candidate, OfBatches])

@@ -69,6 +69,7 @@ OTHERS = "h does not depend on the other examples"
 PADDING = "h does not depend on padding behind the sequence"
 CELL = "a step is that of a known cell"
 CALLS = "a second call begins with zeros, as the first"
+LAST = "the last output is the state h that is returned"
 PIECES = "a sequence in two pieces gives what it gives in one"
 AXES = "batch_first says which axis is the time"
 LAYOUTS = "states of either shape are the same states"
@@ -159,7 +160,7 @@ def recurrent_findings(
             else:
                 gates = _no_gates(probe, raw)
             rest = [test(probe) for test in (_later_steps, _padding, _calls)]
-            rest += [pieces, _layouts(probe)]
+            rest += [pieces, _last_output(probe), _layouts(probe)]
             upper, same = _upper(probe), _same_in_evaluation(probe)
         why = "whether the state is carried as it is was not tested"
         if raw.passed is False:
@@ -386,7 +387,7 @@ def _gates(probe: Probe, step: Finding) -> list[Finding]:
     if (
         (normed.passed or normed.other)
         and output.passed is False
-        and step.passed
+        and (step.passed or step.other)
         and READ[1] in step.reason
     ):
         output = output._replace(passed=None, other="no norm of c")
@@ -653,6 +654,39 @@ def _kept_state(probe: Probe, change: float) -> Fault:
     )
 
 
+NORMED_OUTPUT = "it is h normalized once more."
+
+
+def _not_the_last_output(probe: Probe) -> str:
+    """Say how far the state h is from the last output, and what that is; or nothing."""
+    x, h, c = probe.inputs()
+    out, h_last, c_last = probe.run(x, h, c)
+    change = relative_change(out[-1], h_last)
+    if change < EXACT or out[-1].shape != h_last.shape:
+        return ""
+    why = what_it_is(probe, (x, h, c), (out, h_last, c_last))
+    return (
+        f"The state h that is returned differs from the last output by {change:.1%}"
+        f"{f'. Of the last output: {why}' if why else ''}."
+    )
+
+
+@claim(LAST)
+def _last_output(probe: Probe) -> Fault | None:
+    """Tell of states that are right that the output is something else."""
+    if not probe.is_single:
+        raise DoesNotApply("another test looks at the layer on top")
+    if _pieces(probe).passed is False or not (text := _not_the_last_output(probe)):
+        return None
+    return Fault(
+        f"{text} The state is the one that is carried: a second piece goes on with it "
+        "as one sequence does. It is the output that is another value, as where it is "
+        "taken before zoneout, or changed behind the loop.",
+        "Return as output the h that is carried.",
+        "norm of the outputs" if text.endswith(NORMED_OUTPUT) else "",
+    )
+
+
 @claim(PIECES)
 def _pieces(probe: Probe) -> Fault | None:
     if not probe.is_single:
@@ -662,23 +696,16 @@ def _pieces(probe: Probe) -> Fault | None:
     middle = len(x) // 2
     early, h_0, c_0 = probe.run(x[:middle], h, c)
     late, h_end, c_end = probe.run(x[middle:], h_0, c_0)
-    change = relative_change(out[-1], h_last)
-    if change > EXACT and out[-1].shape == h_last.shape:
-        swapped = exchanged(probe)
-        why = what_it_is(probe, (x, h, c), (out, h_last, c_last))
-        why = f". Of the last output: {why}" if why else ""
-        return Fault(
-            f"{swapped}{' ' * bool(swapped)}The state h that is returned differs "
-            f"from the last output by {change:.1%}{why}.",
-            "Return (h_T, c_T) of the last step, h first.",
-            "norm of the outputs"
-            if why.endswith("it is h normalized once more")
-            else "",
-        )
     pairs = ((out, torch.cat([early, late])), (h_last, h_end), (c_last, c_end))
     change = max(relative_change(before, after) for before, after in pairs)
     if change < EXACT:
         return None
+    if text := _not_the_last_output(probe):
+        swapped = exchanged(probe)
+        return Fault(
+            f"{swapped}{' ' * bool(swapped)}{text}",
+            "Return (h_T, c_T) of the last step, h first.",
+        )
     if _later_steps(probe).passed is False:
         raise NotTested("h depends on later steps", MEND)
     why = exchanged(probe) or unused_states(probe) or early_state(probe, change)

@@ -222,7 +222,10 @@ class _Search:
         slips = [*written.slips, *read.slips]
         name = self._name(written, read)
         if self.forgets_by == "sigmoid of 1 + a" and not slips and "?" not in name:
-            reason = f"1 is added to what opens the forget gate ({cell})."
+            reason = (
+                f"1 is added to what opens the forget gate ({cell}; {RIGHT}; "
+                f"{read.form})."
+            )
             return Fault(reason, "Let the bias begin at 1.", "forget bias")
         if self.forget is None:
             slips.append("c_1 has the whole of c: no forget gate multiplies it")
@@ -237,6 +240,7 @@ class _Search:
             is_other = len(slips) == 1 and "has no part" in slips[0]
             other = "another cell" if is_other else ""
             return Fault(f"{'; '.join(slips)} ({cell}).", EQUATION, other)
+        cell += f"; {RIGHT}; {read.form}"
         opened, negative = self._opened()
         if opened not in (None, self.forget):
             gate = name[opened or 0]
@@ -277,7 +281,7 @@ class _Search:
                 f"; {kept[0]:.3g} of the old h and {kept[1]:.3g} of the old c stay in "
                 "the new, as zoneout mixes them in evaluation"
             )
-        return f"{cell}; {RIGHT}; {read.form}."
+        return f"{cell}."
 
     def _doubled(self, written: _Way, read: _Way) -> Iterator[str]:
         """Tell parts that are two gates, and those that are none."""
@@ -464,7 +468,8 @@ class _Search:
                 if name != USUAL["o"]:
                     yield _Way((("o", k),), (_through("o", name),))
         for k, o in enumerate(gates):
-            yield from self._mixed(k, o * hat.tanh())
+            for form, inner in right.items():
+                yield from self._mixed(k, o * inner, form)
             if text := _by_eps(seen / o, c_1):
                 yield _Way((("o", k),), (text,))
             limit = float(seen.abs().max())
@@ -489,13 +494,13 @@ class _Search:
             form = "h_1, a projection to other units, is not compared"
             yield _Way((("o", k),), (), form)
 
-    def _mixed(self, k: int, value: Tensor) -> Iterator[_Way]:
+    def _mixed(self, k: int, value: Tensor, form: str) -> Iterator[_Way]:
         """Look for a share of the old h in the new."""
         h = self._same(self.step.h)
         away = h - value
         kept = float(((self.step.h_1 - value) * away).sum() / away.square().sum())
         if 0.005 < kept < 0.995 and _fits(self.step.h_1, value + kept * away):
-            yield _Way((("o", k),), (), READ[0], kept)
+            yield _Way((("o", k),), (), form, kept)
 
 
 # Kinds of which the name says the slip.
