@@ -363,6 +363,17 @@ def test_of_batch_norms_neither_one_example_nor_a_gradient_of_0_is_a_fault() -> 
     assert "1 example raise" in told(report_of(with_slip("forward", refuses)))
 
 
+def test_of_a_batch_that_is_turned_the_cure_is_to_turn_the_time() -> None:
+    def turned(self: Any, outs: list[Tensor]) -> Tensor:
+        return torch.cat([outs[0], outs[1].flip(0, 1)], -1)
+
+    report = report_of(with_slip("joined", turned, ways=2, layers=2))
+    assert report.failed == ("h does not depend on the other examples",)
+    (found,) = (f for f in report.findings if f.passed is False)
+    assert found.cure == "Turn the time alone, x.flip(0)."
+    assert "the layers above the first, and the other direction" in report.untested
+
+
 class Candidate(OfBatches):
     """The same with the norm of c at the candidate."""
 
@@ -460,3 +471,5 @@ def test_an_output_gate_beyond_0_and_1_is_told(is_behind: bool, has_tanh: bool) 
     name = "the output gate is between 0 and 1"
     assert report.failed == ((name,) if is_behind else ())
     assert "peepholes" in report.others
+    why = {f.name: f.reason for f in report.findings}["a step is that of a known cell"]
+    assert why == "no cell is known here of which the gates see c"

@@ -44,7 +44,7 @@ from normbook.checks.recurrent.probe import (
     relative_change,
     set_dropout,
 )
-from normbook.checks.recurrent.reach import reach
+from normbook.checks.recurrent.reach import reach, returned
 from normbook.checks.recurrent.states import (
     BOTH_EXCHANGED,
     early_state,
@@ -89,6 +89,7 @@ NO_STATES = Finding(
 )
 
 MEND = "Mend that first."
+BY_HAND = "Compare a step with its equation by hand."
 CURE_ONE = "Check one with a single layer and direction, too."
 INSIDE_THE_LOOP = (
     "Take the statistics of one example at one step, inside the loop over time."
@@ -122,7 +123,7 @@ def recurrent_findings(
             probe = probe_of(layer, (first, first, features), eps)
         with torch.no_grad():
             if not probe.takes_states:
-                tests = _evaluated, _other_examples, reach, *HANDLING_CLAIMS
+                tests = _evaluated, _other_examples, reach, returned, *HANDLING_CLAIMS
                 told = [test(probe) for test in tests]
                 with torch.enable_grad():
                     told += [
@@ -167,7 +168,9 @@ def recurrent_findings(
             why = "the state is not carried as it is"
         elif others.passed is False:
             why = "the examples are not apart"
-        step = step or Finding(CELL, None, why, MEND)
+        elif raw.other:
+            why = "no cell is known here of which the gates see c"
+        step = step or Finding(CELL, None, why, BY_HAND if raw.other else MEND)
         *by_gradient, used = (test(trained) for test in GRADIENT_CLAIMS)
         last = [] if used.passed else [used]
         # What is wrong in the step says more than what h does not see.
@@ -797,7 +800,7 @@ def _step(probe: Probe) -> Fault | str:
         raise NotTested(
             "no known cell has this forget gate with the matrices in the order of the "
             "layer",
-            "Compare a step with its equation by hand.",
+            BY_HAND,
         )
     outcome = first[1].outcome
     if isinstance(outcome, str) and any(first[1].kept) and probe.layer.training:
@@ -831,6 +834,8 @@ def _upper(probe: Probe) -> Fault | str:
     stack = Stack(probe)
     if fault := own_fault(stack):
         return fault
+    if probe.change_by_the_first() > EXACT:
+        raise NotTested("the examples are not apart", MEND)
     found = compared(probe)
     if fault := upper_fault(stack, found):
         return fault
@@ -878,20 +883,22 @@ def _other_examples(probe: Probe) -> Fault | None:
             "whole batch, by design."
         )
         return Fault(reason, "Take layer norm.", "batch norm")
+    cure = "Take the statistics over the units of one example (the last axis)."
     if any("mean" in name for name, _ in probe.layer.named_buffers()):
-        reason += (
-            " In evaluation mode it is not either, though running statistics are held: "
-            "those of the batch are taken there, too."
+        reason = reason.removesuffix(".") + (
+            " in evaluation. There it is not either, though running statistics are "
+            "held: those of the batch are taken, as in training."
         )
+        cure = "In evaluation normalize by the running statistics."
     elif text := turned_batch(probe):
         reason += text
+        cure = f"Turn the time alone, x.flip({int(probe.is_batch_first)})."
     elif goes_from_example_to_example(probe):
         reason += (
             " Each example goes on from the one in front of it, the last one changes "
             "no other: the recurrence runs over the examples, as where their axis is "
             "taken for the time."
         )
-    cure = "Take the statistics over the units of one example (the last axis)."
     return Fault(reason, cure)
 
 
