@@ -236,7 +236,7 @@ def test_the_change_that_explains_a_step_is_named(
     assert text in told(report_of(Lstm(slips)))
 
 
-def with_slip(name: str, method: Any, **sizes: int) -> nn.Module:
+def with_slip(name: str, method: Any, **sizes: Any) -> nn.Module:
     return type("Slipping", (Lstm,), {name: method})(**sizes)  # type: ignore[no-any-return]
 
 
@@ -363,6 +363,17 @@ def test_of_batch_norms_neither_one_example_nor_a_gradient_of_0_is_a_fault() -> 
     assert "1 example raise" in told(report_of(with_slip("forward", refuses)))
 
 
+def test_of_a_batch_that_is_turned_the_cure_is_to_turn_the_time() -> None:
+    def turned(self: Any, outs: list[Tensor]) -> Tensor:
+        return torch.cat([outs[0], outs[1].flip(0, 1)], -1)
+
+    report = report_of(with_slip("joined", turned, ways=2, layers=2))
+    assert report.failed == ("h does not depend on the other examples",)
+    (found,) = (f for f in report.findings if f.passed is False)
+    assert found.cure == "Turn the time alone, x.flip(0)."
+    assert "the layers above the first, and the other direction" in report.untested
+
+
 class Candidate(OfBatches):
     """The same with the norm of c at the candidate."""
 
@@ -371,6 +382,54 @@ class Candidate(OfBatches):
 
     def read(self, c: Tensor, o: Tensor) -> Tensor:
         return o * c.tanh()
+
+
+def test_an_output_that_is_not_the_state_is_told_of_the_output() -> None:
+    def run(self: Any, k: int, x: Tensor, h: Tensor, c: Tensor) -> Any:
+        out = []
+        for x_t in x:
+            new_h, new_c = self.cells[k](x_t, h, c)
+            h, c = 0.1 * h + 0.9 * new_h, 0.2 * c + 0.8 * new_c
+            out.append(new_h)
+        return torch.stack(out), (h, c)
+
+    slips = {"read": lambda s, c, o: o * c.tanh()}
+    report = report_of(with_slip("run", run, slips=slips))
+    assert report.failed == ("the last output is the state h that is returned",)
+    text = told(report)
+    assert "0.1 of the old h and 0.2 of the old c stay in the new" in text
+
+
+class Variational(Cell):
+    """Dropout of h by one mask, which is drawn again where ``is_old`` says so."""
+
+    dropout = 0.1
+    mask: Tensor | None = None
+
+    def is_old(self, mask: Tensor, h: Tensor) -> bool:
+        return mask.shape != h.shape
+
+    def terms(self, x: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
+        if self.training and self.dropout > 0:
+            if self.mask is None or self.is_old(self.mask, h):
+                self.mask = functional.dropout(torch.ones_like(h), self.dropout)
+            h = h * self.mask
+        return super().terms(x, h)
+
+
+@pytest.mark.parametrize(
+    ("is_old", "text"),
+    [
+        (Variational.is_old, "two calls in training drop the same units: the mask is"),
+        (lambda *_: False, "calls of another number of examples, one behind the other"),
+        (lambda *_: True, ""),
+    ],
+)
+def test_a_mask_that_is_kept_is_told(is_old: Any, text: str) -> None:
+    layer: Any = Lstm()
+    layer.cells[0] = type("Slipping", (Variational,), {"is_old": is_old})(D)
+    found = told(report_of(layer))
+    assert text in found if text else not found
 
 
 @pytest.mark.parametrize("kind", [Candidate, OfBatches])
@@ -412,3 +471,5 @@ def test_an_output_gate_beyond_0_and_1_is_told(is_behind: bool, has_tanh: bool) 
     name = "the output gate is between 0 and 1"
     assert report.failed == ((name,) if is_behind else ())
     assert "peepholes" in report.others
+    why = {f.name: f.reason for f in report.findings}["a step is that of a known cell"]
+    assert why == "no cell is known here of which the gates see c"

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from normbook.checks import check_norm_layer
 from normbook.checks.recurrent import claims as recurrent
 from normbook.checks.recurrent import gradients
 from normbook.checks.recurrent.claims import recurrent_findings
@@ -188,3 +189,54 @@ def test_a_slip_around_the_cells_is_named(
     count = 3 if claim == recurrent.UPPER else 1
     cells = [Cell(D), *(Cell(H) for _ in range(count - 1))]
     assert text in reasons(layer(*cells))[claim]
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_states_with_c_first_are_a_convention(count: int) -> None:
+    layer = slipping(
+        start=lambda self, s, k: (s[1][k], s[0][k]),
+        last=lambda self, h, c: (c, h),
+    )
+    found = reasons(layer(*(Cell(H if k else D) for k in range(count))))
+    name = "the states are (h, c), in the order of torch"
+    assert "All other tests exchange them back" in found.pop(f"{name}, other")
+    assert set(found) <= {name, gradients.BIASES, f"{gradients.BIASES}, other"}
+
+
+class Projected(nn.Module):
+    """A cell with a projection to two units behind it, and a learned first state."""
+
+    def __init__(self, is_square: bool = False) -> None:
+        super().__init__()
+        self.input_size, self.is_square = D, is_square
+        self.cell, self.project = Cell(D), nn.Linear(H, 2, bias=False)
+        self.cell.hh = nn.Linear(2, 4 * H, bias=False)
+        self.first_h = nn.Parameter(torch.randn(1, 2))
+        self.first_c = nn.Parameter(torch.randn(1, H))
+
+    def forward(self, x: Tensor, states: State | None = None) -> tuple[Tensor, State]:
+        given = states or (self.first_h[None], self.first_c[None])
+        h, c = (s[0].expand(x.shape[1], -1) for s in given)
+        out = []
+        for x_t in x:
+            i, f, g, o = self.cell.gates(x_t, h).chunk(4, 1)
+            c = f.sigmoid() * c + i.sigmoid() * g.tanh()
+            h = o.sigmoid() * c.tanh()
+            h = self.project(h.square() if self.is_square else h)
+            out.append(h)
+        return torch.stack(out), (h[None], c[None])
+
+
+def test_what_h_is_a_projection_of_is_compared() -> None:
+    layer = Projected()
+    layer.cell.norm_c = nn.LayerNorm(H, elementwise_affine=False)
+    report = check_norm_layer(layer, kind="lstm", quiet=True)
+    assert report.failed == ()
+    assert {*report.others} == {"no norm of c", "other start"}
+
+
+def test_of_an_unknown_projection_c_is_compared_alone() -> None:
+    found = recurrent_findings(Projected(is_square=True))
+    (step,) = (f for f in found if f.name == recurrent.CELL)
+    assert step.passed
+    assert "h_1, a projection to other units, is not compared" in step.reason

@@ -44,14 +44,16 @@ from normbook.checks.recurrent.probe import (
     relative_change,
     set_dropout,
 )
-from normbook.checks.recurrent.reach import reach
+from normbook.checks.recurrent.reach import reach, returned
 from normbook.checks.recurrent.states import (
+    BOTH_EXCHANGED,
     early_state,
     exchanged,
     goes_from_example_to_example,
     turned_batch,
     unused_states,
     what_it_is,
+    with_h_first,
 )
 from normbook.checks.recurrent.step import READ
 from normbook.checks.report import Finding
@@ -67,6 +69,7 @@ OTHERS = "h does not depend on the other examples"
 PADDING = "h does not depend on padding behind the sequence"
 CELL = "a step is that of a known cell"
 CALLS = "a second call begins with zeros, as the first"
+LAST = "the last output is the state h that is returned"
 PIECES = "a sequence in two pieces gives what it gives in one"
 AXES = "batch_first says which axis is the time"
 LAYOUTS = "states of either shape are the same states"
@@ -86,6 +89,7 @@ NO_STATES = Finding(
 )
 
 MEND = "Mend that first."
+BY_HAND = "Compare a step with its equation by hand."
 CURE_ONE = "Check one with a single layer and direction, too."
 INSIDE_THE_LOOP = (
     "Take the statistics of one example at one step, inside the loop over time."
@@ -119,13 +123,17 @@ def recurrent_findings(
             probe = probe_of(layer, (first, first, features), eps)
         with torch.no_grad():
             if not probe.takes_states:
-                tests = _evaluated, _other_examples, reach, *HANDLING_CLAIMS
+                tests = _evaluated, _other_examples, reach, returned, *HANDLING_CLAIMS
                 told = [test(probe) for test in tests]
                 with torch.enable_grad():
                     told += [
                         test(probe) for test in GRADIENT_CLAIMS if test is not zeros
                     ]
                 return [*crossed, *told, NO_STATES]
+            is_turned = False
+            with suppress(LayerError):  # a claim tells it
+                is_turned = exchanged(probe) == BOTH_EXCHANGED
+            probe = with_h_first(probe) if is_turned else probe
             # In training mode what is random was put into evaluation mode.
             random = _evaluated(probe)
             if random.passed is False and not probe.layer.training:
@@ -153,14 +161,16 @@ def recurrent_findings(
             else:
                 gates = _no_gates(probe, raw)
             rest = [test(probe) for test in (_later_steps, _padding, _calls)]
-            rest += [pieces, _layouts(probe)]
+            rest += [pieces, _last_output(probe), _layouts(probe)]
             upper, same = _upper(probe), _same_in_evaluation(probe)
         why = "whether the state is carried as it is was not tested"
         if raw.passed is False:
             why = "the state is not carried as it is"
         elif others.passed is False:
             why = "the examples are not apart"
-        step = step or Finding(CELL, None, why, MEND)
+        elif raw.other:
+            why = "no cell is known here of which the gates see c"
+        step = step or Finding(CELL, None, why, BY_HAND if raw.other else MEND)
         *by_gradient, used = (test(trained) for test in GRADIENT_CLAIMS)
         last = [] if used.passed else [used]
         # What is wrong in the step says more than what h does not see.
@@ -172,6 +182,7 @@ def recurrent_findings(
             named_first = [bounded] if bounded.passed is False else []
         axes = [] if probe.misled is None else [_axes(probe)]
         axes += [_turned_output(probe)] if probe.leaves_turned else []
+        axes += [_turned_states(probe)] if is_turned else []
         with torch.no_grad():
             handled = [test(probe) for test in HANDLING_CLAIMS]
         wrong = [finding for finding in handled if finding.passed is False]
@@ -256,6 +267,15 @@ def _turned_output(probe: Probe) -> Fault:
         f"x is taken as {x} = {(examples, steps, features)}, and the output "
         f"comes as {out}, {steps} first. All other tests turn it.",
         "Transpose the outputs back into the layout of x.",
+    )
+
+
+@claim("the states are (h, c), in the order of torch")
+def _turned_states(probe: Probe) -> Fault:
+    return Fault(
+        f"{BOTH_EXCHANGED} All other tests exchange them back.",
+        "Take and return (h, c), h first.",
+        "(c, h)",
     )
 
 
@@ -370,7 +390,7 @@ def _gates(probe: Probe, step: Finding) -> list[Finding]:
     if (
         (normed.passed or normed.other)
         and output.passed is False
-        and step.passed
+        and (step.passed or step.other)
         and READ[1] in step.reason
     ):
         output = output._replace(passed=None, other="no norm of c")
@@ -637,6 +657,39 @@ def _kept_state(probe: Probe, change: float) -> Fault:
     )
 
 
+NORMED_OUTPUT = "it is h normalized once more."
+
+
+def _not_the_last_output(probe: Probe) -> str:
+    """Say how far the state h is from the last output, and what that is; or nothing."""
+    x, h, c = probe.inputs()
+    out, h_last, c_last = probe.run(x, h, c)
+    change = relative_change(out[-1], h_last)
+    if change < EXACT or out[-1].shape != h_last.shape:
+        return ""
+    why = what_it_is(probe, (x, h, c), (out, h_last, c_last))
+    return (
+        f"The state h that is returned differs from the last output by {change:.1%}"
+        f"{f'. Of the last output: {why}' if why else ''}."
+    )
+
+
+@claim(LAST)
+def _last_output(probe: Probe) -> Fault | None:
+    """Tell of states that are right that the output is something else."""
+    if not probe.is_single:
+        raise DoesNotApply("another test looks at the layer on top")
+    if _pieces(probe).passed is False or not (text := _not_the_last_output(probe)):
+        return None
+    return Fault(
+        f"{text} The state is the one that is carried: a second piece goes on with it "
+        "as one sequence does. It is the output that is another value, as where it is "
+        "taken before zoneout, or changed behind the loop.",
+        "Return as output the h that is carried.",
+        "norm of the outputs" if text.endswith(NORMED_OUTPUT) else "",
+    )
+
+
 @claim(PIECES)
 def _pieces(probe: Probe) -> Fault | None:
     if not probe.is_single:
@@ -646,23 +699,16 @@ def _pieces(probe: Probe) -> Fault | None:
     middle = len(x) // 2
     early, h_0, c_0 = probe.run(x[:middle], h, c)
     late, h_end, c_end = probe.run(x[middle:], h_0, c_0)
-    change = relative_change(out[-1], h_last)
-    if change > EXACT and out[-1].shape == h_last.shape:
-        swapped = exchanged(probe)
-        why = what_it_is(probe, (x, h, c), (out, h_last, c_last))
-        why = f". Of the last output: {why}" if why else ""
-        return Fault(
-            f"{swapped}{' ' * bool(swapped)}The state h that is returned differs "
-            f"from the last output by {change:.1%}{why}.",
-            "Return (h_T, c_T) of the last step, h first.",
-            "norm of the outputs"
-            if why.endswith("it is h normalized once more")
-            else "",
-        )
     pairs = ((out, torch.cat([early, late])), (h_last, h_end), (c_last, c_end))
     change = max(relative_change(before, after) for before, after in pairs)
     if change < EXACT:
         return None
+    if text := _not_the_last_output(probe):
+        swapped = exchanged(probe)
+        return Fault(
+            f"{swapped}{' ' * bool(swapped)}{text}",
+            "Return (h_T, c_T) of the last step, h first.",
+        )
     if _later_steps(probe).passed is False:
         raise NotTested("h depends on later steps", MEND)
     why = exchanged(probe) or unused_states(probe) or early_state(probe, change)
@@ -754,7 +800,7 @@ def _step(probe: Probe) -> Fault | str:
         raise NotTested(
             "no known cell has this forget gate with the matrices in the order of the "
             "layer",
-            "Compare a step with its equation by hand.",
+            BY_HAND,
         )
     outcome = first[1].outcome
     if isinstance(outcome, str) and any(first[1].kept) and probe.layer.training:
@@ -788,6 +834,8 @@ def _upper(probe: Probe) -> Fault | str:
     stack = Stack(probe)
     if fault := own_fault(stack):
         return fault
+    if probe.change_by_the_first() > EXACT:
+        raise NotTested("the examples are not apart", MEND)
     found = compared(probe)
     if fault := upper_fault(stack, found):
         return fault
@@ -835,20 +883,22 @@ def _other_examples(probe: Probe) -> Fault | None:
             "whole batch, by design."
         )
         return Fault(reason, "Take layer norm.", "batch norm")
+    cure = "Take the statistics over the units of one example (the last axis)."
     if any("mean" in name for name, _ in probe.layer.named_buffers()):
-        reason += (
-            " In evaluation mode it is not either, though running statistics are held: "
-            "those of the batch are taken there, too."
+        reason = reason.removesuffix(".") + (
+            " in evaluation. There it is not either, though running statistics are "
+            "held: those of the batch are taken, as in training."
         )
+        cure = "In evaluation normalize by the running statistics."
     elif text := turned_batch(probe):
         reason += text
+        cure = f"Turn the time alone, x.flip({int(probe.is_batch_first)})."
     elif goes_from_example_to_example(probe):
         reason += (
             " Each example goes on from the one in front of it, the last one changes "
             "no other: the recurrence runs over the examples, as where their axis is "
             "taken for the time."
         )
-    cure = "Take the statistics over the units of one example (the last axis)."
     return Fault(reason, cure)
 
 

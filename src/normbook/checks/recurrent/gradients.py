@@ -62,15 +62,20 @@ def redundant_biases(probe: Probe) -> Fault | None:
 def unused_parameters(probe: Probe) -> list[str]:
     """Return the names of the parameters that have no part in the outputs.
 
-    Some are those of late steps; not every layer takes as many.
+    Some are those of late steps, or of the states that are made where none are given;
+    not every layer takes as many steps, or none.
     """
     held = dict(probe.layer.named_parameters())
     names = [*held]
-    steps = 1 if probe.is_cell else MANY_STEPS
-    for count in (probe.sizes[0], steps):
-        longer = probe._replace(sizes=(count, *probe.sizes[1:]))
+    longest = 1 if probe.is_cell else MANY_STEPS
+    runs = [(count, probe.takes_states) for count in (probe.sizes[0], longest)]
+    runs += [] if probe.is_cell else [(2, False)]  # where the states are learned
+    for count, takes_states in runs:
+        other = probe._replace(
+            sizes=(count, *probe.sizes[1:]), takes_states=takes_states
+        )
         with torch.enable_grad(), suppress(LayerError):
-            _, slopes = _loss_and_slopes(longer, *_inputs(longer), held.values())
+            _, slopes = _loss_and_slopes(other, *_inputs(other), held.values())
             some = [n for n, s in zip(held, slopes, strict=True) if not s.any()]
             names = [name for name in names if name in some]
         if not names:

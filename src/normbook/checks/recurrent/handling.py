@@ -13,7 +13,12 @@ from normbook.checks.claim import Claim, DoesNotApply, Fault, NotTested, claim
 from normbook.checks.copies import copy_of
 from normbook.checks.recurrent.forms import takes_states
 from normbook.checks.recurrent.layers import compared
-from normbook.checks.recurrent.probe import EXACT, Probe, relative_change
+from normbook.checks.recurrent.probe import (
+    EXACT,
+    Probe,
+    relative_change,
+    set_dropout,
+)
 
 INPUTS_ARE_KEPT = "input and states are left as they are"
 
@@ -218,6 +223,37 @@ def _of_shares(
         f"{seen}; expected 1 / (1 - p) = {1 / (1 - share):.3g}: on average training "
         f"writes {scale * (1 - share):.3g} times as much as evaluation.",
         "Divide what is kept by 1 - p, as nn.Dropout does.",
+    )
+
+
+@claim("each call in training draws its dropout anew", HANDLING_CLAIMS)
+def drawn_anew(probe: Probe) -> Fault | None:
+    """Compare two calls of one copy in training, and the first call of two copies."""
+    layer = copy_of(probe.given).train().double()
+    set_dropout(layer, 0.5, also_none=False)
+    x, *states = probe.inputs_of_the_layer()
+    more = probe.inputs_of_the_layer(probe.sizes[1] + 1)
+    other = copy_of(layer)
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        torch.manual_seed(0)
+        first, second, fresh = (_run(v, x, *states)[0] for v in (layer, layer, other))
+        if relative_change(first, fresh) < EXACT:
+            raise DoesNotApply("nothing is random in training")
+        try:
+            # As it is called it may take one number of examples alone.
+            for given in (more, (x, *states)) if probe.takes_states else ():
+                _run(layer, *given)
+        except LayerError as error:
+            return Fault(
+                "in training with dropout calls of another number of examples, one "
+                f"behind the other, raise {error}: the mask is kept.",
+                "Draw a mask in each call, of the shape of its states.",
+            )
+    if relative_change(first, second) > EXACT:
+        return None
+    return Fault(
+        "two calls in training drop the same units: the mask is drawn once and kept.",
+        "Draw a mask at the beginning of each call, and keep none on self.",
     )
 
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor
 
-from normbook.checks.claim import DoesNotApply, Fault, claim
+from normbook.checks.claim import DoesNotApply, Fault, NotTested, claim
 from normbook.checks.recurrent.probe import EXACT, Probe, relative_change
 
 
@@ -32,8 +35,27 @@ def _span(steps: set[int]) -> str:
     return f"step {min(steps)}" if len(steps) == 1 else f"steps {text}"
 
 
+class _OfStates(Fault):
+    """A fault of the states that are returned, not of the outputs."""
+
+
 @claim("each output sees the steps of its own sequence alone")
 def reach(probe: Probe) -> Fault | str:
+    """Look which steps the outputs see."""
+    faults = (fault for fault in _faults(probe) if not isinstance(fault, _OfStates))
+    return next(faults, "Each sees the steps of its own sequence.")
+
+
+@claim("the states that are returned are those of each sequence's end")
+def returned(probe: Probe) -> Fault | None:
+    """Look which steps the states see that are returned."""
+    fault = next(_faults(probe), None)
+    if fault and not isinstance(fault, _OfStates):
+        raise NotTested("the outputs see other steps", "Mend that first.")
+    return fault
+
+
+def _faults(probe: Probe) -> Iterator[Fault]:
     """Move x step by step, and look which outputs and states move."""
     x = probe.inputs()[0]
     made = probe.run_stack(x)
@@ -65,7 +87,7 @@ def reach(probe: Probe) -> Fault | str:
         read = [set[int]().union(*(some[t] for t in real)) for some in sees]
         for w, seen in enumerate(read):
             if lengths and seen != real:
-                return Fault(
+                yield Fault(
                     f"Example {n} has {len(real)} steps of {len(x)} by the lengths "
                     f"given, and its {names[w]} outputs there see {_span(seen)} of "
                     "x, from 0: the padding is read, or steps are left out; the mask "
@@ -73,7 +95,7 @@ def reach(probe: Probe) -> Fault | str:
                     "Turn each sequence within its own length, and mask t < length.",
                 )
         if ways == 2 and read[0] != read[1]:
-            return Fault(
+            yield Fault(
                 f"Of example {n} the forward outputs see {_span(read[0])} of x, from "
                 f"0, and the backward ones {_span(read[1])}, of {len(x)} steps: the "
                 "other direction reads other steps, with padding among them, as where "
@@ -84,7 +106,7 @@ def reach(probe: Probe) -> Fault | str:
             called = f"{names[w]} outputs".strip()
             silent = {t for t in range(len(x)) if not y[t, n].any()}
             if silent & read[w] and silent < {*range(len(x))}:
-                return Fault(
+                yield Fault(
                     f"Of example {n} the {called} are 0 at {_span(silent)}, as of "
                     f"padding, and x at {_span(silent & read[w])} changes others: the "
                     "padding is read.",
@@ -98,11 +120,21 @@ def reach(probe: Probe) -> Fault | str:
                 equal = [t for t in range(len(x)) if not _moves(of[n], y[t, n])]
                 none = "0" if not of[n].any() else "no output of it"
                 what = f"its output at {_span({*equal})}" if equal else none
-                return Fault(
+                cure, order = "Return the state behind the last step of each.", ""
+                every = itertools.product(range(x.shape[1]), range(len(x)))
+                same = [(m, t) for m, t in every if not _moves(of[n], y[t, m])]
+                if same and not equal and of[n].any():
+                    what = "the output of example {} at step {}".format(*same[0])
+                    order = (
+                        " They are in another order of the examples than x, as sorted "
+                        "by length."
+                    )
+                    cure = "Bring the states into the order of x, as the outputs."
+                yield _OfStates(
                     f"Of example {n}, of which the {called} see {_span(read[w])}, the "
                     f"h that is returned is {what}, not that of step {end}, its last "
-                    "one.",
-                    "Return the state behind the last step of each sequence.",
+                    f"one.{order}",
+                    cure,
                 )
             state = c_n if c_n.ndim == 2 else c_n[w - ways]
             late = {
@@ -111,7 +143,7 @@ def reach(probe: Probe) -> Fault | str:
                 if _moves((m[2] if m[2].ndim == 2 else m[2][w - ways])[n], state[n])
             } - read[w]
             if late:
-                return Fault(
+                yield _OfStates(
                     f"Of example {n} the {called} see {_span(read[w])}, and the c that "
                     f"is returned {_span(late)}, too: it goes on in the padding.",
                     "Leave h and c both as they are where the mask is 0.",
@@ -124,13 +156,12 @@ def reach(probe: Probe) -> Fault | str:
         }
         if ways == 1 and any(s > t for _, t, s in ahead):
             t, s = min((t, s) for _, t, s in ahead if s > t)
-            return Fault(
+            yield Fault(
                 f"Of example {n} the output of step {t} sees x of step {s}, from 0.",
                 "Let each step see those before it alone.",
             )
     if not any(_moves(m[0], out) for m in moved):
         raise DoesNotApply("no x changes an output")
-    return "Each sees the steps of its own sequence."
 
 
 def _moves(after: Tensor, before: Tensor) -> bool:

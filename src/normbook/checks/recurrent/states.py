@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from normbook.checks.claim import named
+from normbook.checks.copies import copy_of
 from normbook.checks.recurrent.probe import EXACT, Probe, relative_change
 from normbook.checks.recurrent.terms import layer_norm
 
@@ -56,9 +59,12 @@ def early_state(probe: Probe, change: float) -> str:
     return ""
 
 
+BOTH_EXCHANGED = "h and c are exchanged in what is given and in what is returned."
+
+
 def exchanged(probe: Probe) -> str:
     """Look which state that is returned is linear in which that is given."""
-    if probe.units[0] != probe.units[1] or not probe.is_single:
+    if probe.units[0] != probe.units[1]:
         return ""
     n = 2 * probe.units[1]
     x, *states = probe.point(n)
@@ -75,9 +81,27 @@ def exchanged(probe: Probe) -> str:
         "": (1, 1),
         "h and c are exchanged in what is returned.": (1, 0),
         "h and c are exchanged in what is given.": (0, 1),
-        "h and c are exchanged in what is given and in what is returned.": (0, 0),
+        BOTH_EXCHANGED: (0, 0),
     }
     return next((text for text, pair in known.items() if is_linear(*pair)), "")
+
+
+def with_h_first(probe: Probe) -> Probe:
+    """Return a probe of a layer with states (c, h) that takes and returns (h, c)."""
+
+    def turned(layer: nn.Module) -> nn.Module:
+        own: Any = type(layer)
+
+        def forward(self: Any, x: Tensor, *states: Any) -> Any:
+            first, last = own.forward(self, x, *(pair[::-1] for pair in states))
+            return (last, first) if probe.is_cell else (first, last[::-1])
+
+        layer = copy_of(layer)
+        layer.__class__ = type(own.__name__, (own,), {"forward": forward})
+        vars(layer)["_takes_states"] = True
+        return layer
+
+    return probe._replace(layer=turned(probe.layer), given=turned(probe.given))
 
 
 def unused_states(probe: Probe) -> str:

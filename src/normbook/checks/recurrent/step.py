@@ -114,10 +114,12 @@ def step_fault(step: Step, matrices: Sequence[Tensor], order: str = "") -> Found
     for gates, cut in tried():
         for name, k, kept in _forget_gates(step.f, cut(gates.a)):
             rest = step.without(kept) if kept else step
-            return _Search(rest, gates, cut, k, name, order).found(kept)
+            return _Search(rest, gates, cut, k, name, order, matrices).found(kept)
     if not _fits(step.f, torch.ones_like(step.f), 1e-9):
         return None
-    searches = [_Search(step, gates, cut, None, "1", order) for gates, cut in tried()]
+    searches = [
+        _Search(step, gates, cut, None, "1", order, matrices) for gates, cut in tried()
+    ]
     whole = [search for search in searches if search.written and search.read]
     return min(whole, key=_Search.fewest).found(0.0) if whole else None
 
@@ -153,6 +155,7 @@ class _Search:
         forget: int | None,
         forgets_by: str,
         order: str,
+        matrices: Sequence[Tensor],
     ) -> None:
         self.step, self.gates, self.cut = step, gates, cut
         self.forget, self.forgets_by, self.order = forget, forgets_by, order
@@ -163,9 +166,10 @@ class _Search:
         ]
         # What is made of other numbers than f is looked for where all else fails.
         self.written = [*self._written()] or [*self._written_of_others()]
-        self.read: list[_Way] = []
-        if step.h_1.shape == step.c.shape:  # else h is a projection
+        if step.h_1.shape == step.c.shape:
             self.read = [*self._read()] or [*self._read_of_others()]
+        else:
+            self.read = [*self._projected(matrices)]
 
     def fewest(self) -> tuple[int, int]:
         """Return the cost of what has the fewest slips."""
@@ -218,7 +222,10 @@ class _Search:
         slips = [*written.slips, *read.slips]
         name = self._name(written, read)
         if self.forgets_by == "sigmoid of 1 + a" and not slips and "?" not in name:
-            reason = f"1 is added to what opens the forget gate ({cell})."
+            reason = (
+                f"1 is added to what opens the forget gate ({cell}; {RIGHT}; "
+                f"{read.form})."
+            )
             return Fault(reason, "Let the bias begin at 1.", "forget bias")
         if self.forget is None:
             slips.append("c_1 has the whole of c: no forget gate multiplies it")
@@ -233,6 +240,7 @@ class _Search:
             is_other = len(slips) == 1 and "has no part" in slips[0]
             other = "another cell" if is_other else ""
             return Fault(f"{'; '.join(slips)} ({cell}).", EQUATION, other)
+        cell += f"; {RIGHT}; {read.form}"
         opened, negative = self._opened()
         if opened not in (None, self.forget):
             gate = name[opened or 0]
@@ -273,7 +281,7 @@ class _Search:
                 f"; {kept[0]:.3g} of the old h and {kept[1]:.3g} of the old c stay in "
                 "the new, as zoneout mixes them in evaluation"
             )
-        return f"{cell}; {RIGHT}; {read.form}."
+        return f"{cell}."
 
     def _doubled(self, written: _Way, read: _Way) -> Iterator[str]:
         """Tell parts that are two gates, and those that are none."""
@@ -460,7 +468,8 @@ class _Search:
                 if name != USUAL["o"]:
                     yield _Way((("o", k),), (_through("o", name),))
         for k, o in enumerate(gates):
-            yield from self._mixed(k, o * hat.tanh())
+            for form, inner in right.items():
+                yield from self._mixed(k, o * inner, form)
             if text := _by_eps(seen / o, c_1):
                 yield _Way((("o", k),), (text,))
             limit = float(seen.abs().max())
@@ -468,13 +477,30 @@ class _Search:
             if is_cut and _fits(seen, (o * hat.tanh()).clamp(-limit, limit)):
                 yield _Way((("o", k),), (f"h_1 is cut off at {limit:.3g}",))
 
-    def _mixed(self, k: int, value: Tensor) -> Iterator[_Way]:
+    def _projected(self, matrices: Sequence[Tensor]) -> Iterator[_Way]:
+        """Try h = P (o tanh(c_1)), with a norm of c_1 or none; else h tells nothing."""
+        shape = self.step.c.shape[1], self.step.h_1.shape[1]
+        c_1 = self.step.c_1
+        inners = [v.tanh() for v in (layer_norm(c_1), c_1, NORMS["RMS norm"](c_1))]
+        is_known = False
+        for (k, o), (form, inner), matrix in itertools.product(
+            enumerate(self._usual("o")), zip(READ, inners, strict=True), matrices
+        ):
+            for w in (matrix, matrix.T):
+                if w.shape == shape and _fits(self.step.h_1, o * inner @ w):
+                    is_known = True
+                    yield _Way((("o", k),), (), f"{form}, and a projection behind it")
+        for k in range(0 if is_known else 4):
+            form = "h_1, a projection to other units, is not compared"
+            yield _Way((("o", k),), (), form)
+
+    def _mixed(self, k: int, value: Tensor, form: str) -> Iterator[_Way]:
         """Look for a share of the old h in the new."""
         h = self._same(self.step.h)
         away = h - value
         kept = float(((self.step.h_1 - value) * away).sum() / away.square().sum())
         if 0.005 < kept < 0.995 and _fits(self.step.h_1, value + kept * away):
-            yield _Way((("o", k),), (), READ[0], kept)
+            yield _Way((("o", k),), (), form, kept)
 
 
 # Kinds of which the name says the slip.
