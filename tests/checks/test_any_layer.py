@@ -19,6 +19,10 @@ class Scaled(nn.Module):
         self.slip, self.calls = slip, 0
         self.scale = nn.Parameter(torch.ones(6))
 
+    def train(self, mode: bool = True) -> Any:
+        super().train(mode)
+        return None if self.slip == "nothing" else self
+
     def forward(self, x: Tensor) -> Tensor:
         self.calls += 1
         if self.slip == "writes":
@@ -28,6 +32,8 @@ class Scaled(nn.Module):
             return x * self.scale * self.calls
         if self.slip == "learns":
             return x * self.scale + (self.calls if self.training else 0)
+        if self.slip == "moves":
+            self.scale.data *= 2
         return x * (self.scale.detach() if self.slip == "detached" else self.scale)
 
 
@@ -36,6 +42,8 @@ class Scaled(nn.Module):
     [
         ("writes", "it writes into its input"),
         ("counts", "after eval\\(\\) two calls with one x differ by 1 of"),
+        ("moves", "a call in evaluation overwrites scale"),
+        ("nothing", r"train\(\) returns no layer"),
         ("learns", "it gives another output in training"),
         ("detached", "gradients are not what .* give \\(scale: 0 for "),
         ("", "the layer must normalize in training.*normalizes by its input.$"),

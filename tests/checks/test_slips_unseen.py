@@ -358,3 +358,35 @@ def test_a_call_may_take_a_condition_of_each_example(
     )
     name = "each example has the gain and bias of its own condition"
     assert [*report.failed] == [name] * (not is_right)
+
+
+class Late(nn.LayerNorm):
+    """Layer norm that multiplies by the gain behind the cast."""
+
+    def __init__(self, *, is_last: bool) -> None:
+        super().__init__(8)
+        self.is_last = is_last
+
+    def forward(self, x: Tensor) -> Tensor:
+        wide = x if x.dtype == torch.float64 else x.float()
+        y = functional.layer_norm(wide, (8,), eps=self.eps).to(x.dtype)
+        y = y * self.weight + self.bias
+        return y if self.is_last else y.to(x.dtype)
+
+
+@pytest.mark.parametrize("is_last", [True, False])
+def test_another_dtype_under_mixed_precision_is_remarked(is_last: bool) -> None:
+    text = "an input in torch.bfloat16 comes out as torch.float32"
+    assert (text in said(Late(is_last=is_last), shape=(4, 5, 8))) == is_last
+
+
+def test_layer_norm_of_images_may_have_a_gain_per_channel() -> None:
+    def over_all(x: Tensor) -> Tensor:
+        return functional.layer_norm(x, x.shape[1:])
+
+    layer = ByRule(over_all, (6,))
+    report = check_norm_layer(
+        layer, (8, 4, 6), kind="layer", channel_axis=2, quiet=True
+    )
+    assert not report.failed
+    assert "gain per channel" in report.others

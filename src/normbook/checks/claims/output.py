@@ -307,6 +307,8 @@ def parameter_shapes(subject: Subject) -> Fault | None:
             other = "one gain" if subject.kind == "rms" and is_size else ""
         elif subject.kind == "group" and count == subject.definition.groups:
             by_group, other = ", one value for each group", "gain per group"
+        elif subject.kind == "layer" and count == subject.shape[1]:
+            other = "gain per channel"  # as in group norm of one group
         return Fault(
             f"{single}{name} has shape {shape}{by_group}, expected {sizes}.",
             f"Make it a Parameter of shape {sizes}.",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from contextlib import suppress
 
 import torch
 from torch import Tensor
@@ -80,8 +81,8 @@ PRECISION_CLAIMS.append(constant_channel)
 
 
 @claim("the output has the dtype of the input", PRECISION_CLAIMS)
-def dtype_is_kept(subject: Subject) -> Fault | None:
-    """Run in every precision that the layer can take."""
+def dtype_is_kept(subject: Subject) -> Fault | Note | None:
+    """Run in every precision that the layer can take, and as under mixed precision."""
     for dtype in (torch.float32, torch.float64, torch.float16, torch.bfloat16):
         layer = subject.fresh().to(dtype)
         try:
@@ -96,6 +97,15 @@ def dtype_is_kept(subject: Subject) -> Fault | None:
         if y.dtype != dtype:
             reason = f"for {dtype} the output is {y.dtype}."
             return Fault(reason, "Return y.to(x.dtype).")
+    with suppress(LayerError):  # not every layer can
+        half = subject.draw(0, 1.0).to(torch.bfloat16)
+        seen = call(subject.fresh().float(), half).dtype
+        if seen != half.dtype:
+            return Note(
+                f"With parameters in float32 an input in {half.dtype} comes out as "
+                f"{seen}, the dtype of what multiplies it last. Return y.to(x.dtype).",
+                "dtype of the gain",
+            )
     return None
 
 

@@ -442,9 +442,9 @@ def single_value(subject: Subject) -> Fault | None:
     if subject.kind != "batch":
         raise DoesNotApply("only batch norm is meant to refuse")
     shape = (1, subject.shape[1], *(1 for _ in subject.shape[2:]))
-    x = torch.ones(shape, dtype=subject.dtype)
+    x = torch.linspace(1, 2, shape[1], dtype=subject.dtype).view(shape)
     try:
-        y, other = (call(subject.fresh(), x * factor) for factor in (1, 2))
+        y, other = (call(subject.fresh(), x**power) for power in (1, 3))
     except LayerError:  # the refusal, whatever its type
         return None
     what = "NaN" if y.isnan().any() else "the bias, whatever the input"

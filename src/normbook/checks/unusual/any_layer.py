@@ -24,7 +24,9 @@ def besides(layer: nn.Module, shape: tuple[int, ...] | None, way: Any) -> str:
         return ""
     with called(way):
         made, x = _made(layer, shape)
-        found = [*_told(made, x, _overwrites, _differs, _forgets, _gradient, _states)]
+        found = [
+            *_told(made, x, _modes, _overwrites, _differs, _forgets, _gradient, _states)
+        ]
     return f" But {'; '.join(found)}." if found else ""
 
 
@@ -82,6 +84,20 @@ def _seeded(layer: nn.Module, x: Tensor) -> Any:
     return run(layer, x.clone())
 
 
+def _in_mode(layer: nn.Module, *, is_training: bool) -> nn.Module:
+    layer = copy_of(layer)
+    layer.train(is_training)  # which may return nothing
+    return layer
+
+
+def _modes(layer: nn.Module, x: Tensor) -> str:
+    for name in ("train", "eval"):
+        with of_the_layer():
+            if getattr(layer, name)() is not layer:
+                return f"{name}() returns no layer, so that a chain of calls ends there"
+    return ""
+
+
 def _overwrites(layer: nn.Module, x: Tensor) -> str:
     for is_recorded in (True, False):
         given = x.clone()
@@ -93,8 +109,13 @@ def _overwrites(layer: nn.Module, x: Tensor) -> str:
 
 
 def _differs(layer: nn.Module, x: Tensor) -> str:
+    before = {name: p.detach().clone() for name, p in layer.named_parameters()}
     evaluating(layer)
     change = _change(run(layer, x.clone()), run(layer, x.clone()))
+    held = dict(layer.named_parameters())
+    moved = [n for n, p in before.items() if n in held and not held[n].equal(p)]
+    if moved:
+        return f"a call in evaluation overwrites {' and '.join(moved)}"
     if not change > EXACT:
         return ""
     return (
@@ -104,12 +125,13 @@ def _differs(layer: nn.Module, x: Tensor) -> str:
 
 
 def _forgets(layer: nn.Module, x: Tensor) -> str:
-    fresh, trained = copy_of(layer), copy_of(layer).train()
+    fresh, trained = copy_of(layer), _in_mode(layer, is_training=True)
     _seeded(trained, x)
     with of_the_layer():
         fresh.load_state_dict(trained.state_dict())
     for mode in ("training", "evaluation"):
-        both = [copy_of(one).train(mode == "training") for one in (trained, fresh)]
+        is_training = mode == "training"
+        both = [_in_mode(one, is_training=is_training) for one in (trained, fresh)]
         change = _change(*(_seeded(one, 2 * x) for one in both))
         if change > EXACT:
             return (
