@@ -123,6 +123,31 @@ def test_a_layer_is_known_as_recurrent_by_what_it_returns(layer: Any) -> None:
     assert report.passed
 
 
+@pytest.mark.parametrize("axis", [0, 1])
+def test_the_time_of_directions_that_are_added_is_found(axis: int) -> None:
+    class AddedLSTM(Layers):
+        ways = 2
+
+        def forward(self, x: Tensor) -> Any:
+            return super().forward(x.transpose(0, axis)).transpose(0, axis)
+
+        def returned(self, x: Tensor, ends: list[State]) -> Any:
+            return sum(x.chunk(2, -1))
+
+    report = report_of(AddedLSTM())
+    assert report.kind == "LSTM"
+    assert report.failed == ()
+
+
+def test_a_norm_over_all_steps_is_no_sum_of_directions() -> None:
+    class OneLSTM(Alone):
+        def forward(self, x: Tensor) -> Any:
+            return super().forward(x / x.square().mean(0).sqrt())
+
+    report = report_of(OneLSTM())
+    assert report.failed == ("each output sees the steps of its own sequence alone",)
+
+
 def own_device(_self: Any, _k: int, zeros: Tensor, _ends: Any) -> State:
     made = torch.zeros(zeros.shape, dtype=zeros.dtype)
     return made, made
