@@ -15,6 +15,7 @@ from normbook.checks.report import Report
 
 D, H, T, N = 6, 8, 7, 5
 State = tuple[Tensor, Tensor]
+OUTPUT_IS_H = "the last output is the state h that is returned"
 
 
 class Cell(nn.Module):
@@ -483,3 +484,22 @@ def test_norms_around_a_plain_cell_are_other_on_purpose() -> None:
     report = report_of(Around())
     assert report.failed == ()
     assert {"no norm before the gates", "norm of the outputs"} <= {*report.others}
+
+
+def test_an_input_that_is_added_to_the_outputs_is_other() -> None:
+    class Residual(Layers):
+        share: float
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.cells[0].ih = nn.Linear(H, 4 * H, bias=False)
+
+        def forward(self, x: Tensor, state: State | None = None) -> Any:
+            out, state = super().forward(x, state)
+            return self.share * x + out, state
+
+    for share in (1, 0.5):
+        Residual.share = share
+        report = check_norm_layer(Residual(), (T, N, H), quiet=True)
+        assert ("residual" in report.others) == (share == 1)
+        assert report.failed == (() if share == 1 else (OUTPUT_IS_H,))

@@ -657,7 +657,10 @@ def _kept_state(probe: Probe, change: float) -> Fault:
     )
 
 
-NORMED_OUTPUT = "it is h normalized once more."
+ON_PURPOSE = {
+    "it is h normalized once more.": "norm of the outputs",
+    "it is x + h, a residual.": "residual",
+}
 
 
 def _not_the_last_output(probe: Probe) -> str:
@@ -686,7 +689,10 @@ def _last_output(probe: Probe) -> Fault | None:
         "as one sequence does. It is the output that is another value, as where it is "
         "taken before zoneout, or changed behind the loop.",
         "Return as output the h that is carried.",
-        "norm of the outputs" if text.endswith(NORMED_OUTPUT) else "",
+        next(
+            (other for end, other in ON_PURPOSE.items() if text.endswith(end)),
+            "",
+        ),
     )
 
 
