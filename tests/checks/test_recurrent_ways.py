@@ -503,3 +503,39 @@ def test_an_input_that_is_added_to_the_outputs_is_other() -> None:
         report = check_norm_layer(Residual(), (T, N, H), quiet=True)
         assert ("residual" in report.others) == (share == 1)
         assert report.failed == (() if share == 1 else (OUTPUT_IS_H,))
+
+
+@pytest.mark.parametrize(
+    ("norms", "is_coupled", "other"),
+    [
+        (3, True, "coupled gates"),
+        (1, True, "one norm for several gates"),
+        (1, False, "one norm for several gates"),
+    ],
+)
+def test_coupled_gates_are_not_taken_for_a_shared_norm(
+    norms: int, is_coupled: bool, other: str
+) -> None:
+    class Coupled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.hidden_size, self.linear = H, nn.Linear(D + H, 4 * H, bias=False)
+            self.norms = nn.ModuleList(nn.LayerNorm(H) for _ in range(norms))
+
+        def forward(self, x: Tensor, state: State | None = None) -> Any:
+            h, c = state or [x.new_zeros(x.shape[1], H)] * 2
+            outs = []
+            for x_t in x:
+                parts = self.linear(torch.cat([x_t, h], 1)).chunk(4, 1)
+                f, i, g, o = (
+                    self.norms[k % norms](part).sigmoid()
+                    for k, part in zip((0, 0, 1, 2), parts, strict=True)
+                )
+                c = f * c + (1 - f if is_coupled else i) * (2 * g - 1)
+                h = o * c.tanh()
+                outs.append(h)
+            return torch.stack(outs), (h, c)
+
+    others = report_of(Coupled()).others
+    assert other in others
+    assert ("coupled gates" in others) == (other == "coupled gates")
