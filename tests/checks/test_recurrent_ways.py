@@ -539,3 +539,21 @@ def test_coupled_gates_are_not_taken_for_a_shared_norm(
     others = report_of(Coupled()).others
     assert other in others
     assert ("coupled gates" in others) == (other == "coupled gates")
+
+
+@pytest.mark.parametrize(("power", "of_sigma"), [(2, "4"), (1, "2"), (0.25, "0.5")])
+def test_a_norm_by_a_wrong_power_of_the_variance_is_no_lack_of_one(
+    power: float, of_sigma: str
+) -> None:
+    class Slipped(nn.LayerNorm):
+        def forward(self, x: Tensor) -> Tensor:
+            x = x - x.mean(-1, keepdim=True)
+            divisor = (x.square().mean(-1, keepdim=True) + self.eps) ** power
+            return x / divisor * self.weight + self.bias
+
+    report = str(report_of(of(norm=Slipped)))
+    text = " ".join(report.split())
+    words = f"as where sigma to the power {of_sigma} divides"
+    assert text.count(words) == 3  # W_x x, W_h h and c
+    assert "no normalization was found" not in text
+    assert "not normalized there" not in text
