@@ -15,6 +15,7 @@ from normbook.checks.report import Report
 
 D, H, T, N = 6, 8, 7, 5
 State = tuple[Tensor, Tensor]
+OUTPUT_IS_H = "the last output is the state h that is returned"
 
 
 class Cell(nn.Module):
@@ -121,6 +122,31 @@ def test_a_layer_is_known_as_recurrent_by_what_it_returns(layer: Any) -> None:
     report = report_of(layer())
     assert report.kind == "LSTM"
     assert report.passed
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+def test_the_time_of_directions_that_are_added_is_found(axis: int) -> None:
+    class AddedLSTM(Layers):
+        ways = 2
+
+        def forward(self, x: Tensor) -> Any:
+            return super().forward(x.transpose(0, axis)).transpose(0, axis)
+
+        def returned(self, x: Tensor, ends: list[State]) -> Any:
+            return sum(x.chunk(2, -1))
+
+    report = report_of(AddedLSTM())
+    assert report.kind == "LSTM"
+    assert report.failed == ()
+
+
+def test_a_norm_over_all_steps_is_no_sum_of_directions() -> None:
+    class OneLSTM(Alone):
+        def forward(self, x: Tensor) -> Any:
+            return super().forward(x / x.square().mean(0).sqrt())
+
+    report = report_of(OneLSTM())
+    assert report.failed == ("each output sees the steps of its own sequence alone",)
 
 
 def own_device(_self: Any, _k: int, zeros: Tensor, _ends: Any) -> State:
@@ -458,3 +484,76 @@ def test_norms_around_a_plain_cell_are_other_on_purpose() -> None:
     report = report_of(Around())
     assert report.failed == ()
     assert {"no norm before the gates", "norm of the outputs"} <= {*report.others}
+
+
+def test_an_input_that_is_added_to_the_outputs_is_other() -> None:
+    class Residual(Layers):
+        share: float
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.cells[0].ih = nn.Linear(H, 4 * H, bias=False)
+
+        def forward(self, x: Tensor, state: State | None = None) -> Any:
+            out, state = super().forward(x, state)
+            return self.share * x + out, state
+
+    for share in (1, 0.5):
+        Residual.share = share
+        report = check_norm_layer(Residual(), (T, N, H), quiet=True)
+        assert ("residual" in report.others) == (share == 1)
+        assert report.failed == (() if share == 1 else (OUTPUT_IS_H,))
+
+
+@pytest.mark.parametrize(
+    ("norms", "is_coupled", "other"),
+    [
+        (3, True, "coupled gates"),
+        (1, True, "one norm for several gates"),
+        (1, False, "one norm for several gates"),
+    ],
+)
+def test_coupled_gates_are_not_taken_for_a_shared_norm(
+    norms: int, is_coupled: bool, other: str
+) -> None:
+    class Coupled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.hidden_size, self.linear = H, nn.Linear(D + H, 4 * H, bias=False)
+            self.norms = nn.ModuleList(nn.LayerNorm(H) for _ in range(norms))
+
+        def forward(self, x: Tensor, state: State | None = None) -> Any:
+            h, c = state or [x.new_zeros(x.shape[1], H)] * 2
+            outs = []
+            for x_t in x:
+                parts = self.linear(torch.cat([x_t, h], 1)).chunk(4, 1)
+                f, i, g, o = (
+                    self.norms[k % norms](part).sigmoid()
+                    for k, part in zip((0, 0, 1, 2), parts, strict=True)
+                )
+                c = f * c + (1 - f if is_coupled else i) * (2 * g - 1)
+                h = o * c.tanh()
+                outs.append(h)
+            return torch.stack(outs), (h, c)
+
+    others = report_of(Coupled()).others
+    assert other in others
+    assert ("coupled gates" in others) == (other == "coupled gates")
+
+
+@pytest.mark.parametrize(("power", "of_sigma"), [(2, "4"), (1, "2"), (0.25, "0.5")])
+def test_a_norm_by_a_wrong_power_of_the_variance_is_no_lack_of_one(
+    power: float, of_sigma: str
+) -> None:
+    class Slipped(nn.LayerNorm):
+        def forward(self, x: Tensor) -> Tensor:
+            x = x - x.mean(-1, keepdim=True)
+            divisor = (x.square().mean(-1, keepdim=True) + self.eps) ** power
+            return x / divisor * self.weight + self.bias
+
+    report = str(report_of(of(norm=Slipped)))
+    text = " ".join(report.split())
+    words = f"as where sigma to the power {of_sigma} divides"
+    assert text.count(words) == 3  # W_x x, W_h h and c
+    assert "no normalization was found" not in text
+    assert "not normalized there" not in text

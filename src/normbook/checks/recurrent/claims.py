@@ -7,6 +7,7 @@ f of every unit, and :math:`\log f/(1-f)` is the f part of :math:`a_1`.
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Sequence
 from contextlib import suppress
@@ -88,6 +89,8 @@ NO_STATES = Finding(
     CELL, None, "no states can be given", "Check it without call=, with states, too."
 )
 
+BY_SIGMA = "Divide by sigma, the square root of the variance plus eps."
+K, FAR, UNSATURATED = (3, 6, 12), (1e-4, 1e-3, 0.01, 0.1, 1e2, 1e4, 1e6), 12
 MEND = "Mend that first."
 BY_HAND = "Compare a step with its equation by hand."
 CURE_ONE = "Check one with a single layer and direction, too."
@@ -369,7 +372,17 @@ def _gates(probe: Probe, step: Finding) -> list[Finding]:
             seen += f". The forget gate is {low:.2g} to {high:.2g}, outside 0 to 1"
             rest = "a norm behind the sigmoids, perhaps"
         cure = "Put layer norm around W_h h and around W_x x."
-        normed = Finding(NORMED, False, f"{seen}; {rest}.", cure)
+        terms_of = {"x": (x, 0 * h), "h": (0 * x, h)}
+        powers = {
+            f"W_{name} {name}": _power(
+                [_forget(probe, k * v, k * w).logit() for k in K]
+            )
+            for name, (v, w) in terms_of.items()
+        }
+        if told := [_by_power(name, p) for name, p in powers.items() if p]:
+            rest, cure = " ".join(told), BY_SIGMA
+            why = "the norm before the gates does not take the scale away"
+        normed = Finding(NORMED, False, f"{seen}; {rest.rstrip('.')}.", cure)
         terms, together = (Finding(name, None, why) for name in (TERMS, TOGETHER))
     output = _output(probe, x, h, c)
     if (
@@ -395,6 +408,33 @@ def _gates(probe: Probe, step: Finding) -> list[Finding]:
     ):
         output = output._replace(passed=None, other="no norm of c")
     return [normed, terms, together, output]
+
+
+def _power(values: Sequence[Tensor]) -> float | None:
+    """Return p where values for the scales K go with scale^p, as behind a slipped norm.
+
+    None of a norm (0), and of what is linear or grows by more.
+    """
+    once, twice = (b - a for a, b in itertools.pairwise(values))
+    is_told = (once.abs() > EXACT) & torch.stack([*values]).isfinite().all(0)
+    is_told &= torch.stack([*values]).abs().amax(0) < UNSATURATED
+    ratios = (twice / once)[is_told]
+    if 2 * len(ratios) < len(once.flatten()):
+        return None
+    ratio = ratios.median()
+    if ratio <= 0 or ((ratios / ratio - 1).abs() > 0.01).double().mean() > 0.1:
+        return None
+    power = float(ratio.log2())
+    return power if power < 0.95 and abs(power) > 0.05 else None
+
+
+def _by_power(name: str, power: float) -> str:
+    return (
+        f"{name} is divided by a wrong power of sigma: the norm that is there does not "
+        f"take the scale away. From {name} to k {name} what comes out goes with k to "
+        f"the power {power:.2g}, as where sigma to the power {1 - power:.2g} divides, "
+        "and not sigma."
+    )
 
 
 def _has_a_norm_in_use(probe: Probe) -> bool:
@@ -447,6 +487,12 @@ def _output(probe: Probe, x: Tensor, h: Tensor, c: Tensor) -> Finding:
     seen = f"From c_1 to 3 c_1 + 2, which has the same hat, h changes by {change:.1%}"
     if change < INVARIANT:
         return Finding(OUTPUT, True, f"{seen}.")
+    if before.shape == c_1.shape:
+        by_scale = [probe.step(x, h, (k * c_1 - rest) / f)[0] for k in (*K, *FAR)]
+        o = torch.stack(by_scale).abs().amax(0)
+        if power := _power([(h_1 / o).atanh() for h_1 in by_scale[:3]]):
+            reason = f"{seen}: {_by_power('c', power)}"
+            return Finding(OUTPUT, False, reason, BY_SIGMA)
     cure = "Take h = o tanh(LN(c))."
     return Finding(OUTPUT, False, f"{seen}: c is not normalized there.", cure)
 
@@ -657,7 +703,10 @@ def _kept_state(probe: Probe, change: float) -> Fault:
     )
 
 
-NORMED_OUTPUT = "it is h normalized once more."
+ON_PURPOSE = {
+    "it is h normalized once more.": "norm of the outputs",
+    "it is x + h, a residual.": "residual",
+}
 
 
 def _not_the_last_output(probe: Probe) -> str:
@@ -686,7 +735,10 @@ def _last_output(probe: Probe) -> Fault | None:
         "as one sequence does. It is the output that is another value, as where it is "
         "taken before zoneout, or changed behind the loop.",
         "Return as output the h that is carried.",
-        "norm of the outputs" if text.endswith(NORMED_OUTPUT) else "",
+        next(
+            (other for end, other in ON_PURPOSE.items() if text.endswith(end)),
+            "",
+        ),
     )
 
 

@@ -47,8 +47,7 @@ def _outputs(made: Any) -> Any:
 
 def _time_of(run: Callable[[Any], Any], x: Tensor) -> int | None:
     """Return along which axis outputs depend on what is before them, and not behind."""
-    x = torch.linspace(0, 7, x.numel()).sin().view_as(x).to(x)
-    out = _outputs(run(x))
+    out, x = _with_numbers(run, x)
     for axis in (0, 1):
         first, last = x.clone(), x.clone()
         first.select(axis, 0).neg_()
@@ -59,6 +58,25 @@ def _time_of(run: Callable[[Any], Any], x: Tensor) -> int | None:
         if not by_first.select(axis, -1).all() and by_last.select(axis, 0).all():
             return axis
     return None
+
+
+def _with_numbers(run: Callable[[Any], Any], x: Tensor) -> tuple[Tensor, Tensor]:
+    x = torch.linspace(0, 7, x.numel()).sin().view_as(x).to(x)
+    return _outputs(run(x)), x
+
+
+def _time_of_both_directions(run: Callable[[Any], Any], x: Tensor) -> int | None:
+    """Return the other axis than that of the examples, each of which moves no other."""
+    out, x = _with_numbers(run, x)
+    apart = []
+    for axis in (0, 1):
+        moved = x.clone()
+        moved.select(axis, 0).neg_()
+        rest = torch.isclose(_outputs(run(moved)), out).narrow(
+            axis, 1, x.shape[axis] - 1
+        )
+        apart.append(bool(rest.all()))
+    return apart.index(False) if sum(apart) == 1 else None
 
 
 class Ragged(ValueError):
@@ -113,6 +131,8 @@ def as_recurrent(
                 form = _form_of(run(value), layer, value)
                 if form.startswith("outputs"):
                     seen = _time_of(run, value)
+                    if seen is None and form == "outputs":
+                        seen = _time_of_both_directions(run, value)
                     time = int(getattr(layer, "batch_first", False))
                     time = time if seen is None else seen
                     # Where no name says what it is, what it does must.

@@ -368,7 +368,8 @@ def gates_apart(probe: Probe) -> Fault | None:
         raise DoesNotApply("no states can be given")
     layer, units = copy_of(probe.layer), probe.units[1]
     at, (x, h, c) = probe._replace(layer=layer), probe.point(8)
-    told = []
+    told, coupled = [], []
+    forget, write = "the forget gate", "what is written to c"
     with torch.no_grad():
         _, c_1 = at.step(x, h, c)
 
@@ -376,7 +377,7 @@ def gates_apart(probe: Probe) -> Fault | None:
             """Return f, what is written, and h for a c_1 that stays."""
             f, written = at.forget_gate(x, h), at.step(x, h, 0 * c)[1]
             read = at.step(x, h, (c_1 - written) / f)[0]
-            names = ("the forget gate", "what is written to c", "what is read of it")
+            names = (forget, write, "what is read of it")
             return dict(zip(names, (f, written, read), strict=True))
 
         before = gates()
@@ -392,10 +393,23 @@ def gates_apart(probe: Probe) -> Fault | None:
                 if old.shape[-1] == units
             }
             which = [gate for gate, m in moved.items() if m[0] and not m[1:].any()]
-            if len(which) > 1 and len(which) == sum(
+            # With i = 1 - f what is written goes with 1 - f.
+            expected = before[write] * (1 - now[forget]) / (1 - before[forget])
+            if which == [forget, write] and (
+                relative_change(expected, now[write]) < EXACT
+            ):
+                coupled.append(name)
+            elif len(which) > 1 and len(which) == sum(
                 bool(m.any()) for m in moved.values()
             ):
                 told.append(f"{name} moves {' and '.join(which)}")
+    if not told and coupled:
+        return Fault(
+            f"An element of {' or '.join(coupled)} moves the forget gate f, and what "
+            "is written to c goes with 1 - f: the input gate is 1 - f (coupled gates).",
+            "Give the input gate a part of W_h h and W_x x of its own.",
+            "coupled gates",
+        )
     if not told:
         return None
     return Fault(

@@ -28,6 +28,8 @@ def what_it_is(
             probe.run(x[:-1], h, c)[1]
         ),
     }
+    if x.shape == out.shape:
+        how["it is x + h, a residual"] = x[-1] + h_last
     if text := named(how, lambda v: relative_change(out[-1], v) < 1e-3).rstrip(": "):
         return text
     if relative_change(layer_norm(out[-1]), h_last) < 1e-3:
