@@ -129,7 +129,7 @@ def test_the_time_of_directions_that_are_added_is_found(axis: int) -> None:
     class AddedLSTM(Layers):
         ways = 2
 
-        def forward(self, x: Tensor) -> Any:
+        def forward(self, x: Tensor) -> Any:  # type: ignore[override]
             return super().forward(x.transpose(0, axis)).transpose(0, axis)
 
         def returned(self, x: Tensor, ends: list[State]) -> Any:
