@@ -129,7 +129,7 @@ def test_the_time_of_directions_that_are_added_is_found(axis: int) -> None:
     class AddedLSTM(Layers):
         ways = 2
 
-        def forward(self, x: Tensor) -> Any:  # type: ignore[override]
+        def forward(self, x: Tensor, state: State | None = None) -> Any:
             return super().forward(x.transpose(0, axis)).transpose(0, axis)
 
         def returned(self, x: Tensor, ends: list[State]) -> Any:
@@ -142,7 +142,7 @@ def test_the_time_of_directions_that_are_added_is_found(axis: int) -> None:
 
 def test_a_norm_over_all_steps_is_no_sum_of_directions() -> None:
     class OneLSTM(Alone):
-        def forward(self, x: Tensor) -> Any:
+        def forward(self, x: Tensor, state: State | None = None) -> Any:
             return super().forward(x / x.square().mean(0).sqrt())
 
     report = report_of(OneLSTM())
