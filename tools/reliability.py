@@ -60,7 +60,8 @@ GOALS = {
     "N2": Goal(
         "Notebooks print the same on other CPUs and with more threads",
         "make cpus",
-        minutes=60,
+        r"(?:\d+ failed, )?\d+ passed",
+        60,
         where=WEEK,
     ),
     "N3": Goal(
