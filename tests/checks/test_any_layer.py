@@ -34,6 +34,10 @@ class Scaled(nn.Module):
             return x * self.scale + (self.calls if self.training else 0)
         if self.slip == "moves":
             self.scale.data *= 2
+        if self.slip == "no graph":
+            return (x * self.scale).detach()
+        if self.slip == "whole":
+            return (x * self.scale).long()
         return x * (self.scale.detach() if self.slip == "detached" else self.scale)
 
 
@@ -46,12 +50,29 @@ class Scaled(nn.Module):
         ("nothing", r"train\(\) returns no layer"),
         ("learns", "it gives another output in training"),
         ("detached", "gradients are not what .* give \\(scale: 0 for "),
+        ("no graph", "But its output has no derivative: it is detached"),
+        ("whole", "of shape \\(16, 6\\) the output is torch.int64;"),
         ("", "the layer must normalize in training.*normalizes by its input.$"),
     ],
 )
 def test_what_holds_of_any_layer_is_told_with_the_refusal(slip: str, text: str) -> None:
     with pytest.raises(ValueError, match=text):
         check_norm_layer(Scaled(slip), (8, 6))
+
+
+class Unruly(Scaled):
+    """A layer that fails where tests of any layer look, and not before."""
+
+    def eval(self) -> Any:
+        raise RuntimeError("not here")
+
+    def load_state_dict(self, *given: Any, **named: Any) -> Any:
+        raise KeyError("nor here")
+
+
+def test_no_test_of_any_layer_hides_the_refusal() -> None:
+    with pytest.raises(ValueError, match="must normalize in training"):
+        check_norm_layer(Unruly(), (8, 6))
 
 
 class Gated(nn.Module):

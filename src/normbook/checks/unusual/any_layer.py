@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -57,11 +58,11 @@ def _told(
     layer: nn.Module, x: Tensor, *tests: Callable[[nn.Module, Tensor], str]
 ) -> Iterator[str]:
     for test in tests:
-        try:
-            if text := test(copy_of(layer), x):
-                yield text
-        except (LayerError, TypeError):  # no copy, say: told by the refusal
-            continue
+        text = ""
+        with suppress(LayerError), of_the_layer():  # the refusal is told in any case
+            text = test(copy_of(layer), x)
+        if text:
+            yield text
 
 
 def _tensors(made: Any) -> list[Tensor]:
@@ -155,8 +156,11 @@ def _gradient(layer: nn.Module, x: Tensor) -> str:
 
     for value in held.values():
         value.requires_grad_()
-    with of_the_layer():
-        slopes = torch.autograd.grad(loss(), [*held.values()], allow_unused=True)
+    start = loss()
+    has_graph = start.requires_grad
+    slopes: list[Tensor | None] = [None] * len(held)
+    if has_graph:
+        slopes = [*torch.autograd.grad(start, [*held.values()], allow_unused=True)]
     wrong = []
     for (name, value), slope in zip(held.items(), slopes, strict=True):
         way = draw(tuple(value.shape), 6, 1.0)
@@ -171,6 +175,8 @@ def _gradient(layer: nn.Module, x: Tensor) -> str:
             wrong.append(f"{name}: {told:.4g} for {measured:.4g}")
     if not wrong:
         return ""
+    if not has_graph:
+        return "its output has no derivative: it is detached, or made without a graph"
     return (
         "along a random direction its gradients are not what central differences of "
         f"the output give ({', '.join(wrong)})"
