@@ -108,7 +108,7 @@ def test_a_module_is_tried_again_only_after_a_change(
 ) -> None:
     assert run(monkeypatch) == 1  # 3 of 4 noticed, each
     found = json.loads((tmp_path / "found.json").read_text())
-    assert found["one"]["lives"] == ["line 2, True becomes False"]
+    assert found["one"]["lives"] == ["one.py, line 2, True becomes False"]
     assert found["one"]["tried"] == 4
     first = len(tried)
     assert run(monkeypatch) == 1
@@ -121,3 +121,25 @@ def test_a_module_is_tried_again_only_after_a_change(
             file.write("# another line\n")
         run(monkeypatch)
         assert tried[first:] == ["tests/test_one.py"] * 5
+
+
+def test_changes_of_a_folder_are_drawn_from_all_its_modules(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    folder = tmp_path / "package/part/inner"
+    folder.mkdir(parents=True)
+    for name in ("part/one", "part/inner/two"):
+        (tmp_path / f"package/{name}.py").write_text("x = 1 + 2\n")
+    seen = list[str]()
+
+    def verdict(copy: Path, tests: list[str]) -> str:
+        parts = [copy / "part/one.py", copy / "part/inner/two.py"]
+        seen.append(" and ".join(part.read_text().strip() for part in parts))
+        return "LIVES" if seen[-1].count("1 + 2") == 2 else "noticed"
+
+    monkeypatch.setattr(mutants, "PACKAGE", tmp_path / "package")
+    monkeypatch.setattr(mutants, "TESTS", {"part": ["tests/part"]})
+    monkeypatch.setattr(mutants, "verdict", verdict)
+    assert mutants.try_module("part", 2, 0) == {"tried": 4, "lives": []}  # of 6
+    assert len({*seen}) == len(seen) == 5
+    assert all("x = 1 + 2" in source for source in seen)  # one is as it was
