@@ -160,3 +160,9 @@ def test_a_wrong_norm_is_taken_for_the_kind_whose_slip_explains_it() -> None:
     assert report.kind == f"batch norm of (N, {SIZE})"
     (statistics,) = (f for f in report.findings if "the right axes" in f.name)
     assert "divided by the variance, not by its root" in statistics.reason
+
+
+def test_what_the_condition_alone_makes_is_no_norm() -> None:
+    """Attention whose keys are all alike gives the mean of its values."""
+    with pytest.raises(ValueError, match="the kind of norm must be known"):
+        check_norm_layer(nn.MultiheadAttention(8, 2), (5, 4, 8))

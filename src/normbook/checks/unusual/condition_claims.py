@@ -129,6 +129,9 @@ def explained_kind(layer: nn.Module, given: Given) -> str | None:
             subject = Subject(layer, given._replace(kind=kind), has_condition=True)
         except ValueError:
             continue
+        first, second = (subject.output(subject.draw(seed)) for seed in range(2))
+        if torch.allclose(first, second):  # made of the condition alone
+            continue
         if subject.is_right_up_to_scale or explanation(subject):
             return kind
         taken.append(kind)
