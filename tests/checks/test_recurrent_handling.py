@@ -240,6 +240,16 @@ def with_slip(name: str, method: Any, **sizes: Any) -> nn.Module:
     return type("Slipping", (Lstm,), {name: method})(**sizes)  # type: ignore[no-any-return]
 
 
+def halves(self: Any, x: Tensor, states: Any = None) -> Any:
+    out, last = Lstm.forward(self, x, states)
+    return out * (1 if self.training else 0.5), last
+
+
+def test_how_much_h_changes_in_evaluation_is_told() -> None:
+    text = told(report_of(with_slip("forward", halves)))
+    assert "after eval() h changes by 50 %" in text
+
+
 def writes(self: Any, x: Tensor, states: Any = None) -> Any:
     made = Lstm.forward(self, x, states)
     if states:
