@@ -384,6 +384,42 @@ def test_of_a_batch_that_is_turned_the_cure_is_to_turn_the_time() -> None:
     assert "the layers above the first, and the other direction" in report.untested
 
 
+@pytest.mark.parametrize("is_cut_back", [True, False])
+@pytest.mark.parametrize("is_batch_first", [True, False])
+def test_time_and_batch_exchanged_by_reshape_are_told(
+    is_batch_first: bool, is_cut_back: bool
+) -> None:
+    def cut(self: Any, x: Tensor, states: Any = None) -> Any:
+        rows, columns, _ = x.shape
+        seen = x.reshape(columns, rows, -1)
+        seen = seen if is_batch_first else seen.transpose(0, 1)
+        out, last = Lstm.forward(self, seen.contiguous(), states)
+        if is_batch_first == is_cut_back:
+            out = out.transpose(0, 1)
+        return (out.reshape(rows, columns, -1) if is_cut_back else out), last
+
+    layer: Any = with_slip("forward", cut)
+    layer.batch_first = is_batch_first
+    report = report_of(layer)
+    assert report.failed == ("h does not depend on the other examples",)
+    assert "exchanged by reshape or view" in told(report)
+
+
+def test_a_cell_may_give_its_output_beside_states_that_it_needs() -> None:
+    class Given(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.hidden_size, self.cell = H, Cell(D)
+
+        def forward(self, x: Tensor, states: States) -> tuple[Tensor, States]:
+            h, c = self.cell(x, *states)
+            return h, (h, c)
+
+    report = check_norm_layer(Given(), (5, D), kind="lstm", quiet=True)
+    assert report.passed
+    assert "a step is that of a known cell" not in report.untested
+
+
 class Candidate(OfBatches):
     """The same with the norm of c at the candidate."""
 

@@ -57,6 +57,8 @@ def test_what_is_out_of_reach_is_named_first(where: str, text: str) -> None:
     report = check_norm_layer(Listed(where), (8, 6), kind="batch", quiet=True)
     assert report.failed == ("torch reaches all that the layer holds",)
     assert text in report.findings[0].reason
+    kind = "nn.ParameterList" if where == "gain" else "nn.ModuleList"
+    assert kind in report.findings[0].cure
 
 
 class Deaf(nn.Module):

@@ -300,17 +300,21 @@ def parameter_shapes(subject: Subject) -> Fault | None:
         shape = tuple(subject.layer.get_parameter(name).shape)
         if (count := math.prod(shape)) == math.prod(sizes):
             continue
-        single, by_group, other = "", "", ""
+        single, what, other = "", "", ""
         if count == 1:
             single = "one scalar for the whole layer: "
             is_size = not subject.eps or _is_unit_length(subject)
             other = "one gain" if subject.kind == "rms" and is_size else ""
         elif subject.kind == "group" and count == subject.definition.groups:
-            by_group, other = ", one value for each group", "gain per group"
+            what, other = ": one value for each group", "gain per group"
         elif subject.kind == "layer" and count == subject.shape[1]:
-            other = "gain per channel"  # as in group norm of one group
+            other = "gain per channel"
+            what = (
+                ": statistics are of all positions of an example together, as in group "
+                "norm of one group, and not of the features of each position"
+            )
         return Fault(
-            f"{single}{name} has shape {shape}{by_group}, expected {sizes}.",
+            f"{single}{name} has shape {shape}, expected {sizes}{what}.",
             f"Make it a Parameter of shape {sizes}.",
             other,
         )

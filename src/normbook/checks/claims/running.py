@@ -225,12 +225,16 @@ def running_mean(subject: Subject) -> Fault | Note | None:
             reason += ": that of two updates in each call, 1 - (1 - momentum)^2"
         elif abs(first - 1) < TOLERANCE:
             reason += ": the last batch replaces the average"
-        if abs(first - (1 - momentum)) < TOLERANCE:
+        other = ""
+        if is_constant and abs(first - (1 - momentum)) < TOLERANCE:
             reason += (
                 ": momentum is the weight of the old value here, as in Keras. This "
                 "differs from torch, where it is that of the new one"
             )
-        return Fault(f"{reason}.", f"{AVERAGE}, or call the attribute decay.")
+            # At 0.99 somebody meant it; at 0.1 the last batch is nearly all.
+            other = "momentum of Keras" if momentum > FORGETFUL else ""
+        cure = f"{AVERAGE}, or call the attribute decay."
+        return Fault(f"{reason}.", cure, other)
     if not (is_constant or is_plain):
         return Fault(
             "the weight of the new mean is neither constant nor that of a plain "

@@ -48,6 +48,7 @@ from normbook.checks.recurrent.probe import (
 from normbook.checks.recurrent.reach import reach, returned
 from normbook.checks.recurrent.states import (
     BOTH_EXCHANGED,
+    cut_by_memory,
     early_state,
     exchanged,
     goes_from_example_to_example,
@@ -150,6 +151,8 @@ def recurrent_findings(
                 batched = [test(probe) for test in BATCH_CLAIMS]
             elif probe.layer.training:
                 batched = [test(probe) for test in BATCH_CLAIMS[2:]]
+            if others.passed is False and cut_by_memory(probe):
+                crossed = [others]
             if crossed:  # what else is wrong follows from it
                 return [*crossed, Finding(CELL, None, "time and batch are mixed", MEND)]
             pieces, raw = _pieces(probe), _carried(probe)
@@ -385,6 +388,8 @@ def _gates(probe: Probe, step: Finding) -> list[Finding]:
         normed = Finding(NORMED, False, f"{seen}; {rest.rstrip('.')}.", cure)
         terms, together = (Finding(name, None, why) for name in (TERMS, TOGETHER))
     output = _output(probe, x, h, c)
+    if re.match("h_1 reads the c before the step(?!, not)", step.reason):
+        output = Finding(OUTPUT, None, "h reads another c", MEND)
     if (
         normed.passed is False
         and step.passed
@@ -946,6 +951,9 @@ def _other_examples(probe: Probe) -> Fault | None:
     elif text := turned_batch(probe):
         reason += text
         cure = f"Turn the time alone, x.flip({int(probe.is_batch_first)})."
+    elif text := cut_by_memory(probe):
+        reason += text
+        cure = "Exchange axes with transpose(0, 1)."
     elif goes_from_example_to_example(probe):
         reason += (
             " Each example goes on from the one in front of it, the last one changes "

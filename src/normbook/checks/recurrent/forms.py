@@ -41,6 +41,18 @@ def _form_of(made: Any, layer: nn.Module, x: Tensor) -> str:
     return "outputs?" if may_be else ""
 
 
+def _begun(layer: nn.Module, x: Tensor) -> Any:
+    """Run a layer, from zeros if it is a cell that must be given states."""
+    units = getattr(layer, "hidden_size", None)
+    try:
+        return layer(x)
+    except TypeError:
+        if x.ndim != 2 or not isinstance(units, int):
+            raise
+    zeros = x.new_zeros(len(x), units)
+    return layer(x, (zeros, zeros))
+
+
 def _outputs(made: Any) -> Any:
     return made[0] if isinstance(made, tuple) and made else made
 
@@ -127,7 +139,7 @@ def as_recurrent(
         try:
             with torch.no_grad():
                 twin = copy_of(layer)
-                run = partial(call, twin) if call else twin
+                run = partial(call, twin) if call else partial(_begun, twin)
                 form = _form_of(run(value), layer, value)
                 if form.startswith("outputs"):
                     seen = _time_of(run, value)

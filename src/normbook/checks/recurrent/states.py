@@ -145,6 +145,31 @@ def turned_batch(probe: Probe) -> str:
     )
 
 
+def cut_by_memory(probe: Probe) -> str:
+    """Say that examples are apart once time and batch are exchanged by reshape."""
+    x, *states = probe.inputs()
+    given = probe.turned(x).contiguous()
+    rows, columns, features = given.shape
+    batch = int(probe.is_batch_first)  # of x as it is reshaped
+    moved = given.reshape(columns, rows, features).clone()
+    moved.select(batch, 0).neg_()
+    before, after = (
+        probe.run(probe.turned(v), *states)[0]
+        for v in (given, moved.reshape(rows, columns, features))
+    )
+    cut = [
+        probe.turned(out).reshape(columns, rows, -1).narrow(batch, 1, x.shape[1] - 1)
+        for out in (before, after)
+    ]
+    is_apart = relative_change(before[:, 1:], after[:, 1:]) < EXACT
+    if not is_apart and not relative_change(*cut) < EXACT:
+        return ""
+    return (
+        " They are apart where x is cut in the order of memory: time and batch are "
+        "exchanged by reshape or view, which mixes them."
+    )
+
+
 def goes_from_example_to_example(probe: Probe) -> bool:
     """Return whether the last example changes no other."""
     x, *states = probe.inputs()
