@@ -23,6 +23,7 @@ FIRST = {  # verdicts on the bugs when the checks had not seen them
     "seventh_hand": {"right": 19, "wrong reason": 2, "missed": 4},
     "eighth_hand": {"right": 13, "wrong reason": 5, "missed": 7},
     "ninth_hand": {"right": 23, "wrong reason": 1, "missed": 1},
+    "tenth_hand": {},  # of sound layers alone
 }
 UNNAMED = {  # and those that no report names yet
     "fifth_hand": {"key-value transformer"},
@@ -66,7 +67,8 @@ def test_an_error_is_what_is_said(name: str, monkeypatch: pytest.MonkeyPatch) ->
         raise ValueError("no such layer")
 
     monkeypatch.setattr(hands, "check_norm_layer", fails)
-    (case, *_) = hands.layers_of(BENCHMARKS / name).BUGS
+    layers = hands.layers_of(BENCHMARKS / name)
+    case = [*layers.BUGS, *layers.CONTROLS][0]
     assert hands.said(case) == "ValueError: no such layer"
 
 
@@ -74,4 +76,5 @@ def test_readers_are_told_what_was_found_at_first(name: str) -> None:
     page = (BENCHMARKS.parent / "book/how_it_is_checked.md").read_text("utf-8")
     counts = FIRST[name].values()
     row = " | ".join([name.removesuffix("_hand"), *map(str, counts)])
-    assert f"\n| {row} |\n" in page
+    text = f"\n| {row} |\n" if counts else "seven of 25 were blamed wrongly"
+    assert text in page

@@ -517,8 +517,10 @@ class BatchRenorm(Named):
                 mean, var = mean.lerp(own_mean, 0.1), var.lerp(own_var, 0.1)
             sigma, own = (var + self.eps).sqrt(), (own_var + self.eps).sqrt()
             most, far = self.limits
-            r = (own / sigma).clamp(1 / most, most).detach()
-            d = ((own_mean - mean) / sigma).clamp(-far, far).detach()
+            r = (own / sigma).clamp(1 / most, most)
+            d = ((own_mean - mean) / sigma).clamp(-far, far)
+            if self.wrong != "gradient":
+                r, d = r.detach(), d.detach()
             d = 0 * d if self.wrong == "no d" else d
             r = 1 / r if self.wrong == "one over r" else r
             z = (wide - own_mean.reshape(per)) / own.reshape(per)
@@ -664,6 +666,41 @@ def test_a_batch_renormalization_gone_wrong_is_a_batch_norm_gone_wrong(
     report = check(BatchRenorm(wrong), IMAGES)
     assert report.kind.startswith("batch norm of"), report
     assert report.failed
+
+
+@pytest.mark.parametrize("kind", [None, "batch"])
+def test_r_and_d_with_a_gradient_are_named(kind: Any) -> None:
+    report = check_norm_layer(BatchRenorm("gradient"), IMAGES, kind=kind, quiet=True)
+    assert "the gradient goes through r and d" in " ".join(str(report).split())
+
+
+class FrozenBatchNorm(Named):
+    """Fixed statistics in every mode; its train() may return nothing."""
+
+    def __init__(self, *, is_right: bool) -> None:
+        super().__init__()
+        self.is_right = is_right
+        self.running_mean = nn.Buffer(torch.linspace(-0.5, 0.5, 6))
+        self.running_var = nn.Buffer(torch.linspace(0.5, 2.0, 6))
+
+    def train(self, mode: bool = True) -> Any:
+        super().train(mode)
+        return self if self.is_right else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        per = (-1, *[1] * (x.dim() - 2))
+        gain = self.weight / (self.running_var + 1e-5).sqrt()
+        bias = self.bias - self.running_mean * gain
+        return x * gain.reshape(per) + bias.reshape(per)
+
+
+@pytest.mark.parametrize("is_right", [True, False])
+def test_a_relative_by_name_is_one_whatever_kind_is_given(is_right: bool) -> None:
+    layer = FrozenBatchNorm(is_right=is_right)
+    report = check_norm_layer(layer, IMAGES, kind="batch", quiet=True)
+    assert "frozen batch norm" in report.others
+    name = "train() and eval() return the layer"
+    assert report.failed == (() if is_right else (name,))
 
 
 def test_an_equivariant_norm_of_scalars_is_a_batch_norm() -> None:

@@ -38,7 +38,7 @@ from normbook.checks.copies import tensors_of
 from normbook.checks.layer.definitions import KINDS
 from normbook.checks.layer.recognition import OWNERS
 from normbook.checks.layer.subject import Given, Subject, without_activations
-from normbook.checks.recurrent.claims import recurrent_findings
+from normbook.checks.recurrent.claims import BY_HAND, NO_STATES, recurrent_findings
 from normbook.checks.recurrent.forms import as_recurrent, takes_states
 from normbook.checks.recurrent.gradients import REDUNDANT
 from normbook.checks.registration import registered
@@ -163,6 +163,12 @@ def _report_of(layer: nn.Module, given: Given, call: Way | None) -> Report:
         is_given = as_lstm is None or takes_states(as_lstm)
         own = one_state(layer, shape) if shape and not is_given else []
         name = "recurrent layer with one state" if own else "LSTM"
+        if own:
+            why = "no cell with one state is known here"
+            findings = [
+                f._replace(reason=why, cure=BY_HAND) if f is NO_STATES else f
+                for f in findings
+            ]
         report = Report(name, (*own, *findings))
         return report.allowing((REDUNDANT,))  # those of torch.nn.LSTM, too
     _check_that_it_is_no_weight(layer)
@@ -229,15 +235,28 @@ def _report_on(layer: nn.Module, given: Given, has_condition: bool) -> Report:
         subject = Subject(layer, given, has_condition=has_condition)
         report = _report(subject, given.axis)
     except ValueError:
+        if by_name := _by_its_name(layer, given):
+            return by_name
         if not as_relative:
             raise
         return as_relative[0]
+    if report.findings[0].passed is False and (by_name := _by_its_name(layer, given)):
+        return by_name
     # Of what has no known formula a test for another norm would tell nothing true.
     unknown = [one for one in as_relative if one.findings[0].passed is None]
     if report.findings[0].passed or unknown or given.kind is not None:
         return unknown[0] if unknown and not report.findings[0].passed else report
     found = _report_on_relative(layer, given, CUMULATIVE)
     return found if found is not None and found.findings[0].passed else report
+
+
+def _by_its_name(layer: nn.Module, given: Given) -> Report | None:
+    """Report on the relative of a layer's name, though a kind of norm is given."""
+    for relative, is_named in relatives_of(layer) if given.kind is not None else ():
+        report = _report_on_relative(layer, given, relative) if is_named else None
+        if report is not None and report.findings[0].passed:
+            return report
+    return None
 
 
 def _report_on_relative(

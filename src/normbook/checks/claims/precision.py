@@ -247,7 +247,7 @@ def _dtype_of_the_gain(subject: Subject, x: Tensor) -> str:
 def _at_worst(y: Tensor, exact: Tensor) -> str:
     """Show the output that is furthest from that in float32."""
     if not y.isfinite().all():
-        low, high = exact.aminmax()
+        low, high = (value + 0.0 for value in exact.aminmax())  # what was -0 is 0
         return f"NaN or infinity, in float32 {low:.3g} to {high:.3g}"
     k = int((y - exact).abs().argmax())
     seen = y.flatten()[k] + 0.0  # what was -0 is 0

@@ -270,7 +270,7 @@ def _corrected(subject: Subject, steps: list[Step]) -> str:
 
 
 @claim("the running variance averages the unbiased variances", RUNNING_CLAIMS)
-def running_variance(subject: Subject) -> Fault | None:
+def running_variance(subject: Subject) -> Fault | Note | None:
     """Work out which variance each batch added."""
     steps = _history(subject)
     if not all(step.is_average and abs(step.weight) > 1e-6 for step in steps):
@@ -283,6 +283,13 @@ def running_variance(subject: Subject) -> Fault | None:
 
     if misfit(bessel) < max(TOLERANCE / steps[0].weight * 0.1, 1e-6):
         return None
+    if _is_pooled(steps):
+        return Note(
+            "evaluation takes the mean and the variance of all values that training "
+            "has seen, what lies between the batches with it, and not an average over "
+            "batches.",
+            "pooled statistics",
+        )
     if text := _corrected(subject, steps):
         return Fault(f"{text}.", CORRECTED)
     last = steps[-1]
@@ -302,6 +309,7 @@ def running_variance(subject: Subject) -> Fault | None:
             f"{of} is averaged with the variance, and evaluation adds eps again: by "
             f"{times * last.weight * subject.eps:.3g} a batch it is too large."
         )
+    other = ""
     if misfit(1.0) < TOLERANCE:
         reason = (
             f"the biased variance of the batch is averaged: with n = {n} values it "
@@ -309,8 +317,20 @@ def running_variance(subject: Subject) -> Fault | None:
             f"deviation {bessel**0.5:.4g} for 1. This differs from torch; Keras and "
             "Flax do it."
         )
+        other = "biased variance of Keras" if running_mean(subject).other else ""
     cure = "running_var = (1 - momentum) * running_var + momentum * var * n / (n - 1)."
-    return Fault(reason, cure)
+    return Fault(reason, cure, other)
+
+
+def _is_pooled(steps: list[Step]) -> bool:
+    for k, step in enumerate(steps):
+        seen = (
+            torch.cat([s.x for s in steps[: k + 1]]).double().movedim(1, 0).flatten(1)
+        )
+        variances = (seen.var(1, correction=c) for c in (0, 1))
+        if not any(largest(step.after.var / v - 1) < TOLERANCE for v in variances):
+            return False
+    return True
 
 
 def _taken_in(subject: Subject, steps: list[Step], which: str) -> str:

@@ -97,7 +97,11 @@ def explanation(subject: Subject) -> Seen | None:
         for z, text, along in look(subject):
             if runs.holds(z, along):
                 cure = subject.definition.axes_cure(dim) if look is _axes else ""
-                return Seen(f"{text if isinstance(text, str) else text()}.", cure)
+                # A map, as in SPADE, and no matter of the examples.
+                is_map = look is _gains and subject.has_condition and 0 not in along
+                other = "gain at each place" if is_map else ""
+                said = text if isinstance(text, str) else text()
+                return Seen(f"{said}.", cure, other)
     mean_of = subject.definition.mean
     for y in runs.outputs:
         means = 0.0 if subject.kind == "rms" else largest(mean_of(y))

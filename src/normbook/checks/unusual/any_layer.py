@@ -26,7 +26,7 @@ def besides(layer: nn.Module, shape: tuple[int, ...] | None, way: Any) -> str:
     with called(way):
         made, x = _made(layer, shape)
         found = [
-            *_told(made, x, _modes, _overwrites, _differs, _forgets, _gradient, _states)
+            *_told(made, x, modes, _overwrites, _differs, _forgets, _gradient, _states)
         ]
     return f" But {'; '.join(found)}." if found else ""
 
@@ -91,7 +91,8 @@ def _in_mode(layer: nn.Module, *, is_training: bool) -> nn.Module:
     return layer
 
 
-def _modes(layer: nn.Module, x: Tensor) -> str:
+def modes(layer: nn.Module, x: Tensor) -> str:
+    """Say which mode returns no layer."""
     for name in ("train", "eval"):
         with of_the_layer():
             if getattr(layer, name)() is not layer:

@@ -15,7 +15,8 @@ from normbook.checks.calls import LayerError, call, evaluating
 from normbook.checks.claim import Claim, Fault, NotTested, claim
 from normbook.checks.copies import copy_of, tensors_of
 from normbook.checks.layer.recognition import BIASES, GAINS
-from normbook.checks.layer.subject import Subject
+from normbook.checks.layer.subject import Given, Subject
+from normbook.checks.slips.renorm import renormalization
 from normbook.checks.tensors import (
     TOLERANCE,
     Axes,
@@ -24,6 +25,7 @@ from normbook.checks.tensors import (
     largest,
     other_axes,
 )
+from normbook.checks.unusual.any_layer import modes
 
 LEARNED = re.compile("|".join((*GAINS, *BIASES, "tau", "threshold", "t")))
 # A running average by momentum .01 is still after some 1 100 passes.
@@ -224,15 +226,29 @@ def _evaluated(subject: Subject, x: Tensor) -> Tensor:
     raise NotTested("the running statistics move slowly", "Set momentum to 0.1.")
 
 
+@claim("r and d are constants in the backward pass")
+def _constants(subject: Subject) -> Fault | None:
+    """Look for what is wrong in a batch renormalization but its outputs."""
+    seen = renormalization(Subject(subject.fresh(), Given(subject.shape, "batch")))
+    return None if seen is None or seen.other else seen
+
+
+@claim("train() and eval() return the layer")
+def _modes(subject: Subject) -> Fault | None:
+    """Call both."""
+    text = modes(subject.fresh(), draw(subject.shape, 0, 1.0))
+    return Fault(f"{text}.", "Return self.") if text else None
+
+
 # By the name of the relative.
-_CLAIMS: dict[str, Claim[Subject]] = {
-    "FRN": _thresholds,
-    "frozen batch norm": _no_variance,
-    "batch renormalization": _forgets,
+_CLAIMS: dict[str, list[Claim[Subject]]] = {
+    "FRN": [_thresholds],
+    "frozen batch norm": [_no_variance],
+    "batch renormalization": [_forgets, _constants],
 }
 
 
 def claims_of(name: str) -> list[Claim[Subject]]:
     """Return what a relative is held to, by its name."""
     learns = [] if name == "frozen batch norm" else [_learned]
-    return [*learns, _any_batch, *([_CLAIMS[name]] if name in _CLAIMS else [])]
+    return [*learns, _any_batch, *_CLAIMS.get(name, []), _modes]
