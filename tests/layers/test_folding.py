@@ -348,3 +348,25 @@ def test_the_plan_names_every_batch_norm_in_order() -> None:
     ]
     assert str(plan[0]) == "0.1: into 0.0, the previous layer"
     assert "behind: ReLU '1.branch.1'" in str(plan[1])
+
+
+class Slotted(nn.Linear):
+    """A layer that says itself what a copy of it is made from."""
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return rebuilt, (dict(vars(self)),)
+
+
+def rebuilt(values: dict[str, Any]) -> Slotted:
+    layer = Slotted.__new__(Slotted)
+    layer.__dict__.update(values)
+    return layer
+
+
+def test_a_layer_that_is_copied_in_its_own_way_stays() -> None:
+    model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), Slotted(4, 2)).eval()
+    folded: Any = fold_batch_norm(model)
+    assert type(folded[2]) is Slotted
+    assert folded[2] is not model[2]
+    x = torch.ones(5, 3)
+    assert torch.allclose(folded(x), model(x))

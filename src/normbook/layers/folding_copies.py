@@ -21,9 +21,9 @@ def copied(module: Any, made: dict[int, Any] | None = None) -> Any:
     if is_known or hasattr(kind, "__deepcopy__"):
         return copy.deepcopy(module, made)
     how: Any = module.__reduce_ex__(4)
-    make, args, state, *rest = how
-    is_usual = make is vars(copyreg)["__newobj__"] and args == (kind,)
-    if not is_usual or type(state) is not dict or any(v is not None for v in rest):
+    usual = vars(copyreg)["__newobj__"], (kind,)
+    state, *rest = how[2:] or [None]
+    if how[:2] != usual or type(state) is not dict or any(v is not None for v in rest):
         return copy.deepcopy(module, made)
     made[id(module)] = new = kind.__new__(kind)
     values: dict[str, Any] = {}
