@@ -31,6 +31,8 @@ LEARNED = re.compile("|".join((*GAINS, *BIASES, "tau", "threshold", "t")))
 # A running average by momentum .01 is still after some 1 100 passes.
 PASSES, FEW, STILL = 3000, 20, 1e-7
 SCALE, MUCH = 4.0, 0.05
+# Their examples are the nodes of one graph, in evaluation too.
+OF_NODES = ("graph norm", "pair norm", "mean subtraction", "differentiable group norm")
 SHARED = "the examples of a batch share it"
 
 
@@ -251,4 +253,5 @@ _CLAIMS: dict[str, list[Claim[Subject]]] = {
 def claims_of(name: str) -> list[Claim[Subject]]:
     """Return what a relative is held to, by its name."""
     learns = [] if name == "frozen batch norm" else [_learned]
-    return [*learns, _any_batch, *_CLAIMS.get(name, []), _modes]
+    sizes = [] if name in OF_NODES else [_any_batch]
+    return [*learns, *sizes, *_CLAIMS.get(name, []), _modes]
