@@ -240,6 +240,24 @@ def test_the_update_of_an_optimizer_can_be_given_as_a_function() -> None:
     np.testing.assert_array_equal(by_rate, by_function)
 
 
+def test_statistics_that_the_loss_moves_are_put_back_before_the_probe() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3), nn.Linear(3, 1)).double()
+    x = torch.randn(8, 2, dtype=torch.float64) + 3
+
+    def shift(momentum: float) -> Any:
+        def loss(m: Any) -> Any:
+            m[1].momentum = momentum
+            return m.train()(x).square().sum()
+
+        def probe(m: nn.Module) -> Any:
+            return m.eval()(x).sum()
+
+        return input_shift_of_update(model, loss, 0.1, ["2"], probe)["2"]
+
+    np.testing.assert_array_equal(shift(1.0), shift(0.0))
+
+
 def test_noise_is_drawn_anew_after_the_update() -> None:
     net = chain()
     generator = torch.Generator().manual_seed(0)
