@@ -538,7 +538,8 @@ def _bounded(probe: Probe) -> Fault | None:
 
 def _reads_tanh(probe: Probe, x: Tensor, h: Tensor) -> bool:
     """Return whether h is linear in the tanh of c_1, projected or not."""
-    f, rest = _forget(probe, x, h), probe.step(x, h, 0 * _forget(probe, x, h))[1]
+    f = _forget(probe, x, h)
+    _, rest = probe.step(x, h, 0 * f)
     first, second = (0.9 * probe.draw(*rest.shape).tanh() for _ in range(2))
     one, two, mean = (
         probe.step(x, h, (t.atanh() - rest) / f)[0]
