@@ -38,6 +38,7 @@ Each prints which tests fail and why, unless it is called with ``quiet=True``.
 #   claims.running             running statistics
 #   claims.state               modes, copies, state
 # Layers that are called in another way, or are none of the usual norms
+#   unusual.any_layer          what must hold of any layer
 #   unusual.relative_formulas  formulas of what stands in a norm's place
 #   unusual.relative_slips     slips in some of them
 #   unusual.relatives          which of them a layer may be
@@ -45,7 +46,6 @@ Each prints which tests fail and why, unless it is called with ``quiet=True``.
 #   unusual.conditions         a condition for a layer that takes one
 #   unusual.condition_claims   what the condition does
 #   unusual.weights            weights that should be standardized
-#   unusual.any_layer          what must hold of any layer
 # Layer-normalized LSTMs, and layers of other recurrent cells
 #   recurrent.forms            ways in which a recurrent layer is called
 #   recurrent.terms            what the gates are made of
