@@ -10,8 +10,7 @@ of the package, and the tests of the module run with that. A line for each chang
 one for each module; the exit status is 1 where fewer than 95 % were noticed.
 
 All takes hours. A record keeps what was found of each module, with the changes that
-lived; a module that has not changed since, nor its tests, is not tried again. Those
-that live for a reason are in benchmarks/mutants_alive.txt.
+lived; a module that has not changed since, nor its tests, is not tried again.
 """
 
 from __future__ import annotations

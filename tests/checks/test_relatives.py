@@ -734,3 +734,16 @@ def test_eps_in_a_tensor_is_read() -> None:
             return self.weight * y.to(x.dtype)
 
     assert check(LayerNorm()).passed
+
+
+class OneGraph(nn.Module):
+    """Normalizes each channel over the nodes of a graph, of which one is too few."""
+
+    def forward(self, x: Tensor, batch: Tensor | None = None) -> Tensor:
+        return F.instance_norm(x.t()[None])[0].t()
+
+
+def test_nodes_are_no_batch_of_which_any_size_is_taken() -> None:
+    report = check(OneGraph(), (16, 6))
+    assert report.kind.startswith("graph norm")
+    assert report.failed == ()

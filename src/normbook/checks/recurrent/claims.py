@@ -93,6 +93,7 @@ NO_STATES = Finding(
 BY_SIGMA = "Divide by sigma, the square root of the variance plus eps."
 K, FAR, UNSATURATED = (3, 6, 12), (1e-4, 1e-3, 0.01, 0.1, 1e2, 1e4, 1e6), 12
 MEND = "Mend that first."
+EXCHANGE = "Exchange axes with transpose(0, 1)."
 BY_HAND = "Compare a step with its equation by hand."
 CURE_ONE = "Check one with a single layer and direction, too."
 INSIDE_THE_LOOP = (
@@ -151,7 +152,7 @@ def recurrent_findings(
                 batched = [test(probe) for test in BATCH_CLAIMS]
             elif probe.layer.training:
                 batched = [test(probe) for test in BATCH_CLAIMS[2:]]
-            if others.passed is False and cut_by_memory(probe):
+            if others.cure == EXCHANGE:
                 crossed = [others]
             if crossed:  # what else is wrong follows from it
                 return [*crossed, Finding(CELL, None, "time and batch are mixed", MEND)]
@@ -976,7 +977,7 @@ def _other_examples(probe: Probe) -> Fault | None:
         cure = f"Turn the time alone, x.flip({int(probe.is_batch_first)})."
     elif text := cut_by_memory(probe):
         reason += text
-        cure = "Exchange axes with transpose(0, 1)."
+        cure = EXCHANGE
     elif goes_from_example_to_example(probe):
         reason += (
             " Each example goes on from the one in front of it, the last one changes "
