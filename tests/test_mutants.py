@@ -62,9 +62,8 @@ def test_an_endless_loop_is_noticed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(mutants, "ROOT", tmp_path)
-    monkeypatch.setattr(mutants, "LOOP", 4)
     (tmp_path / "test_it.py").write_text("def test_it():\n    while True: pass\n")
-    assert mutants.verdict(tmp_path / "normbook", ["test_it.py"]) == "noticed"
+    assert mutants.verdict(tmp_path / "normbook", ["test_it.py"], 4) == "noticed"
 
 
 # --- the record
@@ -81,7 +80,7 @@ def tried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
         (tests / f"test_{name}.py").write_text("")
     seen = list[str]()
 
-    def verdict(copy: Path, tests: list[str]) -> str:
+    def verdict(copy: Path, tests: list[str], seconds: int) -> str:
         source = (copy / tests[0].replace("tests/test_", "")).read_text()
         seen.append(tests[0])
         return "LIVES" if source.startswith("x = 1 + 2") else "noticed"
@@ -92,6 +91,7 @@ def tried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
         mutants, "TESTS", {name: [f"tests/test_{name}.py"] for name in ("one", "two")}
     )
     monkeypatch.setattr(mutants, "verdict", verdict)
+    monkeypatch.setattr(mutants, "REASONS", tmp_path / "reasons.txt")
     return seen
 
 
@@ -132,7 +132,7 @@ def test_changes_of_a_folder_are_drawn_from_all_its_modules(
         (tmp_path / f"package/{name}.py").write_text("x = 1 + 2\n")
     seen = list[str]()
 
-    def verdict(copy: Path, tests: list[str]) -> str:
+    def verdict(copy: Path, tests: list[str], seconds: int) -> str:
         parts = [copy / "part/one.py", copy / "part/inner/two.py"]
         seen.append(" and ".join(part.read_text().strip() for part in parts))
         return "LIVES" if seen[-1].count("1 + 2") == 2 else "noticed"
@@ -143,3 +143,28 @@ def test_changes_of_a_folder_are_drawn_from_all_its_modules(
     assert mutants.try_module("part", 2, 0) == {"tried": 4, "lives": []}  # of 6
     assert len({*seen}) == len(seen) == 5
     assert all("x = 1 + 2" in source for source in seen)  # one is as it was
+
+
+@pytest.mark.parametrize(
+    ("reasons", "text", "is_enough"),
+    [
+        ("", "6 of 8 noticed, 0 cannot be, 2 live without a reason", False),
+        ("{0} | same: nobody reads y", "6 of 8 noticed, 1 cannot be, 1 live", False),
+        ("{0} | same: so\n{1} | same: so", "6 of 8 noticed, 2 cannot be, seed", True),
+        ("{0} | same: so\n{1} | a word of a text", "6 of 8 noticed, 1 cannot", False),
+        ("# {0} | same: so\n{1} | same: so", "1 cannot be, 1 live without", False),
+    ],
+)
+def test_what_lives_needs_a_reason(
+    reasons: str,
+    text: str,
+    is_enough: bool,
+    tried: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    places = [f"{name}.py, line 2, True becomes False" for name in ("one", "two")]
+    (tmp_path / "reasons.txt").write_text(reasons.format(*places))
+    assert run(monkeypatch) == int(not is_enough)
+    assert text in capsys.readouterr().out

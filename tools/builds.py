@@ -120,7 +120,9 @@ def main() -> int:
         differ = [
             x for x in first.keys() | second.keys() if first.get(x) != second.get(x)
         ]
-        print(f"clean builds: {len(first)} files, {len(differ)} differ {differ[:5]}")
+        print(f"clean builds: {len(first)} files, {len(differ)} differ")
+        for name in sorted(differ)[:5]:
+            print(f"  {name}")
         is_good &= not differ
 
         unchanged = 0

@@ -694,8 +694,9 @@ class Subject:
             why = f" ({why})" if why else ""
             raise ValueError(
                 f"the layer must normalize in training, got a {self.name} whose output "
-                f"grows by {ratio:.3g} when the input grows by {SCALE}{why}; pass a "
-                "norm layer, in a mode in which it normalizes by its input."
+                f"is {ratio:.3g} times as large when its input is {SCALE} times as "
+                f"large{why}; pass a norm layer, in a mode in which it normalizes by "
+                "its input."
             )
         layer = self.fresh()
         first, later = (call(layer, (k * x).to(self.dtype)).std() for k in (1, SCALE))
