@@ -49,6 +49,12 @@ SETTINGS = (
     "tests/experiments/test_records.py::test_a_record_is_of_an_experiment_of_its_name_"
     "with_the_settings_of_the_code"
 )
+# What is wrong in a formula is noticed where it is compared with its definition, with
+# its gradient by differences, or with a layer.
+FORMULAS = [
+    *("tests/test_gradient_check.py", "tests/test_formulas.py"),
+    *("tests/test_scaled_weights.py", "tests/layers/test_base.py"),
+]
 TESTS = {
     "figures": ["tests/test_figures.py"],
     "__main__": ["tests/test_main.py", "tests/lab/test_command.py"],
@@ -91,20 +97,23 @@ TESTS = {
     **{
         name: [f"tests/test_{name}.py"]
         for name in (
-            *("adaptive_clipping", "atomic_file", "axes", "batch_norm", "conventions"),
-            *("conditional_norm", "device", "doctor", "drawn", "dynamic_tanh"),
-            *("gradient_check", "group_norm", "layer_norm", "lstm", "normalize"),
-            *("query_key_norm", "running_statistics", "weight_norm"),
+            *("adaptive_clipping", "atomic_file", "axes", "conventions", "device"),
+            *("doctor", "drawn"),
         )
     },
     **{
-        name: ["tests/test_lstm.py"]
-        for name in ("layer_norm_lstm", "layer_norm_rnn", "through_time")
+        name: [f"tests/test_{name}.py", *FORMULAS]
+        for name in (
+            *("batch_norm", "conditional_norm", "dynamic_tanh", "group_norm"),
+            *("layer_norm", "lstm", "normalize", "query_key_norm"),
+            *("running_statistics", "weight_norm"),
+        )
     },
     **{
-        name: ["tests/test_gradient_check.py", "tests/test_formulas.py"]
-        for name in ("arrays", "comparison")
+        name: ["tests/test_lstm.py", *FORMULAS]
+        for name in ("layer_norm_lstm", "layer_norm_rnn", "through_time")
     },
+    **dict.fromkeys(("arrays", "comparison", "gradient_check"), FORMULAS),
     "folding": ["tests/test_folding_formulas.py", "tests/layers/test_folding.py"],
     "exercises": ["tests/test_exercises.py"],
     **{name: [f"tests/{name}"] for name in ("diagnostics", "layers", "checks")},
