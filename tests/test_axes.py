@@ -160,6 +160,10 @@ def test_a_shape_that_cannot_tell_is_refused(shape: tuple[int, ...]) -> None:
         ValueError, match=r"shape must be \(N, C, H, W\), each at least"
     ):
         table(shape, 3)
+    with pytest.raises(
+        ValueError, match=r"shape must be \(N, C, H, W\), each at least"
+    ):
+        sharing(shape, 3, (0,) * len(shape))
 
 
 @pytest.mark.parametrize("index", [(0, 0, 0), (2, 0, 0, 0), (0, 0, 0, -1)])

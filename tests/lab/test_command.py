@@ -221,9 +221,9 @@ def test_a_signal_to_end_before_the_beginning_leaves_nothing(
     monkeypatch.setattr("normbook.lab.runner.load_data", loading)
     # A shell that started the tests in the background has Ctrl-C ignored.
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    ends = signal.getsignal(signal.SIGTERM)
+    ends = signal.signal(signal.SIGTERM, signal.SIG_DFL)
     error = said(capsys, "run", "tiny", code=130)
-    assert signal.getsignal(signal.SIGTERM) == ends
+    assert signal.signal(signal.SIGTERM, ends) == signal.SIG_DFL
     signal.signal(signal.SIGINT, before)
     assert error == "normbook: interrupted; nothing was begun\n"
     assert list(place.iterdir()) == []
