@@ -422,12 +422,18 @@ class LayerScalarGain(HandLayerNorm):
         self.features = nn.Buffer(torch.zeros(features))
 
 
-class BatchAcceptsOne(HandBatchNorm):
+class BatchAcceptsOne(HandBatchNorm):  # no bug, but told
     def check(self, x: Tensor) -> None:
         pass
 
     def update(self, mean: Tensor, var: Tensor, n: int) -> None:
         super().update(mean, var, max(n, 2))
+
+
+class BatchSpoiledByOne(BatchAcceptsOne):
+    def update(self, mean: Tensor, var: Tensor, n: int) -> None:
+        mean, var = mean.detach().flatten(), var.detach().flatten()
+        self.average(mean, var * n / torch.tensor(n - 1.0))
 
 
 class BatchInHalf(HandBatchNorm):

@@ -79,7 +79,7 @@ BUGS: list[Bug] = [
     ("BatchWithoutAverages", {MEAN}, "still uses the first mean"),
     ("BatchNotAnAverage", {MEAN}, "is no average"),
     ("BatchAlwaysByBatch", {KEEPS, ALONE}, "normalizes by the batch"),
-    ("BatchAcceptsOne", {SINGLE}, "the bias, whatever the input"),
+    ("BatchSpoiledByOne", {SINGLE}, "It leaves NaN or infinity in running_var"),
     ("BatchEvaluationUpdates", {KEEPS, ALONE}, "leaks into the model"),
     (
         "BatchOverChannels",
@@ -228,6 +228,15 @@ def test_a_norm_written_by_hand_passes(layer: Any) -> None:
 @pytest.mark.parametrize("shape", [(4, 3), (4, 3, 5), (4, 3, 5, 6), (2, 3, 4, 5, 6)])
 def test_a_batch_norm_written_by_hand_passes_with_positions(shape: Any) -> None:
     assert check(bugs.HandBatchNorm, shape).failed == ()
+
+
+@pytest.mark.parametrize("shape", [(4, 3), (4, 3, 5)])
+def test_a_batch_norm_that_takes_one_value_of_each_channel_is_told(shape: Any) -> None:
+    report = check(bugs.BatchAcceptsOne, shape)
+    place = "of one example with one position" if len(shape) > 2 else "of one example"
+    told = next(f.reason for f in report.findings if f.name == SINGLE)
+    assert told.startswith(f"{place} the output is the same, whatever the input; torch")
+    assert report.failed == ()
 
 
 @pytest.mark.parametrize("eps", [1e-3, 1e-5, 1e-8])

@@ -162,8 +162,10 @@ def _report_of(layer: nn.Module, given: Given, call: Way | None) -> Report:
         findings = recurrent_findings(as_lstm or layer, shape, given.eps)
         is_given = as_lstm is None or takes_states(as_lstm)
         own = one_state(layer, shape) if shape and not is_given else []
-        name = "recurrent layer with one state" if own else "LSTM"
+        is_lstm = is_given or "lstm" in type(layer).__name__.lower()
+        name = "LSTM" if is_lstm else "recurrent layer"
         if own:
+            name = "recurrent layer with one state"
             why = "no cell with one state is known here"
             findings = [
                 f._replace(reason=why, cure=BY_HAND) if f is NO_STATES else f
@@ -276,7 +278,9 @@ def _report_on_relative(
             (relation,) = subject.relations
             reason = f"{relation.reason} {formula.reason}"
             subject.relations = [relation._replace(reason=reason)]
-        tests = [dtype_is_kept, half_precisions, strides, input_is_kept, no_graph]
+        tests = [dtype_is_kept, strides, input_is_kept, no_graph]
+        # Statistics of all data are no input's: in float16 they may be infinite.
+        tests += [half_precisions] if relative.keeps_range else []
         tests += [far_from_zero] if relative.subtracts_mean else []
         tests += [*claims_of(relative.name), copies, as_named]
         findings = [formula, *(test(subject) for test in tests)]

@@ -398,9 +398,12 @@ def eps_place(subject: Subject) -> Fault | Note | None:
             "Divide by (var + eps).sqrt(), unless it is to be as normalize does.",
             "floor of the length",
         )
+    other = ""
     for name, values in expected.items():
         if largest(seen - values) < 0.01:
             reason += f"; {name} gives {values[1]:.3g}: that is the divisor here"
+            if "max(variance" in name:
+                other = "floor of the variance"
             if "eps^2" in name:
                 reason += ", or a second norm behind the first, which gives the same"
             break
@@ -408,7 +411,7 @@ def eps_place(subject: Subject) -> Fault | Note | None:
         reason += _acting_eps(subject, var, seen)
     if text := precision(subject):
         reason = f"{text}: {reason}"
-    return Fault(f"{reason}.", "Divide by (var + eps).sqrt().")
+    return Fault(f"{reason}.", "Divide by (var + eps).sqrt().", other)
 
 
 def _large_eps(eps: float) -> Note:

@@ -281,7 +281,9 @@ def running_variance(subject: Subject) -> Fault | Note | None:
     def misfit(factor: float) -> float:
         return max(largest(s.taken / (factor * s.batch.var) - 1) for s in steps)
 
-    if misfit(bessel) < max(TOLERANCE / steps[0].weight * 0.1, 1e-6):
+    # What float32 loses in a small share must not hide the factor n / (n - 1).
+    loss = min(TOLERANCE / steps[0].weight, bessel - 1)
+    if misfit(bessel) < max(0.1 * loss, 1e-6):
         return None
     if _is_pooled(steps):
         return Note(
@@ -317,7 +319,9 @@ def running_variance(subject: Subject) -> Fault | Note | None:
             f"deviation {bessel**0.5:.4g} for 1. This differs from torch; Keras and "
             "Flax do it."
         )
-        other = "biased variance of Keras" if running_mean(subject).other else ""
+        moving = any("moving" in name for name, _ in subject.layer.named_buffers())
+        is_of_keras = moving or running_mean(subject).other
+        other = "biased variance of Keras" if is_of_keras else ""
     cure = "running_var = (1 - momentum) * running_var + momentum * var * n / (n - 1)."
     return Fault(reason, cure, other)
 

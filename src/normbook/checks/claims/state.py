@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from normbook.checks.calls import LayerError, backward, call, evaluating, of_the_layer
-from normbook.checks.claim import Claim, DoesNotApply, Fault, NotTested, claim
+from normbook.checks.claim import Claim, DoesNotApply, Fault, Note, NotTested, claim
 from normbook.checks.claims.gradient import STEP as DIFFERENCE
 from normbook.checks.claims.gradient import by_parameters, by_x, point
 from normbook.checks.claims.output import need_right_statistics
@@ -437,7 +437,7 @@ def affine_is_held(subject: Subject) -> Fault | None:
 
 
 @claim("a batch with one value for each channel is refused in training", STATE_CLAIMS)
-def single_value(subject: Subject) -> Fault | None:
+def single_value(subject: Subject) -> Fault | Note | None:
     """Feed one example with one position: its deviation from its mean is 0."""
     if subject.kind != "batch":
         raise DoesNotApply("only batch norm is meant to refuse")
@@ -447,13 +447,19 @@ def single_value(subject: Subject) -> Fault | None:
         y, other = (call(subject.fresh(), x**power) for power in (1, 3))
     except LayerError:  # the refusal, whatever its type
         return None
-    what = "NaN" if y.isnan().any() else "the bias, whatever the input"
+    what = "NaN" if y.isnan().any() else "the same, whatever the input"
     if largest(other - y) > TOLERANCE:
         what = "not normalized: it changes with x"
+    left = _left_behind(subject, x)
+    reason = (
+        f"of one example{' with one position' * (len(shape) > 2)} the output is "
+        f"{what}; torch refuses such a batch, as the deviation of one value from the "
+        f"mean is 0.{left}"
+    )
+    if what == "the same, whatever the input" and not left:
+        return Note(reason, "one value is taken")
     return Fault(
-        f"for an input of shape {shape} the output is {what}; torch refuses: with "
-        f"one value the deviation from the mean is 0.{_left_behind(subject, x)}",
-        "Raise a ValueError if a channel has a single value and self.training.",
+        reason, "Raise a ValueError if a channel has a single value and self.training."
     )
 
 

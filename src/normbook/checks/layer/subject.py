@@ -136,7 +136,7 @@ class Subject:
         *,
         has_condition: bool = False,
     ) -> None:
-        self.has_condition = has_condition
+        self.has_condition, self.axis = has_condition, given.axis
         try:
             copy.deepcopy(layer)
         except Exception as error:  # noqa: BLE001 - any refusal becomes a finding
@@ -556,6 +556,8 @@ class Subject:
         enough = max(1.01 * nearest, TOLERANCE) if nearest < FAR else math.inf
         alike = [fit for fit in found if fit[0] <= enough]
         inside = recognition.kind_inside(self.layer)
+        if self.axis != 1:  # the caller has said where the channels are
+            inside = inside or "instance"
         alike.sort(key=lambda fit: fit[1].kind != inside)
         held = [fit for fit in alike if self._holds_as_many(fit[1])]
         error, best = next(iter(held + alike), (math.inf, None))

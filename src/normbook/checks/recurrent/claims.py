@@ -128,11 +128,13 @@ def recurrent_findings(
             probe = probe_of(layer, (first, first, features), eps)
         with torch.no_grad():
             if not probe.takes_states:
-                tests = _evaluated, _other_examples, reach, returned, *HANDLING_CLAIMS
-                told = [test(probe) for test in tests]
+                told, trained = [_evaluated(probe), _other_examples(probe)], probe
+                probe, batched = _without_the_batch(probe)
+                told += [test(probe) for test in (reach, returned, *HANDLING_CLAIMS)]
+                told += batched
                 with torch.enable_grad():
                     told += [
-                        test(probe) for test in GRADIENT_CLAIMS if test is not zeros
+                        test(trained) for test in GRADIENT_CLAIMS if test is not zeros
                     ]
                 return [*crossed, *told, NO_STATES]
             is_turned = False
@@ -144,14 +146,7 @@ def recurrent_findings(
             if random.passed is False and not probe.layer.training:
                 return [random]
             others, trained = _other_examples(probe), probe
-            batched = []
-            if probe.is_batch_norm():  # what is no norm shows in evaluation
-                calm = evaluating(copy_of(probe.layer))
-                forget_statistics(calm)
-                probe = probe._replace(layer=calm, is_batched=True)
-                batched = [test(probe) for test in BATCH_CLAIMS]
-            elif probe.layer.training:
-                batched = [test(probe) for test in BATCH_CLAIMS[2:]]
+            probe, batched = _without_the_batch(probe)
             if others.cure == EXCHANGE:
                 crossed = [others]
             if crossed:  # what else is wrong follows from it
@@ -204,6 +199,21 @@ def recurrent_findings(
         named_first += [finding for finding in batched if finding.passed is False]
         rest += [finding for finding in batched if finding.passed is not False]
         return [*axes, *wrong, raw, *named_first, *gates, others, *rest, *handled]
+
+
+def _without_the_batch(probe: Probe) -> tuple[Probe, list[Finding]]:
+    """Return a probe in evaluation where there is batch norm, and what is said of it.
+
+    What is no norm shows there: each step of an example is apart from the others.
+    """
+    if probe.is_batch_norm():
+        calm = evaluating(copy_of(probe.layer))
+        forget_statistics(calm)
+        probe = probe._replace(layer=calm, is_batched=True)
+        return probe, [test(probe) for test in BATCH_CLAIMS]
+    if probe.layer.training:
+        return probe, [test(probe) for test in BATCH_CLAIMS[2:]]
+    return probe, []
 
 
 def _square_alone(

@@ -31,7 +31,7 @@ def _form_of(made: Any, layer: nn.Module, x: Tensor) -> str:
         case (Tensor() as out, Tensor() as h, Tensor() as c):
             return "apart" if out.ndim == 3 and h.shape == c.shape else ""
     out = _outputs(made)
-    is_named = re.search("lstm|rnn|recurrent", type(layer).__name__.lower())
+    is_named = re.search("lstm|gru|rnn|recurrent", type(layer).__name__.lower())
     has_name = is_named is not None or hasattr(layer, "hidden_size")
     if not isinstance(out, Tensor) or out.shape[:2] != x.shape[:2] or out.ndim != 3:
         return ""
@@ -140,7 +140,8 @@ def as_recurrent(
             with torch.no_grad():
                 twin = copy_of(layer)
                 run = partial(call, twin) if call else partial(_begun, twin)
-                form = _form_of(run(value), layer, value)
+                made = run(value)
+                form = _form_of(made, layer, value)
                 if form.startswith("outputs"):
                     seen = _time_of(run, value)
                     if seen is None and form == "outputs":
@@ -151,7 +152,9 @@ def as_recurrent(
                     form = "" if seen is None and form == "outputs?" else "outputs"
         except Exception:  # noqa: BLE001, S112 - another way may fit
             continue
-        if form:
+        # A norm that returns more than its output is told by its way alone.
+        is_norm = call is not None and isinstance(made, Tensor) and not is_named
+        if form or (is_norm and made.shape == value.shape):
             break
     if not form and not is_named:
         return None

@@ -7,6 +7,7 @@ in which the formula may be meant.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -16,6 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from normbook.checks.calls import call
 from normbook.checks.claim import NotTested
 from normbook.checks.layer.recognition import eps_of
 from normbook.checks.layer.subject import Subject
@@ -242,6 +244,20 @@ def estimated(subject: Subject, channel: int = 1, what: str = "") -> Iterator[Mi
         shares = torch.linalg.lstsq(columns, wanted).solution
         worst = max(worst, _error(wanted, columns @ shares))
     yield Misfit(worst, what=what)
+
+
+def pooled(subject: Subject) -> Iterator[Misfit]:
+    """Mean and variance of all batches so far, this one with them or without it."""
+    inputs = [draw(subject.shape, seed, 1.0) + 0.3 * seed for seed in range(5)]
+    for _, positions in _channels_and_positions(len(subject.shape)):
+        layer, axes = subject.fresh(), (0, *positions)
+        outputs = [call(layer, x.to(subject.dtype)).detach() for x in inputs]
+        for count, correction in itertools.product((5, 4), (0, 1)):
+            seen = torch.cat(inputs[:count])
+            var, mean = torch.var_mean(seen, axes, correction=correction, keepdim=True)
+            error = _error(outputs[-1].double(), (inputs[-1] - mean) / var.sqrt())
+            what = "" if count == 5 else "a batch counts from the next one on"
+            yield Misfit(error, what=what)
 
 
 def by_parts(subject: Subject) -> Iterator[Misfit]:

@@ -35,6 +35,7 @@ class Relative(NamedTuple):
     subtracts_mean: bool = False  # and a mean far from 0 should do no harm
     slips: formulas.Misfits | None = None  # other formulas, that are wrong
     others: str = ""  # says that there are other forms, of which no formula is known
+    keeps_range: bool = True  # and in half precision it should give the same
 
 
 # fmt: off
@@ -73,6 +74,11 @@ RELATIVES = (
         "in training, too, it normalizes by the running statistics, which the batch "
         "moved just before; no gradient passes through them",
         formulas.estimated),
+    Relative("running normalization",
+        "^running|empiricalnorm|obs(ervation)?norm|^normali[sz]er|standardscaler",
+        "in training, too, it normalizes by the mean and variance of all that it has "
+        "seen; no gradient passes through them",
+        formulas.pooled, keeps_range=False),
     Relative("batch renormalization", "renorm",
         "in training the running statistics take part",
         formulas.renormalized),
