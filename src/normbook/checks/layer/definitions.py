@@ -14,6 +14,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from normbook.checks.tensors import other_axes
+
 KINDS = ("batch", "layer", "group", "instance", "rms")
 
 # What the deviation from the mean is divided by, given the biased variance and eps.
@@ -55,6 +57,7 @@ class Definition(NamedTuple):
     # Axes of the input, of those normalized, each position of which has statistics of
     # its own, for kinds "group", "layer" and "rms".
     apart: tuple[int, ...] = ()
+    channel: int = 1  # for kinds "batch" and "instance"; -1 where the channels are last
 
     @property
     def name(self) -> str:
@@ -75,9 +78,9 @@ class Definition(NamedTuple):
         """Return the axes of the statistics in the view."""
         match self.kind:
             case "batch":
-                return 0, *range(2, dim)
+                return other_axes(dim, self.channel % dim)
             case "instance":
-                return tuple(range(2, dim))
+                return other_axes(dim, 0, self.channel % dim)
             case "group":  # of a view with one axis more
                 return tuple(a for a in range(2, dim) if a - 1 not in self.apart)
         axes = tuple(range(dim - self.last, dim)) if self.last else (1,)
@@ -92,7 +95,7 @@ class Definition(NamedTuple):
         """Return the axes along which gain and bias differ."""
         if self.kind in ("layer", "rms") and self.last:
             return tuple(sorted({*self.further, *self.axes(dim)}))
-        return (1, *self.further)
+        return (self.channel % dim, *self.further)
 
     def parameter_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         """Return the shape of gain and bias, for x of a shape."""

@@ -9,7 +9,16 @@ from typing import Any
 import torch
 from torch import nn
 
-from normbook.checks.model import axes, flow, functional, modes, statistics, use, values
+from normbook.checks.model import (
+    axes,
+    flow,
+    functional,
+    modes,
+    reach,
+    statistics,
+    use,
+    values,
+)
 from normbook.checks.model.harms import LEVELS, Audit, Harm, place_of
 from normbook.checks.model.subject import Subject
 
@@ -32,6 +41,10 @@ TESTS: tuple[Callable[[Subject], Iterator[Harm]], ...] = (
     statistics.mixed,
     axes.neighbours,
     axes.not_features,
+    axes.ambiguous,
+    reach.ahead,
+    reach.graphs,
+    reach.lengths,
     axes.one_value,
     axes.read_as_one,
     values.kernels,

@@ -6,13 +6,21 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from normbook.checks.calls import LayerError, call, called
 from normbook.checks.copies import copy_of
-from normbook.checks.model.harms import RISK, WRONG, Harm, share_of
+from normbook.checks.model.harms import NOTE, RISK, WRONG, Harm, place_of, share_of
 from normbook.checks.model.passes import Pass
-from normbook.checks.model.runs import Seen, batch_in, lengths_in, look, narrowed
+from normbook.checks.model.runs import (
+    Seen,
+    batch_in,
+    hidden_norms,
+    lengths_in,
+    linear_behind,
+    look,
+    narrowed,
+)
 from normbook.checks.model.subject import Subject
 from normbook.checks.unusual.padding import More, kept_places, part_of_padding
 
@@ -20,6 +28,10 @@ from normbook.checks.unusual.padding import More, kept_places, part_of_padding
 def neighbours(subject: Subject) -> Iterator[Harm]:
     """Evaluate the first example alone, and find where it first differs."""
     whole_x = batch_in(subject.x)
+    if subject.is_time_first:
+        why = "x has the time first, as batch_first=False of the model says."
+        subject.untested.append(f"neighbours in evaluation: {why}")
+        return
     if whole_x is None or len(whole_x) < 2:
         why = "all tensors of x must have one length, of two or more."
         subject.untested.append(f"neighbours in evaluation: {why}")
@@ -43,7 +55,8 @@ def neighbours(subject: Subject) -> Iterator[Harm]:
         subject.untested.append("neighbours in evaluation: outputs are NaN.")
         return
     if together is None or second is None or not torch.equal(together, second):
-        subject.untested.append("neighbours in evaluation: the model is random.")
+        why = "outputs differ from call to call: it is random, or keeps a state."
+        subject.untested.append(f"neighbours in evaluation: {why}")
         return
     if alone is None or alone.shape[1:] != together.shape[1:]:
         subject.untested.append(
@@ -59,25 +72,35 @@ def neighbours(subject: Subject) -> Iterator[Harm]:
     first = next((s for s in met if _differs(s.y, whole[s.name].y)), None)
     if first is None or _differs(first.x, whole[first.name].x):
         what = f"to {first.name}" if first else "behind all norms"
+        why = (
+            "the cause is no norm that the model registers, but an axis that is taken "
+            "for the batch, as by attention with batch_first=False or a scale and "
+            "shift spread over examples, or a norm of another kind."
+        )
+        cure = (
+            "Look at which axis is the batch in front of it, and where outputs of "
+            "norms are scaled."
+        )
+        if _is_known(subject):
+            why = "norms that are not registered normalize by the batch."
+            cure = "Register them: their own harm tells how."
         yield Harm(
             WRONG,
             "an example depends on its neighbours in evaluation",
             change,
             first.name if first else "the whole model",
             f"{_first(count)} has another output than beside the others, by this "
-            f"share, and already in what comes {what}: the cause is no norm that the "
-            "model registers, but an axis that is taken for the batch, as by "
-            "attention with batch_first=False or a scale and shift spread over "
-            "examples, or a norm of another kind.",
-            "Look at which axis is the batch in front of it, and where outputs of "
-            "norms are scaled.",
+            f"share, and already in what comes {what}: {why}",
+            cure,
             "Choosing axes",
         )
         return
     norm = subject.model.get_submodule(first.name)
     has_none = getattr(norm, "running_mean", norm) is None
+    # Who passes track_running_stats=False asks for it, as in meta-learning.
+    is_told = has_none and getattr(norm, "track_running_stats", None) is False
     yield Harm(
-        WRONG,
+        NOTE if is_told else WRONG,
         "an example depends on its neighbours in evaluation",
         change,
         first.name,
@@ -88,6 +111,13 @@ def neighbours(subject: Subject) -> Iterator[Harm]:
         * has_none,
         "Evaluate by running statistics, or normalize each example by itself.",
     )
+
+
+def _is_known(subject: Subject) -> bool:
+    """Return whether norms that are not registered normalize by the batch."""
+    hidden = hidden_norms(subject.still.model)
+    met = subject.still.entered
+    return any(norm.training for name, norm in hidden.items() if name in met)
 
 
 def not_features(subject: Subject) -> Iterator[Harm]:
@@ -129,6 +159,30 @@ def not_features(subject: Subject) -> Iterator[Harm]:
             f"axis {k} of its input changes with the number of {what} in x, and "
             "gain and bias differ along it.",
             "Move the features to the axis that the norm takes for them.",
+            "Choosing axes",
+        )
+
+
+def ambiguous(subject: Subject) -> Iterator[Harm]:
+    """Look where the features are, if the axes of a norm are alike."""
+    alike = [
+        seen.name
+        for seen in subject.seen
+        if isinstance(seen.norm, nn.BatchNorm1d | nn.InstanceNorm1d)
+        if seen.x.dim() == 3 and seen.x.shape[1] == seen.x.shape[2]
+    ]
+    behind = linear_behind(subject.model, subject.x, alike)
+    if behind:
+        size = next(s.x.shape[1] for s in subject.seen if s.name in behind)
+        name, linear = next(iter(behind.items()))
+        yield Harm(
+            RISK,
+            "the axes have one length, and the last may be the features",
+            size,
+            place_of([*behind]),
+            f"it gets (N, {size}, {size}) and takes axis 1 for the features; {linear}, "
+            f"which gets the output of {name} as it is, takes the last axis for them.",
+            "Exchange the axes in front of the norm and behind it.",
             "Choosing axes",
         )
 

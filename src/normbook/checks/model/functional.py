@@ -11,6 +11,7 @@ from torch.nn import functional
 
 from normbook.checks.model.harms import RISK, WRONG, Harm
 from normbook.checks.model.passes import Pass
+from normbook.checks.model.runs import hidden_norms
 from normbook.checks.model.subject import Subject
 
 
@@ -35,6 +36,9 @@ def as_functions(subject: Subject) -> Iterator[Harm]:
     """Compare how the function is called in training and in evaluation."""
     in_training = _uses(subject.training)
     stuck = {at for at, given in in_training.items() if not given.get("training")}
+    hidden = hidden_norms(subject.still.model)
+    if any(name in subject.still.entered for name in hidden):  # these call it
+        return
     for at, given in _uses(subject.still).items():
         place = at or "the whole model"
         if given.get("training"):

@@ -55,6 +55,8 @@ class Pass:
         self.called: dict[str, bool] = {}  # norms, and whether in training mode
         self.functions: list[tuple[str, Any, Any]] = []  # batch_norm outside of norms
         self.weights: dict[str, Tensor] = {}  # of convolutions, and no parameters
+        # Places and shapes of functional.normalize along axis 1.
+        self.unit: list[tuple[str, tuple[int, ...]]] = []
         self.norms: list[Event] = []
         self.blocks: list[Event] = []
         self.made: list[Tensor] = []
@@ -81,10 +83,17 @@ class Pass:
         self._inside.pop()
         self.is_through |= part is self.model
 
+    @property
+    def place(self) -> str:
+        """Return the part that runs."""
+        return self._inside[-1] if self._inside else ""
+
     def _note(self, func: Any, args: Any, kwargs: Any) -> None:
-        place = self._inside[-1] if self._inside else ""
+        place = self.place
         if func is nn.functional.batch_norm and not {*self.names} & {*self._inside}:
             self.functions.append((place, args, kwargs))
+        if func is nn.functional.normalize and kwargs.get("dim", 1) == 1:
+            self.unit.append((place, tuple(args[0].shape)))
         if func in CONVOLUTIONS:
             weight = kwargs.get("weight", args[1] if len(args) > 1 else None)
             if isinstance(weight, Tensor) and not isinstance(weight, nn.Parameter):

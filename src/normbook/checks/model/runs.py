@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import re
 import traceback
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
@@ -16,6 +18,7 @@ import normbook.checks.layer.recognition as recognition
 from normbook.checks.calls import LayerError, of_the_layer
 from normbook.checks.copies import copy_of
 from normbook.checks.layer.definitions import Definition
+from normbook.checks.tensors import fit, largest
 from normbook.checks.unusual.padding import More
 
 TORCH, CHECKS = Path(torch.__file__).parent, Path(__file__).parents[1]
@@ -25,6 +28,12 @@ OF_ONE_EXAMPLE = (
     (nn.InstanceNorm2d, 3),
     (nn.InstanceNorm3d, 4),
 )
+
+
+# Names of what is a norm, and of what holds norms, or normalizes weights.
+NAMED = re.compile(r"norm(ali[sz](ation|er))?(layer)?_?\d?d?$")
+NO_NORM = re.compile("lstm|gru|rnn|cell|block|weight|spectral")
+FITS = 0.01  # of the largest output
 
 
 class Seen(NamedTuple):
@@ -47,16 +56,18 @@ class Seen(NamedTuple):
 
 def norms_of(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
     """Yield the innermost modules that are norms by their type or name."""
-    found = {
-        name: part
-        for name, part in parts_of(model).items()
-        if any("norm" in of.__name__.lower() for of in type(part).__mro__)
-        and recognition.kind_of(part)
-    }
+    found = {name: part for name, part in parts_of(model).items() if _is_norm(part)}
     outer = {name[:k] for name in found for k, sign in enumerate(name) if sign == "."}
     for name, part in found.items():
         if name not in outer and (name or len(found) == 1):
             yield name, part
+
+
+def _is_norm(part: nn.Module) -> bool:
+    own, *others = (of.__name__.lower() for of in type(part).__mro__)
+    if NO_NORM.search(own) or not any("norm" in name for name in (own, *others)):
+        return False
+    return bool(recognition.kind_of(part) or NAMED.search(own))
 
 
 def dotted(model: nn.Module) -> dict[str, nn.Module]:
@@ -75,6 +86,9 @@ def parts_of(model: nn.Module) -> dict[str, nn.Module]:
     return {n: part for n, part in model.named_modules() if part not in lost}
 
 
+OF_MODULES = {*vars(nn.Module())}  # where nn.Module keeps its own
+
+
 def hidden_norms(model: nn.Module) -> dict[str, nn.Module]:
     """Return the norms that stand in lists and dicts, and are not registered."""
     registered, hidden = {*model.modules()}, {}
@@ -90,7 +104,7 @@ def hidden_norms(model: nn.Module) -> dict[str, nn.Module]:
 def _held_apart(part: nn.Module) -> Iterator[tuple[str, nn.Module]]:
     """Yield the modules that a module holds in a list, tuple or dict of Python."""
     for name, value in vars(part).items():
-        if name.startswith("_"):  # where nn.Module keeps its own
+        if name in OF_MODULES:
             continue
         items: Any = value.items() if isinstance(value, dict) else ()
         items = enumerate(value) if isinstance(value, list | tuple) else items
@@ -203,12 +217,68 @@ def seen_in(events: list[Event], again: dict[str, list[Tensor]]) -> Iterator[See
         if first.setdefault(event.name, event) is not event:
             again.setdefault(event.name, []).append(event.x.double())
     for name, norm, x_in, more, y in first.values():
-        kind = recognition.kind_of(norm) or "layer"
-        told = recognition.definitions_of(norm, tuple(x_in.shape), kind)
-        groups = getattr(norm, "num_groups", 1)
-        definition = next((of for of, _ in told), Definition(kind, groups))
-        if x_in.dim() > 1 and x_in.is_floating_point():
+        if x_in.dim() < 2 or not x_in.is_floating_point():
+            continue
+        definition = _definition_of(norm, x_in.double(), y.double())
+        if definition is not None:
+            kind = definition.kind
             yield Seen(name, norm, kind, definition, x_in.double(), y.double(), more)
+
+
+def _definition_of(norm: nn.Module, x: Tensor, y: Tensor) -> Definition | None:
+    """Return what a norm says that it is, or what explains its output."""
+    kind, shape = recognition.kind_of(norm), tuple(x.shape)
+    told = (of for of, _ in recognition.definitions_of(norm, shape, kind))
+    if kind is None:
+        last = (Definition("batch", channel=-1), Definition("instance", channel=-1))
+        return next(filter(lambda of: _fits(of, norm, x, y), (*told, *last)), None)
+    if kind in ("batch", "instance") and x.dim() > 2 and _has_channels_last(norm, x):
+        return Definition(kind, channel=-1)
+    return next(told, Definition(kind, getattr(norm, "num_groups", 1)))
+
+
+def _fits(of: Definition, norm: nn.Module, x: Tensor, y: Tensor) -> bool:
+    """Return whether a gain and a bias of each feature make y of a definition."""
+    if x.shape != y.shape or of.size(tuple(x.shape)) < 2:
+        return False
+    count = math.prod(of.parameter_shape(tuple(x.shape)))
+    if any(p.numel() not in (1, count) for p in norm.parameters()):
+        return False
+    x_hat = of.normalize(x, recognition.eps_of(norm, x.dtype) or 1e-5)
+    along = of.parameter_axes(x.dim())
+    a, b = fit(y, x_hat, along)
+    return largest(y - a * x_hat - b) < FITS * largest(y)
+
+
+def _has_channels_last(norm: nn.Module, x: Tensor) -> bool:
+    """Return whether all that a norm holds is as long as the last axis alone."""
+    held = {t.numel() for t in (*norm.parameters(), *norm.buffers())} - {1}
+    return held == {x.shape[-1]} and x.shape[1] not in held
+
+
+def linear_behind(model: nn.Module, x: Any, names: list[str]) -> dict[str, str]:
+    """Return the linear layer that gets the output of each norm as it is, if any."""
+    made: dict[int, str] = {}
+    held: list[Tensor] = []  # so that no other tensor gets their place
+    found: dict[str, str] = {}
+    model = copy_of(model)
+    for name, part in parts_of(model).items():
+
+        def hook(_: nn.Module, given: Any, y: Any, name: str = name) -> None:
+            made[id(y)] = name
+            held.append(y)
+
+        def entered(_: nn.Module, given: Any, name: str = name) -> None:
+            if given and id(given[0]) in made:
+                found.setdefault(made[id(given[0])], name)
+
+        if name in names:
+            part.register_forward_hook(hook)
+        elif isinstance(part, nn.Linear):
+            part.register_forward_pre_hook(entered)
+    if names:
+        run_on(model, x)
+    return found
 
 
 def output_of(norm: nn.Module, x: Tensor) -> Tensor:

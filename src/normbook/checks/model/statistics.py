@@ -28,6 +28,7 @@ STANDARD_ERRORS = 5
 NO_CAUSE = "its input is finite, and so is what it holds"
 # A factor of variances, over channels, that matters; passes with dropout.
 MORE, PASSES = 1.1, 4
+MANY = 2  # what halves of a batch differ by says little of another batch
 
 
 class _Apart(NamedTuple):
@@ -49,8 +50,25 @@ def _apart(inputs: list[Tensor]) -> _Apart | None:
     ratio = float((var.amax(0) / var.amin(0)).max())
     # As many standard errors as a batch may err by, of mean and of variance.
     noise = STANDARD_ERRORS / min(x.numel() / x.shape[1] for x in inputs) ** 0.5
-    is_far = drift >= max(LARGE_GAP, noise) or ratio >= 1 + max(LARGE_GAP, 2 * noise)
+    within = [_noise(x) for x in inputs]
+    drifts = max(LARGE_GAP, noise, *(MANY * of.means for of in within))
+    ratios = max(LARGE_GAP, 2 * noise, *(MANY * (of.variances - 1) for of in within))
+    is_far = drift >= drifts or ratio >= 1 + ratios
     return _Apart(drift, ratio, is_far)
+
+
+def _noise(x: Tensor) -> _Apart:
+    """Return how far halves of a batch are from each other.
+
+    Of few examples with many positions each the noise is that of the examples.
+    """
+    if len(x) < 4:
+        return _Apart(0.0, 1.0, is_far=False)
+    moments = [torch.var_mean(x[k::2], [0, *range(2, x.dim())]) for k in (0, 1)]
+    var, mean = (torch.stack(of) for of in zip(*moments, strict=True))
+    var = var + 1e-12
+    drift = float(((mean[0] - mean[1]).abs() / var.amin(0).sqrt()).max())
+    return _Apart(drift, float((var.amax(0) / var.amin(0)).max()), is_far=False)
 
 
 def unsound(subject: Subject) -> Iterator[Harm]:
@@ -218,6 +236,10 @@ def gaps(subject: Subject) -> Iterator[Harm]:
         ratios = (var.double() + 1e-12) / (v + 1e-12)
         ratio = torch.maximum(ratios, 1 / ratios).max().item()
         is_far = gap >= LARGE_GAP and gap >= STANDARD_ERRORS / n**0.5
+        within = _noise(seen.x)
+        is_far &= drift >= MANY * within.means or ratio - 1 >= MANY * (
+            within.variances - 1
+        )
         if is_fresh and count is None and not is_far:
             continue  # it may not use what it holds
         trained += not is_fresh
@@ -239,7 +261,8 @@ def gaps(subject: Subject) -> Iterator[Harm]:
             fresh.append(seen.name)
             far += [(seen.name, gap, drift, ratio)] * is_far
             continue
-        if not is_far:
+        # Frozen in training mode is a harm of its own, and its statistics are to stay.
+        if not is_far or (is_frozen(norm) and _trains(subject, seen.name)):
             continue
         if _is_folded(norm, m, v, n):
             yield Harm(
@@ -301,6 +324,10 @@ def gaps(subject: Subject) -> Iterator[Harm]:
             "Train, load a checkpoint with its buffers, or recalibrate.",
             "Moving averages",
         )
+
+
+def _trains(subject: Subject, name: str) -> bool:
+    return subject.original.get_submodule(name).training
 
 
 def _is_learnt(norm: nn.Module) -> bool:

@@ -10,9 +10,17 @@ from torch import Tensor, nn
 
 from normbook.checks.calls import evaluating
 from normbook.checks.copies import copy_of
+from normbook.checks.layer.recognition import kind_of
 from normbook.checks.model.harms import place_of
 from normbook.checks.model.passes import Pass, Steps, steps_of
-from normbook.checks.model.runs import buffers_of, hidden_norms, look, norms_of, noting
+from normbook.checks.model.runs import (
+    batch_in,
+    buffers_of,
+    hidden_norms,
+    look,
+    norms_of,
+    noting,
+)
 
 
 class Subject:
@@ -35,6 +43,7 @@ class Subject:
             norm.train()
         before = {path: b.clone() for path, b in buffers_of(by_batch)}
         self.seen = [*look(by_batch, x, self.again)]
+        self._leave_out_the_unknown()
         # Where two norms hold one buffer, it is one in the copy, too.
         self.moved = {
             path: buffer
@@ -42,6 +51,13 @@ class Subject:
             if path not in before or not buffer.equal(before[path])
         }
         self._leave_out()
+
+    @property
+    def is_time_first(self) -> bool:
+        """Return whether the model itself says that x is (T, N, D)."""
+        says = getattr(self.original, "batch_first", None) is False
+        whole = batch_in(self.x)
+        return says and whole is not None and whole.dim() == 3
 
     @cached_property
     def still(self) -> Pass:
@@ -77,6 +93,22 @@ class Subject:
                 f"the model must hold a norm, got a {self.name} without"
                 f"{where if hidden else ''}."
             )
+
+    def _leave_out_the_unknown(self) -> None:
+        """Take what no definition explains, and no name, for no norm that is known."""
+        met = {seen.name for seen in self.seen}
+        self.unknown = [
+            name
+            for name in self.names
+            if name not in met and not kind_of(self.model.get_submodule(name))
+        ]
+        if self.unknown:
+            of = type(self.model.get_submodule(self.unknown[0])).__name__
+            self.untested.append(
+                f"{of} at {place_of(self.unknown)}: it computes none of the norms that "
+                "are known here, or was not called."
+            )
+            self.names = [name for name in self.names if name not in self.unknown]
 
     def _leave_out(self) -> None:
         """Take what changes the shape of its input for no norm, whatever its name."""

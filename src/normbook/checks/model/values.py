@@ -26,6 +26,8 @@ def broken(subject: Subject) -> Iterator[Harm]:
     for seen in subject.seen:
         if seen.is_read_as_one or seen.name in subject.unsound:
             continue
+        if seen.definition.size(tuple(seen.x.shape)) == 1:  # told by its own harm
+            continue
         setting = re.sub(r"\(\s*\d+\b|\(\(.*?\)|=\d+\b", "", repr(seen.norm))
         held = sorted(name for name, _ in seen.norm.named_parameters())
         key = f"{type(seen.norm)} {setting} {held} {seen.x.dim()}"
@@ -37,7 +39,10 @@ def broken(subject: Subject) -> Iterator[Harm]:
             norm = copy_of(least.norm).float().cpu()
             shape = tuple(least.x.shape)
             way = undisturbed(norm, least.x.cpu(), least.more)
-            report = check_norm_layer(norm, shape, call=way, quiet=True)
+            axis = least.definition.channel
+            report = check_norm_layer(
+                norm, shape, call=way, channel_axis=axis, quiet=True
+            )
         except (TypeError, ValueError) as error:
             what = f"{type(least.norm).__name__} at {place}"
             subject.untested.append(f"{what} by itself: {str(error)[:160]}")
@@ -135,7 +140,10 @@ def around_zero(subject: Subject) -> Iterator[Harm]:
             # Of 1 + weight the output is no smaller for a small weight.
             if float(seen.y.std()) < 0.5 and gain.abs().max() < 0.5:
                 gains[seen.name] = gain
+    begun = _zero_at_the_start(subject, {*gains})
     for name, gain in gains.items():
+        if name in begun:
+            continue
         low = (gain < 0).double().mean().item()
         size = gain.square().mean().sqrt().item()
         # Where all norms have such gains no zero at the start of a branch made them.
@@ -154,6 +162,19 @@ def around_zero(subject: Subject) -> Iterator[Harm]:
         )
 
 
+def _zero_at_the_start(subject: Subject, small: set[str]) -> set[str]:
+    """Return the small gains that are the last of a part whose other norms have none.
+
+    So begins a residual branch whose last gain is 0, and moves a little in training.
+    """
+    parts: dict[str, list[str]] = {}
+    for seen in subject.seen:
+        parts.setdefault(seen.name.rpartition(".")[0], []).append(seen.name)
+    ends = {names[-1] for names in parts.values() if len(names) > 1}
+    others = {n for names in parts.values() if len(names) > 1 for n in names[:-1]}
+    return set() if others & small else ends & small
+
+
 def small_variances(subject: Subject) -> Iterator[Harm]:
     """Compare the variances of all calls with eps."""
     for seen in subject.seen:
@@ -164,6 +185,8 @@ def small_variances(subject: Subject) -> Iterator[Harm]:
         inputs = [x for x in inputs if x.shape[1:] == seen.x.shape[1:]]
         variances = [seen.definition.moments(x)[1] for x in inputs]
         var = torch.cat([v.flatten() for v in variances])
+        if var.any():  # a variance of 0, as of a state that begins so, has no scale
+            var = var[var > 0]
         share = (var < eps).double().mean().item()
         of = f", in {len(inputs)} calls," if len(inputs) > 1 else ""
         if eps >= LARGE_EPS:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import re
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import NamedTuple
@@ -223,14 +224,16 @@ def _lines(
     return lines
 
 
-def estimated(subject: Subject, channel: int = 1, what: str = "") -> Iterator[Misfit]:
+def estimated(
+    subject: Subject, channel: int = 1, what: str = "", scale: float = 1.0
+) -> Iterator[Misfit]:
     """Demand that x meets a line, which mean and variance of the batch move.
 
     With y = s x + h, 1 / s^2 must be a sum of 1, the variance and the squared mean, and
     h one of 1, s and s times the mean: with fixed shares, in more batches than shares.
     """
     terms, squares, heights = [], [], []
-    for s, h, var, mean in _lines(subject, _draws(subject, 8), channel):
+    for s, h, var, mean in _lines(subject, _draws(subject, 8, scale), channel):
         one = torch.ones_like(mean)
         terms.append(torch.stack((one, var, mean.square(), one, s, s * mean)))
         squares.append(s.square().reciprocal())
@@ -258,6 +261,22 @@ def pooled(subject: Subject) -> Iterator[Misfit]:
             error = _error(outputs[-1].double(), (inputs[-1] - mean) / var.sqrt())
             what = "" if count == 5 else "a batch counts from the next one on"
             yield Misfit(error, what=what)
+
+
+def by_what_was_seen(subject: Subject) -> Iterator[Misfit]:
+    """Statistics of all batches, or averages that each batch moves, from the start.
+
+    Outputs are often clipped: inputs far from what a layer has seen would tell nothing.
+    """
+    for name, held in subject.layer.named_buffers():
+        if re.search("mean|count|num_|var|std", name):
+            held.fill_(1 if re.search("var|std", name) else 0)
+    found = [*pooled(subject)]
+    yield from found
+    if min(one.error for one in found) < TOLERANCE:
+        return
+    for channel, _ in _channels_and_positions(len(subject.shape)):
+        yield from estimated(subject, channel, "averages that each batch moves", 0.2)
 
 
 def by_parts(subject: Subject) -> Iterator[Misfit]:

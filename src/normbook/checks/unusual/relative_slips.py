@@ -235,6 +235,24 @@ def _constants(subject: Subject) -> Fault | None:
     return None if seen is None or seen.other else seen
 
 
+@claim("evaluation leaves the running statistics as they are")
+def _keeps(subject: Subject) -> Fault | None:
+    """Evaluate other data; what is held must stay."""
+    layer = subject.fresh()
+    x = subject.draw(0).to(subject.dtype)
+    call(layer, x)
+    before = {name: value.detach().clone() for name, value in tensors_of(layer)}
+    call(evaluating(layer), 3 * x)
+    moved = [n for n, t in tensors_of(layer) if n in before and not t.equal(before[n])]
+    if not moved:
+        return None
+    return Fault(
+        f"a call in evaluation mode changes {' and '.join(moved)}: what is measured "
+        "leaks into the model, and an example is normalized by those beside it.",
+        "Update only if self.training.",
+    )
+
+
 @claim("train() and eval() return the layer")
 def _modes(subject: Subject) -> Fault | None:
     """Call both."""
@@ -247,6 +265,8 @@ _CLAIMS: dict[str, list[Claim[Subject]]] = {
     "FRN": [_thresholds],
     "frozen batch norm": [_no_variance],
     "batch renormalization": [_forgets, _constants],
+    "running normalization": [_keeps],
+    "batch norm by running statistics": [_keeps],
 }
 
 

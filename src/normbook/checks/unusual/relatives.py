@@ -78,7 +78,7 @@ RELATIVES = (
         "^running|empiricalnorm|obs(ervation)?norm|^normali[sz]er|standardscaler",
         "in training, too, it normalizes by the mean and variance of all that it has "
         "seen; no gradient passes through them",
-        formulas.pooled, keeps_range=False),
+        formulas.by_what_was_seen, keeps_range=False),
     Relative("batch renormalization", "renorm",
         "in training the running statistics take part",
         formulas.renormalized),
@@ -136,7 +136,11 @@ def relatives_of(layer: nn.Module) -> Iterator[tuple[Relative, bool]]:
         more.append("nodes")
     if any(isinstance(part, _BatchNorm) for part in layer.children()):
         more.append("ghostbatchnorm")
+    # One of torch's own kind is held to that.
+    of_torch = isinstance(layer, _BatchNorm)
     for relative in RELATIVES:
+        if of_torch and relative.name == "running normalization":
+            continue
         is_named = any(re.search(relative.pattern, name) for name in names)
         if is_named or any(re.search(relative.pattern, name) for name in more):
             yield relative, is_named or relative.misfits is None
