@@ -35,6 +35,7 @@ from normbook.checks import audit, check_norm_layer
 
 HERE = Path(__file__).resolve().parent
 ALARM = re.compile(r"^(FAILS|WRONG|RISK) ", re.MULTILINE)
+REFUSAL = re.compile(r"^\w+Error: ")
 
 
 @cache
@@ -74,7 +75,10 @@ def said(case: Any) -> str:
 def is_right(case: Any, wanted: list[str], is_control: bool) -> bool:
     """Return whether a report says what it must, and of a sound layer nothing else."""
     report = said(case)
-    if is_control and len(ALARM.findall(report)) != len(wanted):
+    if is_control and REFUSAL.match(report) and not wanted:
+        return False
+    alarms = len(ALARM.findall(report))
+    if is_control and not REFUSAL.match(report) and alarms != len(wanted):
         return False
     return all(words in " ".join(report.split()) for words in wanted)
 
@@ -114,7 +118,7 @@ def record(folder: Path) -> dict[str, Any]:
 def main() -> int:
     """Check all; return 1 where one that was named is named no more."""
     parser = argparse.ArgumentParser(description="Check the layers of another hand.")
-    parser.add_argument("folder", help="second_hand to eleventh_hand")
+    parser.add_argument("folder", help="second_hand to twelfth_hand")
     parser.add_argument("--record", help="store reports and verdicts in this file")
     given = parser.parse_args()
     torch.set_num_threads(1)

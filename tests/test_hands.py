@@ -25,6 +25,12 @@ FIRST = {  # verdicts on the bugs when the checks had not seen them
     "ninth_hand": {"right": 23, "wrong reason": 1, "missed": 1},
     "tenth_hand": {},  # of sound layers alone, as the next
     "eleventh_hand": {},
+    "twelfth_hand": {"right": 8, "right, with untrue lines": 4, "missed": 4},
+}
+TOLD = {  # of sets that are no row of the table
+    "tenth_hand": "seven of 25 were blamed wrongly",
+    "eleventh_hand": "six of 25 were blamed wrongly",
+    "twelfth_hand": "12 of 16 slips were named",
 }
 UNNAMED = {  # and those that no report names yet
     "fifth_hand": {"key-value transformer"},
@@ -75,7 +81,7 @@ def test_an_error_is_what_is_said(name: str, monkeypatch: pytest.MonkeyPatch) ->
 
 def test_readers_are_told_what_was_found_at_first(name: str) -> None:
     page = (BENCHMARKS.parent / "book/how_it_is_checked.md").read_text("utf-8")
-    counts = FIRST[name].values()
-    row = " | ".join([name.removesuffix("_hand"), *map(str, counts)])
-    text = f"\n| {row} |\n" if counts else "seven of 25 were blamed wrongly"
-    assert text in page
+    row = " | ".join([name.removesuffix("_hand"), *map(str, FIRST[name].values())])
+    assert TOLD.get(name, f"\n| {row} |\n") in " ".join(page.split(" ")).replace(
+        "\n", " " if name in TOLD else "\n"
+    )

@@ -63,7 +63,18 @@ def test_an_endless_loop_is_noticed(
 ) -> None:
     monkeypatch.setattr(mutants, "ROOT", tmp_path)
     (tmp_path / "test_it.py").write_text("def test_it():\n    while True: pass\n")
-    assert mutants.verdict(tmp_path / "normbook", ["test_it.py"], 4) == "noticed"
+    monkeypatch.setattr(mutants, "LOOP", 4)
+    assert mutants.verdict(tmp_path / "normbook", ["test_it.py"], 0) == "noticed"
+
+
+def test_a_wait_without_an_end_is_noticed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mutants, "ROOT", tmp_path)
+    monkeypatch.setattr(mutants, "WAIT", 4)
+    waits = "import time\n\ndef test_it():\n    time.sleep(600)\n"
+    (tmp_path / "test_it.py").write_text(waits)
+    assert mutants.verdict(tmp_path / "normbook", ["test_it.py"], 0) == "too slow"
 
 
 # --- the record
@@ -80,7 +91,7 @@ def tried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
         (tests / f"test_{name}.py").write_text("")
     seen = list[str]()
 
-    def verdict(copy: Path, tests: list[str], seconds: int) -> str:
+    def verdict(copy: Path, tests: list[str], took: float = 0) -> str:
         source = (copy / tests[0].replace("tests/test_", "")).read_text()
         seen.append(tests[0])
         return "LIVES" if source.startswith("x = 1 + 2") else "noticed"
@@ -132,7 +143,7 @@ def test_changes_of_a_folder_are_drawn_from_all_its_modules(
         (tmp_path / f"package/{name}.py").write_text("x = 1 + 2\n")
     seen = list[str]()
 
-    def verdict(copy: Path, tests: list[str], seconds: int) -> str:
+    def verdict(copy: Path, tests: list[str], took: float = 0) -> str:
         parts = [copy / "part/one.py", copy / "part/inner/two.py"]
         seen.append(" and ".join(part.read_text().strip() for part in parts))
         return "LIVES" if seen[-1].count("1 + 2") == 2 else "noticed"

@@ -41,9 +41,9 @@ from normbook import atomic_file
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "src/normbook"
 REASONS = ROOT / "tools/mutants.txt"
-# A change may make an endless loop, or a wait without an end. Seconds of a processor
-# beside three times what the tests take, and seconds by the clock.
-LOOP, WAIT = 60, 3600
+# A change may make an endless loop, or a wait without an end: seconds beside a multiple
+# of what the tests take, of a processor and by the clock.
+LOOP, WAIT = 60, 300
 # Settings of an experiment are compared with those of its record.
 SETTINGS = (
     "tests/experiments/test_records.py::test_a_record_is_of_an_experiment_of_its_name_"
@@ -177,11 +177,12 @@ def runs(tree: ast.AST) -> Iterator[ast.AST]:
                 yield from runs(node)
 
 
-def verdict(package: Path, tests: list[str], seconds: int = LOOP) -> str:
+def verdict(package: Path, tests: list[str], took: float = 900) -> str:
     """Run tests with a copy of the package; tell whether they noticed.
 
-    They notice an endless loop, too: they may take so many seconds of a processor.
+    They notice an endless loop, too, as they take far longer than they took before.
     """
+    seconds = LOOP + 3 * int(took)
     command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider"]
     process = subprocess.Popen(
         [*command, *tests],
@@ -193,7 +194,8 @@ def verdict(package: Path, tests: list[str], seconds: int = LOOP) -> str:
         preexec_fn=partial(resource.setrlimit, resource.RLIMIT_CPU, (seconds, seconds)),
     )
     try:
-        return "LIVES" if process.wait(WAIT) == 0 else "noticed"
+        wait = WAIT + 10 * took
+        return "LIVES" if process.wait(wait) == 0 else "noticed"
     except subprocess.TimeoutExpired:
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
@@ -216,9 +218,9 @@ def try_module(name: str, count: int, seed: int) -> dict[str, Any]:
         for path, source in sources.items():
             path.write_text(ast.unparse(ast.parse(source)), encoding="utf-8")
         began = time.monotonic()
-        if verdict(package, TESTS[name], WAIT) != "LIVES":
+        if verdict(package, TESTS[name]) != "LIVES":
             sys.exit(f"{name}: its tests fail without any change; mend that first")
-        seconds = LOOP + 3 * int(time.monotonic() - began)
+        took = time.monotonic() - began
         drawn = random.Random(f"{name} {seed}")  # noqa: S311 - no secret
         for path, place in sorted(drawn.sample(places, min(count, len(places)))):
             tree = ast.parse(sources[path])
@@ -226,7 +228,7 @@ def try_module(name: str, count: int, seed: int) -> dict[str, Any]:
             change()
             ast.fix_missing_locations(tree)
             path.write_text(ast.unparse(tree), encoding="utf-8")
-            seen = verdict(package, TESTS[name], seconds)
+            seen = verdict(package, TESTS[name], took)
             path.write_text(sources[path], encoding="utf-8")
             where = f"{path.relative_to(package)}, line {line}, {text}"
             found["tried"] += 1

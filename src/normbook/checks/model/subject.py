@@ -12,6 +12,7 @@ from normbook.checks.calls import evaluating
 from normbook.checks.copies import copy_of
 from normbook.checks.layer.recognition import kind_of
 from normbook.checks.model.harms import place_of
+from normbook.checks.model.kernels import kernels_of
 from normbook.checks.model.passes import Pass, Steps, steps_of
 from normbook.checks.model.runs import (
     batch_in,
@@ -86,12 +87,15 @@ class Subject:
         return one
 
     def _must_hold_a_norm(self) -> None:
-        if not self.names:
+        if not self.names and not any(kernels_of(self.still)):
             hidden = ", ".join(hidden_norms(self.model))
-            where = f" but in lists of Python: {hidden:.160}; use nn.ModuleList"
+            where = (
+                f" but in lists of Python: {hidden:.160}; use nn.ModuleList"
+                if hidden
+                else "; weights that are normalized are looked at in convolutions alone"
+            )
             raise ValueError(
-                f"the model must hold a norm, got a {self.name} without"
-                f"{where if hidden else ''}."
+                f"the model must hold a norm, got a {self.name} without{where}."
             )
 
     def _leave_out_the_unknown(self) -> None:
