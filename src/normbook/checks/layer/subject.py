@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import math
+import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -30,6 +31,7 @@ from normbook.checks.tensors import (
 
 # A norm forgets the scale; what does not normalize grows as the input does.
 SCALE, MUCH = 50, 10
+STATE = re.compile("state|hidden|hx|h_?(0|prev)?$|prev|carry")
 
 USUAL_EPS = (1e-5, 1e-3, 1e-6, 1e-8, 1e-4, 1e-7, 1e-2, 1e-12)
 
@@ -501,6 +503,12 @@ class Subject:
                     f"it takes {names}, too: pass call=lambda layer, x: layer(x, ...), "
                     "with the same for every example"
                 )
+                if any(STATE.match(p.name) for p in needed):
+                    cure = (
+                        f"it takes {names}, as a cell of one state does, for which "
+                        "there is no test here: audit(layer, (x, state)) looks at its "
+                        "norms"
+                    )
             raise ValueError(
                 "the layer must map a tensor to one of the same shape, got from "
                 f"{self.name} on an input of shape {shapes[0]} {errors[0]}; {cure}."

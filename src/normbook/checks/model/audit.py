@@ -100,7 +100,8 @@ def audit(model: nn.Module, x: Any, *, quiet: bool = False) -> Audit:
     TypeError
         If ``model`` is no module, or cannot be copied.
     ValueError
-        If the model holds no norm, or raises on x.
+        If the model holds neither a norm nor a convolution that normalizes its weights,
+        or raises on x.
 
     Notes
     -----

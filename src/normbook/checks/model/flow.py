@@ -76,7 +76,9 @@ def lost(subject: Subject) -> Iterator[Harm]:
     """Look for norms whose output, or whose input, does not matter."""
     steps = subject.steps
     if steps is None:
-        subject.untested.append("what becomes of outputs: no gradient by the norms.")
+        why = "no output depends on the output of a norm by a gradient."
+        if subject.names:
+            subject.untested.append(f"what becomes of outputs: {why}")
         return
     by_name: dict[str, list[Call]] = {}
     sizes = [float(c.by_y.abs().max()) for c in steps.calls if c.by_y is not None]

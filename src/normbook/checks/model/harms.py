@@ -53,7 +53,7 @@ class Audit(NamedTuple):
         """Return a line for the whole, then place, number, cure and page of each."""
         counts = [sum(h.level == level for h in self.harms) for level in LEVELS]
         lines = [
-            f"{self.model}: {self.layers} norm{'s' * (self.layers > 1)}; "
+            f"{self.model}: {self.layers} norm{'s' * (self.layers != 1)}; "
             f"{counts[0]} wrong, {counts[1]} at risk, {counts[2]} to note."
         ]
         for harm in self.harms:
