@@ -97,3 +97,12 @@ def test_names_of_temporary_files_are_known_again(
     monkeypatch.setattr(os, "fsync", lambda _: seen.extend(path.parent.iterdir()))
     atomic_file.write(path.with_name("with\nline\nbreaks"), b"")
     assert list(map(atomic_file.is_temporary, seen)) == [True]
+
+
+def test_all_of_it_is_with_the_system_before_it_is_called_written(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes = []
+    monkeypatch.setattr(os, "fsync", lambda file: sizes.append(os.fstat(file).st_size))
+    atomic_file.write(path, b"1 2 3")
+    assert sizes == [5]

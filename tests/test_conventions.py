@@ -25,6 +25,7 @@ from normbook.conventions import (
     MODEL_NORM,
     NORMALIZED_LSTM,
     BatchNormState,
+    Part,
     batch_norm_from_convention,
     batch_norm_to_convention,
     lstm_from_convention,
@@ -720,3 +721,9 @@ def test_a_bad_gain_of_a_language_model_is_refused(move: Callable[..., Any]) -> 
         move("gemma", torch.ones(C, dtype=torch.bfloat16))
     with pytest.raises(TypeError, match="got dtype int64"):
         move("gemma", np.arange(C))
+
+
+def test_a_part_is_written_as_it_would_be_indexed() -> None:
+    assert str(Part("w")) == "w"
+    assert str(Part("w", at=(slice("D"),))) == "w[:D]"
+    assert str(Part("w", at=(1, slice("D", "H")))) == "w[1,D:H]"

@@ -281,3 +281,9 @@ def test_a_miss_or_a_figure_without_a_trial_is_red(
 def test_a_blind_record_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sabotage, "record", lambda figure: [])
     assert not any(is_seen for _, is_seen, _ in sabotage.try_all(figure()))
+
+
+def test_how_far_outside_the_panel_something_lies_is_not_seen() -> None:
+    near, far, farther = (drawn._numbers(np.array([v])) for v in (1.9, 2.1, 9.0))
+    assert near != far
+    assert far == farther

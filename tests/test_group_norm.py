@@ -186,3 +186,9 @@ def test_num_groups_may_be_any_whole_number() -> None:
     x, *_ = draw((3, 6, 2, 5))
     expected = group_norm(x, 2)
     np.testing.assert_array_equal(group_norm(x, np.int64(2)), expected)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("forward", [group_norm, instance_norm])
+def test_eps_is_1e_5_if_none_is_given(forward: Callable[..., Any]) -> None:
+    x, groups = draw((2, 4, 3))[0], (2,) * (forward is group_norm)
+    np.testing.assert_array_equal(forward(x, *groups), forward(x, *groups, eps=1e-5))

@@ -197,3 +197,14 @@ test_bad_input_is_refused = refusals(
     (lambda: rms_norm(X, rounds=BAD), ValueError, "^rounds must be 'after' or"),
     (lambda: rms_norm(X, 1.0, offset=1.0), TypeError, "^gamma must be a NumPy array"),
 )
+
+
+@HALF
+def test_rounded_before_the_gain_all_of_one_dtype_stays_in_it(
+    dtype: torch.dtype,
+) -> None:
+    x, gamma = draw_half(dtype)
+    assert rms_norm(x, gamma, offset=1.0, rounds="before").dtype == dtype
+    assert torch.equal(
+        rms_norm(x, rounds="before"), functional.rms_norm(x, (300,), eps=1e-5)
+    )

@@ -19,6 +19,7 @@ from function_pairs import EXACT, assert_gradients, torch_gradients
 
 from normbook.gradient_check import relative_error, survivors
 from normbook.normalize import (
+    layout,
     normalize,
     normalize_backward,
     normalize_forward,
@@ -229,3 +230,24 @@ def test_a_bad_gradient_is_refused(
     _, cache = normalize_forward(X, **FORWARD)
     with pytest.raises(error, match=message):
         normalize_backward(dl_dy, cache)
+
+
+@pytest.mark.parametrize(
+    ("method", "axes", "parameter_axes"),
+    [
+        ("batch norm", (0, 2, 3), (1,)),
+        ("layer norm", (3,), (3,)),
+        ("RMSNorm", (3,), (3,)),
+        ("instance norm", (2, 3), (1,)),
+        ("group norm", (2, 3), (1, 2)),  # of (N, G, C / G, L)
+        ("weight norm", (1, 2, 3), (0,)),
+        ("weight standardization", (1, 2, 3), ()),
+        ("scaled weight standardization", (1, 2, 3), (0,)),
+    ],
+)
+def test_each_method_has_its_axes(
+    method: str, axes: tuple[int, ...], parameter_axes: tuple[int, ...]
+) -> None:
+    found = layout(method, np.ones((2, 3, 4, 5)))
+    assert (found["axes"], found["parameter_axes"]) == (axes, parameter_axes)
+    assert found["is_centred"] == (method not in ("RMSNorm", "weight norm"))

@@ -163,3 +163,16 @@ def test_the_gradient_must_fit() -> None:
     _, cache = query_key_norm_forward(X, X)
     with pytest.raises(ValueError, match=r"^dl_dk_out must have the shape of k"):
         query_key_norm_backward(X, X[:1], cache)
+
+
+def test_eps_is_1e_5_if_none_is_given() -> None:
+    (q, k, *_), _ = draw(PER_HEAD)
+    for found, expected in zip(
+        query_key_norm(q, k), query_key_norm(q, k, eps=1e-5), strict=True
+    ):
+        np.testing.assert_array_equal(found, expected)
+
+
+def test_gains_of_two_kinds_are_refused() -> None:
+    with pytest.raises(TypeError, match="gamma_k must be"):
+        largest_score(np.ones(4), torch.ones(4, dtype=torch.float64))

@@ -19,6 +19,7 @@ from function_pairs import (
 from normbook.gradient_check import relative_error, survivors
 from normbook.normalize import normalize_forward
 from normbook.weight_norm import (
+    power_iteration,
     weight_norm,
     weight_norm_backward,
     weight_norm_forward,
@@ -141,3 +142,8 @@ test_bad_input_is_refused = refusals(
         r"dl_dy must have the shape of y, \(4, 3\), got \(3, 4\)",
     ),
 )
+
+
+def test_an_iteration_on_what_has_no_rows_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"weights must have shape .*got \(3,\)"):
+        power_iteration(np.ones(3), np.ones(3))

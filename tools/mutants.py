@@ -113,8 +113,9 @@ TESTS = {
     },
     **{
         name: ["tests/test_lstm.py", *FORMULAS]
-        for name in ("layer_norm_lstm", "layer_norm_rnn", "through_time")
+        for name in ("layer_norm_lstm", "layer_norm_rnn")
     },
+    "through_time": ["tests/test_lstm.py", "tests/layers/test_lstm_layer.py"],
     **dict.fromkeys(("arrays", "comparison", "gradient_check"), FORMULAS),
     "folding": ["tests/test_folding_formulas.py", "tests/layers/test_folding.py"],
     "exercises": ["tests/test_exercises.py"],

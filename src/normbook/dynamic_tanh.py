@@ -57,7 +57,7 @@ def dynamic_tanh_forward(
     array([ 0.,  1., -1.])
     """
     check_float_array("x", x)
-    check_parameters(x[..., :1].reshape(-1)[:1], (0,), alpha=alpha)
+    check_parameters(x.reshape(-1)[:1], (0,), alpha=alpha)
     last = (x.ndim - 1,)
     check_parameters(x, last, gamma=gamma, beta=beta)
     values, slope = as_float32(x), as_float32(alpha)

@@ -296,3 +296,15 @@ def test_runs_that_cannot_be_stacked_are_refused() -> None:
         repeat(run, [])
     with pytest.raises(TypeError, match="must return a History, got int"):
         repeat(lambda _: 3, [0])  # type: ignore[arg-type, return-value]
+
+
+def test_the_scale_of_the_input_is_kept_by_a_gain_of_1_if_none_is_given() -> None:
+    model = made(depth=1, width=400, features=900)
+    assert model[0].weight.std().item() == pytest.approx(1 / 30, rel=0.01)
+
+
+def test_what_does_not_matter_to_the_loss_stays_in_training(data: Any) -> None:
+    model = made(depth=1)
+    model.register_parameter("idle", nn.Parameter(torch.ones(2)))
+    train(model, data, generator=seeded(1), steps=1, every=1)
+    assert model.idle.tolist() == [1, 1]

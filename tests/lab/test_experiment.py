@@ -12,6 +12,7 @@ import pytest
 import tiny
 import torch
 
+from normbook.data import Dataset
 from normbook.lab.experiment import (
     OPENING,
     Batches,
@@ -82,6 +83,10 @@ def test_the_whole_set_is_a_batch_in_its_own_order() -> None:
     before = found.generator.get_state()
     assert torch.equal(found.draw()[0], X)
     assert torch.equal(found.generator.get_state(), before)
+
+
+def test_a_batch_may_be_one_example() -> None:
+    assert batches(1).draw()[0].shape == (1, 1)
 
 
 @pytest.mark.parametrize("size", [0, 8, -1])
@@ -155,6 +160,8 @@ def test_the_objective_of_a_classifier_is_its_cross_entropy_and_accuracy() -> No
 def test_data_that_are_needed_must_be_given() -> None:
     with pytest.raises(TypeError, match=r"must be a Dataset, got None; pass load_data"):
         required(None)
+    data = Dataset(*(np.zeros(1) for _ in Dataset._fields))
+    assert required(data) is data
 
 
 def test_runs_share_what_is_made_of_the_same_data_with_the_same_settings() -> None:
@@ -190,3 +197,12 @@ def test_what_runs_share_goes_with_the_last_of_them() -> None:
     assert weak() is None
     zeros(data)
     assert made == [2, 2]
+
+
+def test_what_is_trained_on_is_averaged_over_the_updates_of_a_measurement() -> None:
+    run = begin()
+    run.every = 2
+    losses = [run.update() for _ in range(5)]
+    kept = run.curves["training"]
+    assert kept["step"] == [2, 4]
+    assert kept["loss"] == pytest.approx([np.mean(losses[:2]), np.mean(losses[2:4])])

@@ -47,3 +47,8 @@ def test_a_layer_answers_three_questions(is_training: bool, learns: bool) -> Non
 def test_a_layer_without_averages_has_none_that_move() -> None:
     layer = nn.BatchNorm1d(3, track_running_stats=False).eval()
     assert observe(layer) == ("batch", "rest", "learns")
+
+
+def test_a_frozen_gain_behind_averages_moves_nothing() -> None:
+    layer = nn.BatchNorm1d(3, affine=True).eval().requires_grad_(False)
+    assert observe(layer, torch.enable_grad) == ("averages", "rest", "-")
