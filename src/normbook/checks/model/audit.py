@@ -83,8 +83,9 @@ def audit(model: nn.Module, x: Any, *, quiet: bool = False) -> Audit:
     statistics twice. So do blocks without their weights: whether what they add is added
     to x or to what was normalized. Told, too, are norms in another mode than the model,
     a norm under several names, batches in parts or of several inputs, and norms folded
-    and applied again. Biases in front of a norm and weight decay are left to general
-    linters such as torch-audit.
+    and applied again; norms that see later steps where the model itself sees none, or
+    several graphs as one; lengths along positions. Biases in front of a norm and weight
+    decay are left to general linters such as torch-audit.
 
     All runs are those of a copy without hooks, on the CPU or where the model is: the
     model itself, its modes and the random numbers stay as they are.
