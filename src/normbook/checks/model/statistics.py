@@ -23,7 +23,7 @@ from normbook.checks.model.runs import (
 from normbook.checks.model.subject import Subject, is_frozen
 
 # A gap, or a drift, that the noise of a batch does not explain.
-LARGE_GAP = 0.1
+LARGE_GAP, FROZEN_GAP = 0.1, 0.5
 STANDARD_ERRORS = 5
 NO_CAUSE = "its input is finite, and so is what it holds"
 # A factor of variances, over channels, that matters; passes with dropout.
@@ -261,8 +261,9 @@ def gaps(subject: Subject) -> Iterator[Harm]:
             fresh.append(seen.name)
             far += [(seen.name, gap, drift, ratio)] * is_far
             continue
-        # Frozen in training mode is a harm of its own, and its statistics are to stay.
-        if not is_far or (is_frozen(norm) and _trains(subject, seen.name)):
+        # Frozen in training mode is a harm of its own, of which a gap may be the effect.
+        is_moved_on = is_frozen(norm) and _trains(subject, seen.name)
+        if not is_far or (is_moved_on and gap < FROZEN_GAP):
             continue
         if _is_folded(norm, m, v, n):
             yield Harm(
