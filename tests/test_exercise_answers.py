@@ -126,13 +126,23 @@ def test_gradients_of_batch_norm_are_those_of_autograd() -> None:
     assert np.isclose(right("bng-weights", dl_dy_1, x_hat, 1.7, var, 0.1), expected)
 
 
+def test_the_share_along_the_weights_may_be_found_by_the_chain_rule() -> None:
+    def by_the_layer(dl_dy: Any, x_hat: Any, gamma: Any, var: Any, eps: Any) -> Any:
+        inv_std = (var + eps) ** -0.5
+        inside = dl_dy - dl_dy.mean() - x_hat * (dl_dy * x_hat).mean()
+        return (x_hat / inv_std * gamma * inv_std * inside).sum()
+
+    assert exercises.check("bng-weights", by_the_layer)
+
+
 def test_what_running_averages_remember() -> None:
     for alpha, steps in zip((0.9, 0.99, 0.999), right("ma-start"), strict=True):
         assert np.isclose(alpha**steps, 0.01)
     ramp = 0.3 * np.arange(1, 8)
     assert np.isclose(right("ma-cumulative", 0.3, 7), ramp[-1] - ramp.mean())
-    left = running(1, [0] * 8, right("split-momentum"))
-    assert np.isclose(left, running(1, [0], 0.1))
+    momentum = right("split-momentum")
+    assert 0 < momentum < 0.1  # eight small updates for one large
+    assert np.isclose(running(1, [0] * 8, momentum), running(1, [0], 0.1))
     weight = running(0, [1] * 10, 0.1)
     after = [running(weight, [0] * count, 0.1) for count in range(60)]
     below = next(count for count in range(60) if after[count] < 0.01)
@@ -162,10 +172,7 @@ def test_answers_on_covariate_shift_are_those_of_weighted_examples() -> None:
         assert np.isclose(right("cs-cost", mu, sigma), expected)
     given_t = np.array([[0.2, 0.5, 0.3], [0.6, 0.1, 0.3]])  # p(x | t), t down
     train, use = given_t * [[0.6], [0.4]], given_t * [[0.4], [0.6]]
-    loss = np.arange(6).reshape(2, 3) ** 2  # any
-    weighted = np.array(right("cs-prior"))[:, None] * train
-    assert np.allclose(weighted, use)
-    assert np.isclose((weighted * loss).sum(), (use * loss).sum())
+    assert np.allclose(np.array(right("cs-prior"))[:, None] * train, use)
 
 
 def invariant_loss(w: Tensor) -> Tensor:
@@ -308,15 +315,11 @@ def test_answers_on_small_batches_are_those_of_integrals() -> None:
 
 
 def test_dropout_behind_a_relu() -> None:
-    x = np.maximum(0, Z)
-    values = np.concatenate([0 * x, 2 * x])  # dropped or kept, a half each
-
-    def variance(values: Any) -> float:
-        weights = np.tile(normal(Z), len(values) // len(Z))
-        mean = np.average(values, weights=weights)
-        return float(np.average((values - mean) ** 2, weights=weights))
-
-    assert np.isclose(right("gal-dropout"), variance(x) / variance(values))
+    x, weights = np.maximum(0, Z), normal(Z)
+    plain = np.cov(x, aweights=weights, ddof=0)
+    x, weights = np.append(0 * x, 2 * x), np.append(weights, weights)  # a half is kept
+    dropped = np.cov(x, aweights=weights, ddof=0)
+    assert np.isclose(right("gal-dropout"), plain / dropped)
 
 
 def test_sums_over_eight_replicas_that_are_averaged() -> None:
@@ -365,12 +368,10 @@ def test_directions_that_are_left() -> None:
 
 
 def test_answers_on_transformers() -> None:
-    tosses = list(product((-1, 1), repeat=6))
-    followed: dict[tuple[int, ...], list[int]] = {}
-    for *past, last in tosses:
-        followed.setdefault(tuple(past), []).append(last)
-    shares = [followed[(*past,)].count(last) / 2 for *past, last in tosses]
-    assert np.isclose(right("tr-coin"), -np.log(shares).mean())
+    last_tosses = [last for *_, last in product((-1, 1), repeat=6)]
+    heads = (np.reshape(last_tosses, (32, 2)) == 1).mean(1)  # behind each past
+    loss = -heads * np.log(heads) - (1 - heads) * np.log(1 - heads)
+    assert np.isclose(right("tr-coin"), loss.mean())
     raw, W = 5**0.5 * hat(drawn(3, 8), 1), drawn(8, 4, seed=1)
     ratio = (raw @ W) / (F.layer_norm(raw, (8,), eps=0.0) @ W)
     assert np.allclose(right("tr-final", 5.0), ratio)
@@ -467,5 +468,5 @@ def test_a_gain_rounded_at_random() -> None:
         shares = np.convolve(shares, [1 - up, up])
     gains = 1 + spacing * np.arange(1001)
     mean = np.average(gains, weights=shares)
-    deviation = np.average((gains - mean) ** 2, weights=shares) ** 0.5
+    deviation = np.cov(gains, aweights=shares, ddof=0) ** 0.5
     assert np.allclose(right("fb-random"), (mean, deviation), rtol=1e-9)

@@ -118,7 +118,7 @@ TESTS = {
     "through_time": ["tests/test_lstm.py", "tests/layers/test_lstm_layer.py"],
     **dict.fromkeys(("arrays", "comparison", "gradient_check"), FORMULAS),
     "folding": ["tests/test_folding_formulas.py", "tests/layers/test_folding.py"],
-    "exercises": ["tests/test_exercises.py"],
+    "exercises": ["tests/test_exercise_answers.py", "tests/test_exercises.py"],
     **{name: [f"tests/{name}"] for name in ("diagnostics", "layers", "checks")},
 }
 MORE = 2  # times as many changes of a folder

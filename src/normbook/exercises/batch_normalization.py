@@ -51,8 +51,9 @@ def _closed(dl_dy: Any, x_hat: Any, factor: Any) -> Any:
 
 
 def _weights(rand: np.random.Generator) -> Drawn:
-    x_hat = rand.normal(size=8)
-    return rand.normal(size=8), x_hat, rand.uniform(0.5, 2), rand.uniform(0.1, 4), 0.1
+    x, dl_dy = rand.normal(size=(2, 8)) * rand.uniform(0.3, 2)
+    x_hat = (x - x.mean()) / sqrt(x.var() + 0.1)  # of a batch, for the chain rule
+    return dl_dy, x_hat, rand.uniform(0.5, 2), x.var(), 0.1
 
 
 def _drift(rand: np.random.Generator) -> Drawn:

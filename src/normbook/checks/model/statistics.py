@@ -261,7 +261,7 @@ def gaps(subject: Subject) -> Iterator[Harm]:
             fresh.append(seen.name)
             far += [(seen.name, gap, drift, ratio)] * is_far
             continue
-        # Frozen in training mode is a harm of its own, of which a gap may be the effect.
+        # Frozen in training mode is a harm of its own; a gap may be its effect.
         is_moved_on = is_frozen(norm) and _trains(subject, seen.name)
         if not is_far or (is_moved_on and gap < FROZEN_GAP):
             continue
