@@ -20,6 +20,7 @@ from normbook.gradient_check import relative_error, survivors
 from normbook.normalize import normalize_forward
 from normbook.weight_norm import (
     power_iteration,
+    scaled_weight_standardization_forward,
     weight_norm,
     weight_norm_backward,
     weight_norm_forward,
@@ -147,3 +148,12 @@ test_bad_input_is_refused = refusals(
 def test_an_iteration_on_what_has_no_rows_is_refused() -> None:
     with pytest.raises(ValueError, match=r"weights must have shape .*got \(3,\)"):
         power_iteration(np.ones(3), np.ones(3))
+
+
+def test_the_scaled_one_has_an_eps_of_1e_10_if_none_is_given() -> None:
+    w, g = 1e-5 * np.arange(6.0).reshape(2, 3), np.ones(2)
+    found, expected = (
+        scaled_weight_standardization_forward(w, g, **more)[0]
+        for more in ({}, {"eps": 1e-10})
+    )
+    np.testing.assert_array_equal(found, expected)
