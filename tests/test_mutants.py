@@ -179,3 +179,10 @@ def test_what_lives_needs_a_reason(
     (tmp_path / "reasons.txt").write_text(reasons.format(*places))
     assert run(monkeypatch) == int(not is_enough)
     assert text in capsys.readouterr().out
+
+
+def test_all_tests_that_are_named_are_there() -> None:
+    named = {test for tests in mutants.TESTS.values() for test in tests}
+    files = [test.split("::")[0] for test in named if test.startswith("tests/")]
+    assert files
+    assert [file for file in files if not (mutants.ROOT / file).exists()] == []

@@ -1,6 +1,6 @@
 """Change the package in one place at a time, and see whether its tests notice.
 
-    python tools/mutants.py     # 10 changes of each module below, 20 of each folder
+    python tools/mutants.py     # 10 changes of each below, 20 of folders at the top
     python tools/mutants.py figures lab/record --count 3 --seed 7
     python tools/mutants.py --record benchmarks/recorded/mutants.json
 
@@ -55,6 +55,12 @@ FORMULAS = [
     *("tests/test_gradient_check.py", "tests/test_formulas.py"),
     *("tests/test_scaled_weights.py", "tests/layers/test_base.py"),
 ]
+OF_LAYERS = (
+    *("planted_bugs", "diagnosis", "slips_of_others", "slips_unseen", "norm_layer"),
+    *("explanations", "recognition", "wild_layers", "definitions", "calls", "copies"),
+    *("another_way", "any_layer", "backward", "condition_claims", "padding", "weights"),
+    *("relatives", "relative_slips"),
+)
 TESTS = {
     "figures": ["tests/test_figures.py"],
     "__main__": ["tests/test_main.py", "tests/lab/test_command.py"],
@@ -119,9 +125,23 @@ TESTS = {
     **dict.fromkeys(("arrays", "comparison", "gradient_check"), FORMULAS),
     "folding": ["tests/test_folding_formulas.py", "tests/layers/test_folding.py"],
     "exercises": ["tests/test_exercise_answers.py", "tests/test_exercises.py"],
-    **{name: [f"tests/{name}"] for name in ("diagnostics", "layers", "checks")},
+    **{name: [f"tests/{name}"] for name in ("diagnostics", "layers")},
+    **{
+        f"checks/{name}": [f"tests/checks/test_{test}.py" for test in tests]
+        for name, tests in {
+            "model": ("whole_model", "model_slips", "model_errors", "model_reach"),
+            "recurrent": (
+                *("recurrent", "recurrent_layers", "recurrent_ways"),
+                "recurrent_handling",
+            ),
+            **dict.fromkeys(("claims", "layer", "slips", "norm_layer"), OF_LAYERS),
+            "unusual": OF_LAYERS[::-1],
+            "measures": ("measures",),
+            "report": ("report",),
+        }.items()
+    },
 }
-MORE = 2  # times as many changes of a folder
+MORE = 2  # times as many changes of a folder at the top
 SWAPPED: dict[type[ast.AST], type[ast.AST]] = {
     **{ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.Div, ast.Div: ast.Mult},
     **{ast.Pow: ast.Mult, ast.FloorDiv: ast.Mult, ast.Mod: ast.Mult},
@@ -210,7 +230,7 @@ def try_module(name: str, count: int, seed: int) -> dict[str, Any]:
         package = Path(scratch, "normbook")
         shutil.copytree(PACKAGE, package)
         sources = {path: path.read_text("utf-8") for path in modules(package / name)}
-        count *= MORE if (package / name).is_dir() else 1
+        count *= MORE if (package / name).is_dir() and "/" not in name else 1
         places = [
             (path, place)
             for path, source in sources.items()
