@@ -93,13 +93,14 @@ TESTS = {
         *(f"tests/experiments/test_{name}.py" for name in ("batch_size", "vgg")),
     ],
     **{
-        f"data/{name}": [f"tests/data/test_{name}.py"]
+        f"data/{name}": [f"tests/data/test_{name}.py", "tests/data/test_loaders.py"]
         for name in (
-            *("babi", "catalogue", "cifar10", "cloze", "digits", "files", "mnist"),
+            *("babi", "cifar10", "cloze", "digits", "files", "mnist"),
             *("sequences", "strokes", "synthetic"),
         )
     },
     "data/vowels": ["tests/data/test_japanese_vowels.py"],
+    "data/catalogue": ["tests/data/test_catalogue.py", "tests/data/test_files.py"],
     **{
         name: [f"tests/test_{name}.py"]
         for name in (
