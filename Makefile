@@ -103,7 +103,7 @@ other-hand: setup ## check layers and models of other hands with a slip each (OU
 	$(BIN)/python benchmarks/other_hand/run.py --table second.txt --out $(OUT)/other_hand_second.json
 	$(BIN)/python benchmarks/other_hand/run.py --table third.txt --out $(OUT)/other_hand_third.json
 	$(BIN)/python benchmarks/second_hand/demonstrations.py
-	for hand in second third fourth fifth sixth seventh eighth ninth tenth eleventh twelfth; do \
+	for hand in second third fourth fifth sixth seventh eighth ninth tenth eleventh twelfth thirteenth; do \
 	  $(BIN)/python benchmarks/hands.py $${hand}_hand || exit 1; done
 
 fold-in-the-wild: ## fold the models of public libraries and compare outputs, in an environment of their own; hours (OUT=folder for the record)

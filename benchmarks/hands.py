@@ -118,7 +118,7 @@ def record(folder: Path) -> dict[str, Any]:
 def main() -> int:
     """Check all; return 1 where one that was named is named no more."""
     parser = argparse.ArgumentParser(description="Check the layers of another hand.")
-    parser.add_argument("folder", help="second_hand to twelfth_hand")
+    parser.add_argument("folder", help="second_hand to thirteenth_hand")
     parser.add_argument("--record", help="store reports and verdicts in this file")
     given = parser.parse_args()
     torch.set_num_threads(1)

@@ -393,3 +393,146 @@ class LayerNormRNN(nn.Module):
 def test_a_recurrent_layer_is_no_norm_whatever_its_name_is() -> None:
     with pytest.raises(ValueError, match="the model must hold a norm"):
         audit(LayerNormRNN(), drawn(16, 5, 4), quiet=True)
+
+
+# --- what a second set of models showed
+
+
+class RMS(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(WIDTH))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.weight * x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-6)
+
+
+class Residual(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.up = RMS(), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = x + self.up(self.norm(x))
+        return y
+
+
+def test_a_norm_may_be_known_by_the_name_of_its_place() -> None:
+    report = audit(nn.Sequential(Residual(), Residual()), drawn(16, WIDTH), quiet=True)
+    assert report.layers == 2
+    assert report.passed
+
+
+class FeatureNorm(nn.Module):
+    """By the batch in every mode; its name ends in no renorm."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gain = nn.Parameter(torch.ones(WIDTH))
+
+    def forward(self, x: Tensor) -> Tensor:
+        var, mean = torch.var_mean(x, 0, correction=0)
+        return (x - mean) * torch.rsqrt(var + 1e-5) * self.gain
+
+
+def test_a_norm_by_the_batch_alone_is_the_cause_at_its_place() -> None:
+    model = nn.Sequential(nn.Linear(4, WIDTH), FeatureNorm(), nn.Linear(WIDTH, 2))
+    found = harms(model.eval(), drawn(16, 4))
+    what = "evaluation of an example does not depend on the others"
+    assert found[f"not true of FeatureNorm: {what}"].place == "1"
+    assert found["an example depends on its neighbours in evaluation"].place == "1"
+
+
+@pytest.mark.parametrize("is_frozen", [False, True])
+def test_a_gain_of_0_that_is_frozen_is_told(is_frozen: bool) -> None:
+    model = Branch()
+    nn.init.zeros_(model.norm2.weight)
+    model.norm2.weight.requires_grad_(not is_frozen)
+    assert ("gains of 0 that are frozen" in harms(model, drawn(16, WIDTH))) == is_frozen
+
+
+class Levels(nn.Module):
+    """A batch norm for three sizes of one image."""
+
+    def __init__(self, *, is_far: bool) -> None:
+        super().__init__()
+        self.norm, self.is_far = nn.BatchNorm2d(3), is_far
+
+    def forward(self, x: Tensor) -> list[Tensor]:
+        sizes = (x, functional.avg_pool2d(x, 2), functional.avg_pool2d(x, 4))
+        return [self.norm(y + 2 * k * self.is_far) for k, y in enumerate(sizes)]
+
+
+@pytest.mark.parametrize("is_far", [False, True])
+def test_levels_of_the_same_images_are_compared_image_by_image(is_far: bool) -> None:
+    x = 3 * drawn(8, 3, 1, 1) + drawn(8, 3, 1, 1, seed=1) * drawn(8, 3, 16, 16, seed=2)
+    what = "one batch norm in several places"
+    assert (what in harms(Levels(is_far=is_far), x)) == is_far
+
+
+def test_a_teacher_that_saw_few_batches_is_told_so() -> None:
+    norms = [nn.BatchNorm1d(WIDTH) for _ in range(2)]
+    model = nn.Sequential(*norms)
+    trained(model, *(5 + drawn(16, WIDTH, seed=k) for k in range(3)))
+    state = nn.BatchNorm1d(WIDTH).state_dict()
+    state["running_mean"] += 1
+    state["num_batches_tracked"] += 4
+    norms[0].load_state_dict(state)
+    reason = harms(model, 5 + drawn(16, WIDTH))["evaluation differs from training"]
+    assert "It saw 4 batches, and others of the model 120" in reason.reason
+
+
+class Shared(nn.Module):
+    """A layer with its norms behind, used again and again."""
+
+    def __init__(self, times: int) -> None:
+        super().__init__()
+        self.layer, self.times = PostNorm(), times
+        self.first = nn.LayerNorm(WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x)
+        for _ in range(self.times):
+            x = self.layer(x)
+        return x
+
+
+class PostNorm(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.f, self.norm1 = nn.Linear(WIDTH, WIDTH), nn.LayerNorm(WIDTH)
+        self.g, self.norm2 = nn.Linear(WIDTH, WIDTH), nn.LayerNorm(WIDTH)
+        for norm in (self.norm1, self.norm2):
+            nn.init.uniform_(norm.weight, 0.5, 1.5)
+            nn.init.normal_(norm.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.norm1(x + self.f(x))
+        y: Tensor = self.norm2(x + self.g(x))
+        return y
+
+
+@pytest.mark.parametrize("times", [1, 4])
+def test_norms_behind_a_layer_that_is_used_again_are_sound(times: int) -> None:
+    assert audit(Shared(times), drawn(16, 5, WIDTH), quiet=True).passed
+
+
+class Quantized(nn.Module):
+    """The scale of activations is that of the batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.f, self.norm = nn.Linear(WIDTH, WIDTH), nn.LayerNorm(WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.f(x)
+        scale = y.abs().amax() / 127
+        z: Tensor = self.norm((y / scale).round() * scale)
+        return z
+
+
+def test_a_scale_of_the_batch_that_rounds_is_a_note() -> None:
+    harm = harms(Quantized(), drawn(16, WIDTH))[
+        "an example depends on its neighbours in evaluation"
+    ]
+    assert harm.level == NOTE

@@ -13,16 +13,20 @@ from normbook.checks.copies import copy_of
 from normbook.checks.model.harms import NOTE, RISK, WRONG, Harm, place_of, share_of
 from normbook.checks.model.passes import Pass
 from normbook.checks.model.runs import (
+    Event,
     Seen,
     batch_in,
     hidden_norms,
     lengths_in,
     linear_behind,
-    look,
     narrowed,
+    noting,
+    run_on,
 )
 from normbook.checks.model.subject import Subject
 from normbook.checks.unusual.padding import More, kept_places, part_of_padding
+
+SMALL = 0.02  # of the largest output
 
 
 def neighbours(subject: Subject) -> Iterator[Harm]:
@@ -67,8 +71,8 @@ def neighbours(subject: Subject) -> Iterator[Harm]:
     change = share_of(together[:1] - alone[:1], together)
     if change < 1e-3:
         return
-    whole = {seen.name: seen for seen in look(subject.model, subject.x)}
-    met = (s for s in look(subject.model, few) if s.name in whole)
+    whole = {event.name: event for event in reversed(_events(subject, subject.x))}
+    met = (event for event in _events(subject, few) if event.name in whole)
     first = next((s for s in met if _differs(s.y, whole[s.name].y)), None)
     if first is None or _differs(first.x, whole[first.name].x):
         what = f"to {first.name}" if first else "behind all norms"
@@ -84,8 +88,9 @@ def neighbours(subject: Subject) -> Iterator[Harm]:
         if _is_known(subject):
             why = "norms that are not registered normalize by the batch."
             cure = "Register them: their own harm tells how."
+        # A scale of the whole batch, as where activations are quantized, is no norm's.
         yield Harm(
-            WRONG,
+            WRONG if change > SMALL else NOTE,
             "an example depends on its neighbours in evaluation",
             change,
             first.name if first else "the whole model",
@@ -111,6 +116,14 @@ def neighbours(subject: Subject) -> Iterator[Harm]:
         * has_none,
         "Evaluate by running statistics, or normalize each example by itself.",
     )
+
+
+def _events(subject: Subject, x: Any) -> list[Event]:
+    """Return the calls of all norms, and of what may be one."""
+    model = copy_of(subject.model)
+    events = noting(model, [*subject.names, *subject.unknown])
+    run_on(model, x)
+    return events
 
 
 def _is_known(subject: Subject) -> bool:

@@ -56,18 +56,28 @@ class Seen(NamedTuple):
 
 def norms_of(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
     """Yield the innermost modules that are norms by their type or name."""
-    found = {name: part for name, part in parts_of(model).items() if _is_norm(part)}
+    found = {
+        name: part
+        for name, part in parts_of(model).items()
+        if _is_norm(part, name.rpartition(".")[2])
+    }
     outer = {name[:k] for name in found for k, sign in enumerate(name) if sign == "."}
     for name, part in found.items():
         if name not in outer and (name or len(found) == 1):
             yield name, part
 
 
-def _is_norm(part: nn.Module) -> bool:
+def _is_norm(part: nn.Module, called: str) -> bool:
     own, *others = (of.__name__.lower() for of in type(part).__mro__)
-    if NO_NORM.search(own) or not any("norm" in name for name in (own, *others)):
+    if NO_NORM.search(own):
         return False
-    return bool(recognition.kind_of(part) or NAMED.search(own))
+    if any("norm" in name for name in (own, *others)):
+        return bool(recognition.kind_of(part) or NAMED.search(own))
+    # A class of another name, RMS say, that stands where a norm does.
+    is_own = not type(part).__module__.startswith("torch.")
+    holds = any(True for _ in part.parameters(recurse=False))
+    is_leaf = holds and not any(True for _ in part.children())
+    return is_own and is_leaf and "norm" in called.lower()
 
 
 def dotted(model: nn.Module) -> dict[str, nn.Module]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -24,11 +24,11 @@ from normbook.checks.model.subject import Subject, is_frozen
 
 # A gap, or a drift, that the noise of a batch does not explain.
 LARGE_GAP, FROZEN_GAP = 0.1, 0.5
+MANY_MORE = 4  # times as many batches
 STANDARD_ERRORS = 5
 NO_CAUSE = "its input is finite, and so is what it holds"
 # A factor of variances, over channels, that matters; passes with dropout.
 MORE, PASSES = 1.1, 4
-MANY = 2  # what halves of a batch differ by says little of another batch
 
 
 class _Apart(NamedTuple):
@@ -50,25 +50,40 @@ def _apart(inputs: list[Tensor]) -> _Apart | None:
     ratio = float((var.amax(0) / var.amin(0)).max())
     # As many standard errors as a batch may err by, of mean and of variance.
     noise = STANDARD_ERRORS / min(x.numel() / x.shape[1] for x in inputs) ** 0.5
-    within = [_noise(x) for x in inputs]
-    drifts = max(LARGE_GAP, noise, *(MANY * of.means for of in within))
-    ratios = max(LARGE_GAP, 2 * noise, *(MANY * (of.variances - 1) for of in within))
-    is_far = drift >= drifts or ratio >= 1 + ratios
+    is_far = drift >= max(LARGE_GAP, noise) or ratio >= 1 + max(LARGE_GAP, 2 * noise)
+    first, *others = inputs
+    is_far &= any(_is_beyond_noise(first, other) for other in others)
     return _Apart(drift, ratio, is_far)
 
 
-def _noise(x: Tensor) -> _Apart:
-    """Return how far halves of a batch are from each other.
+def _is_beyond_noise(x: Tensor, other: Tensor | tuple[Tensor, Tensor]) -> bool:
+    """Return whether a mean or a variance differs by more than the examples explain.
 
-    Of few examples with many positions each the noise is that of the examples.
+    ``other`` has other values of the examples, or is a mean and a variance. Positions
+    of one example are alike: what counts is how many examples there are.
     """
     if len(x) < 4:
-        return _Apart(0.0, 1.0, is_far=False)
-    moments = [torch.var_mean(x[k::2], [0, *range(2, x.dim())]) for k in (0, 1)]
-    var, mean = (torch.stack(of) for of in zip(*moments, strict=True))
-    var = var + 1e-12
-    drift = float(((mean[0] - mean[1]).abs() / var.amin(0).sqrt()).max())
-    return _Apart(drift, float((var.amax(0) / var.amin(0)).max()), is_far=False)
+        return True
+    center = x.mean([0, *range(2, x.dim())])
+    own = _by_example(x, center)
+    if isinstance(other, tuple):
+        mean, var = other
+        apart = (
+            own - torch.stack((mean - center, var + (mean - center).square()))[:, None]
+        )
+    elif len(other) == len(x):  # of the same examples, or as many
+        apart = own - _by_example(other, center)
+    else:
+        apart = own - _by_example(other, center).mean(1, keepdim=True)
+    errors = apart.std(1) / len(x) ** 0.5 + 1e-12
+    # Of few examples the deviation itself is uncertain.
+    return bool((apart.mean(1).abs() / errors).max() > STANDARD_ERRORS + 16 / len(x))
+
+
+def _by_example(x: Tensor, center: Tensor) -> Tensor:
+    """Return mean and mean square around a center of each example, (2, N, C)."""
+    rows = (x.flatten(2) if x.dim() > 2 else x[..., None]) - center[:, None]
+    return torch.stack((rows.mean(2), rows.square().mean(2)))
 
 
 def unsound(subject: Subject) -> Iterator[Harm]:
@@ -236,10 +251,7 @@ def gaps(subject: Subject) -> Iterator[Harm]:
         ratios = (var.double() + 1e-12) / (v + 1e-12)
         ratio = torch.maximum(ratios, 1 / ratios).max().item()
         is_far = gap >= LARGE_GAP and gap >= STANDARD_ERRORS / n**0.5
-        within = _noise(seen.x)
-        is_far &= drift >= MANY * within.means or ratio - 1 >= MANY * (
-            within.variances - 1
-        )
+        is_far &= _is_beyond_noise(seen.x, (mean.double(), var.double()))
         if is_fresh and count is None and not is_far:
             continue  # it may not use what it holds
         trained += not is_fresh
@@ -286,7 +298,7 @@ def gaps(subject: Subject) -> Iterator[Harm]:
             seen.name,
             "by this share of the output, on the same input. The running mean is "
             f"up to {drift:.2g} sigma from the mean of x, the variances are up to "
-            f"{ratio:.3g} times each other's.",
+            f"{ratio:.3g} times each other's.{_few_batches(subject, count)}",
             "Recalibrate with normbook.layers.recalibrate, or use larger batches.",
             "Moving averages",
         )
@@ -325,6 +337,19 @@ def gaps(subject: Subject) -> Iterator[Harm]:
             "Train, load a checkpoint with its buffers, or recalibrate.",
             "Moving averages",
         )
+
+
+def _few_batches(subject: Subject, count: Any) -> str:
+    """Say that other norms of the model saw many more batches."""
+    norms = (subject.model.get_submodule(seen.name) for seen in subject.seen)
+    counts = [getattr(norm, "num_batches_tracked", None) for norm in norms]
+    most = max((int(n) for n in counts if isinstance(n, Tensor)), default=0)
+    if not isinstance(count, Tensor) or most < MANY_MORE * max(int(count), 1):
+        return ""
+    return (
+        f" It saw {int(count)} batches, and others of the model {most}: an average of "
+        "weights, as a teacher has, must copy or average buffers, too."
+    )
 
 
 def _trains(subject: Subject, name: str) -> bool:

@@ -61,7 +61,8 @@ def broken(subject: Subject) -> Iterator[Harm]:
             # The padding that the model has itself is measured elsewhere.
             if finding.verdict == "wrong" and finding.name != MASKED:
                 level = WRONG
-                if "float16" in finding.name:  # no risk where it is not used
+                # No risk where it is not used.
+                if "float16" in f"{finding.name} {finding.reason[:20]}":
                     level = RISK if _is_half(subject) else NOTE
                 if "is refused" in finding.name:  # there is no such batch here
                     level = NOTE
@@ -231,6 +232,19 @@ def silent(subject: Subject) -> Iterator[Harm]:
             is_off &= spread.reshape(gain.shape) < 0.1
         share = is_off.double().mean().item()
         if share <= 0.01:
+            continue
+        held = subject.original.get_submodule(seen.name).get_parameter(name)
+        if not gain.any() and not held.requires_grad and subject.original.training:
+            yield Harm(
+                RISK,
+                "gains of 0 that are frozen",
+                gain.numel(),
+                seen.name,
+                "a branch that begins at 0 is to grow in training, and its gain has "
+                "requires_grad=False: it adds its bias, for ever.",
+                "Let what begins at 0 learn: freeze by what was loaded, not by name.",
+                "Scale invariance",
+            )
             continue
         if not gain.any():
             reason = "all gains are 0, and the output is the bias, whatever x is."

@@ -79,7 +79,7 @@ RELATIVES = (
         "in training, too, it normalizes by the mean and variance of all that it has "
         "seen; no gradient passes through them",
         formulas.by_what_was_seen, keeps_range=False),
-    Relative("batch renormalization", "renorm",
+    Relative("batch renormalization", "^renorm|batchrenorm",
         "in training the running statistics take part",
         formulas.renormalized),
     Relative("pair norm", "pairnorm",
