@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from normbook.checks.report import WIDTH, Finding, Report
 
 GOOD = Finding("gain is used", True)
@@ -29,3 +31,37 @@ def test_reason_and_cure_are_printed_in_lines_as_long_as_the_page() -> None:
     assert shown.count("0.98.") == 9
     assert shown.endswith("Cure: Add it.")
     assert max(map(len, shown.split("\n"))) <= WIDTH
+
+
+WRONG = Finding("eps is inside the root", False, "0.13 for 0.98.", "Add it.")
+OTHER = Finding("gain and bias are used", None, "1 + gain.", "", "1 + gain")
+
+
+@pytest.mark.parametrize(
+    ("names", "passed"),
+    [
+        (("eps is inside the root", "1 + gain"), True),
+        (("eps is inside the root", "gain and bias are used"), True),
+        (("1 + gain",), False),
+        (("eps is inside the root",), False),
+        (("1 + bias",), False),
+        ((), False),
+    ],
+)
+def test_what_is_meant_so_is_allowed_by_its_name_or_that_of_its_test(
+    names: tuple[str, ...], passed: bool
+) -> None:
+    report = Report("batch norm", (WRONG, OTHER))
+    assert report.allowing(names).passed == passed
+    assert not report.passed
+    right = Report("batch norm", (Finding("1 + gain", True),))
+    assert right.allowing(("1 + gain",)) == right
+
+
+def test_a_note_is_what_passed_with_a_convention() -> None:
+    note = Finding("gain", True, "one for each head.", other="gain per head")
+    report = Report("batch norm", (note, Finding("bias", True, "a word."), OTHER))
+    shown = str(report)
+    assert "NOTE   gain\n       one for each head." in shown
+    assert "bias" not in shown.replace("gain and bias", "")
+    assert shown.count("1 + gain.") == shown.count("one for each head.") == 1
