@@ -67,6 +67,12 @@ def test_half_precision_is_rounded_once() -> None:
     assert dynamic_tanh_backward(dl_dy, cache).dl_dx.dtype == np.float16
 
 
+def test_tensors_give_what_arrays_give() -> None:
+    arrays = draw(SHAPE)[0], ALPHA
+    found = dynamic_tanh(*map(torch.from_numpy, arrays))
+    np.testing.assert_allclose(found, dynamic_tanh(*arrays), rtol=1e-12)
+
+
 X, ONE = np.ones((2, 3)), np.ones(1)
 test_bad_input_is_refused = refusals(
     (lambda: dynamic_tanh([[1.0]], ONE), TypeError, "x must be a NumPy array"),
