@@ -89,7 +89,8 @@ TESTS = {
     # What a record tells of a search is tested beside the search.
     "lab/record": ["tests/lab/test_record.py", "tests/lab/test_tuning.py"],
     "experiments/measures": [
-        *("tests/experiments/test_networks_without_norm.py",),
+        "tests/experiments/test_what_is_measured.py",
+        "tests/experiments/test_networks_without_norm.py",
         *(f"tests/experiments/test_{name}.py" for name in ("batch_size", "vgg")),
     ],
     **{

@@ -209,3 +209,15 @@ def test_the_real_lines_have_about_five_hundred_steps(
     steps = [len(line) for line in found.train + found.test]
     low, middle, high = np.percentile(steps, [5, 50, 95])
     assert (350 < low < 400) & (480 < middle < 540) & (680 < high < 740)
+
+
+@pytest.mark.parametrize(
+    ("end", "length", "expected"),
+    [(4.0, 1.0, [0, 1, 2, 3, 4]), (4.0, 1.9, [0, 2, 4]), (0.2, 1.0, [0, 0.2])],
+)
+def test_pieces_of_a_straight_stroke_are_alike(
+    end: float, length: float, expected: list[float]
+) -> None:
+    found = strokes.resample(np.array([[0.0, 0.0], [0.3 * end, 0], [end, 0]]), length)
+    np.testing.assert_allclose(found[:, 0], expected, atol=1e-12)
+    assert not found[:, 1].any()
