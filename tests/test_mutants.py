@@ -186,3 +186,10 @@ def test_all_tests_that_are_named_are_there() -> None:
     files = [test.split("::")[0] for test in named if test.startswith("tests/")]
     assert files
     assert [file for file in files if not (mutants.ROOT / file).exists()] == []
+
+
+def test_changes_of_the_record_that_live_have_a_reason_and_no_others() -> None:
+    record = mutants.ROOT / "benchmarks/recorded/mutants.json"
+    found = json.loads(record.read_text(encoding="utf-8"))
+    lives = [place for module in found.values() for place in module["lives"]]
+    assert sorted(mutants.reasons()) == sorted(lives)

@@ -69,6 +69,7 @@ Each prints which tests fail and why, unless it is called with ``quiet=True``.
 #   model.subject              a copy of a model that was run on the data
 #   model.use                  which norms are called, held and read
 #   model.axes                 over what norms take their means
+#   model.reach                later steps and other graphs that outputs see by norms
 #   model.statistics           running statistics, and evaluation
 #   model.modes                in which mode norms are called
 #   model.functional           batch norms that are called as functions
