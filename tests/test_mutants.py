@@ -193,3 +193,17 @@ def test_changes_of_the_record_that_live_have_a_reason_and_no_others() -> None:
     found = json.loads(record.read_text(encoding="utf-8"))
     lives = [place for module in found.values() for place in module["lives"]]
     assert sorted(mutants.reasons()) == sorted(lives)
+
+
+def test_readers_are_told_what_the_record_holds() -> None:
+    record = mutants.ROOT / "benchmarks/recorded/mutants.json"
+    found = json.loads(record.read_text(encoding="utf-8"))
+    tried = sum(module["tried"] for module in found.values())
+    lives = sum(len(module["lives"]) for module in found.values())
+    same = sum(reason.startswith("same: ") for reason in mutants.reasons().values())
+    page = (mutants.ROOT / "book/how_it_is_checked.md").read_text("utf-8")
+    told = " ".join(page.split())
+    assert f"of {tried} changes of {len(found)} parts of the package" in told
+    assert f"the tests noticed {tried - lives}, and {same} change nothing" in told
+    assert f"The other {lives - same} live" in told
+    assert f"{len(mutants.TESTS) - len(found)} parts are yet to be tried" in told
