@@ -68,7 +68,7 @@ class Sequence(nn.Module):
         elif self.mixes == "all":
             y = y + y.mean(1, keepdim=True)
         y = self.out(self.norm(y))
-        return y
+        return y + y.mean(1, keepdim=True) if self.mixes == "all behind" else y
 
 
 AHEAD = "sees later steps, where the model sees none"
@@ -76,7 +76,13 @@ AHEAD = "sees later steps, where the model sees none"
 
 @pytest.mark.parametrize(
     ("axis", "mixes", "is_told"),
-    [(1, "before", True), (2, "before", False), (1, "all", False), (1, "none", False)],
+    [
+        (1, "before", True),
+        (2, "before", False),
+        (1, "all", False),
+        (1, "none", False),
+        (1, "all behind", False),
+    ],
 )
 def test_a_norm_over_the_steps_of_a_causal_model_is_told(
     axis: int, mixes: str, is_told: bool
@@ -429,10 +435,11 @@ class FeatureNorm(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.gain = nn.Parameter(torch.ones(WIDTH))
+        self.shift = nn.Parameter(torch.zeros(WIDTH))
 
     def forward(self, x: Tensor) -> Tensor:
-        var, mean = torch.var_mean(x, 0, correction=0)
-        return (x - mean) * torch.rsqrt(var + 1e-5) * self.gain
+        var, mean = torch.var_mean(x, 0, correction=0, keepdim=True)
+        return (x - mean) * torch.rsqrt(var + 1e-5) * self.gain + self.shift
 
 
 def test_a_norm_by_the_batch_alone_is_the_cause_at_its_place() -> None:
