@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from normbook.checks import check_norm_layer
 from normbook.checks.model.audit import audit
 from normbook.checks.model.harms import NOTE, RISK, WRONG, Harm
 
@@ -448,6 +449,8 @@ def test_a_norm_by_the_batch_alone_is_the_cause_at_its_place() -> None:
     what = "evaluation of an example does not depend on the others"
     assert found[f"not true of FeatureNorm: {what}"].place == "1"
     assert found["an example depends on its neighbours in evaluation"].place == "1"
+    report = check_norm_layer(FeatureNorm(), (16, WIDTH), quiet=True)
+    assert report.kind == f"batch norm of (N, {WIDTH})"
 
 
 @pytest.mark.parametrize("is_frozen", [False, True])
