@@ -437,10 +437,11 @@ class FeatureNorm(nn.Module):
         super().__init__()
         self.gain = nn.Parameter(torch.ones(WIDTH))
         self.shift = nn.Parameter(torch.zeros(WIDTH))
+        self.eps = 1e-5
 
     def forward(self, x: Tensor) -> Tensor:
         var, mean = torch.var_mean(x, 0, correction=0, keepdim=True)
-        return (x - mean) * torch.rsqrt(var + 1e-5) * self.gain + self.shift
+        return (x - mean) * torch.rsqrt(var + self.eps) * self.gain + self.shift
 
 
 def test_a_norm_by_the_batch_alone_is_the_cause_at_its_place() -> None:
