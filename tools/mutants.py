@@ -45,9 +45,11 @@ REASONS = ROOT / "tools/mutants.txt"
 # of what the tests take, of a processor and by the clock.
 LOOP, WAIT = 60, 300
 # Settings of an experiment are compared with those of its record.
-SETTINGS = (
+# With that goes what the pages show of it.
+OF_RECORDS = (
     "tests/experiments/test_records.py::test_a_record_is_of_an_experiment_of_its_name_"
-    "with_the_settings_of_the_code"
+    "with_the_settings_of_the_code",
+    "tests/experiments/test_shown_figures.py",
 )
 # What is wrong in a formula is noticed where it is compared with its definition, with
 # its gradient by differences, or with a layer.
@@ -73,7 +75,7 @@ TESTS = {
         )
     },
     **{
-        f"experiments/{name}": [f"tests/experiments/test_{name}.py", SETTINGS]
+        f"experiments/{name}": [f"tests/experiments/test_{name}.py", *OF_RECORDS]
         for name in (
             *("batch_size", "conv_norms", "deep_linear", "handwriting", "published"),
             *("reading", "sigmoid_net", "smoothness_rates", "transformer", "vgg"),
@@ -82,7 +84,7 @@ TESTS = {
     },
     **{
         f"experiments/{name}": [
-            *("tests/experiments/test_networks_without_norm.py", SETTINGS)
+            *("tests/experiments/test_networks_without_norm.py", *OF_RECORDS)
         ]
         for name in ("without_norm", "without_norm_attention")
     },
@@ -91,6 +93,7 @@ TESTS = {
     "experiments/measures": [
         "tests/experiments/test_what_is_measured.py",
         "tests/experiments/test_networks_without_norm.py",
+        "tests/experiments/test_shown_figures.py",
         *(f"tests/experiments/test_{name}.py" for name in ("batch_size", "vgg")),
     ],
     **{

@@ -43,14 +43,6 @@ VGG_TRAIN_ACCURACY = {
     "none_fast": Points(_SANTURKAR_1, _STEPS, (0.10, 0.10, 0.10, 0.10)),
     "batch_norm_fast": Points(_SANTURKAR_1, _STEPS, (0.66, 0.85, 0.84, 0.96)),
 }
-# Test accuracy at the end of 15 000 steps.
-VGG_TEST_ACCURACY = {
-    "none": 0.800,
-    "batch_norm": 0.829,
-    "none_fast": 0.100,
-    "batch_norm_fast": 0.802,
-}
-
 # Width of the range of losses along the gradient, mean over 15 000 steps (nats).
 VGG_LOSS_RANGE = {"none": 1.54, "batch_norm": 0.25}
 # Largest change of the gradient along it: median over 15 000 steps.
