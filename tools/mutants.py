@@ -44,12 +44,10 @@ REASONS = ROOT / "tools/mutants.txt"
 # A change may make an endless loop, or a wait without an end: seconds beside a multiple
 # of what the tests take, of a processor and by the clock.
 LOOP, WAIT = 60, 300
-# Settings of an experiment are compared with those of its record.
-# With that goes what the pages show of it.
+# What a page shows of a record, and its runs, of which the first steps are repeated.
 OF_RECORDS = (
-    "tests/experiments/test_records.py::test_a_record_is_of_an_experiment_of_its_name_"
-    "with_the_settings_of_the_code",
     "tests/experiments/test_shown_figures.py",
+    "tests/experiments/test_records.py",
 )
 # What is wrong in a formula is noticed where it is compared with its definition, with
 # its gradient by differences, or with a layer.
@@ -75,7 +73,10 @@ TESTS = {
         )
     },
     **{
-        f"experiments/{name}": [f"tests/experiments/test_{name}.py", *OF_RECORDS]
+        f"experiments/{name}": [
+            *(f"tests/experiments/test_{name}.py", *OF_RECORDS),
+            *("-k", f"not test_records or {name.replace('batch_size', 'batch_')}"),
+        ]
         for name in (
             *("batch_size", "conv_norms", "deep_linear", "handwriting", "published"),
             *("reading", "sigmoid_net", "smoothness_rates", "transformer", "vgg"),
@@ -84,7 +85,8 @@ TESTS = {
     },
     **{
         f"experiments/{name}": [
-            *("tests/experiments/test_networks_without_norm.py", *OF_RECORDS)
+            *("tests/experiments/test_networks_without_norm.py", *OF_RECORDS),
+            *("-k", f"not test_records or {name}"),
         ]
         for name in ("without_norm", "without_norm_attention")
     },
