@@ -128,7 +128,7 @@ def test_biases_that_are_there_twice_are_a_remark(layer: Any, names: str) -> Non
     (note,) = (f for f in report.findings if f.name == gradients.BIASES)
     assert (note.passed, note.other) == (True, "redundant biases")
     assert names in note.reason
-    assert "NOTE   no bias is there twice" in str(report)
+    assert "NOTE   redundant biases" in str(report)
 
 
 def test_a_forget_gate_with_one_added_may_be_meant() -> None:

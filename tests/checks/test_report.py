@@ -62,6 +62,15 @@ def test_a_note_is_what_passed_with_a_convention() -> None:
     note = Finding("gain", True, "one for each head.", other="gain per head")
     report = Report("batch norm", (note, Finding("bias", True, "a word."), OTHER))
     shown = str(report)
-    assert "NOTE   gain\n       one for each head." in shown
+    assert "NOTE   gain per head\n       one for each head." in shown
     assert "bias" not in shown.replace("gain and bias", "")
-    assert shown.count("1 + gain.") == shown.count("one for each head.") == 1
+    assert shown.count("1 + gain.\n") == shown.count("one for each head.") == 1
+
+
+def test_what_is_told_is_titled_by_what_holds() -> None:
+    report = Report("batch norm", (BAD, OTHER))
+    assert f"FAILS  {BAD.name}" in str(report)
+    assert f"OTHER  {OTHER.other}\n" in str(report)
+    allowed = str(report.allowing((BAD.name, OTHER.other)))
+    assert f"NOTE   meant otherwise: {BAD.name}" in allowed
+    assert f"NOTE   {OTHER.other}\n" in allowed

@@ -103,10 +103,8 @@ class Report(NamedTuple):
             for f in self.findings:
                 is_note = f.verdict == "right" and f.other
                 if f.verdict == verdicts or (not verdicts and is_note):
-                    cure = f"Cure: {f.cure}" if f.cure and f.verdict == "wrong" else ""
-                    if f.verdict == "other":
-                        cure = f'If it is meant: allow="{f.other}".'
-                    lines += _wrapped(f"{word:5}  {f.name}", f.reason, cure)
+                    title, remedy = _title_and_remedy(f)
+                    lines += _wrapped(f"{word:5}  {title}", f.reason, remedy)
         by_reason: dict[str, list[str]] = {}
         for name, reason in self.untested.items():
             by_reason.setdefault(reason, []).append(name)
@@ -126,6 +124,16 @@ class Report(NamedTuple):
         if self.others:
             parts.append(f"{', '.join(self.others)}: other, perhaps on purpose")
         return "; ".join(parts)
+
+
+def _title_and_remedy(finding: Finding) -> tuple[str, str]:
+    """Return a title, the claim that fails or else what holds, and what to do."""
+    name, other = finding.name, finding.other
+    if finding.verdict == "wrong":
+        return name, f"Cure: {finding.cure}" if finding.cure else ""
+    if finding.verdict == "other":
+        return other, f'If it is meant: allow="{other}".'
+    return f"meant otherwise: {name}" if other == name else other, ""
 
 
 def _wrapped(first: str, *rest: str) -> list[str]:
