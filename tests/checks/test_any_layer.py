@@ -32,6 +32,8 @@ class Scaled(nn.Module):
             return x * self.scale * self.calls
         if self.slip == "learns":
             return x * self.scale + (self.calls if self.training else 0)
+        if self.slip == "draws" and self.training:
+            return x * self.scale * torch.empty(6).uniform_(0.5, 2)
         if self.slip == "moves":
             self.scale.data *= 2
         if self.slip == "no graph":
@@ -49,6 +51,7 @@ class Scaled(nn.Module):
         ("moves", "a call in evaluation overwrites scale"),
         ("nothing", r"train\(\) returns no layer"),
         ("learns", "it gives another output in training"),
+        ("draws", "normalizes by its input.$"),
         ("detached", "gradients are not what .* give \\(scale: 0 for "),
         ("no graph", "But its output has no derivative: it is detached"),
         ("whole", "of shape \\(16, 6\\) the output is torch.int64;"),
