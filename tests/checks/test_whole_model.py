@@ -291,8 +291,8 @@ def test_a_weight_of_0_beside_1_is_no_gain_of_0() -> None:
     ("gain", "share", "reason", "cure"),
     [
         (0.0, 1, "all gains are 0", "Nothing, if a branch begins at 0"),
-        (1e-5, 1, "of all channels is the bias", "Prune the channels"),
-        ([1e-5, 1, 1, 0, 1, 1], 1 / 3, "of some channels is the bias", "Prune"),
+        (1e-5, 1, "of 100% of the channels is the bias", "Prune the channels"),
+        ([1e-5, 1, 1, 0, 1, 1], 1 / 3, "of 33% of the channels is the bias", "Prune"),
     ],
 )
 def test_gains_that_begin_at_0_are_told_from_those_that_fell_to_it(
@@ -377,6 +377,10 @@ def test_the_audit_is_printed_raises_and_is_json(capsys: Any) -> None:
     report = audit(OverTime(), drawn(16, 4, 12))
     assert capsys.readouterr().out == f"{report}\n"
     assert "Cure: Move the features" in str(report).replace("\n       ", " ")
+    # A number is told where the reason says what it is, as "this share".
+    assert "not features\n" in str(report)
+    harms = (report.harms[0]._replace(reason="This share."),)
+    assert "not features, 12\n" in str(report._replace(harms=harms))
     with pytest.raises(AssertionError, match="normalizes positions"):
         report.raise_if_failed()
     assert json.loads(report.to_json())["passed"] is False

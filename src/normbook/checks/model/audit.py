@@ -113,7 +113,7 @@ def audit(model: nn.Module, x: Any, *, quiet: bool = False) -> Audit:
     >>> model = nn.Sequential(nn.Conv1d(2, 4, 1), nn.LayerNorm(8))
     >>> _ = audit(model, torch.randn(16, 2, 8))
     Sequential: 1 norm; 1 wrong, 0 at risk, 0 to note.
-    WRONG  1: normalizes positions, not features, 8
+    WRONG  1: normalizes positions, not features
            axis 2 of its input changes with the number of positions in x, and
            gain and bias differ along it.
            Cure: Move the features to the axis that the norm takes for them.

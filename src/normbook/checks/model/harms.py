@@ -15,7 +15,7 @@ WRONG, RISK, NOTE = LEVELS = ("WRONG", "RISK", "NOTE")
 
 
 class Harm(NamedTuple):
-    """What may go wrong at one place; ``number`` says how much, by ``what``."""
+    """What may go wrong at one place; ``number`` is "this share" in the reason."""
 
     level: str  # one of LEVELS
     what: str
@@ -57,8 +57,11 @@ class Audit(NamedTuple):
             f"{counts[0]} wrong, {counts[1]} at risk, {counts[2]} to note."
         ]
         for harm in self.harms:
+            # The reason tells what it is: "by this share of the output".
+            is_told = "this" in harm.reason.casefold().split()
+            number = f", {harm.number:.3g}" if is_told else ""
             texts = (
-                f"{harm.level:5}  {harm.place}: {harm.what}, {harm.number:.3g}",
+                f"{harm.level:5}  {harm.place}: {harm.what}{number}",
                 f"{INDENT}{harm.reason}",
                 f"{INDENT}Cure: {harm.cure} Book: {harm.page}.",
             )

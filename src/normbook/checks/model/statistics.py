@@ -217,7 +217,8 @@ def shared(subject: Subject) -> Iterator[Harm]:
             "one batch norm in several places",
             len(inputs),
             seen.name,
-            f"its inputs there differ: the means by up to {apart.means:.2g} sigma, "
+            f"its inputs in {len(inputs)} places differ: the means by up to "
+            f"{apart.means:.2g} sigma, "
             f"the variances by up to {apart.variances:.3g} times. The running "
             "statistics mix them, and evaluation normalizes neither as training "
             "does.",

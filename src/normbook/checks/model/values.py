@@ -196,7 +196,7 @@ def small_variances(subject: Subject) -> Iterator[Harm]:
                 "an eps as large as a momentum",
                 eps,
                 seen.name,
-                f"eps is added to variances of {var.median():.2g}, and takes "
+                f"eps = {eps:.2g} is added to variances of {var.median():.2g}, and is "
                 f"{eps / (var.median() + eps):.0%} of what divides. As arguments by "
                 "position, BatchNorm2d(C, 0.8) has eps=0.8, and InstanceNorm2d(C, "
                 "True) eps=1.",
@@ -250,8 +250,7 @@ def silent(subject: Subject) -> Iterator[Harm]:
             reason = "all gains are 0, and the output is the bias, whatever x is."
             cure = "Nothing, if a branch begins at 0 on purpose; else begin with 1."
         else:
-            all_of = "all" if share == 1 else "some"
-            reason = f"the output of {all_of} channels is the bias."
+            reason = f"the output of {share:.0%} of the channels is the bias."
             cure = "Prune the channels, or spare gains from weight decay."
         yield Harm(
             NOTE, "gains near 0", share, seen.name, reason, cure, "Scale invariance"
