@@ -51,7 +51,6 @@ def _plain_style() -> Iterator[None]:
         plt.rcdefaults()
         plt.switch_backend("agg")
         yield
-        plt.close("all")
 
 
 @cache
@@ -72,6 +71,11 @@ def printed(page: str) -> str:
     return "\n".join(output.get("text", "") for output in outputs(page))
 
 
+def drawn_of(name: str) -> dict[str, Any]:
+    kept = record.load(BOOK / f"recorded/{name}.json")
+    return EXPERIMENTS[kept.name].figures(kept)
+
+
 def is_shown(figure: Any, page: str) -> bool:
     found = drawn.record(figure)
     return any(not drawn.differences(stored, found) for stored in figures(page))
@@ -80,11 +84,18 @@ def is_shown(figure: Any, page: str) -> bool:
 @pytest.mark.parametrize("name", SHOWN)
 def test_a_page_shows_what_is_drawn_of_a_record(name: str) -> None:
     page, *shown = SHOWN[name]
-    kept = record.load(BOOK / f"recorded/{name}.json")
-    found = EXPERIMENTS[kept.name].figures(kept)
-    assert {which for which, figure in found.items() if is_shown(figure, page)} == {
-        *shown
-    }
+    found = drawn_of(name).items()
+    assert {which for which, figure in found if is_shown(figure, page)} == {*shown}
+
+
+@pytest.mark.parametrize("name", ["which_hat_counting", "which_hat_strokes"])
+def test_figures_of_hats_name_all_that_they_draw(name: str) -> None:
+    for which, figure in drawn_of(name).items():
+        panels = [ax.get_legend_handles_labels()[1] for ax in figure.axes]
+        legends = [*figure.legends, *(ax.get_legend() for ax in figure.axes)]
+        told = {text.get_text() for box in legends if box for text in box.get_texts()}
+        told |= {ax.get_xlabel() for ax in figure.axes}
+        assert told >= {*itertools.chain(*panels)}, which
 
 
 def test_a_page_shows_the_cell_of_four_records() -> None:

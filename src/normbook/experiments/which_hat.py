@@ -399,7 +399,7 @@ def _draw_grid(record: Record) -> Figure:
             ax.plot(rates, scores.mean(0), **style, label=label)
             at = rates == record.chosen(variant)["learning_rate"]
             ax.plot(rates[at], scores.mean(0)[at], "o", color=style["color"])
-        ax.set(xscale="log", xlabel=name)
+        ax.set(xscale="log", xlabel="no hat" if name == "none" else name)
     for ax in axes[::columns]:
         ax.set(ylabel="validation loss")
     legend_above(fig, axes[len(cells) - 1])  # the first has no gain
