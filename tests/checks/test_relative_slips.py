@@ -150,9 +150,10 @@ class BatchRenorm(nn.BatchNorm1d):
     running_mean: Tensor
     running_var: Tensor
 
-    def __init__(self, power: float) -> None:
+    def __init__(self, power: float, *, is_warm: bool = True) -> None:
         super().__init__(5)
-        self.power = power
+        self.power, self.is_warm = power, is_warm
+        self.share = 0.1 if is_warm else 0.01
 
     def forward(self, x: Tensor) -> Tensor:
         sigma = (self.running_var + self.eps).sqrt()
@@ -163,9 +164,10 @@ class BatchRenorm(nn.BatchNorm1d):
         with torch.no_grad():
             r = ((var + self.eps).sqrt() / sigma).clamp(1 / 3, 3)
             d = ((mean - self.running_mean) / sigma).clamp(-5, 5)
-            self.running_mean += 0.1 * (mean - self.running_mean)
-            self.running_var += 0.1 * (var**self.power - self.running_var)
-        return (x_hat * r + d) * self.weight + self.bias
+            self.running_mean.lerp_(mean, self.share)
+            self.running_var.lerp_(var**self.power, self.share)
+        x_hat = x_hat * r + d if self.is_warm else x_hat
+        return x_hat * self.weight + self.bias
 
 
 @pytest.mark.parametrize(
@@ -177,3 +179,9 @@ def test_what_a_batch_renormalization_averages(power: float, holds: str) -> None
     name = "after many passes evaluation forgets the scale of the input"
     assert (name in report.failed) == bool(holds)
     assert (f"the running variance holds {holds}" in words(report)) == bool(holds)
+
+
+def test_a_batch_renormalization_is_waited_for_while_its_output_stands_still() -> None:
+    report = check_norm_layer(BatchRenorm(1, is_warm=False), (16, 5), quiet=True)
+    assert report.kind.startswith("batch renormalization")
+    assert not any("forgets the scale" in name for name in report.failed)

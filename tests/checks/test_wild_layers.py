@@ -375,6 +375,46 @@ class WrongQBatchNorm(QBatchNorm):
         return centred.square().chunk(4, -1)[0].mean(0)
 
 
+class SplitBN(nn.BatchNorm2d):
+    """Each half of the batch that lies every second example, as on two devices."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.training:
+            return super().forward(x)
+        z = x.reshape(-1, 2 * x.shape[1], *x.shape[2:])
+        z = F.batch_norm(z, None, None, None, None, training=True)
+        z = z.reshape(x.shape) * self.weight[:, None, None]
+        return z + self.bias[:, None, None]
+
+
+class Whitening(nn.Module):
+    """By the inverse of a root of the covariance, or (wrongly) of what is above it."""
+
+    is_right = True
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows = x.movedim(1, -1).flatten(0, -2)
+        rows = rows - rows.mean(0)
+        cov = rows.T @ rows / len(rows)
+        root = torch.linalg.cholesky(cov if self.is_right else 1 + cov)
+        white: Tensor = torch.linalg.solve_triangular(root, rows.T, upper=False).T
+        return white.reshape(x.movedim(1, -1).shape).movedim(-1, 1)
+
+
+class WrongWhitening(Whitening):
+    is_right = False
+
+
+class BiasFree_LayerNorm(Affine):
+    def forward(self, x: Tensor) -> Tensor:
+        return x / (x.var(-1, keepdim=True, correction=0) + 1e-5).sqrt() * self.weight
+
+
+class WrongBiasFree(BiasFree_LayerNorm):
+    def forward(self, x: Tensor) -> Tensor:
+        return x / (x.var((0, -1), keepdim=True) + 1e-5).sqrt() * self.weight
+
+
 IMAGES, STEPS = (4, 6, 5, 3), (4, 7, 4, 6)
 
 
@@ -394,6 +434,8 @@ IMAGES, STEPS = (4, 6, 5, 3), (4, 7, 4, 6)
             "batch norm by running statistics",
             "no gradient",
         ),
+        (SplitBN(3), (4, 3, 5, 3), "ghost batch norm", "dealt out in turn"),
+        (Whitening(), IMAGES, "whitening", "made uncorrelated"),
         (EvoNorm2dS0(), None, "EvoNorm", "EvoNorm-S0 in 2 groups"),
         (EvoNorm2dB0(), None, "EvoNorm", "EvoNorm-B0"),
         (CumulativeNorm(), STEPS, "cumulative norm", "steps so far"),
@@ -423,6 +465,7 @@ def test_a_relative_is_told_by_its_formula(
         (WrongCumulativeNorm(is_exact=False), STEPS),
         (WrongCBatchNorm(), (5, 6)),
         (WrongQBatchNorm(), None),
+        (WrongBiasFree(6), None),
     ],
     ids=lambda value: type(value).__name__,
 )
@@ -828,3 +871,57 @@ def test_what_normalizes_a_weight_is_no_norm_layer(layer: nn.Module) -> None:
 def test_the_dynamic_tanh_of_this_package_is_one() -> None:
     report = check(dynamic_tanh.DynamicTanh(6))
     assert (report.failed, [*report.others]) == ((), ["Dynamic Tanh"])
+
+
+def test_what_whitens_in_another_way_is_not_tested() -> None:
+    report = check(WrongWhitening(), IMAGES)
+    assert "its outputs go together" in report.untested[FORMULA]
+    assert report.failed == ()
+
+
+def test_a_layer_norm_that_subtracts_nothing_is_told_by_its_name_and_formula() -> None:
+    report = check(BiasFree_LayerNorm(6))
+    assert [*report.others] == ["scale alone"]
+    assert "The formula holds" in report.others["scale alone"]
+
+
+class Clamped(nn.Module):
+    """x over its root mean square or a floor, by the size that it was made with."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.scale, self.eps = size**-0.5, 1e-5
+        self.g = nn.Parameter(torch.ones(1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        norm: Tensor = torch.linalg.vector_norm(x, dim=-1, keepdim=True) * self.scale
+        return x / norm.clamp(min=self.eps) * self.g
+
+
+def test_a_floor_of_the_deviation_is_other_and_the_size_is_that_of_the_layer() -> None:
+    report = check(Clamped(24))
+    assert report.kind == "RMS norm of (N, 5, 24)"
+    assert {*report.others} == {"one gain", "floor of the deviation"}
+    assert report.failed == ()
+
+
+class RevIN(nn.Module):
+    """Instance norm of (N, C, T) that keeps the statistics to undo it."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.affine_weight = nn.Parameter(torch.ones(channels, 1))
+        self.affine_bias = nn.Parameter(torch.zeros(channels, 1))
+        self.eps = 1e-5
+
+    def forward(self, x: Tensor) -> Tensor:
+        var, mean = torch.var_mean(x.float(), -1, keepdim=True, correction=0)
+        self.mean, self.std = mean.to(x.dtype), (var + self.eps).sqrt().to(x.dtype)
+        return (x - self.mean) / self.std * self.affine_weight + self.affine_bias
+
+
+def test_statistics_that_are_kept_to_undo_a_norm_are_no_running_ones() -> None:
+    report = check(RevIN(6), (4, 6, 9))
+    assert report.kind == "instance norm of (N, 6, 9)"
+    assert "running" not in text(report)
+    assert "evaluation" not in " ".join(report.failed)

@@ -304,6 +304,7 @@ def parameter_shapes(subject: Subject) -> Fault | None:
         if count == 1:
             single = "one scalar for the whole layer: "
             is_size = not subject.eps or _is_unit_length(subject)
+            is_size = is_size or eps_place(subject).other.startswith("floor of")
             other = "one gain" if subject.kind == "rms" and is_size else ""
         elif subject.kind == "group" and count == subject.definition.groups:
             what, other = ": one value for each group", "gain per group"
@@ -402,8 +403,9 @@ def eps_place(subject: Subject) -> Fault | Note | None:
     for name, values in expected.items():
         if largest(seen - values) < 0.01:
             reason += f"; {name} gives {values[1]:.3g}: that is the divisor here"
-            if "max(variance" in name:
-                other = "floor of the variance"
+            if "max(" in name:
+                what = "variance" if "variance" in name else "deviation"
+                other = f"floor of the {what}"
             if "eps^2" in name:
                 reason += ", or a second norm behind the first, which gives the same"
             break

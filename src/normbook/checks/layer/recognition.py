@@ -19,8 +19,11 @@ from torch import Tensor, nn
 from normbook.checks.copies import tensors_of
 from normbook.checks.layer.definitions import KINDS, Definition
 
-GAINS = ("weight", "gamma", "gain", "scale", "g", "w", "a", "a_2", "alpha")
-BIASES = ("bias", "beta", "shift", "offset", "b", "b_2")
+GAINS = (
+    *("weight", "gamma", "gain", "scale", "g", "w", "a", "a_2", "alpha"),
+    "affine_weight",
+)
+BIASES = ("bias", "beta", "shift", "offset", "b", "b_2", "affine_bias")
 EPSILONS = ("eps", "epsilon", "variance_epsilon")
 MEANS = ("running_mean", "moving_mean", "mean", "ema_mean", "running_mu")
 
@@ -46,6 +49,8 @@ def kind_of(layer: nn.Module) -> str | None:
         for kind in KINDS:
             if f"{kind}norm" in name:
                 return kind
+        if "revin" in name:  # reversible instance norm
+            return "instance"
     if any(hasattr(layer, name) for name in MEANS):
         return "batch"
     if hasattr(layer, "num_groups"):
@@ -235,8 +240,9 @@ def shapes_of(layer: nn.Module, said: str | None) -> Iterator[tuple[int, ...]]:
     said_counts = told(layer, "num_features", "num_channels", "in_channels", "channels")
     count = next((c for c in said_counts if isinstance(c, int)), None)
     counts = [count, *lengths] if isinstance(count, int) else lengths
-    # x times the root of its length, over its length.
-    roots = [s * s for s in told(layer, "scale") if isinstance(s, float)]
+    # x times the root of its length, over its length; or x over that, by the root.
+    scales = [s for s in told(layer, "scale") if isinstance(s, float) and s > 0]
+    roots = [s * s if s > 1 else 1 / (s * s) for s in scales]
     counts = counts or [round(s) for s in roots if s > 1 and abs(s - round(s)) < 1e-6]
     if not counts:  # nothing tells a size, so that any may do
         yield from ((n, 5, 16), (n, 6, 4, 5), (n, 16))

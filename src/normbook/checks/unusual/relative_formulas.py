@@ -286,13 +286,27 @@ def by_parts(subject: Subject) -> Iterator[Misfit]:
     def parts(x: Tensor, size: int) -> Tensor:
         return x.reshape(-1, size, *x.shape[1:])
 
-    def z(x: Tensor, size: int) -> Tensor:
-        return _standard(parts(x, size), (1, *positions))
+    def spread(x: Tensor, size: int) -> Tensor:
+        return x.reshape(size, -1, *x.shape[1:]).transpose(0, 1)
 
     for size in (size for size in range(2, n) if n % size == 0):
-        of, view = partial(z, size=size), partial(parts, size=size)
-        what = f"parts of {size}"
-        yield misfit(subject, of, (0, 2), view=view, scale=LARGE, what=what)
+        for way, what in ((parts, "side by side"), (spread, "dealt out in turn")):
+            view = partial(way, size=size)
+
+            def z(x: Tensor, view: Formula = view) -> Tensor:
+                return _standard(view(x), (1, *positions))
+
+            what = f"parts of {size} examples, {what}"
+            yield misfit(subject, z, (0, 2), view=view, scale=LARGE, what=what)
+
+
+def white(subject: Subject) -> Iterator[Misfit]:
+    """Outputs of which no two channels go together, whatever matrix makes them so."""
+    errors = []
+    for x in _draws(subject):
+        y = torch.cov(subject.output(x).transpose(0, 1).flatten(1), correction=0)
+        errors.append(_error(y / y.diagonal().mean(), torch.eye(len(y)).to(y)))
+    yield Misfit(max(errors))
 
 
 _EVONORMS = ("s0", "s1", "s2", "b0", "b1", "b2")
