@@ -138,23 +138,23 @@ class GraphNorm(nn.Module):
 
 
 class Graphs(nn.Module):
-    def __init__(self, *, is_told: bool) -> None:
+    def __init__(self, told: str) -> None:
         super().__init__()
-        self.up, self.norm, self.is_told = nn.Linear(4, WIDTH), GraphNorm(), is_told
+        self.up, self.norm, self.told = nn.Linear(4, WIDTH), GraphNorm(), told
 
     def forward(self, x: Tensor, batch: Tensor) -> Tensor:
-        more = {"batch": batch} if self.is_told else {}
-        y: Tensor = self.norm(self.up(x), **more)
+        ways = {"": (), "none": (None,), "batch": (batch,)}
+        y: Tensor = self.norm(self.up(x), *ways[self.told])
         return y
 
 
-@pytest.mark.parametrize("is_told", [False, True])
-def test_a_norm_of_graphs_must_be_told_which_nodes_make_one(is_told: bool) -> None:
+@pytest.mark.parametrize("told", ["", "none", "batch"])
+def test_a_norm_of_graphs_must_be_told_which_nodes_make_one(told: str) -> None:
     x = drawn(20, 4), torch.arange(20) // 5
     what = "all graphs of a batch are normalized as one"
-    found = harms(Graphs(is_told=is_told), x)
-    assert (what in found) != is_told
-    if not is_told:
+    found = harms(Graphs(told), x)
+    assert (what in found) == (told != "batch")
+    if told != "batch":
         assert (found[what].level, found[what].place) == (RISK, "norm")
 
 
@@ -547,3 +547,63 @@ def test_a_scale_of_the_batch_that_rounds_is_a_note() -> None:
         "an example depends on its neighbours in evaluation"
     ]
     assert harm.level == NOTE
+
+
+class LastGroupNorm(nn.GroupNorm):
+    """Group norm of (N, T, C), or (wrongly) of what it gets."""
+
+    is_right = True
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.is_right:
+            return super().forward(x)
+        return super().forward(x.transpose(1, 2)).transpose(1, 2)
+
+
+class WrongGroupNorm(LastGroupNorm):
+    is_right = False
+
+
+@pytest.mark.parametrize("steps", [12, WIDTH])
+@pytest.mark.parametrize("groups", [1, 4])
+def test_a_group_norm_may_have_its_channels_last(groups: int, steps: int) -> None:
+    parts = nn.Linear(4, WIDTH), LastGroupNorm(groups, WIDTH), nn.Linear(WIDTH, 4)
+    assert not harms(nn.Sequential(*parts), drawn(16, steps, 4))
+
+
+def test_a_group_norm_of_positions_is_told() -> None:
+    parts = nn.Linear(4, WIDTH), WrongGroupNorm(1, WIDTH), nn.Linear(WIDTH, 4)
+    found = harms(nn.Sequential(*parts), drawn(16, WIDTH, 4))
+    assert found["normalizes positions, not features"].level == WRONG
+
+
+class Modulated(nn.Module):
+    """A layer norm whose gain and bias come from a condition, as in adaLN."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(WIDTH, elementwise_affine=False)
+        self.make = nn.Linear(4, 2 * WIDTH)
+
+    def forward(self, x: Tensor, c: Tensor) -> Tensor:
+        gain, bias = self.make(c)[:, None].chunk(2, -1)
+        y: Tensor = self.norm(x) * (1 + gain) + bias
+        return y
+
+
+class ModulatedBlocks(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norms = nn.ModuleList(Modulated() for _ in range(3))
+        self.parts = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(3))
+
+    def forward(self, x: Tensor, c: Tensor) -> Tensor:
+        for norm, part in zip(self.norms, self.parts, strict=True):
+            x = x + part(norm(x, c))
+        return x
+
+
+def test_a_norm_that_modulates_is_no_block_with_a_path_through_it() -> None:
+    x = drawn(16, 12, WIDTH), drawn(16, 4)
+    found = harms(ModulatedBlocks(), x)
+    assert "a residual path through a norm" not in found

@@ -57,7 +57,8 @@ class Definition(NamedTuple):
     # Axes of the input, of those normalized, each position of which has statistics of
     # its own, for kinds "group", "layer" and "rms".
     apart: tuple[int, ...] = ()
-    channel: int = 1  # for kinds "batch" and "instance"; -1 where the channels are last
+    # For kinds "batch", "instance" and "group"; -1 where the channels are last.
+    channel: int = 1
 
     @property
     def name(self) -> str:
@@ -69,6 +70,7 @@ class Definition(NamedTuple):
     def _view(self, x: Tensor) -> tuple[Tensor, tuple[int, ...]]:
         """Return x so that one set of statistics lies along the axes given."""
         if self.kind == "group":
+            x = x.movedim(self.channel, 1)
             x = x.reshape(len(x), self.groups, -1, *x.shape[2:])
         elif self.groups > 1:
             x = x.reshape(*x.shape[:-1], self.groups, -1)
@@ -104,8 +106,11 @@ class Definition(NamedTuple):
     def mean(self, x: Tensor) -> Tensor:
         """Return the mean of each set of values that share one, spread like x."""
         grouped, axes = self._view(x)
-        mean = grouped.mean(axes, keepdim=True)
-        return mean.expand_as(grouped).reshape(x.shape)
+        mean = grouped.mean(axes, keepdim=True).expand_as(grouped)
+        if self.kind == "group":
+            mean = mean.reshape(x.movedim(self.channel, 1).shape)
+            mean = mean.movedim(1, self.channel)
+        return mean.reshape(x.shape)
 
     def moments(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Return mean (0 for RMS norm) and biased variance, spread like x."""

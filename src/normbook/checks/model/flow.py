@@ -262,7 +262,11 @@ def overwritten(subject: Subject) -> Iterator[Harm]:
     adding = {path: _adding(path, block.y, last) for path, block in blocks.items()}
     blocks = {path: block for path, block in blocks.items() if adding[path]}
     chains = _skips(subject, blocks) if blocks else ()
-    found = [chain for path, chain in chains if chain[-1] in adding[path]]
+    found = [
+        chain
+        for path, chain in chains
+        if chain[-1] in adding[path] and not _modulates(subject, path, chain[-1])
+    ]
     still.norms.clear()
     still.blocks.clear()
     names = [name for chain in found for name in chain]
@@ -290,6 +294,33 @@ def _adding(path: str, made: Tensor, last: dict[str, Tensor]) -> list[str]:
             if is_added and not equal(y, made):  # or the block ends with the norm
                 found.append(name)
     return found
+
+
+def _modulates(subject: Subject, path: str, name: str) -> bool:
+    """Return whether a block does no more to what a norm returned than scale and shift.
+
+    As adaptive norms do: each value of its output hangs on one value of the norm's.
+    """
+    model, made = copy_of(subject.model), list[Tensor]()
+    parts = parts_of(model)
+
+    def keep(_: nn.Module, x: Any, y: Any) -> None:
+        made.append(y[0] if isinstance(y, tuple) else y)
+
+    def with_another(_: nn.Module, x: Any, y: Tensor) -> Tensor:
+        y = y.clone()
+        y.flatten(1)[:, 0] += 1
+        return y
+
+    parts[path].register_forward_hook(keep)
+    _outputs(model, subject.x)
+    count = len(made)
+    parts[name].register_forward_hook(with_another)
+    _outputs(model, subject.x)
+    if not 0 < count < len(made):
+        return False
+    change = (made[count] - made[0]).flatten(1)
+    return bool(change[:, 0].any()) and not change[:, 1:].any()
 
 
 def _skips(

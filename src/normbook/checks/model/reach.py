@@ -168,7 +168,11 @@ def graphs(subject: Subject) -> Iterator[Harm]:
     model = copy_of(subject.model)
     events = noting(model, takes)
     run_on(model, subject.x)
-    found = [e.name for e in events if not e.more[0] and e.more[1].get("batch") is None]
+    found = [
+        e.name
+        for e in events
+        if all(v is None for v in (*e.more[0], e.more[1].get("batch")))
+    ]
     if found := [*dict.fromkeys(found)]:
         yield Harm(
             RISK,

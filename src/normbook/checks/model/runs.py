@@ -242,9 +242,11 @@ def _definition_of(norm: nn.Module, x: Tensor, y: Tensor) -> Definition | None:
     if kind is None:
         last = (Definition("batch", channel=-1), Definition("instance", channel=-1))
         return next(filter(lambda of: _fits(of, norm, x, y), (*told, *last)), None)
-    if kind in ("batch", "instance") and x.dim() > 2 and _has_channels_last(norm, x):
-        return Definition(kind, channel=-1)
-    return next(told, Definition(kind, getattr(norm, "num_groups", 1)))
+    groups = getattr(norm, "num_groups", 1)
+    has_channels = kind in ("batch", "instance", "group") and x.dim() > 2
+    if has_channels and _has_channels_last(norm, x):
+        return Definition(kind, groups, channel=-1)
+    return next(told, Definition(kind, groups))
 
 
 def _fits(of: Definition, norm: nn.Module, x: Tensor, y: Tensor) -> bool:
@@ -261,9 +263,21 @@ def _fits(of: Definition, norm: nn.Module, x: Tensor, y: Tensor) -> bool:
 
 
 def _has_channels_last(norm: nn.Module, x: Tensor) -> bool:
-    """Return whether all that a norm holds is as long as the last axis alone."""
+    """Return whether what a norm holds belongs to the last axis, and not to axis 1.
+
+    Lengths tell it, or where both are alike the places where another bias acts.
+    """
     held = {t.numel() for t in (*norm.parameters(), *norm.buffers())} - {1}
-    return held == {x.shape[-1]} and x.shape[1] not in held
+    if held != {x.shape[-1]} or x.shape[1] not in held:
+        return held == {x.shape[-1]}
+    made = copy_of(norm)
+    bias = getattr(made, "bias", None)
+    if not isinstance(bias, Tensor) or bias.shape != (x.shape[1],):
+        return False
+    before = output_of(made, x).detach()
+    bias.data += torch.arange(len(bias)).to(bias)
+    change = output_of(made, x).detach() - before
+    return bool(change.std(1).max() < 0.01 < change.std(-1).max())
 
 
 def linear_behind(model: nn.Module, x: Any, names: list[str]) -> dict[str, str]:

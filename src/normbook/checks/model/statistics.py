@@ -313,7 +313,7 @@ def gaps(subject: Subject) -> Iterator[Harm]:
         fresh.remove(name)
         why = "It is frozen" if is_frozen(norm) else "It is in evaluation mode"
         if is_learnt:
-            why = "Its gain and bias differ by the channel, as learnt or loaded ones"
+            why = "Its gain and bias differ by the channel: learnt, loaded or drawn"
         why += ", while other norms of the model saw batches" if trained else ""
         yield Harm(
             RISK,
@@ -325,7 +325,7 @@ def gaps(subject: Subject) -> Iterator[Harm]:
             f"means up to {drift:.2g} sigma from 0, variances up to {ratio:.3g} "
             f"times. {why}.",
             "Copy or average buffers as parameters are, where this is a teacher or "
-            "a copy; or load them, or recalibrate.",
+            "a copy; or load them, or recalibrate; or train what is new.",
             "Moving averages",
         )
     if fresh:

@@ -109,8 +109,8 @@ class Subject:
         if self.unknown:
             of = type(self.model.get_submodule(self.unknown[0])).__name__
             self.untested.append(
-                f"{of} at {place_of(self.unknown)}: it computes none of the norms that "
-                "are known here, or was not called."
+                f"{of} at {place_of(self.unknown)}: no norm that an audit knows "
+                "explains its output, or it was not called; try check_norm_layer."
             )
             self.names = [name for name in self.names if name not in self.unknown]
 
