@@ -69,9 +69,10 @@ TESTS = {
         for name in (
             *("architectures", "checkpoints", "data_parallel", "digits_mlp"),
             *("experiment", "failures", "processes", "provenance", "ranks"),
-            *("runner", "tuning"),
+            "tuning",
         )
     },
+    "lab/runner": ["tests/lab/test_runner.py", "tests/lab/test_checkpoints.py"],
     **{
         f"experiments/{name}": [
             *(f"tests/experiments/test_{name}.py", *OF_RECORDS),

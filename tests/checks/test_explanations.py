@@ -160,6 +160,26 @@ def test_what_a_running_statistic_takes_in_is_found(changes: Any, text: str) -> 
     assert text in said(layer(6), BATCH)
 
 
+@pytest.mark.parametrize(
+    ("axes", "text"),
+    [
+        ((0,), "the variance over the examples alone"),
+        ((2,), "the variance over the positions alone"),
+    ],
+)
+def test_a_running_variance_of_some_axes_is_found(axes: Any, text: str) -> None:
+    def statistics(self: Any, x: Tensor) -> Any:
+        self.taken = x.detach().var(axes, correction=0, keepdim=True).mean((0, 2))
+        return planted_bugs.HandBatchNorm.statistics(self, x)
+
+    def update(self: Any, mean: Tensor, var: Tensor, n: int) -> None:
+        self.average(mean.detach().flatten(), self.taken)
+
+    changes = {"statistics": statistics, "update": update}
+    layer = type("Averaging", (planted_bugs.HandBatchNorm,), changes)
+    assert text in said(layer(6), (16, 6, 5))
+
+
 class Backward(torch.autograd.Function):
     """Batch norm with a backward pass by hand, one slip at a time."""
 

@@ -74,3 +74,11 @@ def test_what_is_told_is_titled_by_what_holds() -> None:
     allowed = str(report.allowing((BAD.name, OTHER.other)))
     assert f"NOTE   meant otherwise: {BAD.name}" in allowed
     assert f"NOTE   {OTHER.other}\n" in allowed
+
+
+def test_what_was_not_tested_is_told_once_for_each_reason() -> None:
+    rest = [Finding(name, None, "x is small", "Take more.") for name in ("eps", "mean")]
+    other = Finding("dtype", None, "it has no parameter", "Give it one.")
+    shown = str(Report("batch norm", (GOOD, *rest, other, NONE)))
+    assert "Not tested, as x is small: eps; mean.\n" in shown
+    assert shown.endswith("Not tested, as it has no parameter: dtype.")

@@ -549,7 +549,10 @@ def test_a_norm_that_nothing_calls_is_named_with_the_one_in_its_place() -> None:
     x = drawn(16, 5, 8)
     harm = harms(Attention("other"), x)["k_norm is never called"]
     assert (harm.level, harm.place) == (RISK, "k_norm")
-    assert "q_norm, with parameters of the same size, is called 2 times" in harm.reason
+    text = "q_norm, with parameters of the same size, is called 2 times"
+    assert text in harm.reason
+    inside = harms(nn.Sequential(Attention("other")), x)["k_norm is never called"]
+    assert f"0.{text}" in inside.reason
     assert harms(Attention("own"), x) == harms(Attention("one"), x) == {}
 
 

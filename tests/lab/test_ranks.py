@@ -96,6 +96,7 @@ def test_the_work_is_shared_without_gap_or_overlap() -> None:
 
 
 def test_one_process_needs_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert ranks.Ranks() == ranks.Ranks(rank=0, count=1, local=0, local_count=1)
     monkeypatch.delenv("WORLD_SIZE", raising=False)
     with ranks.join() as joined:
         assert joined.first(lambda: 7) == 7
