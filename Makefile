@@ -97,6 +97,7 @@ in-the-wild: ## check the norm layers of 18 public libraries, in an environment 
 	$(WILD) -m pip --disable-pip-version-check install -q --no-deps -r benchmarks/in_the_wild/alone.txt
 	PYTHONPATH=src $(WILD) benchmarks/in_the_wild/run.py --out $(OUT)/in_the_wild.json
 	PYTHONPATH=src $(WILD) benchmarks/in_the_wild/run.py --table unseen.txt --out $(OUT)/in_the_wild_unseen.json
+	PYTHONPATH=src $(WILD) benchmarks/in_the_wild/run.py --table second_unseen.txt --out $(OUT)/in_the_wild_second_unseen.json
 
 other-hand: setup ## check layers and models of other hands with a slip each (OUT=folder for the record)
 	$(BIN)/python benchmarks/other_hand/run.py --out $(OUT)/other_hand.json

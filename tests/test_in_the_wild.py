@@ -34,6 +34,8 @@ ROWS = run.expected((FOLDER / "in_the_wild/expected.txt").read_text())
 RECORD = json.loads((FOLDER / "recorded/in_the_wild.json").read_text())
 UNSEEN_ROWS = run.expected((FOLDER / "in_the_wild/unseen.txt").read_text())
 UNSEEN = json.loads((FOLDER / "recorded/in_the_wild_unseen.json").read_text())
+SECOND_ROWS = run.expected((FOLDER / "in_the_wild/second_unseen.txt").read_text())
+SECOND = json.loads((FOLDER / "recorded/in_the_wild_second_unseen.json").read_text())
 FOLDED = json.loads((FOLDER / "recorded/in_the_wild_folding.json").read_text())
 MODELS = fold.models((FOLDER / "in_the_wild/fold_models.txt").read_text())
 PINS = dict(
@@ -51,8 +53,12 @@ def test_there_are_many_layers_of_many_packages() -> None:
 
 
 def test_every_row_says_where_it_is_read() -> None:
-    for row in (*ROWS, *UNSEEN_ROWS):
-        assert row.wrong <= {*run.TESTS}, row
+    names = {*run.TESTS, "a second call gives what a first one gives"}
+    names |= {"the gradient by x is that of the output"}
+    names |= {"a position does not depend on the other positions"}
+    names |= {"the output is x normalized over the right axes"}
+    for row in (*ROWS, *UNSEEN_ROWS, *SECOND_ROWS):
+        assert row.wrong <= names, row
         assert len(row.source) >= 8, row
         compile(f"kind({row.arguments})", "arguments", "eval")
         compile(f"dict({row.settings})", "settings", "eval")
@@ -99,6 +105,21 @@ def test_ten_layers_of_three_packages_were_unseen() -> None:
         assert [r["layer"] for r in UNSEEN[when]] == layers
     expected = [{*r["expected"]["wrong"]} for r in UNSEEN["now"]]
     assert expected == [{*row.wrong} for row in UNSEEN_ROWS]
+
+
+def test_fifty_more_layers_were_unseen_and_the_page_says_how_many_were_right() -> None:
+    packages = {row.package for row in SECOND_ROWS}
+    assert (len(SECOND_ROWS), len(packages)) == (53, 26)
+    assert not packages & {row.package for row in (*ROWS, *UNSEEN_ROWS)}
+    layers = [f"{row.path}({row.arguments})" for row in SECOND_ROWS]
+    for when in ("first", "now"):
+        assert [r["layer"] for r in SECOND[when]] == layers
+    assert Counter(r["verdict"] for r in SECOND["first"]) == {"right": 38, "wrong": 15}
+    for row, kept in zip(SECOND_ROWS, SECOND["now"], strict=True):
+        assert kept["verdict"] == "right"
+        assert {*kept["expected"]["wrong"]} == {*row.wrong}
+    for package in packages:
+        assert SECOND["versions"][package] == PINS[package]
 
 
 def test_the_record_of_folding_is_of_the_models_listed_and_none_is_wrong() -> None:

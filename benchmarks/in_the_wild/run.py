@@ -36,7 +36,12 @@ ABSENT += "omegaconf accelerate blobfile kagglehub asteroid_filterbanks tensorly
 ABSENT += (
     "tltorch pytorch_lightning torch_optimizer pb_bss_eval torch_stoi h5py zarr wandb "
 )
-ABSENT += "torch_harmonics configmypy librosa soundfile pandas"
+ABSENT += "torch_harmonics configmypy librosa soundfile pandas addict coqpit cv2 ray "
+ABSENT += "coreforecast encodec fairseq fastdownload fasthtml gateloop_transformer "
+ABSENT += "gensim hyper_connections linear_attention_transformer local_attention "
+ABSENT += "memory_efficient_attention_pytorch pydantic_settings pypinyin rjieba skbase "
+ABSENT += "pytorch_msssim pytorch_warmup skrub spacy termcolor torchcodec torchdiffeq "
+ABSENT += "torchinfo trainer vector_quantize_pytorch wfdb yapf"
 TESTS = {
     "float16": "float16 and bfloat16 give what float32 gives",
     "dtype": "the output has the dtype of the input",
@@ -51,6 +56,8 @@ TESTS = {
     "one value": "a batch with one value for each channel is refused in training",
     "others": "evaluation of an example does not depend on the others",
     "factor": "gain and bias act on the output as they are",
+    "constant": "a constant channel stays finite, output and gradient",
+    "float64": "float32 gives what float64 gives, up to rounding",
 }
 SHORT = {name: short for short, name in TESTS.items()}
 
