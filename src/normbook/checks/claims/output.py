@@ -403,9 +403,10 @@ def eps_place(subject: Subject) -> Fault | Note | None:
     for name, values in expected.items():
         if largest(seen - values) < 0.01:
             reason += f"; {name} gives {values[1]:.3g}: that is the divisor here"
-            if "max(" in name:
-                what = "variance" if "variance" in name else "deviation"
-                other = f"floor of the {what}"
+            if "max(variance" in name:
+                other = "floor of the variance"
+            elif "max(" in name and subject.kind == "rms":  # x over its length, scaled
+                other = "floor of the deviation"
             if "eps^2" in name:
                 reason += ", or a second norm behind the first, which gives the same"
             break
