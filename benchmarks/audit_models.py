@@ -15,7 +15,7 @@ import pathlib
 import platform
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -33,19 +33,23 @@ import transformers  # noqa: E402
 from normbook.checks import audit  # noqa: E402
 
 PACKAGES = ("torch", "torchvision", "timm", "transformers")
-SIZES = {"hidden_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4}
+SIZES: dict[str, Any] = {
+    "hidden_size": 64,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+}
 
 
-def images(name: str, size: int = 64, **settings: Any) -> Any:
+def images(name: str, size: int = 64, examples: int = 16, **settings: Any) -> Any:
     """Return a model of timm, and images."""
     model = timm.create_model(name, pretrained=False, num_classes=10, **settings)
-    return model, torch.randn(16, 3, size, size)
+    return model, torch.randn(examples, 3, size, size)
 
 
-def tokens(kind: str, **settings: Any) -> Any:
+def tokens(kind: str, head: str = "Model", **settings: Any) -> Any:
     """Return a small model of transformers, and tokens."""
     config = getattr(transformers, f"{kind}Config")(vocab_size=100, **settings)
-    model = getattr(transformers, f"{kind}Model")(config)
+    model = getattr(transformers, f"{kind}{head}")(config)
     ids = torch.randint(3, 100, (16, 12))
     return model, {"input_ids": ids}
 
@@ -53,7 +57,7 @@ def tokens(kind: str, **settings: Any) -> Any:
 def t5() -> Any:
     """Return an encoder and decoder."""
     small = {"d_model": 64, "d_kv": 16, "d_ff": 128, "num_layers": 2, "num_heads": 4}
-    model, x = tokens("T5", **small)
+    model, x = tokens("T5", "Model", **small)
     return model, x | {"decoder_input_ids": x["input_ids"][:, :5]}
 
 
@@ -141,17 +145,21 @@ MODELS: dict[str, Callable[[], Any]] = {
 }
 
 
-def main() -> None:
-    """Audit the models, and write what was found."""
-    parser = argparse.ArgumentParser(description=__doc__)
+def arguments(about: str | None) -> argparse.Namespace:
+    """Return what was asked for on the command line."""
+    parser = argparse.ArgumentParser(description=about)
     parser.add_argument("--out", type=pathlib.Path, help="where the record goes")
     parser.add_argument("--only", default="", help="part of the name of a model")
-    chosen = parser.parse_args()
+    return parser.parse_args()
+
+
+def audited(models: dict[str, Callable[[], Any]], only: str) -> list[dict[str, Any]]:
+    """Audit the models that are asked for; print and return what was found."""
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     found = []
-    for name, build in MODELS.items():
-        if chosen.only not in name:
+    for name, build in models.items():
+        if only not in name:
             continue
         torch.manual_seed(0)
         model, x = build()
@@ -161,13 +169,24 @@ def main() -> None:
         print(f"\n=== {name}: {seconds:.1f} s, {of_cpu:.1f} s of CPU\n{report}")
         content = json.loads(report.to_json())
         found.append({"name": name, "cpu_seconds": round(of_cpu, 1)} | content)
+    return found
+
+
+def origin(packages: Iterable[str]) -> dict[str, Any]:
+    """Return when and with what a record is made."""
+    return {
+        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
+        "python": platform.python_version(),
+        "versions": {p: importlib.metadata.version(p) for p in packages},
+    }
+
+
+def main() -> None:
+    """Audit the models, and write what was found."""
+    chosen = arguments(__doc__)
+    found = audited(MODELS, chosen.only)
     if chosen.out:
-        record = {
-            "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
-            "python": platform.python_version(),
-            "versions": {p: importlib.metadata.version(p) for p in PACKAGES},
-            "models": found,
-        }
+        record = origin(PACKAGES) | {"models": found}
         chosen.out.write_text(json.dumps(record, indent=1) + "\n")
 
 
