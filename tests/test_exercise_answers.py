@@ -470,3 +470,63 @@ def test_a_gain_rounded_at_random() -> None:
     mean = np.average(gains, weights=shares)
     deviation = np.cov(gains, aweights=shares, ddof=0) ** 0.5
     assert np.allclose(right("fb-random"), (mean, deviation), rtol=1e-9)
+
+
+# What somebody gives who makes the mistake that a reply names, found from the mistake.
+def told(name: str, given: Any) -> str:
+    return exercises.check(name, given).text
+
+
+def test_slips_in_answers_on_folding_are_those_that_are_named() -> None:
+    def without_eps(m: Any, v: Any, gamma: Any, beta: Any, eps: float) -> Any:
+        return right("fold-pad", m, v, gamma, beta, 0.0)
+
+    def without_root(m: Any, v: Any, gamma: Any, beta: Any, eps: float) -> Any:
+        k = gamma  # and not over the root
+        return right("fold-pad", m, 1.0, k, beta, 0.0)
+
+    assert told("fold-pad", without_eps) == "ε stands in the root."
+    assert "the root is missing" in told("fold-pad", without_root)
+
+    def of_all_inputs(w3: Any, w1: Any, k3: Any, k1: Any, k0: Any) -> Any:
+        pulse = torch.zeros(4, 4, 5, 5, **DOUBLE)
+        pulse[range(4), range(4), 2, 2] = 1  # of one channel each
+        three, one = (torch.tensor(w) for w in (w3, w1))
+        y = F.conv2d(pulse, three) * torch.tensor(k3)[:, None, None]
+        inner = pulse[..., 1:4, 1:4]
+        y = y + F.conv2d(inner, one) * torch.tensor(k1)[:, None, None]
+        y = y + inner.sum(1, keepdim=True) * torch.tensor(k0)[:, None, None]
+        return y.flip(2, 3).transpose(0, 1).numpy()
+
+    assert "not ones" in told("fold-branches", of_all_inputs)
+
+
+def test_slips_in_answers_on_batches_are_those_that_are_named() -> None:
+    def about_the_pivot(S: float, Q: float, c: float, n: int) -> Any:
+        return right("split-pivot", S, Q, c, n)[0], Q
+
+    assert "Q is about c" in told("split-pivot", about_the_pivot)
+
+    def without_spread(mu: float, var: float, c: float, p: float) -> Any:
+        mean, both = right("vl-value", mu, var, c, p)
+        return mean, both - right("vl-value", mu, 0.0, c, p)[1]
+
+    assert "their means spread, too" in told("vl-value", without_spread)
+
+    def by_live_places(mu: float, var: float, p: float) -> Any:
+        mean, sum_of_all = right("vl-count", mu, var, p)
+        return mean, sum_of_all / (1 - p)
+
+    assert "second mean divides by all" in told("vl-count", by_live_places)
+
+
+def test_slips_in_answers_on_numbers_are_those_that_are_named() -> None:
+    def upside_down(o: Any, c: Any) -> Any:
+        return 1 / right("lstm-bug", o, c)
+
+    assert "The other way round" in told("lstm-bug", upside_down)
+    gains, weight = right("lt-decay")
+    assert "length 8 each" in told("lt-decay", (8 * gains, weight))
+    mean, deviation = right("fb-random")
+    assert "in spacings" in told("fb-random", (mean, 128 * deviation))
+    assert "not longer" in told("wn-fan", lambda n: 1 / right("wn-fan", n))

@@ -390,3 +390,14 @@ def test_layer_norm_of_images_may_have_a_gain_per_channel() -> None:
     )
     assert not report.failed
     assert "gain per channel" in report.others
+
+
+def test_a_gain_of_another_length_is_none_per_channel() -> None:
+    layer = ByRule(lambda x: functional.layer_norm(x, x.shape[-1:]), (3, 1))
+    report = check_norm_layer(layer, (8, 5, 3, 6), kind="layer", quiet=True)
+    assert "gain per channel" not in report.others
+
+
+def test_a_shape_of_one_axis_is_refused_with_the_rule() -> None:
+    with pytest.raises(ValueError, match=r"two or more positive .*, got \(8,\)"):
+        check_norm_layer(ByRule(torch.clone), (8,), quiet=True)

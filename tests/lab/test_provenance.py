@@ -6,6 +6,7 @@ import hashlib
 import re
 import shutil
 import subprocess
+from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 from typing import Any
@@ -159,3 +160,8 @@ def test_the_device_is_described(monkeypatch: pytest.MonkeyPatch) -> None:
     threads = torch.get_num_threads()
     assert found == {"type": "cuda", "name": "NVIDIA H100", "threads": threads}
     assert provenance.device(CPU)["name"]
+
+
+def test_the_time_is_that_of_utc() -> None:
+    told = datetime.strptime(provenance.now(), "%Y-%m-%dT%H:%M:%S%z")
+    assert abs((datetime.now(UTC) - told).total_seconds()) < 60

@@ -240,6 +240,11 @@ def other_point(of: Record) -> Record:
     return replace(of, runs=runs)
 
 
+def one_other_point(of: Record) -> Record:
+    last = replace(of.runs[-1], tuned={"learning_rate": 0.01})
+    return replace(of, runs=[*of.runs[:-1], last])
+
+
 def better_elsewhere(of: Record) -> Record:
     of.tuning[0].curves["training"]["loss"][-1] = -1.0
     return of
@@ -252,6 +257,7 @@ def better_elsewhere(of: Record) -> Record:
         (lambda of: replace(of, tuning=of.tuning + of.tuning[:1]), "the search asks"),
         (lambda of: replace(of, tuning=[]), "it has 0 runs where the search asks for"),
         (other_point, "the best point of plain is"),
+        (one_other_point, "the best point of"),
         (better_elsewhere, "runs where the search asks for"),
     ],
 )
@@ -362,6 +368,14 @@ def test_a_grid_that_never_ends_is_refused(axis: dict[str, Any]) -> None:
     asked = {**TUNED.scales["live"].settings["tuning"], "grid": grid}
     with pytest.raises(RunError, match="the grid of learning_rate must have a factor"):
         run(tiny.with_settings(TUNED, tuning=asked))
+
+
+@pytest.mark.parametrize("axis", [{"factor": 1.5}, {"step": 0.5}])
+def test_a_grid_with_small_steps_is_taken(axis: dict[str, Any]) -> None:
+    settings = TUNED.scales["live"].settings
+    grid = {"learning_rate": {"values": [0.1], **axis}}
+    tuned = {**settings, "tuning": {**settings["tuning"], "grid": grid}}
+    tuning.check(tuned, [0])
 
 
 def test_a_dry_run_counts_the_first_grid(
