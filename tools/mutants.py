@@ -72,7 +72,9 @@ TESTS = {
             "tuning",
         )
     },
-    "lab/runner": ["tests/lab/test_runner.py", "tests/lab/test_checkpoints.py"],
+    "lab/runner": [
+        f"tests/lab/test_{name}.py" for name in ("runner", "replay", "checkpoints")
+    ],
     **{
         f"experiments/{name}": [
             *(f"tests/experiments/test_{name}.py", *OF_RECORDS),

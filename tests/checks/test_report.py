@@ -82,3 +82,10 @@ def test_what_was_not_tested_is_told_once_for_each_reason() -> None:
     shown = str(Report("batch norm", (GOOD, *rest, other, NONE)))
     assert "Not tested, as x is small: eps; mean.\n" in shown
     assert shown.endswith("Not tested, as it has no parameter: dtype.")
+
+
+def test_what_fails_is_shown_without_the_way_to_it() -> None:
+    with pytest.raises(AssertionError, match="1 of 1 tests fails") as caught:
+        Report("batch norm", (BAD,)).raise_if_failed()
+    frames = [entry.frame.f_locals for entry in caught.traceback]
+    assert frames[-1]["__tracebackhide__"]

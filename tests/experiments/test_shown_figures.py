@@ -173,3 +173,15 @@ def test_a_page_prints_the_published_quotients_of_smoothness() -> None:
         assert row.endswith(f"published {of['none'] / of['batch_norm']:.2g}")
     both = published.VGG_BETA.values()
     assert f"{' '.join(map(str, both))} published" in printed("sources_papers")
+
+
+def test_figures_of_sequences_are_as_wide_as_each_other() -> None:
+    found = drawn_of("vowels_tuned")
+    widths = {figure.get_size_inches()[0] for figure in found.values()}
+    assert widths == {8.4}
+
+
+def test_the_panels_of_a_grid_have_one_scale() -> None:
+    first, *others = drawn_of("vowels_tuned")["grid"].axes
+    assert others
+    assert all(first.get_shared_y_axes().joined(first, ax) for ax in others)
