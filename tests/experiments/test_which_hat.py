@@ -351,6 +351,9 @@ def test_the_figure_of_the_end_shows_every_seed_of_every_cell() -> None:
         for variant, points in zip(order, shown, strict=True):
             expected = which_hat.at_end(of, variant, measurement, "wrong")
             np.testing.assert_array_equal(points, expected)
+        gains = [of.settings["variants"][v]["gain"] for v in order]
+        marks = [line.get_marker() for line in ax.lines]
+        assert marks == ["o" if gain == 1 else "^" for gain in gains]
     assert [t.get_text() for t in figure.axes[0].get_yticklabels()] == [*cells]
     plt.close("all")
 
@@ -362,6 +365,9 @@ def test_the_figure_of_the_grid_marks_what_was_chosen() -> None:
     assert points.get_color() == COLOURS["none"]
     assert points.get_xdata() == [of.chosen("none")["learning_rate"]]
     assert points.get_ydata() == [of.grid("none")["score"].min()]
+    cells = [*dict.fromkeys(v["label"] for v in of.settings["variants"].values())]
+    assert cells[0] == "none"
+    assert [ax.get_xlabel() for ax in axes] == ["no hat", *cells[1:]]
     plt.close("all")
 
 
