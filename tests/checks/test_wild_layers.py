@@ -925,3 +925,47 @@ def test_statistics_that_are_kept_to_undo_a_norm_are_no_running_ones() -> None:
     assert report.kind == "instance norm of (N, 6, 9)"
     assert "running" not in text(report)
     assert "evaluation" not in " ".join(report.failed)
+
+
+class LastGroupNorm(nn.GroupNorm):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x.movedim(-1, 1)).movedim(1, -1)
+
+
+class LastBatchNorm(nn.BatchNorm1d):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x.movedim(-1, 1)).movedim(1, -1)
+
+
+class OverPositions(nn.BatchNorm1d):
+    """Its statistics are those of positions, its gain is that of channels."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        over = F.batch_norm(x.mT, None, None, training=True).mT
+        return over * self.weight[:, None] + self.bias[:, None]
+
+
+@pytest.mark.parametrize(
+    ("layer", "shape", "title"),
+    [
+        (LastGroupNorm(2, 8), None, "group norm of (N, 6, 8)"),
+        (LastGroupNorm(1, 8), (4, 7, 8), "group norm of (N, 7, 8)"),
+        (LastBatchNorm(6), (4, 7, 6), "batch norm of (N, 7, 6)"),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_a_norm_of_torch_may_have_its_channels_last(
+    layer: nn.Module, shape: Any, title: str
+) -> None:
+    report = check(layer, shape)
+    assert report.passed, report
+    assert report.kind == title
+    assert "NOTE channels last they are last" in text(report)
+    given = check(layer, shape, channel_axis=-1)
+    assert "channels last" not in text(given)
+
+
+def test_a_norm_of_torch_over_the_positions_is_wrong() -> None:
+    report = check(OverPositions(6), (4, 6, 7))
+    assert not report.passed
+    assert "channels last" not in text(report)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import warnings
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -36,7 +37,7 @@ from normbook.checks.claims.state import (
 )
 from normbook.checks.copies import tensors_of
 from normbook.checks.layer.definitions import KINDS
-from normbook.checks.layer.recognition import OWNERS
+from normbook.checks.layer.recognition import OWNERS, TORCH_KINDS
 from normbook.checks.layer.subject import Given, Subject, without_activations
 from normbook.checks.recurrent.claims import BY_HAND, NO_STATES, recurrent_findings
 from normbook.checks.recurrent.forms import as_recurrent, takes_states
@@ -98,7 +99,8 @@ def check_norm_layer(
     eps : float, optional
         By default the attribute ``eps``, or the usual value that explains the output.
     channel_axis : int, default 1
-        Where the layer expects the channels: -1 for a batch norm of (N, T, C), say.
+        Where the layer expects the channels: -1 for a batch norm of (N, T, C), say. A
+        norm of torch's with a forward of its own is tried with -1, too, if it is wrong.
         ``shape`` and the title of the report are what the layer takes; the axes that a
         reason speaks of are those with the channels on axis 1.
     call : callable, optional
@@ -154,6 +156,21 @@ def check_norm_layer(
     return report
 
 
+CHANNELS_LAST = Finding(
+    "the channels are on axis 1",
+    True,
+    "they are last: it is right for (N, ..., C), of which the shape above is one.",
+    other="channels last",
+)
+
+
+def _turns(layer: nn.Module) -> bool:
+    """Return whether a norm of torch's with channels has a forward of its own."""
+    kinds = tuple(t for t, kind in TORCH_KINDS if kind not in ("layer", "rms"))
+    forward = type(layer).forward
+    return isinstance(layer, kinds) and not forward.__module__.startswith("torch.")
+
+
 def _report_of(layer: nn.Module, given: Given, call: Way | None) -> Report:
     """Report on a layer as an LSTM, or as a norm."""
     shape, kind = given.shape, given.kind
@@ -174,6 +191,33 @@ def _report_of(layer: nn.Module, given: Given, call: Way | None) -> Report:
         report = Report(name, (*own, *findings))
         return report.allowing((REDUNDANT,))  # those of torch.nn.LSTM, too
     _check_that_it_is_no_weight(layer)
+    if given.axis != 1 or not _turns(layer):
+        return _report_on_channels(layer, given, call)
+    try:
+        report = _report_on_channels(layer, given, call)
+    except ValueError:
+        if last := _with_channels_last(layer, given, call):
+            return last
+        raise
+    if report.findings[0].passed is not False:
+        return report
+    return _with_channels_last(layer, given, call) or report
+
+
+def _with_channels_last(
+    layer: nn.Module, given: Given, call: Way | None
+) -> Report | None:
+    """Report on a layer that is right with its channels last."""
+    with suppress(ValueError):
+        report = _report_on_channels(layer, given._replace(axis=-1), call)
+        if report.findings[0].passed:
+            return report._replace(findings=(*report.findings, CHANNELS_LAST))
+    return None
+
+
+def _report_on_channels(layer: nn.Module, given: Given, call: Way | None) -> Report:
+    """Report on a layer as it is with the channels on the axis that is given."""
+    shape = given.shape
     if shape is not None and given.axis != 1:
         shape = tuple(torch.empty(shape).movedim(given.axis, 1).shape)
     return _report_with_condition(layer, given._replace(shape=shape), call)
