@@ -10,6 +10,7 @@ from typing import Any
 
 import matplotlib.pyplot as plt
 import nbformat
+import numpy as np
 import pytest
 
 from normbook import drawn
@@ -182,6 +183,13 @@ def test_figures_of_sequences_are_as_wide_as_each_other() -> None:
 
 
 def test_the_panels_of_a_grid_have_one_scale() -> None:
-    first, *others = drawn_of("vowels_tuned")["grid"].axes
+    first, *others = drawn_of("reading_tuned")["grid"].axes
     assert others
     assert all(first.get_shared_y_axes().joined(first, ax) for ax in others)
+
+
+def test_quotients_of_updates_have_whole_numbers_at_their_ticks() -> None:
+    for ax in drawn_of("handwriting_tuned")["quotient"].axes:
+        assert ax.yaxis.get_major_formatter()(4.0) == "4"
+        steps = np.diff(ax.xaxis.get_major_locator().tick_values(0, 3000))
+        assert {*steps} == {1000}
