@@ -193,3 +193,10 @@ def test_quotients_of_updates_have_whole_numbers_at_their_ticks() -> None:
         assert ax.yaxis.get_major_formatter()(4.0) == "4"
         steps = np.diff(ax.xaxis.get_major_locator().tick_values(0, 3000))
         assert {*steps} == {1000}
+
+
+def test_published_errors_stand_below_ours() -> None:
+    specs = [
+        ax.get_subplotspec() for ax in drawn_of("conv_norms_tuned")["published"].axes
+    ]
+    assert {spec.get_gridspec().nrows for spec in specs if spec} == {2}
