@@ -1,4 +1,4 @@
-"""How pytest runs the notebooks (nbval), for every folder of tests."""
+"""How pytest runs the notebooks (nbval), for every folder of tests; what they share."""
 
 from __future__ import annotations
 
@@ -204,3 +204,15 @@ def record(request: pytest.FixtureRequest) -> Any:
 nbval.kernel.KernelManager = UnixSocketKernel
 nbval.plugin.RunningKernel = WatchedKernel
 nbval.plugin.IPyNbCell.compare_outputs = compare_outputs
+
+
+@pytest.fixture
+def plain_style() -> Iterator[None]:
+    """Draw without a window, and in no style that another test took on."""
+    import matplotlib.pyplot as plt
+
+    with plt.rc_context():
+        plt.rcdefaults()
+        plt.switch_backend("agg")
+        yield
+        plt.close("all")

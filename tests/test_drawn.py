@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,14 +21,7 @@ from normbook import drawn
 X = np.linspace(1, 5, 40)
 
 
-@pytest.fixture(autouse=True)
-def _plain_style() -> Iterator[None]:
-    """Draw without a window, and in no style that another test took on."""
-    with plt.rc_context():
-        plt.rcdefaults()
-        plt.switch_backend("agg")
-        yield
-        plt.close("all")
+pytestmark = pytest.mark.usefixtures("plain_style")
 
 
 def figure(change: Callable[[Axes, Axes], Any] = lambda *_: None) -> Figure:

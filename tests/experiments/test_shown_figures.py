@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-import matplotlib.pyplot as plt
 import nbformat
 import numpy as np
 import pytest
@@ -46,12 +44,7 @@ SHOWN = {
 }
 
 
-@pytest.fixture(autouse=True)
-def _plain_style() -> Iterator[None]:
-    with plt.rc_context():
-        plt.rcdefaults()
-        plt.switch_backend("agg")
-        yield
+pytestmark = pytest.mark.usefixtures("plain_style")
 
 
 @cache
@@ -72,6 +65,7 @@ def printed(page: str) -> str:
     return "\n".join(output.get("text", "") for output in outputs(page))
 
 
+@cache
 def drawn_of(name: str) -> dict[str, Any]:
     kept = record.load(BOOK / f"recorded/{name}.json")
     return EXPERIMENTS[kept.name].figures(kept)
