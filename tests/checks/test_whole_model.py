@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -269,6 +270,18 @@ def test_what_is_alike_is_told_once() -> None:
         nn.init.zeros_(norm.weight)
     (harm,) = audit(nn.Sequential(*norms), drawn(16, 6, 12), quiet=True).harms[-1:]
     assert (harm.what, harm.place) == ("gains near 0", "0 and 2 more")
+
+
+def test_places_of_several_settings_are_counted_together() -> None:
+    class Rms(nn.RMSNorm):
+        def forward(self, x: Tensor) -> Tensor:
+            return x * x.square().mean(-1, True).add(1e-8).rsqrt() * self.weight
+
+    settings = [{}, {}, {"eps": 1e-8}, {"eps": 1e-8}, {"eps": 1e-8}]
+    norms = [Rms(12, **setting) for setting in settings]  # type: ignore[arg-type]
+    found = harms(nn.Sequential(*norms), drawn(16, 6, 12))
+    (harm,) = (harm for what, harm in found.items() if "float16" in what)
+    assert re.fullmatch(r"\d and 4 more", harm.place)
 
 
 class OnePlus(nn.RMSNorm):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import textwrap
 from typing import NamedTuple
 
@@ -73,9 +74,11 @@ class Audit(NamedTuple):
 
 
 def place_of(names: list[str], first: str | None = None) -> str:
-    """Name one place, and say how many more there are."""
-    first = first or names[0]
-    return f"{first} and {len(names) - 1} more" if len(names) > 1 else first
+    """Name one place, and say how many more there are, with those behind a name."""
+    more = [re.fullmatch(r"(.+) and (\d+) more", name) for name in names]
+    count = len(names) + sum(int(m[2]) for m in more if m) - 1
+    first = re.sub(r" and \d+ more$", "", first or names[0])
+    return f"{first} and {count} more" if count else first
 
 
 def equal(a: Tensor, b: Tensor) -> bool:
