@@ -291,7 +291,7 @@ def seen_of(row: Row, before: pathlib.Path | None) -> dict[str, Any]:
         "room": float(f"{room:.1e}"),
         "one_per_cent_of_the_first_variance": float(f"{notice:.1e}"),
     }
-    sources = {"ours": HERE.parents[1] / "src"}
+    sources = {"now": HERE.parents[1] / "src"}
     if before:
         sources = {"before": before, **sources}
     tools = {name: fold_from(folder) for name, folder in sources.items()}
@@ -335,22 +335,24 @@ def table(rows: list[dict[str, Any]]) -> str:
     lines = [f"{'':28} {'':6} " + " ".join(f"{o:>7}" for o in OUTCOMES) + "  layers"]
     packages = dict.fromkeys(row["package"] for row in rows)
     for package in packages:
-        of = [r for r in rows if r["package"] == package and "ours" in r]
-        for tool in ("before", "ours", "mended", "fx"):
+        of = [r for r in rows if r["package"] == package and "now" in r]
+        for tool in ("before", "first", "now", "fx"):
             some = [r[tool] for r in of if tool in r]
+            if not some:
+                continue
             counts = Counter(r["outcome"] for r in some)
             numbers = " ".join(f"{counts[o]:7}" for o in OUTCOMES)
             layers = sum(r["folded"] for r in some if r["outcome"] != "wrong")
             total = sum(r["called"] for r in of)
             lines.append(f"{package:28} {tool:6} {numbers}  {layers} of {total}")
     ratios = [
-        r["ours"]["seconds"] / r["fx"]["seconds"]
+        r["now"]["seconds"] / r["fx"]["seconds"]
         for r in rows
-        if all(r.get(tool, {}).get("seconds") for tool in ("ours", "fx"))
+        if all(r.get(tool, {}).get("seconds") for tool in ("now", "fx"))
     ]
     if ratios:
         median = statistics.median(ratios)
-        lines.append(f"time of ours over fx: median {median:.2f}, {len(ratios)} models")
+        lines.append(f"time over fx: median {median:.2f}, {len(ratios)} models")
     return "\n".join(lines)
 
 
@@ -387,11 +389,20 @@ def main() -> int:
                 with chosen.rows.open("a") as file:
                     file.write(json.dumps(result) + "\n")
         results.append(result)
-        if "not_judged" in result or result["ours"]["outcome"] in ("wrong", "refused"):
-            why = result.get("not_judged") or result["ours"]
+        if "not_judged" in result or result["now"]["outcome"] in ("wrong", "refused"):
+            why = result.get("not_judged") or result["now"]
             print(f"{row.package}/{row.name}: {why}", flush=True)
     print(table(results))
     if chosen.out:
+        kept = json.loads(chosen.out.read_text()) if chosen.out.exists() else {}
+        first = {
+            (r["package"], r["model"]): r["first"]
+            for r in kept.get("models", ())
+            if "first" in r
+        }
+        for r in results:
+            if held := first.get((r["package"], r["model"])):
+                r["first"] = held
         packages = (*dict.fromkeys(r["package"] for r in results), "torch")
         record = {
             "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
@@ -401,10 +412,11 @@ def main() -> int:
             "dtype": "float64",
             "tolerance": TOLERANCE,
             "seconds_for_a_model": SECONDS,
+            "commits": kept.get("commits", {}),
             "models": results,
         }
         chosen.out.write_text(json.dumps(record, indent=1) + "\n")
-    wrong = [r for r in results if r.get("ours", {}).get("outcome") == "wrong"]
+    wrong = [r for r in results if r.get("now", {}).get("outcome") == "wrong"]
     return int(bool(wrong))
 
 
