@@ -41,7 +41,12 @@ ABSENT += "coreforecast encodec fairseq fastdownload fasthtml gateloop_transform
 ABSENT += "gensim hyper_connections linear_attention_transformer local_attention "
 ABSENT += "memory_efficient_attention_pytorch pydantic_settings pypinyin rjieba skbase "
 ABSENT += "pytorch_msssim pytorch_warmup skrub spacy termcolor torchcodec torchdiffeq "
-ABSENT += "torchinfo trainer vector_quantize_pytorch wfdb yapf"
+ABSENT += "torchinfo trainer vector_quantize_pytorch wfdb yapf "
+ABSENT += "adam_atan2_pytorch ase axial_positional_embedding assoc_scan backoff "
+ABSENT += "classifier_free_guidance_pytorch deprecate hl_gauss_pytorch iopath "
+ABSENT += "lie_learn modelindex monty natsort numerize nvtx pytorch_custom_utils "
+ABSENT += "rotary_embedding_torch s3fs spear_tts_pytorch submitit "
+ABSENT += "taylor_series_linear_attention toolz torch_complex warp"
 TESTS = {
     "float16": "float16 and bfloat16 give what float32 gives",
     "dtype": "the output has the dtype of the input",
