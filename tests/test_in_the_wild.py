@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import itertools
 import json
 import re
 import sys
@@ -34,8 +35,12 @@ ROWS = run.expected((FOLDER / "in_the_wild/expected.txt").read_text())
 RECORD = json.loads((FOLDER / "recorded/in_the_wild.json").read_text())
 UNSEEN_ROWS = run.expected((FOLDER / "in_the_wild/unseen.txt").read_text())
 UNSEEN = json.loads((FOLDER / "recorded/in_the_wild_unseen.json").read_text())
-SECOND_ROWS = run.expected((FOLDER / "in_the_wild/second_unseen.txt").read_text())
-SECOND = json.loads((FOLDER / "recorded/in_the_wild_second_unseen.json").read_text())
+# Of each further table: layers, packages, and how many were right at first.
+FURTHER = {"second": (53, 26, 38), "third": (67, 35, 50)}
+FURTHER_ROWS = {
+    name: run.expected((FOLDER / f"in_the_wild/{name}_unseen.txt").read_text())
+    for name in FURTHER
+}
 FOLDED = json.loads((FOLDER / "recorded/in_the_wild_folding.json").read_text())
 MODELS = fold.models((FOLDER / "in_the_wild/fold_models.txt").read_text())
 PINS = dict(
@@ -56,8 +61,9 @@ def test_every_row_says_where_it_is_read() -> None:
     names = {*run.TESTS, "a second call gives what a first one gives"}
     names |= {"the gradient by x is that of the output"}
     names |= {"a position does not depend on the other positions"}
-    names |= {"the output is x normalized over the right axes"}
-    for row in (*ROWS, *UNSEEN_ROWS, *SECOND_ROWS):
+    names |= {"training and evaluation give the same"}
+    names |= {"it computes the formula of its name"}
+    for row in (*ROWS, *UNSEEN_ROWS, *itertools.chain(*FURTHER_ROWS.values())):
         assert row.wrong <= names, row
         assert len(row.source) >= 8, row
         compile(f"kind({row.arguments})", "arguments", "eval")
@@ -107,19 +113,25 @@ def test_ten_layers_of_three_packages_were_unseen() -> None:
     assert expected == [{*row.wrong} for row in UNSEEN_ROWS]
 
 
-def test_fifty_more_layers_were_unseen_and_the_page_says_how_many_were_right() -> None:
-    packages = {row.package for row in SECOND_ROWS}
-    assert (len(SECOND_ROWS), len(packages)) == (53, 26)
-    assert not packages & {row.package for row in (*ROWS, *UNSEEN_ROWS)}
-    layers = [f"{row.path}({row.arguments})" for row in SECOND_ROWS]
+@pytest.mark.parametrize("name", FURTHER)
+def test_the_layers_of_further_tables_were_unseen_and_are_right_now(name: str) -> None:
+    rows, (layers, packages, right) = FURTHER_ROWS[name], FURTHER[name]
+    record = FOLDER / f"recorded/in_the_wild_{name}_unseen.json"
+    kept = json.loads(record.read_text())
+    own = {row.package for row in rows}
+    assert (len(rows), len(own)) == (layers, packages)
+    before = itertools.takewhile(lambda one: one != name, FURTHER)
+    others = itertools.chain(ROWS, UNSEEN_ROWS, *(FURTHER_ROWS[one] for one in before))
+    assert not own & {row.package for row in others}
     for when in ("first", "now"):
-        assert [r["layer"] for r in SECOND[when]] == layers
-    assert Counter(r["verdict"] for r in SECOND["first"]) == {"right": 38, "wrong": 15}
-    for row, kept in zip(SECOND_ROWS, SECOND["now"], strict=True):
-        assert kept["verdict"] == "right"
-        assert {*kept["expected"]["wrong"]} == {*row.wrong}
-    for package in packages:
-        assert SECOND["versions"][package] == PINS[package]
+        listed = [f"{row.path}({row.arguments})" for row in rows]
+        assert [r["layer"] for r in kept[when]] == listed
+    assert sum(r["verdict"] == "right" for r in kept["first"]) == right
+    for row, found in zip(rows, kept["now"], strict=True):
+        assert found["verdict"] == "right"
+        assert {*found["expected"]["wrong"]} == {*row.wrong}
+    for package in own:
+        assert kept["versions"][package] == PINS[package]
 
 
 def test_the_record_of_folding_is_of_the_models_listed_and_none_is_wrong() -> None:

@@ -44,7 +44,8 @@ ABSENT += "pytorch_msssim pytorch_warmup skrub spacy termcolor torchcodec torchd
 ABSENT += "torchinfo trainer vector_quantize_pytorch wfdb yapf "
 ABSENT += "adam_atan2_pytorch ase axial_positional_embedding assoc_scan backoff "
 ABSENT += "classifier_free_guidance_pytorch deprecate hl_gauss_pytorch iopath "
-ABSENT += "lie_learn modelindex monty natsort numerize nvtx pytorch_custom_utils "
+ABSENT += "lie_learn modelindex monty natsort numerize nvtx pkg_resources "
+ABSENT += "pytorch_custom_utils "
 ABSENT += "rotary_embedding_torch s3fs spear_tts_pytorch submitit "
 ABSENT += "taylor_series_linear_attention toolz torch_complex warp"
 TESTS = {
@@ -184,7 +185,7 @@ def judged(line: Row) -> dict[str, Any]:
         return result | {"verdict": verdict, "why": str(error)}
     seen = {
         "kind": report.kind,
-        "other": sorted({f.other for f in report.findings} - {""}),
+        "other": sorted({o for f in report.findings for o in f.other.split(", ") if o}),
         "wrong": sorted(SHORT.get(name, name) for name in report.failed),
     }
     result |= {"seconds": round(time.process_time() - start, 2), "seen": seen}

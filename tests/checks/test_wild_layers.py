@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from normbook.checks import check_norm_layer
+from normbook.checks import audit, check_norm_layer
 from normbook.checks.report import Report
 from normbook.layers import conditional_norm, dynamic_tanh, weight_norm
 from normbook.layers.layer_norm import ModelRMSNorm
@@ -969,3 +969,131 @@ def test_a_norm_of_torch_over_the_positions_is_wrong() -> None:
     report = check(OverPositions(6), (4, 6, 7))
     assert not report.passed
     assert "channels last" not in text(report)
+
+
+class Unnamed(nn.Module):
+    """A layer norm over axis 1 whose eps has no name."""
+
+    def __init__(self, divided: Any) -> None:
+        super().__init__()
+        self.gamma, self.divided = nn.Parameter(torch.ones(1, 8, 1)), divided
+
+    def forward(self, x: Tensor) -> Tensor:
+        var, mean = torch.var_mean(x, 1, correction=0, keepdim=True)
+        y: Tensor = (x - mean) / self.divided(var) * self.gamma
+        return y
+
+
+@pytest.mark.parametrize(
+    ("divided", "others"),
+    [
+        (lambda var: (var + 1.19e-7).sqrt(), []),
+        (lambda var: (var + 3.7e-4).sqrt(), []),
+        (lambda var: var.clamp(min=1e-4).sqrt(), ["floor of the variance"]),
+        (lambda var: var.clamp(min=2.3e-4).sqrt(), ["floor of the variance"]),
+    ],
+)
+def test_an_eps_without_a_name_may_have_any_value(
+    divided: Any, others: list[str]
+) -> None:
+    report = check(Unnamed(divided), (4, 8, 5))
+    assert [*report.others] == others
+    assert {*report.failed} <= {"float16 and bfloat16 give what float32 gives"}
+
+
+def test_an_eps_without_a_name_beside_the_root_is_wrong() -> None:
+    report = check(Unnamed(lambda var: var.sqrt() + 2.3e-4), (4, 8, 5))
+    assert "sigma + eps gives" in text(report)
+
+
+class LogEps(nn.Module):
+    """RMS norm that learns the logarithm of its eps, as BasicNorm of icefall."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.eps = nn.Parameter(torch.tensor(0.25).log())
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * (wide(x).square().mean(-1, True) + self.eps.exp()).rsqrt().to(x)
+
+
+def test_a_negative_eps_is_its_logarithm() -> None:
+    report = check(LogEps(), (4, 5, 16))
+    assert report.failed == ()
+    assert {"large eps"} == {f.other for f in report.findings} - {""}
+
+
+class Wrapper(nn.Module):
+    """A relative, called for images."""
+
+    def __init__(self, body: nn.Module) -> None:
+        super().__init__()
+        self.body = body
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.body(x.movedim(1, -1)).movedim(-1, 1)
+        return y
+
+
+def test_a_relative_is_known_by_the_name_of_what_is_wrapped() -> None:
+    report = check(Wrapper(BiasFree_LayerNorm(8)), (4, 8, 3, 5))
+    assert [*report.others] == ["scale alone"]
+
+
+class InstanceNorm2dPlus(nn.Module):
+    """Instance norm, and a share of the means, normalized over the channels."""
+
+    def __init__(self, channels: int, share: float = 1.0) -> None:
+        super().__init__()
+        self.share = share
+        self.gamma = nn.Parameter(torch.ones(channels, 1, 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        means = x.mean((2, 3), keepdim=True)
+        m, v = means.mean(1, keepdim=True), means.var(1, keepdim=True)
+        means = (means - m) / (v + 1e-5).sqrt()
+        return self.gamma * (standard(x, (2, 3)).to(x) + self.share * means)
+
+
+def test_what_no_formula_explains_is_not_called_wrong() -> None:
+    report = check(InstanceNorm2dPlus(6), (4, 6, 5, 3))
+    assert report.kind.startswith("unexplained norm of")
+    assert [*report.others] == ["unexplained"]
+    assert not report.passed
+    assert "no norm and no slip that is known here explains it" in text(report)
+    # Nothing is said of a gain, or of other examples, as it may be any norm.
+    assert len(report.findings) > 20
+    assert sum(f.passed is not None for f in report.findings) < 8
+    # Whoever says what it is gets it measured by that.
+    report = check(InstanceNorm2dPlus(6), (4, 6, 5, 3), kind="instance")
+    assert report.failed[0] == "the output is x normalized over the right axes"
+    assert check(InstanceNorm2dPlus(6, 0.0), (4, 6, 5, 3)).others == {}
+
+
+def test_an_audit_tells_what_it_cannot_explain() -> None:
+    model = nn.Sequential(InstanceNorm2dPlus(6), nn.Conv2d(6, 4, 1))
+    report = audit(model, torch.randn(8, 6, 5, 3), quiet=True)
+    assert report.passed
+    (line,) = (line for line in report.untested if "explains" in line)
+    assert line.startswith("InstanceNorm2dPlus at 0 by itself: no norm and no slip")
+
+
+class PackedLayerNorm(nn.GroupNorm):
+    """Layer norm of the parts of a last axis, as of an ensemble."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        flat = x.flatten(0, -2)
+        y = F.group_norm(flat, self.num_groups, self.weight, self.bias, self.eps)
+        return y.view_as(x)
+
+
+def test_a_group_norm_may_act_on_each_position() -> None:
+    report = check(PackedLayerNorm(4, 64), (2, 5, 64))
+    assert report.kind == "layer norm in 4 groups of (N, 5, 64)"
+    assert report.passed
+
+
+def test_a_floor_of_the_deviation_is_other_in_a_layer_norm() -> None:
+    layer = Unnamed(lambda var: var.sqrt().clamp(min=1e-3))
+    layer.register_buffer("eps", torch.tensor(1e-3))
+    assert [*check(layer, (4, 8, 5)).others] == ["floor of the deviation"]

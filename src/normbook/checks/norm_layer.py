@@ -44,6 +44,7 @@ from normbook.checks.recurrent.forms import as_recurrent, takes_states
 from normbook.checks.recurrent.gradients import REDUNDANT
 from normbook.checks.registration import registered
 from normbook.checks.report import Finding, Report
+from normbook.checks.slips.explanations import UNEXPLAINED
 from normbook.checks.unusual.any_layer import besides, one_state
 from normbook.checks.unusual.condition_claims import (
     condition_findings,
@@ -85,9 +86,9 @@ def check_norm_layer(
     tested, on inputs made here; the layer itself is never changed. Of each test the
     report says that it is right, wrong (by the name of the bug, where it is known), or
     not made, and why; or that the layer is *other*, perhaps on purpose: it follows a
-    known convention that is not the norm of its name. Then it passes only if ``allow``
-    has that. Only inputs with the number of axes
-    that it names are tried: a layer for several is checked once for each.
+    known convention that is not the norm of its name, or is "unexplained": no norm that
+    is known. Then it passes only if ``allow`` has that. Only inputs with the number of
+    axes that it names are tried: a layer for several is checked once for each.
 
     Parameters
     ----------
@@ -97,7 +98,7 @@ def check_norm_layer(
     kind : {"batch", "layer", "group", "instance", "rms", "lstm"}, optional
         By default found from the class of the layer, what it holds, or how it behaves.
     eps : float, optional
-        By default the attribute ``eps``, or the usual value that explains the output.
+        By default the attribute ``eps``, or the value that explains the output.
     channel_axis : int, default 1
         Where the layer expects the channels: -1 for a batch norm of (N, T, C), say. A
         norm of torch's with a forward of its own is tried with -1, too, if it is wrong.
@@ -199,9 +200,15 @@ def _report_of(layer: nn.Module, given: Given, call: Way | None) -> Report:
         if last := _with_channels_last(layer, given, call):
             return last
         raise
-    if report.findings[0].passed is not False:
+    if not _is_off(report):
         return report
     return _with_channels_last(layer, given, call) or report
+
+
+def _is_off(report: Report) -> bool:
+    """Return whether the output is not that of a norm, nor of a known convention."""
+    first = report.findings[0]
+    return first.passed is False or first.other == UNEXPLAINED
 
 
 def _with_channels_last(
@@ -233,7 +240,7 @@ def _report_with_condition(layer: nn.Module, given: Given, call: Way | None) -> 
         report = _report_with(found, layer, given, call)
     except ValueError:
         return _report_with(found, layer, given, None)
-    if report.findings[0].passed is not False:
+    if not _is_off(report):
         return report
     by_found = _report_with(found, layer, given, None)
     return by_found if len(by_found.failed) < len(report.failed) else report
@@ -286,7 +293,7 @@ def _report_on(layer: nn.Module, given: Given, has_condition: bool) -> Report:
         if not as_relative:
             raise
         return as_relative[0]
-    if report.findings[0].passed is False and (by_name := _by_its_name(layer, given)):
+    if _is_off(report) and (by_name := _by_its_name(layer, given)):
         return by_name
     # Of what has no known formula a test for another norm would tell nothing true.
     unknown = [one for one in as_relative if one.findings[0].passed is None]
@@ -344,6 +351,10 @@ def _title(name: str, subject: Subject, axis: int) -> str:
     return f"{name} of ({', '.join(['N', *map(str, taken[1:])])})"
 
 
+# Whatever a layer computes, these have a meaning.
+OF_ANY = (dtype_is_kept, strides, input_is_kept, no_graph, half_precisions, copies)
+
+
 def _report(subject: Subject, axis: int) -> Report:
     claims = [*OUTPUT_CLAIMS, *PRECISION_CLAIMS, *CALL_CLAIMS, *GRADIENT_CLAIMS]
     claims += EXAMPLE_CLAIMS if subject.kind != "batch" else []
@@ -357,6 +368,13 @@ def _report(subject: Subject, axis: int) -> Report:
         why = "the output is random or not finite"
         cure = "Take that out first."
         findings += [Finding(claim.name, None, why, cure) for claim in others]
+    elif findings[0].other == UNEXPLAINED:
+        why = "it has a meaning for a norm that is known"
+        findings += [
+            test(subject) if test in OF_ANY else Finding(test.name, None, why)
+            for test in others
+        ]
+        return Report(_title("unexplained norm", subject, axis), tuple(findings))
     else:
         findings += [claim(subject) for claim in others]
         plain = affine_is_held(subject)

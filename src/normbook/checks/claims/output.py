@@ -25,6 +25,7 @@ from normbook.checks.layer.recognition import affordable, is_eps
 from normbook.checks.layer.subject import Subject
 from normbook.checks.slips.affine_values import acting
 from normbook.checks.slips.diagnosis import diagnosis, precision
+from normbook.checks.slips.explanations import UNEXPLAINED, Seen
 from normbook.checks.slips.renorm import renormalization
 from normbook.checks.slips.start import at_the_start
 from normbook.checks.tensors import TOLERANCE, Formula, draw, largest
@@ -111,9 +112,12 @@ def statistics(subject: Subject) -> Fault | None:
             "activation",
         )
     cure = f"Compare it with {_formula(subject)}; if it is another norm, pass its kind."
-    if seen := diagnosis(subject):
+    seen = diagnosis(subject) or Seen("", "", UNEXPLAINED)
+    if seen.other != UNEXPLAINED:
         return Fault(f"{seen.text} {reason}", seen.cure or cure, seen.other)
-    return Fault(reason, cure)
+    other = "" if subject.is_kind_given else UNEXPLAINED
+    why = "no norm and no slip that is known here explains it"
+    return Fault(f"{why}: {f'{seen.text} ' * bool(seen.text)}{reason}", cure, other)
 
 
 def _turned(subject: Subject, x: Tensor, y: Tensor) -> str:
@@ -362,7 +366,8 @@ def _no_eps(subject: Subject) -> DoesNotApply:
 @once
 def eps_place(subject: Subject) -> Fault | Note | None:
     """Feed inputs with sigma near sqrt(eps), where the place of eps decides."""
-    if trained := [name for name in subject.learned if is_eps(name)]:
+    trained = [name for name in subject.learned if is_eps(name)]
+    if trained and subject.is_eps_told:
         return Fault(
             f"{trained[0]} is a parameter with a gradient: an optimizer moves eps, "
             "also below 0, where the root of a small variance is NaN.",
@@ -405,7 +410,7 @@ def eps_place(subject: Subject) -> Fault | Note | None:
             reason += f"; {name} gives {values[1]:.3g}: that is the divisor here"
             if "max(variance" in name:
                 other = "floor of the variance"
-            elif "max(" in name and subject.kind == "rms":  # x over its length, scaled
+            elif "max(" in name and subject.kind != "batch":
                 other = "floor of the deviation"
             if "eps^2" in name:
                 reason += ", or a second norm behind the first, which gives the same"

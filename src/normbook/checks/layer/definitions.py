@@ -24,8 +24,8 @@ DIVISORS: dict[str, Callable[[Tensor, float], Tensor]] = {
     "sigma + eps": lambda var, eps: var.sqrt() + eps,
     "sigma, without eps": lambda var, eps: var.sqrt(),
     "sigma + sqrt(eps)": lambda var, eps: var.sqrt() + math.sqrt(eps),
-    "max(sigma, eps)": lambda var, eps: var.sqrt().clamp_min(eps),
     "sqrt(max(variance, eps))": lambda var, eps: var.clamp_min(eps).sqrt(),
+    "max(sigma, eps)": lambda var, eps: var.sqrt().clamp_min(eps),
     "sqrt(variance + eps^2)": lambda var, eps: (var + eps**2).sqrt(),
 }
 

@@ -87,6 +87,7 @@ def eps_of(layer: nn.Module, dtype: torch.dtype) -> float | None:
     values = told(layer, *EPSILONS)
     said = {float(v) for v in values if isinstance(v, int | float)}
     said |= {float(v) for v in values if isinstance(v, Tensor) and v.numel() == 1}
+    said = {eps for eps in said if eps >= 0}  # or it is the logarithm, say
     if len(said) == 1:
         return said.pop()
     if isinstance(layer, nn.RMSNorm):  # eps=None
@@ -152,6 +153,9 @@ def definitions_of(
         for count in [groups] if groups else range(1, shape[1] + 1):
             if shape[1] % count == 0 and shape[1] // count * each > 1:
                 yield Definition("group", groups=count), True
+        # Each position by itself, in groups of its features.
+        if dim > 2 and groups > 1 and shape[-1] % groups == 0:
+            yield Definition("layer", groups=groups), False
 
 
 def relatives_of(

@@ -6,7 +6,7 @@ import copy
 import functools
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import torch
@@ -34,6 +34,19 @@ SCALE, MUCH = 50, 10
 STATE = re.compile("state|hidden|hx|h_?(0|prev)?$|prev|carry")
 
 USUAL_EPS = (1e-5, 1e-3, 1e-6, 1e-8, 1e-4, 1e-7, 1e-2, 1e-12)
+
+
+def _eps_that_acts(
+    divisor: Callable[[Tensor, float], Tensor], var: Tensor, seen: Tensor
+) -> float:
+    """Solve for eps where about a half of the output is left."""
+    at = (seen - 0.5).abs().argmin()
+    low, high = -15.0, 1.0  # powers of ten
+    for _ in range(60):
+        eps = 10 ** ((low + high) / 2)
+        is_less = var[at].sqrt() / divisor(var[at], eps) > seen[at]
+        low, high = (math.log10(eps), high) if is_less else (low, math.log10(eps))
+    return eps
 
 
 def _is_elementwise(part: nn.Module) -> bool:
@@ -723,14 +736,14 @@ class Subject:
             )
 
     def _eps_by_behaviour(self) -> float:
-        """Find the usual eps that explains how small inputs come out; 0 if none."""
+        """Find an eps that explains how small inputs come out; 0 if none shows."""
         sigmas = [10.0**-power for power in range(1, 7)]
         seen = self.shrinkage(sigmas)
         var = torch.tensor(sigmas, dtype=torch.float64).square()
         if largest(seen - 1) < TOLERANCE:
             return 0.0
         for divisor in DIVISORS.values():
-            for eps in USUAL_EPS:
+            for eps in (*USUAL_EPS, _eps_that_acts(divisor, var, seen)):
                 if largest(var.sqrt() / divisor(var, eps) - seen) < 0.01:
                     return eps
         return USUAL_EPS[0]

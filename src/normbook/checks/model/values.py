@@ -14,6 +14,7 @@ from normbook.checks.model.kernels import kernels_of
 from normbook.checks.model.runs import Seen, tensors_in
 from normbook.checks.model.subject import Subject
 from normbook.checks.norm_layer import check_norm_layer
+from normbook.checks.slips.explanations import UNEXPLAINED
 from normbook.checks.unusual.condition_claims import MASKED
 from normbook.checks.unusual.conditions import undisturbed
 
@@ -48,6 +49,9 @@ def broken(subject: Subject) -> Iterator[Harm]:
             subject.untested.append(f"{what} by itself: {str(error)[:160]}")
             continue
         for finding in report.findings:
+            if finding.other == UNEXPLAINED:
+                of = type(least.norm).__name__
+                subject.untested.append(f"{of} at {place} by itself: {finding.reason}")
             if finding.other == "only the last batch":
                 yield Harm(
                     NOTE,

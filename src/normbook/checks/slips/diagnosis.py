@@ -14,7 +14,7 @@ from torch import Tensor
 
 from normbook.checks.layer.parts import along_axes, places_along
 from normbook.checks.layer.subject import Subject
-from normbook.checks.slips.explanations import Seen, explanation
+from normbook.checks.slips.explanations import UNEXPLAINED, Seen, explanation
 from normbook.checks.tensors import TOLERANCE, fit, is_near, largest
 
 PERMUTE = (
@@ -117,7 +117,8 @@ def _values(with_it: Tensor, should: Tensor) -> Seen:
         is_cut = any(lengths[a] < with_it.shape[a] for a in several if a != 1)
         # A part of one axis alone is no matter of reshape.
         cure = PERMUTE if is_cut and lengths[0] == 1 and len(several) > 1 else ""
-        return Seen(f"{of}, {along_axes(with_it)}, {not_on}.", cure)
+        other = "" if cure else UNEXPLAINED
+        return Seen(f"{of}, {along_axes(with_it)}, {not_on}.", cure, other)
     for layout, mask in (("", with_it), (", channels last", with_it.movedim(1, -1))):
         places = mask.flatten().nonzero()
         if int(places[-1] - places[0]) + 1 == count:

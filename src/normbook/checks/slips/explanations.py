@@ -74,6 +74,10 @@ DIVISORS: dict[str, Formula] = {
 }
 
 
+# What is not known may be wrong, or a norm of another kind.
+UNEXPLAINED = "unexplained"
+
+
 class Seen(NamedTuple):
     """What was found of a wrong output, and a cure where one follows from it."""
 

@@ -133,7 +133,10 @@ def relatives_of(layer: nn.Module) -> Iterator[tuple[Relative, bool]]:
     What takes the argument ``batch``, the graph of each node, has nodes along axis 0; a
     batch norm inside may be called for each part of a batch.
     """
-    names = [ancestor.__name__.lower() for ancestor in type(layer).__mro__]
+    children = [*layer.children()]
+    wraps = len(children) == 1 and not any(True for _ in layer.parameters(False))
+    named = (layer, *children) if wraps else (layer,)
+    names = [kind.__name__.lower() for one in named for kind in type(one).__mro__]
     names += ["irreps"] if hasattr(layer, "irreps") else []
     more = []
     if "batch" in [*inspect.signature(layer.forward).parameters][1:]:
