@@ -473,7 +473,8 @@ def test_a_relative_with_another_formula_is_not_passed(
     layer: nn.Module, shape: Any
 ) -> None:
     report = check(layer, shape)
-    assert report.failed or "group norm" in report.others, report
+    told = {"group norm", "unexplained"} & {*report.others}
+    assert report.failed or told, report
     assert "The formula holds" not in text(report)
 
 
@@ -1097,3 +1098,58 @@ def test_a_floor_of_the_deviation_is_other_in_a_layer_norm() -> None:
     layer = Unnamed(lambda var: var.sqrt().clamp(min=1e-3))
     layer.register_buffer("eps", torch.tensor(1e-3))
     assert [*check(layer, (4, 8, 5)).others] == ["floor of the deviation"]
+
+
+class LayerNorm2d(Affine):
+    """Layer norm of images over their channels, as its name does not say."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.end(standard(x.movedim(1, -1), (-1,)), x).movedim(-1, 1)
+
+
+class GlobLN(LayerNorm2d):
+    """Over channels and steps, with a gain for each channel."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        x_hat = standard(x, (1, 2))
+        return self.end(x_hat.movedim(1, -1), x).movedim(-1, 1)
+
+
+@pytest.mark.parametrize(
+    ("norm", "shape"),
+    [(LayerNorm2d(8), (16, 3, 12, 12)), (GlobLN(8), (16, 3, 12))],
+    ids=lambda value: type(value).__name__,
+)
+def test_an_audit_sees_where_the_gain_of_another_class_acts(
+    norm: nn.Module, shape: tuple[int, ...]
+) -> None:
+    conv = nn.Conv2d if len(shape) == 4 else nn.Conv1d
+    model = nn.Sequential(conv(3, 8, 3), norm, conv(8, 4, 3))
+    report = audit(model, torch.randn(shape), quiet=True)
+    assert not [harm for harm in report.harms if harm.level == "WRONG"]
+    # What torch has is taken at its word: here the last axis is no feature.
+    model[1] = nn.LayerNorm(10)
+    (harm,) = audit(model, torch.randn(shape), quiet=True).harms[:1]
+    assert harm.what == "normalizes positions, not features"
+
+
+class RecurrentModelRMSNorm(Affine):
+    """A norm for a model whose name says recurrent, as that of Gemma."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        x_hat = wide(x) * (wide(x).square().mean(-1, True) + 1e-6).rsqrt()
+        return x_hat.to(x) * self.weight + self.bias
+
+
+def test_a_norm_of_a_recurrent_model_is_no_recurrent_layer() -> None:
+    report = check(RecurrentModelRMSNorm(8), (4, 5, 8))
+    assert report.kind == "RMS norm of (N, 5, 8)"
+    assert report.failed == ()
+
+
+def test_an_audit_says_that_evonorms_are_not_tested() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 6, 3), EvoNorm2dS0())
+    report = audit(model, torch.randn(8, 3, 9, 9), quiet=True)
+    assert report.harms == ()
+    assert report.untested[0].startswith("EvoNorm2dS0 at 1: no norm that an audit")

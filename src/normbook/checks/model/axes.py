@@ -153,7 +153,7 @@ def not_features(subject: Subject) -> Iterator[Harm]:
         is_tried |= axis > 0 and bool(others)
         what = "examples" if axis == 0 else "positions"
         for seen in subject.seen:
-            if seen.is_read_as_one or not _has_length(seen):
+            if seen.is_read_as_one or not (seen.is_sure and _has_length(seen)):
                 continue
             own, other = sizes.get(seen.name, ()), others.get(seen.name, ())
             for k in seen.definition.parameter_axes(seen.x.dim()):

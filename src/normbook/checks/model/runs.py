@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 import traceback
@@ -31,7 +32,8 @@ OF_ONE_EXAMPLE = (
 
 
 # Names of what is a norm, and of what holds norms, or normalizes weights.
-NAMED = re.compile(r"norm(ali[sz](ation|er))?(layer)?_?\d?d?$")
+# Also EvoNorm2dS0.
+NAMED = re.compile(r"norm(ali[sz](ation|er))?(layer)?_?\d?d?([a-z]\d[a-z]?)?$")
 NO_NORM = re.compile("lstm|gru|rnn|cell|block|weight|spectral")
 FITS = 0.01  # of the largest output
 
@@ -46,6 +48,7 @@ class Seen(NamedTuple):
     x: Tensor
     y: Tensor
     more: More  # what else went in
+    is_sure: bool = True  # the definition explains y, or the norm is of torch
 
     @property
     def is_read_as_one(self) -> bool:
@@ -226,27 +229,43 @@ def seen_in(events: list[Event], again: dict[str, list[Tensor]]) -> Iterator[See
     for event in events:
         if first.setdefault(event.name, event) is not event:
             again.setdefault(event.name, []).append(event.x.double())
+    tried: dict[Any, list[Definition]] = {}  # what explained others of its class
     for name, norm, x_in, more, y in first.values():
         if x_in.dim() < 2 or not x_in.is_floating_point():
             continue
-        definition = _definition_of(norm, x_in.double(), y.double())
+        x, y, of = x_in.double(), y.double(), (type(norm), x_in.dim())
+        definition, is_sure = _definition_of(norm, x, y, tried.get(of))
+        if of not in tried or is_sure:
+            tried[of] = [definition] if definition and is_sure else []
         if definition is not None:
             kind = definition.kind
-            yield Seen(name, norm, kind, definition, x_in.double(), y.double(), more)
+            yield Seen(name, norm, kind, definition, x, y, more, is_sure)
 
 
-def _definition_of(norm: nn.Module, x: Tensor, y: Tensor) -> Definition | None:
-    """Return what a norm says that it is, or what explains its output."""
+def _definition_of(
+    norm: nn.Module, x: Tensor, y: Tensor, likely: list[Definition] | None
+) -> tuple[Definition | None, bool]:
+    """Return what explains the output of a norm, or what it says that it is.
+
+    With it comes whether that is sure: it explains the output, or is of torch. Where
+    others of its class were looked at, only what they are is tried besides.
+    """
     kind, shape = recognition.kind_of(norm), tuple(x.shape)
-    told = (of for of, _ in recognition.definitions_of(norm, shape, kind))
+    told = [of for of, _ in recognition.definitions_of(norm, shape, kind)]
     if kind is None:
         last = (Definition("batch", channel=-1), Definition("instance", channel=-1))
-        return next(filter(lambda of: _fits(of, norm, x, y), (*told, *last)), None)
+        return next((of for of in (*told, *last) if _fits(of, norm, x, y)), None), True
     groups = getattr(norm, "num_groups", 1)
     has_channels = kind in ("batch", "instance", "group") and x.dim() > 2
     if has_channels and _has_channels_last(norm, x):
-        return Definition(kind, groups, channel=-1)
-    return next(told, Definition(kind, groups))
+        return Definition(kind, groups, channel=-1), True
+    said = told[0] if told else Definition(kind, groups)
+    if type(norm).forward.__module__.startswith("torch."):
+        return said, True
+    others = recognition.relatives_of(shape, kind) if likely is None else likely
+    both = itertools.chain(told, others)
+    fitting = next((of for of in both if _fits(of, norm, x, y)), None)
+    return fitting or said, fitting is not None
 
 
 def _fits(of: Definition, norm: nn.Module, x: Tensor, y: Tensor) -> bool:

@@ -14,6 +14,8 @@ from normbook.checks.calls import Way
 from normbook.checks.copies import copy_of
 from normbook.checks.layer.recognition import further
 
+NORM = re.compile(r"norm\d?d?$")
+
 
 def _form_of(made: Any, layer: nn.Module, x: Tensor) -> str:
     """Name the form of what a layer returns; "" where it does not seem recurrent."""
@@ -31,8 +33,10 @@ def _form_of(made: Any, layer: nn.Module, x: Tensor) -> str:
         case (Tensor() as out, Tensor() as h, Tensor() as c):
             return "apart" if out.ndim == 3 and h.shape == c.shape else ""
     out = _outputs(made)
-    is_named = re.search("lstm|gru|rnn|recurrent", type(layer).__name__.lower())
-    has_name = is_named is not None or hasattr(layer, "hidden_size")
+    name = type(layer).__name__.lower()
+    # RecurrentGemmaRMSNorm is one by what it does alone.
+    is_named = re.search("lstm|gru|rnn|recurrent", name) and not NORM.search(name)
+    has_name = bool(is_named) or hasattr(layer, "hidden_size")
     if not isinstance(out, Tensor) or out.shape[:2] != x.shape[:2] or out.ndim != 3:
         return ""
     if has_name:
