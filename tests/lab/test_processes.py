@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import re
 import signal
@@ -237,6 +238,20 @@ def test_bad_arguments_are_refused_before_any_process_starts(
     monkeypatch.setattr(subprocess, "Popen", None)
     with pytest.raises(error, match=message):
         run(*work, timeout=timeout)
+
+
+def sign_off(folder: Path) -> None:
+    atexit.register((folder / "ended").touch)
+    time.sleep(SHORT)
+
+
+def test_what_has_answered_ends_by_itself_and_waiting_takes_no_processor(
+    tmp_path: Path,
+) -> None:
+    began = time.process_time()
+    run(sign_off, 1, tmp_path)
+    assert time.process_time() - began < 1  # of far more that it waited
+    assert (tmp_path / "ended").exists()
 
 
 def test_a_single_process_that_hangs_is_ended_after_the_timeout() -> None:
