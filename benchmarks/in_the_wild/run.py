@@ -47,7 +47,11 @@ ABSENT += "classifier_free_guidance_pytorch deprecate hl_gauss_pytorch iopath "
 ABSENT += "lie_learn modelindex monty natsort numerize nvtx pkg_resources "
 ABSENT += "pytorch_custom_utils "
 ABSENT += "rotary_embedding_torch s3fs spear_tts_pytorch submitit "
-ABSENT += "taylor_series_linear_attention toolz torch_complex warp"
+ABSENT += "taylor_series_linear_attention toolz torch_complex warp "
+ABSENT += "fairscale six hydra_slayer coca_pytorch skimage jsonmerge dctorch "
+ABSENT += "torchsde cleanfid clip misaki jaraco more_itertools num2words "
+ABSENT += "num_to_words pyworld unfoldNd pyonmttok ahocorasick rapidfuzz fasttext "
+ABSENT += "configargparse colt5_attention munch torch_sparse torchode"
 TESTS = {
     "float16": "float16 and bfloat16 give what float32 gives",
     "dtype": "the output has the dtype of the input",
