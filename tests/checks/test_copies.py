@@ -57,3 +57,13 @@ def test_each_operation_counts_once() -> None:
     y = x + 1
     assert not graph_nodes(x)
     assert len(graph_nodes(y * y)) == 3  # the product, the sum, and x as its source
+
+
+def test_a_copy_without_hooks_may_install_its_own_again() -> None:
+    layer: Any = nn.LayerNorm(3)
+    layer._output_capturing_hooks_installed = True  # as transformers has it
+    layer.register_forward_hook(lambda *_: None)
+    copied = copy_of(layer)
+    assert not copied._forward_hooks
+    assert copied._output_capturing_hooks_installed is False
+    assert layer._output_capturing_hooks_installed

@@ -63,7 +63,11 @@ def copy_of(layer: Layer) -> Layer:
             if is_dict and (not value or HOOKS.match(name)):
                 plain[id(value)] = type(value)()
     try:
-        return copy.deepcopy(layer, plain)
+        made = copy.deepcopy(layer, plain)
+        for module in made.modules():
+            for name in [n for n in vars(module) if n.endswith("hooks_installed")]:
+                setattr(module, name, False)  # transformers installs them again
+        return made
     except Exception as error:
         raise TypeError(
             f"the layer must allow a copy, got a {type(layer).__name__} for which "

@@ -91,8 +91,10 @@ def statistics(subject: Subject) -> Fault | None:
             f"the sign is lost, the layer gives the same for x and -x: {reason}",
             POSITIVE_SIGMA,
         )
-    if text := _turned(subject, x, y):
-        return Fault(f"{text} {reason}", POSITIVE_SIGMA)
+    for seed in range(1, 9):
+        if text := _turned(subject, x := subject.draw(seed), subject.output(x)):
+            return Fault(f"{text} {reason}", POSITIVE_SIGMA)
+    x = subject.draw(1)
     later = subject.fresh()
     call(later, subject.draw(17).to(subject.dtype))
     if largest(call(later, x.to(subject.dtype)) - y) > TOLERANCE:
@@ -312,6 +314,8 @@ def parameter_shapes(subject: Subject) -> Fault | None:
             other = "one gain" if subject.kind == "rms" and is_size else ""
         elif subject.kind == "group" and count == subject.definition.groups:
             what, other = ": one value for each group", "gain per group"
+        elif count == math.prod(subject.shape[a] for a in subject.definition.further):
+            what, other = ": one value for each head", "one gain"
         elif subject.kind == "layer" and count == subject.shape[1]:
             other = "gain per channel"
             what = (

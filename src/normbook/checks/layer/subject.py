@@ -680,9 +680,14 @@ class Subject:
             )
 
     def _holds_as_many(self, definition: Definition) -> bool:
-        """Return whether gain and bias have as many values as a definition wants."""
-        count = math.prod(definition.parameter_shape(self.shape))
-        return all(self.layer.get_parameter(n).numel() == count for n in self.names)
+        """Return whether gain and bias have as many values as a definition wants.
+
+        Or one for each head, say, alike for all features.
+        """
+        counts = {math.prod(definition.parameter_shape(self.shape))}
+        if definition.further:
+            counts.add(math.prod(self.shape[axis] for axis in definition.further))
+        return all(self.layer.get_parameter(n).numel() in counts for n in self.names)
 
     def _error_on(self, shape: tuple[int, ...]) -> LayerError | None:
         """Return what the layer raises on an input of the shape; None if nothing."""

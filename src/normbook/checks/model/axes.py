@@ -13,6 +13,7 @@ from normbook.checks.copies import copy_of
 from normbook.checks.model.harms import NOTE, RISK, WRONG, Harm, place_of, share_of
 from normbook.checks.model.passes import Pass
 from normbook.checks.model.runs import (
+    NOT_CUT,
     Event,
     Seen,
     batch_in,
@@ -37,7 +38,7 @@ def neighbours(subject: Subject) -> Iterator[Harm]:
         subject.untested.append(f"neighbours in evaluation: {why}")
         return
     if whole_x is None or len(whole_x) < 2:
-        why = "all tensors of x must have one length, of two or more."
+        why = NOT_CUT
         subject.untested.append(f"neighbours in evaluation: {why}")
         return
     count, few = 1, narrowed(subject.x, 0, 1)
@@ -137,8 +138,7 @@ def not_features(subject: Subject) -> Iterator[Harm]:
     """Give fewer examples and positions; what changes length is no feature."""
     whole_x = batch_in(subject.x)
     if whole_x is None:
-        why = "all tensors of x must have one length."
-        subject.untested.append(f"axes that are no features: {why}")
+        subject.untested.append(f"axes that are no features: {NOT_CUT}")
         return
     lengths = lengths_in(copy_of(subject.model), subject.names)
     whole = {seen.name: tuple(seen.x.shape) for seen in subject.seen}
@@ -149,7 +149,8 @@ def not_features(subject: Subject) -> Iterator[Harm]:
             continue
         # A few examples have all positions.
         x, sizes = (few, of_few) if axis and of_few else (subject.x, whole)
-        others = lengths(narrowed(x, axis, length // 2))
+        some = (lengths(narrowed(x, axis, n)) for n in (length // 2, 3 * length // 4))
+        others = next(filter(None, some), {})
         is_tried |= axis > 0 and bool(others)
         what = "examples" if axis == 0 else "positions"
         for seen in subject.seen:
@@ -161,7 +162,8 @@ def not_features(subject: Subject) -> Iterator[Harm]:
                     found[seen.name] = what, k, whole[seen.name][k]
     if not is_tried and whole_x.dim() > 2:
         subject.untested.append(
-            "axes that are no features: the model takes one length only."
+            "axes that are no features: the model did not run with half of the "
+            "positions, nor with three quarters."
         )
     for name, (what, k, length) in found.items():
         yield Harm(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Any
 
@@ -17,6 +17,7 @@ from normbook.checks.model.harms import NOTE, RISK, WRONG, Harm, equal
 from normbook.checks.model.passes import OURS, Call, Steps, steps_of
 from normbook.checks.model.runs import (
     Event,
+    Watching,
     is_own,
     noting,
     parts_of,
@@ -29,7 +30,7 @@ from normbook.checks.model.subject import Subject
 NO_GRADIENT, NO_CHANGE = 1e-4, 1e-3
 TINY = 1e-30  # a gradient that may be 0 a few layers further on
 MOST = 100  # norms at which noise is added, one run each
-STILL = 1e-3  # deviations of an output that does not depend on its input
+STILL = 1e-3  # of an output, where it does not depend on its input
 
 
 def changed(subject: Subject, name: str, *, at_input: bool) -> float:
@@ -81,31 +82,73 @@ def lost(subject: Subject) -> Iterator[Harm]:
             subject.untested.append(f"what becomes of outputs: {why}")
         return
     by_name: dict[str, list[Call]] = {}
+    used: set[str] | None = None
     sizes = [float(c.by_y.abs().max()) for c in steps.calls if c.by_y is not None]
     if any(0 < size < TINY for size in sizes):
         subject.untested.append("what becomes of outputs: gradients underflow.")
+        return
+    if not any(sizes) and not any(
+        t.numel() for t in _outputs(copy_of(subject.model), subject.x)
+    ):  # no box is found, say
+        why = "the model returns no number."
+        subject.untested.append(f"what becomes of outputs: {why}")
         return
     for call in steps.calls:
         by_name.setdefault(call.name, []).append(call)
     for name, calls in by_name.items():
         if all(call.by_y is None for call in calls):
             if not changed(subject, name, at_input=False):
-                yield Harm(
-                    RISK,
-                    "what a norm returns is not used",
-                    len(calls),
-                    name,
-                    "it is called, and noise of its size on what it returns changes "
-                    "no output of the model.",
-                    "Pass on what it returns: x = norm(x), or take it out.",
-                )
+                used = _going_on(subject) if used is None else used
+                yield _without_use(name, len(calls), goes_on=name in used)
             continue
         yield from _without_effect(subject, name, calls)
 
 
+def _without_use(name: str, count: int, *, goes_on: bool) -> Harm:
+    """Say of what a norm returns that it is dropped, or has no effect further on."""
+    seen = "noise of its size on what it returns changes no output of the model."
+    if goes_on:
+        return Harm(
+            NOTE,
+            "no output changes with what a norm returns",
+            count,
+            name,
+            f"it goes on, and {seen} What follows may make it a code or an index.",
+            "Nothing, if it does so once it is trained.",
+        )
+    return Harm(
+        RISK,
+        "what a norm returns is not used",
+        count,
+        name,
+        f"it is called, and {seen}",
+        "Pass on what it returns: x = norm(x), or take it out.",
+    )
+
+
+def _going_on(subject: Subject) -> set[str]:
+    """Return the names of norms whose outputs go into another function of torch."""
+    model = copy_of(subject.model)
+    made: list[tuple[str, Tensor]] = []
+    used: set[str] = set()
+
+    def note(func: Any, args: Any, kwargs: Any) -> None:
+        for t in tensors_in([args, kwargs]):
+            used.update(name for name, y in made if y is t)
+
+    def hook(name: str) -> Callable[..., None]:
+        return lambda _, x, y: made.extend((name, t) for t in tensors_in(y))
+
+    for name in subject.names:
+        parts_of(model)[name].register_forward_hook(hook(name))
+    with suppress(LayerError), Watching(note):
+        run_on(model, subject.x)
+    return used
+
+
 def _without_effect(subject: Subject, name: str, calls: list[Call]) -> Iterator[Harm]:
     """Look for what makes the output of one norm, or its input, of no effect."""
-    if any(call.y.dim() and call.y.std(0).max() < STILL for call in calls):
+    if any(c.y.dim() and c.y.std(0).max() <= STILL * c.y.abs().max() for c in calls):
         return  # told as gains of 0, or a mean over one value
     size = sum(float(c.by_y.norm() * c.y.std()) for c in calls if c.by_y is not None)
     if size == 0:

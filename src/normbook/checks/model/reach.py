@@ -18,6 +18,7 @@ from normbook.checks.model.runs import (
     batch_in,
     narrowed,
     noting,
+    over_tensors,
     parts_of,
     run_on,
     tensors_in,
@@ -81,8 +82,8 @@ def _with_others(x: Any, axis: int, *, is_late: bool) -> Any:
     """Take the last half of an axis, or the first, from another example."""
     first = batch_in(x)
 
-    def moved(t: Any) -> Any:
-        if first is None or not isinstance(t, Tensor):
+    def moved(t: Tensor) -> Tensor:
+        if first is None:
             return t
         if t.shape[: axis + 1] != first.shape[: axis + 1] or t.dtype == torch.bool:
             return t
@@ -94,9 +95,7 @@ def _with_others(x: Any, axis: int, *, is_late: bool) -> Any:
         )
         return made
 
-    if isinstance(x, dict):
-        return {key: moved(t) for key, t in x.items()}
-    return tuple(map(moved, x)) if isinstance(x, tuple) else moved(x)
+    return over_tensors(x, moved)
 
 
 def ahead(subject: Subject) -> Iterator[Harm]:

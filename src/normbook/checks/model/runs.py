@@ -379,11 +379,30 @@ def tensors_in(made: Any) -> list[Tensor]:
     return [t for value in made for t in tensors_in(value)]
 
 
+PLAIN = (int, float, str, bool, type(None))  # of no example
+NOT_CUT = "x must hold tensors of one length, of two or more, and no lists."
+
+
+def over_tensors(x: Any, change: Callable[[Tensor], Tensor]) -> Any:
+    """Change the tensors of x, also those in tuples and dicts inside of it."""
+    if isinstance(x, dict):
+        return {key: over_tensors(one, change) for key, one in x.items()}
+    if type(x) is tuple:
+        return tuple(over_tensors(one, change) for one in x)
+    return change(x) if isinstance(x, Tensor) else x
+
+
+def _parts_of_input(x: Any) -> Iterator[Any]:
+    if isinstance(x, dict | tuple):
+        for one in x.values() if isinstance(x, dict) else x:
+            yield from _parts_of_input(one)
+    elif not isinstance(x, PLAIN):
+        yield x
+
+
 def batch_in(x: Any) -> Tensor | None:
     """Return the first tensor of x, if all have as many examples."""
-    if isinstance(x, dict):
-        x = tuple(x.values())
-    tensors = [t for t in (x if isinstance(x, tuple) else (x,)) if t is not None]
+    tensors = [*_parts_of_input(x)]
     if not tensors or not all(isinstance(t, Tensor) and t.dim() for t in tensors):
         return None
     return tensors[0] if len({len(t) for t in tensors}) == 1 else None
@@ -393,12 +412,10 @@ def narrowed(x: Any, axis: int, length: int) -> Any:
     """Cut an axis of x, and of all its tensors on which it is as long."""
     first = batch_in(x)
 
-    def cut(t: Tensor | None) -> Tensor | None:
-        if t is None or first is None:
-            return t
-        is_alike = t.shape[: axis + 1] == first.shape[: axis + 1]
+    def cut(t: Tensor) -> Tensor:
+        is_alike = first is not None and (
+            t.shape[: axis + 1] == first.shape[: axis + 1]
+        )
         return t.narrow(axis, 0, length) if is_alike else t
 
-    if isinstance(x, dict):
-        return {key: cut(t) for key, t in x.items()}
-    return tuple(map(cut, x)) if isinstance(x, tuple) else cut(x)
+    return over_tensors(x, cut)

@@ -270,6 +270,19 @@ def gaps(subject: Subject) -> Iterator[Harm]:
                 "Moving averages",
             )
             continue
+        if is_fresh and getattr(norm, "momentum", None) == 0:
+            yield Harm(
+                RISK,
+                "running statistics that never move",
+                0.0,
+                seen.name,
+                "momentum is 0: no batch will move them from the mean 0 and variance 1 "
+                "of the start. Evaluation does not normalize.",
+                "Take a momentum above 0, 0.1 say, which is the weight of the new "
+                "batch.",
+                "Moving averages",
+            )
+            continue
         if is_fresh:
             fresh.append(seen.name)
             far += [(seen.name, gap, drift, ratio)] * is_far
@@ -289,6 +302,18 @@ def gaps(subject: Subject) -> Iterator[Harm]:
                 "layer in front. It is applied again, by running statistics that are "
                 f"up to {drift:.2g} sigma and {ratio:.3g} times off.",
                 "Put nn.Identity() in its place when it is folded.",
+                "Moving averages",
+            )
+            continue
+        if has_seen_any and float(count or 0) == 1 and not _is_learnt(norm):
+            yield Harm(
+                NOTE,
+                "running statistics of one batch, far from those of x",
+                gap,
+                seen.name,
+                "evaluation differs by this share of the output from that by the "
+                "statistics of x. Perhaps the model ran when it was built.",
+                "Train, load a checkpoint with its buffers, or recalibrate.",
                 "Moving averages",
             )
             continue

@@ -92,7 +92,8 @@ class Subject:
             where = (
                 f" but in lists of Python: {hidden:.160}; use nn.ModuleList"
                 if hidden
-                else "; weights that are normalized are looked at in convolutions alone"
+                else " that is known by its type or name; weights that are normalized "
+                "are looked at in convolutions alone"
             )
             raise ValueError(
                 f"the model must hold a norm, got a {self.name} without{where}."

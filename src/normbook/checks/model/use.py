@@ -64,8 +64,8 @@ def uncalled(subject: Subject) -> Iterator[Harm]:
     entered = subject.still.entered | subject.training.entered
     if others := [name for name in rest if name in entered]:
         subject.untested.append(
-            f"norms called in training only, or with another input than a tensor "
-            f"of two axes or more: {', '.join(others):.160}."
+            f"norms called in training only, or that take or return another thing than "
+            f"a tensor of two axes or more: {', '.join(others):.160}."
         )
     idle = [name for name in rest if name not in entered]
     some = idle if _is_read(subject, idle) else []
