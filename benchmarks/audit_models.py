@@ -164,7 +164,12 @@ def audited(models: dict[str, Callable[[], Any]], only: str) -> list[dict[str, A
         torch.manual_seed(0)
         model, x = build()
         start, cpu = time.perf_counter(), time.process_time()
-        report = audit(model, x, quiet=True)
+        try:
+            report = audit(model, x, quiet=True)
+        except ValueError as error:  # refused
+            print(f"\n=== {name}: {error}")
+            found.append({"name": name, "cpu_seconds": 0.0, "refused": str(error)})
+            continue
         seconds, of_cpu = time.perf_counter() - start, time.process_time() - cpu
         print(f"\n=== {name}: {seconds:.1f} s, {of_cpu:.1f} s of CPU\n{report}")
         content = json.loads(report.to_json())

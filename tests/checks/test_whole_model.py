@@ -916,7 +916,7 @@ def test_gains_of_a_weight_plus_one_in_heads_are_not_near_zero() -> None:
 
         def forward(self, x: Tensor) -> Tensor:  # (N, heads, T, 4) to (N, T, 12)
             y = functional.layer_norm(x, (4,)).transpose(1, 2).flatten(2)
-            y = y * (1 + self.weight)
+            y = (y * (1 + self.weight)).tanh()
             return y.view(*y.shape[:2], 3, 4).transpose(1, 2)
 
     class MultiHeadLayerNorm(Heads):

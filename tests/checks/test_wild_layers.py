@@ -1153,3 +1153,38 @@ def test_an_audit_says_that_evonorms_are_not_tested() -> None:
     report = audit(model, torch.randn(8, 3, 9, 9), quiet=True)
     assert report.harms == ()
     assert report.untested[0].startswith("EvoNorm2dS0 at 1: no norm that an audit")
+
+
+class StableLayerNorm(nn.Module):
+    """Layer norm of what was divided by its largest value, as of several projects."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.norm(x / x.amax(-1, keepdim=True).detach())  # type: ignore
+
+
+def test_a_sign_that_is_wrong_for_few_examples_is_named() -> None:
+    report = check(StableLayerNorm(), (4, 5, 16))
+    assert "x_hat has the wrong sign in" in text(report)
+    assert "those whose values are all negative" in text(report)
+
+
+class OneGainPerHead(nn.Module):
+    """RMS norm of queries and keys with one gain for each head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x_hat = wide(x) * (wide(x).square().mean(-1, True) + 1e-6).rsqrt()
+        return x_hat.to(x) * self.scale[:, None, None]
+
+
+def test_one_gain_for_each_head_is_a_convention() -> None:
+    report = check(OneGainPerHead(), (2, 3, 5, 16))
+    assert {*report.others} == {"gain per head", "one gain"}
+    assert report.failed == ()

@@ -685,7 +685,7 @@ class Subject:
         Or one for each head, say, alike for all features.
         """
         counts = {math.prod(definition.parameter_shape(self.shape))}
-        if definition.further:
+        if definition.further and len(self.shape) > 3:
             counts.add(math.prod(self.shape[axis] for axis in definition.further))
         return all(self.layer.get_parameter(n).numel() in counts for n in self.names)
 
