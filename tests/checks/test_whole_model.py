@@ -15,8 +15,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from normbook.checks import check_norm_layer
+from normbook.checks.layer.definitions import Definition
 from normbook.checks.model.audit import audit
 from normbook.checks.model.harms import NOTE, RISK, WRONG, Harm
+from normbook.checks.model.runs import look
 
 planted: Any = planted_bugs
 
@@ -924,3 +926,19 @@ def test_gains_of_a_weight_plus_one_in_heads_are_not_near_zero() -> None:
 
     model = nn.Sequential(nn.Linear(4, 4), MultiHeadLayerNorm())
     assert "gains near 0" not in harms(model, drawn(8, 3, 5, 4))
+
+
+def test_a_second_norm_of_a_class_is_what_the_first_is() -> None:
+    class GlobalNorm(nn.LayerNorm):  # over channels and steps
+        def forward(self, x: Tensor) -> Tensor:
+            y = functional.group_norm(x, 1, eps=self.eps).movedim(1, -1)
+            y = y * self.weight + self.bias
+            return y.movedim(-1, 1)
+
+    model = nn.Sequential(*network(GlobalNorm(6)), *network(GlobalNorm(6)))
+    assert audit(model, drawn(16, 4, 12), quiet=True).harms == ()
+    with torch.no_grad():
+        first, second = look(model, drawn(16, 4, 12))
+    assert first.definition == second.definition == Definition("group")
+    assert first.is_sure
+    assert second.is_sure
