@@ -203,8 +203,7 @@ def test_readers_are_told_what_the_record_holds() -> None:
     same = sum(reason.startswith("same: ") for reason in mutants.reasons().values())
     page = (mutants.ROOT / "book/how_it_is_checked.md").read_text("utf-8")
     told = " ".join(page.split())
-    assert f"of {tried} changes of {len(found)} parts of the package" in told
+    assert f"of {tried} changes of the {len(found)} parts of the package" in told
     assert f"the tests noticed {tried - lives}, and {same} change nothing" in told
     assert f"The other {lives - same} live" in told
-    assert len(mutants.TESTS) - len(found) == 1
-    assert "L3 has been tried but for one part" in told
+    assert mutants.TESTS.keys() == found.keys()
