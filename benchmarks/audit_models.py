@@ -186,6 +186,21 @@ def origin(packages: Iterable[str]) -> dict[str, Any]:
     }
 
 
+def compare(
+    doc: str | None, models: dict[str, Callable[[], Any]], packages: Iterable[str]
+) -> None:
+    """Audit models, and write what was found beside what was found first."""
+    chosen = arguments(doc)
+    now = audited(models, chosen.only)
+    for one in now:
+        del one["cpu_seconds"]
+    if chosen.out:
+        old = json.loads(chosen.out.read_text()) if chosen.out.exists() else {}
+        kept = {"first": old["first"]} if "first" in old else {}
+        record = origin(packages) | kept | {"now": now}
+        chosen.out.write_text(json.dumps(record, indent=1) + "\n")
+
+
 def main() -> None:
     """Audit the models, and write what was found."""
     chosen = arguments(__doc__)

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import importlib
 import importlib.machinery
-import json
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -20,7 +19,7 @@ from unittest import mock
 import torch
 
 # The first of these, as it lets torchvision be imported.
-from audit_models import SIZES, arguments, audited, images, origin, tokens
+from audit_models import SIZES, compare, images, tokens
 from torch import Tensor, nn
 
 PACKAGES = (
@@ -1145,18 +1144,5 @@ MODELS: dict[str, Callable[[], Any]] = {
 }
 
 
-def main() -> None:
-    """Audit the models, and write what was found beside what was found first."""
-    chosen = arguments(__doc__)
-    now = audited(MODELS, chosen.only)
-    for one in now:
-        del one["cpu_seconds"]
-    if chosen.out:
-        old = json.loads(chosen.out.read_text()) if chosen.out.exists() else {}
-        kept = {"first": old["first"]} if "first" in old else {}
-        record = origin(PACKAGES) | kept | {"now": now}
-        chosen.out.write_text(json.dumps(record, indent=1) + "\n")
-
-
 if __name__ == "__main__":
-    main()
+    compare(__doc__, MODELS, PACKAGES)
