@@ -355,7 +355,7 @@ class Wrong(nn.LayerNorm):
         return (x - x.mean(-1, keepdim=True)) / x.std(-1, keepdim=True)
 
 def test_right(assert_norm_layer):
-    assert_norm_layer(nn.LayerNorm(8), shape=(4, 8))
+    assert_norm_layer(nn.LayerNorm(8), (4, 8))
 
 def test_wrong(assert_norm_layer):
     assert_norm_layer(Wrong(8), shape=(4, 8))

@@ -16,7 +16,9 @@ import pytest
 class AssertNormLayer(Protocol):
     """The type of the fixture, for tests that are checked by types."""
 
-    def __call__(self, layer: Any, **options: Any) -> None:
+    def __call__(
+        self, layer: Any, shape: tuple[int, ...] | None = None, **options: Any
+    ) -> None:
         """Take what :func:`~normbook.checks.check_norm_layer` does, but ``quiet``."""
 
 
@@ -28,8 +30,8 @@ def assert_norm_layer() -> AssertNormLayer:
     """
     from normbook.checks import check_norm_layer  # torch, only where it is asked for
 
-    def check(layer: Any, **options: Any) -> None:
+    def check(layer: Any, shape: tuple[int, ...] | None = None, **options: Any) -> None:
         __tracebackhide__ = True
-        check_norm_layer(layer, quiet=True, **options).raise_if_failed()
+        check_norm_layer(layer, shape, quiet=True, **options).raise_if_failed()
 
     return check
