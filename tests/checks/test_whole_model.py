@@ -6,7 +6,7 @@ import copy
 import json
 import re
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import planted_bugs
 import pytest
@@ -18,7 +18,7 @@ from normbook.checks import check_norm_layer
 from normbook.checks.layer.definitions import Definition
 from normbook.checks.model.audit import audit
 from normbook.checks.model.harms import NOTE, RISK, WRONG, Harm
-from normbook.checks.model.runs import look
+from normbook.checks.model.runs import batch_in, look
 
 planted: Any = planted_bugs
 
@@ -942,3 +942,12 @@ def test_a_second_norm_of_a_class_is_what_the_first_is() -> None:
     assert first.definition == second.definition == Definition("group")
     assert first.is_sure
     assert second.is_sure
+
+
+def test_a_named_tuple_is_not_cut_and_so_has_no_batch() -> None:
+    class Pair(NamedTuple):
+        a: Tensor
+        b: Tensor
+
+    assert batch_in(Pair(drawn(4, 2), drawn(4, 2))) is None
+    assert batch_in((drawn(4, 2), drawn(4, 2))) is not None

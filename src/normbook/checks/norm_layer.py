@@ -243,7 +243,8 @@ def _report_with_condition(layer: nn.Module, given: Given, call: Way | None) -> 
     if not _is_off(report):
         return report
     by_found = _report_with(found, layer, given, None)
-    return by_found if len(by_found.failed) < len(report.failed) else report
+    is_better = not _is_off(by_found) or len(by_found.failed) < len(report.failed)
+    return by_found if is_better else report
 
 
 def _report_with(

@@ -393,7 +393,7 @@ def over_tensors(x: Any, change: Callable[[Tensor], Tensor]) -> Any:
 
 
 def _parts_of_input(x: Any) -> Iterator[Any]:
-    if isinstance(x, dict | tuple):
+    if isinstance(x, dict) or type(x) is tuple:
         for one in x.values() if isinstance(x, dict) else x:
             yield from _parts_of_input(one)
     elif not isinstance(x, PLAIN):
