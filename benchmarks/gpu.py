@@ -35,6 +35,7 @@ import argparse
 import itertools
 import json
 import os
+import shlex
 import statistics
 import warnings
 from collections.abc import Callable, Iterator
@@ -61,7 +62,7 @@ from normbook.layers.triton_lstm import TritonSequence, can_run
 
 ROUNDS = 15
 WARM_UP = 3
-CALLS = 10  # in a round
+CALLS = 3  # in a round
 EPS = 1e-5
 FEW = 7  # steps
 TINY = {"tiny": Size(3, 2, 3, 33)}
@@ -100,7 +101,8 @@ def sequence(layer: LayerNormLSTM, x: Tensor, hx: Any = None) -> Tensor:
             f"the kernels must run on {x.device.type}, but cannot; install Triton, and "
             "take a GPU or TRITON_INTERPRET=1."
         )
-    cell = layers._Cell("terms", "raw", EPS, None, True)
+    how = layer.norm, layer.carried, layer.hats
+    cell = layers._Cell(*how, EPS, None, True)
     is_kept = torch.is_grad_enabled() and any(v.requires_grad for v in tensors)
     h, *_ = TritonSequence.apply(cell, is_kept, x, h_0, c_0, *weights)
     return h
@@ -465,6 +467,7 @@ def main() -> None:
     parser.add_argument("--check-only", action="store_true", help="time nothing")
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     parser.add_argument("--precision", choices=TOLERANCES, default="float32")
+    parser.add_argument("--sizes", nargs="+", choices=SIZES, default=list(SIZES))
     options = parser.parse_args()
     if options.rounds < 15:
         parser.error(f"--rounds must be at least 15, got {options.rounds}")
@@ -474,7 +477,8 @@ def main() -> None:
     if not (has_gpu or options.check_only):
         parser.error("a GPU is needed, torch finds none; --check-only takes none")
     device = torch.device("cuda" if has_gpu else "cpu")
-    sizes, shapes = (SIZES, SHAPES) if has_gpu else (TINY, ((11, 33),))
+    chosen = {name: SIZES[name] for name in options.sizes}
+    sizes, shapes = (chosen, SHAPES) if has_gpu else (TINY, ((11, 33),))
     tf32 = options.precision == "tf32"
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = tf32
     torch.manual_seed(0)
@@ -506,7 +510,7 @@ def main() -> None:
     like = torch.empty(0, device=device, dtype=dtype_of(options.precision))
     record = {
         "command": f"python benchmarks/gpu.py --precision {options.precision} "
-        f"--rounds {options.rounds}",
+        f"--rounds {options.rounds} --sizes {shlex.join(options.sizes)}",
         "started": started,
         "precision": options.precision,
         "rounds": options.rounds,

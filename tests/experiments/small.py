@@ -176,14 +176,20 @@ def record(name: str) -> Record:
 
 
 def begun(
-    name: str, variant: str, *, seed: int = 3, on: Any = None, **changed: Any
+    name: str,
+    variant: str,
+    *,
+    seed: int = 3,
+    on: Any = None,
+    place: torch.device = CPU,
+    **changed: Any,
 ) -> Run:
     """Begin one of its runs, on other data if there are any."""
     scale = experiment(name).scales["live"]
     settings = runner.variant_settings(scale, variant)
     settings |= tuning.first_point(scale.settings, variant) | changed
     examples = data(name) if on is None else on
-    return EXPERIMENTS[name].begin(settings, seed, examples, CPU)
+    return EXPERIMENTS[name].begin(settings, seed, examples, place)
 
 
 def invented(name: str, settings: Any, runs: list[RunRecord]) -> Record:

@@ -29,8 +29,8 @@ class DistributionNoise(nn.Module):
         y_{ij} &= s_{ij} x_{ij} + m_{ij}
 
     In evaluation mode it passes its input on. The defaults are the paper's; negative
-    widths and ``n_sigma`` below 1 are a ``ValueError``. The ``generator`` is one of the
-    CPU, by default the global one.
+    widths and ``n_sigma`` below 1 are a ``ValueError``. The numbers are drawn where the
+    ``generator`` is, by default the global one of the CPU.
 
     Source: Santurkar et al. (2018), Appendix A, Algorithm 1. The printed loop gives
     :math:`\mu` and :math:`\sigma` no unit index; the text says that units differ. It
@@ -83,6 +83,8 @@ class DistributionNoise(nn.Module):
         )
 
     def _draw(self, random: Any, shape: Sequence[int], x: torch.Tensor) -> torch.Tensor:
-        # On the CPU, so that a CPU and a GPU see the same noise.
-        drawn: torch.Tensor = random(shape, generator=self.generator, dtype=x.dtype)
+        # From a generator of the CPU, a CPU and a GPU see the same noise.
+        place = "cpu" if self.generator is None else self.generator.device
+        how = {"generator": self.generator, "device": place, "dtype": x.dtype}
+        drawn: torch.Tensor = random(shape, **how)
         return drawn.to(x.device)

@@ -31,13 +31,16 @@ PROGRESS = "step", "opening", "curves", "sums"  # of a run
 OPENING = 20  # first updates whose losses are kept one by one, to check a record
 
 
-def generator(seed: int, purpose: str) -> torch.Generator:
-    """CPU generator for one purpose of the run with a seed, independent of its others.
+def generator(
+    seed: int, purpose: str, on: torch.device | str = "cpu"
+) -> torch.Generator:
+    """Generator for one purpose of the run with a seed, independent of its others.
 
-    Variants that ask for the same purpose, such as "weights", get the same numbers.
+    Variants that ask for the same purpose, such as "weights", get the same numbers; on
+    another kind of device these are others.
     """
     digest = hashlib.sha256(f"{seed} {purpose}".encode()).digest()
-    return torch.Generator().manual_seed(int.from_bytes(digest[:7]))
+    return torch.Generator(on).manual_seed(int.from_bytes(digest[:7]))
 
 
 class Batches:
