@@ -303,15 +303,26 @@ def beyond_cache(bytes_of_one: int, device: torch.device, most: int = 64) -> int
     return min(max(2 * cache // bytes_of_one + 1, 2), most)
 
 
-def recorded(calls: list[Callable[[], Any]]) -> Callable[[], None]:
-    """Return calls as one graph, so that none waits to be launched."""
-    for call in calls:
-        call()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
+def recorded(calls: list[Callable[[], Any]], stream: Any = None) -> Callable[[], None]:
+    """Return calls as one graph, so that none waits to be launched.
+
+    A way back has to be recorded on the stream of its way forward.
+    """
+    stream = stream or torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
         for call in calls:
             call()
-    return graph.replay
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=stream):
+        for call in calls:
+            call()
+    torch.cuda.current_stream().wait_stream(stream)
+
+    def replay(held: Any = calls) -> None:  # the graph reads what the calls hold
+        graph.replay()
+
+    return replay
 
 
 def in_turns(
@@ -402,13 +413,16 @@ def measure_norms(
                     calls = [lambda x=x, n=norm: n.forward(x) for x in inputs]
                     runs[name] = recorded(calls)
             else:
-                kept = [norm.forward(x) for x in inputs]
+                stream = torch.cuda.Stream()
+                stream.wait_stream(torch.cuda.current_stream())
+                with torch.cuda.stream(stream):
+                    kept = [norm.forward(x) for x in inputs]
                 triples = zip(dl_dy, inputs, kept, strict=True)
                 calls = [
                     lambda g=g, x=x, k=k, n=norm: n.backward(g, x, *k)
                     for g, x, k in triples
                 ]
-                runs[name] = recorded(calls)
+                runs[name] = recorded(calls, stream)
         times = in_turns(runs, rounds)
         row[kind] = {
             name: quartiles([v / count for v in values])
