@@ -68,8 +68,9 @@ FEW = 7  # steps
 TINY = {"tiny": Size(3, 2, 3, 33)}
 SHAPES = (4096, 1024), (65536, 256), (8192, 4096)
 # Largest errors, as shares of the largest number: float32, TF32, bfloat16; of a few
-# steps, and of one step from given states.
-TOLERANCES = {"float32": (1.3e-5, 4e-6), "tf32": (2e-2, 5e-3), "bfloat16": (0.1, 0.05)}
+# steps, and of one step from given states. The formulas in float32 on a CPU are off by
+# 2.6e-6 in one step with 512 units, the kernels on an H200 by 5.6e-6.
+TOLERANCES = {"float32": (1.3e-5, 8e-6), "tf32": (2e-2, 5e-3), "bfloat16": (0.1, 0.05)}
 OF_NORMS = {torch.float32: 5e-6, torch.bfloat16: 1e-2}
 
 
@@ -503,7 +504,18 @@ def main() -> None:
         return
     from normbook.lab import provenance  # only a record needs it
 
-    started, rows = provenance.now(), []
+    rows: list[dict[str, Any]] = []
+    record = {
+        "command": f"python benchmarks/gpu.py --precision {options.precision} "
+        f"--rounds {options.rounds} --sizes {shlex.join(options.sizes)}",
+        "started": provenance.now(),
+        "precision": options.precision,
+        "rounds": options.rounds,
+        "triton": triton.__version__,
+        **provenance.origin(device),
+        "rows": rows,
+    }
+    options.out.parent.mkdir(parents=True, exist_ok=True)
     for name, size, all_variants in cases:
         if isinstance(size, Size):
             row = measure_lstm(size, all_variants, options.rounds)
@@ -521,19 +533,10 @@ def main() -> None:
                 if shown in value:
                     median = scale * value["median"]
                     print(f"  {variant:16} {median:9.2f} {value[shown]:6.2f}")
+        # After each case: a machine that is lent may be gone before the last.
+        options.out.write_text(json.dumps(record, indent=1) + "\n")
     like = torch.empty(0, device=device, dtype=dtype_of(options.precision))
-    record = {
-        "command": f"python benchmarks/gpu.py --precision {options.precision} "
-        f"--rounds {options.rounds} --sizes {shlex.join(options.sizes)}",
-        "started": started,
-        "precision": options.precision,
-        "rounds": options.rounds,
-        "triton": triton.__version__,
-        "product_operations_per_second": product_rate(like),
-        **provenance.origin(device),
-        "rows": rows,
-    }
-    options.out.parent.mkdir(parents=True, exist_ok=True)
+    record["product_operations_per_second"] = product_rate(like)
     options.out.write_text(json.dumps(record, indent=1) + "\n")
 
 

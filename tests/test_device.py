@@ -2,6 +2,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -118,10 +119,16 @@ def test_a_device_that_is_not_there_is_refused(
 def torch_as_it_starts(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.delenv(device.WORKSPACE, raising=False)
     monkeypatch.setattr(torch.backends.cudnn, "benchmark", True)
+    parts: list[Any] = [torch.backends.cudnn, torch.backends.cuda.matmul]
+    before = [part.allow_tf32 for part in parts]
+    for part in parts:
+        part.allow_tf32 = True
     monkeypatch.setattr(torch.utils.deterministic, "fill_uninitialized_memory", True)
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: False)
     yield
     torch.use_deterministic_algorithms(False)
+    for part, value in zip(parts, before, strict=True):
+        part.allow_tf32 = value
 
 
 @pytest.mark.usefixtures("torch_as_it_starts")
@@ -131,6 +138,8 @@ def test_determinism_is_demanded_of_torch_cudnn_and_cublas() -> None:
     assert not torch.is_deterministic_algorithms_warn_only_enabled()
     assert not torch.utils.deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]
     assert not torch.backends.cudnn.benchmark
+    assert not torch.backends.cudnn.allow_tf32
+    assert not torch.backends.cuda.matmul.allow_tf32
     assert os.environ[device.WORKSPACE] == ":4096:8"
 
 

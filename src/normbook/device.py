@@ -71,10 +71,12 @@ def make_deterministic() -> None:
     Sets ``CUBLAS_WORKSPACE_CONFIG`` to ``:4096:8`` unless it has a deterministic value
     already, demands deterministic algorithms (an operation that has none then raises),
     and turns off the search for the fastest convolution, which may choose another one
-    in each run. New memory is not filled before it is written, as torch would do then:
-    it takes up to a quarter of the time of a small network. If CUDA is in use before
-    the variable is right, cuBLAS may have read it: nothing is changed then, and a
-    ``RuntimeError`` raised. Source: PyTorch documentation, "Reproducibility".
+    in each run. Products and convolutions in float32 keep all 24 bits of it on a GPU,
+    too: torch's convolutions would round to 11 there (TF32). New memory is not filled
+    before it is written, as torch would do then: it takes up to a quarter of the time
+    of a small network. If CUDA is in use before the variable is right, cuBLAS may have
+    read it: nothing is changed then, and a ``RuntimeError`` raised. Source: PyTorch
+    documentation, "Reproducibility".
     """
     import torch
 
@@ -90,3 +92,4 @@ def make_deterministic() -> None:
     torch.use_deterministic_algorithms(True)
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     torch.backends.cudnn.benchmark = False
+    torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False

@@ -64,7 +64,9 @@ def versions() -> dict[str, str]:
             numbers[name] = version(name)
         except PackageNotFoundError:  # run from its sources
             numbers[name] = "not installed"
-    return numbers
+    return numbers | {
+        "torch": str(torch.__version__)
+    }  # says for which device it is built
 
 
 def code() -> str:
