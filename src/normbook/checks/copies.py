@@ -6,11 +6,13 @@ import copy
 import re
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator
+from types import ModuleType
 from typing import Any, TypeVar
 
 from torch import Tensor, nn
 
 HOOKS = re.compile("_(forward|backward)(_pre)?_hooks")
+SHARED = staticmethod, classmethod, ModuleType  # a copy may hold them, too
 Layer = TypeVar("Layer", bound=nn.Module)
 
 
@@ -62,6 +64,7 @@ def copy_of(layer: Layer) -> Layer:
             is_dict = type(value) in (dict, OrderedDict)
             if is_dict and (not value or HOOKS.match(name)):
                 plain[id(value)] = type(value)()
+        plain |= {id(v): v for v in vars(module).values() if type(v) in SHARED}
     try:
         made = copy.deepcopy(layer, plain)
         for module in made.modules():

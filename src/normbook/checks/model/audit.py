@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from normbook.checks.calls import LayerError
 from normbook.checks.model import (
     axes,
     flow,
@@ -27,6 +29,7 @@ TESTS: tuple[Callable[[Subject], Iterator[Harm]], ...] = (
     statistics.unsound,
     values.broken,
     use.unregistered,
+    use.anew,
     use.uncalled,
     use.dotted,
     modes.unreached,
@@ -58,6 +61,7 @@ TESTS: tuple[Callable[[Subject], Iterator[Harm]], ...] = (
     values.small_variances,
     values.one_by_one,
     values.around_zero,
+    values.unfilled,
     values.silent,
 )
 
@@ -99,7 +103,7 @@ def audit(model: nn.Module, x: Any, *, quiet: bool = False) -> Audit:
     Raises
     ------
     TypeError
-        If ``model`` is no module, or cannot be copied.
+        If ``model`` is no module, holds one that has no hash, or cannot be copied.
     ValueError
         If the model holds neither a norm nor a convolution that normalizes its weights,
         or raises on x.
@@ -121,6 +125,12 @@ def audit(model: nn.Module, x: Any, *, quiet: bool = False) -> Audit:
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"model must be a torch.nn.Module, got {model!r:.80}.")
+    if unhashable := _unhashable(model):
+        raise TypeError(
+            "the parts of a model must be hashable, as torch's parameters() and eval() "
+            f"need it, got a {unhashable}, whose class has __eq__ alone; add "
+            "__hash__ = nn.Module.__hash__ to it."
+        )
     devices = sorted({p.device.index or 0 for p in model.parameters() if p.is_cuda})
     with torch.random.fork_rng(devices=devices), warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -129,6 +139,14 @@ def audit(model: nn.Module, x: Any, *, quiet: bool = False) -> Audit:
     if not quiet:
         print(report)
     return report
+
+
+def _unhashable(part: nn.Module) -> str | None:
+    """Name the class of the first part that torch cannot list."""
+    if type(part).__hash__ is None:
+        return type(part).__name__
+    parts = (one for one in vars(part)["_modules"].values() if one is not None)
+    return next(filter(None, map(_unhashable, parts)), None)
 
 
 def _report(subject: Subject) -> Audit:
@@ -141,14 +159,20 @@ def _report(subject: Subject) -> Audit:
                 alike.setdefault(key, []).append(harm)
         except Exception as error:  # noqa: BLE001 - what it is, is told
             cause = error.__cause__ or error
-            told = (test.__doc__ or test.__name__).splitlines()[0].rstrip(".")
-            reason = f"the audit raised {type(cause).__name__}: {cause!s:.120}"
-            subject.untested.append(f"{told[0].lower()}{told[1:]}, as {reason}.")
+            what = (test.__doc__ or test.__name__).splitlines()[0].rstrip(".")
+            told = f"the audit raised {type(cause).__name__}: {cause}"
+            if isinstance(cause, LayerError):
+                told = f"the model raised {cause}"
+            reason = textwrap.shorten(told, 240).rstrip(".")
+            subject.untested.append(f"{what[0].lower()}{what[1:]}, as {reason}.")
     harms = []
     for group in alike.values():
         worst = max(group, key=lambda harm: harm.number)
         place = place_of([harm.place for harm in group], worst.place)
-        harms.append(worst._replace(place=place))
+        reason = worst.reason
+        if len({harm.reason for harm in group}) > 1:
+            reason += f" So it is at {place.partition(' and ')[0]}."
+        harms.append(worst._replace(place=place, reason=reason))
     harms.sort(key=lambda harm: (LEVELS.index(harm.level), -harm.number))
     return Audit(
         subject.name, len(subject.names), tuple(harms), tuple(subject.untested)

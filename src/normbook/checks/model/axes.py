@@ -22,6 +22,7 @@ from normbook.checks.model.runs import (
     linear_behind,
     narrowed,
     noting,
+    one_of_many,
     run_on,
 )
 from normbook.checks.model.subject import Subject
@@ -41,13 +42,13 @@ def neighbours(subject: Subject) -> Iterator[Harm]:
         why = NOT_CUT
         subject.untested.append(f"neighbours in evaluation: {why}")
         return
-    count, few = 1, narrowed(subject.x, 0, 1)
+    few, count = one_of_many(subject.x)
     again = Pass(subject.model, subject.names)
     try:
         made = again.outputs(few)
     except LayerError as error:
         subject.untested.append(f"one example in evaluation: {error}")
-        count = max(2, len(whole_x) // 2)
+        count = max(2, len(whole_x) // 2, count)
         made, few = None, narrowed(subject.x, 0, count)
     try:
         repeated, made = again.outputs(subject.x), made or again.outputs(few)
@@ -55,7 +56,8 @@ def neighbours(subject: Subject) -> Iterator[Harm]:
         subject.untested.append(f"neighbours in evaluation: {error}")
         return
     outputs = subject.still.made, repeated, made
-    together, second, alone = (next(iter(of), None) for of in outputs)
+    tensors = ((t for t in of if t.dim()) for of in outputs)  # a loss tells nothing
+    together, second, alone = (next(of, None) for of in tensors)
     if together is not None and together.isnan().any():
         subject.untested.append("neighbours in evaluation: outputs are NaN.")
         return
@@ -63,13 +65,16 @@ def neighbours(subject: Subject) -> Iterator[Harm]:
         why = "outputs differ from call to call: it is random, or keeps a state."
         subject.untested.append(f"neighbours in evaluation: {why}")
         return
-    if alone is None or alone.shape[1:] != together.shape[1:]:
+    axis = _axis_of_examples(together, alone)
+    if alone is None or axis is None:
+        shape = "none" if alone is None else f"of shape {tuple(alone.shape)}"
         subject.untested.append(
-            "neighbours in evaluation: the output compares the examples of a batch."
+            f"neighbours in evaluation: the output of the first {count} alone is "
+            f"{shape}, that of all is of shape {tuple(together.shape)}."
         )
         return
     alone, together = alone.nan_to_num(), together.nan_to_num()  # as of masks
-    change = share_of(together[:1] - alone[:1], together)
+    change = share_of(together.narrow(axis, 0, 1) - alone.narrow(axis, 0, 1), together)
     if change < 1e-3:
         return
     whole = {event.name: event for event in reversed(_events(subject, subject.x))}
@@ -95,8 +100,8 @@ def neighbours(subject: Subject) -> Iterator[Harm]:
             "an example depends on its neighbours in evaluation",
             change,
             first.name if first else "the whole model",
-            f"{_first(count)} has another output than beside the others, by this "
-            f"share, and already in what comes {what}: {why}",
+            f"{_first(subject, count)} by this share, and already in what comes "
+            f"{what}: {why}",
             cure,
             "Choosing axes",
         )
@@ -110,8 +115,7 @@ def neighbours(subject: Subject) -> Iterator[Harm]:
         "an example depends on its neighbours in evaluation",
         change,
         first.name,
-        f"{_first(count)} has another output than beside the others, by this "
-        "share; it begins here."
+        f"{_first(subject, count)} by this share; it begins here."
         + f" The {type(norm).__name__} has no running statistics (running_mean is "
         "None, as for track_running_stats=False): the batch normalizes here, too."
         * has_none,
@@ -156,11 +160,18 @@ def not_features(subject: Subject) -> Iterator[Harm]:
         for seen in subject.seen:
             if seen.is_read_as_one or not (seen.is_sure and _has_length(seen)):
                 continue
+            if (
+                axis
+                and whole_x.dim() == seen.x.dim() == 2
+                and whole_x.is_floating_point()
+            ):
+                continue  # the features of a table
             own, other = sizes.get(seen.name, ()), others.get(seen.name, ())
             for k in seen.definition.parameter_axes(seen.x.dim()):
                 if len(own) == len(other) == seen.x.dim() and own[k] != other[k]:
                     found[seen.name] = what, k, whole[seen.name][k]
-    if not is_tried and whole_x.dim() > 2:
+    looked_at = any(seen.is_sure and _has_length(seen) for seen in subject.seen)
+    if looked_at and not is_tried and whole_x.dim() > 2:
         subject.untested.append(
             "axes that are no features: the model did not run with half of the "
             "positions, nor with three quarters."
@@ -305,13 +316,25 @@ def _has_length(seen: Seen) -> bool:
     return held or seen.kind in ("layer", "rms")
 
 
+def _axis_of_examples(together: Tensor, alone: Tensor | None) -> int | None:
+    """Return the axis on which outputs of fewer examples are shorter, 0 if none is."""
+    if alone is None or alone.dim() != together.dim():
+        return None
+    pairs = zip(together.shape, alone.shape, strict=True)
+    shorter = [k for k, (whole, few) in enumerate(pairs) if whole != few]
+    return None if len(shorter) > 1 else (shorter or [0])[0]
+
+
 def _differs(one: Tensor, other: Tensor) -> bool:
     """Return whether the first example differs, where the shapes are alike."""
     is_alike = one.shape[1:] == other.shape[1:]
     return is_alike and share_of(one[:1] - other[:1], one) > 1e-4
 
 
-def _first(count: int) -> str:
+def _first(subject: Subject, count: int) -> str:
+    if one_of_many(subject.x)[1] == count:
+        return "the first example alone has another output than beside the others,"
     return (
-        "the first example alone" if count == 1 else f"one of the first {count} alone"
+        f"the first example has another output among the first {count} alone than "
+        "among all,"
     )

@@ -60,7 +60,10 @@ def changed(subject: Subject, name: str, *, at_input: bool) -> float:
         hook = norm.register_forward_hook(lambda _, x, y: noisy(y))
     pairs = zip(before, _outputs(model, subject.x), strict=False)
     hook.remove()
-    far = [float((a - b).abs().max()) for a, b in pairs if a.shape == b.shape]
+    far = [
+        float((a - b).abs().max()) if a.shape == b.shape else math.inf
+        for a, b in pairs  # another length, as where one is predicted, is a change
+    ]
     return max(far, default=math.nan)  # the model refuses the noise
 
 
@@ -77,7 +80,9 @@ def lost(subject: Subject) -> Iterator[Harm]:
     """Look for norms whose output, or whose input, does not matter."""
     steps = subject.steps
     if steps is None:
-        why = "no output depends on the output of a norm by a gradient."
+        why = "in evaluation no output depends on that of a norm by a gradient."
+        if subject.not_back:
+            why = f"the way back raised {subject.not_back[0]}."
         if subject.names:
             subject.untested.append(f"what becomes of outputs: {why}")
         return
@@ -194,6 +199,11 @@ def ungraded(subject: Subject) -> Iterator[Harm]:
     for name in dict.fromkeys(call.name for call in steps.calls):
         own = [*parts[name].parameters()]
         if name in reached or not any(p.requires_grad for p in own):
+            continue
+        if any(
+            f"{name}.{key}" in subject.graded
+            for key, _ in parts[name].named_parameters()
+        ):
             continue
         if not changed(subject, name, at_input=False) > 0:
             continue  # not used at all

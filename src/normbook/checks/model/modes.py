@@ -9,8 +9,10 @@ import torch
 from torch import Tensor, nn
 
 import normbook.checks.layer.recognition as recognition
+from normbook.checks.copies import copy_of
 from normbook.checks.model.harms import NOTE, RISK, WRONG, Harm, place_of
-from normbook.checks.model.runs import parts_of
+from normbook.checks.model.passes import Pass
+from normbook.checks.model.runs import batch_in, narrowed, parts_of
 from normbook.checks.model.subject import Subject, is_frozen
 
 
@@ -66,12 +68,33 @@ def unreached(subject: Subject) -> Iterator[Harm]:
 def moved(subject: Subject) -> Iterator[Harm]:
     """Look for parameters that a forward pass changes."""
     old = dict(subject.original.named_parameters())
-    found = [
-        name
-        for name, p in subject.training.model.named_parameters()
-        if p.requires_grad and not torch.equal(p, old[name].to(p))
-    ]
-    if found:
+    new = dict(subject.training.model.named_parameters())
+    changed = [name for name, p in new.items() if not p.equal(old[name].to(p))]
+    found = [name for name in changed if new[name].requires_grad]
+    if not found and changed and _are_set_once(subject, changed):
+        found = changed  # what is updated in each pass is not learnt on purpose
+    if found and _are_set_once(subject, found):
+        is_set_again = _are_set_after_loading(subject, found)
+        yield Harm(
+            RISK if is_set_again else NOTE,
+            "parameters that the first pass in training sets"
+            + ", after loading, too" * is_set_again,
+            len(found),
+            place_of(found),
+            "they begin with the statistics of the first batch; a second pass leaves "
+            "them. "
+            + (
+                "The state does not hold that it is done: in a model that has loaded "
+                "them a pass in training sets them anew."
+                if is_set_again
+                else "Until then evaluation runs without them."
+            ),
+            "Register the flag as a buffer."
+            if is_set_again
+            else "Run a batch in training mode before what is evaluated.",
+            "Scale invariance",
+        )
+    elif found:
         yield Harm(
             RISK,
             "parameters that a forward pass changes",
@@ -83,6 +106,36 @@ def moved(subject: Subject) -> Iterator[Harm]:
             "Compute the standardized weight from the parameter in each pass.",
             "Scale invariance",
         )
+
+
+def _values_of(model: nn.Module, names: list[str]) -> list[Tensor]:
+    parameters = dict(model.named_parameters())
+    return [parameters[name].detach().clone() for name in names]
+
+
+def _is_moved(model: nn.Module, x: Any, names: list[str]) -> bool | None:
+    """Return whether a pass in training changes parameters, None if it raises."""
+    model.train()
+    before = _values_of(model, names)
+    one = Pass(model, []).run(x)
+    if one.error:
+        return None
+    return not all(map(torch.equal, before, _values_of(model, names)))
+
+
+def _are_set_once(subject: Subject, names: list[str]) -> bool:
+    """Return whether another pass in training leaves what the first one has set."""
+    return _is_moved(copy_of(subject.training.model), subject.x, names) is False
+
+
+def _are_set_after_loading(subject: Subject, names: list[str]) -> bool:
+    """Return whether a model that loads them sets them again, by another batch."""
+    whole, loaded = batch_in(subject.x), copy_of(subject.original)
+    if whole is None or len(whole) < 4:
+        return False
+    loaded.load_state_dict(subject.training.model.state_dict())
+    half = narrowed(subject.x, 0, len(whole) // 2)
+    return bool(_is_moved(loaded, half, names))
 
 
 def named_twice(subject: Subject) -> Iterator[Harm]:

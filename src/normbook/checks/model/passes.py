@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
+import textwrap
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+import normbook.checks.layer.recognition as recognition
 from normbook.checks.calls import LayerError
 from normbook.checks.copies import graph_nodes
 from normbook.checks.model.runs import (
@@ -60,6 +63,7 @@ class Pass:
         self.norms: list[Event] = []
         self.blocks: list[Event] = []
         self.made: list[Tensor] = []
+        self.anew: dict[nn.Module, str] = {}  # norms that the model does not hold
         self.error: LayerError | None = None
         self.steps: Steps | None = None
         self.is_through = self.is_random = False
@@ -101,8 +105,18 @@ class Pass:
 
     def outputs(self, x: Any) -> list[Tensor]:
         """Run the model."""
-        with Watching(self._note):
-            return tensors_in(run_on(self.model, x))
+        held = {*self.model.modules(), *hidden_norms(self.model).values()}
+
+        def note(part: nn.Module, _: Any) -> None:
+            if part not in held and recognition.kind_of(part):
+                self.anew.setdefault(part, self.place)
+
+        watching = nn.modules.module.register_module_forward_pre_hook(note)
+        try:
+            with Watching(self._note):
+                return tensors_in(run_on(self.model, x))
+        finally:
+            watching.remove()
 
     def run(self, x: Any, *, back: bool = False) -> Pass:
         """Run the model, or forward and backward; keep what it returns, or raises."""
@@ -121,10 +135,37 @@ class Pass:
         return self
 
 
+@contextmanager
+def _telling(errors: list[str]) -> Iterator[None]:
+    """Keep what a pass raised: autograd raises AssertionError, too."""
+    try:
+        yield
+    except (LayerError, RuntimeError, AssertionError) as error:
+        told = f"{type(error).__name__}: {error}"
+        errors.append(textwrap.shorten(told, 240, placeholder=" ...").rstrip("."))
+
+
+def _node_of(x: Tensor) -> Any:
+    """Return the operation that made a tensor, None of one that writes hide."""
+    with suppress(AssertionError):
+        return torch.autograd.graph.get_gradient_edge(x).node
+    return None
+
+
 def steps_of(
-    model: nn.Module, x: Any, names: list[str], *, cut: bool = False
+    model: nn.Module,
+    x: Any,
+    names: list[str],
+    *,
+    cut: bool = False,
+    errors: list[str] | None = None,
 ) -> Steps | None:
-    """Run a model forward and backward; with ``cut`` gradients end at each norm."""
+    """Run a model forward and backward; with ``cut`` gradients end at each norm.
+
+    None where no output depends on a norm by a gradient, or where a pass raises: why,
+    goes to ``errors``.
+    """
+    errors = [] if errors is None else errors
     met: list[tuple[str, Tensor, Tensor, Tensor]] = []
     ends: set[Any] = set()
 
@@ -154,7 +195,7 @@ def steps_of(
     for name in names:
         parts[name].register_forward_pre_hook(watch)
         parts[name].register_forward_hook(note(name))
-    with suppress(LayerError, RuntimeError), torch.enable_grad():
+    with _telling(errors), torch.enable_grad():
         made = [t for t in tensors_in(run_on(model, x)) if t.requires_grad]
         between = {n: b.clone() for n, b in model.named_buffers()}
         draw = torch.Generator().manual_seed(OURS)
@@ -167,9 +208,8 @@ def steps_of(
         if not asked or not isinstance(loss, Tensor):
             return None
         reached = graph_nodes(loss, ends)
-        edge = torch.autograd.graph.get_gradient_edge
         at = ((name, x) for name, x, *_ in met if x.requires_grad)
-        round_all = {name for name, x in at if edge(x).node in reached}
+        round_all = {name for name, x in at if _node_of(x) in reached}
         found = torch.autograd.grad(loss, asked, allow_unused=True)
         by = {id(t): grad for t, grad in zip(asked, found, strict=True)}
         calls = [

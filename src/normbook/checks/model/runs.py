@@ -80,7 +80,7 @@ def _is_norm(part: nn.Module, called: str) -> bool:
     is_own = not type(part).__module__.startswith("torch.")
     holds = any(True for _ in part.parameters(recurse=False))
     is_leaf = holds and not any(True for _ in part.children())
-    return is_own and is_leaf and "norm" in called.lower()
+    return is_own and is_leaf and bool(re.search("norm|grn", called.lower()))
 
 
 def dotted(model: nn.Module) -> dict[str, nn.Module]:
@@ -349,14 +349,10 @@ def lengths_in(
 
         return forward
 
-    for name in names:
-        norm = copy_of(model.get_submodule(name))
+    for name in names:  # of a part that stands under several names, at all of them
+        norm = model.get_submodule(name)
         vars(norm)["forward"] = giving_back(name)
         norm.register_forward_hook(lambda *_: None)
-        if name:  # under another name it stays a norm
-            model.set_submodule(name, norm)
-        else:
-            model = norm
 
     def lengths(x: Any) -> dict[str, tuple[int, ...]]:
         shapes.clear()
@@ -406,6 +402,21 @@ def batch_in(x: Any) -> Tensor | None:
     if not tensors or not all(isinstance(t, Tensor) and t.dim() for t in tensors):
         return None
     return tensors[0] if len({len(t) for t in tensors}) == 1 else None
+
+
+def one_of_many(x: Any) -> tuple[Any, int]:
+    """Return the first example alone, and how many rows of the tensors it has.
+
+    Where the named tensor ``batch`` numbers the examples that rows belong to, as of
+    clouds of points, it is all rows of number 0.
+    """
+    first, rows = batch_in(x), 1
+    number = x.get("batch") if isinstance(x, dict) else None
+    if isinstance(number, Tensor) and not number.is_floating_point():
+        is_whole = first is not None and number.shape == first.shape[:1]
+        if is_whole and bool((number.diff() >= 0).all()):
+            rows = max(1, int((number == 0).sum()))
+    return narrowed(x, 0, rows), rows
 
 
 def narrowed(x: Any, axis: int, length: int) -> Any:

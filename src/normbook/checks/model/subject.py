@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from normbook.checks.calls import evaluating
+from normbook.checks.calls import LayerError, evaluating
 from normbook.checks.copies import copy_of
 from normbook.checks.layer.recognition import kind_of
 from normbook.checks.model.harms import place_of
 from normbook.checks.model.kernels import kernels_of
-from normbook.checks.model.passes import Pass, Steps, steps_of
+from normbook.checks.model.passes import OURS, Pass, Steps, steps_of
 from normbook.checks.model.runs import (
     batch_in,
     buffers_of,
@@ -21,6 +22,8 @@ from normbook.checks.model.runs import (
     look,
     norms_of,
     noting,
+    run_on,
+    tensors_in,
 )
 
 
@@ -37,6 +40,7 @@ class Subject:
         self.plain: tuple[nn.Module, list[Tensor]] | None = None  # with its outputs
         self.looks = 0  # runs with noise
         self.untested: list[str] = []
+        self.not_back: list[str] = []  # why a way back is not known
         self.names = [name for name, _ in norms_of(self.model)]
         self._must_hold_a_norm()
         by_batch = copy_of(self.model)
@@ -72,7 +76,8 @@ class Subject:
     @cached_property
     def steps(self) -> Steps | None:
         """A pass in evaluation, and the way back."""
-        return steps_of(copy_of(self.model), self.x, self.names)
+        names, errors = self.names, self.not_back
+        return steps_of(copy_of(self.model), self.x, names, errors=errors)
 
     @cached_property
     def training(self) -> Pass:
@@ -85,6 +90,21 @@ class Subject:
             if one.is_through:
                 break
         return one
+
+    @cached_property
+    def graded(self) -> set[str]:
+        """The parameters that a whole way back in training gives a gradient.
+
+        One that recomputes what a forward pass has not kept has no other.
+        """
+        model = copy_of(self.original).train()
+        with suppress(LayerError, RuntimeError), torch.enable_grad():
+            made = [t for t in tensors_in(run_on(model, self.x)) if t.requires_grad]
+            draw = torch.Generator().manual_seed(OURS)
+            slopes = [torch.randn(t.shape, generator=draw).to(t) for t in made]
+            torch.autograd.backward(made, slopes)
+        held = model.named_parameters()
+        return {name for name, p in held if p.grad is not None and p.grad.any()}
 
     def _must_hold_a_norm(self) -> None:
         if not self.names and not any(kernels_of(self.still)):

@@ -13,6 +13,7 @@ import normbook.checks.layer.recognition as recognition
 from normbook.checks.calls import LayerError
 from normbook.checks.copies import copy_of
 from normbook.checks.model.harms import NOTE, RISK, WRONG, Harm, equal, place_of
+from normbook.checks.model.passes import Pass
 from normbook.checks.model.runs import dotted as dotted_parts
 from normbook.checks.model.runs import hidden_norms, run_on, tensors_in
 from normbook.checks.model.subject import Subject
@@ -36,6 +37,33 @@ def unregistered(subject: Subject) -> Iterator[Harm]:
         f"{f': {of_them} evaluation' if by_batch else ''}.",
         "Put them into nn.ModuleList or nn.ModuleDict.",
     )
+
+
+def anew(subject: Subject) -> Iterator[Harm]:
+    """Look for norms that each pass makes anew, so that they learn nothing."""
+    if not subject.still.anew:
+        return
+    again = Pass(copy_of(subject.model), subject.names).run(subject.x)
+    made = {
+        norm: place or "the whole model"
+        for norm, place in subject.still.anew.items()
+        if norm not in again.anew and any(True for _ in norm.parameters())
+    }
+    by_batch = [n for n in made if n.training and recognition.kind_of(n) == "batch"]
+    if made and again.anew:
+        names = sorted({type(norm).__name__ for norm in made})
+        yield Harm(
+            WRONG if by_batch else RISK,
+            "norms that each pass makes anew",
+            len(made),
+            place_of([*dict.fromkeys(made.values())]),
+            f"{' and '.join(names)}, {len(made)} in a pass, are built where they are "
+            "called, with gain 1 and bias 0: parameters() does not see them, and they "
+            "learn nothing."
+            + " Those that normalize by the batch do so in evaluation, too."
+            * bool(by_batch),
+            "Build them in __init__, as attributes or in nn.ModuleList.",
+        )
 
 
 def dotted(subject: Subject) -> Iterator[Harm]:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+import textwrap
 from collections.abc import Iterator
 
 import torch
 from torch import Tensor
 
 import normbook.checks.layer.recognition as recognition
+from normbook.checks.calls import LayerError
 from normbook.checks.claims.output import biased
 from normbook.checks.claims.precision import dtype_is_kept
 from normbook.checks.copies import copy_of
@@ -49,9 +51,10 @@ def broken(subject: Subject) -> Iterator[Harm]:
             report = check_norm_layer(
                 norm, shape, call=way, channel_axis=axis, quiet=True
             )
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError, LayerError) as error:
             what = f"{type(least.norm).__name__} at {place}"
-            subject.untested.append(f"{what} by itself: {str(error)[:160]}")
+            why = textwrap.shorten(str(error), 300, placeholder=" ...")
+            subject.untested.append(f"{what} by itself: {why}")
             continue
         for finding in report.findings:
             if finding.other == UNEXPLAINED:
@@ -222,7 +225,7 @@ def small_variances(subject: Subject) -> Iterator[Harm]:
             yield Harm(
                 RISK,
                 "an eps as large as a momentum",
-                eps,
+                float(eps / (var.median() + eps)),
                 seen.name,
                 f"eps = {eps:.2g} is added to variances of {var.median():.2g}, and is "
                 f"{eps / (var.median() + eps):.0%} of what divides. As arguments by "
@@ -232,16 +235,59 @@ def small_variances(subject: Subject) -> Iterator[Harm]:
                 "Batch normalization",
             )
         elif share > 0.01:
+            is_risk = share > 0.5 and _is_trained(subject)
             yield Harm(
-                RISK if share > 0.5 else NOTE,
+                RISK if is_risk else NOTE,
                 "variances below eps",
                 share,
                 seen.name,
                 f"this share of the variances{of} is below eps = {eps:.2g}; the "
                 f"least is {var.min():.2g}. There eps divides, not sigma.",
-                "Scale what comes in, or take a smaller eps.",
+                "If it is so once trained, scale what comes in, or take a smaller eps, "
+                "unless the size of x is to come through.",
                 "Batch normalization",
             )
+
+
+def unfilled(subject: Subject) -> Iterator[Harm]:
+    """Look for gains and biases that are memory which nobody filled."""
+    for name in subject.names:
+        held = subject.original.get_submodule(name).named_parameters(recurse=False)
+        for key, p in held:
+            if _looks_unfilled(p):
+                sizes = p.detach().double().abs()
+                sizes = sizes[sizes > 0]
+                yield Harm(
+                    RISK,
+                    "parameters that look as if nobody had filled them",
+                    p.numel(),
+                    name,
+                    f"the sizes of {key} go from {sizes.min():.1g} to "
+                    f"{sizes.max():.1g}, as of torch.empty(n) or torch.Tensor(n), "
+                    "which hold what was in memory.",
+                    "Begin with torch.ones for a gain and torch.zeros for a bias.",
+                    "Scale invariance",
+                )
+                break
+
+
+def _looks_unfilled(p: Tensor) -> bool:
+    sizes = p.detach().double().abs()
+    return bool(((sizes > 0) & (sizes < 1e-35) | (sizes > 1e15)).any())
+
+
+def _is_trained(subject: Subject) -> bool:
+    """Return whether a norm has seen a batch, or has gains that are not alike."""
+    for seen in subject.seen:
+        norm = subject.original.get_submodule(seen.name)
+        mean = getattr(norm, "running_mean", None)
+        if isinstance(mean, Tensor) and bool(mean.any()):
+            return True
+        name = recognition.only_parameter(norm, recognition.GAINS)
+        gain = norm.get_parameter(name) if name else torch.ones(())
+        if gain.numel() > 1 and float(gain.std()) > 1e-3 and not _looks_drawn(gain):
+            return True
+    return False
 
 
 def silent(subject: Subject) -> Iterator[Harm]:
@@ -260,7 +306,7 @@ def silent(subject: Subject) -> Iterator[Harm]:
             is_off &= spread.reshape(gain.shape) < 0.1
         elif float(seen.y.std()) > 0.1:
             continue
-        if _looks_drawn(gain):  # told as such
+        if _looks_drawn(gain) or _looks_unfilled(gain):  # told as such
             continue
         share = is_off.double().mean().item()
         if share <= 0.01:

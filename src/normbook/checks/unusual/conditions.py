@@ -100,6 +100,8 @@ def undisturbed(norm: nn.Module, x: Tensor, more: More) -> Way | None:
     values = [v for v in (*more[0], *more[1].values()) if isinstance(v, Tensor)]
     if not needs_more(norm) or projects(norm) or not all(map(is_choice, values)):
         return None
+    if not values:  # plain numbers, as the model gives them
+        return lambda layer, x: layer(x, *more[0], **more[1])
     like, runs = next(norm.parameters(), torch.zeros(())), False
     for kept in (1, 0):  # 0 where a mask marks what is left out
         way = _filled(more, tuple(x.shape), kept)

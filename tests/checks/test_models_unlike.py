@@ -1,0 +1,312 @@
+"""Models that are unlike others: clouds, losses, norms made anew, ways back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from test_whole_model import drawn, harms, network
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
+
+from normbook.checks import check_norm_layer
+from normbook.checks.model.audit import audit
+from normbook.checks.model.harms import NOTE, RISK, WRONG
+
+NEIGHBOURS = "an example depends on its neighbours in evaluation"
+
+
+class Clouds(nn.Module):
+    """The mean of each cloud, behind a norm of the whole cloud, or of all rows."""
+
+    def __init__(self, *, is_mixed: bool = False) -> None:
+        super().__init__()
+        self.norm, self.is_mixed = nn.LayerNorm(4), is_mixed
+
+    def forward(self, x: Tensor, batch: Tensor) -> Tensor:
+        x = self.norm(x)
+        of_all = (x - x.mean(0)) / x.std(0)
+        if self.is_mixed:
+            x = of_all
+        return torch.stack(
+            [x[batch == k].max(0)[0] for k in range(int(batch.max()) + 1)]
+        )
+
+
+def test_the_first_example_of_numbered_rows_is_all_of_its_rows() -> None:
+    x = {"x": drawn(24, 4), "batch": torch.arange(4).repeat_interleave(6)}
+    report = audit(Clouds(), x, quiet=True)
+    assert report.harms == ()
+    assert report.untested == ()
+    harm = harms(Clouds(is_mixed=True), x)[NEIGHBOURS]
+    assert harm.level == WRONG
+    assert harm.reason.startswith("the first example alone has another output")
+
+
+@pytest.mark.parametrize("is_batch", [False, True])
+def test_outputs_may_have_the_examples_on_a_later_axis_behind_a_loss(
+    is_batch: bool,
+) -> None:
+    class Sources(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            batch = nn.BatchNorm1d(4, track_running_stats=False)
+            self.norm = batch if is_batch else nn.LayerNorm(4)
+
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+            y = self.norm(x)
+            return y.square().mean(), torch.stack([y, -y])
+
+    report = audit(Sources(), drawn(16, 4), quiet=True)
+    assert [h.what for h in report.harms] == [NEIGHBOURS] * is_batch
+    assert len(report.untested) == is_batch  # one example alone is refused
+
+
+def test_a_length_that_changes_is_a_change() -> None:
+    class Lengths(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm = nn.LayerNorm(4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            count = int(self.norm(x)[..., 0].max().item() * 1000)
+            return x.new_ones(len(x), count % 50 + 1)
+
+    assert "what a norm returns is not used" not in harms(Lengths(), drawn(16, 4))
+
+
+def test_norms_that_each_pass_makes_anew_are_told() -> None:
+    class Anew(nn.Module):
+        def __init__(self, of: Callable[..., nn.Module], **how: Any) -> None:
+            super().__init__()
+            self.norm, self.of, self.how = nn.LayerNorm(6), of, how
+
+        def forward(self, x: Tensor) -> Tensor:
+            y: Tensor = self.of(6, **self.how)(self.norm(x).relu())
+            return y
+
+    what = "norms that each pass makes anew"
+    of_batch, of_rows = (
+        harms(Anew(of), drawn(16, 6)) for of in (nn.BatchNorm1d, nn.LayerNorm)
+    )
+    assert of_batch[what].level == WRONG
+    assert NEIGHBOURS in of_batch
+    assert of_rows[what].level == RISK
+    assert of_rows[what].place == "the whole model"
+    plain = Anew(nn.LayerNorm, elementwise_affine=False)
+    assert what not in harms(plain, drawn(16, 6))
+    held = Anew(nn.LayerNorm)
+    held.of = lambda _: kept  # of somebody else, the same each time
+    kept = nn.LayerNorm(6)
+    assert what not in harms(held, drawn(16, 6))
+
+
+def test_parameters_that_nobody_filled_are_told() -> None:
+    model = network(nn.GroupNorm(2, 6))
+    weight: Any = model[1].weight
+    what = "parameters that look as if nobody had filled them"
+    for value in (3e-41, 4.7e28):
+        weight.data[2:] = torch.zeros(4)
+        weight.data[1] = value
+        found = harms(model)
+        assert found[what].level == RISK
+        assert "gains near 0" not in found
+    weight.data[1] = 1e-8  # as weight decay leaves it
+    assert what not in harms(model)
+
+
+class Begun(nn.Module):
+    """A shift and a scale that begin with those of the first batch."""
+
+    def __init__(self, *, is_kept: bool, learns: bool = True) -> None:
+        super().__init__()
+        self.first = nn.Parameter(torch.zeros(2, 6), requires_grad=learns)
+        self.norm = nn.LayerNorm(6)
+        self.is_begun: Any = False
+        if is_kept:
+            del self.is_begun
+            self.register_buffer("is_begun", torch.tensor(False))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training and not self.is_begun:
+            self.first.data = torch.stack([x.mean(0), x.std(0)]).detach()
+            self.is_begun = (
+                torch.tensor(True) if torch.is_tensor(self.is_begun) else True
+            )
+        y: Tensor = self.norm((x - self.first[0]) / (self.first[1] + 0.1))
+        return y
+
+
+@pytest.mark.parametrize("learns", [True, False])
+def test_what_the_first_batch_sets_is_set_after_loading_without_a_flag(
+    learns: bool,
+) -> None:
+    what = "parameters that the first pass in training sets"
+    found = harms(Begun(is_kept=True, learns=learns), drawn(16, 6))
+    assert found[what].level == NOTE
+    found = harms(Begun(is_kept=False, learns=learns), drawn(16, 6))
+    assert found[f"{what}, after loading, too"].level == RISK
+
+
+def test_what_each_pass_updates_and_nothing_learns_is_no_harm() -> None:
+    class Average(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.mean = nn.Parameter(torch.zeros(6), requires_grad=False)
+            self.norm = nn.LayerNorm(6)
+
+        def forward(self, x: Tensor) -> Tensor:
+            if self.training:
+                self.mean.data = 0.9 * self.mean + 0.1 * x.mean(0)
+            y: Tensor = self.norm(x - self.mean)
+            return y
+
+    assert audit(Average(), drawn(16, 6), quiet=True).harms == ()
+
+
+def test_what_torch_cannot_list_is_refused_by_its_name() -> None:
+    class Equal(nn.LayerNorm):
+        def __eq__(self, other: object) -> bool:
+            return True
+
+    with pytest.raises(TypeError, match=r"must be hashable.*got a Equal.*add __hash__"):
+        audit(nn.Sequential(nn.Linear(4, 4), Equal(4)), drawn(8, 4))
+
+
+def test_a_static_method_as_an_attribute_is_shared_with_a_copy() -> None:
+    model: Any = nn.Sequential(nn.LayerNorm(4))
+    model.rotate = staticmethod(abs)
+    assert audit(model, drawn(8, 4), quiet=True).layers == 1
+
+
+def test_a_norm_under_two_paths_is_looked_at_on_both() -> None:
+    class Twice(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm = nn.LayerNorm(12)
+            self.block = nn.Sequential(self.norm, nn.ReLU())
+
+        def forward(self, x: Tensor) -> Tensor:
+            y: Tensor = self.block(x)
+            return y
+
+    report = audit(Twice(), drawn(16, 4, 12), quiet=True)
+    assert [h.what for h in report.harms] == ["normalizes positions, not features"]
+    assert report.untested == ()
+
+
+def test_a_norm_that_takes_one_dtype_keeps_none_from_being_checked() -> None:
+    class SingleNorm(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            y: Tensor = nn.BatchNorm1d(6)(x)  # of float32 alone
+            return y
+
+    report = audit(planted_after(SingleNorm()), drawn(16, 6), quiet=True)
+    assert any("SingleNorm at 0 by itself: RuntimeError" in t for t in report.untested)
+    assert any("divides by n" in harm.what for harm in report.harms)
+
+
+def planted_after(norm: nn.Module) -> nn.Module:
+    class Unbiased(nn.LayerNorm):
+        def forward(self, x: Tensor) -> Tensor:
+            root = (x.var(-1, keepdim=True) + self.eps).sqrt()
+            y: Tensor = (x - x.mean(-1, keepdim=True)) / root * self.weight + self.bias
+            return y
+
+    return nn.Sequential(norm, nn.Linear(6, 6), nn.ReLU(), Unbiased(6))
+
+
+class Recomputed(nn.Module):
+    """Blocks that a checkpoint runs again on the way back."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.linear = nn.LayerNorm(6), nn.Linear(6, 6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + 0 * self.linear(x)
+        y: Tensor = checkpoint(
+            lambda z: self.linear(self.norm(z)), x, use_reentrant=True
+        )
+        return y
+
+
+def test_norms_that_are_recomputed_get_their_gradient() -> None:
+    report = audit(Recomputed(), drawn(16, 6), quiet=True)
+    assert report.harms == ()
+    (text,) = report.untested
+    assert text.startswith("what becomes of outputs: the way back raised RuntimeError")
+
+
+class OneFunction(torch.autograd.Function):
+    """Run a norm without keeping what it made, and again on the way back."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, norm: nn.Module, *_: Tensor) -> Tensor:
+        ctx.norm, ctx.x = norm, x.detach()
+        with torch.no_grad():
+            y: Tensor = norm(x)
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, dl_dy: Tensor) -> Any:
+        with torch.enable_grad():
+            x = ctx.x.requires_grad_()
+            held = [*ctx.norm.parameters()]
+            slopes = torch.autograd.grad(ctx.norm(x), [x, *held], dl_dy)
+        return slopes[0], None, *slopes[1:]
+
+
+def test_a_function_that_runs_a_norm_again_gives_it_a_gradient() -> None:
+    class Reversed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm = nn.LayerNorm(6)
+
+        def forward(self, x: Tensor) -> Tensor:
+            apply: Any = OneFunction.apply
+            y: Tensor = apply(x, self.norm, *self.norm.parameters())
+            return y
+
+    assert "no gradient reaches gain and bias" not in harms(Reversed(), drawn(16, 6))
+
+
+def test_variances_below_eps_are_a_risk_where_norms_have_learnt() -> None:
+    model: Any = network(nn.GroupNorm(2, 6))
+    model[0].weight.data.mul_(1e-6)
+    model[0].bias.data.zero_()
+    assert harms(model)["variances below eps"].level == NOTE
+    model[1].weight.data = torch.linspace(0.5, 1.5, 6)
+    assert harms(model)["variances below eps"].level == RISK
+
+
+def test_of_several_places_it_is_said_which_one_the_reason_is_of() -> None:
+    model: Any = nn.Sequential(
+        *network(nn.GroupNorm(2, 6)), *network(nn.GroupNorm(2, 6))
+    )
+    for k, size in ((0, 1e-6), (4, 1e-7)):
+        model[k].weight.data.mul_(size)
+        model[k].bias.data.zero_()
+    harm = harms(model)["variances below eps"]
+    assert harm.place == "1 and 1 more"
+    assert harm.reason.endswith("So it is at 1.")
+
+
+def test_another_eps_in_another_dtype_is_noted() -> None:
+    class LayerNormByDtype(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(6))
+
+        def forward(self, x: Tensor) -> Tensor:
+            eps = 1e-5 if x.dtype == torch.float32 else 1e-3
+            return functional.layer_norm(x, (6,), eps=eps) * self.weight
+
+    report = check_norm_layer(LayerNormByDtype(), (16, 6), quiet=True)
+    found = {f.name: f for f in report.findings}
+    finding = found["float32 gives what float64 gives, up to rounding"]
+    assert finding.other == "another eps in another dtype"
+    assert "eps is 1e-05 in float32 and 0.001 in float64" in finding.reason
