@@ -295,7 +295,7 @@ def test_of_several_places_it_is_said_which_one_the_reason_is_of() -> None:
     assert harm.reason.endswith("So it is at 1.")
 
 
-def test_another_eps_in_another_dtype_is_noted() -> None:
+def test_another_eps_in_another_dtype_is_wrong_and_noted_of_a_model() -> None:
     class LayerNormByDtype(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -305,8 +305,13 @@ def test_another_eps_in_another_dtype_is_noted() -> None:
             eps = 1e-5 if x.dtype == torch.float32 else 1e-3
             return functional.layer_norm(x, (6,), eps=eps) * self.weight
 
+    title = "float32 gives what float64 gives, up to rounding"
     report = check_norm_layer(LayerNormByDtype(), (16, 6), quiet=True)
-    found = {f.name: f for f in report.findings}
-    finding = found["float32 gives what float64 gives, up to rounding"]
-    assert finding.other == "another eps in another dtype"
-    assert "eps is 1e-05 in float32 and 0.001 in float64" in finding.reason
+    reason = next(f.reason for f in report.findings if f.name == title)
+    assert reason.startswith("eps is 1e-05 in float32 and 0.001 in float64")
+    model, title = (
+        nn.Sequential(LayerNormByDtype()),
+        f"not true of LayerNormByDtype: {title}",
+    )
+    assert harms(model, drawn(16, 6))[title].level == NOTE
+    assert harms(model.double(), drawn(16, 6).double())[title].level == WRONG

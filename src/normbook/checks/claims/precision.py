@@ -23,6 +23,8 @@ PRECISION_CLAIMS: list[Claim[Subject]] = []
 # Of half precision: the bugs cost everything, and eight bits of bfloat16 a few %.
 HALF = 0.1
 
+OTHER_EPS = "eps is"  # so begins the reason where dtypes differ in eps alone
+
 # Of float32, in the gradient at worst; the bugs cost 1e-3 and more.
 ROUNDING = 1e-4
 
@@ -100,7 +102,7 @@ def dtype_is_kept(subject: Subject) -> Fault | None:
 
 
 @claim("float32 gives what float64 gives, up to rounding", PRECISION_CLAIMS)
-def precisions(subject: Subject) -> Fault | Note | None:
+def precisions(subject: Subject) -> Fault | None:
     """Compare outputs, gradients and evaluations on inputs of usual and small size."""
     if subject.dtype != torch.float64:
         why = "the layer computes in one precision only"
@@ -114,10 +116,10 @@ def precisions(subject: Subject) -> Fault | Note | None:
             error = largest(single[what][0] - value)
             is_off = error > ROUNDING * size
             if is_off and what != "evaluation" and (eps := _other_eps(subject)):
-                return Note(
-                    f"eps is {eps:g} in float32 and {subject.eps:.2g} in float64; with "
-                    "these the outputs are alike.",
-                    "another eps in another dtype",
+                return Fault(
+                    f"{OTHER_EPS} {eps:g} in float32 and {subject.eps:.2g} in float64; "
+                    "with these the outputs are alike.",
+                    "Take one eps for every dtype.",
                 )
             if is_off:  # what is 0 everywhere has size 0
                 share = error / size if size else math.inf

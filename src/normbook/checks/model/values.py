@@ -12,7 +12,7 @@ from torch import Tensor
 import normbook.checks.layer.recognition as recognition
 from normbook.checks.calls import LayerError
 from normbook.checks.claims.output import biased
-from normbook.checks.claims.precision import dtype_is_kept
+from normbook.checks.claims.precision import OTHER_EPS, dtype_is_kept, precisions
 from normbook.checks.copies import copy_of
 from normbook.checks.model.harms import NOTE, RISK, WRONG, Harm, place_of
 from normbook.checks.model.kernels import kernels_of
@@ -80,8 +80,10 @@ def broken(subject: Subject) -> Iterator[Harm]:
                     level = NOTE
                 if finding.name == biased.name and count >= MANY:
                     level = NOTE  # sqrt((n - 1) / n) is close to 1
-                if finding.name == dtype_is_kept.name and not _is_other(subject):
-                    level = NOTE
+                is_eps = finding.name == precisions.name
+                is_eps &= finding.reason.startswith(OTHER_EPS)
+                if finding.name == dtype_is_kept.name or is_eps:
+                    level = WRONG if _is_other(subject) else NOTE
                 yield Harm(
                     level,
                     f"not true of {type(least.norm).__name__}: {finding.name}",
