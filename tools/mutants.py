@@ -139,7 +139,10 @@ TESTS = {
     **{
         f"checks/{name}": [f"tests/checks/test_{test}.py" for test in tests]
         for name, tests in {
-            "model": ("whole_model", "model_slips", "model_errors", "model_reach"),
+            "model": (
+                *("whole_model", "models_unlike", "model_slips", "model_errors"),
+                "model_reach",
+            ),
             "recurrent": (
                 *("recurrent", "recurrent_layers", "recurrent_ways"),
                 "recurrent_handling",
