@@ -166,7 +166,7 @@ def audited(models: dict[str, Callable[[], Any]], only: str) -> list[dict[str, A
         start, cpu = time.perf_counter(), time.process_time()
         try:
             report = audit(model, x, quiet=True)
-        except ValueError as error:  # refused
+        except (TypeError, ValueError) as error:  # refused
             print(f"\n=== {name}: {error}")
             found.append({"name": name, "cpu_seconds": 0.0, "refused": str(error)})
             continue
