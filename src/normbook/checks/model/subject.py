@@ -97,7 +97,8 @@ class Subject:
 
         One that recomputes what a forward pass has not kept has no other.
         """
-        model = copy_of(self.original).train()
+        model = copy_of(self.original)
+        model.train()  # its own may return nothing
         with suppress(LayerError, RuntimeError), torch.enable_grad():
             made = [t for t in tensors_in(run_on(model, self.x)) if t.requires_grad]
             draw = torch.Generator().manual_seed(OURS)
