@@ -315,3 +315,45 @@ def test_another_eps_in_another_dtype_is_wrong_and_noted_of_a_model() -> None:
     )
     assert harms(model, drawn(16, 6))[title].level == NOTE
     assert harms(model.double(), drawn(16, 6).double())[title].level == WRONG
+
+
+def test_gains_for_each_place_of_an_image_of_one_size_are_noted() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 4, 1), nn.LayerNorm([4, 8, 8]))
+    harm = harms(model, drawn(16, 3, 8, 8))[
+        "normalizes positions together with the features"
+    ]
+    assert (harm.level, harm.place) == (NOTE, "1")
+
+
+class Whole(nn.BatchNorm2d):
+    """One mean for all: batch norm of an image of one channel."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = super().forward(x[:, None])[:, 0]
+        return y
+
+
+class LongestLayerNorm(nn.Module):
+    """Lengths from 0 to 1, which is no norm that the checks know."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(6))
+
+    def forward(self, x: Tensor) -> Tensor:
+        size = x.norm(dim=1, keepdim=True)
+        low, high = size.amin(-1, True), size.amax(-1, True)
+        y: Tensor = x / size * (size - low) / (high - low) * self.weight
+        return y
+
+
+@pytest.mark.parametrize(
+    ("norm", "shape"), [(Whole(1), (16, 5, 6)), (LongestLayerNorm(), (16, 3, 6))]
+)
+def test_what_no_definition_explains_is_not_wrong(
+    norm: nn.Module, shape: tuple[int, ...]
+) -> None:
+    report = audit(nn.Sequential(nn.Linear(6, 6), norm), drawn(*shape), quiet=True)
+    assert [h.what for h in report.harms if h.level == WRONG] == []
+    told = "nothing that an audit knows explains its output"
+    assert any(told in text for text in report.untested)

@@ -167,16 +167,35 @@ def not_features(subject: Subject) -> Iterator[Harm]:
             ):
                 continue  # the features of a table
             own, other = sizes.get(seen.name, ()), others.get(seen.name, ())
-            for k in seen.definition.parameter_axes(seen.x.dim()):
-                if len(own) == len(other) == seen.x.dim() and own[k] != other[k]:
-                    found[seen.name] = what, k, whole[seen.name][k]
+            if not len(own) == len(other) == seen.x.dim():
+                continue
+            along = seen.definition.parameter_axes(seen.x.dim())
+            moving = [k for k in along if own[k] != other[k]]
+            if moving:
+                held = seen.norm.parameters()
+                is_told = any(p.dim() == len(along) for p in held)  # of all the axes
+                k, has_features = moving[-1], is_told and len(moving) < len(along)
+                found[seen.name] = what, k, whole[seen.name][k], has_features
     looked_at = any(seen.is_sure and _has_length(seen) for seen in subject.seen)
     if looked_at and not is_tried and whole_x.dim() > 2:
         subject.untested.append(
             "axes that are no features: the model did not run with half of the "
             "positions, nor with three quarters."
         )
-    for name, (what, k, length) in found.items():
+    for name, (what, k, length, has_features) in found.items():
+        if has_features:  # as of images of one size
+            yield Harm(
+                NOTE,
+                f"normalizes {what} together with the features",
+                length,
+                name,
+                f"axis {k} of its input changes with the number of {what} in x, and "
+                f"gain and bias differ along it: it takes one number of {what}.",
+                "Normalize the features alone, or all with nn.GroupNorm(1, channels), "
+                "if x may have another size.",
+                "Choosing axes",
+            )
+            continue
         yield Harm(
             WRONG,
             f"normalizes {what}, not features",

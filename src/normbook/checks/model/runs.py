@@ -278,6 +278,10 @@ def _fits(of: Definition, norm: nn.Module, x: Tensor, y: Tensor) -> bool:
     x_hat = of.normalize(x, recognition.eps_of(norm, x.dtype) or 1e-5)
     along = of.parameter_axes(x.dim())
     a, b = fit(y, x_hat, along)
+    # One gain and bias for all, as where one mean is that of all channels.
+    held = [p for p in norm.parameters() if p.numel()]
+    if held and all(p.numel() == 1 for p in held):
+        a, b = a.mean().expand_as(a), b.mean().expand_as(b)
     return largest(y - a * x_hat - b) < FITS * largest(y)
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 import normbook.checks.layer.recognition as recognition
 from normbook.checks.calls import LayerError
-from normbook.checks.claims.output import biased
+from normbook.checks.claims import example, output, state
 from normbook.checks.claims.precision import OTHER_EPS, dtype_is_kept, precisions
 from normbook.checks.copies import copy_of
 from normbook.checks.model.harms import NOTE, RISK, WRONG, Harm, place_of
@@ -23,6 +23,14 @@ from normbook.checks.slips.explanations import UNEXPLAINED
 from normbook.checks.unusual.condition_claims import MASKED
 from normbook.checks.unusual.conditions import undisturbed
 
+# What these say has no meaning where another definition may be meant.
+OF_DEFINITION = {
+    claim.name
+    for claim in (
+        *(output.statistics, output.parameter_shapes, example.positions_apart),
+        *(state.in_evaluation, state.single_value),
+    )
+}
 LARGE_EPS = 0.05  # beyond what any variance needs
 MANY = 30  # values of one set of statistics
 
@@ -56,9 +64,20 @@ def broken(subject: Subject) -> Iterator[Harm]:
             why = textwrap.shorten(str(error), 300, placeholder=" ...")
             subject.untested.append(f"{what} by itself: {why}")
             continue
+        of = type(least.norm).__name__
+        is_unknown = not least.is_sure and any(
+            finding.verdict == "wrong" and finding.name == output.statistics.name
+            for finding in report.findings
+        )
+        if is_unknown:
+            subject.untested.append(
+                f"{of} at {place} by itself: nothing that an audit knows explains its "
+                f"output as a {least.definition.name}; try check_norm_layer."
+            )
         for finding in report.findings:
+            if is_unknown and finding.name in OF_DEFINITION:
+                continue
             if finding.other == UNEXPLAINED:
-                of = type(least.norm).__name__
                 subject.untested.append(f"{of} at {place} by itself: {finding.reason}")
             if finding.other == "only the last batch":
                 yield Harm(
@@ -78,7 +97,7 @@ def broken(subject: Subject) -> Iterator[Harm]:
                     level = RISK if _is_half(subject) else NOTE
                 if "is refused" in finding.name:  # there is no such batch here
                     level = NOTE
-                if finding.name == biased.name and count >= MANY:
+                if finding.name == output.biased.name and count >= MANY:
                     level = NOTE  # sqrt((n - 1) / n) is close to 1
                 is_eps = finding.name == precisions.name
                 is_eps &= finding.reason.startswith(OTHER_EPS)
@@ -213,7 +232,7 @@ def small_variances(subject: Subject) -> Iterator[Harm]:
     """Compare the variances of all calls with eps."""
     for seen in subject.seen:
         eps = recognition.eps_of(seen.norm, seen.x.dtype) or 0.0
-        if seen.definition.size(tuple(seen.x.shape)) == 1:
+        if seen.definition.size(tuple(seen.x.shape)) == 1 or not seen.is_sure:
             continue
         inputs = [seen.x, *subject.again.get(seen.name, [])]
         inputs = [x for x in inputs if x.shape[1:] == seen.x.shape[1:]]
