@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -341,9 +342,10 @@ class LongestLayerNorm(nn.Module):
         self.weight = nn.Parameter(torch.ones(6))
 
     def forward(self, x: Tensor) -> Tensor:
-        size = x.norm(dim=1, keepdim=True)
+        size = (x.square().sum(1, True) + 1e-9).sqrt()
         low, high = size.amin(-1, True), size.amax(-1, True)
-        y: Tensor = x / size * (size - low) / (high - low) * self.weight
+        share = (size - low) / (high - low + 1e-6)
+        y: Tensor = x / (size + 1e-6) * share * self.weight
         return y
 
 
@@ -357,3 +359,90 @@ def test_what_no_definition_explains_is_not_wrong(
     assert [h.what for h in report.harms if h.level == WRONG] == []
     told = "nothing that an audit knows explains its output"
     assert any(told in text for text in report.untested)
+
+
+def test_a_frozen_norm_that_a_pass_puts_into_evaluation_is_no_risk() -> None:
+    class Extractor(nn.Module):
+        def __init__(self, *, is_set: bool) -> None:
+            super().__init__()
+            self.norm, self.head, self.is_set = (
+                nn.BatchNorm1d(4),
+                nn.Linear(4, 2),
+                is_set,
+            )
+            self.norm.requires_grad_(False)
+
+        def forward(self, x: Tensor) -> Tensor:
+            if self.is_set:
+                self.norm.eval()
+            y: Tensor = self.head(self.norm(x))
+            return y
+
+    what = "frozen, but in training mode"
+    assert what in harms(Extractor(is_set=False), drawn(16, 4))
+    assert what not in harms(Extractor(is_set=True), drawn(16, 4))
+
+
+def test_a_closure_over_the_original_is_told() -> None:
+    model: Any = nn.Sequential(nn.LayerNorm(4), nn.Linear(4, 4))
+    first, second = model
+    model.forward = lambda x: second(first(x))
+    report = audit(model, drawn(16, 4), quiet=True)
+    assert report.harms == ()
+    assert any("perhaps it runs parts of the original" in t for t in report.untested)
+
+
+@dataclass
+class Both:
+    """What a model returns."""
+
+    y: Tensor
+    spread: Any
+
+
+def test_outputs_in_dataclasses_and_distributions_are_opened() -> None:
+    class Returning(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm, self.scale = nn.LayerNorm(4), nn.LayerNorm(4)
+
+        def forward(self, x: Tensor) -> Both:
+            spread = torch.distributions.Normal(x, self.scale(x).exp())
+            return Both(self.norm(x), spread)
+
+    report = audit(Returning(), drawn(16, 4), quiet=True)
+    assert report.harms == ()
+    assert report.untested == ()
+
+
+def test_a_text_that_cannot_be_made_keeps_no_norm_from_being_checked() -> None:
+    class Untold(nn.LayerNorm):
+        def extra_repr(self) -> str:
+            raise TypeError("two values for one name")
+
+        def forward(self, x: Tensor) -> Tensor:
+            y: Tensor = x - x.mean(-1, keepdim=True)
+            return y / (y.square().mean(-1, keepdim=True).sqrt() + self.eps)
+
+    norm = Untold(4, elementwise_affine=False)
+    report = audit(nn.Sequential(norm), drawn(16, 4), quiet=True)
+    assert any("inside the root" in harm.what for harm in report.harms)
+
+
+def test_norms_of_pairs_are_said_to_take_no_tensor() -> None:
+    class PairNorm(nn.LayerNorm):
+        def forward(self, x: Any) -> Any:
+            return super().forward(x[0]), x[1]
+
+    class Pairs(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm, self.linear = PairNorm(4), nn.Linear(4, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            y: Tensor = self.linear(self.norm((x, 1.0))[0])
+            return y
+
+    report = audit(Pairs(), drawn(16, 4), quiet=True)
+    told = "no norm is called that takes and returns real tensors."
+    assert f"what becomes of outputs: {told}" in report.untested

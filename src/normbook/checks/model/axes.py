@@ -43,7 +43,7 @@ def neighbours(subject: Subject) -> Iterator[Harm]:
         subject.untested.append(f"neighbours in evaluation: {why}")
         return
     few, count = one_of_many(subject.x)
-    again = Pass(subject.model, subject.names)
+    again = Pass(copy_of(subject.model), subject.names)
     try:
         made = again.outputs(few)
     except LayerError as error:

@@ -82,7 +82,7 @@ def lost(subject: Subject) -> Iterator[Harm]:
     if steps is None:
         why = "in evaluation no output depends on that of a norm by a gradient."
         if subject.not_back:
-            why = f"the way back raised {subject.not_back[0]}."
+            why = f"{subject.not_back[0]}."
         if subject.names:
             subject.untested.append(f"what becomes of outputs: {why}")
         return
@@ -162,7 +162,8 @@ def _without_effect(subject: Subject, name: str, calls: list[Call]) -> Iterator[
             "what a norm returns is multiplied by 0",
             len(calls),
             name,
-            "no output of the model changes with it, as a factor behind it is 0.",
+            "no output of the model changes with it: a factor behind it is 0, or what "
+            "it goes into is dropped.",
             "Nothing, if a branch begins at 0 on purpose; a modulation begins with "
             "1 + scale.",
             "Scale invariance",

@@ -141,7 +141,7 @@ def _telling(errors: list[str]) -> Iterator[None]:
     try:
         yield
     except (LayerError, RuntimeError, AssertionError) as error:
-        told = f"{type(error).__name__}: {error}"
+        told = f"the way back raised {type(error).__name__}: {error}"
         errors.append(textwrap.shorten(told, 240, placeholder=" ...").rstrip("."))
 
 
@@ -205,6 +205,8 @@ def steps_of(
             if t.is_floating_point()
         )
         asked = [t for _, x, y, _ in met for t in (x, y) if t.requires_grad]
+        if not met:
+            errors.append("no norm is called that takes and returns real tensors")
         if not asked or not isinstance(loss, Tensor):
             return None
         reached = graph_nodes(loss, ends)

@@ -8,6 +8,7 @@ import re
 import traceback
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
+from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -374,6 +375,10 @@ def tensors_in(made: Any) -> list[Tensor]:
         return [made]
     if isinstance(made, dict):
         made = tuple(made.values())
+    if is_dataclass(made) and not isinstance(made, type):
+        made = tuple(getattr(made, field.name) for field in fields(made))
+    if isinstance(made, torch.distributions.Distribution):
+        made = tuple(vars(made).values())
     if not isinstance(made, list | tuple | set):
         return []  # a cache, say, which may not be read yet
     return [t for value in made for t in tensors_in(value)]

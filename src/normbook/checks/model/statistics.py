@@ -505,6 +505,7 @@ def frozen(subject: Subject) -> Iterator[Harm]:
         name
         for name, norm in norms
         if norm.training and is_frozen(norm)
+        if subject.training.called.get(name, True)  # or a pass calls eval() on it
         if isinstance(getattr(norm, "running_mean", None), Tensor)
     ]
     if frozen:

@@ -90,6 +90,12 @@ def uncalled(subject: Subject) -> Iterator[Harm]:
     if not rest:
         return
     entered = subject.still.entered | subject.training.entered
+    if not entered & {*subject.names}:
+        subject.untested.append(
+            "norms that are never called: a copy of the model calls none at all; "
+            "perhaps it runs parts of the original, as of a closure."
+        )
+        return
     if others := [name for name in rest if name in entered]:
         subject.untested.append(
             f"norms called in training only, or that take or return another thing than "

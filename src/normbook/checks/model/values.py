@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import textwrap
 from collections.abc import Iterator
+from contextlib import suppress
 
 import torch
 from torch import Tensor
@@ -39,11 +40,13 @@ def broken(subject: Subject) -> Iterator[Harm]:
     """Check each class with each setting once, the smallest of its layers."""
     groups: dict[str, list[Seen]] = {}
     for seen in subject.seen:
+        setting = ""
         if seen.is_read_as_one or seen.name in subject.unsound:
             continue
         if seen.definition.size(tuple(seen.x.shape)) == 1:  # told by its own harm
             continue
-        setting = re.sub(r"\(\s*\d+\b|\(\(.*?\)|=\d+\b", "", repr(seen.norm))
+        with suppress(Exception):  # its own extra_repr may raise
+            setting = re.sub(r"\(\s*\d+\b|\(\(.*?\)|=\d+\b", "", repr(seen.norm))
         held = sorted(name for name, _ in seen.norm.named_parameters())
         key = f"{type(seen.norm)} {setting} {held} {seen.x.dim()}"
         groups.setdefault(key, []).append(seen)
