@@ -241,3 +241,13 @@ def test_the_three_ways_of_a_test_are_drawn_side_by_side() -> None:
         for way, (kind, _) in vgg.WAYS.items():
             errors = 1 - tuned.values(variant, way, "accuracy")
             check_median(ax, kind, tuned.steps(way, variant), errors)
+
+
+@pytest.mark.parametrize("scale", ["live", "cpu", "wide"])
+def test_what_is_measured_at_intervals_is_measured_at_the_end(scale: str) -> None:
+    of = vgg.TUNED.scales[scale]
+    often = {k: v for k, v in of.settings.items() if k.endswith("_every")}
+    assert often.keys() == {"shift_every", "test_every"}
+    assert not any(of.settings["steps"] % every for every in often.values())
+    assert of.seeds == ((0, 1) if scale == "live" else (0, 1, 2))
+    assert not {*of.seeds} & {*of.settings["tuning"]["seeds"]}
