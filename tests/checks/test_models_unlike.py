@@ -16,6 +16,7 @@ from torch.utils.checkpoint import checkpoint
 from normbook.checks import check_norm_layer
 from normbook.checks.model.audit import audit
 from normbook.checks.model.harms import NOTE, RISK, WRONG
+from normbook.checks.model.runs import norms_of
 
 NEIGHBOURS = "an example depends on its neighbours in evaluation"
 
@@ -446,3 +447,29 @@ def test_norms_of_pairs_are_said_to_take_no_tensor() -> None:
     report = audit(Pairs(), drawn(16, 4), quiet=True)
     told = "no norm is called that takes and returns real tensors."
     assert f"what becomes of outputs: {told}" in report.untested
+
+
+def test_of_norms_that_hold_norms_the_innermost_are_looked_at() -> None:
+    class WrappedLayerNorm(nn.LayerNorm):
+        def __init__(self) -> None:
+            super().__init__(4)
+            self.inner = nn.LayerNorm(4)
+
+    model = nn.Sequential(WrappedLayerNorm(), nn.LayerNorm(4))
+    assert [name for name, _ in norms_of(model)] == ["0.inner", "1"]
+
+
+def test_a_batch_norm_that_is_recomputed_is_given_the_momentum_of_half_a_step() -> None:
+    class Twice(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm, self.linear = nn.BatchNorm1d(6, momentum=0.36), nn.Linear(6, 6)
+
+        def forward(self, x: Tensor) -> Tensor:
+            call: Any = checkpoint
+            y: Tensor = call(self.norm, self.linear(x), use_reentrant=False)
+            return y
+
+    harm = harms(Twice(), drawn(16, 6))["running statistics that move twice in a step"]
+    assert harm.number == pytest.approx(1 - 0.64**2)
+    assert "momentum=0.2." in harm.cure
