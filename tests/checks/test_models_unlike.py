@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -475,3 +475,184 @@ def test_a_batch_norm_that_is_recomputed_is_given_the_momentum_of_half_a_step() 
     harm = harms(Twice(), drawn(16, 6))["running statistics that move twice in a step"]
     assert harm.number == pytest.approx(1 - 0.64**2)
     assert "momentum=0.2." in harm.cure
+
+
+class Kept(nn.Module):
+    """Norms that a pass does not call, and what becomes of them elsewhere."""
+
+    def __init__(self, *, is_drawn: bool = False) -> None:
+        super().__init__()
+        self.norm, self.further, self.head = (nn.LayerNorm(4) for _ in range(3))
+        self.forgotten = nn.LayerNorm(4)
+        self.is_drawn = is_drawn
+        nn.init.ones_(self.forgotten.weight)
+
+    def renew(self) -> None:
+        self.forgotten = nn.LayerNorm(4)
+
+    def features(self, x: Tensor) -> Tensor:
+        y: Tensor = self.head(x)
+        return y
+
+    def forward(self, x: Tensor, more: Tensor | None = None) -> Tensor:
+        if more is not None:
+            x = self.further(more) + x
+        y: Tensor = self.norm(x) + torch.randn(4) * self.is_drawn
+        return y
+
+
+def test_a_norm_for_another_argument_or_method_is_no_risk() -> None:
+    found = harms(Kept(), drawn(16, 4))
+    levels = {
+        name: found[f"{name} is never called"].level
+        for name in ("further", "head", "forgotten")
+    }
+    assert levels == {"further": NOTE, "head": NOTE, "forgotten": RISK}
+    for name in ("further", "head"):
+        assert "Kept uses it in another case" in found[f"{name} is never called"].reason
+
+
+def test_what_a_model_draws_makes_no_norm_one_that_is_read() -> None:
+    report = audit(Kept(is_drawn=True), drawn(16, 4), quiet=True)
+    assert "forgotten is never called" in [harm.what for harm in report.harms]
+    assert not any("without a call" in text for text in report.untested)
+
+
+def test_what_is_dropped_is_not_multiplied_by_0() -> None:
+    class Dropped(nn.Module):
+        def __init__(self, *, is_kept: bool) -> None:
+            super().__init__()
+            self.norm, self.other = nn.LayerNorm(4), nn.LayerNorm(4)
+            self.scale = nn.Parameter(torch.zeros(4))
+            self.is_kept = is_kept
+
+        def forward(self, x: Tensor) -> Tensor:
+            y = torch.cat([self.norm(x), self.scale * self.other(x)], -1)
+            return y if self.is_kept else y[:, :2]
+
+    zero, still = (
+        "what a norm returns is multiplied by 0",
+        "no output changes with what a norm returns",
+    )
+    kept = harms(Dropped(is_kept=True), drawn(16, 4))
+    assert kept[zero].place == "other"
+    assert still not in kept
+    dropped = harms(Dropped(is_kept=False), drawn(16, 4))
+    assert dropped[still].place == "other"
+    assert "dropped" in dropped[still].reason
+    assert zero not in dropped
+
+
+class Row(NamedTuple):
+    """What a model takes."""
+
+    x: Tensor
+    past: Both | None
+
+
+@pytest.mark.parametrize("is_mixed", [False, True])
+def test_inputs_in_dataclasses_and_named_tuples_are_cut(is_mixed: bool) -> None:
+    class Taking(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm = nn.LayerNorm(3)
+
+        def forward(self, row: Row) -> Tensor:
+            assert row.past is not None
+            x: Tensor = self.norm(row.x + row.past.y)
+            return x - x.mean(0) if is_mixed else x
+
+    row = Row(drawn(16, 8, 3), Both(drawn(16, 8, 3), None))
+    report = audit(Taking(), {"row": row}, quiet=True)
+    assert [h.what for h in report.harms] == [NEIGHBOURS] * is_mixed
+    assert report.untested == ()
+    assert len(row.x) == 16  # the one that was given is as it was
+
+
+def test_a_norm_that_returns_a_tuple_keeps_no_length_from_being_tried() -> None:
+    class PairNorm(nn.LayerNorm):
+        def forward(self, x: Tensor) -> Any:
+            return super().forward(x), x
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.pair, self.norm = PairNorm(4), nn.LayerNorm(8)
+
+        def forward(self, x: Tensor) -> Tensor:
+            y: Tensor = self.norm(self.pair(x)[0].transpose(1, 2))
+            return y
+
+    assert "normalizes positions, not features" in harms(Model(), drawn(16, 8, 4))
+
+
+@pytest.mark.parametrize("is_first", [False, True])
+def test_a_graph_is_kept_where_a_gradient_comes_to_the_norm(is_first: bool) -> None:
+    class ObservedNorm(nn.Module):
+        running_mean: Tensor
+        running_var: Tensor
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("running_mean", torch.zeros(4))
+            self.register_buffer("running_var", torch.ones(4))
+
+        def forward(self, x: Tensor) -> Tensor:
+            if not self.training:
+                return (x - self.running_mean) * (self.running_var + 1e-5).rsqrt()
+            var, mean = torch.var_mean(x, 0, correction=0)
+            n = len(x)
+            self.running_mean = 0.9 * self.running_mean + 0.1 * mean
+            self.running_var = 0.9 * self.running_var + 0.1 * var * n / (n - 1)
+            return (x - mean) * (var + 1e-5).rsqrt()
+
+    parts = [nn.Linear(4, 4), ObservedNorm()]
+    model = nn.Sequential(*(parts[::-1] if is_first else parts))
+    found = harms(model, drawn(16, 4))
+    for what in (
+        "the running statistics hold no graph",
+        "deepcopy and pickle work after training, and copy the statistics",
+    ):
+        harm = found[f"not true of ObservedNorm: {what}"]
+        assert harm.level == (NOTE if is_first else WRONG)
+        assert ("no gradient is wanted" in harm.reason) == is_first
+
+
+def test_of_a_list_what_is_not_called_has_no_name() -> None:
+    class Some(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norms = nn.ModuleList(nn.LayerNorm(4) for _ in range(2))
+
+        def forward(self, x: Tensor) -> Tensor:
+            y: Tensor = self.norms[0](x)
+            return y
+
+    harm = harms(Some(), drawn(16, 4))["it is never called"]
+    assert (harm.level, harm.place) == (NOTE, "norms.1")
+
+
+def test_what_is_no_batch_norm_in_training_is_told_no_gap() -> None:
+    class BeyondBatchNorm(nn.BatchNorm1d):
+        """Batch renormalization, twice as far from batch norm as it should be."""
+
+        def forward(self, x: Tensor) -> Tensor:
+            if not self.training:
+                return super().forward(x)
+            assert self.running_mean is not None
+            assert self.running_var is not None
+            var, mean = torch.var_mean(x.detach(), 0, correction=0)
+            old = (self.running_var + self.eps).sqrt()
+            r = 2 * ((var + self.eps).sqrt() / old).clamp(1 / 3, 3) - 1
+            d = 2 * ((mean - self.running_mean) / old).clamp(-5, 5)
+            x_hat = functional.batch_norm(x, None, None, training=True, eps=self.eps)
+            super().forward(x.detach())
+            return (x_hat * r + d) * self.weight + self.bias
+
+    model = nn.Sequential(nn.Linear(4, 4), BeyondBatchNorm(4), nn.Linear(4, 4))
+    for k in range(3):
+        model(drawn(256, 4) + k)
+    found = harms(model, drawn(256, 4) + 3)
+    (wrong,) = (harm for harm in found.values() if harm.level == WRONG)
+    assert "multiplied by 2: a warm-up" in wrong.reason
+    assert "evaluation differs from training" not in found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -318,9 +319,15 @@ def right(z: Tensor, g: Tensor, b: Tensor, r: Tensor, d: Tensor) -> Tensor:
     return g * (z * r + d) + b
 
 
-def test_a_sound_renormalization_is_named_so() -> None:
-    report = check_norm_layer(Renormalized(right), (16, 6), kind="batch", quiet=True)
+def weighted(k: float, z: Tensor, g: Tensor, b: Tensor, r: Tensor, d: Tensor) -> Tensor:
+    return g * (z * (1 + k * (r - 1)) + k * d) + b
+
+
+@pytest.mark.parametrize("rule", [right, partial(weighted, 0.4)])
+def test_a_sound_renormalization_is_named_so(rule: Callable[..., Tensor]) -> None:
+    report = check_norm_layer(Renormalized(rule), (16, 6), kind="batch", quiet=True)
     assert "batch renormalization" in report.others
+    assert ("multiplied by 0.4, as in a warm-up" in str(report)) == (rule is not right)
 
 
 @pytest.mark.parametrize(
@@ -330,6 +337,8 @@ def test_a_sound_renormalization_is_named_so() -> None:
         (lambda z, g, b, r, d: g * z * r + d + b, "d is not multiplied by the gain"),
         (lambda z, g, b, r, d: g * (z / r + d) + b, "x_hat is multiplied by gain / r"),
         (lambda z, g, b, r, d: g * (z * r - d) + b, "bias - gain * d is added"),
+        (partial(weighted, 2.5), "multiplied by 2.5: a warm-up, which brings"),
+        (partial(weighted, -1.0), "multiplied by -1, expected between 0 and 1"),
     ],
 )
 def test_a_slip_in_a_renormalization_is_named(

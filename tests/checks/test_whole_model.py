@@ -18,7 +18,7 @@ from normbook.checks import check_norm_layer
 from normbook.checks.layer.definitions import Definition
 from normbook.checks.model.audit import audit
 from normbook.checks.model.harms import NOTE, RISK, WRONG, Harm
-from normbook.checks.model.runs import batch_in, look
+from normbook.checks.model.runs import batch_in, look, narrowed
 
 planted: Any = planted_bugs
 
@@ -944,10 +944,11 @@ def test_a_second_norm_of_a_class_is_what_the_first_is() -> None:
     assert second.is_sure
 
 
-def test_a_named_tuple_is_not_cut_and_so_has_no_batch() -> None:
+def test_a_named_tuple_is_cut_and_stays_one() -> None:
     class Pair(NamedTuple):
         a: Tensor
         b: Tensor
 
-    assert batch_in(Pair(drawn(4, 2), drawn(4, 2))) is None
-    assert batch_in((drawn(4, 2), drawn(4, 2))) is not None
+    pair = Pair(drawn(4, 2), drawn(4, 2))
+    assert batch_in(pair) is pair.a
+    assert narrowed(pair, 0, 3).b.equal(pair.b[:3])

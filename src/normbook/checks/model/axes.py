@@ -144,7 +144,8 @@ def not_features(subject: Subject) -> Iterator[Harm]:
     if whole_x is None:
         subject.untested.append(f"axes that are no features: {NOT_CUT}")
         return
-    lengths = lengths_in(copy_of(subject.model), subject.names)
+    # What is called and returns a tuple, say, cannot give back what it gets.
+    lengths = lengths_in(copy_of(subject.model), [s.name for s in subject.seen])
     whole = {seen.name: tuple(seen.x.shape) for seen in subject.seen}
     few = narrowed(subject.x, 0, min(4, len(whole_x)))
     of_few, found, is_tried = lengths(few), {}, False

@@ -118,8 +118,9 @@ def _without_use(name: str, count: int, *, goes_on: bool) -> Harm:
             "no output changes with what a norm returns",
             count,
             name,
-            f"it goes on, and {seen} What follows may make it a code or an index.",
-            "Nothing, if it does so once it is trained.",
+            f"it goes on, and {seen} What follows may be dropped, or make it a code "
+            "or an index.",
+            "Nothing, if it is meant so.",
         )
     return Harm(
         RISK,
@@ -156,14 +157,16 @@ def _without_effect(subject: Subject, name: str, calls: list[Call]) -> Iterator[
     if any(c.y.dim() and c.y.std(0).max() <= STILL * c.y.abs().max() for c in calls):
         return  # told as gains of 0, or a mean over one value
     size = sum(float(c.by_y.norm() * c.y.std()) for c in calls if c.by_y is not None)
+    if size == 0 and name not in subject.woken:
+        yield _without_use(name, len(calls), goes_on=True)
+        return
     if size == 0:
         yield Harm(
             NOTE,
             "what a norm returns is multiplied by 0",
             len(calls),
             name,
-            "no output of the model changes with it: a factor behind it is 0, or what "
-            "it goes into is dropped.",
+            "no output of the model changes with it: a factor behind it is 0.",
             "Nothing, if a branch begins at 0 on purpose; a modulation begins with "
             "1 + scale.",
             "Scale invariance",
@@ -216,7 +219,8 @@ def ungraded(subject: Subject) -> Iterator[Harm]:
             len(own),
             name,
             "what it returns changes the outputs, and no path of gradients leads from "
-            f"them to it: torch.no_grad() or detach() is between.{also}",
+            "them to it: torch.no_grad(), detach(), or what has no gradient, as a "
+            f"rounding or an index, is between.{also}",
             "Freeze it in full, with requires_grad=False and eval(), or let the "
             "gradient through.",
         )

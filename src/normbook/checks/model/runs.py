@@ -8,6 +8,7 @@ import re
 import traceback
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
+from copy import copy
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -389,16 +390,25 @@ NOT_CUT = "x must hold tensors of one length, of two or more, and no lists."
 
 
 def over_tensors(x: Any, change: Callable[[Tensor], Tensor]) -> Any:
-    """Change the tensors of x, also those in tuples and dicts inside of it."""
+    """Change the tensors of x, also in tuples, dicts and dataclasses inside of it."""
     if isinstance(x, dict):
         return {key: over_tensors(one, change) for key, one in x.items()}
-    if type(x) is tuple:
-        return tuple(over_tensors(one, change) for one in x)
+    if isinstance(x, tuple):
+        made = (over_tensors(one, change) for one in x)
+        return type(x)(*made) if hasattr(x, "_fields") else tuple(made)
+    if is_dataclass(x) and not isinstance(x, type):
+        made_of = copy(x)
+        for field in fields(x):  # a frozen one, too
+            part = over_tensors(getattr(x, field.name), change)
+            object.__setattr__(made_of, field.name, part)
+        return made_of
     return change(x) if isinstance(x, Tensor) else x
 
 
 def _parts_of_input(x: Any) -> Iterator[Any]:
-    if isinstance(x, dict) or type(x) is tuple:
+    if is_dataclass(x) and not isinstance(x, type):
+        x = tuple(getattr(x, field.name) for field in fields(x))
+    if isinstance(x, dict | tuple):
         for one in x.values() if isinstance(x, dict) else x:
             yield from _parts_of_input(one)
     elif not isinstance(x, PLAIN):

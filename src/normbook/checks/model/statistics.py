@@ -237,7 +237,8 @@ def gaps(subject: Subject) -> Iterator[Harm]:
             continue
         if seen.kind != "batch" or mean.numel() != seen.x.shape[1]:
             continue
-        if seen.name in subject.shared | subject.unsound:  # told by its own harm
+        # Told by its own harm.
+        if seen.name in subject.shared | subject.unsound | subject.misfits:
             continue
         count = getattr(norm, "num_batches_tracked", None)
         has_seen_any = isinstance(count, Tensor) and bool(count > 0)

@@ -36,6 +36,7 @@ class Subject:
         self.x = x
         self.shared: set[str] = set()  # batch norms whose inputs differ by the place
         self.unsound: set[str] = set()  # norms that hold, or make, no numbers
+        self.misfits: set[str] = set()  # norms with another output than they say
         self.again: dict[str, list[Tensor]] = {}  # what norms saw when called again
         self.plain: tuple[nn.Module, list[Tensor]] | None = None  # with its outputs
         self.looks = 0  # runs with noise
@@ -78,6 +79,18 @@ class Subject:
         """A pass in evaluation, and the way back."""
         names, errors = self.names, self.not_back
         return steps_of(copy_of(self.model), self.x, names, errors=errors)
+
+    @cached_property
+    def woken(self) -> set[str]:
+        """The norms that outputs depend on where no parameter is 0 throughout."""
+        model = copy_of(self.model)
+        draw = torch.Generator().manual_seed(OURS)
+        for p in model.parameters():
+            if not p.any():
+                p.copy_(0.1 * torch.randn(p.shape, generator=draw))
+        steps = steps_of(model, self.x, self.names)
+        calls = steps.calls if steps else []
+        return {c.name for c in calls if c.by_y is not None and c.by_y.any()}
 
     @cached_property
     def training(self) -> Pass:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import ast
+import inspect
+import textwrap
 from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
@@ -98,8 +101,8 @@ def uncalled(subject: Subject) -> Iterator[Harm]:
         return
     if others := [name for name in rest if name in entered]:
         subject.untested.append(
-            f"norms called in training only, or that take or return another thing than "
-            f"a tensor of two axes or more: {', '.join(others):.160}."
+            "norms called in training only, or that take or return another thing than "
+            f"a real tensor of two axes or more: {', '.join(others):.160}."
         )
     idle = [name for name in rest if name not in entered]
     some = idle if _is_read(subject, idle) else []
@@ -127,6 +130,7 @@ def _idle(subject: Subject, name: str, entered: set[str]) -> Harm:
     # Of a list a part may be used on purpose, of a branch perhaps none.
     is_beside = path in entered
     reason = "the model runs on x without it, and it learns nothing."
+    is_elsewhere = not twice and _is_in_source(parts[path], leaf)
     if twice:
         reason += (
             f" {twice[0]}, with parameters of the same size, is called "
@@ -135,13 +139,40 @@ def _idle(subject: Subject, name: str, entered: set[str]) -> Harm:
         )
     elif not is_beside and not isinstance(parts[path], nn.ModuleList | nn.ModuleDict):
         reason += " The part that holds it is not called, either."
+    elif is_elsewhere:
+        reason += (
+            f" {type(parts[path]).__name__} uses it in another case: perhaps with "
+            "other arguments, or in a method that is not called here."
+        )
     return Harm(
-        RISK if is_beside else NOTE,
-        f"{leaf} is never called",
+        RISK if is_beside and not is_elsewhere else NOTE,
+        f"{'it' if leaf.isdigit() else leaf} is never called",
         1,
         name,
         reason,
         "Call it where it belongs, or take it out.",
+    )
+
+
+def _is_in_source(part: nn.Module, leaf: str) -> bool:
+    """Return whether a class reads an attribute in a method that does not make it."""
+    for of in type(part).__mro__:
+        if of.__module__.startswith("torch.nn."):
+            continue
+        with suppress(OSError, TypeError, SyntaxError):  # it has no source here
+            tree = ast.parse(textwrap.dedent(inspect.getsource(of)))
+            methods = (m for m in ast.walk(tree) if isinstance(m, ast.FunctionDef))
+            others = (m for m in methods if m.name != "__init__")
+            if any(_reads(node, leaf) for m in others for node in ast.walk(m)):
+                return True
+    return False
+
+
+def _reads(node: ast.AST, leaf: str) -> bool:
+    return (
+        isinstance(node, ast.Attribute)
+        and node.attr == leaf
+        and isinstance(node.ctx, ast.Load)
     )
 
 
@@ -151,14 +182,20 @@ def _is_read(subject: Subject, names: list[str]) -> bool:
 
     def outputs() -> list[Tensor]:
         with suppress(LayerError), torch.random.fork_rng():
+            torch.manual_seed(0)  # or what it draws is another
             return tensors_in(run_on(model, subject.x))
         return []
 
+    def is_as(before: list[Tensor]) -> bool:
+        after = outputs()
+        return len(before) == len(after) and all(map(equal, before, after))
+
     before = outputs()
+    if not is_as(before):  # it keeps a state
+        return False
     for name in names:
         norm = model.get_submodule(name)
         for tensor in (*norm.parameters(), *norm.buffers()):
             if tensor.is_floating_point():
                 tensor.add_(1 + torch.rand_like(tensor))
-    after = outputs()
-    return len(before) != len(after) or not all(map(equal, before, after))
+    return not is_as(before)

@@ -14,10 +14,10 @@ import normbook.checks.layer.recognition as recognition
 from normbook.checks.calls import LayerError
 from normbook.checks.claims import example, output, state
 from normbook.checks.claims.precision import OTHER_EPS, dtype_is_kept, precisions
-from normbook.checks.copies import copy_of
+from normbook.checks.copies import copy_of, tensors_of
 from normbook.checks.model.harms import NOTE, RISK, WRONG, Harm, place_of
 from normbook.checks.model.kernels import kernels_of
-from normbook.checks.model.runs import Seen, tensors_in
+from normbook.checks.model.runs import Seen, parts_of, run_on, tensors_in
 from normbook.checks.model.subject import Subject
 from normbook.checks.norm_layer import check_norm_layer
 from normbook.checks.slips.explanations import UNEXPLAINED
@@ -100,6 +100,16 @@ def broken(subject: Subject) -> Iterator[Harm]:
                     level = RISK if _is_half(subject) else NOTE
                 if "is refused" in finding.name:  # there is no such batch here
                     level = NOTE
+                if finding.name == output.statistics.name:
+                    subject.misfits |= {seen.name for seen in group}
+                reason = finding.reason
+                is_graph = finding.name == state.no_graph.name or "graph le" in reason
+                if is_graph and not _holds_graph(subject, least.name):
+                    level = NOTE
+                    reason += (
+                        " Here no gradient is wanted of what comes to it, so that "
+                        "there is none to keep."
+                    )
                 if finding.name == output.biased.name and count >= MANY:
                     level = NOTE  # sqrt((n - 1) / n) is close to 1
                 is_eps = finding.name == precisions.name
@@ -111,9 +121,25 @@ def broken(subject: Subject) -> Iterator[Harm]:
                     f"not true of {type(least.norm).__name__}: {finding.name}",
                     len(group),
                     place,
-                    finding.reason,
+                    reason,
                     finding.cure,
                 )
+
+
+def _holds_graph(subject: Subject, name: str) -> bool:
+    """Return whether a norm keeps a graph where it stands, behind a pass in training.
+
+    What gets no gradient, as the first part of a model, has none to keep.
+    """
+    model = copy_of(subject.original)
+    model.train()
+    try:
+        with torch.enable_grad():
+            run_on(model, subject.x)
+    except LayerError:
+        return True  # not known
+    held = tensors_of(parts_of(model)[name])
+    return any(t.grad_fn is not None for _, t in held)
 
 
 def _dtypes(subject: Subject) -> set[torch.dtype]:

@@ -45,6 +45,8 @@ def renormalization(subject: Subject) -> Fault | None:
     for mean, var in itertools.permutations(held, 2):
         if (seen := _seen(subject, mean, var)) is None:
             continue
+        if (weight := _weight(seen)) is not None:
+            return _weighted(subject, weight, (mean, var))
         for (a, slope), (b, height) in itertools.product(
             _slopes(seen).items(), _heights(seen).items()
         ):
@@ -87,6 +89,39 @@ def _seen(subject: Subject, mean: str, var: str) -> _Seen | None:
     finally:
         subject.set_affine(0)
     return _Seen(*(torch.cat(parts) for parts in zip(*rows, strict=True)))
+
+
+def _weight(s: _Seen) -> float | None:
+    """Return by what r - 1 and d are multiplied, if that is all, and no 0 or 1."""
+    slope, shift = s.slope / s.gain - 1, (s.height - s.bias) / s.gain
+    rest = s.r - 1
+    weight = float((slope * rest).sum() / rest.square().sum())
+    is_plain = any(abs(weight - k) < 1e-2 for k in (0, 1))
+    pairs = (slope, weight * rest), (shift, weight * s.d)
+    is_it = all(is_near(*pair, 3 * TOLERANCE, 1e-3) for pair in pairs)
+    return None if is_plain or not is_it else weight
+
+
+def _weighted(subject: Subject, weight: float, names: tuple[str, str]) -> Fault:
+    """Tell the way from batch norm to batch renormalization, or beyond it."""
+    what = (
+        f"the output is gain * (r * x_hat + d) + bias of {NAME} (Ioffe 2017), with r "
+        f"and d from {names[0]} and {names[1]}, and r - 1 and d are multiplied by "
+        f"{weight:.3g}"
+    )
+    if 0 < weight < 1 and _is_detached(subject, names):
+        return Fault(
+            f"{what}, as in a warm-up. What compares with a batch norm is not tested.",
+            "Give it the name of what it computes.",
+            NAME,
+        )
+    return Fault(
+        f"{what}: a warm-up, which brings that factor from 0 to 1, is not stopped "
+        "there, and goes on with the batches."
+        if weight > 1
+        else f"{what}, expected between 0 and 1.",
+        "Clamp the factor to 1, as (count / steps).clamp(max=1).",
+    )
 
 
 def _rest(subject: Subject) -> tuple[int, ...]:
