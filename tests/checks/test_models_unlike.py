@@ -109,8 +109,8 @@ def test_norms_that_each_pass_makes_anew_are_told() -> None:
 
 
 def test_parameters_that_nobody_filled_are_told() -> None:
-    model = network(nn.GroupNorm(2, 6))
-    weight: Any = model[1].weight
+    model: Any = network(nn.GroupNorm(2, 6))
+    weight = model[1].weight
     what = "parameters that look as if nobody had filled them"
     for value in (3e-41, 4.7e28):
         weight.data[2:] = torch.zeros(4)
@@ -120,6 +120,13 @@ def test_parameters_that_nobody_filled_are_told() -> None:
         assert "gains near 0" not in found
     weight.data[1] = 1e-8  # as weight decay leaves it
     assert what not in harms(model)
+    weight.data[:] = torch.tensor([1.0, 1.0, 1.0, 1.0, 1e-40, 1e-41])  # and as later
+    assert what not in harms(model)
+    weight.data[:] = 1.0
+    model[1].bias.data[:] = 1e-37  # as a small gradient leaves it
+    assert what not in harms(model)
+    model[1].bias.data[:] = 1e37
+    assert what in harms(model)
 
 
 class Begun(nn.Module):
@@ -202,14 +209,15 @@ def test_a_norm_under_two_paths_is_looked_at_on_both() -> None:
     assert report.untested == ()
 
 
-def test_a_norm_that_takes_one_dtype_keeps_none_from_being_checked() -> None:
-    class SingleNorm(nn.Module):
+def test_a_norm_that_takes_no_large_x_keeps_none_from_being_checked() -> None:
+    class SmallNorm(nn.LayerNorm):
         def forward(self, x: Tensor) -> Tensor:
-            y: Tensor = nn.BatchNorm1d(6)(x)  # of float32 alone
-            return y
+            if x.abs().max() > 40:
+                raise RuntimeError("too large")
+            return super().forward(x)
 
-    report = audit(planted_after(SingleNorm()), drawn(16, 6), quiet=True)
-    assert any("SingleNorm at 0 by itself: RuntimeError" in t for t in report.untested)
+    report = audit(planted_after(SmallNorm(6)), drawn(16, 6), quiet=True)
+    assert any("SmallNorm at 0 by itself" in t for t in report.untested)
     assert any("divides by n" in harm.what for harm in report.harms)
 
 
@@ -283,8 +291,19 @@ def test_variances_below_eps_are_a_risk_where_norms_have_learnt() -> None:
     model[0].weight.data.mul_(1e-6)
     model[0].bias.data.zero_()
     assert harms(model)["variances below eps"].level == NOTE
+    model[1].weight.data = torch.linspace(0.95, 1.05, 6)  # of a few steps
+    assert harms(model)["variances below eps"].level == NOTE
     model[1].weight.data = torch.linspace(0.5, 1.5, 6)
     assert harms(model)["variances below eps"].level == RISK
+
+
+@pytest.mark.parametrize("count", [99, 100])
+def test_variances_below_eps_are_a_risk_after_many_batches(count: int) -> None:
+    model: Any = network(nn.BatchNorm1d(6))
+    model[0].weight.data.mul_(1e-6)
+    model[0].bias.data.zero_()
+    model[1].num_batches_tracked += count
+    assert harms(model)["variances below eps"].level == (RISK if count > 99 else NOTE)
 
 
 def test_of_several_places_it_is_said_which_one_the_reason_is_of() -> None:
@@ -656,3 +675,51 @@ def test_what_is_no_batch_norm_in_training_is_told_no_gap() -> None:
     (wrong,) = (harm for harm in found.values() if harm.level == WRONG)
     assert "multiplied by 2: a warm-up" in wrong.reason
     assert "evaluation differs from training" not in found
+
+
+def early(count: int, *, spread: float = 0.0) -> Any:
+    """Return a network whose batch norm saw some batches, and x of another mean."""
+    model: Any = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Linear(6, 2))
+    x = 5 + drawn(64, 4)
+    for _ in range(count):
+        model(x)
+    model[1].weight.data = torch.linspace(1 - spread, 1 + spread, 6)
+    return model, x
+
+
+@pytest.mark.parametrize(
+    ("count", "spread", "is_early"),
+    [(1, 0.0, True), (5, 0.0, True), (5, 0.5, False), (40, 0.0, False)],
+)
+def test_running_statistics_of_few_batches_still_hold_their_start(
+    count: int, spread: float, is_early: bool
+) -> None:
+    model, x = early(count, spread=spread)
+    found = harms(model, x if count < 40 else 3 * x)
+    what = "running statistics of few batches, far from those of x"
+    assert (what in found) == is_early
+    assert ("evaluation differs from training" in found) != is_early
+    if is_early:
+        assert found[what].level == NOTE
+        weight = f"{0.9**count:.0%}"
+        assert f"of the start still weigh {weight}" in found[what].reason
+        assert ("After 1 batch the" in found[what].reason) == (count == 1)
+
+
+def test_few_batches_beside_many_are_a_risk() -> None:
+    model, x = early(5)
+    both: Any = nn.Sequential(*model, nn.BatchNorm1d(2))
+    both[-1].num_batches_tracked += 100
+    assert harms(both, x)["evaluation differs from training"].level == RISK
+
+
+def test_gains_that_began_at_0_and_moved_a_little_were_not_drawn() -> None:
+    parts = [nn.Linear(8, 8), nn.BatchNorm1d(8), nn.Linear(8, 8), nn.BatchNorm1d(8)]
+    for part in parts[1::2]:
+        part.weight.data = 0.01 * torch.tensor([1.0, -1, 2, -2, 1, -1, 2, -2])
+    model = nn.Sequential(*parts)
+    what = "gains drawn around 0"
+    assert harms(model, drawn(16, 8))[what].level == RISK
+    first: Any = parts[1]
+    first.weight.data.fill_(1.0)
+    assert what not in harms(model, drawn(16, 8))

@@ -1188,3 +1188,172 @@ def test_one_gain_for_each_head_is_a_convention() -> None:
     report = check(OneGainPerHead(), (2, 3, 5, 16))
     assert {*report.others} == {"gain per head", "one gain"}
     assert report.failed == ()
+
+
+class TimestepNorm(nn.Module):
+    """x over its deviation, of no name that tells it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(16))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * (self.weight * (x.var(-1, keepdim=True) + 1e-5).rsqrt())
+
+
+class InFront(nn.Module):
+    """RMS norm of gain * x, or of (1 + gain) * x."""
+
+    def __init__(self, offset: float) -> None:
+        super().__init__()
+        self.offset, self.eps = offset, 1e-6
+        self.weight = nn.Parameter(torch.ones(16) - offset)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = wide(x) * (self.offset + wide(self.weight))
+        y = x * (x.square().mean(-1, keepdim=True) + self.eps).rsqrt()
+        return y.to(self.weight.dtype)
+
+
+class InFrontRMSNorm(InFront):
+    """By its name an RMS norm."""
+
+
+class HeteroLayerNorm(nn.Module):
+    """A gain for each type of node."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(2, 6))
+        self.bias = nn.Parameter(torch.zeros(2, 6))
+
+    def forward(self, x: Tensor, types: Tensor | None = None) -> Tensor:
+        return F.layer_norm(x, (6,)) * self.weight[types] + self.bias[types]
+
+
+class PositionsRMSNorm(nn.Module):
+    """Each channel over the root mean square of its positions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        size = (wide(x).square().mean((2, 3), keepdim=True) + 1e-6).sqrt()
+        return (wide(x) / size).to(x) * self.scale[:, None, None]
+
+
+def of_ones(layer: nn.Module, x: Tensor) -> Any:
+    return layer(x, torch.ones(len(x), dtype=torch.long))
+
+
+@pytest.mark.parametrize(
+    ("layer", "settings", "other"),
+    [
+        (TimestepNorm(), {"shape": (4, 16)}, "scale alone"),
+        (InFrontRMSNorm(0.0), {"shape": (4, 16)}, "gain in front"),
+        (InFrontRMSNorm(1.0), {"shape": (4, 16)}, "gain in front"),
+        (HeteroLayerNorm(), {"shape": (9, 6), "call": of_ones}, "gain per type"),
+        (PositionsRMSNorm(), {"shape": (4, 8, 5, 3)}, "FRN"),
+    ],
+)
+def test_what_a_formula_explains_is_on_purpose(
+    layer: nn.Module, settings: Any, other: str
+) -> None:
+    report = check(layer, **settings)
+    assert other in report.others
+    assert {*report.failed} <= {"float16 and bfloat16 give what float32 gives"}
+
+
+class SingleL2Norm(nn.Module):
+    """Unit length in float32, of what has no parameter that tells it."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        size = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=torch.float32)
+        y: Tensor = x / size.type_as(x)
+        return y
+
+
+class OwnTo(nn.LayerNorm):
+    """A layer whose ``to`` takes a device first."""
+
+    def to(self, device: Any = None, dtype: Any = None) -> Any:  # type: ignore
+        return super().to(device=torch.device(device or "cpu"), dtype=dtype)
+
+
+class OwnDevice(OwnTo):
+    """A layer whose ``to`` takes a device alone."""
+
+    def to(self, device: Any) -> Any:  # type: ignore
+        return super().to(torch.device(device))
+
+
+def test_a_layer_of_one_dtype_without_parameters_is_checked() -> None:
+    report = check(SingleL2Norm(), (2, 5, 16), kind="rms")
+    assert "unit length" in report.others
+    assert "the output has the dtype of the input" in report.failed
+
+
+@pytest.mark.parametrize("of", [OwnTo, OwnDevice])
+def test_a_to_of_its_own_is_no_hindrance(of: type[nn.LayerNorm]) -> None:
+    report = check(of(8))
+    assert not report.failed
+    assert not report.others
+
+
+class Length(nn.Module):
+    """Unit length times a gain; eps is added to the length, or a floor of it."""
+
+    def __init__(self, *, is_floor: bool) -> None:
+        super().__init__()
+        self.is_floor, self.eps = is_floor, 1e-10
+        self.weight = nn.Parameter(torch.ones(8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        size = x.square().sum(1, keepdim=True).sqrt()
+        size = size.clamp_min(self.eps) if self.is_floor else size + self.eps
+        return x / size * self.weight[:, None, None]
+
+
+def test_eps_beside_the_length_is_told_from_a_floor() -> None:
+    floor, beside = (
+        check(Length(is_floor=is_floor), (4, 8, 5, 3), kind="rms")
+        for is_floor in (True, False)
+    )
+    assert "floor of the length" in floor.others
+    assert "floor of the length" not in beside.others
+    assert "eps is added to the length that divides" in text(beside)
+
+
+class ByBatchLayerNorm2d(nn.Module):
+    """Says layer norm of the channels; the batch shares its statistics."""
+
+    gamma: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("gamma", torch.ones(8, 1, 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.gamma * F.batch_norm(x, None, None, training=True)
+        return y
+
+
+def test_a_gain_that_is_no_parameter_tells_the_axis_of_the_channels() -> None:
+    report = check(ByBatchLayerNorm2d(), (4, 8, 5, 3))
+    assert "the statistics run over axes 0, 2 and 3, expected axis 1" in text(report)
+    assert "Take the statistics over dim=(1,)" in text(report)
+
+
+class RootedNorm(nn.Module):
+    """Instance norm whose gradient is that of the root of 0 where x is constant."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        mean = x.mean(-1, keepdim=True)
+        root = (x - mean).square().mean(-1, keepdim=True).sqrt()
+        return (x - mean) / root.clamp_min(1e-10)
+
+
+def test_a_constant_whose_mean_is_exact_is_tried() -> None:
+    report = check(RootedNorm(), (4, 6, 9), kind="instance")
+    assert "a constant channel stays finite, output and gradient" in report.failed

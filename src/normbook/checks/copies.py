@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator
 from types import ModuleType
 from typing import Any, TypeVar
 
+import torch
 from torch import Tensor, nn
 
 HOOKS = re.compile("_(forward|backward)(_pre)?_hooks")
@@ -45,6 +46,14 @@ def inside(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
         return
     for key, item in value.items() if isinstance(value, dict) else enumerate(value):
         yield from inside(item, f"{name}.{key}".strip("."))
+
+
+def in_dtype(layer: nn.Module, dtype: torch.dtype) -> nn.Module:
+    """Convert a layer, in torch's own way where its ``to`` takes another argument."""
+    try:
+        return layer.to(dtype=dtype)
+    except TypeError:
+        return nn.Module.to(layer, dtype=dtype)
 
 
 def copy_of(layer: Layer) -> Layer:

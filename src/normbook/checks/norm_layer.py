@@ -38,7 +38,12 @@ from normbook.checks.claims.state import (
 from normbook.checks.copies import tensors_of
 from normbook.checks.layer.definitions import KINDS
 from normbook.checks.layer.recognition import OWNERS, TORCH_KINDS
-from normbook.checks.layer.subject import Given, Subject, without_activations
+from normbook.checks.layer.subject import (
+    UNKNOWN,
+    Given,
+    Subject,
+    without_activations,
+)
 from normbook.checks.recurrent.claims import BY_HAND, NO_STATES, recurrent_findings
 from normbook.checks.recurrent.forms import as_recurrent, takes_states
 from normbook.checks.recurrent.gradients import REDUNDANT
@@ -60,7 +65,9 @@ from normbook.checks.unusual.conditions import (
 )
 from normbook.checks.unusual.relative_slips import claims_of
 from normbook.checks.unusual.relatives import (
+    BY_POSITIONS,
     CUMULATIVE,
+    SCALE_ALONE,
     Relative,
     formula_of,
     relatives_of,
@@ -288,10 +295,13 @@ def _report_on(layer: nn.Module, given: Given, has_condition: bool) -> Report:
     try:
         subject = Subject(layer, given, has_condition=has_condition)
         report = _report(subject, given.axis)
-    except ValueError:
+    except ValueError as error:
         if by_name := _by_its_name(layer, given):
             return by_name
         if not as_relative:
+            is_none = str(error).startswith(UNKNOWN)
+            if is_none and (found := _by_formula(layer, given, SCALE_ALONE)):
+                return found
             raise
         return as_relative[0]
     if _is_off(report) and (by_name := _by_its_name(layer, given)):
@@ -300,15 +310,23 @@ def _report_on(layer: nn.Module, given: Given, has_condition: bool) -> Report:
     unknown = [one for one in as_relative if one.findings[0].passed is None]
     if report.findings[0].passed or unknown or given.kind is not None:
         return unknown[0] if unknown and not report.findings[0].passed else report
-    found = _report_on_relative(layer, given, CUMULATIVE)
-    return found if found is not None and found.findings[0].passed else report
+    others = [CUMULATIVE] + [BY_POSITIONS] * (subject.kind == "rms")
+    for relative in others:
+        if found := _by_formula(layer, given, relative):
+            return found
+    return report
+
+
+def _by_formula(layer: nn.Module, given: Given, relative: Relative) -> Report | None:
+    """Report on a relative whose formula holds, whatever its name is."""
+    report = _report_on_relative(layer, given, relative)
+    return report if report is not None and report.findings[0].passed else None
 
 
 def _by_its_name(layer: nn.Module, given: Given) -> Report | None:
     """Report on the relative of a layer's name, though a kind of norm is given."""
     for relative, is_named in relatives_of(layer) if given.kind is not None else ():
-        report = _report_on_relative(layer, given, relative) if is_named else None
-        if report is not None and report.findings[0].passed:
+        if is_named and (report := _by_formula(layer, given, relative)):
             return report
     return None
 

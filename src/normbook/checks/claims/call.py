@@ -11,7 +11,7 @@ from normbook.checks.calls import LayerError, backward, call, run
 from normbook.checks.claim import Claim, Fault, claim
 from normbook.checks.claims.another_way import computed
 from normbook.checks.claims.output import need_right_statistics
-from normbook.checks.copies import copy_of
+from normbook.checks.copies import copy_of, in_dtype
 from normbook.checks.layer.subject import Subject
 from normbook.checks.tensors import TOLERANCE, draw, largest
 
@@ -29,7 +29,7 @@ def input_is_kept(subject: Subject) -> Fault | None:
         x = subject.draw(0).to(dtype)
         before = x.clone()
         with torch.no_grad():
-            run(subject.fresh().to(dtype), x)
+            run(in_dtype(subject.fresh(), dtype), x)
         if not torch.equal(x, before):
             only = f", if that is {dtype}" if dtype != subject.dtype else ""
             return Fault(

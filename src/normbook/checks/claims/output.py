@@ -21,7 +21,7 @@ from normbook.checks.claim import (
     once,
 )
 from normbook.checks.layer.definitions import ACTIVATIONS, DIVISORS
-from normbook.checks.layer.recognition import affordable, is_eps
+from normbook.checks.layer.recognition import affordable, further, is_eps
 from normbook.checks.layer.subject import Subject
 from normbook.checks.slips.affine_values import acting
 from normbook.checks.slips.diagnosis import diagnosis, precision
@@ -316,6 +316,9 @@ def parameter_shapes(subject: Subject) -> Fault | None:
             what, other = ": one value for each group", "gain per group"
         elif count == math.prod(subject.shape[a] for a in subject.definition.further):
             what, other = ": one value for each head", "one gain"
+        elif shape[1:] == sizes and further(subject.layer):
+            what = ": one row for each value of what the layer takes besides x"
+            other = "gain per type"
         elif subject.kind == "layer" and count == subject.shape[1]:
             other = "gain per channel"
             what = (
@@ -401,7 +404,13 @@ def eps_place(subject: Subject) -> Fault | Note | None:
         why = "eps is a floor that sigma = 1e-8 and more do not feel, as in normalize"
         raise NotTested(why, "Pass eps=0.")
     root = math.sqrt(subject.definition.size(subject.shape))
-    if largest(subject.shrinkage([0.1 * eps / root]) - 0.1) < 0.01:
+    at_half = subject.shrinkage([0.5 * eps / root]).item()
+    if abs(at_half - 1 / 3) < 0.01:
+        return Fault(
+            f"{reason}: eps is added to the length that divides, outside of the root.",
+            "Divide by (var + eps).sqrt().",
+        )
+    if abs(at_half - 0.5) < 0.01:
         return Fault(
             f"{reason}: x is divided by its length, or by eps where that is more, as "
             "in normalize.",
@@ -459,9 +468,15 @@ def constant_channel(subject: Subject) -> Fault | None:
     """Let one set of statistics see a single value."""
     if subject.eps <= 0 and subject.is_eps_told:
         raise _no_eps(subject)
+    # Means of the one are rounded, of the other exact, and its variance is 0.
+    values = (0.0,) if subject.kind == "rms" else (0.1, 0.5)
+    return next(filter(None, (_of_one_value(subject, value) for value in values)), None)
+
+
+def _of_one_value(subject: Subject, value: float) -> Fault | None:
     x = subject.draw(6, 1.0)
     one = x[:, 0] if subject.kind == "batch" else x[0]
-    one.fill_(0.0 if subject.kind == "rms" else 0.1)
+    one.fill_(value)
     where = "a channel with one value throughout"
     where = "an input of zeros" if subject.kind == "rms" else where
     x = x.to(subject.dtype).requires_grad_()

@@ -14,7 +14,7 @@ from normbook.checks.claims.output import (
     need_right_statistics,
     share_of_error,
 )
-from normbook.checks.copies import copy_of
+from normbook.checks.copies import copy_of, in_dtype
 from normbook.checks.layer.subject import Subject
 from normbook.checks.tensors import TOLERANCE, draw, largest, normal
 
@@ -85,7 +85,7 @@ PRECISION_CLAIMS.append(constant_channel)
 def dtype_is_kept(subject: Subject) -> Fault | None:
     """Run in every precision that the layer can take."""
     for dtype in (torch.float32, torch.float64, torch.float16, torch.bfloat16):
-        layer = subject.fresh().to(dtype)
+        layer = in_dtype(subject.fresh(), dtype)
         try:
             y = call(layer, subject.draw(0, 1.0).to(dtype))
         except LayerError as error:
@@ -160,7 +160,7 @@ def _in_precision(
 ) -> dict[str, tuple[Tensor, float]]:
     """Return what a training call and an evaluation after it give, and their sizes."""
     shape = subject.batch_of(6)
-    layer = subject.fresh().to(dtype)
+    layer = in_dtype(subject.fresh(), dtype)
     x = draw(shape, 18, scale).float().to(dtype).requires_grad_()
     dl_dy = draw(shape, 19, 1.0).float()
     y = call(layer, x)
@@ -186,7 +186,7 @@ def half_precisions(subject: Subject) -> Fault | Note | None:
         raise DoesNotApply("the layer is given in float64")
     is_run = False
     for dtype in (torch.float16, torch.bfloat16):
-        layer = subject.fresh().to(dtype)
+        layer = in_dtype(subject.fresh(), dtype)
         seen: dict[str, str] = {}  # by its reason, the first input that shows it
         for scale in (1.0, 300.0, 1e-3, 0.0):
             x = draw(subject.small, 21, scale).to(dtype)
@@ -225,7 +225,8 @@ def _place_of_rounding(subject: Subject) -> Note | None:
     if abs(subject.factor - 1) > TOLERANCE or not subject.is_right_up_to_scale:
         return None
     half = torch.bfloat16
-    layer, x = subject.fresh().to(half), draw(subject.batch_of(6), 26, 1.0).to(half)
+    layer = in_dtype(subject.fresh(), half)
+    x = draw(subject.batch_of(6), 26, 1.0).to(half)
     try:
         y = call(layer, x).double()
     except LayerError:

@@ -220,6 +220,9 @@ def _normalized(layer: nn.Module, shape: tuple[int, ...]) -> int | None:
                 return len(sizes)
             if len(sizes) > 1 and sizes == (shape[1], *[1] * (len(shape) - 2)):
                 return 0
+    on_axis_1 = (shape[1], *[1] * (len(shape) - 2))
+    if len(shape) > 2 and any(t.shape == on_axis_1 for _, t in tensors_of(layer)):
+        return 0  # a gain that is no parameter
     return None
 
 

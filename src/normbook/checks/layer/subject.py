@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 import normbook.checks.layer.recognition as recognition
 from normbook.checks.calls import LayerError, call, evaluating
-from normbook.checks.copies import copy_of, tensors_of
+from normbook.checks.copies import copy_of, in_dtype, tensors_of
 from normbook.checks.layer.definitions import DIVISORS, Definition
 from normbook.checks.layer.parts import along_axes, has_a_part
 from normbook.checks.tensors import (
@@ -29,6 +29,7 @@ from normbook.checks.tensors import (
     other_axes,
 )
 
+UNKNOWN = "the kind of norm must be known"  # begins what is raised
 # A norm forgets the scale; what does not normalize grows as the input does.
 SCALE, MUCH = 50, 10
 STATE = re.compile("state|hidden|hx|h_?(0|prev)?$|prev|carry")
@@ -299,7 +300,7 @@ class Subject:
 
     def output(self, x: Tensor, dtype: torch.dtype | None = None) -> Tensor:
         """Return the training output of a fresh copy, in float64, without a graph."""
-        layer = self.fresh() if dtype is None else self.fresh().to(dtype)
+        layer = self.fresh() if dtype is None else in_dtype(self.fresh(), dtype)
         return call(layer, x.to(dtype or self.dtype)).detach().double()
 
     def gradient_size(self, x: Tensor, dl_dy: Tensor) -> float:
@@ -542,7 +543,7 @@ class Subject:
                 "that is random; take dropout and noise out of it."
             )
         raise ValueError(
-            f"the kind of norm must be known, got a {self.name} whose output on an "
+            f"{UNKNOWN}, got a {self.name} whose output on an "
             f"input of shape {self.shape} is that of none{self._depends()}; pass "
             "kind='batch', 'layer', 'group', 'instance', 'rms' or 'lstm', and the "
             "shape of an input."
@@ -689,15 +690,18 @@ class Subject:
             counts.add(math.prod(self.shape[axis] for axis in definition.further))
         return all(self.layer.get_parameter(n).numel() in counts for n in self.names)
 
-    def _error_on(self, shape: tuple[int, ...]) -> LayerError | None:
+    def _error_on(
+        self, shape: tuple[int, ...], dtype: torch.dtype | None = None
+    ) -> LayerError | None:
         """Return what the layer raises on an input of the shape; None if nothing."""
         held = (t for _, t in tensors_of(self.layer) if t.is_floating_point())
         like = next(self.layer.parameters(), next(held, torch.zeros(())))
+        dtype = dtype or like.dtype
         try:
-            call(self.fresh(), draw(shape, 0).to(like.dtype))
+            call(self.fresh(), draw(shape, 0).to(dtype))
         except LayerError as error:
             return error
-        self.dtype = like.dtype
+        self.dtype = dtype
         return None
 
     def _does_something(self, shape: tuple[int, ...]) -> bool:
@@ -711,9 +715,10 @@ class Subject:
         """Take float64 if the layer can compute in it, else its own dtype."""
         own, single = self.dtype, self.layer
         self.layer = copy_of(single).double()
-        error = self._error_on(self.shape)
+        # Without a parameter it says nothing of its dtype.
+        error = self._error_on(self.shape, torch.float64)
         self.dtype = torch.float64 if error is None else own
-        self.layer = single.to(self.dtype)
+        self.layer = in_dtype(single, self.dtype)
 
     def _check_that_it_normalizes(self) -> None:
         def times_sigma(x: Tensor) -> Tensor:  # a norm with a slip, and no other

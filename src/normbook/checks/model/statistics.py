@@ -20,11 +20,12 @@ from normbook.checks.model.runs import (
     output_of,
     seen_in,
 )
-from normbook.checks.model.subject import Subject, is_frozen
+from normbook.checks.model.subject import Subject, has_learnt, is_frozen
 
 # A gap, or a drift, that the noise of a batch does not explain.
 LARGE_GAP, FROZEN_GAP = 0.1, 0.5
 MANY_MORE = 4  # times as many batches
+START = 0.02  # of running statistics, what they were at the start
 STANDARD_ERRORS = 5
 NO_CAUSE = "its input is finite, and so is what it holds"
 # A factor of variances, over channels, that matters; passes with dropout.
@@ -306,15 +307,20 @@ def gaps(subject: Subject) -> Iterator[Harm]:
                 "Moving averages",
             )
             continue
-        if has_seen_any and float(count or 0) == 1 and not _is_learnt(norm):
+        few = _few_batches(subject, count)
+        share = _share_of_the_start(norm, count)
+        is_early = isinstance(count, Tensor) and share > START
+        if is_early and not few and not has_learnt(norm):
             yield Harm(
                 NOTE,
-                "running statistics of one batch, far from those of x",
+                "running statistics of few batches, far from those of x",
                 gap,
                 seen.name,
                 "evaluation differs by this share of the output from that by the "
-                "statistics of x. Perhaps the model ran when it was built.",
-                "Train, load a checkpoint with its buffers, or recalibrate.",
+                f"statistics of x. After {int(count or 0)} batch{'es' * (count != 1)} "
+                f"the mean 0 and variance 1 of the start still weigh {share:.0%}.",
+                "Train on, load a checkpoint with its buffers, or recalibrate with "
+                "normbook.layers.recalibrate.",
                 "Moving averages",
             )
             continue
@@ -325,7 +331,7 @@ def gaps(subject: Subject) -> Iterator[Harm]:
             seen.name,
             "by this share of the output, on the same input. The running mean is "
             f"up to {drift:.2g} sigma from the mean of x, the variances are up to "
-            f"{ratio:.3g} times each other's.{_few_batches(subject, count)}",
+            f"{ratio:.3g} times each other's.{few}",
             "Recalibrate with normbook.layers.recalibrate, or use larger batches.",
             "Moving averages",
         )
@@ -364,6 +370,14 @@ def gaps(subject: Subject) -> Iterator[Harm]:
             "Train, load a checkpoint with its buffers, or recalibrate.",
             "Moving averages",
         )
+
+
+def _share_of_the_start(norm: nn.Module, count: Any) -> float:
+    """Return what the first values of running statistics weigh in them."""
+    momentum = getattr(norm, "momentum", None)
+    if not (isinstance(count, Tensor) and count > 0 and isinstance(momentum, float)):
+        return 0.0
+    return float((1 - momentum) ** int(count))
 
 
 def _few_batches(subject: Subject, count: Any) -> str:

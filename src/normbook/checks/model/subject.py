@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+import normbook.checks.layer.recognition as recognition
 from normbook.checks.calls import LayerError, evaluating
 from normbook.checks.copies import copy_of
-from normbook.checks.layer.recognition import kind_of
 from normbook.checks.model.harms import place_of
 from normbook.checks.model.kernels import kernels_of
 from normbook.checks.model.passes import OURS, Pass, Steps, steps_of
@@ -25,6 +25,8 @@ from normbook.checks.model.runs import (
     run_on,
     tensors_in,
 )
+
+LEARNT = 0.05  # of gains, their spread: some 50 steps of Adam at a rate of 1e-3
 
 
 class Subject:
@@ -139,7 +141,8 @@ class Subject:
         self.unknown = [
             name
             for name in self.names
-            if name not in met and not kind_of(self.model.get_submodule(name))
+            if name not in met
+            and not recognition.kind_of(self.model.get_submodule(name))
         ]
         if self.unknown:
             of = type(self.model.get_submodule(self.unknown[0])).__name__
@@ -162,6 +165,18 @@ class Subject:
         self.seen = [seen for seen in self.seen if seen.name not in others]
         self.names = [name for name in self.names if name not in others]
         self._must_hold_a_norm()
+
+
+def gain_of(norm: nn.Module) -> Tensor:
+    """Return the gain of a norm, as 1 where it has none of a usual name."""
+    name = recognition.only_parameter(norm, recognition.GAINS)
+    return norm.get_parameter(name).detach() if name else torch.ones(())
+
+
+def has_learnt(norm: nn.Module) -> bool:
+    """Return whether gains differ as after many steps: a few move them by less."""
+    gain = gain_of(norm)
+    return gain.numel() > 1 and float(gain.std()) > LEARNT
 
 
 def is_frozen(norm: nn.Module) -> bool:

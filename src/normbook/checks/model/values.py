@@ -18,7 +18,7 @@ from normbook.checks.copies import copy_of, tensors_of
 from normbook.checks.model.harms import NOTE, RISK, WRONG, Harm, place_of
 from normbook.checks.model.kernels import kernels_of
 from normbook.checks.model.runs import Seen, parts_of, run_on, tensors_in
-from normbook.checks.model.subject import Subject
+from normbook.checks.model.subject import Subject, gain_of, has_learnt
 from normbook.checks.norm_layer import check_norm_layer
 from normbook.checks.slips.explanations import UNEXPLAINED
 from normbook.checks.unusual.condition_claims import MASKED
@@ -34,6 +34,7 @@ OF_DEFINITION = {
 }
 LARGE_EPS = 0.05  # beyond what any variance needs
 MANY = 30  # values of one set of statistics
+MANY_BATCHES = 100
 
 
 def broken(subject: Subject) -> Iterator[Harm]:
@@ -222,9 +223,11 @@ def around_zero(subject: Subject) -> Iterator[Harm]:
             # Of 1 + weight the output is no smaller for a small weight.
             if float(seen.y.std()) < 0.5 and gain.abs().max() < 0.5:
                 gains[seen.name] = gain
-    begun = _zero_at_the_start(subject, {*gains})
+    # What draws weights draws all of a class; that of a branch may begin at 0.
+    others = {type(seen.norm) for seen in subject.seen if seen.name not in gains}
+    of = {seen.name: type(seen.norm) for seen in subject.seen}
     for name, gain in gains.items():
-        if name in begun:
+        if of[name] in others:
             continue
         low = (gain < 0).double().mean().item()
         size = gain.square().mean().sqrt().item()
@@ -242,19 +245,6 @@ def around_zero(subject: Subject) -> Iterator[Harm]:
             "Begin with gain 1 and bias 0: leave norms out of what draws weights.",
             "Scale invariance",
         )
-
-
-def _zero_at_the_start(subject: Subject, small: set[str]) -> set[str]:
-    """Return the small gains that are the last of a part whose other norms have none.
-
-    So begins a residual branch whose last gain is 0, and moves a little in training.
-    """
-    parts: dict[str, list[str]] = {}
-    for seen in subject.seen:
-        parts.setdefault(seen.name.rpartition(".")[0], []).append(seen.name)
-    ends = {names[-1] for names in parts.values() if len(names) > 1}
-    others = {n for names in parts.values() if len(names) > 1 for n in names[:-1]}
-    return set() if others & small else ends & small
 
 
 def small_variances(subject: Subject) -> Iterator[Harm]:
@@ -304,7 +294,7 @@ def unfilled(subject: Subject) -> Iterator[Harm]:
     for name in subject.names:
         held = subject.original.get_submodule(name).named_parameters(recurse=False)
         for key, p in held:
-            if _looks_unfilled(p):
+            if _looks_unfilled(p, is_gain=key in recognition.GAINS):
                 sizes = p.detach().double().abs()
                 sizes = sizes[sizes > 0]
                 yield Harm(
@@ -321,21 +311,25 @@ def unfilled(subject: Subject) -> Iterator[Harm]:
                 break
 
 
-def _looks_unfilled(p: Tensor) -> bool:
+def _looks_unfilled(p: Tensor, *, is_gain: bool = True) -> bool:
+    """Return whether sizes are those of memory, and no training can have made them.
+
+    Training may leave biases as small, and a few gains that weight decay took.
+    """
     sizes = p.detach().double().abs()
-    return bool(((sizes > 0) & (sizes < 1e-35) | (sizes > 1e15)).any())
+    is_usual = (sizes > 1e-3) & (sizes < 1e3)
+    is_tiny = ((sizes > 0) & (sizes < 1e-35)).any() and is_usual.double().mean() < 0.5
+    return bool((sizes > 1e15).any() or (is_gain and is_tiny))
 
 
 def _is_trained(subject: Subject) -> bool:
-    """Return whether a norm has seen a batch, or has gains that are not alike."""
+    """Return whether a norm has gains that many steps made, or many batches."""
     for seen in subject.seen:
         norm = subject.original.get_submodule(seen.name)
-        mean = getattr(norm, "running_mean", None)
-        if isinstance(mean, Tensor) and bool(mean.any()):
+        count = getattr(norm, "num_batches_tracked", None)
+        if isinstance(count, Tensor) and int(count) >= MANY_BATCHES:
             return True
-        name = recognition.only_parameter(norm, recognition.GAINS)
-        gain = norm.get_parameter(name) if name else torch.ones(())
-        if gain.numel() > 1 and float(gain.std()) > 1e-3 and not _looks_drawn(gain):
+        if has_learnt(norm) and not _looks_drawn(gain_of(norm)):
             return True
     return False
 

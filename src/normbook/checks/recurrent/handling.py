@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from normbook.checks.calls import LayerError, evaluating, of_the_layer
 from normbook.checks.claim import Claim, DoesNotApply, Fault, NotTested, claim
-from normbook.checks.copies import copy_of
+from normbook.checks.copies import copy_of, in_dtype
 from normbook.checks.recurrent.forms import takes_states
 from normbook.checks.recurrent.layers import compared
 from normbook.checks.recurrent.probe import (
@@ -260,7 +260,7 @@ def drawn_anew(probe: Probe) -> Fault | None:
 @claim("dtype and device are those of the input", HANDLING_CLAIMS)
 def bfloat16(probe: Probe) -> Fault | None:
     """Run in bfloat16, with states and without."""
-    layer = copy_of(probe.layer).to(torch.bfloat16)
+    layer = in_dtype(copy_of(probe.layer), torch.bfloat16)
     x, h, c = (value.to(torch.bfloat16) for value in probe.inputs_of_the_layer())
     with torch.no_grad():
         try:

@@ -104,6 +104,8 @@ def explanation(subject: Subject) -> Seen | None:
                 # A map, as in SPADE, and no matter of the examples.
                 is_map = look is _gains and subject.has_condition and 0 not in along
                 other = "gain at each place" if is_map else ""
+                if look is _orders and subject.kind == "rms" and not subject.bias:
+                    other = "gain in front"  # of the norm a weight, on purpose
                 said = text if isinstance(text, str) else text()
                 return Seen(f"{said}.", cure, other)
     mean_of = subject.definition.mean
@@ -151,6 +153,8 @@ def _orders(subject: Subject) -> Iterator[Candidate]:
     (gain, bias), along = subject.as_set, _parameter_axes(subject)
     text = "gain and bias act before the normalization, not behind it"
     yield Candidate(lambda x: subject.x_hat(gain * x + bias), text, along)
+    text = f"{text}, as 1 + {subject.gain}"
+    yield Candidate(lambda x: subject.x_hat((1 + gain) * x + bias), text, along)
     text = "a second norm stands behind gain and bias"
     yield Candidate(
         lambda x: subject.x_hat(gain * subject.x_hat(x) + bias), text, along

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from normbook.checks.calls import LayerError, call
 from normbook.checks.claim import Fault, Note
+from normbook.checks.copies import in_dtype
 from normbook.checks.layer.subject import Subject
 from normbook.checks.tensors import TOLERANCE, draw, is_near, largest
 
@@ -65,7 +66,7 @@ def _acting(subject: Subject) -> tuple[Tensor, Tensor] | None:
     """Find gain and bias in the output of the layer as it was given."""
     few = subject.shape if subject.kind == "batch" else subject.sized(2)
     x = draw(few, 4, subject.large)
-    layer = subject.given.to(subject.dtype)
+    layer = in_dtype(subject.given, subject.dtype)
     try:
         y = call(layer, x.to(subject.dtype)).detach().double()
     except LayerError:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 import normbook.checks.layer.recognition as recognition
 from normbook.checks.calls import LayerError, Way, call, called
 from normbook.checks.claim import Claim, DoesNotApply, Fault, Note, NotTested, claim
-from normbook.checks.copies import copy_of
+from normbook.checks.copies import copy_of, in_dtype
 from normbook.checks.layer.subject import Given, Subject
 from normbook.checks.report import Finding
 from normbook.checks.slips.explanations import explanation
@@ -67,8 +67,8 @@ def condition_findings(found: Conditioned, given: Given) -> list[Finding]:
         subject = Subject(found.layer, given._replace(kind=kind), has_condition=True)
         _ = subject.misfit_of_definition  # which is kept from here on
     x = subject.draw(1).to(subject.dtype)
-    as_given = copy_of(found.given).to(x.dtype)
-    found = found._replace(layer=found.layer.to(x.dtype), given=as_given)
+    as_given = in_dtype(copy_of(found.given), x.dtype)
+    found = found._replace(layer=in_dtype(found.layer, x.dtype), given=as_given)
     return [claim(_Case(found, subject, x, given.axis)) for claim in CLAIMS]
 
 

@@ -153,8 +153,14 @@ def relatives_of(layer: nn.Module) -> Iterator[tuple[Relative, bool]]:
             yield relative, is_named or relative.misfits is None
 
 
-# Its formula tells it, whatever its name is, from what is merely wrong.
-CUMULATIVE = next(one for one in RELATIVES if one.name == "cumulative norm")
+def _named(name: str) -> Relative:
+    return next(one for one in RELATIVES if one.name == name)
+
+
+# The formula tells these, whatever their name is, from what is merely wrong.
+CUMULATIVE, BY_POSITIONS = _named("cumulative norm"), _named("FRN")
+# And this from what has no kind.
+SCALE_ALONE = _named("scale alone")
 
 
 def formula_of(relative: Relative) -> Claim[Subject]:
