@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import warnings
+from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import pytest
@@ -15,7 +18,7 @@ from torch.utils.checkpoint import checkpoint
 
 from normbook.checks import check_norm_layer
 from normbook.checks.model.audit import audit
-from normbook.checks.model.harms import NOTE, RISK, WRONG
+from normbook.checks.model.harms import NOTE, RISK, WRONG, listed
 from normbook.checks.model.runs import norms_of
 
 NEIGHBOURS = "an example depends on its neighbours in evaluation"
@@ -562,6 +565,145 @@ def test_what_is_dropped_is_not_multiplied_by_0() -> None:
     assert zero not in dropped
 
 
+class ClosedBatchNorm(nn.BatchNorm1d):
+    """A variance by one pass, of what may be far from 0; evaluation is torch's."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = super().forward(x)
+        if not self.training:
+            return y
+        mean = x.mean(0)
+        var = x.square().mean(0) - mean.square()
+        return (x - mean) * (var + self.eps).rsqrt() * self.weight + self.bias
+
+
+@pytest.mark.parametrize(("mean", "level"), [(10.0, RISK), (100.0, WRONG)])
+def test_one_pass_is_wrong_where_a_mean_is_far_from_0(mean: float, level: str) -> None:
+    model = nn.Sequential(ClosedBatchNorm(4), nn.Linear(4, 4))
+    found = harms(model, drawn(64, 4) + mean)
+    what = "a mean far from 0 costs no precision in float32"
+    assert found[f"not true of ClosedBatchNorm: {what}"].level == level
+
+
+def test_a_biased_running_variance_of_many_values_is_noted() -> None:
+    class BiasedBatchNorm(nn.BatchNorm1d):
+        def forward(self, x: Tensor) -> Tensor:
+            if self.training and self.running_var is not None:
+                old, n = self.running_var.clone(), x.numel() / x.shape[1]
+                y = super().forward(x)
+                new = self.running_var - 0.9 * old
+                self.running_var.copy_(0.9 * old + new * (n - 1) / n)
+                return y
+            return super().forward(x)
+
+    what = "the running variance averages the unbiased variances"
+    for count, level in ((29, WRONG), (30, NOTE)):
+        model = nn.Sequential(BiasedBatchNorm(4), nn.Linear(4, 4))
+        found = harms(model, drawn(count, 4))
+        assert found[f"not true of BiasedBatchNorm: {what}"].level == level
+
+
+def test_one_example_that_gives_nan_is_told_where_it_begins() -> None:
+    class RowsNorm(nn.Module):
+        """Standardizes each feature over the examples, by a deviation over n - 1."""
+
+        def forward(self, x: Tensor) -> Tensor:
+            return (x - x.mean(0)) / x.std(0)
+
+    model = nn.Sequential(nn.Linear(4, 4), RowsNorm(), nn.LayerNorm(4))
+    found = harms(model, drawn(16, 4))
+    alone = found["one example alone gives NaN in evaluation"]
+    assert (alone.level, alone.place) == (WRONG, "1")
+    assert "it begins here" in alone.reason
+    among = found[NEIGHBOURS]
+    assert among.place == "1"
+    assert "among the first 2 alone" in among.reason
+    lost = nn.Sequential(*model, Lost())
+    assert "one example alone gives NaN in evaluation" not in harms(lost, drawn(16, 4))
+
+
+class Lost(nn.Module):
+    """Gives NaN, whatever the examples are."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.nan * x
+
+
+def test_a_mask_is_cut_with_its_sequence() -> None:
+    class Masked(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm, self.last = nn.LayerNorm(8), nn.LayerNorm(8)
+            self.mix = nn.Linear(8, 8)
+
+        def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+            x = self.mix(self.norm(x)) * mask.transpose(1, 2)
+            y: Tensor = self.last(x)
+            return y
+
+    x = {"x": drawn(16, 12, 8), "mask": torch.ones(16, 1, 12)}
+    report = audit(Masked(), x, quiet=True)
+    assert report.untested == ()
+    moved: Any = Masked()
+    moved.last = nn.Sequential(Moved(), nn.LayerNorm(12), Moved())
+    assert "normalizes positions, not features" in harms(moved, x)
+
+
+class Moved(nn.Module):
+    """Exchanges positions and features."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.transpose(1, 2)
+
+
+def test_of_many_norms_that_are_not_tested_it_is_said_how_many_there_are() -> None:
+    assert listed(list("abcde")) == "a, b, c, d, e"
+    assert listed(list("abcdef")) == "a, b, c, d, e and 1 more"
+
+
+def test_a_class_that_begins_with_norm_may_be_one() -> None:
+    class NormStyle(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x * torch.rsqrt(x.square().mean(1, keepdim=True) + 1e-8)
+
+    class NormedLinear(nn.Linear):
+        """No norm."""
+
+    model = nn.Sequential(NormStyle(), NormedLinear(4, 4))
+    report = audit(model, drawn(16, 4), quiet=True)
+    assert report.layers == 1
+    assert report.untested == ()
+
+
+def test_a_norm_that_holds_a_norm_is_no_way_round_it() -> None:
+    class VectorLayerNorm(nn.Module):
+        """Vectors over their lengths, times the norm of these."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm = nn.LayerNorm(8)
+
+        def forward(self, x: Tensor) -> Tensor:
+            size = x.norm(dim=1, keepdim=True) + 1e-6
+            y: Tensor = x / size * self.norm(size)
+            return y
+
+    class Stream(nn.Module):
+        def __init__(self, make: Callable[[], nn.Module]) -> None:
+            super().__init__()
+            self.norms = nn.ModuleList(make() for _ in range(4))
+            self.mix = nn.ModuleList(nn.Linear(8, 8) for _ in range(4))
+
+        def forward(self, x: Tensor) -> Tensor:
+            for norm, mix in zip(self.norms, self.mix, strict=True):
+                x = x + mix(norm(x))
+            return x
+
+    what = "a residual stream without a norm at its end"
+    assert what in harms(Stream(partial(nn.LayerNorm, 8)), drawn(16, 3, 8))
+    assert what not in harms(Stream(VectorLayerNorm), drawn(16, 3, 8))
+
+
 class Row(NamedTuple):
     """What a model takes."""
 
@@ -702,8 +844,8 @@ def test_running_statistics_of_few_batches_still_hold_their_start(
     if is_early:
         assert found[what].level == NOTE
         weight = f"{0.9**count:.0%}"
-        assert f"of the start still weigh {weight}" in found[what].reason
-        assert ("After 1 batch the" in found[what].reason) == (count == 1)
+        assert f"of the start still weigh {weight} after {count} " in found[what].reason
+        assert found[what].reason.endswith("batch.") == (count == 1)
 
 
 def test_few_batches_beside_many_are_a_risk() -> None:
@@ -723,3 +865,111 @@ def test_gains_that_began_at_0_and_moved_a_little_were_not_drawn() -> None:
     first: Any = parts[1]
     first.weight.data.fill_(1.0)
     assert what not in harms(model, drawn(16, 8))
+
+
+class Gathering(nn.Module):
+    """A model that reads what one of its parts returned by a hook of its own."""
+
+    def __init__(self, *, takes_named: bool = False) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4))
+        self.seen: Any = None
+        if takes_named:
+            self.body.register_forward_pre_hook(self._named, with_kwargs=True)
+        else:
+            self.body.register_forward_hook(self._hook)
+
+    def _hook(self, part: nn.Module, x: Any, y: Tensor) -> None:
+        self.seen = y
+
+    def _named(self, part: nn.Module, x: Any, named: Any) -> None:
+        self.seen = x[0]
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.seen = None
+        y: Tensor = self.body(x) + self.seen
+        return y
+
+
+@pytest.mark.parametrize("takes_named", [False, True])
+def test_hooks_that_are_methods_of_the_model_go_along(takes_named: bool) -> None:
+    model, outer = Gathering(takes_named=takes_named), list[Any]()
+    model.body.register_forward_hook(lambda *_: outer.append(0))
+    report = audit(model, drawn(16, 4), quiet=True)
+    assert report.harms == ()
+    assert not outer  # another stays behind
+    assert model.seen is None  # and this one is of the copy
+
+
+def test_what_is_a_script_is_left_out() -> None:
+    class MeanNorm(nn.Module):
+        running_mean: Tensor
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("running_mean", torch.zeros(4))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x - self.running_mean
+
+    trace: Any = torch.jit.trace
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # it is deprecated
+        script = trace(MeanNorm(), drawn(2, 4))
+    model = nn.Sequential(OrderedDict(norm=script, last=nn.LayerNorm(4)))
+    report = audit(model, drawn(16, 4), quiet=True)
+    assert (report.layers, report.harms) == (1, ())
+    assert report.untested == ("what torch.jit has made a script of: norm.",)
+    with pytest.raises(ValueError, match="must hold a norm"):
+        audit(nn.Sequential(OrderedDict(norm=script)), drawn(16, 4), quiet=True)
+
+
+@pytest.mark.parametrize("is_raw", [True, False])
+def test_an_axis_of_x_that_the_model_moves_has_features(is_raw: bool) -> None:
+    class Bins(nn.Module):
+        """A norm for each of the bins, behind which any number of them does."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm, self.conv = nn.BatchNorm2d(8), nn.Conv2d(1, 4, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = x if is_raw else 2 * x
+            y: Tensor = self.conv(self.norm(x.transpose(1, 3)).transpose(1, 3))
+            return y
+
+    found = harms(Bins(), drawn(16, 1, 12, 8))
+    assert ("normalizes positions, not features" in found) != is_raw
+
+
+def test_a_block_that_zeros_break_has_no_skip_path() -> None:
+    class Block(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm, self.linear = nn.LayerNorm(4), nn.Linear(4, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            weight = self.linear.weight / self.linear.weight.norm()
+            y: Tensor = functional.linear(
+                self.norm(functional.linear(x, weight)), weight
+            )
+            return y + x
+
+    model = nn.Sequential(Block(), Block(), nn.LayerNorm(4))
+    assert "a residual path through a norm" not in harms(model, drawn(16, 4))
+
+
+def test_what_holds_no_parameter_shares_none_under_several_names() -> None:
+    class Scaled(nn.Module):
+        def __init__(self, norm: nn.Module) -> None:
+            super().__init__()
+            self.first, self.again, self.end = norm, norm, nn.Linear(4, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            y: Tensor = self.end(self.again(self.first(x).relu()))
+            return y
+
+    what = "one norm under several names"
+    bare = nn.LayerNorm(4, elementwise_affine=False)
+    assert what not in harms(Scaled(bare), drawn(16, 4))
+    assert what in harms(Scaled(nn.LayerNorm(4)), drawn(16, 4))

@@ -185,3 +185,36 @@ def test_a_batch_renormalization_is_waited_for_while_its_output_stands_still() -
     report = check_norm_layer(BatchRenorm(1, is_warm=False), (16, 5), quiet=True)
     assert report.kind.startswith("batch renormalization")
     assert not any("forgets the scale" in name for name in report.failed)
+
+
+class HeldBatchRenorm(nn.Module):
+    """Averages a mean and a deviation, in buffers or in plain tensors."""
+
+    def __init__(self, *, is_plain: bool) -> None:
+        super().__init__()
+        self.weight, self.bias = (
+            nn.Parameter(torch.ones(5)),
+            nn.Parameter(torch.zeros(5)),
+        )
+        of = torch.Tensor if is_plain else nn.Buffer
+        self.mean, self.sigma = of(torch.zeros(5)), of(torch.ones(5))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.training:
+            return (x - self.mean) / self.sigma * self.weight + self.bias
+        var, mean = torch.var_mean(x, 0, correction=0)
+        own = (var + 1e-5).sqrt()
+        with torch.no_grad():
+            r = (own / self.sigma).clamp(1 / 3, 3)
+            d = ((mean - self.mean) / self.sigma).clamp(-5, 5)
+            self.mean = self.mean + 0.1 * (mean - self.mean)
+            self.sigma = self.sigma + 0.1 * (own - self.sigma)
+        return ((x - mean) / own * r + d) * self.weight + self.bias
+
+
+@pytest.mark.parametrize("is_plain", [False, True])
+def test_the_averages_of_a_relative_are_saved_with_it(is_plain: bool) -> None:
+    report = check_norm_layer(HeldBatchRenorm(is_plain=is_plain), (16, 5), quiet=True)
+    assert report.kind.startswith("batch renormalization")
+    assert ("state_dict carries the running statistics" in report.failed) == is_plain
+    assert ("the moving statistics are no buffers" in words(report)) == is_plain

@@ -628,6 +628,7 @@ IMAGES = (4, 6, 5, 3)
         (BatchRenorm(), IMAGES, "batch renormalization"),
         (BatchRenorm(), (16, 6), "batch renormalization"),
         (BatchRenorm(limits=(1, 0)), IMAGES, "batch renormalization"),
+        (BatchRenorm(limits=(1.3, 0.3)), IMAGES, "batch renormalization"),
         (DiffGroupNorm(), (20, 6), "differentiable group norm"),
         (Equivariant(), (16, 8), "equivariant norm"),
         (NormSoFar(), (4, 8, 5), "cumulative norm"),

@@ -6,7 +6,7 @@ import copy
 import re
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator
-from types import ModuleType
+from types import MethodType, ModuleType
 from typing import Any, TypeVar
 
 import torch
@@ -56,12 +56,27 @@ def in_dtype(layer: nn.Module, dtype: torch.dtype) -> nn.Module:
         return nn.Module.to(layer, dtype=dtype)
 
 
+def _hook(made: nn.Module, layer: nn.Module) -> None:
+    """Register the forward hooks of a layer that are methods of its parts."""
+    parts = dict(zip(layer.modules(), made.modules(), strict=True))
+    for part, new in parts.items():
+        for name in ("_forward_pre_hooks", "_forward_hooks"):
+            hooks: dict[int, Any] = vars(part).get(name, {})
+            takes_named = vars(part).get(f"{name}_with_kwargs", {})
+            for key, hook in hooks.items():
+                if (of := getattr(hook, "__self__", None)) in parts:
+                    register = getattr(new, f"register{name.removesuffix('s')}")
+                    method = MethodType(hook.__func__, parts[of])
+                    register(method, with_kwargs=key in takes_named)
+
+
 def copy_of(layer: Layer) -> Layer:
     """Copy a layer; a tensor that hangs in a graph becomes a plain one.
 
     ``copy.deepcopy`` alone refuses such a tensor. The hooks on forward and backward
-    stay behind: what they do outside the layer is not for a copy to repeat. A
-    ``TypeError`` says what else cannot be copied.
+    stay behind: what they do outside the layer is not for a copy to repeat. Those that
+    are methods of a part of it go along. A ``TypeError`` says what else cannot be
+    copied.
     """
     plain: dict[int, Any] = {
         id(tensor): tensor.detach().clone()
@@ -76,6 +91,7 @@ def copy_of(layer: Layer) -> Layer:
         plain |= {id(v): v for v in vars(module).values() if type(v) in SHARED}
     try:
         made = copy.deepcopy(layer, plain)
+        _hook(made, layer)
         for module in made.modules():
             for name in [n for n in vars(module) if n.endswith("hooks_installed")]:
                 setattr(module, name, False)  # transformers installs them again
@@ -83,8 +99,8 @@ def copy_of(layer: Layer) -> Layer:
     except Exception as error:
         raise TypeError(
             f"the layer must allow a copy, got a {type(layer).__name__} for which "
-            f"copy.deepcopy raises {type(error).__name__}: {error}; keep what cannot "
-            "be copied outside the layer."
+            f"copy.deepcopy raises {type(error).__name__}: {error}; give what cannot "
+            "be copied a __deepcopy__, or keep it outside the layer."
         ) from error
 
 

@@ -93,7 +93,8 @@ def dtype_is_kept(subject: Subject) -> Fault | None:
                 continue
             return Fault(
                 f"after .to({dtype}) the layer raises {error}",
-                "Keep tensors as parameters or buffers, make others with x.new_zeros.",
+                "Let x and what it meets have one dtype: x.to(self.weight.dtype), say, "
+                "parameters or buffers, and x.new_zeros for what is made.",
             )
         if y.dtype != dtype:
             reason = f"for {dtype} the output is {y.dtype}."

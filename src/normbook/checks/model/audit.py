@@ -145,7 +145,7 @@ def _unhashable(part: nn.Module) -> str | None:
     """Name the class of the first part that torch cannot list."""
     if type(part).__hash__ is None:
         return type(part).__name__
-    parts = (one for one in vars(part)["_modules"].values() if one is not None)
+    parts = (one for one in part._modules.values() if one is not None)
     return next(filter(None, map(_unhashable, parts)), None)
 
 

@@ -17,6 +17,7 @@ from normbook.checks.model.runs import (
     Event,
     Seen,
     batch_in,
+    cuts_of,
     hidden_norms,
     lengths_in,
     linear_behind,
@@ -24,6 +25,7 @@ from normbook.checks.model.runs import (
     noting,
     one_of_many,
     run_on,
+    tensors_in,
 )
 from normbook.checks.model.subject import Subject
 from normbook.checks.unusual.padding import More, kept_places, part_of_padding
@@ -49,6 +51,10 @@ def neighbours(subject: Subject) -> Iterator[Harm]:
     except LayerError as error:
         subject.untested.append(f"one example in evaluation: {error}")
         count = max(2, len(whole_x) // 2, count)
+        made, few = None, narrowed(subject.x, 0, count)
+    if made and _is_nan_alone(made, subject.still.made):
+        yield _of_one(subject, few)
+        count = min(2 * count, len(whole_x))
         made, few = None, narrowed(subject.x, 0, count)
     try:
         repeated, made = again.outputs(subject.x), made or again.outputs(few)
@@ -123,6 +129,31 @@ def neighbours(subject: Subject) -> Iterator[Harm]:
     )
 
 
+def _is_nan_alone(alone: list[Tensor], together: list[Tensor]) -> bool:
+    """Return whether the first example gives NaN alone, and none among others."""
+    pairs = zip(alone, together, strict=False)
+    both = [(a[:1].isnan().any(), b.isnan().any()) for a, b in pairs if a.dim()]
+    return any(a for a, _ in both) and not any(b for _, b in both)
+
+
+def _of_one(subject: Subject, x: Any) -> Harm:
+    """Say where NaN begins in the evaluation of one example."""
+    made = (e for e in _events(subject, x) if e.y.isnan().any())
+    first = next(made, None)
+    is_here = first is not None and not first.x.isnan().any()
+    return Harm(
+        WRONG,
+        "one example alone gives NaN in evaluation",
+        1,
+        first.name if first and is_here else "the whole model",
+        "beside others it gives numbers"
+        f"{'; it begins here' if is_here else ''}: a deviation over the examples, say, "
+        "that of one does not have.",
+        "Evaluate by running statistics, or normalize each example by itself.",
+        "Small batches",
+    )
+
+
 def _events(subject: Subject, x: Any) -> list[Event]:
     """Return the calls of all norms, and of what may be one."""
     model = copy_of(subject.model)
@@ -154,12 +185,15 @@ def not_features(subject: Subject) -> Iterator[Harm]:
             continue
         # A few examples have all positions.
         x, sizes = (few, of_few) if axis and of_few else (subject.x, whole)
-        some = (lengths(narrowed(x, axis, n)) for n in (length // 2, 3 * length // 4))
-        others = next(filter(None, some), {})
+        parts = length // 2, 3 * length // 4
+        cut = (less for n in parts for less in cuts_of(x, axis, n))
+        others = next(filter(None, map(lengths, cut)), {})
         is_tried |= axis > 0 and bool(others)
         what = "examples" if axis == 0 else "positions"
         for seen in subject.seen:
             if seen.is_read_as_one or not (seen.is_sure and _has_length(seen)):
+                continue
+            if axis and _is_moved_to(seen.x, subject.x):  # on purpose
                 continue
             if (
                 axis
@@ -180,8 +214,8 @@ def not_features(subject: Subject) -> Iterator[Harm]:
     looked_at = any(seen.is_sure and _has_length(seen) for seen in subject.seen)
     if looked_at and not is_tried and whole_x.dim() > 2:
         subject.untested.append(
-            "axes that are no features: the model did not run with half of the "
-            "positions, nor with three quarters."
+            "axes that are no features: the model did not run on x with half of its "
+            "positions, nor with three quarters, cut here along axes of one length."
         )
     for name, (what, k, length, has_features) in found.items():
         if has_features:  # as of images of one size
@@ -334,6 +368,19 @@ def _has_length(seen: Seen) -> bool:
     """Return whether a norm is for one length of the axis of its parameters."""
     held = any(True for _ in (*seen.norm.parameters(), *seen.norm.buffers()))
     return held or seen.kind in ("layer", "rms")
+
+
+def _is_moved_to(x: Tensor, given: Any) -> bool:
+    """Return whether a norm gets an input in another order of its axes.
+
+    Then the model itself puts an axis where the norm has its features.
+    """
+    own = x.flatten()
+    floating = (t for t in tensors_in(given) if t.is_floating_point())
+    alike = (t.double().flatten() for t in floating if t.numel() == x.numel())
+    return any(
+        not own.equal(t) and own.sort().values.equal(t.sort().values) for t in alike
+    )
 
 
 def _axis_of_examples(together: Tensor, alone: Tensor | None) -> int | None:

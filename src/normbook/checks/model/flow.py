@@ -283,6 +283,7 @@ def unbounded(subject: Subject) -> Iterator[Harm]:
     names = [name for name in names if kinds.get(name) in ("layer", "rms")]
     if len(names) < 3:
         return
+    parts = parts_of(subject.model)
     steps = steps_of(copy_of(subject.model), subject.x, subject.names, cut=True)
     counts = Counter(call.name for call in (steps.calls if steps else []))
     calls = [
@@ -293,6 +294,9 @@ def unbounded(subject: Subject) -> Iterator[Harm]:
     ]
     if len(calls) < 3 or len({call.x.shape for call in calls}) > 1:
         return
+    holders = (parts[call.name.rpartition(".")[0]] for call in calls)
+    if any("norm" in type(holder).__name__.lower() for holder in holders):
+        return  # the path may be one of a norm that uses another
     growth = float(calls[-1].x.std() / calls[0].x.std().clamp_min(1e-12))
     yield Harm(
         NOTE,
@@ -408,6 +412,8 @@ def _skips(
         if any(equal(part.x, part.y) for part in inner if part.name != path):
             continue  # a stack of blocks, looked at one by one
         if not isinstance(made, Tensor) or made.shape != x.shape:
+            continue
+        if not made.isfinite().all():  # as of weights over their size
             continue
         if float((made - x).norm()) < 0.01 * float(x.norm()):
             continue  # the path leads round, or x is normalized already

@@ -81,6 +81,12 @@ def place_of(names: list[str], first: str | None = None) -> str:
     return f"{first} and {count} more" if count else first
 
 
+def listed(names: list[str], most: int = 5) -> str:
+    """Name the first of several, and say how many more there are."""
+    more = len(names) - most
+    return f"{', '.join(names[:most])}{f' and {more} more' if more > 0 else ''}"
+
+
 def equal(a: Tensor, b: Tensor) -> bool:
     """Return whether two outputs are the same but for rounding."""
     return a.shape == b.shape and torch.allclose(a, b, equal_nan=True)

@@ -146,7 +146,7 @@ def named_twice(subject: Subject) -> Iterator[Harm]:
     parts = parts_of(subject.original)
     for name in subject.names:
         held, calls = names[parts[name]], 1 + len(subject.again.get(name, ()))
-        if len(held) > 1 and calls > 1:
+        if len(held) > 1 and calls > 1 and any(True for _ in parts[name].parameters()):
             yield Harm(
                 NOTE,
                 "one norm under several names",

@@ -69,6 +69,8 @@ class Pass:
         self.is_through = self.is_random = False
         self._inside: list[str] = []
         for name, part in parts_of(model).items():
+            if isinstance(part, torch.jit.ScriptModule):  # it takes none
+                continue
             part.register_forward_pre_hook(self._entering(name))
             part.register_forward_hook(self._leaving)
         for name, part in hidden_norms(model).items():

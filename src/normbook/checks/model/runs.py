@@ -73,9 +73,13 @@ def norms_of(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
 
 
 def _is_norm(part: nn.Module, called: str) -> bool:
+    if isinstance(part, torch.jit.ScriptModule):
+        return False  # it has no source, and takes no hook
     own, *others = (of.__name__.lower() for of in type(part).__mro__)
     if NO_NORM.search(own):
         return False
+    if re.match("norm", own) and not any(True for _ in part.children()):
+        return not any(True for _ in part.parameters()) or bool(NAMED.search(own))
     if any("norm" in name for name in (own, *others)):
         return bool(recognition.kind_of(part) or NAMED.search(own))
     # A class of another name, RMS say, that stands where a norm does.
@@ -90,7 +94,7 @@ def dotted(model: nn.Module) -> dict[str, nn.Module]:
     return {
         f"{path}.{name}".strip("."): part
         for path, whole in model.named_modules()
-        for name, part in vars(whole)["_modules"].items()
+        for name, part in whole._modules.items()
         if "." in name and part is not None
     }
 
@@ -449,3 +453,22 @@ def narrowed(x: Any, axis: int, length: int) -> Any:
         return t.narrow(axis, 0, length) if is_alike else t
 
     return over_tensors(x, cut)
+
+
+def cuts_of(x: Any, axis: int, length: int) -> Iterator[Any]:
+    """Cut an axis of x, and then all axes that are as long, as those of masks are.
+
+    The first axis is that of the examples.
+    """
+    first, alike = batch_in(x), narrowed(x, axis, length)
+
+    def cut(t: Tensor) -> Tensor:
+        for k in range(1, t.dim()):
+            if first is not None and t.shape[k] == first.shape[axis]:
+                t = t.narrow(k, 0, length)
+        return t
+
+    yield alike
+    every = over_tensors(x, cut) if axis else alike
+    if [t.shape for t in tensors_in(every)] != [t.shape for t in tensors_in(alike)]:
+        yield every

@@ -316,9 +316,10 @@ def gaps(subject: Subject) -> Iterator[Harm]:
                 "running statistics of few batches, far from those of x",
                 gap,
                 seen.name,
-                "evaluation differs by this share of the output from that by the "
-                f"statistics of x. After {int(count or 0)} batch{'es' * (count != 1)} "
-                f"the mean 0 and variance 1 of the start still weigh {share:.0%}.",
+                "its output in evaluation differs by this share from that by the "
+                "statistics of what comes to it. The mean 0 and variance 1 of the "
+                f"start still weigh {share:.0%} after {int(count or 0)} "
+                f"batch{'es' * (count != 1)}.",
                 "Train on, load a checkpoint with its buffers, or recalibrate with "
                 "normbook.layers.recalibrate.",
                 "Moving averages",

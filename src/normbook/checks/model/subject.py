@@ -12,7 +12,7 @@ from torch import Tensor, nn
 import normbook.checks.layer.recognition as recognition
 from normbook.checks.calls import LayerError, evaluating
 from normbook.checks.copies import copy_of
-from normbook.checks.model.harms import place_of
+from normbook.checks.model.harms import listed, place_of
 from normbook.checks.model.kernels import kernels_of
 from normbook.checks.model.passes import OURS, Pass, Steps, steps_of
 from normbook.checks.model.runs import (
@@ -45,6 +45,12 @@ class Subject:
         self.untested: list[str] = []
         self.not_back: list[str] = []  # why a way back is not known
         self.names = [name for name, _ in norms_of(self.model)]
+        parts = self.model.named_modules()
+        scripts = [n for n, part in parts if isinstance(part, torch.jit.ScriptModule)]
+        if scripts:
+            self.untested.append(
+                f"what torch.jit has made a script of: {listed(scripts)}."
+            )
         self._must_hold_a_norm()
         by_batch = copy_of(self.model)
         for _, norm in norms_of(by_batch):
@@ -128,8 +134,8 @@ class Subject:
             where = (
                 f" but in lists of Python: {hidden:.160}; use nn.ModuleList"
                 if hidden
-                else " that is known by its type or name; weights that are normalized "
-                "are looked at in convolutions alone"
+                else " that is known by its type or name; of weights, those are "
+                "looked at that a convolution standardizes in its forward"
             )
             raise ValueError(
                 f"the model must hold a norm, got a {self.name} without{where}."

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 import normbook.checks.layer.recognition as recognition
 from normbook.checks.calls import LayerError
 from normbook.checks.copies import copy_of
-from normbook.checks.model.harms import NOTE, RISK, WRONG, Harm, equal, place_of
+from normbook.checks.model.harms import NOTE, RISK, WRONG, Harm, equal, listed, place_of
 from normbook.checks.model.passes import Pass
 from normbook.checks.model.runs import dotted as dotted_parts
 from normbook.checks.model.runs import hidden_norms, run_on, tensors_in
@@ -102,14 +102,14 @@ def uncalled(subject: Subject) -> Iterator[Harm]:
     if others := [name for name in rest if name in entered]:
         subject.untested.append(
             "norms called in training only, or that take or return another thing than "
-            f"a real tensor of two axes or more: {', '.join(others):.160}."
+            f"a real tensor of two axes or more: {listed(others)}."
         )
     idle = [name for name in rest if name not in entered]
     some = idle if _is_read(subject, idle) else []
     read = [name for name in some if _is_read(subject, [name])]
     if read:
         subject.untested.append(
-            f"norms whose parameters are used without a call: {', '.join(read):.160}."
+            f"norms whose parameters are used without a call: {listed(read)}."
         )
     for name in idle:
         if name not in read:

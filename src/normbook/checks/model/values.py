@@ -12,7 +12,7 @@ from torch import Tensor
 
 import normbook.checks.layer.recognition as recognition
 from normbook.checks.calls import LayerError
-from normbook.checks.claims import example, output, state
+from normbook.checks.claims import example, output, precision, running, state
 from normbook.checks.claims.precision import OTHER_EPS, dtype_is_kept, precisions
 from normbook.checks.copies import copy_of, tensors_of
 from normbook.checks.model.harms import NOTE, RISK, WRONG, Harm, place_of
@@ -35,6 +35,7 @@ OF_DEFINITION = {
 LARGE_EPS = 0.05  # beyond what any variance needs
 MANY = 30  # values of one set of statistics
 MANY_BATCHES = 100
+FAR = 30  # deviations from 0, of a mean that one pass in float32 bears
 
 
 def broken(subject: Subject) -> Iterator[Harm]:
@@ -113,6 +114,10 @@ def broken(subject: Subject) -> Iterator[Harm]:
                     )
                 if finding.name == output.biased.name and count >= MANY:
                     level = NOTE  # sqrt((n - 1) / n) is close to 1
+                if finding.name == running.running_variance.name and count >= MANY:
+                    level = NOTE
+                if finding.name == precision.two_passes.name and _offset(group) < FAR:
+                    level = RISK  # its input is not so far from 0 here
                 is_eps = finding.name == precisions.name
                 is_eps &= finding.reason.startswith(OTHER_EPS)
                 if finding.name == dtype_is_kept.name or is_eps:
@@ -141,6 +146,13 @@ def _holds_graph(subject: Subject, name: str) -> bool:
         return True  # not known
     held = tensors_of(parts_of(model)[name])
     return any(t.grad_fn is not None for _, t in held)
+
+
+def _offset(group: list[Seen]) -> float:
+    """Return how many deviations a mean of what norms got is from 0 at most."""
+    pairs = (seen.definition.moments(seen.x) for seen in group)
+    shares = (mean.abs() / (var + 1e-12).sqrt() for mean, var in pairs)
+    return max(float(share.max()) for share in shares)
 
 
 def _dtypes(subject: Subject) -> set[torch.dtype]:

@@ -20,6 +20,7 @@ from torch.nn import functional
 
 from normbook.checks.calls import call
 from normbook.checks.claim import NotTested
+from normbook.checks.copies import moved, tensors_of
 from normbook.checks.layer.recognition import eps_of
 from normbook.checks.layer.subject import Subject
 from normbook.checks.tensors import (
@@ -372,6 +373,7 @@ def renormalized(subject: Subject) -> Iterator[Misfit]:
         for seed, scale in enumerate((0.05, 0.3, 0.6, 1.0, 1.5, 3.0, 20.0))
         for offset in (-20.0, -0.4, 0.0, 0.7, 20.0)
     ]
+    inputs += _near_what_is_held(subject)
     if not (lines := _lines(subject, inputs)):
         yield Misfit(math.inf)
         return
@@ -399,6 +401,26 @@ def renormalized(subject: Subject) -> Iterator[Misfit]:
         yield Misfit(0.0 if still_u and still_v else math.inf, what=what)
         return
     yield Misfit(max(error_u, error_v), slope)
+
+
+def _near_what_is_held(subject: Subject) -> list[Tensor]:
+    """Draw batches near running statistics, where narrow limits cut nothing off.
+
+    Any pair of tensors that a batch moves may be mean and variance, or deviation.
+    """
+    after, sizes = subject.fresh(), [1, -1, *(1 for _ in subject.shape[2:])]
+    call(after, draw(subject.shape, 0).to(subject.dtype))
+    held = dict(tensors_of(subject.layer))
+    names = moved(subject.layer, after, subject.shape[1])
+    found = []
+    for mean, spread in itertools.permutations(names, 2):
+        m, s = (held[n].detach().double().reshape(sizes) for n in (mean, spread))
+        if not (s > 0).all():
+            continue
+        for sigma, seed in itertools.product((s, s.sqrt()), range(4)):
+            z = _standard(draw(subject.shape, seed), other_axes(len(subject.shape), 1))
+            found.append(m + sigma * ((0.8 + 0.15 * seed) * z + 0.15 * (seed - 1)))
+    return found
 
 
 def soft_groups(subject: Subject) -> Iterator[Misfit]:

@@ -259,6 +259,27 @@ def _keeps(subject: Subject) -> Fault | None:
     )
 
 
+@claim("state_dict carries the running statistics")
+def _saved(subject: Subject) -> Fault | None:
+    """Load the state of a layer that saw batches into a fresh one; evaluate both."""
+    layer, fresh = subject.fresh(), subject.fresh()
+    for seed in range(4):
+        call(layer, (draw(subject.shape, seed) + seed).to(subject.dtype))
+    state = layer.state_dict()
+    fresh.load_state_dict(state)
+    x = draw(subject.shape, 9, 1.0).to(subject.dtype)
+    expected, loaded = (call(evaluating(of), x).detach() for of in (layer, fresh))
+    if torch.allclose(expected, loaded, equal_nan=True):
+        return None
+    return Fault(
+        "a fresh layer with the state_dict of one that saw batches evaluates "
+        f"differently; the state_dict has {', '.join(state) or 'nothing'}: the moving "
+        "statistics are no buffers.",
+        'Use self.register_buffer("running_mean", ...), and write to it in place or '
+        "by assignment.",
+    )
+
+
 @claim("train() and eval() return the layer")
 def _modes(subject: Subject) -> Fault | None:
     """Call both."""
@@ -270,9 +291,9 @@ def _modes(subject: Subject) -> Fault | None:
 _CLAIMS: dict[str, list[Claim[Subject]]] = {
     "FRN": [_thresholds],
     "frozen batch norm": [_no_variance],
-    "batch renormalization": [_forgets, _constants],
-    "running normalization": [_keeps],
-    "batch norm by running statistics": [_keeps],
+    "batch renormalization": [_forgets, _constants, _saved],
+    "running normalization": [_keeps, _saved],
+    "batch norm by running statistics": [_keeps, _saved],
 }
 
 
