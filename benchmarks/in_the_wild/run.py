@@ -54,7 +54,10 @@ ABSENT += "num_to_words pyworld unfoldNd pyonmttok ahocorasick rapidfuzz fasttex
 ABSENT += "configargparse colt5_attention munch torch_sparse torchode "
 ABSENT += "onnxruntime audioread diffq yamlargparse cpuinfo mcli coolname pretab "
 ABSENT += "skopt properscoring gdown wget boto3 botocore ot benchpots ai4ts "
-ABSENT += "cached_path bettermap"
+ABSENT += "cached_path bettermap "
+ABSENT += "lion_pytorch funcy faiss autofaiss easytorch easydict setproctitle "
+ABSENT += "memmap_replay_buffer evolutionary_policy_optimization x_evolution "
+ABSENT += "x_mlps_pytorch cryptography"
 TESTS = {
     "float16": "float16 and bfloat16 give what float32 gives",
     "dtype": "the output has the dtype of the input",

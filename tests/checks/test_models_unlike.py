@@ -973,3 +973,31 @@ def test_what_holds_no_parameter_shares_none_under_several_names() -> None:
     bare = nn.LayerNorm(4, elementwise_affine=False)
     assert what not in harms(Scaled(bare), drawn(16, 4))
     assert what in harms(Scaled(nn.LayerNorm(4)), drawn(16, 4))
+
+
+def test_a_transformer_of_torch_with_padding_is_looked_at() -> None:
+    layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+    model = nn.TransformerEncoder(layer, 2)  # it nests what is padded
+    is_padding = torch.zeros(16, 6, dtype=torch.bool)
+    is_padding[:8, 4:] = True
+    x = {"src": drawn(16, 6, 8), "src_key_padding_mask": is_padding}
+    before = torch.backends.mha.get_fastpath_enabled()
+    report = audit(model, x, quiet=True)
+    assert report.harms == ()
+    assert report.untested == ()
+    assert torch.backends.mha.get_fastpath_enabled() == before
+
+
+def test_nested_tensors_are_left_out() -> None:
+    class Nesting(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm = nn.LayerNorm(4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            made = self.norm(torch.nested.as_nested_tensor([*x]))
+            return torch.stack(made.unbind())
+
+    report = audit(Nesting(), drawn(16, 5, 4), quiet=True)
+    assert report.harms == ()
+    assert any("another thing than a real tensor" in t for t in report.untested)

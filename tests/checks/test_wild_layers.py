@@ -1243,6 +1243,46 @@ class PositionsRMSNorm(nn.Module):
         return (wide(x) / size).to(x) * self.scale[:, None, None]
 
 
+class RMSGroupNorm(nn.Module):
+    """RMS norm of the last axis in groups, of a name that says another kind."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.num_groups, self.eps = 2, 1e-5
+        self.gamma = nn.Parameter(torch.ones(16))
+
+    def forward(self, x: Tensor) -> Tensor:
+        parts: Tensor = wide(x).unflatten(-1, (2, 8))  # type: ignore[no-untyped-call]
+        size = (parts.square().mean(-1, keepdim=True) + self.eps).sqrt()
+        return (parts / size).flatten(-2).to(x) * self.gamma
+
+
+class SpaceNorm(nn.Module):
+    """Each channel at each step by itself, over one axis of positions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gamma_s = nn.Parameter(torch.ones(8, 1, 1))
+        self.beta_s = nn.Parameter(torch.zeros(8, 1, 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        z, mean = wide(x), wide(x).mean(2, keepdim=True)
+        z = (z - mean) * (z.var(2, keepdim=True) + 1e-5).rsqrt()
+        return z.to(x) * self.gamma_s + self.beta_s
+
+
+class DeviationNorm2d(nn.Module):
+    """Each channel over the deviation of its positions, without a mean taken away."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.alpha = nn.Parameter(torch.linspace(0.9, 1.1, 6))
+
+    def forward(self, x: Tensor) -> Tensor:
+        root = (wide(x).var((2, 3), keepdim=True) + 1e-5).sqrt()
+        return (wide(x) / root).to(x) * self.alpha[:, None, None]
+
+
 def of_ones(layer: nn.Module, x: Tensor) -> Any:
     return layer(x, torch.ones(len(x), dtype=torch.long))
 
@@ -1255,6 +1295,8 @@ def of_ones(layer: nn.Module, x: Tensor) -> Any:
         (InFrontRMSNorm(1.0), {"shape": (4, 16)}, "gain in front"),
         (HeteroLayerNorm(), {"shape": (9, 6), "call": of_ones}, "gain per type"),
         (PositionsRMSNorm(), {"shape": (4, 8, 5, 3)}, "FRN"),
+        (SpaceNorm(), {"shape": (4, 8, 6, 5)}, "positions apart"),
+        (DeviationNorm2d(), {"shape": (4, 6, 5, 3)}, "scale alone"),
     ],
 )
 def test_what_a_formula_explains_is_on_purpose(
@@ -1357,3 +1399,32 @@ class RootedNorm(nn.Module):
 def test_a_constant_whose_mean_is_exact_is_tried() -> None:
     report = check(RootedNorm(), (4, 6, 9), kind="instance")
     assert "a constant channel stays finite, output and gradient" in report.failed
+
+
+def test_an_rms_norm_in_groups_may_say_group_norm() -> None:
+    report = check(RMSGroupNorm(), (2, 5, 16))
+    assert report.kind.startswith("RMS norm in 2 groups")
+    assert report.failed == ()
+
+
+def test_a_factor_that_is_the_root_of_the_unbiased_variance_is_told_so() -> None:
+    report = check(SpaceNorm(), (4, 8, 6, 5))
+    assert "the root of (n - 1) / n" in text(report)
+
+
+class OfTheChannels(OneGainPerHead):
+    """Unit length along the last axis, times the root of the channels."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        z = F.normalize(wide(x), dim=-1) * len(self.scale) ** 0.5
+        y: Tensor = z.to(x) * self.scale[:, None, None]
+        return y
+
+
+def test_a_factor_of_another_axis_is_seen_with_one_gain_for_each_head() -> None:
+    assert "gain and bias act on the output as they are" not in (
+        check(OneGainPerHead(), (2, 3, 5, 16)).failed
+    )
+    report = check(OfTheChannels(), (2, 3, 5, 16))
+    assert "gain and bias act on the output as they are" in report.failed
+    assert "times the root of 3, the length of axis 1" in text(report)

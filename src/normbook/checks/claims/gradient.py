@@ -164,12 +164,11 @@ def _sum_fault(
     others: Iterable[tuple[str, Tensor]],
 ) -> Fault | None:
     """Compare with the sum; if it is another, name of what, and its factor."""
-    along = subject.definition.parameter_axes(integrand.dim())
+    along = subject.axes_of(seen.numel()) or ()
     rest = other_axes(integrand.dim(), *along)
 
     def summed(values: Tensor) -> Tensor:
-        sums = values.sum(rest).flatten()
-        return sums.sum().reshape(1) if seen.numel() == 1 else sums
+        return values.sum(rest).flatten()
 
     expected, seen = summed(integrand), seen.flatten()
     error = relative_error(seen, expected)

@@ -236,7 +236,8 @@ def _place_of_rounding(subject: Subject) -> Note | None:
     def held(name: str | None) -> Tensor:
         values = layer.get_parameter(name) if name else torch.zeros(1)
         values = values.detach().double()
-        return values.reshape(subject.along) if values.numel() > 1 else values
+        placed = subject.placed(values)
+        return values if placed is None else placed
 
     x_hat = subject.x_hat(x.double())
     gain, bias = held(subject.gain) + subject.gain_offset, held(subject.bias)

@@ -155,7 +155,8 @@ def definitions_of(
                 yield Definition("group", groups=count), True
         # Each position by itself, in groups of its features.
         if dim > 2 and groups > 1 and shape[-1] % groups == 0:
-            yield Definition("layer", groups=groups), False
+            for kind in ("layer", "rms"):
+                yield Definition(kind, groups=groups), False
 
 
 def relatives_of(
@@ -192,7 +193,7 @@ def relatives_of(
     positions = range(2, dim)
     for size in range(dim - 2):
         for apart in itertools.combinations(positions, size):
-            for groups in counts:
+            for groups in [*counts, *[shape[1]] * bool(apart)]:  # or of each channel
                 yield Definition("group", groups=groups, apart=apart)
     for kind in ("rms", "layer"):  # query-key norm of all heads, say
         for position in range(2, dim - 1):

@@ -263,9 +263,22 @@ class Subject:
             return None
         value = self.layer.get_parameter(name).detach().double()
         value = value + self.gain_offset if name == self.gain else value
-        if value.numel() not in (1, math.prod(self.along)):
+        return self.placed(value)
+
+    def placed(self, value: Tensor) -> Tensor | None:
+        """Return a gain or bias so that it broadcasts with an input, if it can."""
+        axes = self.axes_of(value.numel())
+        if axes is None:
             return None
-        return value.reshape(self.along if value.numel() > 1 else [1] * len(self.shape))
+        return value.reshape([n if k in axes else 1 for k, n in enumerate(self.shape)])
+
+    def axes_of(self, count: int) -> tuple[int, ...] | None:
+        """Return along which axes a gain or bias of so many values differs."""
+        along = self.definition.parameter_axes(len(self.shape))
+        for axes in ((), along, self.definition.further):
+            if count == math.prod(self.shape[axis] for axis in axes):
+                return axes
+        return None
 
     # Running it.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import textwrap
 import warnings
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -134,11 +135,22 @@ def audit(model: nn.Module, x: Any, *, quiet: bool = False) -> Audit:
     devices = sorted({p.device.index or 0 for p in model.parameters() if p.is_cuda})
     with torch.random.fork_rng(devices=devices), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        with torch.inference_mode(False), torch.no_grad():
+        with torch.inference_mode(False), torch.no_grad(), _no_fast_path():
             report = _report(Subject(model, x))
     if not quiet:
         print(report)
     return report
+
+
+@contextmanager
+def _no_fast_path() -> Iterator[None]:
+    """Let torch's transformers call their norms, on tensors that are not nested."""
+    before = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(before)
 
 
 def _unhashable(part: nn.Module) -> str | None:

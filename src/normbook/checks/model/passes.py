@@ -17,6 +17,7 @@ from normbook.checks.model.runs import (
     Event,
     Watching,
     hidden_norms,
+    is_plain,
     parts_of,
     run_on,
     tensors_in,
@@ -174,7 +175,7 @@ def steps_of(
     def note(name: str) -> Any:
         def hook(norm: nn.Module, inputs: Any, y: Any) -> Any:
             x = inputs[0] if inputs else None
-            if not (isinstance(x, Tensor) and isinstance(y, Tensor)):
+            if x is None or not (is_plain(x) and is_plain(y)):
                 return None
             if not y.is_floating_point():
                 return None
@@ -188,7 +189,7 @@ def steps_of(
 
     def watch(norm: nn.Module, inputs: Any) -> Any:
         first, *rest = inputs or (None,)
-        if not (isinstance(first, Tensor) and first.is_floating_point()):
+        if first is None or not (is_plain(first) and first.is_floating_point()):
             return None
         is_known = first.requires_grad
         return (first if is_known else first.detach().requires_grad_(), *rest)

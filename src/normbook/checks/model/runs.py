@@ -202,7 +202,7 @@ def noting(
     def note(name: str) -> Any:
         def hook(part: nn.Module, given: Any, named: Any, y: Any) -> None:
             y = y[0] if are_blocks and isinstance(y, tuple) and y else y
-            if given and isinstance(given[0], Tensor) and isinstance(y, Tensor):
+            if given and is_plain(given[0]) and is_plain(y):
                 x, *rest = given
                 more, x = (tuple(rest), dict(named)), x.detach().clone()
                 events.append(Event(name, part, x, more, y.detach().clone()))
@@ -212,6 +212,11 @@ def noting(
     for name in names:
         parts[name].register_forward_hook(note(name), with_kwargs=True)
     return events
+
+
+def is_plain(t: Any) -> bool:
+    """Return whether something is a tensor of one shape, and no nested one."""
+    return isinstance(t, Tensor) and not t.is_nested
 
 
 def look(
@@ -346,8 +351,7 @@ def lengths_in(
 ) -> Callable[[Any], dict[str, tuple[int, ...]]]:
     """Return a function that runs a model, and tells the shapes that norms get of x.
 
-    The norms of the model give back what they get from now on, of any length. With a
-    hook on them torch's transformers do not take their fast path, which calls none.
+    The norms of the model give back what they get from now on, of any length.
     """
     shapes: dict[str, tuple[int, ...]] = {}
 
@@ -360,9 +364,7 @@ def lengths_in(
         return forward
 
     for name in names:  # of a part that stands under several names, at all of them
-        norm = model.get_submodule(name)
-        vars(norm)["forward"] = giving_back(name)
-        norm.register_forward_hook(lambda *_: None)
+        vars(model.get_submodule(name))["forward"] = giving_back(name)
 
     def lengths(x: Any) -> dict[str, tuple[int, ...]]:
         shapes.clear()

@@ -53,7 +53,13 @@ def at_the_start(subject: Subject) -> Fault | Note | None:
             "0. Weights made for 1 + gain, as those of Gemma, begin at 0, too."
         )
     elif _is_constant(gain) and abs(gain.mean() - 1) > NEAR:
-        notes.append(f"x_hat is multiplied by {gain.mean():.3g} in every channel.")
+        n = subject.definition.size(subject.shape)
+        is_bessel = n > 1 and abs(gain.mean() / (1 - 1 / n) ** 0.5 - 1) < 0.2 / n
+        why = ", the root of (n - 1) / n, as where the variance divides by n - 1"
+        notes.append(
+            f"x_hat is multiplied by {gain.mean():.3g} in every channel"
+            f"{why * is_bessel}."
+        )
     if _is_constant(bias) and abs(bias.mean()) > NEAR:
         notes.append(f"{bias.mean():.3g} is added in every channel: a bias not of 0.")
     if not notes:

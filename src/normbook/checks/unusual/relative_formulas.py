@@ -125,6 +125,17 @@ def along_channels(z: Callable[[int, Tensor], Tensor]) -> Misfits:
     return misfits
 
 
+def scale_alone(subject: Subject) -> Iterator[Misfit]:
+    """Divide by the deviation of the features, or of the positions of each channel."""
+
+    def z(x: Tensor, axes: Axes) -> Tensor:
+        return x / x.std(axes, keepdim=True)
+
+    for channel, positions in _channels_and_positions(len(subject.shape)):
+        for axes in filter(None, ((channel,), positions)):
+            yield misfit(subject, partial(z, axes=axes), (channel,))
+
+
 def thresholded(
     subject: Subject, z: Formula, channel: int, what: str = ""
 ) -> Iterator[Misfit]:

@@ -112,7 +112,7 @@ RELATIVES = (
         "batch norm and then a norm by channels"),
     Relative("scale alone", "simplenorm|bias_?free",
         "x over the deviation from its mean, which is not subtracted",
-        formulas.along_channels(lambda axis, x: x / x.std(axis, keepdim=True))),
+        formulas.scale_alone),
     Relative("whitening", "whiten|zca|decorrelat",
         "channels made uncorrelated by a matrix, each with variance 1",
         formulas.white, keeps_range=False,
