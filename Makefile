@@ -100,6 +100,8 @@ in-the-wild: ## check the norm layers of 18 public libraries, in an environment 
 	PYTHONPATH=src $(WILD) benchmarks/in_the_wild/run.py --table second_unseen.txt --out $(OUT)/in_the_wild_second_unseen.json
 	PYTHONPATH=src $(WILD) benchmarks/in_the_wild/run.py --table third_unseen.txt --out $(OUT)/in_the_wild_third_unseen.json
 	PYTHONPATH=src $(WILD) benchmarks/in_the_wild/run.py --table fourth_unseen.txt --out $(OUT)/in_the_wild_fourth_unseen.json
+	PYTHONPATH=src $(WILD) benchmarks/in_the_wild/run.py --table fifth_unseen.txt --out $(OUT)/in_the_wild_fifth_unseen.json
+	PYTHONPATH=src $(WILD) benchmarks/in_the_wild/run.py --table sixth_unseen.txt --out $(OUT)/in_the_wild_sixth_unseen.json
 
 other-hand: setup ## check layers and models of other hands with a slip each (OUT=folder for the record)
 	$(BIN)/python benchmarks/other_hand/run.py --out $(OUT)/other_hand.json

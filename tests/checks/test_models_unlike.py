@@ -20,6 +20,7 @@ from normbook.checks import check_norm_layer
 from normbook.checks.model.audit import audit
 from normbook.checks.model.harms import NOTE, RISK, WRONG, listed
 from normbook.checks.model.runs import norms_of
+from normbook.checks.model.statistics import _tail
 
 NEIGHBOURS = "an example depends on its neighbours in evaluation"
 
@@ -577,7 +578,7 @@ class ClosedBatchNorm(nn.BatchNorm1d):
         return (x - mean) * (var + self.eps).rsqrt() * self.weight + self.bias
 
 
-@pytest.mark.parametrize(("mean", "level"), [(10.0, RISK), (100.0, WRONG)])
+@pytest.mark.parametrize(("mean", "level"), [(10.0, NOTE), (100.0, WRONG)])
 def test_one_pass_is_wrong_where_a_mean_is_far_from_0(mean: float, level: str) -> None:
     model = nn.Sequential(ClosedBatchNorm(4), nn.Linear(4, 4))
     found = harms(model, drawn(64, 4) + mean)
@@ -1001,3 +1002,111 @@ def test_nested_tensors_are_left_out() -> None:
     report = audit(Nesting(), drawn(16, 5, 4), quiet=True)
     assert report.harms == ()
     assert any("another thing than a real tensor" in t for t in report.untested)
+
+
+def test_noise_of_few_examples_is_no_difference_of_places() -> None:
+    class Siamese(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm = nn.BatchNorm1d(256)
+
+        def forward(self, x: Tensor, other: Tensor) -> Tensor:
+            y: Tensor = self.norm(x) - self.norm(other)
+            return y
+
+    what = "one batch norm in several places"
+    draw = torch.Generator().manual_seed(3)
+    for count, shift in [(4, 0)] * 8 + [(8, 0), (8, 3)]:
+        x, other = torch.randn(2, count, 256, generator=draw)
+        assert (what in harms(Siamese(), (x, other + shift))) == bool(shift)
+
+
+def test_the_tail_of_student_is_bounded() -> None:
+    for t, count in ((12.92, 4), (4.073, 16), (3.300, 1000)):  # tables have 0.001
+        assert 0.001 < _tail(t, count) < 0.0016
+    assert _tail(100.0, 2) == 1.0
+
+
+def test_norms_that_are_called_more_often_saw_no_more_batches() -> None:
+    class Unrolled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.step = nn.BatchNorm1d(4), nn.BatchNorm1d(4)
+            self.mix = nn.Linear(4, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = self.first(x)
+            for _ in range(4):
+                x = self.step(self.mix(x))
+            return x
+
+    model = Unrolled()
+    for _ in range(9):
+        model(5 + drawn(64, 4))
+    found = harms(model, 5 + drawn(64, 4))
+    what = "running statistics of few batches, far from those of x"
+    assert found[what].place == "first"
+    assert "evaluation differs from training" not in found
+
+
+@pytest.mark.parametrize(("count", "is_few"), [(4, True), (5, False)])
+def test_batch_statistics_of_very_few_values_are_noted(
+    count: int, is_few: bool
+) -> None:
+    model: Any = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Linear(6, 2))
+    model[0].weight.data.mul_(1e-6)
+    model[0].bias.data.zero_()
+    found = harms(model, drawn(count, 4))
+    assert ("batch statistics of very few values" in found) == is_few
+    assert ("variances below eps" in found) != is_few
+
+
+def test_a_constant_is_wrong_where_it_comes() -> None:
+    class RootNorm(nn.LayerNorm):
+        def forward(self, x: Tensor) -> Tensor:
+            z = x - x.mean(-1, keepdim=True)
+            root = z.square().mean(-1, keepdim=True).sqrt() + self.eps
+            return z / root * self.weight + self.bias
+
+    what = "not true of RootNorm: a constant channel stays finite, output and gradient"
+    x = drawn(16, 4)
+    model = nn.Sequential(RootNorm(4), nn.Linear(4, 4))
+    assert harms(model, x)[what].level == NOTE
+    x[3] = 0.5
+    assert harms(model, x)[what].level == WRONG
+
+
+def test_a_batch_norm_without_running_statistics_is_told_where_x_is_not_cut() -> None:
+    class Nodes(nn.Module):
+        def __init__(self, norm: nn.Module) -> None:
+            super().__init__()
+            self.norm, self.mix = norm, nn.Linear(4, 4)
+
+        def forward(self, x: Tensor, edges: Tensor) -> Tensor:
+            y: Tensor = self.norm(self.mix(x))
+            return y + y[edges[0]].mean(0)
+
+    what = "a batch norm without running statistics"
+    x = drawn(16, 4), torch.zeros(2, 9, dtype=torch.long)
+    plain, bare = nn.BatchNorm1d(4), nn.BatchNorm1d(4, track_running_stats=False)
+    assert what not in harms(Nodes(plain), x)
+    assert harms(Nodes(bare), x)[what].level == NOTE
+
+
+def test_a_way_round_all_norms_that_is_changed_is_no_stream() -> None:
+    class Blocks(nn.Module):
+        def __init__(self, *, is_changed: bool) -> None:
+            super().__init__()
+            self.norms = nn.ModuleList(nn.LayerNorm(8) for _ in range(4))
+            self.mix = nn.ModuleList(nn.Linear(8, 8) for _ in range(8))
+            self.is_changed = is_changed
+
+        def forward(self, x: Tensor) -> Tensor:
+            for k, norm in enumerate(self.norms):
+                way = self.mix[k + 4](x).relu() if self.is_changed else x
+                x = way + self.mix[k](norm(x))
+            return x
+
+    what = "a residual stream without a norm at its end"
+    assert what in harms(Blocks(is_changed=False), drawn(16, 8))
+    assert what not in harms(Blocks(is_changed=True), drawn(16, 8))

@@ -1152,7 +1152,7 @@ def test_an_audit_says_that_evonorms_are_not_tested() -> None:
     model = nn.Sequential(nn.Conv2d(3, 6, 3), EvoNorm2dS0())
     report = audit(model, torch.randn(8, 3, 9, 9), quiet=True)
     assert report.harms == ()
-    assert report.untested[0].startswith("EvoNorm2dS0 at 1: no norm that an audit")
+    assert report.untested[0].startswith("EvoNorm2dS0 at 1: none of the norms")
 
 
 class StableLayerNorm(nn.Module):
@@ -1428,3 +1428,18 @@ def test_a_factor_of_another_axis_is_seen_with_one_gain_for_each_head() -> None:
     report = check(OfTheChannels(), (2, 3, 5, 16))
     assert "gain and bias act on the output as they are" in report.failed
     assert "times the root of 3, the length of axis 1" in text(report)
+
+
+class PowerPerHead(OneGainPerHead):
+    """The gain of each head is a power of e."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        x_hat = wide(x) * (wide(x).square().mean(-1, True) + 1e-6).rsqrt()
+        y: Tensor = x_hat.to(x) * self.scale.exp()[:, None, None]
+        return y
+
+
+def test_a_power_of_what_is_held_for_each_head_may_be_the_gain() -> None:
+    report = check(PowerPerHead(), (2, 3, 5, 16))
+    assert {*report.others} == {"gain per head", "one gain"}
+    assert report.failed == ()

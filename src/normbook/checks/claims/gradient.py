@@ -124,7 +124,7 @@ def by_parameters(subject: Subject) -> Fault | None:
         ("gain", subject.gain, dl_dy * x_hat),
         ("bias", subject.bias, dl_dy),
     ):
-        if name is None or subject.spread(name) is None:
+        if name is None or subject.spread(name) is None or subject.has_other_gain:
             continue
         seen = layer.get_parameter(name).grad
         if seen is None:

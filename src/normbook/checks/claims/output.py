@@ -201,6 +201,8 @@ def affine(subject: Subject) -> Fault | Note | None:
         if start is None:
             raise no_affine(subject)
         return start
+    if subject.has_other_gain:
+        raise DoesNotApply("the gain is a function of what is held for each head")
     for name in subject.names:
         if subject.spread(name) is None:
             raise DoesNotApply(f"{name} has not one value for each channel")

@@ -140,6 +140,7 @@ class Subject:
     gain_offset = 0.0
     # What else multiplies gain * x_hat; 1 where that cannot be told.
     factor = 1.0
+    has_other_gain = False  # one for each head, of which a function acts
     # The gain and bias that act on x_hat, spread over an input: as set, or as found on
     # one batch where they are not known or act in another way.
     affine: tuple[Tensor, Tensor]
@@ -781,6 +782,8 @@ class Subject:
             self.gain_offset = 1.0 if largest(a - 1 - gain) < 0.01 else 0.0
         self.as_set = self._as_set()
         self.affine = a, b
+        if self.as_set and self._acts_by_heads_otherwise(a):
+            self.as_set = None
         if self.as_set is None:
             self.factor = self._factor_of_batches(a)
             self.affine = a / self.factor, b
@@ -796,6 +799,17 @@ class Subject:
         is_one = abs(self.factor - 1) < TOLERANCE or self.takes_unbiased
         if is_one and largest(b - bias) < 0.01:
             self.affine = gain, bias
+
+    def _acts_by_heads_otherwise(self, a: Tensor) -> bool:
+        """Return whether a function of one gain for each head acts, a power say."""
+        if self.gain is None or self.as_set is None:
+            return False
+        axes = self.axes_of(self.layer.get_parameter(self.gain).numel())
+        if not axes or axes != self.definition.further:
+            return False
+        ratio = a / self.as_set[0]
+        self.has_other_gain = largest(ratio / ratio.mean() - 1) > 0.01
+        return self.has_other_gain
 
     def _as_set(self) -> tuple[Tensor, Tensor] | None:
         """Return gain and bias as set, spread over an input, where they are known."""

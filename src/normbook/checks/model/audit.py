@@ -60,6 +60,7 @@ TESTS: tuple[Callable[[Subject], Iterator[Harm]], ...] = (
     statistics.frozen,
     axes.padding,
     values.small_variances,
+    values.few_values,
     values.one_by_one,
     values.around_zero,
     values.unfilled,

@@ -43,6 +43,7 @@ def neighbours(subject: Subject) -> Iterator[Harm]:
     if whole_x is None or len(whole_x) < 2:
         why = NOT_CUT
         subject.untested.append(f"neighbours in evaluation: {why}")
+        yield from _by_the_batch(subject)
         return
     few, count = one_of_many(subject.x)
     again = Pass(copy_of(subject.model), subject.names)
@@ -127,6 +128,23 @@ def neighbours(subject: Subject) -> Iterator[Harm]:
         * has_none,
         "Evaluate by running statistics, or normalize each example by itself.",
     )
+
+
+def _by_the_batch(subject: Subject) -> Iterator[Harm]:
+    """Name batch norms without running statistics, where x cannot be cut."""
+    for seen in subject.seen:
+        norm = subject.model.get_submodule(seen.name)
+        if seen.kind == "batch" and getattr(norm, "running_mean", norm) is None:
+            yield Harm(
+                NOTE,
+                "a batch norm without running statistics",
+                1,
+                seen.name,
+                "running_mean is None, as for track_running_stats=False: the batch "
+                "normalizes in evaluation, too, and an example depends on those "
+                "beside it.",
+                "Evaluate by running statistics, or normalize each example by itself.",
+            )
 
 
 def _is_nan_alone(alone: list[Tensor], together: list[Tensor]) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -10,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from normbook.checks.calls import LayerError
 from normbook.checks.copies import copy_of
@@ -28,6 +30,7 @@ from normbook.checks.model.subject import Subject
 
 # Shares of what should be there: none of a gradient, and none of a change.
 NO_GRADIENT, NO_CHANGE = 1e-4, 1e-3
+SUMMED = 0.99  # of gradients round all norms: a sum leaves them as they are
 TINY = 1e-30  # a gradient that may be 0 a few layers further on
 MOST = 100  # norms at which noise is added, one run each
 STILL = 1e-3  # of an output, where it does not depend on its input
@@ -297,6 +300,10 @@ def unbounded(subject: Subject) -> Iterator[Harm]:
     holders = (parts[call.name.rpartition(".")[0]] for call in calls)
     if any("norm" in type(holder).__name__.lower() for holder in holders):
         return  # the path may be one of a norm that uses another
+    slopes = [call.by_x.flatten() for call in calls if call.by_x is not None]
+    alike = itertools.pairwise(slopes)
+    if any(functional.cosine_similarity(a, b, dim=0) < SUMMED for a, b in alike):
+        return  # what goes round is no sum: it is changed on its way
     growth = float(calls[-1].x.std() / calls[0].x.std().clamp_min(1e-12))
     yield Harm(
         NOTE,

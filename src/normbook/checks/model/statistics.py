@@ -27,6 +27,7 @@ LARGE_GAP, FROZEN_GAP = 0.1, 0.5
 MANY_MORE = 4  # times as many batches
 START = 0.02  # of running statistics, what they were at the start
 STANDARD_ERRORS = 5
+CHANCE = 0.01  # that one channel of all is as far without a cause
 NO_CAUSE = "its input is finite, and so is what it holds"
 # A factor of variances, over channels, that matters; passes with dropout.
 MORE, PASSES = 1.1, 4
@@ -63,7 +64,7 @@ def _is_beyond_noise(x: Tensor, other: Tensor | tuple[Tensor, Tensor]) -> bool:
     ``other`` has other values of the examples, or is a mean and a variance. Positions
     of one example are alike: what counts is how many examples there are.
     """
-    if len(x) < 4:
+    if len(x) < 2:
         return True
     center = x.mean([0, *range(2, x.dim())])
     own = _by_example(x, center)
@@ -78,7 +79,24 @@ def _is_beyond_noise(x: Tensor, other: Tensor | tuple[Tensor, Tensor]) -> bool:
         apart = own - _by_example(other, center).mean(1, keepdim=True)
     errors = apart.std(1) / len(x) ** 0.5 + 1e-12
     # Of few examples the deviation itself is uncertain.
-    return bool((apart.mean(1).abs() / errors).max() > STANDARD_ERRORS + 16 / len(x))
+    far = float((apart.mean(1).abs() / errors).max())
+    count = errors.numel()
+    return far > STANDARD_ERRORS + 16 / len(x) and count * _tail(far, len(x)) < CHANCE
+
+
+def _tail(t: float, count: int) -> float:
+    """Bound how often the mean of a few values of mean 0 is t standard errors from 0.
+
+    That is the tail of Student's distribution: of its density times s / t it is known.
+    """
+    nu = count - 1
+    if nu < 2:
+        return 1.0
+    log_of = (
+        math.lgamma((nu + 1) / 2) - math.lgamma(nu / 2) - math.log(nu * math.pi) / 2
+    )
+    log_of -= (nu - 1) / 2 * math.log1p(t * t / nu)
+    return 2 / t * nu / (nu - 1) * math.exp(log_of)
 
 
 def _by_example(x: Tensor, center: Tensor) -> Tensor:
@@ -196,20 +214,21 @@ def shared(subject: Subject) -> Iterator[Harm]:
             continue
         inputs = [seen.x, *subject.again[seen.name]]
         apart = _apart(inputs)
-        if apart is None or not apart.is_far:
+        whole, size = batch_in(subject.x), len(seen.x)
+        is_parts = whole is not None and sum(map(len, inputs)) == len(whole) > size
+        if apart is None or not (apart.is_far or is_parts):
             continue
         subject.shared.add(seen.name)
-        whole, size = batch_in(subject.x), len(seen.x)
-        if whole is not None and sum(map(len, inputs)) == len(whole) > size:
+        if is_parts:
             yield Harm(
                 RISK,
                 "a batch norm that gets a batch in parts",
                 size,
                 seen.name,
                 f"it is called {len(inputs)} times, with as many examples at a time, "
-                f"of {len(whole)}. Training normalizes each part by itself: the means "
-                f"differ by up to {apart.means:.2g} sigma, the variances by up to "
-                f"{apart.variances:.3g} times. Evaluation normalizes all alike.",
+                f"of {sum(map(len, inputs))}. Training normalizes each part by itself: "
+                f"the means differ by up to {apart.means:.2g} sigma, the variances by "
+                f"up to {apart.variances:.3g} times. Evaluation normalizes all alike.",
                 "Call it on the whole batch, or normalize each example by itself.",
             )
             continue
@@ -383,9 +402,13 @@ def _share_of_the_start(norm: nn.Module, count: Any) -> float:
 
 def _few_batches(subject: Subject, count: Any) -> str:
     """Say that other norms of the model saw many more batches."""
-    norms = (subject.model.get_submodule(seen.name) for seen in subject.seen)
-    counts = [getattr(norm, "num_batches_tracked", None) for norm in norms]
-    most = max((int(n) for n in counts if isinstance(n, Tensor)), default=0)
+    most = 0
+    for seen in subject.seen:  # what is called more often in a pass saw no more
+        other = getattr(
+            subject.model.get_submodule(seen.name), "num_batches_tracked", None
+        )
+        calls = 1 + len(subject.again.get(seen.name, ()))
+        most = max(most, int(other) // calls if isinstance(other, Tensor) else 0)
     if not isinstance(count, Tensor) or most < MANY_MORE * max(int(count), 1):
         return ""
     return (
@@ -487,9 +510,11 @@ def dropped(subject: Subject) -> Iterator[Harm]:
                 "dropout in front, which makes variances larger",
                 ratio,
                 name,
-                "by this factor, on the same x, and in training alone. The running "
-                "variance takes it in, so that evaluation divides by too much.",
-                "Put the dropout behind the last batch norm, or take layer norm.",
+                "by this factor, on the same x, and in training alone, as dropout and "
+                "branches that are dropped make it. The running variance takes it in, "
+                "so that evaluation divides by too much.",
+                "Put dropout behind the last batch norm, drop fewer branches, or take "
+                "layer norm.",
             )
 
 

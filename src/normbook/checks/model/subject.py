@@ -153,8 +153,9 @@ class Subject:
         if self.unknown:
             of = type(self.model.get_submodule(self.unknown[0])).__name__
             self.untested.append(
-                f"{of} at {place_of(self.unknown)}: no norm that an audit knows "
-                "explains its output, or it was not called; try check_norm_layer."
+                f"{of} at {place_of(self.unknown)}: none of the norms that an audit "
+                "looks at explains its output, or it was not called; "
+                "check_norm_layer knows more kinds."
             )
             self.names = [name for name in self.names if name not in self.unknown]
 

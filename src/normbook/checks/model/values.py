@@ -33,7 +33,7 @@ OF_DEFINITION = {
     )
 }
 LARGE_EPS = 0.05  # beyond what any variance needs
-MANY = 30  # values of one set of statistics
+FEW, MANY = 4, 30  # values of one set of statistics
 MANY_BATCHES = 100
 FAR = 30  # deviations from 0, of a mean that one pass in float32 bears
 
@@ -117,7 +117,9 @@ def broken(subject: Subject) -> Iterator[Harm]:
                 if finding.name == running.running_variance.name and count >= MANY:
                     level = NOTE
                 if finding.name == precision.two_passes.name and _offset(group) < FAR:
-                    level = RISK  # its input is not so far from 0 here
+                    level = NOTE  # its input is not so far from 0 here
+                if finding.name == output.constant_channel.name and _varies(group):
+                    level = NOTE  # nor is one constant
                 is_eps = finding.name == precisions.name
                 is_eps &= finding.reason.startswith(OTHER_EPS)
                 if finding.name == dtype_is_kept.name or is_eps:
@@ -153,6 +155,11 @@ def _offset(group: list[Seen]) -> float:
     pairs = (seen.definition.moments(seen.x) for seen in group)
     shares = (mean.abs() / (var + 1e-12).sqrt() for mean, var in pairs)
     return max(float(share.max()) for share in shares)
+
+
+def _varies(group: list[Seen]) -> bool:
+    """Return whether no set of values that norms got was constant."""
+    return all(bool((s.definition.moments(s.x)[1] > 0).all()) for s in group)
 
 
 def _dtypes(subject: Subject) -> set[torch.dtype]:
@@ -197,6 +204,23 @@ def kernels(subject: Subject) -> Iterator[Harm]:
             "(var + eps).rsqrt().",
             "Scale invariance",
         )
+
+
+def few_values(subject: Subject) -> Iterator[Harm]:
+    """Look for batch norms whose statistics are of very few values."""
+    for seen in subject.seen:
+        size = seen.definition.size(tuple(seen.x.shape))
+        if seen.kind == "batch" and 1 < size <= FEW:
+            yield Harm(
+                NOTE,
+                "batch statistics of very few values",
+                size,
+                seen.name,
+                "in training each channel of x has a mean and a variance of this "
+                "many values: of two the output is the same whatever they are.",
+                "Train with more examples or larger inputs than x has.",
+                "Small batches",
+            )
 
 
 def one_by_one(subject: Subject) -> Iterator[Harm]:
@@ -263,7 +287,7 @@ def small_variances(subject: Subject) -> Iterator[Harm]:
     """Compare the variances of all calls with eps."""
     for seen in subject.seen:
         eps = recognition.eps_of(seen.norm, seen.x.dtype) or 0.0
-        if seen.definition.size(tuple(seen.x.shape)) == 1 or not seen.is_sure:
+        if seen.definition.size(tuple(seen.x.shape)) <= FEW or not seen.is_sure:
             continue
         inputs = [seen.x, *subject.again.get(seen.name, [])]
         inputs = [x for x in inputs if x.shape[1:] == seen.x.shape[1:]]
