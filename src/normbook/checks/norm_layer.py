@@ -134,10 +134,10 @@ def check_norm_layer(
     -----
     Gain and bias are set by the tests where they have a usual name (weight, gamma,
     scale, ...; bias, beta, shift, ...). Otherwise any fixed gain and bias are allowed:
-    found on one batch and demanded on others. The copy has no forward or backward
-    hooks, which may act outside the layer: what it computes in one, as under the old
-    ``torch.nn.utils.weight_norm``, is not tested. Source: book, chapter *Training and
-    evaluation*.
+    found on one batch and demanded on others. The copy has no hooks but those that are
+    methods of its parts, as others may act outside the layer: what it computes in one,
+    as under the old ``torch.nn.utils.weight_norm``, is not tested. Source: book,
+    chapter *Training and evaluation*.
 
     Examples
     --------

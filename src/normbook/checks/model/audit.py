@@ -93,12 +93,13 @@ def audit(model: nn.Module, x: Any, *, quiet: bool = False) -> Audit:
     several graphs as one; lengths along positions. Biases in front of a norm and weight
     decay are left to general linters such as torch-audit.
 
-    All runs are those of a copy without hooks, on the CPU or where the model is: the
-    model itself, its modes and the random numbers stay as they are.
+    All runs are those of a copy, without hooks but those that are methods of its parts,
+    on the CPU or where the model is: the model itself, its modes and the random numbers
+    stay as they are. Torch's transformers take no fast path meanwhile.
 
     Parameters
     ----------
-    x : tensor, tuple or dict
+    x : tensor, tuple, dict or dataclass
         One batch of inputs: the argument, all arguments, or all named ones. Use real
         data, some 16 examples or more: what is said of statistics is said of x.
 
