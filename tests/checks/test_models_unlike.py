@@ -856,6 +856,13 @@ def test_few_batches_beside_many_are_a_risk() -> None:
     assert harms(both, x)["evaluation differs from training"].level == RISK
 
 
+@pytest.mark.parametrize(("most", "is_told"), [(0.45, True), (0.6, False)])
+def test_gains_that_are_not_small_were_not_drawn(most: float, is_told: bool) -> None:
+    model: Any = nn.Sequential(nn.Linear(16, 16), nn.BatchNorm1d(16))
+    model[1].weight.data = torch.linspace(-most, most, 16)
+    assert ("gains drawn around 0" in harms(model, drawn(32, 16))) == is_told
+
+
 def test_gains_that_began_at_0_and_moved_a_little_were_not_drawn() -> None:
     parts = [nn.Linear(8, 8), nn.BatchNorm1d(8), nn.Linear(8, 8), nn.BatchNorm1d(8)]
     for part in parts[1::2]:
