@@ -727,3 +727,10 @@ def test_a_part_is_written_as_it_would_be_indexed() -> None:
     assert str(Part("w")) == "w"
     assert str(Part("w", at=(slice("D"),))) == "w[:D]"
     assert str(Part("w", at=(1, slice("D", "H")))) == "w[1,D:H]"
+
+
+@pytest.mark.parametrize("model", MODEL_NORM)
+def test_the_norms_of_models_have_a_small_eps_and_add_1_or_nothing(model: str) -> None:
+    of = MODEL_NORM[model]
+    assert 1e-7 < of.eps <= 1e-5
+    assert of.offset in (0.0, 1.0)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import random
 import warnings
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple
 
+import numpy as np
 import pytest
 import torch
 from test_whole_model import drawn, harms, network
@@ -19,7 +21,7 @@ from torch.utils.checkpoint import checkpoint
 from normbook.checks import check_norm_layer
 from normbook.checks.model.audit import audit
 from normbook.checks.model.harms import NOTE, RISK, WRONG, listed
-from normbook.checks.model.runs import norms_of
+from normbook.checks.model.runs import norms_of, over_tensors
 from normbook.checks.model.statistics import _tail
 
 NEIGHBOURS = "an example depends on its neighbours in evaluation"
@@ -201,8 +203,8 @@ def test_a_norm_under_two_paths_is_looked_at_on_both() -> None:
     class Twice(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.norm = nn.LayerNorm(12)
-            self.block = nn.Sequential(self.norm, nn.ReLU())
+            self.norm, self.mix = nn.LayerNorm(12), nn.Conv1d(4, 4, 1)
+            self.block = nn.Sequential(self.norm, nn.ReLU(), self.mix)
 
         def forward(self, x: Tensor) -> Tensor:
             y: Tensor = self.block(x)
@@ -740,9 +742,10 @@ def test_a_norm_that_returns_a_tuple_keeps_no_length_from_being_tried() -> None:
         def __init__(self) -> None:
             super().__init__()
             self.pair, self.norm = PairNorm(4), nn.LayerNorm(8)
+            self.mix = nn.Linear(4, 4)
 
         def forward(self, x: Tensor) -> Tensor:
-            y: Tensor = self.norm(self.pair(x)[0].transpose(1, 2))
+            y: Tensor = self.norm(self.mix(self.pair(x)[0]).transpose(1, 2))
             return y
 
     assert "normalizes positions, not features" in harms(Model(), drawn(16, 8, 4))
@@ -1117,3 +1120,193 @@ def test_a_way_round_all_norms_that_is_changed_is_no_stream() -> None:
     what = "a residual stream without a norm at its end"
     assert what in harms(Blocks(is_changed=False), drawn(16, 8))
     assert what not in harms(Blocks(is_changed=True), drawn(16, 8))
+
+
+class Closed(nn.Module):
+    """Calls its norm by a closure, which a copy shares."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(4)
+        self.call: Callable[[Tensor], Tensor] = lambda x: self.norm(x)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.call(x)
+        return y
+
+
+def test_what_reaches_the_original_is_refused_and_given_back_its_state() -> None:
+    model = Closed()
+    state = {key: value.clone() for key, value in model.state_dict().items()}
+    runs: list[Callable[[], Any]] = [
+        lambda: check_norm_layer(model, quiet=True),
+        lambda: audit(nn.Sequential(model), drawn(16, 4), quiet=True),
+    ]
+    for run in runs:
+        with pytest.raises(ValueError, match="of which a copy changes"):
+            run()
+        assert model.norm.weight.grad is None
+        for key, value in model.state_dict().items():
+            assert torch.equal(value, state[key])
+
+
+def test_a_copy_that_is_the_original_is_refused() -> None:
+    class Shared(nn.BatchNorm1d):
+        def __deepcopy__(self, memo: Any) -> Any:
+            return self
+
+    model = nn.Sequential(nn.Linear(4, 4), Shared(4)).eval()
+    with pytest.raises(TypeError, match="holds the same Shared as the original"):
+        audit(model, drawn(16, 4), quiet=True)
+    assert not model[1].training
+
+
+def test_a_model_may_write_into_x_and_take_it_apart() -> None:
+    class Writing(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear, self.norm = nn.Linear(4, 4), nn.LayerNorm(4)
+
+        def forward(self, x: Tensor, more: Any) -> Tensor:
+            x.div_(10)
+            y: Tensor = self.norm(self.linear(x + more.pop("shift")))
+            return y
+
+    x: Any = {"x": drawn(16, 4), "more": {"shift": drawn(16, 4)}}
+    report = audit(Writing(), x, quiet=True)
+    assert report.untested == ()
+    assert x["x"].equal(drawn(16, 4))
+    assert [*x["more"]] == ["shift"]
+
+
+class Named(dict[str, Tensor]):
+    """As batches of text are: its keys are attributes, too."""
+
+    def __getattr__(self, name: str) -> Tensor:
+        if name not in self:
+            raise AttributeError(name)
+        return self[name]
+
+
+@dataclass
+class Unset:
+    """A field of it is never set."""
+
+    x: Tensor
+    more: Any = field(init=False)
+
+
+class Unusual(NamedTuple):
+    """Made in one way alone."""
+
+    x: Tensor
+    size: int
+
+    @classmethod
+    def of(cls, x: Tensor) -> Unusual:
+        return cls(x, len(x))
+
+
+@pytest.mark.parametrize(
+    "x",
+    [Named(x=drawn(16, 4)), Unset(drawn(16, 4)), Unusual.of(drawn(16, 4))],
+    ids=["attributes", "unset", "named"],
+)
+def test_containers_stay_what_they_are(x: Any) -> None:
+    class Taking(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear, self.norm = nn.Linear(4, 4), nn.LayerNorm(4)
+
+        def forward(self, held: Any) -> Tensor:
+            y: Tensor = self.norm(self.linear(held.x))
+            return y
+
+    report = audit(Taking(), {"held": x}, quiet=True)
+    assert (report.harms, report.untested) == ((), ())
+    sorted_ = torch.sort(drawn(16, 4))
+    assert type(over_tensors(sorted_, torch.clone)) is type(sorted_)
+
+
+def test_the_random_numbers_of_numpy_and_python_stay_as_they_are() -> None:
+    class Drawing(nn.LayerNorm):
+        def forward(self, x: Tensor) -> Tensor:
+            y = super().forward(x)
+            both = random.random() * np.random.rand()  # noqa: NPY002, S311
+            return y * (1 + 0 * both)
+
+    runs: list[Callable[[], Any]] = [
+        lambda: check_norm_layer(Drawing(4), quiet=True),
+        lambda: audit(nn.Sequential(Drawing(4)), drawn(16, 4), quiet=True),
+    ]
+    for run in runs:
+        random.seed(0)
+        np.random.seed(0)  # noqa: NPY002
+        run()
+        assert random.random() == pytest.approx(0.8444218515250481)  # noqa: S311
+        assert np.random.rand() == pytest.approx(0.5488135039273248)  # noqa: NPY002
+
+
+def test_behind_norms_alone_any_axis_may_have_the_features() -> None:
+    what = "normalizes positions, not features"
+    assert what not in harms(nn.Sequential(nn.LayerNorm(8)), drawn(16, 5, 8))
+    conv = nn.Sequential(nn.Conv1d(5, 6, 1), nn.LayerNorm(8))
+    assert what in harms(conv, drawn(16, 5, 8))
+
+
+def test_nan_in_x_is_no_second_pass() -> None:
+    x = drawn(16, 4)
+    x[3, 2] = torch.nan
+    found = harms(nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)), x)
+    assert "running statistics that move twice in a step" not in found
+
+
+def test_a_loss_alone_is_not_said_to_be_random() -> None:
+    class Loss(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear, self.norm = nn.Linear(4, 4), nn.LayerNorm(4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            y: Tensor = self.norm(self.linear(x)).relu().mean()
+            return y
+
+    (text,) = audit(Loss(), drawn(16, 4), quiet=True).untested
+    assert text.endswith("the model returns no tensor with an axis for the examples.")
+
+
+def test_a_batch_of_nothing_is_refused() -> None:
+    with pytest.raises(ValueError, match="must hold examples, got a batch of 0"):
+        audit(nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4)), drawn(0, 4))
+
+
+@dataclass
+class Log:
+    """What somebody else writes down; it has no hash."""
+
+    outs: list[Any] = field(default_factory=list)
+
+    def hook(self, part: nn.Module, x: Any, y: Any) -> None:
+        self.outs.append(y)
+
+
+def test_hooks_of_others_that_have_no_hash_stay_behind() -> None:
+    model, log = nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4)), Log()
+    model[1].register_forward_hook(log.hook)
+    assert audit(model, drawn(16, 4), quiet=True).harms == ()
+    assert log.outs == []
+
+
+def test_a_to_that_returns_nothing_is_no_hindrance() -> None:
+    class Silent(nn.LayerNorm):
+        def to(self, *args: Any, **kwargs: Any) -> Any:
+            super().to(*args, **kwargs)
+
+    assert not check_norm_layer(Silent(8), quiet=True).failed
+
+
+def test_what_is_to_be_compiled_is_looked_at_as_it_was() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
+    compiled: Any = torch.compile(model, backend="eager")
+    both = (audit(one, drawn(16, 4), quiet=True) for one in (model, compiled))
+    assert next(both) == next(both)

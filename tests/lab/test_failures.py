@@ -52,3 +52,10 @@ def test_a_layer_without_averages_has_none_that_move() -> None:
 def test_a_frozen_gain_behind_averages_moves_nothing() -> None:
     layer = nn.BatchNorm1d(3, affine=True).eval().requires_grad_(False)
     assert observe(layer, torch.enable_grad) == ("averages", "rest", "-")
+
+
+def test_a_long_text_is_cut_at_220_characters() -> None:
+    def fail() -> None:
+        raise ValueError("a " * 300)
+
+    assert len(error_of(fail).replace("\n", " ")) == 219  # a word more is too long

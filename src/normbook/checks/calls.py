@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -51,6 +53,17 @@ def called(way: Way | None, channel_axis: int = 1) -> Iterator[None]:
         yield
     finally:
         _way.reset(token)
+
+
+@contextmanager
+def same_generators() -> Iterator[None]:
+    """Leave the random numbers of Python and NumPy as they are."""
+    before = random.getstate(), np.random.get_state()  # noqa: NPY002 - a layer's own
+    try:
+        yield
+    finally:
+        random.setstate(before[0])
+        np.random.set_state(before[1])  # noqa: NPY002
 
 
 def run(layer: nn.Module, x: Tensor) -> Any:

@@ -6,6 +6,7 @@ import copy
 import re
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from types import MethodType, ModuleType
 from typing import Any, TypeVar
 
@@ -51,9 +52,10 @@ def inside(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
 def in_dtype(layer: nn.Module, dtype: torch.dtype) -> nn.Module:
     """Convert a layer, in torch's own way where its ``to`` takes another argument."""
     try:
-        return layer.to(dtype=dtype)
+        layer.to(dtype=dtype)  # it may return nothing
     except TypeError:
-        return nn.Module.to(layer, dtype=dtype)
+        nn.Module.to(layer, dtype=dtype)
+    return layer
 
 
 def _hook(made: nn.Module, layer: nn.Module) -> None:
@@ -64,7 +66,8 @@ def _hook(made: nn.Module, layer: nn.Module) -> None:
             hooks: dict[int, Any] = vars(part).get(name, {})
             takes_named = vars(part).get(f"{name}_with_kwargs", {})
             for key, hook in hooks.items():
-                if (of := getattr(hook, "__self__", None)) in parts:
+                of = getattr(hook, "__self__", None)
+                if isinstance(of, nn.Module) and of in parts:
                     register = getattr(new, f"register{name.removesuffix('s')}")
                     method = MethodType(hook.__func__, parts[of])
                     register(method, with_kwargs=key in takes_named)
@@ -91,6 +94,10 @@ def copy_of(layer: Layer) -> Layer:
         plain |= {id(v): v for v in vars(module).values() if type(v) in SHARED}
     try:
         made = copy.deepcopy(layer, plain)
+        own = {*made.modules()}
+        if both := [part for part in layer.modules() if part in own]:
+            of = type(both[0]).__name__
+            raise RuntimeError(f"the copy holds the same {of} as the original")
         _hook(made, layer)
         for module in made.modules():
             for name in [n for n in vars(module) if n.endswith("hooks_installed")]:
@@ -102,6 +109,40 @@ def copy_of(layer: Layer) -> Layer:
             f"copy.deepcopy raises {type(error).__name__}: {error}; give what cannot "
             "be copied a __deepcopy__, or keep it outside the layer."
         ) from error
+
+
+def _alike(a: Tensor, b: Tensor) -> bool:
+    return torch.allclose(a, b, rtol=0.0, atol=0.0, equal_nan=True)
+
+
+@contextmanager
+def unchanged(layer: nn.Module) -> Iterator[None]:
+    """Refuse what reaches a layer from its copies, and give back what it held."""
+    before = {
+        name: (t, t.detach().clone())
+        for name, t in layer.named_buffers()
+        if not t.is_meta and not t.is_inference()
+    }
+    slopes = {p: None if p.grad is None else p.grad.clone() for p in layer.parameters()}
+    try:
+        yield
+    finally:
+        # By values: not all that writes counts a version.
+        changed = [n for n, (t, kept) in before.items() if not _alike(t, kept)]
+        with torch.no_grad():
+            for name in changed:
+                t, kept = before[name]
+                t.copy_(kept)
+        for p, slope in slopes.items():
+            if (p.grad is None) != (slope is None):
+                changed += ["a gradient"]
+                p.grad = slope
+    if changed:
+        raise ValueError(
+            f"a copy must compute by its own parts, got a {type(layer).__name__} of "
+            f"which a copy changes {changed[0]} of the original, as by a closure over "
+            "it; call its parts as self.part(x)."
+        )
 
 
 def graph_nodes(tensor: Tensor, ends: Iterable[Any] = ()) -> set[Any]:

@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn.modules.lazy import LazyModuleMixin
 
 from normbook.arrays import check_eps
-from normbook.checks.calls import Way, called
+from normbook.checks.calls import Way, called, same_generators
 from normbook.checks.claim import Fault, Note, claim
 from normbook.checks.claims.call import CALL_CLAIMS, input_is_kept, strides
 from normbook.checks.claims.example import EXAMPLE_CLAIMS
@@ -35,7 +35,7 @@ from normbook.checks.claims.state import (
     in_evaluation,
     no_graph,
 )
-from normbook.checks.copies import tensors_of
+from normbook.checks.copies import tensors_of, unchanged
 from normbook.checks.layer.definitions import KINDS
 from normbook.checks.layer.recognition import OWNERS, TORCH_KINDS
 from normbook.checks.layer.subject import (
@@ -145,9 +145,10 @@ def check_norm_layer(
     batch norm of (N, 3): all 31 tests pass.
     """
     _check_arguments(layer, shape, kind, eps)
-    with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
+    forked = torch.random.fork_rng(devices=[])
+    with forked, same_generators(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        with torch.inference_mode(False), torch.enable_grad():
+        with torch.inference_mode(False), torch.enable_grad(), unchanged(layer):
             held, finding = registered(layer)
             given = Given(shape, kind, eps, channel_axis)
             try:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import textwrap
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
 from torch import nn
 
-from normbook.checks.calls import LayerError
+from normbook.checks.calls import LayerError, same_generators
+from normbook.checks.copies import unchanged
 from normbook.checks.model import (
     axes,
     flow,
@@ -23,6 +24,7 @@ from normbook.checks.model import (
     values,
 )
 from normbook.checks.model.harms import LEVELS, Audit, Harm, place_of
+from normbook.checks.model.runs import tensors_in
 from normbook.checks.model.subject import Subject
 
 # In this order; what batch norms in several places are told is not told again.
@@ -134,10 +136,16 @@ def audit(model: nn.Module, x: Any, *, quiet: bool = False) -> Audit:
             f"need it, got a {unhashable}, whose class has __eq__ alone; add "
             "__hash__ = nn.Module.__hash__ to it."
         )
+    model = getattr(model, "_orig_mod", model)  # as it was before torch.compile
+    if any(t.dim() and not len(t) for t in tensors_in(x)):
+        raise ValueError("x must hold examples, got a batch of 0; pass one of some 16.")
     devices = sorted({p.device.index or 0 for p in model.parameters() if p.is_cuda})
     with torch.random.fork_rng(devices=devices), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        with torch.inference_mode(False), torch.no_grad(), _no_fast_path():
+        plain = torch.inference_mode(False), torch.no_grad(), _no_fast_path()
+        with ExitStack() as stack:
+            for one in (*plain, unchanged(model), same_generators()):
+                stack.enter_context(one)
             report = _report(Subject(model, x))
     if not quiet:
         print(report)

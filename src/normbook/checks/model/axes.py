@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from normbook.checks.calls import LayerError, call, called
 from normbook.checks.copies import copy_of
+from normbook.checks.layer.recognition import OWNERS
 from normbook.checks.model.harms import NOTE, RISK, WRONG, Harm, place_of, share_of
 from normbook.checks.model.passes import Pass
 from normbook.checks.model.runs import (
@@ -68,7 +69,11 @@ def neighbours(subject: Subject) -> Iterator[Harm]:
     if together is not None and together.isnan().any():
         subject.untested.append("neighbours in evaluation: outputs are NaN.")
         return
-    if together is None or second is None or not torch.equal(together, second):
+    if together is None:
+        why = "the model returns no tensor with an axis for the examples."
+        subject.untested.append(f"neighbours in evaluation: {why}")
+        return
+    if second is None or not torch.equal(together, second):
         why = "outputs differ from call to call: it is random, or keeps a state."
         subject.untested.append(f"neighbours in evaluation: {why}")
         return
@@ -193,6 +198,8 @@ def not_features(subject: Subject) -> Iterator[Harm]:
     if whole_x is None:
         subject.untested.append(f"axes that are no features: {NOT_CUT}")
         return
+    if not any(isinstance(part, OWNERS) for part in subject.model.modules()):
+        return  # behind norms alone any axis may be the one of the features
     # What is called and returns a tuple, say, cannot give back what it gets.
     lengths = lengths_in(copy_of(subject.model), [s.name for s in subject.seen])
     whole = {seen.name: tuple(seen.x.shape) for seen in subject.seen}

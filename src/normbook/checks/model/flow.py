@@ -235,7 +235,7 @@ def _twice(subject: Subject, steps: Steps) -> Iterator[Harm]:
     after = dict(subject.training.model.named_buffers())
     for name in subject.names:
         key = f"{name}.running_mean"
-        if key not in after or steps.between[key].equal(after[key]):
+        if key not in after or equal(steps.between[key], after[key], rounds=False):
             continue
         momentum = getattr(parts[name], "momentum", None)
         m = momentum if isinstance(momentum, float) else 0.1

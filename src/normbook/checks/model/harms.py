@@ -87,9 +87,10 @@ def listed(names: list[str], most: int = 5) -> str:
     return f"{', '.join(names[:most])}{f' and {more} more' if more > 0 else ''}"
 
 
-def equal(a: Tensor, b: Tensor) -> bool:
-    """Return whether two outputs are the same but for rounding."""
-    return a.shape == b.shape and torch.allclose(a, b, equal_nan=True)
+def equal(a: Tensor, b: Tensor, *, rounds: bool = True) -> bool:
+    """Return whether two outputs are the same, but for rounding or altogether."""
+    tolerance = {} if rounds else {"rtol": 0.0, "atol": 0.0}
+    return a.shape == b.shape and torch.allclose(a, b, equal_nan=True, **tolerance)
 
 
 def share_of(change: Tensor, whole: Tensor, of: str = "max") -> float:

@@ -156,7 +156,11 @@ def is_own(error: BaseException | None) -> bool:
 
 
 def run_on(model: nn.Module, x: Any) -> Any:
-    """Call a model with x as all its arguments, if it is a tuple or a dictionary."""
+    """Call a model with x as all its arguments, if it is a tuple or a dictionary.
+
+    It gets a copy, which it may write into.
+    """
+    x = over_tensors(x, torch.clone)
     try:
         with of_the_layer():
             if isinstance(x, dict):
@@ -383,7 +387,7 @@ def tensors_in(made: Any) -> list[Tensor]:
     if isinstance(made, dict):
         made = tuple(made.values())
     if is_dataclass(made) and not isinstance(made, type):
-        made = tuple(getattr(made, field.name) for field in fields(made))
+        made = tuple(getattr(made, field.name, None) for field in fields(made))
     if isinstance(made, torch.distributions.Distribution):
         made = tuple(vars(made).values())
     if not isinstance(made, list | tuple | set):
@@ -398,22 +402,27 @@ NOT_CUT = "x must hold tensors of one length, of two or more, and no lists."
 def over_tensors(x: Any, change: Callable[[Tensor], Tensor]) -> Any:
     """Change the tensors of x, also in tuples, dicts and dataclasses inside of it."""
     if isinstance(x, dict):
-        return {key: over_tensors(one, change) for key, one in x.items()}
+        held = copy(x)
+        for key, one in x.items():
+            held[key] = over_tensors(one, change)
+        return held
     if isinstance(x, tuple):
-        made = (over_tensors(one, change) for one in x)
-        return type(x)(*made) if hasattr(x, "_fields") else tuple(made)
+        made = tuple(over_tensors(one, change) for one in x)
+        of: Any = type(x)  # a named one has a way past what it does when it is made
+        return of._make(made) if hasattr(x, "_fields") else of(made)
     if is_dataclass(x) and not isinstance(x, type):
         made_of = copy(x)
         for field in fields(x):  # a frozen one, too
-            part = over_tensors(getattr(x, field.name), change)
-            object.__setattr__(made_of, field.name, part)
+            if hasattr(x, field.name):
+                part = over_tensors(getattr(x, field.name), change)
+                object.__setattr__(made_of, field.name, part)
         return made_of
     return change(x) if isinstance(x, Tensor) else x
 
 
 def _parts_of_input(x: Any) -> Iterator[Any]:
     if is_dataclass(x) and not isinstance(x, type):
-        x = tuple(getattr(x, field.name) for field in fields(x))
+        x = tuple(getattr(x, field.name, None) for field in fields(x))
     if isinstance(x, dict | tuple):
         for one in x.values() if isinstance(x, dict) else x:
             yield from _parts_of_input(one)
