@@ -1310,3 +1310,41 @@ def test_what_is_to_be_compiled_is_looked_at_as_it_was() -> None:
     compiled: Any = torch.compile(model, backend="eager")
     both = (audit(one, drawn(16, 4), quiet=True) for one in (model, compiled))
     assert next(both) == next(both)
+
+
+@pytest.mark.parametrize(
+    ("layer", "arguments", "error", "message"),
+    [
+        (nn.BatchNorm1d(4), {"channel_axis": 7}, ValueError, "of the input"),
+        (nn.BatchNorm1d(4), {"channel_axis": -3}, ValueError, "for shape"),
+        (nn.BatchNorm1d(4), {"channel_axis": 0}, ValueError, "of the examples"),
+        (nn.BatchNorm1d(4), {"channel_axis": "1"}, ValueError, "got '1'"),
+        (nn.BatchNorm1d(4), {"channel_axis": True}, ValueError, "got True"),
+        (nn.BatchNorm1d(4), {"call": 3}, TypeError, "function of the layer"),
+        (nn.BatchNorm1d(4), {"allow": None}, TypeError, "a name of a report"),
+        (nn.BatchNorm1d(4), {"allow": [1]}, TypeError, "a name of a report"),
+        (nn.BatchNorm1d(4), {"eps": True}, TypeError, "must be a number"),
+        (nn.BatchNorm1d(4), {"shape": (10**9, 4, 5)}, ValueError, "at most"),
+        (nn.LayerNorm(0), {}, ValueError, "one feature or more"),
+        (nn.Sequential(nn.LazyBatchNorm1d()), {}, ValueError, "first input"),
+    ],
+)
+def test_bad_arguments_are_refused_with_a_cure(
+    layer: nn.Module, arguments: Any, error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        check_norm_layer(layer, **({"shape": (8, 4, 5)} | arguments), quiet=True)
+
+
+def test_a_shape_may_be_a_list_and_its_last_axis_have_the_channels() -> None:
+    shape: Any = [8, 5, 4]
+    layer = nn.Sequential(nn.Identity(), nn.LayerNorm(4))
+    assert not check_norm_layer(layer, shape, kind="layer", quiet=True).failed
+    given = check_norm_layer(nn.LayerNorm(4), shape, channel_axis=-1, quiet=True)
+    assert not given.failed
+
+
+def test_a_model_that_waits_for_its_first_input_is_refused_with_the_cure() -> None:
+    model = nn.Sequential(nn.LazyLinear(4), nn.LayerNorm(4))
+    with pytest.raises(ValueError, match="waits for its first input; give it one"):
+        audit(model, drawn(16, 4))

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.lazy import LazyModuleMixin
 
 HOOKS = re.compile("_(forward|backward)(_pre)?_hooks")
 SHARED = staticmethod, classmethod, ModuleType  # a copy may hold them, too
@@ -47,6 +48,16 @@ def inside(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
         return
     for key, item in value.items() if isinstance(value, dict) else enumerate(value):
         yield from inside(item, f"{name}.{key}".strip("."))
+
+
+def check_that_none_waits(layer: nn.Module) -> None:
+    """Refuse a layer with a part that has not seen its first input."""
+    for part in layer.modules():
+        if isinstance(part, LazyModuleMixin) and part.has_uninitialized_params():
+            raise ValueError(
+                "the layer must know its number of features, got a "
+                f"{type(part).__name__} that waits for its first input; give it one."
+            )
 
 
 def in_dtype(layer: nn.Module, dtype: torch.dtype) -> nn.Module:

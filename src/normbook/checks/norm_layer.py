@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+import math
 import re
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.modules.lazy import LazyModuleMixin
 
 from normbook.arrays import check_eps
 from normbook.checks.calls import Way, called, same_generators
@@ -35,7 +35,7 @@ from normbook.checks.claims.state import (
     in_evaluation,
     no_graph,
 )
-from normbook.checks.copies import tensors_of, unchanged
+from normbook.checks.copies import check_that_none_waits, tensors_of, unchanged
 from normbook.checks.layer.definitions import KINDS
 from normbook.checks.layer.recognition import OWNERS, TORCH_KINDS
 from normbook.checks.layer.subject import (
@@ -145,6 +145,8 @@ def check_norm_layer(
     batch norm of (N, 3): all 31 tests pass.
     """
     _check_arguments(layer, shape, kind, eps)
+    shape = None if shape is None else tuple(shape)
+    _check_the_rest(shape, channel_axis, call, allow)
     forked = torch.random.fork_rng(devices=[])
     with forked, same_generators(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -165,6 +167,7 @@ def check_norm_layer(
     return report
 
 
+MOST = 2**26  # values of an input that a shape may ask for
 CHANNELS_LAST = Finding(
     "the channels are on axis 1",
     True,
@@ -440,6 +443,35 @@ def _check_that_it_is_no_weight(layer: nn.Module) -> None:
         )
 
 
+def _check_the_rest(
+    shape: tuple[int, ...] | None, channel_axis: Any, call: Any, allow: Any
+) -> None:
+    if shape is not None and math.prod(shape) > MOST:
+        raise ValueError(
+            f"an input of the shape must have at most {MOST} values, got {shape}; the "
+            "number of examples does not matter, pass a few."
+        )
+    dims = len(shape) if shape else MOST
+    is_axis = type(channel_axis) is int and -dims < channel_axis < dims
+    if not is_axis or channel_axis == 0:
+        raise ValueError(
+            "channel_axis must be an axis of the input, and not that of the examples, "
+            f"got {channel_axis!r}{f' for shape {shape}' if shape else ''}; pass -1 "
+            "where the channels are last."
+        )
+    if call is not None and not callable(call):
+        raise TypeError(
+            f"call must be a function of the layer and of x, got {call!r:.80}; pass "
+            "lambda layer, x: layer(x, ...)."
+        )
+    names = (allow,) if isinstance(allow, str) else allow
+    if not isinstance(names, Iterable) or any(not isinstance(n, str) for n in names):
+        raise TypeError(
+            f"allow must be a name of a report or several, got {allow!r:.80}; pass "
+            'allow="1 + gain", say.'
+        )
+
+
 def _check_arguments(layer: Any, shape: Any, kind: Any, eps: Any) -> None:
     if not isinstance(layer, nn.Module):
         hint = "call the class first" if isinstance(layer, type) else "pass a layer"
@@ -461,12 +493,15 @@ def _check_arguments(layer: Any, shape: Any, kind: Any, eps: Any) -> None:
             "shape must be a tuple of two or more positive whole numbers, got "
             f"{shape!r}; pass that of an input, (N, D), say."
         )
+    if isinstance(eps, bool):
+        raise TypeError(f"eps must be a number, got {eps}; pass that of the layer.")
     if eps is not None:
         check_eps(eps)
-    if isinstance(layer, LazyModuleMixin) and layer.has_uninitialized_params():
+    check_that_none_waits(layer)
+    if empty := [n for n, p in layer.named_parameters() if not p.numel()]:
         raise ValueError(
-            "the layer must know its number of features, got a "
-            f"{type(layer).__name__} that waits for its first input; give it one."
+            f"the layer must have one feature or more, got {empty[0]} without a value; "
+            "build it with another size."
         )
     bad = [n for n, t in tensors_of(layer) if not t.is_meta and not t.isfinite().all()]
     if bad:

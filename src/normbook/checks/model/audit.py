@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from normbook.checks.calls import LayerError, same_generators
-from normbook.checks.copies import unchanged
+from normbook.checks.copies import check_that_none_waits, unchanged
 from normbook.checks.model import (
     axes,
     flow,
@@ -136,6 +136,7 @@ def audit(model: nn.Module, x: Any, *, quiet: bool = False) -> Audit:
             f"need it, got a {unhashable}, whose class has __eq__ alone; add "
             "__hash__ = nn.Module.__hash__ to it."
         )
+    check_that_none_waits(model)
     model = getattr(model, "_orig_mod", model)  # as it was before torch.compile
     if any(t.dim() and not len(t) for t in tensors_in(x)):
         raise ValueError("x must hold examples, got a batch of 0; pass one of some 16.")
