@@ -1148,6 +1148,10 @@ def test_what_reaches_the_original_is_refused_and_given_back_its_state() -> None
         assert model.norm.weight.grad is None
         for key, value in model.state_dict().items():
             assert torch.equal(value, state[key])
+    model.norm.weight.grad = torch.ones(4)  # of the user's own last step
+    with pytest.raises(ValueError, match="of which a copy changes"):
+        check_norm_layer(model, quiet=True)
+    assert model.norm.weight.grad.equal(torch.ones(4))
 
 
 def test_a_copy_that_is_the_original_is_refused() -> None:

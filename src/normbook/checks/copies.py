@@ -123,6 +123,7 @@ def copy_of(layer: Layer) -> Layer:
 
 
 def _alike(a: Tensor, b: Tensor) -> bool:
+    a, b = (t.to_dense() if t.is_sparse else t for t in (a, b))
     return torch.allclose(a, b, rtol=0.0, atol=0.0, equal_nan=True)
 
 
@@ -145,7 +146,12 @@ def unchanged(layer: nn.Module) -> Iterator[None]:
                 t, kept = before[name]
                 t.copy_(kept)
         for p, slope in slopes.items():
-            if (p.grad is None) != (slope is None):
+            now = p.grad
+            if now is None or slope is None:
+                is_as_it_was = now is slope
+            else:
+                is_as_it_was = _alike(now, slope)
+            if not is_as_it_was:
                 changed += ["a gradient"]
                 p.grad = slope
     if changed:
